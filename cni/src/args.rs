@@ -105,7 +105,7 @@ impl ContainerArgs {
     fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
         self.add_address_keys(runtime)?;
         self.ports = ports::parse(runtime)?;
-        if let Some(dns) = runtime.object("dns")? {
+        if let Some(dns) = runtime.object("dns")?.map(Object::in_any_case) {
             let Dns { nameservers, search, options, .. } = &mut self.dns;
             // The capability's words differ from the result's.
             for (to, key) in [(nameservers, "servers"), (search, "searches"), (options, "options")] {
@@ -257,6 +257,9 @@ mod tests {
         let asked = json!({"dns": {"servers": ["10.0.0.10"], "searches": [], "options": ["ndots:5"]}});
         let args = parse("", json!({"dns": network, "runtimeConfig": asked})).unwrap();
         let expected = json!({"nameservers": ["10.0.0.10"], "domain": "example.org", "search": ["example.org"], "options": ["ndots:5"]});
+        assert_eq!(serde_json::to_value(args.dns).unwrap(), expected);
+        let containerd = json!({"dns": {"Servers": ["10.0.0.10"], "Searches": [], "Options": ["ndots:5"]}});
+        let args = parse("", json!({"dns": network, "runtimeConfig": containerd})).unwrap();
         assert_eq!(serde_json::to_value(args.dns).unwrap(), expected);
         let fault = parse("", json!({"runtimeConfig": {"dns": {"servers": "10.0.0.10"}}})).unwrap_err();
         assert!(fault.msg.contains("runtimeConfig.dns.servers"), "{}", fault.msg);

@@ -13,7 +13,7 @@ const KEY: &str = "bandwidth";
 pub(crate) fn parse(netconf: &Object<'_>, runtime: Option<&Object<'_>>) -> Result<Bandwidth, Fault> {
     let network = limits(netconf)?;
     let asked = match runtime.map(|runtime| runtime.object(KEY)).transpose()?.flatten() {
-        Some(asked) => limits(&asked)?,
+        Some(asked) => limits(&asked.in_any_case())?,
         None => Bandwidth::default(),
     };
     Ok(Bandwidth { ingress: network.ingress.or(asked.ingress), egress: network.egress.or(asked.egress) })
@@ -60,6 +60,9 @@ mod tests {
             "egressRate": 1_000_000, "egressBurst": 2_147_483_647}});
         let both = Bandwidth { ingress: limit(8_000_000, 4_294_967_295), egress: limit(1_000_000, 2_147_483_647) };
         assert_eq!(read(&json!({}), &asked), Ok(both));
+        let containerd = json!({"bandwidth": {"IngressRate": 8_000_000, "IngressBurst": 4_294_967_295_u64,
+            "EgressRate": 1_000_000, "EgressBurst": 2_147_483_647}});
+        assert_eq!(read(&json!({}), &containerd), Ok(both));
         let network = json!({"egressRate": 500, "egressBurst": 64_000});
         assert_eq!(read(&network, &asked), Ok(Bandwidth { egress: limit(500, 64_000), ..both }));
         let one = json!({"bandwidth": {"ingressRate": 1, "egressRate": 0, "egressBurst": 0, "extra": []}});

@@ -12,19 +12,27 @@ use crate::fault::Fault;
 pub(crate) struct Object<'a> {
     path: String,
     map: &'a Map<String, Value>,
+    any_case: bool,
 }
 
 impl<'a> Object<'a> {
     pub(crate) fn root(map: &'a Map<String, Value>) -> Self {
-        Self { path: String::new(), map }
+        Self { path: String::new(), map, any_case: false }
     }
 
     /// `value` as an object; `path` is for errors.
     pub(crate) fn at(path: String, value: &'a Value) -> Result<Self, Fault> {
         match value {
-            Value::Object(map) => Ok(Self { path, map }),
+            Value::Object(map) => Ok(Self { path, map, any_case: false }),
             other => Err(mismatch(&path, "an object", other)),
         }
+    }
+
+    /// The same object, whose keys are found in any case of their letters where none is spelled as it should be. containerd
+    /// spells `HostPort` and `IngressRate` (github.com/containerd/go-cni, opts of a namespace), and plugins in Go read it, because their
+    /// JSON package ignores case.
+    pub(crate) fn in_any_case(self) -> Self {
+        Self { any_case: true, ..self }
     }
 
     /// Path of a key, as errors name it.
@@ -38,7 +46,13 @@ impl<'a> Object<'a> {
 
     /// The key's value, unless absent or null.
     pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
+        let value = match self.map.get(key) {
+            None if self.any_case => {
+                self.map.iter().find(|(there, _)| there.eq_ignore_ascii_case(key)).map(|(_, value)| value)
+            }
+            exact => exact,
+        };
+        value.filter(|value| !value.is_null())
     }
 
     pub(crate) fn object(&self, key: &str) -> Result<Option<Object<'a>>, Fault> {

@@ -18,7 +18,7 @@ const KEY: &str = "portMappings";
 pub(crate) fn parse(runtime: &Object<'_>) -> Result<Vec<PublishedPort>, Fault> {
     let mut ports: Vec<(String, PublishedPort)> = Vec::new();
     for (path, item) in runtime.list(KEY)? {
-        let port = entry(&Object::at(path.clone(), item)?)?;
+        let port = entry(&Object::at(path.clone(), item)?.in_any_case())?;
         let claims = |there: &PublishedPort| {
             let same = (there.protocol, there.host_port) == (port.protocol, port.host_port);
             same && share_address(there.host_ip, port.host_ip)
@@ -95,10 +95,12 @@ mod tests {
             {"hostPort": 1, "containerPort": 65535, "protocol": "Sctp", "hostIP": "127.0.0.1"},
             {"hostPort": 1, "containerPort": 65535, "protocol": "sctp", "hostIP": "::1"},
             {"hostPort": 9, "containerPort": 9, "protocol": null, "hostIP": null, "extra": []},
+            // As containerd spells them.
+            {"HostPort": 10, "ContainerPort": 11, "Protocol": "udp", "HostIP": "127.0.0.1"},
         ]))
         .unwrap();
         let sides: Vec<_> = ports.iter().map(PublishedPort::host_side).collect();
-        assert_eq!(sides, ["8080/tcp", "8080/udp", "127.0.0.1:1/sctp", "[::1]:1/sctp", "9/tcp"]);
+        assert_eq!(sides, ["8080/tcp", "8080/udp", "127.0.0.1:1/sctp", "[::1]:1/sctp", "9/tcp", "127.0.0.1:10/udp"]);
         assert_eq!(ports[2].container_port.get(), 65_535);
         assert_eq!(read(Value::Null), Ok(Vec::new()));
         assert_eq!(read(json!([])), Ok(Vec::new()));

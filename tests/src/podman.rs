@@ -4,19 +4,15 @@
 //! own (see `jail`), and the image is made of the machine's busybox.
 
 mod inspect;
-mod jail;
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use crate::{
+    installed,
+    jail::Jail,
     node::Node,
     process::{Finished, bin, command_in, run},
     scratch,
@@ -24,7 +20,6 @@ use crate::{
     wait,
 };
 pub use inspect::{Attachment, Container};
-use jail::Jail;
 
 /// The image that every container is made of: one static busybox.
 pub const IMAGE: &str = "localhost/busybox:wharf";
@@ -33,8 +28,6 @@ pub const NETWORKS: [&str; 2] = ["harbour", "annex"];
 
 /// Longest one podman command may take; on an idle machine they take well under a second.
 const LIMIT: Duration = Duration::from_secs(50);
-/// Where the machine's programs are; podman's helpers are in the `sbin` ones.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What must be on the machine: program, Debian package.
 const NEEDS: [(&str, &str); 5] =
     [("podman", "podman"), ("runc", "runc"), ("conmon", "conmon"), ("busybox", "busybox-static"), ("tar", "tar")];
@@ -57,13 +50,7 @@ impl Podman {
     /// # Errors
     /// When a program is missing, or podman is not one with CNI; the message says which package helps.
     pub fn start(node: &Node) -> Result<Self> {
-        let missing = missing(&NEEDS, PATH);
-        ensure!(
-            missing.is_empty(),
-            "this test runs real containers; missing on this machine: {}. Install the Debian packages named, or run \
-             `cargo xtask setup`, which does",
-            missing.join(", ")
-        );
+        installed::require(&NEEDS)?;
         let dir = scratch::fresh_dir("podman")?;
         let jail = Jail::create(node.space())?;
         let node_space = Space::open(&jail.path("/proc/1/ns/net"))?;
@@ -135,7 +122,7 @@ network_config_dir = "{dir}/networks"
 
     fn import_image(&self) -> Result<()> {
         let image = self.dir.join("image");
-        let busybox = find("busybox", PATH).context("busybox vanished")?;
+        let busybox = installed::find("busybox")?;
         fs::copy(&busybox, image.join("bin/busybox")).with_context(|| format!("copy {}", busybox.display()))?;
         for applet in APPLETS {
             std::os::unix::fs::symlink("busybox", image.join("bin").join(applet)).context("link an applet")?;
@@ -155,8 +142,8 @@ network_config_dir = "{dir}/networks"
     }
 
     fn command(&self, arguments: &[&str]) -> Result<Command> {
-        let mut command = command_in(&self.node, find("podman", PATH).context("podman vanished")?)?;
-        command.args(arguments).env_clear().env("PATH", PATH).env("LC_ALL", "C");
+        let mut command = command_in(&self.node, installed::find("podman")?)?;
+        command.args(arguments).env_clear().env("PATH", installed::PATH).env("LC_ALL", "C");
         command.env("HOME", self.dir.join("home")).env("TMPDIR", self.dir.join("tmp"));
         command.env("CONTAINERS_CONF", self.dir.join("containers.conf"));
         command.env("CONTAINERS_STORAGE_CONF", self.dir.join("storage.conf"));
@@ -260,35 +247,8 @@ network_config_dir = "{dir}/networks"
             ended.with_context(|| format!("still running: {running:?}"))?;
         }
         for (what, dir) in [("namespace", "/run/netns"), ("cached result", "/var/lib/cni/results")] {
-            let path = self.jail.path(dir);
-            let entries =
-                if path.is_dir() { Some(fs::read_dir(&path).with_context(|| format!("read {dir}"))?) } else { None };
-            for entry in entries.into_iter().flatten() {
-                left.push(format!("{what} {}", entry.with_context(|| format!("read {dir}"))?.path().display()));
-            }
+            left.extend(self.jail.entries(dir)?.into_iter().map(|name| format!("{what} {dir}/{name}")));
         }
         Ok(left)
-    }
-}
-
-fn find(program: &str, path: &str) -> Option<PathBuf> {
-    env::split_paths(path).map(|dir| dir.join(program)).find(|p| Path::is_file(p))
-}
-
-/// What is missing, with its package.
-fn missing(needs: &[(&str, &str)], path: &str) -> Vec<String> {
-    let absent = needs.iter().filter(|(program, _)| find(program, path).is_none());
-    absent.map(|(program, package)| format!("{program} (package {package})")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_missing_is_named_with_its_package() {
-        let needs = [("sh", "dash"), ("no-such-program", "some-package")];
-        assert_eq!(missing(&needs, PATH), ["no-such-program (package some-package)"]);
-        assert_eq!(missing(&needs, "/nonexistent").len(), 2);
     }
 }

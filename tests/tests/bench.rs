@@ -59,11 +59,13 @@ fn the_smoke_run_measures_everything_but_policy_and_requests() -> Result<()> {
         "DEL, one at a time",
         "ADD with masquerading and ports",
         "DEL beside flows",
+        "start of a pod, one at a time",
+        "stop of pods, 8 at once",
         "connections while flows are collected",
         "one packet in the programs",
         "memory of the agent",
     ];
-    smoke(&parts, &titles, 19)
+    smoke(&parts, &titles, 23)
 }
 
 #[test]

@@ -484,3 +484,61 @@ fn an_agent_in_another_mount_namespace_is_named_as_the_cause() -> Result<()> {
         std::thread::scope(|s| s.spawn(runtime).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
+
+/// What a runtime with libcni 1.2 or 1.3 (CRI-O, containerd 2) calls in the life of a node, with the empty lists as Go writes them.
+#[test]
+fn the_calls_of_a_runtime_with_cni_1_1_in_their_order() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let conf = node.netconf().with("capabilities", json!({"portMappings": true}));
+        let conf = conf.with("runtimeConfig", json!({"portMappings": null})).with("args", Value::Null);
+        let status = || node.cni("STATUS").conf(&conf).run()?.silent().context("STATUS");
+        // libcni 1.2.0 to 1.2.2 sends the older key alone, later ones both.
+        let gc = |valid: &Value| {
+            for keys in [&["cni.dev/attachments"][..], &["cni.dev/valid-attachments", "cni.dev/attachments"]] {
+                let conf = keys.iter().fold(conf.clone(), |conf, key| conf.with(key, valid.clone()));
+                node.cni("GC").conf(&conf).run()?.silent().with_context(|| format!("GC {valid} by {keys:?}"))?;
+            }
+            anyhow::Ok(())
+        };
+        let attached = |name: &str| json!({"containerID": name, "ifname": "eth0"});
+        let check = |who: &Attached| node.check(who)?.silent().context("CHECK");
+        let gone = |who: &Attached| {
+            ensure!(node.endpoint(who).is_err(), "{:?} is still there", who.container);
+            anyhow::Ok(())
+        };
+
+        // The runtime starts: it asks whether it may go on, and tells what it has.
+        ensure!(node.cni("VERSION").conf(&conf).run()?.result()?["supportedVersions"] == json!(VERSIONS));
+        status()?;
+        gc(&Value::Null)?;
+
+        let (mut a, b, c) = (node.sandbox("a")?, node.sandbox("b")?, node.sandbox("c")?);
+        let (ea, eb) = (node.attach_with(&a, "eth0", &conf)?, node.attach_with(&b, "eth0", &conf)?);
+        let ec = node.attach_with(&c, "eth0", &conf)?;
+        for who in [&ea, &eb, &ec] {
+            check(who)?;
+        }
+        ping(a.space()?, eb.v4()?.into())?.must_answer()?;
+
+        // It ends and starts again, and has lost one.
+        status()?;
+        gc(&json!([attached("a"), attached("b"), attached("never-added")]))?;
+        gone(&ec)?;
+        for who in [&ea, &eb] {
+            check(who).context("after GC")?;
+        }
+        ping(a.space()?, eb.v6()?.into())?.must_answer()?;
+        ensure!(node.check(&ec)?.failure()?.code == 3, "CHECK of what GC deleted");
+
+        // DEL, again when the namespace is gone, and of what GC deleted before.
+        node.detach(&ea)?;
+        a.vanish()?;
+        node.cni("DEL").of("a", Path::new(""), "eth0").conf(&conf).run()?.silent().context("DEL again")?;
+        node.detach(&ec).context("DEL after GC")?;
+        gone(&ea)?;
+        check(&eb)?;
+        gc(&json!([]))?;
+        gone(&eb)?;
+        status()
+    })
+}

@@ -54,7 +54,7 @@ pub(crate) const BUILD: &[Need] =
 /// To run the demo.
 pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip")];
 
-/// To run every test: also a real container runtime, its image, and other CNI plugins as neighbours.
+/// To run every test: also real container runtimes, its image, and other CNI plugins as neighbours.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),
     // Rules of somebody else's, which Wharf must get on with.
@@ -62,6 +62,7 @@ pub(crate) const TEST: &[Need] = &[
     // What the plugins `portmap` and `firewall` call.
     Need::program("iptables", "iptables"),
     Need::program("podman", "podman"),
+    Need::program("containerd", "containerd"),
     Need::program("runc", "runc"),
     Need::program("conmon", "conmon"),
     // The package busybox has a program of the same name, which is not static and cannot be an image by itself.
@@ -90,10 +91,13 @@ pub(crate) const FUZZ: &[Need] = &[LIBFUZZER];
 /// libFuzzer comes as C++ source.
 const LIBFUZZER: Need = Need::program("g++", "c++");
 
-/// To measure against other CNI plugins.
+/// To measure against other CNI plugins, also in the pods of a container runtime.
 pub(crate) const BENCH: &[Need] = &[
     Need::program("iproute2", "ip"),
     Need::program("iptables", "iptables"),
+    Need::program("containerd", "containerd"),
+    Need::program("runc", "runc"),
+    Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/ptp"),
     VENV,
 ];

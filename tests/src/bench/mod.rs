@@ -9,6 +9,7 @@
 //! | [`traffic`] | request/response and bulk between two containers, over [`wires`] |
 //! | [`programs`] | nanoseconds a packet in the programs |
 //! | [`churn`] | ADD and DEL through the CNI binaries of each [`plugin`] |
+//! | [`pods`] | start and stop of pods by containerd |
 //! | [`nat`] | ADD with masquerading and published ports, the first packet to one of many ports |
 //! | [`flows`] | DEL beside half a million flows; a million connections while flows are collected |
 //! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
@@ -25,6 +26,7 @@ pub mod nat;
 pub mod phases;
 pub mod plot;
 pub mod plugin;
+pub mod pods;
 pub mod policy;
 pub mod programs;
 mod rest;
@@ -62,7 +64,7 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 9] = ["traffic", "programs", "one", "nat", "flows", "many", "scale", "policy", "l7"];
+pub const PARTS: [&str; 10] = ["traffic", "programs", "one", "nat", "flows", "many", "pods", "scale", "policy", "l7"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -104,6 +106,10 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         "nat" => nat::measure(agent, options.rounds(3, 50), if quick { 50 } else { 2_000 }),
         "flows" => flows::measure(agent, options.rounds(3, 50), if quick { 2_000 } else { 1_000_000 }),
         "many" => churn::many_at_once(agent, options.rounds(1, 10), options.rounds(1, 3), if quick { 2 } else { 8 }),
+        "pods" => {
+            let (at_once, waves) = if quick { (8, 1) } else { (50, options.rounds(1, 5)) };
+            pods::measure(agent, options.rounds(3, 30), at_once, waves)
+        }
         "scale" => {
             let (endpoints, rest) = if quick { (80, 2) } else { (1_000, 65) };
             scale::measure(agent, endpoints, Duration::from_secs(rest))

@@ -38,7 +38,7 @@ const CGROUP_PREFIX: &str = "wharf-test-";
 
 /// Namespaces for a runtime; everything in them ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Jail {
+pub(crate) struct Jail {
     keeper: Child,
     processes: File,
     mounts: File,
@@ -47,7 +47,7 @@ pub(super) struct Jail {
 
 impl Jail {
     /// Makes one in a node's network namespace. The calling thread's mount namespace must be private already.
-    pub(super) fn create(node: &Space) -> Result<Self> {
+    pub(crate) fn create(node: &Space) -> Result<Self> {
         sweep_cgroups()?;
         tmpfs("/run").context("cover /run with a tmpfs")?;
         mount(None::<&str>, "/run", None::<&str>, MsFlags::MS_SHARED, None::<&str>).context("share /run")?;
@@ -65,29 +65,38 @@ impl Jail {
     }
 
     /// Name of the one cgroup, below the root, that all of the runtime's are in.
-    pub(super) fn cgroup(&self) -> &str {
+    pub(crate) fn cgroup(&self) -> &str {
         &self.cgroup
     }
 
     /// Runs a command to its end inside; it must come from [`command_in`], with the node's namespace.
-    pub(super) fn run(&self, mut command: Command, stdin: &[u8], limit: Duration) -> Result<Finished> {
+    pub(crate) fn run(&self, command: Command, stdin: &[u8], limit: Duration) -> Result<Finished> {
+        self.inside(command, |command| run(command, stdin, limit))
+    }
+
+    /// Starts a command inside, as [`Self::run`] does.
+    pub(crate) fn spawn(&self, command: Command) -> Result<Child> {
+        self.inside(command, |mut command| command.spawn().context("start the runtime"))
+    }
+
+    fn inside<T>(&self, mut command: Command, start: impl FnOnce(Command) -> Result<T>) -> Result<T> {
         let mounts = self.mounts.try_clone().context("copy a descriptor")?;
         let enter = move || Ok(setns(&mounts, CloneFlags::CLONE_NEWNS)?);
         // SAFETY: between fork and exec the closure makes one system call on a value it owns; it allocates nothing.
         unsafe { command.pre_exec(enter) };
         setns(&self.processes, CloneFlags::CLONE_NEWPID).context("enter the runtime's process namespace")?;
-        let finished = run(command, stdin, limit);
+        let started = start(command);
         back_to_own_process_namespace()?;
-        finished
+        started
     }
 
     /// A path as the runtime sees it.
-    pub(super) fn path(&self, inside: &str) -> PathBuf {
+    pub(crate) fn path(&self, inside: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.keeper.id())).join(inside.trim_start_matches('/'))
     }
 
-    /// Command lines of what runs inside, the keeper left out.
-    pub(super) fn running(&self) -> Result<Vec<String>> {
+    /// What runs inside, the keeper left out: process ids as they are inside, and command lines.
+    pub(crate) fn running(&self) -> Result<Vec<(String, String)>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(self.path("/proc")).context("list the runtime's processes")? {
             let path = entry.context("list the runtime's processes")?.path();
@@ -97,10 +106,22 @@ impl Jail {
             }
             // One that ends while it is looked at is one that does not run.
             if let Ok(line) = fs::read(path.join("cmdline")) {
-                found.push(String::from_utf8_lossy(&line).replace('\0', " ").trim_end().to_owned());
+                found
+                    .push((name.into_owned(), String::from_utf8_lossy(&line).replace('\0', " ").trim_end().to_owned()));
             }
         }
         Ok(found)
+    }
+
+    /// Names in a directory, as the runtime sees it; none when it is not there.
+    pub(crate) fn entries(&self, inside: &str) -> Result<Vec<String>> {
+        let path = self.path(inside);
+        if !path.is_dir() {
+            return Ok(Vec::new());
+        }
+        let entries = fs::read_dir(&path).with_context(|| format!("read {inside}"))?;
+        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+        entries.map(name).collect::<io::Result<_>>().with_context(|| format!("read {inside}"))
     }
 
     /// Ends everything inside and takes away what the kernel does not take by itself.
