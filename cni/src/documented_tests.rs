@@ -60,6 +60,7 @@ fn the_plugin_takes_every_configuration_that_is_documented() {
                     netns: Some("/run/netns/c1".into()),
                     ifname: Some("eth0".into()),
                     args: None,
+                    path: Some("/opt/cni/bin".into()),
                 };
                 let asked = Request::read(&env, &mut input.to_string().as_bytes());
                 assert!(asked.is_ok(), "{name}: {input:#}\n{asked:?}");

@@ -4,6 +4,7 @@
 //! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), by way of
 //!   `netconf` (the network configuration), `args` (what is asked for this one container), `json` and `rules`;
 //! - `commands`: each command's request to the agent, with `retry`; `check` and `status` judge its answer;
+//! - `ipam`: the IPAM plugin that the network names, if any; [`leased`]: its result; `routes`: routes of either;
 //! - `away`: a DEL that finds no agent leaves a record for it and takes the container's link away itself, by `link`,
 //!   the shim's only netlink;
 //! - `result`: the result of ADD in the version asked for; [`fault`]: errors and their CNI codes;
@@ -22,7 +23,9 @@ mod commands;
 #[cfg(test)]
 mod documented_tests;
 pub mod fault;
+mod ipam;
 mod json;
+pub mod leased;
 mod link;
 mod log;
 mod netconf;
@@ -30,6 +33,7 @@ mod ports;
 pub mod request;
 mod result;
 mod retry;
+mod routes;
 mod rules;
 mod status;
 

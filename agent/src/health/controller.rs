@@ -366,6 +366,8 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             pod_namespace: None,
             ports: Vec::new(),
             masquerade: None,
+            external: None,
+            routes: None,
             bandwidth: Bandwidth::default(),
             deadline: Instant::now() + CREATE_BOUND,
         };
