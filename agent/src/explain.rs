@@ -234,6 +234,7 @@ fn since(view: &View, entries: &Entries) -> u64 {
 fn facts(node_name: &str, view: &View) -> Vec<Fact> {
     let r = &view.record;
     let addresses: Vec<String> = r.addresses().map(|ip| ip.to_string()).collect();
+    let leased_by = r.ipam.as_ref().map_or_else(String::new, |plugin| format!(", leased by IPAM plugin {plugin}"));
     let labels: Vec<String> = r.labels.iter().map(ToString::to_string).collect();
     let mut facts = vec![fact("attachment", r.attachment.to_string())];
     if r.identity == Identity::HEALTH {
@@ -243,7 +244,7 @@ fn facts(node_name: &str, view: &View) -> Vec<Fact> {
         facts.push(fact("pod", format!("{}/{pod}", r.pod_namespace.as_deref().unwrap_or("-"))));
     }
     facts.extend([
-        fact("addresses", if addresses.is_empty() { "none yet".to_owned() } else { addresses.join(", ") }),
+        fact("addresses", if addresses.is_empty() { "none yet".to_owned() } else { addresses.join(", ") + &leased_by }),
         fact("identity", named(r.identity)),
         fact("labels", if labels.is_empty() { "none".to_owned() } else { labels.join(", ") }),
         fact("epoch", r.epoch.to_string()),

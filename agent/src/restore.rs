@@ -13,7 +13,7 @@ use std::{
 use anyhow::Context as _;
 use wharf_api::LogStatus;
 use wharf_core::{
-    endpoint::{EndpointRecord, host_ifname, parse_host_ifname},
+    endpoint::{EndpointRecord, IpOwner, host_ifname, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch},
     ipam::Ipam,
     kernel::{Kernel, KernelDump, LinkRef},
@@ -45,7 +45,9 @@ use crate::{
 /// Which addresses no longer fit, and what to do.
 pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Result<()> {
     let pools = ipam.cidrs();
-    let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip));
+    // Addresses that are in no pool today, and were in one that an agent of this boot served. Others are another IPAM's.
+    let served = |ip: &IpAddr| dump.routes.iter().any(|r| r.ifindex.is_none() && r.destination.contains(ip));
+    let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip)) && served(ip);
     for orphan in orphan::unrecorded(dump, snapshot) {
         if let Some((ip, _)) = orphan.rows.iter().find(|(ip, _)| outside(ip)) {
             anyhow::bail!(
@@ -56,11 +58,24 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
             );
         }
     }
+    for record in snapshot.endpoints.iter().filter(|r| r.ip_owner == IpOwner::External) {
+        let pool = |ip: &IpAddr| pools.iter().find(|pool| pool.contains(ip));
+        if let Some((ip, pool)) = record.addresses().find_map(|ip| Some((ip, pool(&ip)?))) {
+            anyhow::bail!(
+                "start with these pools: endpoint {} ({}) has the address {ip} of IPAM plugin {}, which lies in {pool} and would be \
+                 given out again; start with the pools of before, or delete the endpoint first",
+                record.id,
+                record.attachment,
+                record.ipam.as_deref().unwrap_or("(unknown)"),
+            );
+        }
+    }
     let (router4, router6) = (ipam.router4(), ipam.router6());
-    let stranger = snapshot
-        .endpoints
-        .iter()
-        .find(|r| (r.gateway4.is_some() && r.gateway4 != router4) || (r.gateway6.is_some() && r.gateway6 != router6));
+    // Another IPAM's endpoints have its gateways, which only they know: no address of the node is involved.
+    let stranger =
+        snapshot.endpoints.iter().filter(|r| r.ip_owner != IpOwner::External).find(|r| {
+            (r.gateway4.is_some() && r.gateway4 != router4) || (r.gateway6.is_some() && r.gateway6 != router6)
+        });
     let Some(record) = stranger else { return Ok(()) };
     let show = |v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>| {
         let all: Vec<String> = v4.map(|a| a.to_string()).into_iter().chain(v6.map(|a| a.to_string())).collect();

@@ -5,14 +5,14 @@
 
 use std::net::IpAddr;
 
-use wharf_api::{Bandwidth, PublishedPort};
+use wharf_api::{Bandwidth, ContainerRoute, PublishedPort};
 
 use crate::{
     bandwidth,
     fault::Fault,
     json::{Object, text},
     netconf::{Dns, NetConf},
-    ports,
+    ports, routes,
     rules::{self, cut},
 };
 
@@ -39,6 +39,8 @@ pub(crate) struct ContainerArgs {
     pub(crate) pool: Option<String>,
     pub(crate) ports: Vec<PublishedPort>,
     pub(crate) bandwidth: Bandwidth,
+    /// In place of the default routes.
+    pub(crate) routes: Option<Vec<ContainerRoute>>,
     /// For the result.
     pub(crate) dns: Dns,
 }
@@ -54,6 +56,7 @@ impl ContainerArgs {
         }
         let runtime = root.object("runtimeConfig")?;
         found.bandwidth = bandwidth::parse(&root, runtime.as_ref())?;
+        found.routes = routes::parse(&root, "routes")?;
         if let Some(runtime) = runtime {
             found.add_runtime_config(&runtime)?;
         }

@@ -189,6 +189,8 @@ mod tests {
             gateway6: None,
             mtu: 1500,
             pool: "default".into(),
+            ipam: None,
+            routes: None,
             netns: "/run/netns/c1".into(),
             pod_name: None,
             pod_namespace: None,

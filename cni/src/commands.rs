@@ -16,6 +16,8 @@ use crate::{
     away,
     check::{self, PrevResult},
     fault::{Code, Fault, first_of, is_absent},
+    ipam::Ipam,
+    leased::Leased,
     log::Level,
     netconf::NetConf,
     report::Run,
@@ -40,6 +42,8 @@ pub(crate) struct Limits {
     pub(crate) del_absent: Duration,
     /// How long DEL waits for one answer of an agent that is there. The agent's steps are bounded below it.
     pub(crate) del_answer: Duration,
+    /// How long an IPAM plugin may take that changes something: some ask a server.
+    pub(crate) ipam: Duration,
 }
 
 impl Default for Limits {
@@ -51,6 +55,7 @@ impl Default for Limits {
             add_absent: Duration::from_secs(1),
             del_absent: Duration::from_secs(2),
             del_answer: wharf_handover::DELETE_ANSWER,
+            ipam: Duration::from_secs(30),
         }
     }
 }
@@ -71,7 +76,8 @@ pub(crate) fn run(ask: &Ask, limits: &Limits, told: Option<&Run>) -> Result<Done
         .build()
         .map_err(|e| Fault::new(Code::TryAgain, format!("starting: {e}")))?;
     let client = Client::new(&ask.conf.socket);
-    let agent = Agent { client, conf: &ask.conf, runtime: ask.runtime.as_deref(), limits, told };
+    let (runtime_name, ipam) = (ask.runtime.as_deref(), ask.ipam.as_ref());
+    let agent = Agent { client, conf: &ask.conf, runtime: runtime_name, ipam, limits, told };
     let started = Instant::now();
     let outcome = runtime.block_on(async {
         match &ask.command {
@@ -100,13 +106,58 @@ struct Agent<'a> {
     client: Client,
     conf: &'a NetConf,
     runtime: Option<&'a str>,
+    /// Who leases the addresses, when the agent does not.
+    ipam: Option<&'a Ipam>,
     limits: &'a Limits,
     told: Option<&'a Run>,
 }
 
 impl Agent<'_> {
+    /// The IPAM plugin first: the agent is given the addresses. Whatever fails after it, its lease is given back. A process that is
+    /// killed in between leaves the lease to the DEL that follows every ADD.
     async fn add(&self, target: &Target, netns: &str, args: &ContainerArgs) -> Result<String, Fault> {
         let subject = self.subject("ADD", target);
+        let Some(ipam) = self.ipam else { return self.create(&subject, target, netns, args, None).await };
+        self.must_be_new(&subject, target).await?;
+        let leased = ipam.add(&subject, self.limits.ipam).await?;
+        let created = match as_asked(&subject, ipam, args, &leased) {
+            Ok(()) => self.create(&subject, target, netns, args, Some((ipam, &leased))).await,
+            Err(fault) => Err(fault),
+        };
+        match created {
+            Err(fault) => Err(ipam.undo(&subject, fault, self.limits.ipam).await),
+            created => created,
+        }
+    }
+
+    /// Refuses an attachment that is there: it has the lease that an undo would give back. An agent that is away is told before
+    /// anything is leased.
+    async fn must_be_new(&self, subject: &str, target: &Target) -> Result<(), Fault> {
+        let id = id(target);
+        let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
+        let deadline = Instant::now() + self.limits.look;
+        let there = retry::until(deadline, absence, self.conf.log, async |left| self.within(left).endpoint(&id).await);
+        match there.await {
+            Ok(there) => {
+                let msg = format!(
+                    "{subject}: endpoint {} has this interface already (from CNI_CONTAINERID and CNI_IFNAME)",
+                    there.id
+                );
+                Err(Fault::environment(msg).with_details("delete that one first"))
+            }
+            Err(e) if e.is_not_found() => Ok(()),
+            Err(e) => Err(Fault::of_client(subject, &e)),
+        }
+    }
+
+    async fn create(
+        &self,
+        subject: &str,
+        target: &Target,
+        netns: &str,
+        args: &ContainerArgs,
+        leased: Option<(&Ipam, &Leased)>,
+    ) -> Result<String, Fault> {
         let mut create = EndpointCreate {
             container_id: target.container_id.clone(),
             ifname: target.ifname.clone(),
@@ -124,7 +175,18 @@ impl Agent<'_> {
             ports: args.ports.clone(),
             masquerade: self.conf.ip_masq,
             bandwidth: args.bandwidth,
+            ipam: None,
+            gateways: Vec::new(),
+            routes: args.routes.clone(),
         };
+        let mut dns = args.dns.clone();
+        if let Some((ipam, leased)) = leased {
+            create.ipam = Some(ipam.plugin.clone());
+            create.ips.clone_from(&leased.ips);
+            create.gateways.clone_from(&leased.gateways);
+            create.routes = create.routes.or_else(|| leased.routes.clone());
+            dns = dns.or(leased.dns.clone());
+        }
         let id = id(target);
         // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
@@ -142,14 +204,47 @@ impl Agent<'_> {
         })
         .await;
         wharf_crash::point("shim/add/after-answer");
-        let endpoint = answer.map_err(|e| explained(&subject, netns, args, &e))?;
+        let endpoint = answer.map_err(|e| explained(subject, netns, &create, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));
-        result::added(self.conf.version, &args.dns, netns, &endpoint)
+        result::added(self.conf.version, &dns, netns, &endpoint)
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
 
+    /// The agent first, or the queue where it is away. Then the IPAM plugin, whatever the agent said, but for one thing: while
+    /// a retry may mend what the agent could not do, the container's interface may be there and have its address. Another
+    /// node could be given it, so it stays leased until the runtime's next DEL or GC.
+    ///
+    /// A deletion that waits in the queue does not hold the address back, because no other DEL would come for it. On this
+    /// node the agent gives it to nobody before it has finished the deletion.
     async fn del(&self, target: &Target) -> Result<Done, Fault> {
         let subject = self.subject("DEL", target);
+        let done = self.delete(&subject, target).await;
+        self.then_ipam(done, async |ipam, limit| ipam.ask(&subject, "DEL", limit).await).await
+    }
+
+    /// Runs the IPAM plugin after the agent, unless a retry may mend what the agent failed at.
+    async fn then_ipam<T>(
+        &self,
+        done: Result<T, Fault>,
+        ask: impl AsyncFnOnce(&Ipam, Duration) -> Result<(), Fault>,
+    ) -> Result<T, Fault> {
+        let Some(ipam) = self.ipam else { return done };
+        match done {
+            Err(fault) if fault.code == Code::TryAgain => {
+                let kept =
+                    format!("IPAM plugin {} was not asked to release addresses: they may be in use", ipam.plugin);
+                self.conf.log.say(Level::Warn, format_args!("{kept}"));
+                Err(fault)
+            }
+            Ok(done) => ask(ipam, self.limits.ipam).await.map(|()| done),
+            Err(fault) => match ask(ipam, self.limits.ipam).await {
+                Ok(()) => Err(fault),
+                Err(other) => Err(fault.and(other)),
+            },
+        }
+    }
+
+    async fn delete(&self, subject: &str, target: &Target) -> Result<Done, Fault> {
         let id = id(target);
         // The interface may be another network's: an ADD that was refused for that is followed by a DEL all the same.
         let query = DeleteQuery { network: Some(self.conf.name.clone()), ..DeleteQuery::default() };
@@ -163,7 +258,7 @@ impl Agent<'_> {
         match answer {
             Ok(done) => {
                 self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
-                finished(&subject, &done).map(|()| Done::default())
+                finished(subject, &done).map(|()| Done::default())
             }
             // Never added, or deleted before: both are what DEL is for.
             Err(e) if e.is_not_found() => {
@@ -171,9 +266,9 @@ impl Agent<'_> {
                 Ok(Done::default())
             }
             Err(e) if is_absent(&e) || went_away(&e) || self.is_stuck(&e) => {
-                away::delete(&subject, self.conf, target, &e).await
+                away::delete(subject, self.conf, target, &e).await
             }
-            Err(e) => Err(Fault::of_client(&subject, &e)),
+            Err(e) => Err(Fault::of_client(subject, &e)),
         }
     }
 
@@ -201,11 +296,21 @@ impl Agent<'_> {
         let health =
             retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint_health(&id).await)
                 .await;
-        check::verdict(&subject, &self.conf.name, target, prev, &endpoint, &health.map_err(failed)?)
+        check::verdict(&subject, &self.conf.name, target, prev, &endpoint, &health.map_err(failed)?)?;
+        match self.ipam {
+            Some(ipam) => ipam.ask(&subject, "CHECK", self.limits.look).await,
+            None => Ok(()),
+        }
     }
 
+    /// In the order of DEL, for the same reason.
     async fn gc(&self, valid: &[GcAttachment]) -> Result<(), Fault> {
         let subject = format!("GC of network {}", self.conf.name);
+        let done = self.collect(&subject, valid).await;
+        self.then_ipam(done, async |ipam, limit| ipam.gc(&subject, limit).await).await
+    }
+
+    async fn collect(&self, subject: &str, valid: &[GcAttachment]) -> Result<(), Fault> {
         let request = GcRequest {
             network: self.conf.name.clone(),
             valid: valid.to_vec(),
@@ -215,21 +320,25 @@ impl Agent<'_> {
             self.within(left).gc(&request).await
         })
         .await;
-        let done = answer.map_err(|e| Fault::of_client(&subject, &e))?;
+        let done = answer.map_err(|e| Fault::of_client(subject, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
         for kept in &done.kept {
             let text = format_args!("{subject}: kept endpoint {}, which {} added", kept.endpoint, kept.runtime);
             self.conf.log.say(Level::Info, text);
         }
-        finished(&subject, &done)
+        finished(subject, &done)
     }
 
     async fn status(&self) -> Result<(), Fault> {
         let subject = format!("STATUS of network {}", self.conf.name);
         // Not asked again: "not now" is the answer that STATUS is there to give.
         match self.within(self.limits.look).status().await {
-            Ok(status) => status::verdict(&subject, self.conf, &status),
-            Err(e) => Err(Fault { code: Code::NotAvailable, ..Fault::of_client(&subject, &e) }),
+            Ok(status) => status::verdict(&subject, self.conf, self.ipam.is_some(), &status)?,
+            Err(e) => return Err(Fault { code: Code::NotAvailable, ..Fault::of_client(&subject, &e) }),
+        }
+        match self.ipam {
+            Some(ipam) => ipam.status(&subject, self.limits.look).await,
+            None => Ok(()),
         }
     }
 
@@ -246,6 +355,18 @@ impl Agent<'_> {
     }
 }
 
+/// Addresses that are asked for must be those that the IPAM plugin leased: it may not know where they are asked for.
+fn as_asked(subject: &str, ipam: &Ipam, args: &ContainerArgs, leased: &Leased) -> Result<(), Fault> {
+    match args.ips.iter().find(|ip| !leased.ips.contains(ip)) {
+        Some(ip) => {
+            let msg =
+                format!("{subject}: the address {ip} is asked for, and IPAM plugin {} did not lease it", ipam.plugin);
+            Err(Fault::config(msg).with_details("ask for it in a way that the IPAM plugin reads"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// An interface's name is unique in its container, so container and interface name the attachment whatever its network.
 fn id(target: &Target) -> String {
     format!("cni-attachment-id:{}:{}", target.container_id, target.ifname)
@@ -258,14 +379,14 @@ fn went_away(error: &ClientError) -> bool {
 }
 
 /// Names the variable at fault, which code 4 asks for.
-fn explained(subject: &str, netns: &str, args: &ContainerArgs, error: &ClientError) -> Fault {
+fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientError) -> Fault {
     let mut fault = Fault::of_client(subject, error);
     let origin = match error.code() {
         Some(ErrorCode::InvalidNetns) => "CNI_NETNS",
-        Some(ErrorCode::Exists) if !args.ports.is_empty() => {
+        Some(ErrorCode::Exists) if !asked.ports.is_empty() => {
             "CNI_CONTAINERID and CNI_IFNAME, or the addresses or ports asked for"
         }
-        Some(ErrorCode::Exists) if args.ips.is_empty() => "CNI_CONTAINERID and CNI_IFNAME",
+        Some(ErrorCode::Exists) if asked.ips.is_empty() => "CNI_CONTAINERID and CNI_IFNAME",
         // The address asked for may be what is taken.
         Some(ErrorCode::Exists) => "CNI_CONTAINERID and CNI_IFNAME, or the addresses asked for",
         _ => return fault,

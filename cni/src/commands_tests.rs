@@ -75,7 +75,7 @@ fn target() -> Target {
 
 fn ask(socket: &Path, command: Command) -> Ask {
     let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni", "socket": socket});
-    Ask { conf: NetConf::parse(document.as_object().unwrap().clone()).unwrap(), command, runtime: None }
+    Ask { conf: NetConf::parse(document.as_object().unwrap().clone()).unwrap(), command, runtime: None, ipam: None }
 }
 
 /// What is long is short, what must not end early is long.
@@ -229,8 +229,46 @@ fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
 fn only_a_whole_wait_without_an_answer_says_that_the_agent_is_stuck() {
     let conf = ask(Path::new("/s"), Command::Status).conf;
     let limits = Limits::default();
-    let agent = Agent { client: Client::new("/s"), conf: &conf, runtime: None, limits: &limits, told: None };
+    let client = Client::new("/s");
+    let agent = Agent { client, conf: &conf, runtime: None, ipam: None, limits: &limits, told: None };
     let timeout = |after| ClientError::Timeout { operation: "DELETE /".into(), after };
     assert!(agent.is_stuck(&timeout(limits.del_answer)));
     assert!(!agent.is_stuck(&timeout(Duration::from_secs(3))), "the rest of a minute of \"not now\"");
+}
+
+/// Starts a process of its own, notes its number, and does not end.
+const HANGS: &str = "#!/bin/sh\nsleep 600 &\necho $! >> \"${0%/*}/started\"\nwait\n";
+
+#[test]
+fn an_ipam_plugin_that_hangs_is_killed_with_what_it_started() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let machine = Machine::new();
+    let program = machine.dir.path().join("hangs");
+    fs::write(&program, HANGS).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let agent = machine.agent(vec![answer(404, &json!({"code": "not-found", "message": "no endpoint"}))]);
+    let command = Command::Add { target: target(), netns: "/run/netns/x".into(), args: Box::default() };
+    let ask = Ask {
+        ipam: Some(Ipam {
+            plugin: "hangs".into(),
+            path: Some(machine.dir.path().into()),
+            netconf: b"{}".to_vec(),
+            version: crate::netconf::Version::V1_0_0,
+            log: Level::Error,
+        }),
+        ..ask(&machine.socket(), command)
+    };
+    let limits = Limits { ipam: Duration::from_millis(500), ..impatient() };
+    let fault = run(&ask, &limits, None).unwrap_err();
+    assert_eq!((agent.join().unwrap(), fault.code), (1, Code::TryAgain), "{fault:?}");
+    assert!(fault.msg.contains("hangs: ADD had not ended") && fault.details.contains("as well"), "{fault:?}");
+    let started = fs::read_to_string(machine.dir.path().join("started")).unwrap();
+    assert_eq!(started.lines().count(), 2, "ADD, and the DEL after it");
+    let lives = |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+    let until = Instant::now() + Duration::from_secs(30);
+    while started.lines().any(lives) {
+        assert!(Instant::now() < until, "what it started lives on: {started}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

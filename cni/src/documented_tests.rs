@@ -61,6 +61,7 @@ fn the_plugin_takes_every_configuration_that_is_documented() {
                     ifname: Some("eth0".into()),
                     args: None,
                     runtime: None,
+                    path: Some("/opt/cni/bin".into()),
                 };
                 let asked = Request::read(&env, &mut input.to_string().as_bytes());
                 assert!(asked.is_ok(), "{name}: {input:#}\n{asked:?}");

@@ -1,6 +1,6 @@
 //! Errors as CNI has them: a code, a short message, details.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use serde::Serialize;
 use wharf_api::{ErrorCode, client::ClientError};
@@ -9,30 +9,51 @@ use crate::{netconf::Version, retry::NOT_NOW};
 
 /// Error codes. Below 100 they are the specification's (CNI 1.1.0, section 5, "Error"), from 100 on ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u16)]
 pub(crate) enum Code {
     /// The version asked for is not supported, or does not know the command.
-    IncompatibleVersion = 1,
+    IncompatibleVersion,
     /// The container is not known.
-    UnknownContainer = 3,
+    UnknownContainer,
     /// A `CNI_*` variable is missing or wrong; the message names it.
-    Environment = 4,
+    Environment,
     /// Reading, or talking to something that is not the agent.
-    Io = 5,
+    Io,
     /// Stdin is not JSON.
-    Decode = 6,
+    Decode,
     /// The network configuration breaks a rule.
-    Config = 7,
+    Config,
     /// A retry may mend it.
-    TryAgain = 11,
+    TryAgain,
     /// STATUS: ADD would fail.
-    NotAvailable = 50,
+    NotAvailable,
     /// STATUS: containers that are there may be limited, whether ADD would work or not.
-    Limited = 51,
+    Limited,
     /// CHECK: the kernel, the programs or the agent's record are not what they should be.
-    NotAsItShouldBe = 110,
+    NotAsItShouldBe,
     /// CHECK: `prevResult` tells of another attachment than the one that is there.
-    OtherAttachment = 111,
+    OtherAttachment,
+    /// An IPAM plugin's own.
+    Delegate(u32),
+}
+
+impl Code {
+    /// As CNI has it.
+    pub(crate) const fn number(self) -> u32 {
+        match self {
+            Self::IncompatibleVersion => 1,
+            Self::UnknownContainer => 3,
+            Self::Environment => 4,
+            Self::Io => 5,
+            Self::Decode => 6,
+            Self::Config => 7,
+            Self::TryAgain => 11,
+            Self::NotAvailable => 50,
+            Self::Limited => 51,
+            Self::NotAsItShouldBe => 110,
+            Self::OtherAttachment => 111,
+            Self::Delegate(code) => code,
+        }
+    }
 }
 
 /// What to do when no agent is there.
@@ -50,12 +71,18 @@ pub(crate) fn first_of(items: &[String]) -> String {
 
 /// What went wrong. `msg` names operation, subject and cause; `details` what may help, empty if nothing does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub struct Fault {
     pub(crate) code: Code,
     pub(crate) msg: String,
     pub(crate) details: String,
     /// The agent answered so, and has counted the command.
     pub(crate) counted: bool,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.msg)
+    }
 }
 
 impl Fault {
@@ -69,6 +96,17 @@ impl Fault {
 
     pub(crate) fn environment(msg: impl Into<String>) -> Self {
         Self::new(Code::Environment, msg)
+    }
+
+    /// Both of two failures, in the first one's code.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let details: Vec<String> = [self.details, other.details].into_iter().filter(|text| !text.is_empty()).collect();
+        Self {
+            code: self.code,
+            msg: format!("{}; {}", self.msg, other.msg),
+            details: details.join("; "),
+            counted: self.counted,
+        }
     }
 
     pub(crate) fn with_details(mut self, details: impl Into<String>) -> Self {
@@ -153,7 +191,7 @@ pub(crate) struct Origin {
 struct Body<'a> {
     #[serde(rename = "cniVersion")]
     cni_version: &'a str,
-    code: u16,
+    code: u32,
     msg: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     details: &'a str,
@@ -178,9 +216,9 @@ impl Failure {
     #[must_use]
     pub fn to_json(&self) -> String {
         let Fault { code, msg, details, counted: _ } = &self.fault;
-        let body = Body { cni_version: &self.version, code: *code as u16, msg, details };
+        let body = Body { cni_version: &self.version, code: code.number(), msg, details };
         // Four plain fields cannot fail to serialise; an answer without details is still better than none.
-        serde_json::to_string(&body).unwrap_or_else(|_| format!(r#"{{"code":{},"msg":"error"}}"#, *code as u16))
+        serde_json::to_string(&body).unwrap_or_else(|_| format!(r#"{{"code":{},"msg":"error"}}"#, code.number()))
     }
 }
 

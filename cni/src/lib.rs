@@ -4,6 +4,7 @@
 //! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), by way of
 //!   `netconf` (the network configuration), `args` (what is asked for this one container), `json` and `rules`;
 //! - `commands`: each command's request to the agent, with `retry`; `check` and `status` judge its answer;
+//! - `ipam`: the IPAM plugin that the network names, if any; [`leased`]: its result; `routes`: routes of either;
 //! - `away`: a DEL that finds no agent leaves a record for it and takes the container's link away itself, by `link`,
 //!   the shim's only netlink;
 //! - `runtime`: which program runs the plugin;
@@ -23,7 +24,9 @@ mod commands;
 #[cfg(test)]
 mod documented_tests;
 pub mod fault;
+mod ipam;
 mod json;
+pub mod leased;
 mod link;
 mod log;
 mod netconf;
@@ -32,6 +35,7 @@ mod report;
 pub mod request;
 mod result;
 mod retry;
+mod routes;
 mod rules;
 mod runtime;
 mod status;

@@ -54,11 +54,24 @@ pub(crate) struct Dns {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) nameservers: Vec<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
-    domain: String,
+    pub(crate) domain: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) search: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) options: Vec<String>,
+}
+
+impl Dns {
+    /// The same, with another's where it says nothing.
+    pub(crate) fn or(self, other: Self) -> Self {
+        let list = |own: Vec<String>, other| if own.is_empty() { other } else { own };
+        Self {
+            nameservers: list(self.nameservers, other.nameservers),
+            domain: if self.domain.is_empty() { other.domain } else { self.domain },
+            search: list(self.search, other.search),
+            options: list(self.options, other.options),
+        }
+    }
 }
 
 /// A configuration whose keys, but for those of one container ([`crate::args`]) and one command, are checked.
@@ -109,15 +122,16 @@ impl NetConf {
         })
     }
 
-    /// Refuses keys that ask for what this plugin does not do. DEL and GC do not ask: they need none of it, and a
-    /// configuration that was changed under living containers must not keep them from being deleted.
-    pub(crate) fn refuse_unsupported(&self) -> Result<(), Fault> {
-        if self.document().value("ipam").is_none() {
-            return Ok(());
-        }
-        Err(Fault::config("netconf: key \"ipam\" is not supported: wharf-agent leases the addresses itself").with_details(
-            "remove the key; \"pool\" names the agent's IPAM pool, and \"ips\" in runtimeConfig or args.cni asks for addresses",
-        ))
+    /// Type of the IPAM plugin that leases the network's addresses; the agent leases them itself where there is none.
+    pub(crate) fn ipam_type(&self) -> Result<Option<&str>, Fault> {
+        let root = self.document();
+        let hint = "name an IPAM plugin, or remove the key: the agent then leases from the pool that \"pool\" names";
+        let Some(ipam) = root.object("ipam").map_err(|fault| fault.with_details(hint))? else { return Ok(None) };
+        let plugin = ipam.required_string("type").map_err(|fault| fault.with_details(hint))?;
+        // A name alone: it is looked for in CNI_PATH and nowhere else.
+        rules::name(plugin)
+            .map_err(|rule| Fault::config(format!("netconf: key \"ipam.type\": {:?} {rule}", cut(plugin))))?;
+        Ok(Some(plugin))
     }
 
     /// The document, for keys that only one command reads.
@@ -153,7 +167,8 @@ fn log_level(root: &Object<'_>) -> Result<Level, Fault> {
         .ok_or_else(|| Fault::config(format!("netconf: log-level {:?} must be {}", cut(name), Level::NAMES)))
 }
 
-fn dns(root: &Object<'_>) -> Result<Dns, Fault> {
+/// DNS settings of a configuration or a result.
+pub(crate) fn dns(root: &Object<'_>) -> Result<Dns, Fault> {
     let Some(dns) = root.object("dns")? else { return Ok(Dns::default()) };
     Ok(Dns {
         nameservers: dns.strings("nameservers")?,
@@ -199,13 +214,20 @@ mod tests {
     }
 
     #[test]
-    fn delegated_ipam_is_refused_and_null_is_absence() {
-        for ipam in [json!({"type": "host-local", "subnet": "10.1.0.0/16"}), json!({}), json!("host-local")] {
-            let fault = with("ipam", ipam.clone()).unwrap().refuse_unsupported().expect_err(&ipam.to_string());
+    fn an_ipam_plugin_is_a_name_and_null_is_absence() {
+        for ipam in
+            [json!({}), json!({"type": ""}), json!({"type": 5}), json!("host-local"), json!({"subnet": "10.1.0.0/16"})]
+        {
+            let fault = with("ipam", ipam.clone()).unwrap().ipam_type().expect_err(&ipam.to_string());
             assert_eq!(fault.code, Code::Config, "{ipam}");
-            assert!(fault.msg.contains("\"ipam\"") && fault.details.contains("\"pool\""), "{fault:?}");
+            assert!(fault.msg.contains("\"ipam") && fault.details.contains("\"pool\""), "{fault:?}");
         }
-        assert_eq!(with("ipam", Value::Null).unwrap().refuse_unsupported(), Ok(()));
+        for plugin in ["../host-local", "/bin/sh", ".", "..", "a/b", "-a", "a b", &"n".repeat(254)] {
+            let fault = with("ipam", json!({"type": plugin})).unwrap().ipam_type().expect_err(plugin);
+            assert!(fault.code == Code::Config && fault.msg.contains("ipam.type"), "{fault:?}");
+        }
+        assert_eq!(with("ipam", Value::Null).unwrap().ipam_type(), Ok(None));
+        assert_eq!(with("ipam", json!({"type": "host-local"})).unwrap().ipam_type(), Ok(Some("host-local")));
     }
 
     #[test]

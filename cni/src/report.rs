@@ -80,7 +80,7 @@ impl Run {
         let report = Report {
             version: VERSION,
             outcome,
-            code: fault.map(|fault| fault.code as u16),
+            code: fault.map(|fault| fault.code.number()),
             message: fault.map(|fault| fault.msg.clone()).unwrap_or_default(),
             duration_us: number(self.began.elapsed().as_micros()),
             ended_unix_ms: number(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()),

@@ -15,6 +15,7 @@ use crate::{
     args::ContainerArgs,
     check::PrevResult,
     fault::{Code, Failure, Fault, Origin},
+    ipam::Ipam,
     json::Object,
     log::Level,
     netconf::{NetConf, Version},
@@ -27,7 +28,7 @@ const MAX_STDIN_BYTES: u64 = 1 << 20;
 /// Keys of GC's list: the specification's, and the one that libcni 1.2.0 to 1.2.2 sent instead.
 const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// The `CNI_*` variables that we read, as they are. `CNI_PATH` is not among them: we run no other plugin.
+/// The `CNI_*` variables that we read, as they are.
 #[derive(Debug, Clone, Default)]
 pub struct Env {
     /// `CNI_COMMAND`.
@@ -42,6 +43,8 @@ pub struct Env {
     pub args: Option<OsString>,
     /// Name of the program that runs the plugin.
     pub runtime: Option<String>,
+    /// `CNI_PATH`: where an IPAM plugin is looked for.
+    pub path: Option<OsString>,
 }
 
 impl Env {
@@ -55,6 +58,7 @@ impl Env {
             ifname: env::var_os("CNI_IFNAME"),
             args: env::var_os("CNI_ARGS"),
             runtime: runtime::of_process(),
+            path: env::var_os("CNI_PATH"),
         }
     }
 }
@@ -82,6 +86,8 @@ pub struct Ask {
     pub(crate) conf: NetConf,
     pub(crate) command: Command,
     pub(crate) runtime: Option<String>,
+    /// The network's addresses are leased by an IPAM plugin.
+    pub(crate) ipam: Option<Ipam>,
 }
 
 /// A checked request.
@@ -106,10 +112,11 @@ impl Request {
             return Ok(Self::Version { cni_version: version_of_probe(stdin) });
         };
         let subject = verb.subject(env).map_err(Failure::unversioned)?;
-        let document = read_document(stdin).map_err(Failure::unversioned)?;
+        let netconf = read_all(stdin).map_err(Failure::unversioned)?;
+        let document = decode(&netconf).map_err(Failure::unversioned)?;
         let (version, origin) = (echoed_version(&document), Origin::of(&document));
         let ask = NetConf::parse(document)
-            .and_then(|conf| subject.with_conf(verb, conf))
+            .and_then(|conf| subject.with_conf(verb, conf, netconf))
             .map_err(|fault| Failure::new(&version, fault).of(origin))?;
         Ok(Self::Ask(Box::new(Ask { runtime: env.runtime.clone(), ..ask })))
     }
@@ -166,7 +173,7 @@ impl Verb {
 
     fn subject(self, env: &Env) -> Result<Subject, Fault> {
         if !matches!(self, Self::Add | Self::Del | Self::Check) {
-            return Ok(Subject::default());
+            return Ok(Subject { path: env.path.clone(), ..Subject::default() });
         }
         let mut problems = Vec::new();
         let container_id = variable("CNI_CONTAINERID", env.container_id.as_ref(), rules::name, &mut problems);
@@ -179,7 +186,8 @@ impl Verb {
         if !problems.is_empty() {
             return Err(Fault::environment(problems.join("; ")));
         }
-        Ok(Subject { target: Target { container_id, ifname }, netns, args: env.args.clone().unwrap_or_default() })
+        let args = env.args.clone().unwrap_or_default();
+        Ok(Subject { target: Target { container_id, ifname }, netns, args, path: env.path.clone() })
     }
 }
 
@@ -189,10 +197,11 @@ struct Subject {
     target: Target,
     netns: String,
     args: OsString,
+    path: Option<OsString>,
 }
 
 impl Subject {
-    fn with_conf(self, verb: Verb, conf: NetConf) -> Result<Ask, Fault> {
+    fn with_conf(self, verb: Verb, conf: NetConf, netconf: Vec<u8>) -> Result<Ask, Fault> {
         if conf.version < verb.since() {
             return Err(Fault::new(
                 Code::IncompatibleVersion,
@@ -204,9 +213,18 @@ impl Subject {
                 ),
             ));
         }
-        if !matches!(verb, Verb::Del | Verb::Gc) {
-            conf.refuse_unsupported()?;
-        }
+        let plugin = match conf.ipam_type() {
+            // A configuration that was changed under living containers must not keep them from being deleted.
+            Err(fault) if matches!(verb, Verb::Del | Verb::Gc) => {
+                conf.log.say(Level::Warn, format_args!("{} goes on in spite of: {}", verb.name(), fault.msg));
+                None
+            }
+            plugin => plugin?.map(str::to_owned),
+        };
+        let ipam = plugin.map(|plugin| {
+            let (path, version, log) = (self.path.clone(), conf.version, conf.log);
+            Ipam { plugin, path, netconf, version, log }
+        });
         let command = match verb {
             Verb::Add => {
                 if conf.document().value("prevResult").is_some() {
@@ -215,18 +233,18 @@ impl Subject {
                     )
                     .with_details("put wharf-cni first in the list of plugins"));
                 }
-                let args = Box::new(ContainerArgs::parse(&self.cni_args()?, &conf)?);
+                let args = Box::new(self.container_args(&conf, ipam.as_ref())?);
                 Command::Add { target: self.target, netns: self.netns, args }
             }
             Verb::Del => {
                 // Nothing of it is needed to delete, so nothing of it may keep us from deleting.
-                if let Err(fault) = self.cni_args().and_then(|args| ContainerArgs::parse(&args, &conf)) {
+                if let Err(fault) = self.container_args(&conf, None) {
                     conf.log.say(Level::Warn, format_args!("DEL goes on in spite of: {}", fault.msg));
                 }
                 Command::Del { target: self.target }
             }
             Verb::Check => {
-                ContainerArgs::parse(&self.cni_args()?, &conf)?;
+                self.container_args(&conf, ipam.as_ref())?;
                 let prev = PrevResult::parse(&conf.document())?;
                 Command::Check { target: self.target, netns: self.netns, prev }
             }
@@ -243,11 +261,33 @@ impl Subject {
             }
             Verb::Status => {
                 // What ADD would refuse is told before the first container asks.
-                ContainerArgs::parse("", &conf)?;
+                self.container_args(&conf, ipam.as_ref())?;
                 Command::Status
             }
         };
-        Ok(Ask { conf, command, runtime: None })
+        Ok(Ask { conf, command, runtime: None, ipam })
+    }
+
+    /// What is asked for the container, none of which the agent's own IPAM may have to do where a plugin leases.
+    fn container_args(&self, conf: &NetConf, ipam: Option<&Ipam>) -> Result<ContainerArgs, Fault> {
+        let args = ContainerArgs::parse(&self.cni_args()?, conf)?;
+        let Some(Ipam { plugin, .. }) = ipam else { return Ok(args) };
+        if let Some(pool) = &args.pool {
+            let hint = "take out the pool, or \"ipam\" to have the agent lease from it";
+            return Err(Fault::config(format!(
+                "netconf: pool {:?} is named beside IPAM plugin {plugin}, which leases the addresses",
+                cut(pool)
+            ))
+            .with_details(hint));
+        }
+        if conf.ip_masq == Some(true) {
+            let rule = "the node masquerades the agent's pools alone";
+            return Err(Fault::config(format!(
+                "netconf: key \"ipMasq\" is true, and IPAM plugin {plugin} leases the addresses: {rule}"
+            ))
+            .with_details("take out ipMasq, or \"ipam\" to have the agent lease from a pool"));
+        }
+        Ok(args)
     }
 
     fn cni_args(&self) -> Result<String, Fault> {
@@ -298,7 +338,7 @@ fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
     Ok(valid.into_iter().collect())
 }
 
-fn read_document(stdin: &mut dyn Read) -> Result<Map<String, Value>, Fault> {
+fn read_all(stdin: &mut dyn Read) -> Result<Vec<u8>, Fault> {
     let mut bytes = Vec::new();
     stdin
         .take(MAX_STDIN_BYTES.saturating_add(1))
@@ -307,7 +347,11 @@ fn read_document(stdin: &mut dyn Read) -> Result<Map<String, Value>, Fault> {
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_STDIN_BYTES {
         return Err(Fault::config(format!("netconf is longer than {MAX_STDIN_BYTES} bytes")));
     }
-    match serde_json::from_slice(&bytes) {
+    Ok(bytes)
+}
+
+fn decode(netconf: &[u8]) -> Result<Map<String, Value>, Fault> {
+    match serde_json::from_slice(netconf) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(Fault::config("netconf is not a JSON object")),
         Err(e) => Err(Fault::new(Code::Decode, format!("netconf on stdin is not JSON: {e}"))),
@@ -328,7 +372,7 @@ fn is_version_byte(byte: u8) -> bool {
 
 /// A probe is answered in the version it came in if we speak it, else in our newest.
 fn version_of_probe(stdin: &mut dyn Read) -> String {
-    let version = match read_document(stdin) {
+    let version = match read_all(stdin).and_then(|netconf| decode(&netconf)) {
         Ok(document) => document.get("cniVersion").and_then(Value::as_str).and_then(Version::parse),
         Err(_) => None,
     };

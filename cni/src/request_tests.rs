@@ -13,6 +13,7 @@ fn env(command: &str) -> Env {
         ifname: Some("eth0".into()),
         args: None,
         runtime: None,
+        path: Some("/opt/cni/bin".into()),
     }
 }
 
@@ -201,15 +202,39 @@ fn prev_result_is_for_check_alone() {
 }
 
 #[test]
-fn delegated_ipam_is_refused_where_it_would_matter() {
-    let ipam = json!({"ipam": {"type": "host-local"}, "prevResult": {}});
-    for verb in ["CHECK", "STATUS"] {
-        assert_eq!(refused(&env(verb), ipam.clone()).code, Code::Config, "{verb}");
+fn an_ipam_plugin_leases_for_every_command_and_a_broken_one_keeps_nobody_from_deleting() {
+    let plugin = |env: &Env, keys: Value| match read(env, &conf(keys)) {
+        Ok(Request::Ask(ask)) => ask.ipam.map(|ipam| ipam.plugin),
+        other => panic!("no command for the agent: {other:?}"),
+    };
+    for verb in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+        assert_eq!(
+            plugin(&env(verb), json!({"ipam": {"type": "host-local"}})).as_deref(),
+            Some("host-local"),
+            "{verb}"
+        );
+        assert_eq!(plugin(&env(verb), json!({})), None, "{verb}");
+        for broken in [json!({"ipam": {"type": "../x"}}), json!({"ipam": 5})] {
+            match verb {
+                "DEL" | "GC" => assert_eq!(plugin(&env(verb), broken), None, "{verb}"),
+                _ => assert_eq!(refused(&env(verb), broken).code, Code::Config, "{verb}"),
+            }
+        }
     }
-    let fault = refused(&env("ADD"), json!({"ipam": {"type": "host-local"}}));
-    assert!(fault.code == Code::Config && fault.msg.contains("ipam"), "{fault:?}");
-    assert!(matches!(command(&env("DEL"), ipam.clone()), Command::Del { .. }));
-    assert!(matches!(command(&env("GC"), ipam), Command::Gc { .. }));
+}
+
+#[test]
+fn what_concerns_the_agents_ipam_alone_is_refused_beside_an_ipam_plugin() {
+    let annotated = json!({"io.kubernetes.cri.pod-annotations": {"wharf/pool": "blue"}});
+    for (key, value) in [("pool", json!("blue")), ("ipMasq", json!(true)), ("runtimeConfig", annotated)] {
+        let keys = || json!({"ipam": {"type": "host-local"}, key: value.clone()});
+        for verb in ["ADD", "CHECK", "STATUS"] {
+            let fault = refused(&env(verb), keys());
+            assert!(fault.code == Code::Config && fault.msg.contains("host-local"), "{verb} {key}: {fault:?}");
+        }
+        assert!(matches!(command(&env("DEL"), keys()), Command::Del { .. }), "{key}");
+        assert!(matches!(command(&env("GC"), keys()), Command::Gc { .. }), "{key}");
+    }
 }
 
 #[test]
@@ -355,6 +380,7 @@ fn any_env() -> impl Strategy<Value = Env> {
             ifname,
             args,
             runtime: None,
+            path: None,
         },
     )
 }

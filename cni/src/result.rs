@@ -45,7 +45,7 @@ struct Ip {
 
 #[derive(Serialize)]
 struct Route {
-    dst: &'static str,
+    dst: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     gw: Option<IpAddr>,
 }
@@ -67,10 +67,12 @@ pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoin
             address: format!("{ip}/{prefix}"),
             gateway,
         });
-        if gateway.is_some() {
-            routes.push(Route { dst: everything, gw: gateway });
+        if gateway.is_some() && endpoint.routes.is_none() {
+            routes.push(Route { dst: everything.to_owned(), gw: gateway });
         }
     }
+    let own = endpoint.routes.iter().flatten();
+    routes.extend(own.map(|route| Route { dst: route.dst.to_string(), gw: route.gw }));
     serde_json::to_string(&AddResult {
         cni_version: version.as_str(),
         interfaces: [

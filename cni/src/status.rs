@@ -17,7 +17,9 @@ const CARRIES_TRAFFIC: [&str; 1] = ["datapath"];
 const DEFAULT_POOL: &str = "default";
 
 /// 51 when existing endpoints are limited, 50 when ADD would fail, else nothing.
-pub(crate) fn verdict(subject: &str, conf: &NetConf, status: &AgentStatus) -> Result<(), Fault> {
+///
+/// `delegated`: an IPAM plugin leases the addresses, so no pool has to.
+pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &AgentStatus) -> Result<(), Fault> {
     let unwell: Vec<String> = (status.components.iter())
         .filter(|c| c.health >= Health::Degraded)
         .map(|c| format!("{}: {}", c.name, c.message))
@@ -32,7 +34,9 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, status: &AgentStatus) -> Re
     if !status.serving || status.components.iter().any(|c| c.health == Health::Failing) {
         return Err(Fault::new(Code::NotAvailable, format!("{subject}: the agent takes no new endpoints: {reasons}")));
     }
-    addresses(subject, conf, &status.ipam)?;
+    if !delegated {
+        addresses(subject, conf, &status.ipam)?;
+    }
     if !unwell.is_empty() {
         conf.log.say(Level::Warn, format_args!("{subject}: {reasons}"));
     }

@@ -15,6 +15,8 @@
 //! | [`redirects_file`] | the file that keeps the ports of the proxy |
 //! | [`dns`] | queries of containers, and answers of servers |
 //! | [`names_file`] | the file that keeps names and their addresses |
+//! | [`ipam_answer`] | what an IPAM plugin answers to ADD |
+//! | [`sandbox`] | network configurations, and records of sandboxes |
 //!
 //! Each module has one `run`, which panics when a property is broken: a parser must not only survive, what it accepts
 //! must mean the same when it is written and read again, and what it refuses must be told by name. The programs in
@@ -22,6 +24,7 @@
 
 pub mod access_log;
 pub mod dns;
+pub mod ipam_answer;
 pub mod map_rows;
 pub mod mark;
 pub mod names_file;
@@ -30,6 +33,7 @@ pub mod policy_documents;
 pub mod queue_record;
 pub mod redirects_file;
 pub mod rest_body;
+pub mod sandbox;
 pub mod stdin;
 pub mod store;
 pub mod xds;

@@ -74,6 +74,11 @@ fn create(data: &[u8]) {
     assert_eq!(spec.pool.map(String::from), asked.pool);
     assert_eq!(spec.mac.map(|mac| mac.to_string()), asked.mac.map(|mac| mac.to_ascii_lowercase()));
     assert_eq!((spec.ips, spec.pod_name, spec.pod_namespace), (asked.ips, asked.pod_name, asked.pod_namespace));
+    assert_eq!(
+        spec.external.map(|external| (external.ipam, external.gateways)),
+        asked.ipam.map(|ipam| (ipam, asked.gateways))
+    );
+    assert_eq!(spec.routes, asked.routes);
     for label in &spec.labels {
         assert_eq!(label.to_string().parse().as_ref(), Ok(label), "a label is not read back");
         assert_ne!(label.source, "reserved", "a caller names itself one of the node's own");
@@ -102,6 +107,9 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         deadline_ms: None,
         ports: Vec::new(),
         masquerade: None,
+        ipam: None,
+        gateways: Vec::new(),
+        routes: None,
         bandwidth: Default::default(),
     }
 }

@@ -28,6 +28,7 @@ pub fn run(data: &[u8]) {
         netns: variable(2),
         ifname: variable(3),
         args: variable(4),
+        path: Some("/opt/cni/bin".into()),
     };
 
     let read = Request::read(&env, &mut &stdin[..]);

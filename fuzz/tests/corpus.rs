@@ -79,3 +79,13 @@ fn dns() {
 fn names_file() {
     replay("names_file", wharf_fuzz::names_file::run);
 }
+
+#[test]
+fn ipam_answer() {
+    replay("ipam_answer", wharf_fuzz::ipam_answer::run);
+}
+
+#[test]
+fn sandbox() {
+    replay("sandbox", wharf_fuzz::sandbox::run);
+}

@@ -16,6 +16,9 @@ use crate::{
 /// Network name of [`NetConf::new`].
 pub const NETWORK: &str = "harbour";
 
+/// Where Debian's containernetworking-plugins are.
+pub const DEBIANS_PLUGINS: &str = "/usr/lib/cni";
+
 /// Longest a plugin may take: the ADD deadline of the plugin itself and a little.
 const LIMIT: Duration = Duration::from_secs(70);
 
@@ -83,8 +86,10 @@ impl<'a> Call<'a> {
     /// A call of `command` from within `space` (the node's).
     #[must_use]
     pub fn new(space: &'a Space, command: &str) -> Self {
-        let environment =
-            vec![("CNI_COMMAND".to_owned(), command.to_owned()), ("CNI_PATH".to_owned(), "/opt/cni/bin".to_owned())];
+        let environment = vec![
+            ("CNI_COMMAND".to_owned(), command.to_owned()),
+            ("CNI_PATH".to_owned(), format!("/opt/cni/bin:{DEBIANS_PLUGINS}")),
+        ];
         Self { space, environment, stdin: Vec::new(), armed: None }
     }
 

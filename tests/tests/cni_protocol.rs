@@ -385,10 +385,10 @@ fn gc_without_the_key_is_gc_with_an_empty_list() -> Result<()> {
 }
 
 #[test]
-fn delegated_ipam_is_refused_and_never_in_the_way_of_a_delete() -> Result<()> {
+fn an_ipam_without_a_plugin_is_refused_and_never_in_the_way_of_a_delete() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (a, ea) = one(node, "a")?;
-        let conf = node.netconf().with("ipam", json!({"type": "host-local", "subnet": "10.1.0.0/16"}));
+        let conf = node.netconf().with("ipam", json!({"subnet": "10.1.0.0/16"}));
         for command in ["ADD", "CHECK", "STATUS"] {
             let failure = node.cni(command).of("a", a.path(), "eth1").conf(&conf).run()?.failure()?;
             ensure!(failure.code == 7 && failure.text().contains("pool"), "{command}: {failure:?}");

@@ -26,7 +26,7 @@ use crate::{
         claim::Claim,
         error::{CreateCause, CreateError},
         record::{crash_point, leases, owner},
-        reserve::reserve,
+        reserve::{reserve, routes_have_gateways},
         task::EndpointTask,
     },
     gate::Place,
@@ -34,7 +34,7 @@ use crate::{
     telemetry::operation::{self, Kind, OpId},
 };
 
-pub use crate::endpoint::reserve::CreateSpec;
+pub use crate::endpoint::reserve::{CreateSpec, External};
 
 /// How long after its deadline a caller is answered at the latest: the endpoint's task answers first, because it
 /// knows the step.
@@ -284,7 +284,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
                 v.record.gateway4 = v.record.gateway4.filter(|_| leased.ipv4.is_some());
                 v.record.gateway6 = v.record.gateway6.filter(|_| leased.ipv6.is_some());
             });
-            Ok(())
+            shared.read(|v| routes_have_gateways(&v.record))
         }
         CreateStep::EnsurePrograms if task.prepared => Ok(()),
         CreateStep::EnsurePrograms => {

@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
+use ipnet::IpNet;
 use wharf_core::{
     admission::Refusal,
     identity_allocator::IdentityError,
@@ -132,6 +133,50 @@ pub enum CreateCause {
         id: EndpointId,
         /// The address.
         ip: IpAddr,
+    },
+    /// Another IPAM leased an address that is not its to lease.
+    #[error("the address {ip}, leased by IPAM plugin {ipam}: {why}")]
+    External {
+        /// Type of the plugin.
+        ipam: String,
+        /// The address.
+        ip: IpAddr,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Another IPAM leased an address that is held here.
+    #[error("the address {ip}, leased by IPAM plugin {ipam}: {why}")]
+    ExternalHeld {
+        /// Type of the plugin.
+        ipam: String,
+        /// The address.
+        ip: IpAddr,
+        /// Who holds it.
+        why: String,
+    },
+    /// The container is to be masqueraded, and another IPAM leased its addresses.
+    #[error(
+        "masquerading is asked for (`ipMasq`), and the node masquerades its own pools, not addresses of IPAM plugin {ipam}"
+    )]
+    ExternalNotMasqueraded {
+        /// Type of the plugin.
+        ipam: String,
+    },
+    /// A route by a gateway that is not the endpoint's.
+    #[error("the route to {route} is to go by {asked}, and the gateway is {gateway}")]
+    RouteGateway {
+        /// Destination.
+        route: IpNet,
+        /// The gateway asked for.
+        asked: IpAddr,
+        /// The endpoint's.
+        gateway: IpAddr,
+    },
+    /// A route of a family that the endpoint has no address of.
+    #[error("the route to {route} has no gateway: the endpoint has no address of its family")]
+    RouteFamily {
+        /// Destination.
+        route: IpNet,
     },
     /// The container is to be masqueraded, and the node does not do that.
     #[error("masquerading is asked for (`ipMasq`), and this node's agent runs with --masquerade off")]

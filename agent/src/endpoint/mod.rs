@@ -16,6 +16,7 @@ pub mod delete;
 pub mod deletions;
 mod edit;
 pub mod error;
+mod external;
 pub mod identity;
 pub mod look;
 pub mod mtu;

@@ -172,11 +172,15 @@ pub async fn forget_gone<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), Remo
 
 /// Leases an address for an orphan in memory; returns the change that makes the lease durable.
 fn hold<K: Kernel>(addresses: &Addresses<K>, config: &AgentConfig, ip: IpAddr, link: &str) -> Option<Change> {
-    let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)))?.name.clone();
+    let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)));
+    // An address of another IPAM is in no pool. The orphan is found again by its lease all the same.
+    let pool = pool.map_or(&config.default_pool, |pool| &pool.name).clone();
     let owner = LeaseOwner::Caller { name: format!("{PREFIX}{link}") };
     let lease = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };
-    match lock(&addresses.ipam).claim(lease.clone()) {
+    let mut ipam = lock(&addresses.ipam);
+    match ipam.claim(lease.clone()) {
         Ok(()) => Some(Change::PutLease(lease)),
+        Err(_) if ipam.keep_outside(lease.clone()) => Some(Change::PutLease(lease)),
         Err(error) => {
             tracing::warn!(%ip, link, "hold the address of a lost endpoint: {error}");
             None

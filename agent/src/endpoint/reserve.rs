@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::time::Instant;
-use wharf_api::LogStatus;
+use wharf_api::{ContainerRoute, LogStatus};
 use wharf_core::{
     bandwidth::Bandwidth,
     endpoint::{EndpointRecord, IpOwner, host_ifname},
@@ -24,7 +24,7 @@ use wharf_core::{
 
 use crate::{
     clock,
-    endpoint::{deletions, error::CreateCause, task::EndpointTask},
+    endpoint::{deletions, error::CreateCause, external, task::EndpointTask},
     node::{
         endpoint::{Handle, View},
         health,
@@ -65,8 +65,21 @@ pub struct CreateSpec {
     pub masquerade: Option<bool>,
     /// Limits of the bandwidth.
     pub bandwidth: Bandwidth,
+    /// Another IPAM leased the addresses asked for.
+    pub external: Option<External>,
+    /// What it reaches by its gateways; everything when absent.
+    pub routes: Option<Vec<ContainerRoute>>,
     /// When the caller gives up.
     pub deadline: Instant,
+}
+
+/// Addresses of another IPAM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct External {
+    /// Type of its CNI plugin.
+    pub ipam: String,
+    /// Its gateways, at most one of each family.
+    pub gateways: Vec<IpAddr>,
 }
 
 /// Checks that have no side effect, then the reservations: epoch, id, registry entry.
@@ -86,7 +99,13 @@ pub(super) async fn reserve<K: Kernel>(
         return Err(taken_by(&life.jobs, &there));
     }
     let netns = life.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
-    let (ip_owner, requested) = requested_addresses(&lock(&life.addresses.ipam), spec)?;
+    let (ip_owner, requested) = match &spec.external {
+        Some(_) => {
+            external::check(life, spec).await?;
+            (IpOwner::External, pair(&spec.ips))
+        }
+        None => requested_addresses(&lock(&life.addresses.ipam), spec)?,
+    };
     may_masquerade(life, spec)?;
     may_publish(life, spec, requested).await?;
     let epoch = life.store.next_epoch().await?;
@@ -115,6 +134,13 @@ pub(super) async fn reserve<K: Kernel>(
             ipam.router4().filter(|_| speaks(requested.0.is_some())),
             ipam.router6().filter(|_| speaks(requested.1.is_some())),
         )
+    };
+    let (gateway4, gateway6) = match &spec.external {
+        Some(external) => {
+            let (own4, own6) = pair(&external.gateways);
+            (own4.or(gateway4), own6.or(gateway6))
+        }
+        None => (gateway4, gateway6),
     };
     let record = EndpointRecord {
         id: set.id,
@@ -149,7 +175,13 @@ pub(super) async fn reserve<K: Kernel>(
         named_ports: std::collections::BTreeMap::new(),
         // Runtimes say which pod it is, and not what it is.
         awaits_labels: !life.config.labels_timeout.is_zero() && spec.pod_name.is_some() && !says_what(&spec.labels),
+        ipam: spec.external.as_ref().map(|external| external.ipam.clone()),
+        routes: spec.routes.as_ref().map(|routes| routes.iter().map(|route| route.dst).collect()),
     };
+    if let Err(refused) = routes_fit(&spec.routes, &record) {
+        give_back();
+        return Err(refused);
+    }
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
     if let Err(taken) = life.registry.insert(handle.clone()) {
         give_back();
@@ -167,8 +199,12 @@ pub(super) async fn reserve<K: Kernel>(
     Ok(task)
 }
 
-/// Refuses a container that wants to be masqueraded where its pool is not.
+/// Refuses a container that wants to be masqueraded where its pool is not. Addresses of another IPAM never are: the node knows
+/// the pools alone as its own.
 fn may_masquerade<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(), CreateCause> {
+    if let Some(external) = spec.external.as_ref().filter(|_| spec.masquerade == Some(true)) {
+        return Err(CreateCause::ExternalNotMasqueraded { ipam: external.ipam.clone() });
+    }
     let name = spec.pool.as_ref().unwrap_or(&life.config.default_pool);
     let Some(masquerade) = life.config.masquerade.as_ref() else {
         return if spec.masquerade == Some(true) { Err(CreateCause::MasqueradeOff) } else { Ok(()) };
@@ -232,9 +268,35 @@ fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, Addre
     if leased < spec.ips.len() {
         return Err(CreateCause::MixedOwners);
     }
-    let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
-    let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
-    Ok((IpOwner::Caller, (v4, v6)))
+    Ok((IpOwner::Caller, pair(&spec.ips)))
+}
+
+/// The first address of each family.
+fn pair(ips: &[IpAddr]) -> AddressPair {
+    let v4 = ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
+    let v6 = ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
+    (v4, v6)
+}
+
+/// Refuses a route by another gateway than the endpoint's: nobody else answers on its link. Families that the endpoint turns
+/// out to have no address of are refused once that is known ([`routes_have_gateways`]).
+fn routes_fit(routes: &Option<Vec<ContainerRoute>>, record: &EndpointRecord) -> Result<(), CreateCause> {
+    for route in routes.iter().flatten() {
+        if let (Some(asked), Some(gateway)) = (route.gw, record.gateway_of(route.dst.addr()))
+            && asked != gateway
+        {
+            return Err(CreateCause::RouteGateway { route: route.dst, asked, gateway });
+        }
+    }
+    routes_have_gateways(record)
+}
+
+/// Refuses a route of a family that the endpoint has no gateway of.
+pub(super) fn routes_have_gateways(record: &EndpointRecord) -> Result<(), CreateCause> {
+    match record.routes.iter().flatten().find(|to| record.gateway_of(to.addr()).is_none()) {
+        Some(route) => Err(CreateCause::RouteFamily { route: *route }),
+        None => Ok(()),
+    }
 }
 
 /// The error for an interface that has an endpoint.

@@ -367,6 +367,8 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             runtime: None,
             ports: Vec::new(),
             masquerade: None,
+            external: None,
+            routes: None,
             bandwidth: Bandwidth::default(),
             deadline: Instant::now() + CREATE_BOUND,
         };

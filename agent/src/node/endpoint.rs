@@ -6,16 +6,17 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use tokio::{
     sync::{Notify, futures::Notified, mpsc, oneshot},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
-use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
+use wharf_api::{ContainerRoute, EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
-    endpoint::EndpointRecord,
+    endpoint::{EndpointRecord, IpOwner},
     ids::{EndpointId, Epoch},
     kernel::KernelError,
     nat::{Protocol, Publish},
@@ -383,7 +384,12 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         gateway4: r.gateway4,
         gateway6: r.gateway6,
         mtu: r.mtu,
-        pool: r.pool.to_string(),
+        pool: if r.ip_owner == IpOwner::External { String::new() } else { r.pool.to_string() },
+        ipam: r.ipam.clone(),
+        routes: r.routes.as_ref().map(|routes| {
+            let by_gateway = |to: &IpNet| ContainerRoute { dst: *to, gw: r.gateway_of(to.addr()) };
+            routes.iter().map(by_gateway).collect()
+        }),
         netns: r.netns.path.display().to_string(),
         pod_name: r.pod_name.clone(),
         pod_namespace: r.pod_namespace.clone(),

@@ -38,6 +38,7 @@ use crate::{
         health,
     },
     rest::{
+        addressing,
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
     },
@@ -499,6 +500,7 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
             "create endpoint {attachment}: at most one address of each family can be asked for"
         )));
     }
+    let external = addressing::external(&attachment, &body)?;
     for (name, value) in [("pod_name", &body.pod_name), ("pod_namespace", &body.pod_namespace)] {
         if value.as_ref().is_some_and(|v| v.len() > 253 || v.chars().any(char::is_control)) {
             return Err(invalid(format!(
@@ -520,6 +522,8 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
         ports: parse_ports(&attachment, &body.ports)?,
         masquerade: body.masquerade,
         bandwidth: parse_bandwidth(&attachment, body.bandwidth)?,
+        external,
+        routes: addressing::routes(&attachment, body.routes)?,
         deadline: Instant::now() + deadline,
         attachment,
     })

@@ -174,6 +174,17 @@ impl From<CreateCause> for Failure {
             CreateCause::AddressTaken { .. } => {
                 says(ErrorCode::Exists).hint("delete that one first, or ask for another address")
             }
+            CreateCause::External { .. } => says(ErrorCode::InvalidRequest)
+                .hint("give the IPAM plugin a range that is neither the agent's (`wharf ipam list`) nor the node's (`ip route`)"),
+            CreateCause::ExternalHeld { .. } => says(ErrorCode::Exists)
+                .hint("delete that one first; two IPAMs, or two data directories of one, lease from the same range"),
+            CreateCause::ExternalNotMasqueraded { .. } => says(ErrorCode::InvalidRequest)
+                .hint("remove `ipMasq`, or `ipam` and use a pool; a router of your network can translate the addresses"),
+            CreateCause::RouteGateway { .. } => {
+                says(ErrorCode::InvalidRequest).hint("leave `gw` out: a container has one gateway of each family")
+            }
+            CreateCause::RouteFamily { .. } => says(ErrorCode::InvalidRequest)
+                .hint("remove the route, or give the container an address of that family"),
             CreateCause::MasqueradeOff => says(ErrorCode::Unsupported)
                 .hint("start the agent with --masquerade on, or remove `ipMasq` from the network's configuration"),
             CreateCause::PoolNotMasqueraded(_) => says(ErrorCode::InvalidRequest).hint(

@@ -1,5 +1,6 @@
 //! The REST API: routes, and the document they make.
 
+mod addressing;
 pub mod audit;
 pub mod command;
 pub mod config;

@@ -1,10 +1,19 @@
 //! Deletes of several endpoints at once, and those that keep the addresses.
 
-use wharf_agent::sync::lock;
+use wharf_agent::{
+    endpoint::{
+        create::{CreateSpec, External},
+        unknown,
+    },
+    node::aside::Wanted,
+    sync::lock,
+};
 use wharf_core::{
+    ids::Epoch,
+    ipam::LeaseRequest,
     kernel::KernelErrorKind as Kind,
     plan::DeleteOptions,
-    store::{LeaseOwner, Snapshot},
+    store::{Change, LeaseOwner, Snapshot},
 };
 use wharf_datapath::fake::Operation as Op;
 
@@ -134,5 +143,58 @@ fn the_leases_of_endpoints_that_stay_are_not_touched() {
         let held = lock(&agent.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held.into_iter().map(|l| l.ip).collect::<Vec<_>>(), addresses(&stays));
         agent.assert_healthy().await;
+    });
+}
+
+#[test]
+fn a_containers_delete_gives_back_its_own_addresses_alone_and_is_resumed_where_it_stopped() {
+    Machine::new().life(async |agent| {
+        let own = agent.create("c1").await;
+        let lease = agent.lease_to_caller("job 7").await;
+        let of_caller = CreateSpec { ips: vec![lease.ip], ..Agent::spec("c1", "eth1") };
+        let external = External { ipam: "host-local".to_owned(), gateways: Vec::new() };
+        let external =
+            CreateSpec { ips: vec![[10, 1, 0, 2].into()], external: Some(external), ..Agent::spec("c1", "eth2") };
+        let mut handles = vec![own.clone()];
+        for spec in [of_caller, external] {
+            let made = agent.try_create(spec).await.expect("created");
+            handles.push(agent.handle(made.id));
+        }
+        for round in [1, 2] {
+            agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);
+            let all: Vec<&_> = handles.iter().collect();
+            let result = agent.spawn_delete(&all, DeleteOptions::default()).await.expect("task");
+            assert_eq!(result.errors.len(), 1, "{round}: {:?}", result.errors);
+            handles = agent.life.registry.list();
+            assert_eq!(handles.len(), 1, "the others are gone");
+            assert_eq!(agent.lease_owner(lease.ip), Some(lease.owner.clone()));
+        }
+        let result = agent.spawn_delete(&[&handles[0]], DeleteOptions::default()).await.expect("task");
+        assert_eq!(result.errors, []);
+        assert_eq!(agent.snapshot().await.leases, [lease], "the caller's, and none of the other IPAM's");
+        let mut rested: Vec<_> = agent.resting().into_iter().map(|(ip, _)| ip).collect();
+        rested.sort();
+        assert_eq!(rested, addresses(&own));
+    });
+}
+
+#[test]
+fn a_delete_of_an_unknown_container_gives_back_all_that_is_leased_in_its_name() {
+    Machine::new().life(async |agent| {
+        let stays = agent.create("c1").await;
+        for ifname in ["eth0", "eth1"] {
+            let owner = LeaseOwner::Attachment { attachment: attachment("gone", ifname), epoch: Epoch(7) };
+            lock(&agent.life.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
+        }
+        let left = lock(&agent.life.addresses.ipam).of_container(&attachment("gone", "eth0").container_id);
+        agent.commit(left.into_iter().map(Change::PutLease).collect()).await;
+        let container_id = attachment("gone", "eth0").container_id;
+        let wanted = |container_id| Wanted { network: None, container_id, ifname: None };
+        let result = unknown::remove(&agent.life, &wanted(container_id.clone())).await;
+        assert_eq!((result.leases_released.len(), result.errors), (4, vec![]));
+        let again = unknown::remove(&agent.life, &wanted(container_id)).await;
+        assert_eq!(again, wharf_api::DeleteResult::default());
+        let owners = agent.snapshot().await.leases;
+        assert_eq!(owners.iter().map(|l| l.ip).collect::<Vec<_>>(), addresses(&stays), "of an endpoint that is there");
     });
 }

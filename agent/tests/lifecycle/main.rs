@@ -19,6 +19,7 @@ mod delete_many;
 mod delete_races;
 mod deletions;
 mod explain;
+mod external;
 mod faults;
 mod flows;
 mod gc;

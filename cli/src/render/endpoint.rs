@@ -119,7 +119,17 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     for (i, redirect) in redirects.iter().enumerate() {
         screen.line(if i == 0 { "Redirects" } else { "" }, redirect);
     }
-    screen.line("Pool", &e.pool);
+    match &e.ipam {
+        Some(plugin) => screen.line("IPAM", &format!("{plugin} (CNI plugin; it leases and releases the addresses)")),
+        None => screen.line("Pool", &e.pool),
+    }
+    for (i, route) in e.routes.iter().flatten().enumerate() {
+        let by = route.gw.map_or_else(String::new, |gw| format!(" by {gw}"));
+        screen.line(if i == 0 { "Routes" } else { "" }, &format!("{}{by}", route.dst));
+    }
+    if e.routes.as_ref().is_some_and(Vec::is_empty) {
+        screen.line("Routes", "none: it reaches nobody by this interface but its gateways");
+    }
     screen.line("MAC", &e.container_mac);
     screen.line("MTU", &e.mtu.to_string());
     screen.line("Host interface", &format!("{} (index {}, MAC {})", e.host_ifname, e.ifindex, e.host_mac));

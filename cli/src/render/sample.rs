@@ -34,6 +34,8 @@ pub(crate) fn endpoint() -> Endpoint {
         gateway6: "fd00:88::1".parse().ok(),
         mtu: 1500,
         pool: "default".to_owned(),
+        ipam: None,
+        routes: None,
         netns: "/run/netns/cni-1".to_owned(),
         pod_name: Some("web-1".to_owned()),
         pod_namespace: Some("default".to_owned()),

@@ -7,6 +7,7 @@ use std::{
     num::NonZeroU16,
 };
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{
@@ -76,6 +77,32 @@ pub struct EndpointCreate {
     /// Limits of the bandwidth.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
+    /// Type of the CNI IPAM plugin that leased `ips`. The agent leases and releases nothing then; the addresses must be in none
+    /// of its pools, and `pool` must be absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
+    pub ipam: Option<String>,
+    /// Gateways of `ips`, at most one of each family, only with `ipam`; the router's addresses for families without one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>, max_items = 2)]
+    pub gateways: Vec<IpAddr>,
+    /// What the container reaches by its gateways, at most 64 destinations; everything when absent, nothing when empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 64)]
+    pub routes: Option<Vec<ContainerRoute>>,
+}
+
+/// A route of a container by its gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerRoute {
+    /// Destination, without host bits.
+    #[schema(value_type = String, example = "10.2.0.0/16")]
+    pub dst: IpNet,
+    /// The gateway of the destination's family, which is the only one there is; it may be left out of a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub gw: Option<IpAddr>,
 }
 
 /// Limits of an endpoint's bandwidth.
@@ -237,8 +264,15 @@ pub struct Endpoint {
     pub gateway6: Option<Ipv6Addr>,
     /// MTU, bytes.
     pub mtu: u32,
-    /// Pool its addresses come from.
+    /// Pool its addresses come from; empty when another IPAM leased them.
     pub pool: String,
+    /// Type of the CNI IPAM plugin that leased its addresses and will release them; absent when the agent or a caller of its
+    /// API leased them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipam: Option<String>,
+    /// Its routes by its gateways; absent when it has the default routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<Vec<ContainerRoute>>,
     /// Path of the container's network namespace as the runtime gave it.
     pub netns: String,
     /// Pod name.

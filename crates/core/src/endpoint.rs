@@ -6,6 +6,7 @@ use std::{
     path::PathBuf,
 };
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 pub use wharf_names::link::{host_ifname, parse_host_ifname};
@@ -17,6 +18,9 @@ use crate::{
     nat::{NatEntry, PortMapping, Publish},
     policy::{NamedPort, OwnEnforcement},
 };
+
+/// Most routes of one container.
+pub const MAX_ROUTES: usize = 64;
 
 /// A network namespace, known by what the kernel says of it and not by its path: a path may be reused by another
 /// container, an inode of nsfs is unique while the namespace lives, and the cookie is never reused in a boot.
@@ -48,6 +52,8 @@ pub enum IpOwner {
     Endpoint,
     /// The caller leased them before (`POST /v1/ipam`) and will release them: the delete runs with NoIPRelease.
     Caller,
+    /// Another IPAM leased them, outside of the pools. They are never leased, released or rested here.
+    External,
 }
 
 /// Everything about an endpoint that must survive the agent. Written when a create completes, removed when a delete
@@ -126,6 +132,13 @@ pub struct EndpointRecord {
     /// here for all.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub awaits_labels: bool,
+    /// Type of the CNI IPAM plugin that leased the addresses; only of [`IpOwner::External`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipam: Option<String>,
+    /// Destinations that the container reaches by its gateways, at most [`MAX_ROUTES`], in place of the default routes. Records
+    /// of older versions have none, and older versions give the default routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<Vec<IpNet>>,
 }
 
 impl EndpointRecord {
@@ -136,6 +149,25 @@ impl EndpointRecord {
         let given = self.container_mtu.map_or(self.mtu, |own| own.min(self.mtu));
         let own = if now == given { self.container_mtu } else { Some(now).filter(|now| *now < self.mtu) };
         (own.map_or(mtu, |own| own.min(mtu)), own)
+    }
+
+    /// The gateway of an address's family.
+    #[must_use]
+    pub fn gateway_of(&self, address: IpAddr) -> Option<IpAddr> {
+        match address {
+            IpAddr::V4(_) => self.gateway4.map(IpAddr::V4),
+            IpAddr::V6(_) => self.gateway6.map(IpAddr::V6),
+        }
+    }
+
+    /// What the container reaches by the gateway of this family: everything, or its own routes.
+    #[must_use]
+    pub fn destinations(&self, ipv4: bool) -> Vec<IpNet> {
+        let everything = if ipv4 { IpNet::V4(Ipv4Net::default()) } else { IpNet::V6(Ipv6Net::default()) };
+        match &self.routes {
+            Some(routes) => routes.iter().filter(|to| to.addr().is_ipv4() == ipv4).copied().collect(),
+            None => vec![everything],
+        }
     }
 
     /// Its addresses, IPv4 first.
@@ -152,7 +184,10 @@ impl EndpointRecord {
     /// What the node's table has of it: published ports, and its addresses where it keeps them on the way out.
     #[must_use]
     pub fn nat_entries(&self) -> Vec<NatEntry> {
-        let own = self.addresses().filter(|_| self.masquerade == Some(false)).map(NatEntry::Own);
+        // Only the pools' addresses are known to keep the source of what a container sends them: without an entry, an
+        // external one would see the node, which its policy always lets in.
+        let keeps = self.masquerade == Some(false) || self.ip_owner == IpOwner::External;
+        let own = self.addresses().filter(|_| keeps).map(NatEntry::Own);
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
     }
 }
@@ -165,7 +200,7 @@ mod tests {
     fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
         let record = crate::fixtures::record(1, 7);
         let text = serde_json::to_string(&record).expect("written");
-        for fact in ["policy_enforcement", "named_ports", "awaits_labels", "runtime"] {
+        for fact in ["policy_enforcement", "named_ports", "awaits_labels", "runtime", "ipam", "routes"] {
             assert!(!text.contains(fact), "{text}");
         }
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
@@ -176,9 +211,35 @@ mod tests {
             named_ports,
             awaits_labels: true,
             runtime: RuntimeName::parse("crio").ok(),
+            ip_owner: IpOwner::External,
+            ipam: Some("host-local".to_owned()),
+            routes: Some(Vec::new()),
             ..record
         };
         let text = serde_json::to_string(&told).expect("written");
+        assert!(text.contains(r#""ip_owner":"external""#), "{text}");
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(told));
+    }
+
+    #[test]
+    fn routes_of_its_own_take_the_place_of_the_default_routes() {
+        let mut record = crate::fixtures::record(1, 7);
+        let shown = |record: &EndpointRecord| {
+            [true, false].map(|ipv4| record.destinations(ipv4).iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(shown(&record), [["0.0.0.0/0"], ["::/0"]]);
+        record.routes = Some(["10.2.0.0/16", "10.3.0.0/16"].map(|net| net.parse().expect("a network")).into());
+        assert_eq!(shown(&record), [vec!["10.2.0.0/16", "10.3.0.0/16"], vec![]]);
+        record.routes = Some(Vec::new());
+        assert_eq!(shown(&record), [vec![""; 0], vec![]]);
+    }
+
+    #[test]
+    fn nothing_sent_to_an_external_address_is_masqueraded() {
+        let pooled = crate::fixtures::record(1, 7);
+        assert_eq!(pooled.nat_entries(), []);
+        let external = EndpointRecord { ip_owner: IpOwner::External, ..pooled };
+        let own: Vec<NatEntry> = external.addresses().map(NatEntry::Own).collect();
+        assert_eq!((external.nat_entries(), own.len()), (own, 2));
     }
 }

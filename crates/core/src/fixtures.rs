@@ -57,5 +57,7 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
         awaits_labels: false,
+        ipam: None,
+        routes: None,
     }
 }

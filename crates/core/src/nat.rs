@@ -27,7 +27,7 @@ pub struct Nat {
     pub masquerade: Option<Masquerade>,
     /// Published ports.
     pub mappings: Vec<PortMapping>,
-    /// Containers of masqueraded pools that keep their own address.
+    /// Containers that keep their own address, and to whom others keep theirs.
     pub own: Vec<IpAddr>,
     /// Packets that the programs or sockets mark so come to the proxy.
     #[serde(default)]
@@ -40,7 +40,7 @@ pub struct Nat {
 pub enum NatEntry {
     /// A published port.
     Port(PortMapping),
-    /// The container with this address is not masqueraded.
+    /// The container with this address is not masqueraded, and neither is what other containers send it.
     Own(IpAddr),
 }
 

@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 use rtnetlink::{LinkUnspec, packet_route::RouteNetlinkMessage};
 use wharf_core::{
-    endpoint::EndpointRecord,
+    endpoint::{EndpointRecord, IpOwner},
     kernel::{KernelErrorKind, MIN_MTU, Result},
 };
 use wharf_crash as crash;
@@ -22,7 +22,8 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
-    source_rule::{self, SECOND_METRIC, gateway_of},
+    router,
+    source_rule::{self, SECOND_METRIC},
 };
 
 const OPERATION: &str = "connect endpoint";
@@ -77,14 +78,19 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::NotFound, cause));
         }
     };
+    // Routes of its own may be there with a worse metric; without it they would be added beside.
+    let there = match &record.routes {
+        Some(_) => route::of_link(&mut inside, record.container_ifindex, None)?,
+        None => Vec::new(),
+    };
     crash::point("datapath/connect/before-container");
-    let mut outcome = run(&mut inside, container_steps(record, &seen), record)?;
+    let mut outcome = run(&mut inside, container_steps(record, &seen, &there), record)?;
     crash::point("datapath/connect/after-container");
     if outcome.ipv6_off {
         // Some runtimes start containers with IPv6 off; a network that gives an IPv6 address means it to work.
         enable_ipv6(thread, record)?;
         crash::point("datapath/connect/after-ipv6-on");
-        outcome = run(&mut inside, container_steps(record, &seen), record)?;
+        outcome = run(&mut inside, container_steps(record, &seen, &there), record)?;
         if outcome.ipv6_off {
             let cause = "IPv6 stays off in the container (net.ipv6.conf.*.disable_ipv6); use a pool without IPv6";
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::Unsupported, cause));
@@ -103,12 +109,13 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         }
     };
     crash::point("datapath/connect/before-host");
-    let mut outcome = run(&mut host, host_steps(record, &seen), record)?;
+    let sources = sources(&mut host, record)?;
+    let mut outcome = run(&mut host, host_steps(record, &seen, &sources), record)?;
     if outcome.ipv6_off {
         // The interface is Wharf's own, and so is this setting of it.
         let path = disable_ipv6(host_name);
         fs::write(&path, "0").map_err(|e| wrap(OPERATION, about(record, &path), &e))?;
-        outcome = run(&mut host, host_steps(record, &seen), record)?;
+        outcome = run(&mut host, host_steps(record, &seen, &sources), record)?;
         if outcome.ipv6_off {
             let cause = format!("IPv6 stays off on {host_name} (`sysctl net.ipv6`); turn it on or use no IPv6 pool");
             return Err(fail(OPERATION, about(record, host_name), KernelErrorKind::Unsupported, cause));
@@ -192,8 +199,9 @@ fn about(record: &EndpointRecord, what: &str) -> String {
 }
 
 /// Loopback up, MAC address, MTU and ARP flag put back, addresses, link up, and for each family the gateway on the
-/// link and everything by the gateway. The container may choose an MTU below the record's, down to [`MIN_MTU`].
-fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
+/// link and what it reaches by the gateway. The container may choose an MTU below the record's, down to [`MIN_MTU`].
+/// `there`: routes that the link has.
+fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) -> Vec<Step> {
     let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
     if seen.mac != Some(record.container_mac) {
@@ -209,18 +217,33 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
         steps.push(Step::address(a, address::add(index, a), format!("address {a}")));
     }
     steps.push(Step::link(link::up(index), name));
-    for (a, gateway) in record.addresses().filter_map(|a| Some((a, gateway_of(record, a)?))) {
-        let on_link = Route::direct(IpNet::from(gateway), index, None);
-        steps.push(Step::route(a, on_link, format!("route to gateway {gateway}")));
-        let default = Route::default_via(gateway, index);
-        steps.push(Step::route(a, default, format!("default route by {gateway}")));
+    for (a, gateway) in record.addresses().filter_map(|a| Some((a, record.gateway_of(a)?))) {
+        let is_there = |route: &Route| there.iter().any(|r| r.destination == route.destination);
+        for route in source_rule::routes_by(record, gateway).into_iter().filter(|route| !is_there(route)) {
+            let subject = match route.gateway {
+                None => format!("route to gateway {gateway}"),
+                Some(_) => format!("route to {} by {gateway}", route.destination),
+            };
+            steps.push(Step::route(a, route, subject));
+        }
     }
     steps
 }
 
+/// The addresses from which the node speaks to the endpoint: its gateways. Another IPAM's gateway is no address of the node;
+/// the router's stand in for it.
+fn sources(host: &mut Connection, record: &EndpointRecord) -> Result<Vec<IpAddr>> {
+    match record.ip_owner {
+        IpOwner::Endpoint | IpOwner::Caller => {
+            Ok(record.addresses().filter_map(|address| record.gateway_of(address)).collect())
+        }
+        IpOwner::External => router::addresses(host),
+    }
+}
+
 /// The owner's mark, master, MAC address, MTU and ARP flag where they differ, link up, and a route to each address with the
 /// router's address as its source.
-fn host_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
+fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> Vec<Step> {
     let index = record.host_ifindex;
     let name = record.host_ifname.as_str();
     let mut steps = Vec::new();
@@ -236,7 +259,8 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen) -> Vec<Step> {
     let up = if is_as_made { link::up(index) } else { link::renew_host(index, record.host_mac, record.mtu) };
     steps.push(Step::link(up, name));
     for a in record.addresses() {
-        let to = Route::direct(IpNet::from(a), index, gateway_of(record, a));
+        let source = sources.iter().find(|source| source.is_ipv4() == a.is_ipv4());
+        let to = Route::direct(IpNet::from(a), index, source.copied());
         steps.push(Step::route(a, to, format!("route to {a}")));
     }
     steps
@@ -308,7 +332,7 @@ fn stand_behind(
     in_the_way: Vec<Route>,
     record: &EndpointRecord,
 ) -> Result<Vec<(IpAddr, IpAddr)>> {
-    if in_the_way.is_empty() {
+    if in_the_way.is_empty() && record.routes.is_none() {
         return Ok(Vec::new());
     }
     let mut there = route::list(connection, None)?;

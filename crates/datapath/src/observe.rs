@@ -18,8 +18,7 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
-    networks,
-    source_rule::{self, gateway_of},
+    networks, source_rule,
 };
 
 const OPERATION: &str = "observe endpoint";
@@ -175,10 +174,9 @@ fn observe_container(
     }
     let routes = route::of_link(&mut inside, seen.ifindex, None)?;
     for address in record.addresses() {
-        let Some(gateway) = gateway_of(record, address) else { continue };
-        for wanted in [Route::direct(gateway.into(), seen.ifindex, None), Route::default_via(gateway, seen.ifindex)] {
-            let same = |r: &&Route| r.destination == wanted.destination && r.ifindex == wanted.ifindex;
-            if !routes.iter().any(|r| same(&r)) {
+        let Some(gateway) = record.gateway_of(address) else { continue };
+        for wanted in source_rule::routes_by(record, gateway) {
+            if !routes.iter().any(|r| r.destination == wanted.destination) {
                 problems.push(EndpointProblem::ContainerRoute { to: wanted.destination, gateway, table: None });
             }
         }

@@ -1,6 +1,8 @@
 //! The router's link: a veth pair whose first end carries the router addresses. Each end has a mark (`IFLA_IFALIAS`)
 //! by which it is found after a rename.
 
+use std::net::IpAddr;
+
 use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVeth,
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -20,7 +22,7 @@ use crate::{
     bpf::clsact,
     error::fail,
     netlink::{
-        Connection,
+        Connection, address,
         link::{self, LinkSeen},
     },
 };
@@ -51,6 +53,13 @@ impl End {
     pub(crate) fn is_taken(&self) -> bool {
         self.named.as_ref().is_some_and(|named| self.link().is_none_or(|link| link.ifindex != named.ifindex))
     }
+}
+
+/// The router's addresses, as the node has them.
+pub(crate) fn addresses(connection: &mut Connection) -> Result<Vec<IpAddr>> {
+    let Some(router) = Pair::find(connection)?.router() else { return Ok(Vec::new()) };
+    let there = address::list(connection, router)?;
+    Ok(there.into_iter().filter(|a| !a.link_local).map(|a| a.address).collect())
 }
 
 /// The two ends.

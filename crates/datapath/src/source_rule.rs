@@ -1,8 +1,8 @@
 //! A container's further interfaces.
 //!
 //! The main table has one best default route, that of the container's first interface. Replies from another
-//! interface's address would leave by the first interface, whose programs drop them as forged. So an interface whose
-//! default route ranks behind another's gets a table with its own default route, and a rule that routes packets from
+//! interface's address would leave by the first interface, whose programs drop them as forged. So an interface of whose
+//! routes one ranks behind another's gets a table with its own routes, and a rule that routes packets from
 //! its address by that table. The routes are removed with the interface. The rule is not; it is removed when the
 //! endpoint is made unreachable.
 
@@ -39,32 +39,28 @@ fn table_of(record: &EndpointRecord) -> u32 {
     TABLE_BASE.saturating_add(record.container_ifindex.0)
 }
 
-/// The gateway of an address's family.
-pub(crate) fn gateway_of(record: &EndpointRecord, address: IpAddr) -> Option<IpAddr> {
-    match address {
-        IpAddr::V4(_) => record.gateway4.map(IpAddr::V4),
-        IpAddr::V6(_) => record.gateway6.map(IpAddr::V6),
-    }
+/// The routes of the container's side of one family: the gateway on the link, and what is reached by it.
+pub(crate) fn routes_by(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> {
+    let index = record.container_ifindex;
+    let on_link = Route::direct(IpNet::from(gateway), index, None);
+    let by_gateway = record.destinations(gateway.is_ipv4()).into_iter().map(|to| Route::via(to, gateway, index));
+    [on_link].into_iter().chain(by_gateway).collect()
 }
 
-/// The endpoint's addresses, each with its gateway, whose default route stands behind another interface's in the
-/// container's main table.
+/// The endpoint's addresses, each with its gateway, of whose routes by the gateway one stands behind another interface's in
+/// the container's main table.
 pub(crate) fn behind(main: &[Route], record: &EndpointRecord) -> Vec<(IpAddr, IpAddr)> {
     let stands_behind = |address: &IpAddr| {
-        let own = main.iter().filter(|r| {
-            r.ifindex == Some(record.container_ifindex)
-                && r.destination.prefix_len() == 0
-                && r.destination.addr().is_ipv4() == address.is_ipv4()
-        });
-        own.map(|r| r.metric.unwrap_or(0)).min().is_some_and(|best| best >= SECOND_METRIC)
+        record.destinations(address.is_ipv4()).iter().any(|to| {
+            let own = main.iter().filter(|r| r.ifindex == Some(record.container_ifindex) && r.destination == *to);
+            own.map(|r| r.metric.unwrap_or(0)).min().is_some_and(|best| best >= SECOND_METRIC)
+        })
     };
-    record.addresses().filter(stands_behind).filter_map(|a| Some((a, gateway_of(record, a)?))).collect()
+    record.addresses().filter(stands_behind).filter_map(|a| Some((a, record.gateway_of(a)?))).collect()
 }
 
-fn routes(record: &EndpointRecord, gateway: IpAddr) -> [Route; 2] {
-    let index = record.container_ifindex;
-    [Route::direct(IpNet::from(gateway), index, None), Route::default_via(gateway, index)]
-        .map(|r| r.in_table(table_of(record)))
+fn routes(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> {
+    routes_by(record, gateway).into_iter().map(|r| r.in_table(table_of(record))).collect()
 }
 
 /// Gives each of the addresses its table and its rule. After a failure none of the endpoint's rules is left.

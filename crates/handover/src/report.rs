@@ -77,7 +77,7 @@ pub struct Report {
     pub outcome: Outcome,
     /// The code of the CNI error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub code: Option<u16>,
+    pub code: Option<u32>,
     /// The message of the CNI error; a [put](Reports::put) cuts it to [`MAX_MESSAGE_BYTES`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,

@@ -102,6 +102,16 @@ impl ConfError {
     }
 }
 
+/// Types of the plugins that a network configuration names, in the order in which they run; `is_list` for a `*.conflist`.
+///
+/// # Errors
+/// Why it is none that a sandbox can be attached by.
+pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
+    let network = Network::parse(Path::new(""), text, is_list)?;
+    let types = network.plugins.iter().filter_map(|plugin| plugin.get("type")?.as_str().map(str::to_owned));
+    Ok(types.collect())
+}
+
 impl Network {
     /// The network of this name, or the first one of the directory, as runtimes choose it.
     pub(crate) fn find(directory: &Path, name: Option<&NetworkName>) -> Result<Self, ConfError> {
@@ -132,12 +142,12 @@ impl Network {
         if u64::try_from(text.len()).is_ok_and(|length| length > MAX_BYTES) {
             return Err(fail(format!("it is longer than {MAX_BYTES} bytes")));
         }
-        let document: Map<String, Value> = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
         let is_list = file.extension().is_some_and(|e| e == "conflist");
-        Self::parse(file, document, is_list).map_err(fail)
+        Self::parse(file, &text, is_list).map_err(fail)
     }
 
-    fn parse(file: &Path, mut document: Map<String, Value>, is_list: bool) -> Result<Self, String> {
+    fn parse(file: &Path, text: &[u8], is_list: bool) -> Result<Self, String> {
+        let mut document: Map<String, Value> = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         let name = document.get("name").and_then(Value::as_str).ok_or("\"name\" is missing or no text")?;
         let name = NetworkName::parse(name).map_err(|e| e.to_string())?;
         let version = version(&document)?;

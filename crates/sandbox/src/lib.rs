@@ -32,7 +32,7 @@ mod store;
 mod view;
 
 pub use command::{Handle, Launch, Output, Started, resolv_conf};
-pub use conf::ConfError;
+pub use conf::{ConfError, plugin_types};
 pub use error::SandboxError;
 pub use manage::{Dirs, Removed, Sandboxes, Spec, Stopped};
 pub use name::SandboxName;

@@ -40,6 +40,23 @@ pub struct Record {
     pub processes: Vec<Process>,
 }
 
+impl Record {
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// Why it is no record of [`VERSION`].
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        // The version first: another one may have any other field.
+        let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
+        match value.get("version").and_then(Value::as_u64) {
+            Some(version) if version == u64::from(VERSION) => {}
+            Some(version) => return Err(format!("its version is {version}, and only {VERSION} is known here")),
+            None => return Err("it has no version".to_owned()),
+        }
+        serde_json::from_value(value).map_err(|e| e.to_string())
+    }
+}
+
 /// How far a sandbox is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

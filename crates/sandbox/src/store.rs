@@ -15,7 +15,7 @@ use std::{
 use crate::{
     error::{SandboxError, io},
     name::SandboxName,
-    record::{Record, VERSION},
+    record::Record,
 };
 
 /// Longest record that is read, bytes. One of eight networks has some 20 KiB.
@@ -133,16 +133,7 @@ impl Store {
         if u64::try_from(text.len()).is_ok_and(|length| length > MAX_BYTES) {
             return Err(damaged(format!("it is longer than {MAX_BYTES} bytes")));
         }
-        // The version first: another one may have any other field.
-        let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
-        match value.get("version").and_then(serde_json::Value::as_u64) {
-            Some(version) if version == u64::from(VERSION) => {}
-            Some(version) => {
-                return Err(damaged(format!("its version is {version}, and only {VERSION} is known here")));
-            }
-            None => return Err(damaged("it has no version".to_owned())),
-        }
-        let record: Record = serde_json::from_value(value).map_err(|e| damaged(e.to_string()))?;
+        let record = Record::parse(&text).map_err(damaged)?;
         if record.name != *name {
             return Err(damaged(format!("it is the record of {}", record.name)));
         }

@@ -14,7 +14,7 @@ fn store() -> (TempDir, Store, SandboxName) {
 
 fn record(name: &SandboxName) -> Record {
     Record {
-        version: VERSION,
+        version: crate::record::VERSION,
         name: name.clone(),
         container_id: wharf_names::ids::ContainerId::parse("web-1").unwrap(),
         created_unix_ms: 1,

@@ -224,6 +224,8 @@ impl Agent {
             ports: Vec::new(),
             masquerade: None,
             bandwidth: Default::default(),
+            external: None,
+            routes: None,
             deadline: Instant::now() + PATIENCE,
         }
     }

@@ -124,6 +124,9 @@ fn put_sends_the_body_and_parses_the_endpoint() {
         ports: vec![],
         masquerade: None,
         bandwidth: Default::default(),
+        ipam: None,
+        gateways: vec![],
+        routes: None,
     };
     let made = run(server.client().put_endpoint("cni-attachment-id:c1:eth0", &create)).unwrap();
     assert_eq!((made.id, made.epoch, made.state), (7, 9, EndpointState::Ready));

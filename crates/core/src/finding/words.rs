@@ -233,7 +233,9 @@ impl fmt::Display for EndpointProblem {
             Self::Nat { entry } => {
                 let effect = match entry {
                     NatEntry::Port(_) => "nobody reaches this port",
-                    NatEntry::Own(_) => "the container is masqueraded, though its network has \"ipMasq\": false",
+                    NatEntry::Own(_) => {
+                        "its traffic is masqueraded, though its network has \"ipMasq\": false or an IPAM of its own"
+                    }
                 };
                 write!(f, "expected in the table inet wharf, is not there: {effect}")
             }

@@ -51,13 +51,9 @@ impl Route {
         Self { ifindex: Some(ifindex), source, ..Self::to(to) }
     }
 
-    /// Everything, by a gateway.
-    pub(crate) fn default_via(gateway: IpAddr, ifindex: IfIndex) -> Self {
-        let everything = match gateway {
-            IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
-            IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
-        };
-        Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(everything) }
+    /// By a gateway.
+    pub(crate) fn via(to: IpNet, gateway: IpAddr, ifindex: IfIndex) -> Self {
+        Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(to) }
     }
 
     /// An unreachable route (ICMP error to the sender), used only when no other route to the destination exists.

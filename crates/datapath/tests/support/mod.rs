@@ -337,6 +337,8 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
         awaits_labels: false,
+        ipam: None,
+        routes: None,
     }
 }
 

@@ -103,7 +103,8 @@ fn published(except: Option<Rule>) -> Vec<Rule> {
     rules
 }
 
-/// The rule goes on for what a container sends out of the pools, unless the container keeps its address.
+/// The rule goes on for what a container sends out of the pools, unless the container keeps its address or sends it to one that
+/// does.
 fn leaves(v4: bool) -> Vec<Expression> {
     let names = Names::of(v4);
     vec![
@@ -113,6 +114,8 @@ fn leaves(v4: bool) -> Vec<Expression> {
         Expression::outside(0, names.own),
         Expression::address(0, v4, Field::Destination),
         Expression::outside(0, names.excluded),
+        Expression::address(0, v4, Field::Destination),
+        Expression::outside(0, names.own),
     ]
 }
 

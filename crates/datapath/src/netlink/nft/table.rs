@@ -77,7 +77,7 @@ pub(super) struct Names {
     pub(super) ports_of: &'static str,
     /// Containers with the ports by which they reach themselves through the node.
     pub(super) hairpin: &'static str,
-    /// Containers that are not masqueraded though their pool is.
+    /// Containers that are not masqueraded and to which nothing is.
     pub(super) own: &'static str,
 }
 

@@ -1,0 +1,64 @@
+//! Addresses that another IPAM leased.
+//!
+//! The agent does not know what that IPAM gives out, and the IPAM does not know what the node has. So each address is compared
+//! with everything that the agent knows of: pools, leases, endpoints, records out of service, the node's own networks.
+
+use std::net::IpAddr;
+
+use wharf_core::{
+    kernel::Kernel,
+    overlap::{Way, conflicts},
+    plan::CreateStep,
+};
+
+use crate::{
+    endpoint::{
+        error::CreateCause,
+        out_of_service,
+        reserve::{CreateSpec, External},
+    },
+    node::lifecycle::Lifecycle,
+    sync::lock,
+};
+
+/// Refuses addresses that are not another IPAM's to give. Other endpoints' are refused by the registry.
+pub(super) async fn check<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(), CreateCause> {
+    let Some(External { ipam, gateways }) = &spec.external else { return Ok(()) };
+    let refused = |ip: IpAddr, why: String| CreateCause::External { ipam: ipam.clone(), ip, why };
+    for ip in &spec.ips {
+        let (pool, lease, router) = {
+            let table = lock(&life.addresses.ipam);
+            let router = if ip.is_ipv4() { table.router4().is_some() } else { table.router6().is_some() };
+            (table.cidrs().into_iter().find(|cidr| cidr.contains(ip)), table.get(*ip).is_some(), router)
+        };
+        if let Some(cidr) = pool {
+            return Err(refused(*ip, format!("it lies in {cidr}, a pool of the agent, which gives it out itself")));
+        }
+        if lease || out_of_service::holds(&life.out_of_service, *ip) {
+            let why = format!("it is held for another endpoint; `wharf explain {ip}` says which");
+            return Err(CreateCause::ExternalHeld { ipam: ipam.clone(), ip: *ip, why });
+        }
+        if !router {
+            let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+            return Err(refused(
+                *ip,
+                format!("the node forwards no {family}, because no pool of the agent has {family}"),
+            ));
+        }
+        if gateways.contains(ip) {
+            return Err(refused(*ip, "it is its own gateway".to_owned()));
+        }
+    }
+    let networks =
+        life.kernel.observe_networks_of(&spec.ips).await.map_err(|e| CreateCause::Kernel(CreateStep::Lease, e))?;
+    for (ip, network) in spec.ips.iter().zip(networks) {
+        // The default route leads everywhere, and nowhere in particular.
+        let Some(network) = network.filter(|network| conflicts(&(*ip).into(), network)) else { continue };
+        // A host on a link would be cut off from the node; behind a gateway somebody else's host may be, which only the
+        // operator of both knows.
+        if !matches!(network.way, Way::Gateway(_) | Way::Nowhere) {
+            return Err(refused(*ip, format!("{network} has it already")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! See `wharf_fuzz::ipam_answer`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| wharf_fuzz::ipam_answer::run(data));

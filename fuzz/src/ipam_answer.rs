@@ -1,0 +1,34 @@
+//! What an IPAM plugin answers to ADD.
+
+use serde_json::Value;
+use wharf_cni::leased::Leased;
+
+/// Longest words about an answer, bytes: names of keys and texts cut to 80 characters, each escaped.
+const MAX_WORDS: usize = 4096;
+
+/// Reads an answer; in another spelling it means the same.
+///
+/// # Panics
+/// When it does not, or when a refusal is long or says nothing.
+pub fn run(bytes: &[u8]) {
+    let read = Leased::parse(bytes);
+    match &read {
+        Ok(leased) => {
+            let families: Vec<bool> = leased.ips().iter().map(|ip| ip.is_ipv4()).collect();
+            assert!(matches!(families.as_slice(), [_] | [true, false] | [false, true]), "{leased:?}");
+            for gateway in leased.gateways() {
+                assert!(families.contains(&gateway.is_ipv4()), "a gateway of a family without an address: {leased:?}");
+            }
+            assert!(leased.gateways().len() <= families.len(), "{leased:?}");
+        }
+        Err(fault) => {
+            let words = fault.to_string();
+            assert!((1..=MAX_WORDS).contains(&words.len()), "{words}");
+            assert!(words.contains("answer"), "no subject: {words}");
+        }
+    }
+    if let Ok(value) = serde_json::from_slice::<Value>(bytes) {
+        let spelt = serde_json::to_vec_pretty(&value).expect("a JSON value is JSON");
+        assert_eq!(format!("{read:?}"), format!("{:?}", Leased::parse(&spelt)), "the spelling makes a difference");
+    }
+}
