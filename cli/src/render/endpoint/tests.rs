@@ -41,6 +41,7 @@ fn everything_about_one() {
     Container:          3f9c51aa01b2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d eth0
     Network:            wharf
     Pod:                default/web-1
+    Runtime:            containerd
     Netns:              /run/netns/cni-1
     IPv4:               10.88.0.7  gateway 10.88.0.1
     IPv6:               fd00:88::7  gateway fd00:88::1
@@ -77,6 +78,7 @@ fn one_that_waits_says_for_what() {
     Container:          3f9c51aa01b2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d eth0
     Network:            wharf
     Pod:                default/web-1
+    Runtime:            containerd
     Netns:              /run/netns/cni-1
     IPv4:               10.88.0.7  gateway 10.88.0.1
     IPv6:               none
