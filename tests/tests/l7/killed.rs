@@ -1,7 +1,9 @@
 //! Envoy stopped or killed, or the agent killed, while somebody waits for Envoy.
 
 use std::{
+    fs,
     net::IpAddr,
+    os::unix::fs::{PermissionsExt as _, symlink},
     thread,
     time::{Duration, Instant},
 };
@@ -10,16 +12,19 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use wharf_api::PolicyChange;
-use wharf_tests::{Node, NodeConfig, scenario, wait};
+use wharf_tests::{Node, NodeConfig, envoy, scenario, wait};
 
 use crate::{
     PORT, Scene, await_realized, end, ingress,
     many::nothing_left,
     pods::{Pod, import},
+    rule,
 };
 
 /// Longest that a change of policy may take while Envoy does not answer: it waits half a second. A busy machine is given as much again several times.
 const CHANGE: Duration = Duration::from_secs(5);
+/// Longest until an Envoy that hangs is killed: after 10 s its stream ends, and 10 s later the agent kills it. A busy machine is given as much again.
+const KILLED: Duration = Duration::from_secs(40);
 /// The listener of the first rules, and of the next ones.
 const LISTENERS: [&str; 2] = ["ingress-15000", "ingress-15001"];
 
@@ -216,5 +221,38 @@ fn a_delete_whose_agent_is_killed_is_finished_by_the_next_agent() -> Result<()> 
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))?;
         nothing_left(node)?;
         end(node)
+    })
+}
+
+#[test]
+fn an_envoy_that_hangs_is_killed_and_connections_pass_by_fail_open_until_the_next_one_serves() -> Result<()> {
+    let directory = tempfile::tempdir().context("a directory for Envoy's program")?;
+    // Envoy's own user opens it.
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755))?;
+    let program = directory.path().join("envoy");
+    symlink(envoy::program()?, &program)?;
+    let path = program.to_str().context("the program's path")?;
+    scenario(NodeConfig::default().flags(&["--envoy", path]), |node| {
+        let scene = Scene::new(node)?;
+        import(node, &rule("db", "ingress", "[{path: /public}]", ", failOpen: true"))?;
+        await_realized(node)?;
+        ensure!((scene.get("/public")?, scene.get("/secret")?) == (200, 403), "judged");
+        let hung = node.envoy().context("Envoy")?;
+        // The next start fails, so that a time without a proxy is there to be seen.
+        fs::remove_file(&program)?;
+        node.signal_envoy(Signal::SIGSTOP)?;
+        wait::until_within(KILLED, "the agent to kill the Envoy that hangs", || {
+            Ok((node.envoy() != Some(hung)).then_some(()))
+        })?;
+        // The kernel closes a process's sockets after it has given up the memory by which the process is known.
+        wait::until("connections to pass unseen", || Ok((scene.get("/secret").ok() == Some(200)).then_some(())))?;
+        let told = node.wharf(&["proxy", "status"])?.stdout;
+        ensure!(told.contains("pass unseen (failOpen), because no proxy serves"), "{told}");
+        symlink(envoy::program()?, &program)?;
+        wait::until("the next Envoy judges", || {
+            let answers = (scene.get("/public").ok(), scene.get("/secret").ok());
+            Ok((answers == (Some(200), Some(403))).then_some(()))
+        })?;
+        scene.end(node)
     })
 }
