@@ -136,7 +136,9 @@ impl Agent<'_> {
         let id = id(target);
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         let deadline = Instant::now() + self.limits.look;
-        let there = retry::until(deadline, absence, self.conf.log, async |left| self.within(left).endpoint(&id).await);
+        // Not told as the ADD, which this question does not end.
+        let ask = async |left| self.client.clone().with_timeout(left).endpoint(&id).await;
+        let there = retry::until(deadline, absence, self.conf.log, ask);
         match there.await {
             Ok(there) => {
                 let msg = format!(
@@ -146,7 +148,7 @@ impl Agent<'_> {
                 Err(Fault::environment(msg).with_details("delete that one first"))
             }
             Err(e) if e.is_not_found() => Ok(()),
-            Err(e) => Err(Fault::of_client(subject, &e)),
+            Err(e) => Err(Fault { counted: false, ..Fault::of_client(subject, &e) }),
         }
     }
 

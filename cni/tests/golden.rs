@@ -68,6 +68,10 @@ fn cell(command: &str, version: &str, prev: Option<Value>) -> Value {
         let mut body = request.body;
         // The time that is left differs from run to run.
         body.as_object_mut().map(|body| body.remove("deadline_ms"));
+        // The program that runs the plugin: this one, whose name differs from build to build.
+        if let Some(runtime) = body.get_mut("runtime") {
+            *runtime = json!("golden");
+        }
         if body.is_null() { json!(request.line) } else { json!({ request.line: body }) }
     });
     cell.insert("asked".into(), asked.collect());

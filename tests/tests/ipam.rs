@@ -15,7 +15,7 @@ use wharf_tests::{
     crash, echo,
     icmp::ping,
     process::ip,
-    scenario,
+    scenario, wait,
     world::{NODE, WORLD, World},
 };
 
@@ -78,6 +78,16 @@ fn host_local_leases_what_the_agent_serves_over_a_restart() -> Result<()> {
         // The one that is there keeps its lease.
         let again = node.cni("ADD").of("a", a.path(), "eth0").conf(&conf).run()?.failure()?;
         ensure!(again.code == 4 && leased(node)? == own, "{again:?}, {:?}", leased(node)?);
+        // One ADD that worked, and one that did not: the question whether it is there is no command.
+        let failed = || -> Result<bool> {
+            let text = node.http("GET", "/metrics", None)?.text();
+            let of = |outcome: &str| {
+                let labels = format!("command=\"ADD\",network=\"{NETWORK}\",mode=\"own\",outcome=\"{outcome}\"");
+                text.contains(&format!("wharf_cni_commands_total{{{labels}}} 1\n"))
+            };
+            Ok(of("success") && of("failure"))
+        };
+        wait::until("one failed ADD to be counted", || Ok(failed()?.then_some(())))?;
 
         node.kill_agent()?;
         node.start_agent()?;

@@ -91,9 +91,9 @@ table inet wharf {
     }
     chain postrouting {
         type nat hook postrouting priority 100; policy accept
-        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 masquerade fully-random
+        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ip daddr != @own4 masquerade fully-random
         ip saddr . ip daddr . meta l4proto . th dport @hairpin4 ct status dnat masquerade fully-random
-        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 snat ip6 to 2001:db8::1 fully-random
+        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ip6 daddr != @own6 snat ip6 to 2001:db8::1 fully-random
         ip6 saddr . ip6 daddr . meta l4proto . th dport @hairpin6 ct status dnat masquerade fully-random
         ip saddr 127.0.0.0/8 ct status dnat masquerade fully-random
     }
@@ -116,8 +116,8 @@ table inet wharf {
     }
     chain untranslated {
         type filter hook postrouting priority 100; policy accept
-        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ct state invalid drop
-        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ct state invalid drop
+        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ip daddr != @own4 ct state invalid drop
+        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ip6 daddr != @own6 ct state invalid drop
     }
 }
 "#;
@@ -240,7 +240,7 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
         // A rule that another one replaced.
         let rules = run("nft", &["-a", "list", "chain", "inet", "wharf", "postrouting"]);
         let handle = rules.lines().find(|l| l.contains("@pools4")).unwrap().rsplit(' ').next().unwrap();
-        let to = "ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 masquerade";
+        let to = "ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ip daddr != @own4 masquerade";
         nft_command(&format!("replace rule inet wharf postrouting handle {handle} {to}"));
         assert_eq!(differences(&nat()), ["chain postrouting: rule 1 was changed"]);
         assert_eq!(nft::ensure(&nat()).unwrap(), Ensured::Replaced);
