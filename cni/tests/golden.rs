@@ -16,7 +16,7 @@ const VERSIONS: [&str; 7] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0", "0.2.0", "1.2.0
 
 /// Shapes of `prevResult`; none where the key is absent.
 fn shapes(version: &str) -> Vec<(&'static str, Option<Value>)> {
-    let ours = Run::new("ADD", version).answer(201, &endpoint()).as_needed().go().json();
+    let ours = Run::new("ADD", version).answer(201, &endpoint()).if_needed().go().json();
     let bridge = json!({
         "cniVersion": version,
         "interfaces": [{"name": "cni0", "mac": "02:00:00:00:00:01"}, {"name": "veth1", "mac": "02:00:00:00:00:02"},
@@ -39,7 +39,7 @@ fn shapes(version: &str) -> Vec<(&'static str, Option<Value>)> {
 /// One run against an agent where all is well.
 fn cell(command: &str, version: &str, prev: Option<Value>) -> Value {
     let healthy = json!({"overall": "ok", "bpf": "ok", "policy": "ok", "connected": "ok", "findings": []});
-    let mut run = Run::new(command, version).as_needed();
+    let mut run = Run::new(command, version).if_needed();
     if version.is_empty() {
         run = run.without("cniVersion");
     }

@@ -82,7 +82,7 @@ pub(crate) struct Run {
     stdin: Option<Vec<u8>>,
     answers: Vec<Vec<u8>>,
     /// Answers may be left over.
-    as_needed: bool,
+    if_needed: bool,
     full: bool,
 }
 
@@ -100,7 +100,7 @@ impl Run {
             ("CNI_NETNS", "/run/netns/c1".to_owned()),
             ("CNI_PATH", "/opt/cni/bin".to_owned()),
         ];
-        Self { dir, vars, conf, stdin: None, answers: Vec::new(), as_needed: false, full: false }
+        Self { dir, vars, conf, stdin: None, answers: Vec::new(), if_needed: false, full: false }
     }
 
     /// Runs in the run directory of a run before.
@@ -146,8 +146,8 @@ impl Run {
 
     /// The answers are for whatever is asked, which may be less.
     #[allow(dead_code, reason = "not every test needs it")]
-    pub(crate) fn as_needed(mut self) -> Self {
-        self.as_needed = true;
+    pub(crate) fn if_needed(mut self) -> Self {
+        self.if_needed = true;
         self
     }
 
@@ -224,7 +224,7 @@ impl Run {
             }
             outcome.requests = agent.join().unwrap();
             let asked = outcome.requests.len();
-            assert!(self.as_needed || asked == self.answers.len(), "answers left over: {outcome:?}");
+            assert!(self.if_needed || asked == self.answers.len(), "answers left over: {outcome:?}");
         }
         outcome
     }
