@@ -29,6 +29,7 @@ pub fn run(data: &[u8]) {
         ifname: variable(3),
         args: variable(4),
         path: Some("/opt/cni/bin".into()),
+        runtime: None,
     };
 
     let read = Request::read(&env, &mut &stdin[..]);
