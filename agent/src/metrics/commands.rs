@@ -81,10 +81,15 @@ pub struct CommandMetrics {
 
 impl Default for CommandMetrics {
     fn default() -> Self {
+        let lost: Family<Lost, Counter> = Family::default();
+        // From 0 on: an increase from nothing is none to those who compute a rate.
+        for why in [Loss::Full, Loss::Unusable, Loss::Export] {
+            drop(lost.get_or_create(&Lost { reason: why.as_str() }));
+        }
         Self {
             total: Family::default(),
             durations: Family::new_with_constructor(buckets),
-            lost: Family::default(),
+            lost,
             networks: Mutex::default(),
             outcomes: Default::default(),
         }
