@@ -14,6 +14,7 @@ use wharf_api::{
 use crate::{
     args::ContainerArgs,
     away,
+    chain::Chain,
     check::{self, PrevResult},
     fault::{Code, Fault, first_of, is_absent},
     log::Level,
@@ -64,7 +65,9 @@ pub(crate) fn run(ask: &Ask, limits: &Limits) -> Result<Option<String>, Fault> {
     let started = Instant::now();
     let outcome = runtime.block_on(async {
         match &ask.command {
-            Command::Add { target, netns, args } => agent.add(target, netns, args).await.map(Some),
+            Command::Add { target, netns, args, chain } => {
+                agent.add(target, netns, args, chain.as_ref()).await.map(Some)
+            }
             Command::Del { target } => agent.del(target).await.map(|()| None),
             Command::Check { target, netns, prev } => agent.check(target, netns, prev.as_ref()).await.map(|()| None),
             Command::Gc { valid } => agent.gc(valid).await.map(|()| None),
@@ -88,7 +91,13 @@ struct Agent<'a> {
 }
 
 impl Agent<'_> {
-    async fn add(&self, target: &Target, netns: &str, args: &ContainerArgs) -> Result<String, Fault> {
+    async fn add(
+        &self,
+        target: &Target,
+        netns: &str,
+        args: &ContainerArgs,
+        chain: Option<&Chain>,
+    ) -> Result<String, Fault> {
         let subject = self.subject("ADD", target);
         let mut create = EndpointCreate {
             container_id: target.container_id.clone(),
@@ -97,8 +106,9 @@ impl Agent<'_> {
             netns: netns.to_owned(),
             pool: args.pool.clone(),
             mtu: self.conf.mtu,
-            mac: args.mac.clone(),
-            ips: args.ips.clone(),
+            // Asked of the plugin that made the interface.
+            mac: args.mac.clone().filter(|_| chain.is_none()),
+            ips: chain.map_or_else(|| args.ips.clone(), |chain| chain.ips.clone()),
             labels: args.labels.clone(),
             pod_name: args.pod_name.clone(),
             pod_namespace: args.pod_namespace.clone(),
@@ -106,6 +116,7 @@ impl Agent<'_> {
             ports: args.ports.clone(),
             masquerade: self.conf.ip_masq,
             bandwidth: args.bandwidth,
+            chained: chain.is_some(),
         };
         let id = id(target);
         // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
@@ -119,6 +130,9 @@ impl Agent<'_> {
         wharf_crash::point("shim/add/after-answer");
         let endpoint = answer.map_err(|e| explained(&subject, netns, args, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));
+        if let Some(chain) = chain {
+            return Ok(chain.result(self.conf.version));
+        }
         result::added(self.conf.version, &args.dns, netns, &endpoint)
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }

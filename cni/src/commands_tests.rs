@@ -205,7 +205,8 @@ fn del_whose_record_cannot_be_written_is_to_be_tried_again() {
 #[test]
 fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
     let add = |machine: &Machine, limits: &Limits| {
-        let command = Command::Add { target: target(), netns: "/run/netns/c1".into(), args: Box::default() };
+        let command =
+            Command::Add { target: target(), netns: "/run/netns/c1".into(), args: Box::default(), chain: None };
         run(&ask(&machine.socket(), command), limits)
     };
     let machine = Machine::new();

@@ -17,6 +17,7 @@
 mod args;
 mod away;
 mod bandwidth;
+mod chain;
 mod check;
 mod commands;
 #[cfg(test)]

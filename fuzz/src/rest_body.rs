@@ -102,6 +102,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         ports: Vec::new(),
         masquerade: None,
         bandwidth: Default::default(),
+        chained: false,
     }
 }
 

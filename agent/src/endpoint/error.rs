@@ -155,6 +155,12 @@ pub enum CreateCause {
         /// Its attachment.
         attachment: Attachment,
     },
+    /// The interface of another plugin's cannot be taken.
+    #[error(transparent)]
+    PluginLink(KernelError),
+    /// An address that another IPAM leased is no container's.
+    #[error("{0}, which another plugin gave to the interface, {1}")]
+    StrangeAddress(IpAddr, &'static str),
     /// The node lacks an address that ports are to be published on, or a process holds a port.
     #[error(transparent)]
     Ports(KernelError),

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use wharf_api::LogStatus;
 use wharf_core::{
     bandwidth::Bandwidth,
-    endpoint::{EndpointRecord, IpOwner, host_ifname},
+    endpoint::{EndpointRecord, IpOwner, LinkOwner, host_ifname},
     identity::{Identity, Label},
     identity_allocator::says_what,
     ids::{Attachment, IfIndex, MacAddr, PoolName},
@@ -63,6 +63,8 @@ pub struct CreateSpec {
     pub masquerade: Option<bool>,
     /// Limits of the bandwidth.
     pub bandwidth: Bandwidth,
+    /// Another plugin made the interface; `ips` are its addresses.
+    pub chained: bool,
     /// When the caller gives up.
     pub deadline: Instant,
 }
@@ -84,13 +86,26 @@ pub(super) async fn reserve<K: Kernel>(
         return Err(taken_by(&life.jobs, &there));
     }
     let netns = life.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
+    let plugin = match spec.chained {
+        true => {
+            let link = life.kernel.observe_plugin_link(&netns, &a.ifname).await;
+            let link = link.map_err(CreateCause::PluginLink)?;
+            let own = life.kernel.observe_addresses().await.map_err(CreateCause::PluginLink)?;
+            if let Some(ip) = spec.ips.iter().find(|ip| own.contains(ip)) {
+                return Err(CreateCause::StrangeAddress(*ip, "is an address of the node"));
+            }
+            Some(link)
+        }
+        false => None,
+    };
     let (ip_owner, requested) = requested_addresses(&lock(&life.addresses.ipam), spec)?;
     may_masquerade(life, spec)?;
     may_publish(life, spec, requested).await?;
     let epoch = life.store.next_epoch().await?;
-    let set = match spec.mac {
-        None => life.prepared.take(),
-        Some(_) => None,
+    let set = match (&plugin, spec.mac) {
+        (None, None) => life.prepared.take(),
+        // Their MAC addresses are the programs' constants.
+        _ => None,
     };
     let (set, prepared) = match set {
         Some(set) => (set, true),
@@ -101,14 +116,17 @@ pub(super) async fn reserve<K: Kernel>(
             };
             let id = taken.ok_or(CreateCause::NoId)?;
             let (container_mac, host_mac) = random_macs();
-            (ProgramSet { id, container_mac: spec.mac.unwrap_or(container_mac), host_mac }, false)
+            let macs = plugin.as_ref().map(|link| (link.container_mac, link.host_mac));
+            let (container_mac, host_mac) = macs.unwrap_or((spec.mac.unwrap_or(container_mac), host_mac));
+            (ProgramSet { id, container_mac, host_mac }, false)
         }
     };
     let give_back = || if prepared { life.prepared.give_back(set) } else { life.registry.free_id(set.id) };
     let (gateway4, gateway6) = {
         let ipam = lock(&life.addresses.ipam);
-        // The families of caller-leased addresses are known here; those of other addresses after the lease step.
-        let speaks = |known: bool| known || ip_owner == IpOwner::Endpoint;
+        // The families of caller-leased addresses are known here; those of other addresses after the lease step. The gateways of
+        // another plugin's link are that plugin's.
+        let speaks = |known: bool| plugin.is_none() && (known || ip_owner == IpOwner::Endpoint);
         (
             ipam.router4().filter(|_| speaks(requested.0.is_some())),
             ipam.router6().filter(|_| speaks(requested.1.is_some())),
@@ -125,13 +143,13 @@ pub(super) async fn reserve<K: Kernel>(
         ipv6: requested.1,
         gateway4,
         gateway6,
-        host_ifname: host_ifname(set.id, epoch),
-        host_ifindex: IfIndex(0),
-        container_ifindex: IfIndex(0),
+        host_ifname: plugin.as_ref().map_or_else(|| host_ifname(set.id, epoch), |p| p.host_ifname.clone()),
+        host_ifindex: plugin.as_ref().map_or(IfIndex(0), |p| p.link.host_ifindex),
+        container_ifindex: plugin.as_ref().map_or(IfIndex(0), |p| p.link.container_ifindex),
         container_mac: set.container_mac,
         host_mac: set.host_mac,
-        mtu: spec.mtu.unwrap_or_else(|| life.mtu()),
-        mtu_follows: spec.mtu.is_none(),
+        mtu: plugin.as_ref().map_or_else(|| spec.mtu.unwrap_or_else(|| life.mtu()), |p| p.mtu),
+        mtu_follows: plugin.is_none() && spec.mtu.is_none(),
         container_mtu: None,
         labels: spec.labels.clone(),
         // Until the labels have theirs.
@@ -145,6 +163,7 @@ pub(super) async fn reserve<K: Kernel>(
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
         // Runtimes say which pod it is, and not what it is.
+        link_owner: plugin.map_or(LinkOwner::Wharf, |p| LinkOwner::Plugin { hooks: p.hooks }),
         awaits_labels: !life.config.labels_timeout.is_zero() && spec.pod_name.is_some() && !says_what(&spec.labels),
     };
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
@@ -217,6 +236,26 @@ type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
 /// The owner of the requested addresses, and the addresses themselves when the caller leased them before.
 fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), CreateCause> {
+    if spec.chained {
+        let nobodys = |ip: &&IpAddr| match ip {
+            IpAddr::V4(a) => a.is_unspecified() || a.is_loopback() || a.is_multicast() || a.is_broadcast(),
+            IpAddr::V6(a) => {
+                a.is_unspecified()
+                    || a.is_loopback()
+                    || a.is_multicast()
+                    || a.is_unicast_link_local()
+                    || a.to_ipv4_mapped().is_some()
+            }
+        };
+        if let Some(ip) = spec.ips.iter().find(nobodys) {
+            return Err(CreateCause::StrangeAddress(*ip, "is no address that a packet on a link may have"));
+        }
+        let pools = ipam.cidrs();
+        if let Some(ip) = spec.ips.iter().find(|ip| pools.iter().any(|pool| pool.contains(*ip))) {
+            return Err(CreateCause::StrangeAddress(*ip, "is in a pool from which wharf-agent leases"));
+        }
+        return Ok((IpOwner::External, of_each_family(&spec.ips)));
+    }
     // Leases of the health endpoint are reserved for it, also while it is relaunched.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
     // A lease that an earlier delete kept does not count as the caller's; the lease step may take it over.
@@ -229,9 +268,13 @@ fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, Addre
     if leased < spec.ips.len() {
         return Err(CreateCause::MixedOwners);
     }
-    let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
-    let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
-    Ok((IpOwner::Caller, (v4, v6)))
+    Ok((IpOwner::Caller, of_each_family(&spec.ips)))
+}
+
+fn of_each_family(ips: &[IpAddr]) -> AddressPair {
+    let v4 = ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
+    let v6 = ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
+    (v4, v6)
 }
 
 /// The error for an interface that has an endpoint.

@@ -367,6 +367,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             ports: Vec::new(),
             masquerade: None,
             bandwidth: Bandwidth::default(),
+            chained: false,
             deadline: Instant::now() + CREATE_BOUND,
         };
         let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;

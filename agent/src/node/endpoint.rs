@@ -12,10 +12,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
-use wharf_api::{EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
+use wharf_api::{EndpointLogEntry, EndpointMode, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
-    endpoint::EndpointRecord,
+    endpoint::{EndpointRecord, IpOwner},
     ids::{EndpointId, Epoch},
     kernel::KernelError,
     nat::{Protocol, Publish},
@@ -383,7 +383,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         gateway4: r.gateway4,
         gateway6: r.gateway6,
         mtu: r.mtu,
-        pool: r.pool.to_string(),
+        pool: if r.ip_owner == IpOwner::External { String::new() } else { r.pool.to_string() },
         netns: r.netns.path.display().to_string(),
         pod_name: r.pod_name.clone(),
         pod_namespace: r.pod_namespace.clone(),
@@ -394,6 +394,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         bandwidth: bandwidth(&r.bandwidth),
         policy_enforcement: r.policy_enforcement.map(api_enforcement).unwrap_or_default(),
         named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), named_port(port))).collect(),
+        mode: if r.link_owner.is_wharf() { EndpointMode::Own } else { EndpointMode::Chained },
         status: view.status.clone(),
     }
 }

@@ -461,6 +461,30 @@ fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answ
     Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
 }
 
+/// Refuses what a chained endpoint cannot be given: it is the business of the plugin that made the interface, or of another one in the list.
+fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
+    let refused = |what: &str, whose: &str| {
+        Err(invalid(format!("create endpoint {attachment}: another plugin made the interface, so {what} is {whose}")))
+    };
+    let makers = "the job of the plugin that made it";
+    if body.ips.is_empty() {
+        return Err(invalid(format!(
+            "create endpoint {attachment}: another plugin made the interface and leased it no address"
+        )));
+    }
+    match body {
+        EndpointCreate { pool: Some(_), .. } => refused("the pool of its addresses", makers),
+        EndpointCreate { mtu: Some(_), .. } => refused("its MTU", makers),
+        EndpointCreate { mac: Some(_), .. } => refused("its MAC address", makers),
+        EndpointCreate { masquerade: Some(_), .. } => refused("masquerading (`ipMasq`)", makers),
+        EndpointCreate { ports, .. } if !ports.is_empty() => refused(
+            "publishing its ports",
+            "the job of the plugin portmap; put it behind wharf-cni in the list of plugins",
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// Validates a create request. `text` is the id in the path.
 ///
 /// # Errors
@@ -506,6 +530,9 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
             )));
         }
     }
+    if body.chained {
+        fits_chained(&attachment, &body)?;
+    }
     let deadline = body.deadline_ms.map_or(DEFAULT_DEADLINE, Duration::from_millis).min(MAX_DEADLINE);
     Ok(CreateSpec {
         pool: body.pool.as_deref().map(PoolName::parse).transpose().map_err(bad)?,
@@ -519,6 +546,7 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
         ports: parse_ports(&attachment, &body.ports)?,
         masquerade: body.masquerade,
         bandwidth: parse_bandwidth(&attachment, body.bandwidth)?,
+        chained: body.chained,
         deadline: Instant::now() + deadline,
         attachment,
     })

@@ -193,6 +193,14 @@ impl From<CreateCause> for Failure {
                 KernelErrorKind::Unsupported => says(ErrorCode::InvalidRequest),
                 _ => e.into(),
             },
+            CreateCause::PluginLink(e) => match e.kind {
+                KernelErrorKind::NotFound | KernelErrorKind::Unsupported | KernelErrorKind::Conflict => {
+                    says(ErrorCode::InvalidRequest).hint("put a plugin that makes a veth (ptp, bridge) before wharf-cni in the list of plugins")
+                }
+                _ => e.into(),
+            },
+            CreateCause::StrangeAddress(..) => says(ErrorCode::InvalidRequest)
+                .hint("give the other plugin's IPAM a subnet of its own, of which neither the node nor a pool of the agent has addresses"),
             CreateCause::MixedOwners => says(ErrorCode::InvalidRequest),
             CreateCause::NoId => says(ErrorCode::LimitReached),
             CreateCause::Netns(e) => match e.kind {

@@ -5,8 +5,8 @@ mod list;
 use std::fmt::Write as _;
 
 use wharf_api::{
-    DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointState,
-    LogStatus, NamedPort, PolicyEnforcement, SelfCheck, SelfCheckCase,
+    DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointMode,
+    EndpointState, LogStatus, NamedPort, PolicyEnforcement, SelfCheck, SelfCheckCase,
 };
 
 use super::{
@@ -116,7 +116,11 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     for (i, redirect) in redirects.iter().enumerate() {
         screen.line(if i == 0 { "Redirects" } else { "" }, redirect);
     }
-    screen.line("Pool", &e.pool);
+    if e.mode == EndpointMode::Chained {
+        screen.line("Mode", "chained (another plugin made the link and leased the addresses)");
+    } else {
+        screen.line("Pool", &e.pool);
+    }
     screen.line("MAC", &e.container_mac);
     screen.line("MTU", &e.mtu.to_string());
     screen.line("Host interface", &format!("{} (index {}, MAC {})", e.host_ifname, e.ifindex, e.host_mac));

@@ -71,6 +71,10 @@ pub struct EndpointCreate {
     /// Limits of the bandwidth.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
+    /// Another plugin made the interface, and leased its addresses, which are `ips`. The agent attaches programs and policy to it, and neither changes nor
+    /// removes anything of it; so pool, MTU, MAC address, ports and masquerading cannot be asked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub chained: bool,
 }
 
 /// Limits of an endpoint's bandwidth.
@@ -191,6 +195,25 @@ pub enum EndpointState {
     Invalid,
 }
 
+/// Who made an endpoint's link, connects it and removes it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndpointMode {
+    /// Wharf.
+    #[default]
+    Own,
+    /// Another plugin, behind which Wharf is chained.
+    Chained,
+}
+
+impl EndpointMode {
+    /// True for a link of Wharf's own.
+    #[must_use]
+    pub const fn is_own(&self) -> bool {
+        matches!(self, Self::Own)
+    }
+}
+
 /// An endpoint as clients see it. `wharf endpoint list -o json` prints an array of these; the names are kept stable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Endpoint {
@@ -232,7 +255,7 @@ pub struct Endpoint {
     pub gateway6: Option<Ipv6Addr>,
     /// MTU, bytes.
     pub mtu: u32,
-    /// Pool its addresses come from.
+    /// Pool its addresses come from; empty where another IPAM leased them.
     pub pool: String,
     /// Path of the container's network namespace as the runtime gave it.
     pub netns: String,
@@ -262,6 +285,9 @@ pub struct Endpoint {
     /// Ports that rules of policies name, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<String, NamedPort>,
+    /// Who made its link.
+    #[serde(default, skip_serializing_if = "EndpointMode::is_own")]
+    pub mode: EndpointMode,
     /// What it is doing.
     pub status: EndpointStatus,
 }

@@ -48,6 +48,42 @@ pub enum IpOwner {
     Endpoint,
     /// The caller leased them before (`POST /v1/ipam`) and will release them: the delete runs with NoIPRelease.
     Caller,
+    /// Leased by another IPAM; never leased, released or rested here.
+    External,
+}
+
+/// Whose an endpoint's link is: who made it, connected it, and removes it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkOwner {
+    /// Wharf's, with a name and a mark of Wharf's.
+    #[default]
+    Wharf,
+    /// Another plugin's, behind which Wharf is chained. Wharf has its programs on the host side and changes nothing else of the link.
+    Plugin {
+        /// What the host side had on its hooks before Wharf came.
+        hooks: HooksFound,
+    },
+}
+
+/// What is on the hooks of another plugin's link before Wharf attaches its programs, and when it has taken them off again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HooksFound {
+    /// No clsact qdisc.
+    None,
+    /// A clsact qdisc without anything of ours.
+    Clsact,
+    /// What an endpoint before left there, as a rule the program that drops everything. The link stays closed.
+    Closed,
+}
+
+impl LinkOwner {
+    /// True for a link of Wharf's own.
+    #[must_use]
+    pub const fn is_wharf(&self) -> bool {
+        matches!(self, Self::Wharf)
+    }
 }
 
 /// Everything about an endpoint that must survive the agent. Written when a create completes, removed when a delete
@@ -123,6 +159,10 @@ pub struct EndpointRecord {
     /// here for all.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub awaits_labels: bool,
+    /// Whose the link is. Records of older versions have links of Wharf's own. An older version never takes another plugin's link for its own: it
+    /// cannot read a record whose addresses are [`IpOwner::External`], as they are with such a link, and leaves all that the record names alone.
+    #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
+    pub link_owner: LinkOwner,
 }
 
 impl EndpointRecord {
@@ -162,7 +202,7 @@ mod tests {
     fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
         let record = crate::fixtures::record(1, 7);
         let text = serde_json::to_string(&record).expect("written");
-        for fact in ["policy_enforcement", "named_ports", "awaits_labels"] {
+        for fact in ["policy_enforcement", "named_ports", "awaits_labels", "link_owner"] {
             assert!(!text.contains(fact), "{text}");
         }
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
@@ -172,6 +212,8 @@ mod tests {
             policy_enforcement: Some(OwnEnforcement::Never),
             named_ports,
             awaits_labels: true,
+            link_owner: LinkOwner::Plugin { hooks: HooksFound::Clsact },
+            ip_owner: IpOwner::External,
             ..record
         };
         let text = serde_json::to_string(&told).expect("written");

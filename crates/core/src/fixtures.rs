@@ -56,5 +56,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
         awaits_labels: false,
+        link_owner: crate::endpoint::LinkOwner::Wharf,
     }
 }

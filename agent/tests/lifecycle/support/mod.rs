@@ -222,6 +222,7 @@ impl Agent {
             ports: Vec::new(),
             masquerade: None,
             bandwidth: Default::default(),
+            chained: false,
             deadline: Instant::now() + PATIENCE,
         }
     }

@@ -123,6 +123,7 @@ fn put_sends_the_body_and_parses_the_endpoint() {
         ports: vec![],
         masquerade: None,
         bandwidth: Default::default(),
+        chained: false,
     };
     let made = run(server.client().put_endpoint("cni-attachment-id:c1:eth0", &create)).unwrap();
     assert_eq!((made.id, made.epoch, made.state), (7, 9, EndpointState::Ready));
