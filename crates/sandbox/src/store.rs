@@ -224,17 +224,8 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((held, there), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// The process that holds the lock, for messages only: one that has the file open, or else the one that the file names.
+/// The process that the lock file names, for messages only: it may have ended and have left the lock to a plugin.
 fn holder(path: &Path) -> String {
-    let own = std::process::id();
-    let is_open = |pid: &u32| {
-        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        *pid != own && files.into_iter().any(|file| fs::read_link(file.path()).is_ok_and(|open| open == *path))
-    };
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    if let Some(pid) = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_open) {
-        return pid.to_string();
-    }
     let mut text = String::new();
     let read = File::open(path).and_then(|f| f.take(16).read_to_string(&mut text));
     match read.ok().and_then(|_| text.trim().parse::<u32>().ok()) {
