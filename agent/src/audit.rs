@@ -465,7 +465,10 @@ async fn mend<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Repair, snapshot: &S
         Repair::ForgetRest(ip) => life.store.commit(vec![Change::RemoveRest(*ip)]).await?,
         Repair::RemoveQueueFile(name) => life.deletions.discard(name).await?,
         Repair::ReleaseOutOfService(id) => drop(out_of_service::release(life, *id).await?),
-        Repair::CloseIntent(id, epoch) => {
+        Repair::CloseIntent(id, epoch, link) => {
+            if let Some(link) = link {
+                life.kernel.remove_from_plugin_link(link).await?;
+            }
             // Finishing the undo releases the addresses and the id too.
             unfinished::finish(life, *id).await?;
             life.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await?;

@@ -236,6 +236,7 @@ fn facts(node_name: &str, view: &View) -> Vec<Fact> {
     let addresses: Vec<String> = r.addresses().map(|ip| ip.to_string()).collect();
     let leased_by = r.ipam.as_ref().map_or_else(String::new, |plugin| format!(", leased by IPAM plugin {plugin}"));
     let labels: Vec<String> = r.labels.iter().map(ToString::to_string).collect();
+    let chained = !r.link_owner.is_wharf();
     let mut facts = vec![fact("attachment", r.attachment.to_string())];
     if r.identity == Identity::HEALTH {
         facts.push(fact("role", "the node's own health endpoint; `wharf health status` tells what its probes find"));
@@ -248,7 +249,15 @@ fn facts(node_name: &str, view: &View) -> Vec<Fact> {
         fact("identity", named(r.identity)),
         fact("labels", if labels.is_empty() { "none".to_owned() } else { labels.join(", ") }),
         fact("epoch", r.epoch.to_string()),
-        fact("link", format!("{} (index {})", r.host_ifname, r.host_ifindex)),
+        fact(
+            "link",
+            format!(
+                "{} (index {}){}",
+                r.host_ifname,
+                r.host_ifindex,
+                if chained { ", made by another plugin" } else { "" }
+            ),
+        ),
         fact("namespace", r.netns.path.display().to_string()),
         fact("node", node_name),
     ]);

@@ -13,7 +13,7 @@ use std::{
 use anyhow::Context as _;
 use wharf_api::LogStatus;
 use wharf_core::{
-    endpoint::{EndpointRecord, IpOwner, host_ifname, parse_host_ifname},
+    endpoint::{EndpointRecord, IpOwner, LinkOwner, host_ifname, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch},
     ipam::Ipam,
     kernel::{Kernel, KernelDump, LinkRef},
@@ -98,7 +98,7 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
 /// When the pools cannot be used together.
 pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) -> anyhow::Result<(AgentConfig, Ipam)> {
     let Some(why) = config.ipv6_off else { return Ok((config, ipam)) };
-    let Some(record) = snapshot.endpoints.iter().find(|r| r.ipv6.is_some()) else {
+    let Some(record) = snapshot.endpoints.iter().find(|r| r.ipv6.is_some() && r.ip_owner != IpOwner::External) else {
         tracing::warn!("IPv6 is off on this node ({why}): containers get IPv4 addresses alone until the next start");
         return Ok((config, ipam));
     };
@@ -123,6 +123,13 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
     let dump = life.kernel.dump().await?;
     life.store.skip_epochs(last_epoch(&dump));
     wharf_crash::point("restore/after-dump");
+    // Links of other plugins are not in the dump.
+    let of_plugins = snapshot.endpoints.iter().filter(|r| !r.link_owner.is_wharf());
+    let of_plugins: Vec<LinkRef> = of_plugins.map(LinkRef::of).collect();
+    let gone = match of_plugins.is_empty() {
+        true => Vec::new(),
+        false => life.kernel.observe_missing(&of_plugins).await?,
+    };
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
     let mut changes = Vec::new();
     timeline::load(&life.timelines, &life.store, &snapshot).await;
@@ -141,8 +148,12 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
         .collect();
     let (mut living, mut dead) = (Vec::new(), Vec::new());
     for record in snapshot.endpoints.iter().cloned() {
-        let alive =
-            links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0) || is_renamed(&dump, &record);
+        let alive = match record.link_owner {
+            LinkOwner::Wharf => {
+                links.get(record.host_ifname.as_str()) == Some(&record.host_ifindex.0) || is_renamed(&dump, &record)
+            }
+            LinkOwner::Plugin { .. } => !gone.contains(&record.id),
+        };
         // The health endpoint counts as dead: its process ended with the previous agent, even if its namespace still
         // exists.
         let alive = alive && !health::is_reserved(&record.attachment);
@@ -177,8 +188,8 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
     out_of_service::hold(life, out_of_service);
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
-        if let Intent::Create { attachment, .. } = intent {
-            undo_create(life, id, epoch, &attachment).await;
+        if let Intent::Create { attachment, link, .. } = intent {
+            undo_create(life, id, epoch, &attachment, link).await;
         }
     }
     wharf_crash::point("restore/after-undo");
@@ -397,9 +408,22 @@ async fn insert<K: Kernel>(
 
 /// Undoes a create that the end of the agent interrupted. The id may have another endpoint, so only objects with the
 /// epoch are removed here; pins without a record are removed by [`remove_unexplained`].
-async fn undo_create<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId, epoch: Epoch, attachment: &Attachment) {
-    let link = LinkRef { id, epoch, host_ifname: host_ifname(id, epoch), host_ifindex: None, container: None };
-    if let Err(error) = life.kernel.remove_link(&link).await {
+async fn undo_create<K: Kernel>(
+    life: &Arc<Lifecycle<K>>,
+    id: EndpointId,
+    epoch: Epoch,
+    attachment: &Attachment,
+    link: Option<LinkRef>,
+) {
+    let removed = match link {
+        Some(link) => life.kernel.remove_from_plugin_link(&link).await,
+        None => {
+            let (host_ifname, owner) = (host_ifname(id, epoch), LinkOwner::Wharf);
+            let link = LinkRef { id, epoch, host_ifname, host_ifindex: None, container: None, owner };
+            life.kernel.remove_link(&link).await
+        }
+    };
+    if let Err(error) = removed {
         tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: undo a create: {error}; its intent stays open");
         return;
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::{NodeKernel as _, ProgramSpec},
+    kernel::{EndpointKernel as _, LinkRef, NodeKernel as _, ProgramSpec},
     store::Snapshot,
     upgrade::{Takeover, plan_upgrade},
 };
@@ -45,7 +45,10 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
     }
     let since = Instant::now();
     let links = kernel.dump().await.context("look for endpoints of other versions")?.links;
-    let plan = plan_upgrade(&others, snapshot, &links);
+    let of_plugins = snapshot.endpoints.iter().filter(|r| !r.link_owner.is_wharf());
+    let of_plugins: Vec<LinkRef> = of_plugins.map(LinkRef::of).collect();
+    let gone = kernel.observe_missing(&of_plugins).await.context("look for links of other plugins")?;
+    let plan = plan_upgrade(&others, snapshot, &links, &gone.into_iter().collect());
     let takeover = |record: EndpointRecord| Takeover {
         programs: ProgramSpec { keep: true, ..build::desired_programs(config, &record) },
         // Tracing that the previous agent enabled is not carried over.

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, os::unix::fs::MetadataExt as _};
 
-use wharf_api::{Endpoint, EndpointHealth, Finding, Health, MendedBy};
+use wharf_api::{Endpoint, EndpointHealth, EndpointMode, Finding, Health, MendedBy};
 
 use crate::{
     fault::{Code, Fault, first_of},
@@ -66,7 +66,9 @@ impl PrevResult {
             Some(_) => {}
         }
         // The host side's name holds the epoch, so this tells a later attachment from the one that was added.
-        if !self.interfaces.iter().any(|i| i.name == endpoint.host_ifname && i.sandbox.is_empty()) {
+        // Another plugin's says nothing of the kind, and that plugin need not tell it.
+        let own = endpoint.mode == EndpointMode::Own;
+        if own && !self.interfaces.iter().any(|i| i.name == endpoint.host_ifname && i.sandbox.is_empty()) {
             differences.push(format!("prevResult does not have the endpoint's host side {}", endpoint.host_ifname));
         }
         let held: Vec<IpAddr> =
@@ -202,6 +204,7 @@ mod tests {
             bandwidth: wharf_api::Bandwidth::default(),
             policy_enforcement: wharf_api::PolicyEnforcement::Default,
             named_ports: Default::default(),
+            mode: wharf_api::EndpointMode::Own,
             status: EndpointStatus::default(),
         }
     }
@@ -257,6 +260,23 @@ mod tests {
         prev["ips"].as_array_mut().unwrap().push(json!({"address": "192.0.2.2/24"}));
         prev["routes"] = json!([{"dst": "192.0.2.0/24"}]);
         assert_eq!(check(&prev, &healthy()), Ok(()));
+    }
+
+    #[test]
+    fn a_chained_endpoints_host_side_is_another_plugins() {
+        let prev = json!({
+            "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:0a", "sandbox": "/run/netns/c1"}],
+            "ips": prev()["ips"].as_array().unwrap().iter().map(|ip| {
+                let mut ip = ip.clone();
+                ip["interface"] = json!(0);
+                ip
+            }).collect::<Vec<_>>(),
+        });
+        let prev = json!({ "prevResult": prev });
+        let prev = PrevResult::parse(&Object::root(prev.as_object().unwrap())).unwrap().unwrap();
+        let verdict = |mode| verdict("CHECK", "net", &target(), &prev, &Endpoint { mode, ..endpoint() }, &healthy());
+        assert_eq!(verdict(EndpointMode::Chained), Ok(()));
+        assert!(verdict(EndpointMode::Own).unwrap_err().msg.contains("host side"), "an own link has its name");
     }
 
     #[test]

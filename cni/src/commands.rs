@@ -7,13 +7,14 @@ use std::{
 };
 
 use wharf_api::{
-    DeleteQuery, DeleteResult, EndpointCreate, ErrorCode, GcAttachment, GcRequest,
+    DeleteQuery, DeleteResult, EndpointCreate, EndpointMode, ErrorCode, GcAttachment, GcRequest,
     client::{Client, ClientError},
 };
 
 use crate::{
     args::ContainerArgs,
     away,
+    chain::Chain,
     check::{self, PrevResult},
     fault::{Code, Fault, first_of, is_absent},
     ipam::Ipam,
@@ -81,8 +82,9 @@ pub(crate) fn run(ask: &Ask, limits: &Limits, told: Option<&Run>) -> Result<Done
     let started = Instant::now();
     let outcome = runtime.block_on(async {
         match &ask.command {
-            Command::Add { target, netns, args } => {
-                agent.add(target, netns, args).await.map(|result| Done { stdout: Some(result), deferred: false })
+            Command::Add { target, netns, args, chain } => {
+                let result = agent.add(target, netns, args, chain.as_ref()).await;
+                result.map(|result| Done { stdout: Some(result), deferred: false })
             }
             Command::Del { target } => agent.del(target).await,
             Command::Check { target, netns, prev } => {
@@ -102,6 +104,15 @@ const OTHER_MOUNTS: &str = "the plugin finds a namespace at this path and the ag
     namespace of its own; start it in the runtime's (a unit without PrivateTmp=, ProtectSystem= and the like; a container \
     with /run and /var/run mounted with propagation)";
 
+/// Who gives a container its addresses.
+#[derive(Clone, Copy)]
+enum Addresses<'a> {
+    Agent,
+    Ipam(&'a Ipam, &'a Leased),
+    /// The plugin that made the interface.
+    Chain(&'a Chain),
+}
+
 struct Agent<'a> {
     client: Client,
     conf: &'a NetConf,
@@ -115,13 +126,24 @@ struct Agent<'a> {
 impl Agent<'_> {
     /// The IPAM plugin first: the agent is given the addresses. Whatever fails after it, its lease is given back. A process that is
     /// killed in between leaves the lease to the DEL that follows every ADD.
-    async fn add(&self, target: &Target, netns: &str, args: &ContainerArgs) -> Result<String, Fault> {
+    async fn add(
+        &self,
+        target: &Target,
+        netns: &str,
+        args: &ContainerArgs,
+        chain: Option<&Chain>,
+    ) -> Result<String, Fault> {
         let subject = self.subject("ADD", target);
-        let Some(ipam) = self.ipam else { return self.create(&subject, target, netns, args, None).await };
+        if let Some(chain) = chain {
+            return self.create(&subject, target, netns, args, Addresses::Chain(chain)).await;
+        }
+        let Some(ipam) = self.ipam else {
+            return self.create(&subject, target, netns, args, Addresses::Agent).await;
+        };
         self.must_be_new(&subject, target).await?;
         let leased = ipam.add(&subject, self.limits.ipam).await?;
         let created = match as_asked(&subject, ipam, args, &leased) {
-            Ok(()) => self.create(&subject, target, netns, args, Some((ipam, &leased))).await,
+            Ok(()) => self.create(&subject, target, netns, args, Addresses::Ipam(ipam, &leased)).await,
             Err(fault) => Err(fault),
         };
         match created {
@@ -158,7 +180,7 @@ impl Agent<'_> {
         target: &Target,
         netns: &str,
         args: &ContainerArgs,
-        leased: Option<(&Ipam, &Leased)>,
+        addresses: Addresses<'_>,
     ) -> Result<String, Fault> {
         let mut create = EndpointCreate {
             container_id: target.container_id.clone(),
@@ -180,14 +202,25 @@ impl Agent<'_> {
             ipam: None,
             gateways: Vec::new(),
             routes: args.routes.clone(),
+            chained: false,
         };
         let mut dns = args.dns.clone();
-        if let Some((ipam, leased)) = leased {
-            create.ipam = Some(ipam.plugin.clone());
-            create.ips.clone_from(&leased.ips);
-            create.gateways.clone_from(&leased.gateways);
-            create.routes = create.routes.or_else(|| leased.routes.clone());
-            dns = dns.or(leased.dns.clone());
+        match addresses {
+            Addresses::Agent => {}
+            Addresses::Ipam(ipam, leased) => {
+                create.ipam = Some(ipam.plugin.clone());
+                create.ips.clone_from(&leased.ips);
+                create.gateways.clone_from(&leased.gateways);
+                create.routes = create.routes.or_else(|| leased.routes.clone());
+                dns = dns.or(leased.dns.clone());
+            }
+            Addresses::Chain(chain) => {
+                self.told.inspect(|run| run.set_chained());
+                create.chained = true;
+                create.ips.clone_from(&chain.ips);
+                // Asked of the plugin that made the interface.
+                create.mac = None;
+            }
         }
         let id = id(target);
         // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
@@ -208,6 +241,9 @@ impl Agent<'_> {
         wharf_crash::point("shim/add/after-answer");
         let endpoint = answer.map_err(|e| explained(subject, netns, &create, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));
+        if let Addresses::Chain(chain) = addresses {
+            return Ok(chain.result(self.conf.version));
+        }
         result::added(self.conf.version, &dns, netns, &endpoint)
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
@@ -293,6 +329,9 @@ impl Agent<'_> {
         let log = self.conf.log;
         let endpoint = retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint(&id).await);
         let endpoint = endpoint.await.map_err(failed)?;
+        if endpoint.mode == EndpointMode::Chained {
+            self.told.inspect(|run| run.set_chained());
+        }
         let Some(prev) = prev else { return Err(check::without_result(&subject, &self.conf.name, &endpoint)) };
         check::same_namespace(&subject, netns, &endpoint)?;
         let health =

@@ -208,7 +208,8 @@ fn del_whose_record_cannot_be_written_is_to_be_tried_again() {
 #[test]
 fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
     let add = |machine: &Machine, limits: &Limits| {
-        let command = Command::Add { target: target(), netns: "/run/netns/c1".into(), args: Box::default() };
+        let command =
+            Command::Add { target: target(), netns: "/run/netns/c1".into(), args: Box::default(), chain: None };
         run(&ask(&machine.socket(), command), limits, None)
     };
     let machine = Machine::new();
@@ -248,7 +249,7 @@ fn an_ipam_plugin_that_hangs_is_killed_with_what_it_started() {
     fs::write(&program, HANGS).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let agent = machine.agent(vec![answer(404, &json!({"code": "not-found", "message": "no endpoint"}))]);
-    let command = Command::Add { target: target(), netns: "/run/netns/x".into(), args: Box::default() };
+    let command = Command::Add { target: target(), netns: "/run/netns/x".into(), args: Box::default(), chain: None };
     let ask = Ask {
         ipam: Some(Ipam {
             plugin: "hangs".into(),

@@ -35,6 +35,11 @@ impl<'a> Object<'a> {
         Self { any_case: true, ..self }
     }
 
+    /// The object itself.
+    pub(crate) fn map(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
     /// Path of a key, as errors name it.
     pub(crate) fn path_of(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }

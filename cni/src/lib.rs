@@ -19,6 +19,7 @@
 mod args;
 mod away;
 mod bandwidth;
+mod chain;
 mod check;
 mod commands;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What is told of this run: to the agent with each request, and by a report where the agent cannot know the end.
 
 use std::{
+    cell::Cell,
     ffi::OsStr,
     hash::{BuildHasher as _, RandomState},
     time::{Instant, SystemTime, UNIX_EPOCH},
@@ -21,6 +22,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
     command: Command,
+    /// What the command finds out while it runs.
+    chained: Cell<bool>,
     began: Instant,
 }
 
@@ -43,7 +46,9 @@ impl Run {
                 ifname: valid(&env.ifname, rules::ifname),
                 pod_name: pod(&args, "K8S_POD_NAME"),
                 pod_namespace: pod(&args, "K8S_POD_NAMESPACE"),
+                chained: false,
             },
+            chained: Cell::new(false),
             began: Instant::now(),
         })
     }
@@ -54,9 +59,18 @@ impl Run {
         self
     }
 
+    /// The command is about an interface that another plugin made.
+    pub(crate) fn set_chained(&self) {
+        self.chained.set(true);
+    }
+
+    fn command(&self) -> Command {
+        Command { chained: self.chained.get(), ..self.command.clone() }
+    }
+
     /// The header of a request that is made now. CHECK has none: its verdict is the shim's.
     pub(crate) fn header(&self) -> Option<String> {
-        (self.command.verb != Verb::Check).then(|| self.command.to_header(self.began.elapsed()))
+        (self.command.verb != Verb::Check).then(|| self.command().to_header(self.began.elapsed()))
     }
 
     /// Leaves a report of how the run ended, unless the agent has counted it. A report that cannot be written changes nothing for
@@ -85,7 +99,7 @@ impl Run {
             duration_us: number(self.began.elapsed().as_micros()),
             ended_unix_ms: number(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()),
             dropped: 0,
-            command: self.on(&origin.network).command,
+            command: self.on(&origin.network).command(),
         };
         match reports.put(&report) {
             // No agent has run in this boot: there is nobody to tell.

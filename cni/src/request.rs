@@ -13,6 +13,7 @@ use wharf_api::GcAttachment;
 
 use crate::{
     args::ContainerArgs,
+    chain::Chain,
     check::PrevResult,
     fault::{Code, Failure, Fault, Origin},
     ipam::Ipam,
@@ -73,10 +74,24 @@ pub(crate) struct Target {
 /// What is to be done.
 #[derive(Debug, Clone)]
 pub(crate) enum Command {
-    Add { target: Target, netns: String, args: Box<ContainerArgs> },
-    Del { target: Target },
-    Check { target: Target, netns: String, prev: Option<PrevResult> },
-    Gc { valid: Vec<GcAttachment> },
+    /// With `chain` another plugin made the interface.
+    Add {
+        target: Target,
+        netns: String,
+        args: Box<ContainerArgs>,
+        chain: Option<Chain>,
+    },
+    Del {
+        target: Target,
+    },
+    Check {
+        target: Target,
+        netns: String,
+        prev: Option<PrevResult>,
+    },
+    Gc {
+        valid: Vec<GcAttachment>,
+    },
     Status,
 }
 
@@ -227,14 +242,10 @@ impl Subject {
         });
         let command = match verb {
             Verb::Add => {
-                if conf.document().value("prevResult").is_some() {
-                    return Err(Fault::config(
-                        "netconf: prevResult is there, so another plugin made the interface; wharf-cni makes it itself",
-                    )
-                    .with_details("put wharf-cni first in the list of plugins"));
-                }
+                let chain = Chain::parse(&conf, &self.target, &self.netns)?;
                 let args = Box::new(self.container_args(&conf, ipam.as_ref())?);
-                Command::Add { target: self.target, netns: self.netns, args }
+                chain.as_ref().map_or(Ok(()), |chain| chain.fulfils(&args))?;
+                Command::Add { target: self.target, netns: self.netns, args, chain }
             }
             Verb::Del => {
                 // Nothing of it is needed to delete, so nothing of it may keep us from deleting.

@@ -60,7 +60,7 @@ impl Read for Broken {
 fn add_takes_everything() {
     let env = Env { args: Some("K8S_POD_NAME=web".into()), ..env("ADD") };
     match command(&env, json!({"mtu": 1400})) {
-        Command::Add { target, netns, args } => {
+        Command::Add { target, netns, args, .. } => {
             assert_eq!(target, Target { container_id: "c1".into(), ifname: "eth0".into() });
             assert_eq!((netns.as_str(), args.pod_name.as_deref()), ("/run/netns/c1", Some("web")));
         }
@@ -189,11 +189,20 @@ fn commands_older_versions_do_not_have() {
 }
 
 #[test]
-fn prev_result_is_for_check_alone() {
+fn prev_result_is_for_check_and_for_a_chained_add() {
     let prev = json!({"prevResult": {"interfaces": [], "ips": []}});
     let fault = refused(&env("ADD"), prev);
-    assert_eq!((fault.code, fault.details.contains("first")), (Code::Config, true));
-    assert!(matches!(command(&env("ADD"), json!({"prevResult": null})), Command::Add { .. }));
+    assert_eq!((fault.code, fault.details.contains("before wharf-cni")), (Code::Config, true));
+    assert!(matches!(command(&env("ADD"), json!({"prevResult": null})), Command::Add { chain: None, .. }));
+    let made = json!({"prevResult": {
+        "interfaces": [{"name": "eth0", "sandbox": "/run/netns/c1"}],
+        "ips": [{"address": "10.1.0.2/24", "interface": 0}],
+    }});
+    let Command::Add { chain: Some(chain), .. } = command(&env("ADD"), made.clone()) else { panic!("not chained") };
+    assert_eq!(chain.ips, ["10.1.0.2".parse::<std::net::IpAddr>().unwrap()]);
+    let mut wish = made;
+    wish["runtimeConfig"] = json!({"ips": ["10.1.0.3"]});
+    assert!(refused(&env("ADD"), wish).msg.contains("10.1.0.3"));
     // The agent is asked all the same: it may know that there is no such attachment.
     assert!(matches!(command(&env("CHECK"), json!({})), Command::Check { prev: None, .. }));
     assert_eq!(refused(&env("CHECK"), json!({"prevResult": {"ips": [{"address": "x/24"}]}})).code, Code::Config);

@@ -234,9 +234,30 @@ fn del_before_any_agent_ran_in_this_boot_is_done() {
 }
 
 #[test]
-fn add_refuses_to_be_second_and_asks_nobody() {
+fn add_behind_a_plugin_that_made_no_interface_asks_nobody() {
     let outcome = Run::new("ADD", "1.0.0").key("prevResult", json!({"interfaces": []})).go();
     assert_eq!(outcome.code(), 7);
+}
+
+#[test]
+fn add_behind_another_plugin_asks_for_its_interface_and_answers_its_result() {
+    for version in VERSIONS {
+        let mut prev = json!({
+            "cniVersion": version,
+            "interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/run/netns/c1"}],
+            "ips": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1", "interface": 1}],
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dns": {"nameservers": ["10.1.0.53"]},
+            "unknown": {"kept": true},
+        });
+        if version < "1.0.0" {
+            prev["ips"][0]["version"] = json!("4");
+        }
+        let outcome = Run::new("ADD", version).key("prevResult", prev.clone()).answer(201, &endpoint()).go();
+        assert_eq!(outcome.json(), prev);
+        let body = &outcome.requests[0].body;
+        assert_eq!((&body["chained"], &body["ips"]), (&json!(true), &json!(["10.1.0.2"])));
+    }
 }
 
 #[test]

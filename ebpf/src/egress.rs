@@ -14,6 +14,9 @@
 //!
 //! A flow that began through the stack stays there: its row says so.
 //!
+//! A **chained** endpoint's link is another plugin's, perhaps the port of a bridge: what is proven goes on to whatever Ethernet address it is for. A
+//! flow that the rules hand to the proxy is dropped, because a bridge would forward its packets past the node's stack.
+//!
 //! An endpoint that sends to its own address through the link is delivered to like any other; its own stack, which would
 //! never have sent such a packet, then judges it.
 
@@ -90,6 +93,7 @@ fn way(
     }
     match track(ctx, Asked::new(own, profile, peer, Direction::Egress))? {
         Way::Direct if !test_packet::asks_policy(ctx) => Ok(peer.endpoint_id),
+        Way::Proxy if profile.chained() => Err(DropReason::ProxyUnavailable),
         Way::Proxy => Ok(TO_PROXY),
         _ => Ok(0),
     }
@@ -157,22 +161,24 @@ fn ipv6(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason>
     to(profile, packet.destination(), packet.hop_limit())
 }
 
-/// A frame to any other unicast MAC would be passed over by the stack it ends in, and be counted here as forwarded.
+/// A frame to any other unicast MAC would be passed over by the stack it ends in, and be counted here as forwarded. A chained endpoint may
+/// have other neighbours.
 #[inline(always)]
 fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropReason> {
-    if packet.destination_mac().equals(profile.host_mac()) { Ok(()) } else { Err(DropReason::InvalidDestinationMac) }
+    if packet.destination_mac().equals(profile.host_mac()) || profile.chained() {
+        Ok(())
+    } else {
+        Err(DropReason::InvalidDestinationMac)
+    }
 }
 
 /// Where a packet goes whose source is proven; `hops`: those left.
 #[inline(always)]
 fn to(profile: Profile, destination: Ipv6Address, hops: u8) -> Result<Peer, DropReason> {
-    if profile.local_by_stack() {
-        return Ok(Peer::STACK);
-    }
     let Some(peer) = endpoint(destination) else { return Ok(Peer::STACK) };
-    match hops {
-        0 => Err(DropReason::TtlExceeded),
-        1 => Ok(Peer::STACK),
-        _ => Ok(Peer { endpoint_id: peer.endpoint_id, epoch: peer.epoch as u32 }),
+    if hops == 0 {
+        return Err(DropReason::TtlExceeded);
     }
+    let by_stack = profile.local_by_stack() || hops == 1;
+    Ok(Peer { endpoint_id: if by_stack { 0 } else { peer.direct }, epoch: peer.epoch as u32 })
 }

@@ -7,9 +7,9 @@ use crate::profile::Profile;
 /// The endpoint that a packet goes to.
 #[derive(Clone, Copy)]
 pub struct Peer {
-    /// Its id; zero for none.
+    /// Its id; zero for none, and for one that packets reach through the stack alone.
     pub endpoint_id: u32,
-    /// Low half of the epoch of its attachment.
+    /// Low half of the epoch of its attachment; also that of an endpoint behind the stack, so that the flow's row is right at both ends.
     pub epoch: u32,
 }
 

@@ -1,16 +1,19 @@
 //! What the node's program `ingress` does with what reaches a container, from the node or from another endpoint: only IP, only for its
 //! own address. Packets from the stack that the endpoint's own program has judged ([`crate::shortcut`]) come here for their flow, and to
 //! be addressed, alone.
+//!
+//! What reaches a chained endpoint keeps its Ethernet addresses, and neighbour messages for it go on to the program `neighbour`.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
     programs::TcContext,
 };
-use wharf_common::{Direction, DropReason};
+use wharf_common::{Direction, DropReason, map::NodeCall};
 
 use crate::{
     flow::{Asked, Peer, Way},
-    handoff::{FROM_STACK, RECORDED, Verdict, Words},
+    handoff::{self, FROM_STACK, RECORDED, Verdict, Words},
+    neighbour::{MESSAGE_BYTES, is_discovery},
     parse::{self, EtherType, Framed, HEADERS_BYTES, Ipv4, Ipv6},
     profile::Profile,
     test_packet,
@@ -59,7 +62,7 @@ fn judge(
     track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
 ) -> Result<Way, DropReason> {
     let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
-    accept(ctx, profile, from_stack)?;
+    accept(ctx, own, profile, from_stack)?;
     if from_stack && !test_packet::is_untracked(ctx) {
         return track(ctx, Asked::new(own, profile, Peer::STACK, Direction::Ingress));
     }
@@ -74,14 +77,18 @@ fn judge(
 /// Neighbour messages need no rule of their own: those of other endpoints were decremented on the way (receivers demand
 /// a hop limit of 255), the node's interface sends none, and what a privileged process of the node forges is its own.
 #[inline(always)]
-fn accept(ctx: &TcContext, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
-    parse::gather(ctx, HEADERS_BYTES)?;
+fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
+    let chained = profile.chained();
+    parse::gather(ctx, if chained { MESSAGE_BYTES } else { HEADERS_BYTES })?;
     match EtherType::of(ctx, parse::ethernet(ctx)?)? {
         EtherType::Ipv4 => {
             let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
             let destination = packet.destination();
             if !profile.owns4(destination) {
                 return Err(refusal(parse::is_group4(destination)));
+            }
+            if chained {
+                return Ok(());
             }
             packet.address(profile.container_mac(), profile.host_mac());
             if !from_stack {
@@ -90,19 +97,34 @@ fn accept(ctx: &TcContext, profile: Profile, from_stack: bool) -> Result<(), Dro
         }
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
+            // Before the addresses: solicitations are multicast. Before policy: who may be spoken to must be found.
+            if chained && packet.is_icmp() && is_discovery(ctx)? {
+                return Err(to_neighbour(ctx, own));
+            }
             let destination = packet.destination();
             if !profile.owns6(destination) {
                 return Err(refusal(destination.is_multicast()));
+            }
+            if chained {
+                return Ok(());
             }
             packet.address(profile.container_mac(), profile.host_mac());
             if !from_stack {
                 packet.decrement_hop_limit();
             }
         }
+        EtherType::Arp if chained => return Err(to_neighbour(ctx, own)),
         // The node knows the container's MAC without asking; nobody asks the container.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),
     }
     Ok(())
+}
+
+/// Continues in the program `neighbour`. Comes back only where there is none.
+#[inline(always)]
+fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
+    handoff::call(ctx, NodeCall::Neighbour as u32, own | FROM_STACK);
+    DropReason::NoNodeProgram
 }
 
 #[inline(always)]

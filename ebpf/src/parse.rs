@@ -37,6 +37,14 @@ impl Mac {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 16 | u64::from(self.0[2]) << 32
     }
 
+    /// The link-local address that the kernel makes of it (RFC 4291, appendix A).
+    #[inline(always)]
+    pub fn link_local(self) -> Ipv6Address {
+        const { assert!(cfg!(target_endian = "little"), "bytes are shifted as a little-endian word has them") };
+        let (company, rest) = (self.whole() & 0xff_ffff, self.whole() >> 24);
+        Ipv6Address([u64::from(0xfe80_u16.to_be()), company ^ 0x02 | 0xfe_ff00_0000 | rest << 40])
+    }
+
     /// Multicast or broadcast.
     #[inline(always)]
     pub fn is_group(self) -> bool {

@@ -15,7 +15,10 @@ use core::{
     ptr,
 };
 
-use wharf_common::{EndpointConfig, EndpointProfile, map::FLAG_LOCAL_BY_STACK};
+use wharf_common::{
+    EndpointConfig, EndpointProfile,
+    map::{FLAG_CHAINED, FLAG_LOCAL_BY_STACK},
+};
 
 use crate::{
     config::{self, Config},
@@ -99,6 +102,14 @@ impl Profile {
         // SAFETY: as in `epoch`.
         let flags = unsafe { (*self.0).config.flags };
         flags & FLAG_LOCAL_BY_STACK != 0
+    }
+
+    /// Another plugin made the link.
+    #[inline(always)]
+    pub fn chained(self) -> bool {
+        // SAFETY: as in `epoch`.
+        let flags = unsafe { (*self.0).config.flags };
+        flags & FLAG_CHAINED != 0
     }
 
     /// The only Ethernet source the container may use.

@@ -10,7 +10,9 @@
 use core::hint::black_box;
 
 use aya_ebpf::programs::TcContext;
-use wharf_common::map::{FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE};
+use wharf_common::map::{
+    FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE,
+};
 
 use crate::{
     config::{self, Config},
@@ -29,7 +31,7 @@ const IPV6: u32 = parse::PROTOCOL_IPV6;
 /// endpoint is for its flow to say.
 #[inline(always)]
 pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
-    if !applies(ctx, config, FLAG_LOCAL_BY_STACK | FLAG_TRACE | FLAG_LIMIT_EGRESS) {
+    if !applies(ctx, config, FLAG_CHAINED | FLAG_LOCAL_BY_STACK | FLAG_TRACE | FLAG_LIMIT_EGRESS) {
         return None;
     }
     let packet: Framed<Ipv4> = Framed::at_start(ctx)?;
@@ -62,7 +64,7 @@ pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
         return None;
     }
     Some(match endpoint(destination) {
-        Some(peer) => Peer { endpoint_id: peer.endpoint_id, epoch: peer.epoch as u32 },
+        Some(peer) => Peer { endpoint_id: peer.direct, epoch: peer.epoch as u32 },
         None => Peer::STACK,
     })
 }
@@ -77,7 +79,7 @@ pub fn received(ctx: &TcContext, config: Config) -> bool {
 #[inline(always)]
 fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
     // The words in which the verdict of a test packet is reported are those that carry the container's MAC from here.
-    if test_packet::is_test(ctx) || !applies(ctx, config, FLAG_TRACE | FLAG_LIMIT_INGRESS) {
+    if test_packet::is_test(ctx) || !applies(ctx, config, FLAG_CHAINED | FLAG_TRACE | FLAG_LIMIT_INGRESS) {
         return None;
     }
     let packet: Framed<Ipv4> = Framed::at_start(ctx)?;
@@ -107,7 +109,7 @@ pub fn delivered(ctx: &TcContext, config: Config) -> bool {
 
 #[inline(always)]
 fn try_deliver(ctx: &TcContext, config: Config) -> Option<()> {
-    if !applies(ctx, config, FLAG_TRACE | FLAG_LIMIT_INGRESS) {
+    if !applies(ctx, config, FLAG_CHAINED | FLAG_TRACE | FLAG_LIMIT_INGRESS) {
         return None;
     }
     let packet: Framed<Ipv4> = Framed::at_start(ctx)?;

@@ -32,8 +32,9 @@ fn row(data: &[u8]) {
     };
     assert_eq!(again.addr, key, "{} is the address of two rows", row.address);
     let number = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| value[at + byte]));
-    assert_eq!((row.endpoint_id, row.ifindex.0, row.identity), (number(8), number(12), number(16)));
+    assert_eq!((row.direct, row.ifindex.0, row.identity), (number(8), number(12), number(16)));
     assert_eq!(row.mac.0, value[20..26]);
+    assert_eq!(row.endpoint_id, u32::from(u16::from_ne_bytes([value[26], value[27]])));
 }
 
 fn event(data: &[u8]) {

@@ -111,6 +111,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         gateways: Vec::new(),
         routes: None,
         bandwidth: Default::default(),
+        chained: false,
     }
 }
 

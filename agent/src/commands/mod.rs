@@ -35,10 +35,11 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The word of metrics and logs.
+    /// The word of metrics and logs for this command.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub const fn of(self, command: &Command) -> &'static str {
         match self {
+            Self::Own if command.chained => "chained",
             Self::Own => "own",
         }
     }
@@ -93,7 +94,7 @@ impl Commands {
     /// Counts, logs and exports a command that has ended.
     pub fn ended(&self, ended: Ended) {
         let Ended { command, outcome, code, message, took, ended_unix_ms } = &ended;
-        let mode = self.mode.as_str();
+        let mode = self.mode.of(command);
         self.metrics.ended(command.verb, &command.network, mode, *outcome, *took);
         let Command { verb, network, container_id, ifname, pod_name, pod_namespace, .. } = command;
         let verb = verb.as_str();
@@ -241,6 +242,7 @@ pub(crate) mod tests {
             ifname: "eth0".into(),
             pod_name: "web-0".into(),
             pod_namespace: "shop".into(),
+            chained: false,
         }
     }
 

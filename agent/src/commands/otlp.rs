@@ -175,7 +175,7 @@ fn is_retryable(code: Code) -> bool {
 
 fn span(ended: &Ended, mode: Mode) -> Span {
     let Ended { command, outcome, code, message, took, ended_unix_ms } = ended;
-    let Command { id, verb, network, container_id, ifname, pod_name, pod_namespace } = command;
+    let Command { id, verb, network, container_id, ifname, pod_name, pod_namespace, chained: _ } = command;
     let end = ended_unix_ms.saturating_mul(1_000_000);
     let start = end.saturating_sub(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     // All zeros is no id.
@@ -187,7 +187,7 @@ fn span(ended: &Ended, mode: Mode) -> Span {
         ("container.id", container_id),
         ("k8s.pod.name", pod_name),
         ("k8s.namespace.name", pod_namespace),
-        ("wharf.mode", mode.as_str()),
+        ("wharf.mode", mode.of(command)),
         ("wharf.outcome", outcome.as_str()),
         ("error.type", code.as_deref().unwrap_or_default()),
     ];

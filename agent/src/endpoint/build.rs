@@ -56,6 +56,7 @@ pub fn config_of(config: &AgentConfig, record: &EndpointRecord, trace: bool) -> 
         live: true,
         trace,
         local_by_stack: config.local_delivery == LocalDelivery::Stack,
+        chained: !record.link_owner.is_wharf(),
         bandwidth: record.bandwidth,
     }
 }

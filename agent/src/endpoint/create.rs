@@ -261,8 +261,11 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
     let kernel = |e: KernelError| CreateCause::Kernel(step, e);
     match step {
         CreateStep::WriteIntent => {
-            let intent =
-                Intent::Create { attachment: record.attachment.clone(), netns_path: record.netns.path.clone() };
+            let intent = Intent::Create {
+                attachment: record.attachment.clone(),
+                netns_path: record.netns.path.clone(),
+                link: (!record.link_owner.is_wharf()).then(|| LinkRef::of(&record)),
+            };
             Ok(life.store.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await?)
         }
         CreateStep::Lease => {
@@ -290,6 +293,10 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
         CreateStep::EnsurePrograms => {
             let spec = build::desired_programs(&life.config, &record);
             life.jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
+        }
+        // Still the link that was looked at.
+        CreateStep::EnsureLink if !record.link_owner.is_wharf() => {
+            life.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }
         CreateStep::EnsureLink => {
             let link = LinkSpec {

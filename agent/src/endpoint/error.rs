@@ -135,20 +135,20 @@ pub enum CreateCause {
         ip: IpAddr,
     },
     /// Another IPAM leased an address that is not its to lease.
-    #[error("the address {ip}, leased by IPAM plugin {ipam}: {why}")]
+    #[error("the address {ip}, leased by {by}: {why}")]
     External {
-        /// Type of the plugin.
-        ipam: String,
+        /// Who leased it.
+        by: String,
         /// The address.
         ip: IpAddr,
         /// What is wrong with it.
         why: String,
     },
     /// Another IPAM leased an address that is held here.
-    #[error("the address {ip}, leased by IPAM plugin {ipam}: {why}")]
+    #[error("the address {ip}, leased by {by}: {why}")]
     ExternalHeld {
-        /// Type of the plugin.
-        ipam: String,
+        /// Who leased it.
+        by: String,
         /// The address.
         ip: IpAddr,
         /// Who holds it.
@@ -156,11 +156,11 @@ pub enum CreateCause {
     },
     /// The container is to be masqueraded, and another IPAM leased its addresses.
     #[error(
-        "masquerading is asked for (`ipMasq`), and the node masquerades its own pools, not addresses of IPAM plugin {ipam}"
+        "masquerading is asked for (`ipMasq`), and the node masquerades its own pools, not addresses that {by} leased"
     )]
     ExternalNotMasqueraded {
-        /// Type of the plugin.
-        ipam: String,
+        /// Who leased it.
+        by: String,
     },
     /// A route by a gateway that is not the endpoint's.
     #[error("the route to {route} is to go by {asked}, and the gateway is {gateway}")]
@@ -200,6 +200,9 @@ pub enum CreateCause {
         /// Its attachment.
         attachment: Attachment,
     },
+    /// The interface of another plugin's cannot be taken.
+    #[error(transparent)]
+    PluginLink(KernelError),
     /// The node lacks an address that ports are to be published on, or a process holds a port.
     #[error(transparent)]
     Ports(KernelError),

@@ -23,8 +23,8 @@ use crate::{
 
 /// Refuses addresses that are not another IPAM's to give. Other endpoints' are refused by the registry.
 pub(super) async fn check<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(), CreateCause> {
-    let Some(External { ipam, gateways }) = &spec.external else { return Ok(()) };
-    let refused = |ip: IpAddr, why: String| CreateCause::External { ipam: ipam.clone(), ip, why };
+    let Some(external) = &spec.external else { return Ok(()) };
+    let refused = |ip: IpAddr, why: String| CreateCause::External { by: external.to_string(), ip, why };
     for ip in &spec.ips {
         let (pool, lease, router) = {
             let table = lock(&life.addresses.ipam);
@@ -36,8 +36,10 @@ pub(super) async fn check<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> 
         }
         if lease || out_of_service::holds(&life.out_of_service, *ip) {
             let why = format!("it is held for another endpoint; `wharf explain {ip}` says which");
-            return Err(CreateCause::ExternalHeld { ipam: ipam.clone(), ip: *ip, why });
+            return Err(CreateCause::ExternalHeld { by: external.to_string(), ip: *ip, why });
         }
+        // The plugin that made the interface also made its way out of the container.
+        let External::Ipam { gateways, .. } = external else { continue };
         if !router {
             let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
             return Err(refused(
@@ -54,9 +56,14 @@ pub(super) async fn check<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> 
     for (ip, network) in spec.ips.iter().zip(networks) {
         // The default route leads everywhere, and nowhere in particular.
         let Some(network) = network.filter(|network| conflicts(&(*ip).into(), network)) else { continue };
-        // A host on a link would be cut off from the node; behind a gateway somebody else's host may be, which only the
-        // operator of both knows.
-        if !matches!(network.way, Way::Gateway(_) | Way::Nowhere) {
+        let is_free = match network.way {
+            // Somebody else's host may be behind a gateway, which only the operator of both knows.
+            Way::Gateway(_) | Way::Nowhere => true,
+            // A host on a link would be cut off from the node, unless it is the container itself.
+            Way::OnLink { .. } => *external == External::Chain,
+            Way::Address | Way::Local => false,
+        };
+        if !is_free {
             return Err(refused(*ip, format!("{network} has it already")));
         }
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use wharf_core::{
-    endpoint::parse_host_ifname,
+    endpoint::{LinkOwner, parse_host_ifname},
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfName, NetworkName},
     kernel::{Kernel, KernelDump, LinkRef, LinkRow},
     store::{Change, Lease, LeaseOwner, Snapshot},
@@ -119,7 +119,8 @@ fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
         })
     });
     let rows = dump.endpoint_rows.iter().filter(|r| r.ifindex == link.ifindex).map(|r| (r.address, r.epoch)).collect();
-    let link = LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex), container: None };
+    let link =
+        LinkRef { id, epoch, host_ifname, host_ifindex: Some(link.ifindex), container: None, owner: LinkOwner::Wharf };
     Some(Orphan { link, attachment, rows, held: Vec::new() })
 }
 

@@ -9,7 +9,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 use wharf_core::{
-    endpoint::{EndpointRecord, parse_host_ifname},
+    endpoint::{EndpointRecord, LinkOwner, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch, IfName},
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef},
     plan::DeleteStep,
@@ -100,7 +100,14 @@ async fn remnant<K: Kernel>(kernel: &K, id: EndpointId) -> Result<Subject, Remov
     let links = dump.links.iter().filter_map(|l| {
         let (_, low) = of_id(&l.name)?;
         let host_ifname = IfName::parse(&l.name).ok()?;
-        Some(LinkRef { id, epoch: Epoch(u64::from(low)), host_ifname, host_ifindex: Some(l.ifindex), container: None })
+        Some(LinkRef {
+            id,
+            epoch: Epoch(u64::from(low)),
+            host_ifname,
+            host_ifindex: Some(l.ifindex),
+            container: None,
+            owner: LinkOwner::Wharf,
+        })
     });
     let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
     Ok(Subject::Remnant { id, links: links.collect(), rows: rows.map(|r| (r.address, r.epoch)).collect() })

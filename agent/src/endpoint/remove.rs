@@ -165,14 +165,34 @@ pub async fn unlist<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Result
     };
     let bound = Duration::from_millis(step.deadline_ms());
     let releases = life.jobs.bounded(id, step.name(), bound, call).await?;
-    for epoch in subject.epochs() {
+    remove_policy(life, id, subject.epochs()).await;
+    let release = async { futures::future::try_join_all(releases).await.map(drop) };
+    Ok(release.boxed().shared())
+}
+
+async fn remove_policy<K: Kernel>(life: &Lifecycle<K>, id: EndpointId, epochs: Vec<Epoch>) {
+    for epoch in epochs {
         if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
             // Policy's controller tries again.
             tracing::warn!(endpoint = id.get(), epoch = epoch.0, "remove rows of policy: {why}");
         }
     }
-    let release = async { futures::future::try_join_all(releases).await.map(drop) };
-    Ok(release.boxed().shared())
+}
+
+/// Undoes what a create did to another plugin's link, which is as it was before; then as [`unlist`].
+///
+/// # Errors
+/// Why it failed, or that it did not end in time.
+pub async fn restore_link<K: Kernel>(
+    life: &Lifecycle<K>,
+    record: &EndpointRecord,
+    bound: Duration,
+) -> Result<(), RemoveError> {
+    let (id, link) = (record.id, LinkRef::of(record));
+    let call = move |k: Arc<K>| async move { k.remove_from_plugin_link(&link).await };
+    life.jobs.bounded(id, "restore-link", bound, call).await?;
+    remove_policy(life, id, vec![record.epoch]).await;
+    Ok(())
 }
 
 /// Waits for the kernel's release of links, within the bound of [`DeleteStep::AwaitKernel`].

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use wharf_api::{ContainerRoute, LogStatus};
 use wharf_core::{
     bandwidth::Bandwidth,
-    endpoint::{EndpointRecord, IpOwner, host_ifname},
+    endpoint::{EndpointRecord, IpOwner, LinkOwner, host_ifname},
     identity::{Identity, Label},
     identity_allocator::says_what,
     ids::{Attachment, IfIndex, MacAddr, PoolName, RuntimeName},
@@ -65,7 +65,7 @@ pub struct CreateSpec {
     pub masquerade: Option<bool>,
     /// Limits of the bandwidth.
     pub bandwidth: Bandwidth,
-    /// Another IPAM leased the addresses asked for.
+    /// Who else leased the addresses asked for.
     pub external: Option<External>,
     /// What it reaches by its gateways; everything when absent.
     pub routes: Option<Vec<ContainerRoute>>,
@@ -73,13 +73,27 @@ pub struct CreateSpec {
     pub deadline: Instant,
 }
 
-/// Addresses of another IPAM.
+/// Who leased an endpoint's addresses, when the agent did not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct External {
-    /// Type of its CNI plugin.
-    pub ipam: String,
-    /// Its gateways, at most one of each family.
-    pub gateways: Vec<IpAddr>,
+pub enum External {
+    /// An IPAM plugin of the network.
+    Ipam {
+        /// Type of the plugin.
+        plugin: String,
+        /// Its gateways, at most one of each family.
+        gateways: Vec<IpAddr>,
+    },
+    /// The plugin that made the interface.
+    Chain,
+}
+
+impl std::fmt::Display for External {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ipam { plugin, .. } => write!(f, "IPAM plugin {plugin}"),
+            Self::Chain => f.write_str("the plugin that made the interface"),
+        }
+    }
 }
 
 /// Checks that have no side effect, then the reservations: epoch, id, registry entry.
@@ -99,6 +113,13 @@ pub(super) async fn reserve<K: Kernel>(
         return Err(taken_by(&life.jobs, &there));
     }
     let netns = life.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
+    let plugin = match &spec.external {
+        Some(External::Chain) => {
+            let link = life.kernel.observe_plugin_link(&netns, &a.ifname).await;
+            Some(link.map_err(CreateCause::PluginLink)?)
+        }
+        _ => None,
+    };
     let (ip_owner, requested) = match &spec.external {
         Some(_) => {
             external::check(life, spec).await?;
@@ -109,9 +130,10 @@ pub(super) async fn reserve<K: Kernel>(
     may_masquerade(life, spec)?;
     may_publish(life, spec, requested).await?;
     let epoch = life.store.next_epoch().await?;
-    let set = match spec.mac {
-        None => life.prepared.take(),
-        Some(_) => None,
+    let set = match (&plugin, spec.mac) {
+        (None, None) => life.prepared.take(),
+        // Their MAC addresses are the programs' constants.
+        _ => None,
     };
     let (set, prepared) = match set {
         Some(set) => (set, true),
@@ -122,25 +144,28 @@ pub(super) async fn reserve<K: Kernel>(
             };
             let id = taken.ok_or(CreateCause::NoId)?;
             let (container_mac, host_mac) = random_macs();
-            (ProgramSet { id, container_mac: spec.mac.unwrap_or(container_mac), host_mac }, false)
+            let macs = plugin.as_ref().map(|link| (link.container_mac, link.host_mac));
+            let (container_mac, host_mac) = macs.unwrap_or((spec.mac.unwrap_or(container_mac), host_mac));
+            (ProgramSet { id, container_mac, host_mac }, false)
         }
     };
     let give_back = || if prepared { life.prepared.give_back(set) } else { life.registry.free_id(set.id) };
     let (gateway4, gateway6) = {
         let ipam = lock(&life.addresses.ipam);
-        // The families of caller-leased addresses are known here; those of other addresses after the lease step.
-        let speaks = |known: bool| known || ip_owner == IpOwner::Endpoint;
+        // The families of caller-leased addresses are known here; those of other addresses after the lease step. The gateways of
+        // another plugin's link are that plugin's.
+        let speaks = |known: bool| plugin.is_none() && (known || ip_owner == IpOwner::Endpoint);
         (
             ipam.router4().filter(|_| speaks(requested.0.is_some())),
             ipam.router6().filter(|_| speaks(requested.1.is_some())),
         )
     };
     let (gateway4, gateway6) = match &spec.external {
-        Some(external) => {
-            let (own4, own6) = pair(&external.gateways);
+        Some(External::Ipam { gateways, .. }) => {
+            let (own4, own6) = pair(gateways);
             (own4.or(gateway4), own6.or(gateway6))
         }
-        None => (gateway4, gateway6),
+        _ => (gateway4, gateway6),
     };
     let record = EndpointRecord {
         id: set.id,
@@ -153,13 +178,13 @@ pub(super) async fn reserve<K: Kernel>(
         ipv6: requested.1,
         gateway4,
         gateway6,
-        host_ifname: host_ifname(set.id, epoch),
-        host_ifindex: IfIndex(0),
-        container_ifindex: IfIndex(0),
+        host_ifname: plugin.as_ref().map_or_else(|| host_ifname(set.id, epoch), |p| p.host_ifname.clone()),
+        host_ifindex: plugin.as_ref().map_or(IfIndex(0), |p| p.link.host_ifindex),
+        container_ifindex: plugin.as_ref().map_or(IfIndex(0), |p| p.link.container_ifindex),
         container_mac: set.container_mac,
         host_mac: set.host_mac,
-        mtu: spec.mtu.unwrap_or_else(|| life.mtu()),
-        mtu_follows: spec.mtu.is_none(),
+        mtu: plugin.as_ref().map_or_else(|| spec.mtu.unwrap_or_else(|| life.mtu()), |p| p.mtu),
+        mtu_follows: plugin.is_none() && spec.mtu.is_none(),
         container_mtu: None,
         labels: spec.labels.clone(),
         // Until the labels have theirs.
@@ -173,9 +198,13 @@ pub(super) async fn reserve<K: Kernel>(
         bandwidth: spec.bandwidth,
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
+        link_owner: plugin.map_or(LinkOwner::Wharf, |p| LinkOwner::Plugin { hooks: p.hooks }),
         // Runtimes say which pod it is, and not what it is.
         awaits_labels: !life.config.labels_timeout.is_zero() && spec.pod_name.is_some() && !says_what(&spec.labels),
-        ipam: spec.external.as_ref().map(|external| external.ipam.clone()),
+        ipam: match &spec.external {
+            Some(External::Ipam { plugin, .. }) => Some(plugin.clone()),
+            _ => None,
+        },
         routes: spec.routes.as_ref().map(|routes| routes.iter().map(|route| route.dst).collect()),
     };
     if let Err(refused) = routes_fit(&spec.routes, &record) {
@@ -203,7 +232,7 @@ pub(super) async fn reserve<K: Kernel>(
 /// the pools alone as its own.
 fn may_masquerade<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(), CreateCause> {
     if let Some(external) = spec.external.as_ref().filter(|_| spec.masquerade == Some(true)) {
-        return Err(CreateCause::ExternalNotMasqueraded { ipam: external.ipam.clone() });
+        return Err(CreateCause::ExternalNotMasqueraded { by: external.to_string() });
     }
     let name = spec.pool.as_ref().unwrap_or(&life.config.default_pool);
     let Some(masquerade) = life.config.masquerade.as_ref() else {

@@ -158,6 +158,7 @@ async fn take_back<K: Kernel>(
         UndoStep::RemoveReachable => remove::step(life, &subject, DeleteStep::RemoveReachable).await,
         UndoStep::Detach => remove::step(life, &subject, DeleteStep::Detach).await,
         UndoStep::AwaitProxy => remove::step(life, &subject, DeleteStep::AwaitProxy).await,
+        UndoStep::RemoveLink if !record.link_owner.is_wharf() => remove::restore_link(life, record, bound).await,
         UndoStep::RemoveLink => remove::step(life, &subject, DeleteStep::RemoveLink).await,
         UndoStep::RemovePrograms => remove::step(life, &subject, DeleteStep::Unpin).await,
         UndoStep::ReleaseLeases if all_gone => {

@@ -13,7 +13,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
-use wharf_api::{ContainerRoute, EndpointLogEntry, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError};
+use wharf_api::{
+    ContainerRoute, EndpointLogEntry, EndpointMode, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError,
+};
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
     endpoint::{EndpointRecord, IpOwner},
@@ -401,6 +403,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         bandwidth: bandwidth(&r.bandwidth),
         policy_enforcement: r.policy_enforcement.map(api_enforcement).unwrap_or_default(),
         named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), named_port(port))).collect(),
+        mode: if r.link_owner.is_wharf() { EndpointMode::Own } else { EndpointMode::Chained },
         status: view.status.clone(),
     }
 }

@@ -18,29 +18,58 @@ fn invalid(message: String) -> Failure {
 /// Addresses of another IPAM, and its gateways.
 pub(super) fn external(attachment: &Attachment, body: &EndpointCreate) -> Answer<Option<External>> {
     let bad = |what: String| invalid(format!("create endpoint {attachment}: {what}"));
-    let Some(ipam) = &body.ipam else {
-        return if body.gateways.is_empty() { Ok(None) } else { Err(bad("gateways belong to ipam".to_owned())) };
+    let gateways = body.gateways.clone();
+    let external = match &body.ipam {
+        Some(plugin) => External::Ipam { plugin: plugin.clone(), gateways },
+        None if !gateways.is_empty() => return Err(bad("gateways belong to ipam".to_owned())),
+        None if body.chained => External::Chain,
+        None => return Ok(None),
     };
-    rules::name(ipam).map_err(|rule| bad(format!("ipam {rule}")))?;
     if body.ips.is_empty() {
-        return Err(bad(format!("IPAM plugin {ipam} leased no address")));
+        return Err(bad(format!("{external} leased no address")));
+    }
+    if body.chained {
+        fits_chained(attachment, body)?;
+    }
+    if let Some(ipam) = &body.ipam {
+        rules::name(ipam).map_err(|rule| bad(format!("ipam {rule}")))?;
     }
     if let Some(pool) = &body.pool {
         let pool: String = pool.chars().take(80).collect();
-        return Err(bad(format!(
-            "pool {pool} is named beside IPAM plugin {ipam}; the addresses come from one of them"
-        )));
+        return Err(bad(format!("pool {pool} is named beside {external}; the addresses come from one of them")));
     }
     for ip in body.ips.iter().chain(&body.gateways) {
         if !is_of_one_host(ip) {
-            return Err(bad(format!("IPAM plugin {ipam}: {ip} is no address that one host can have")));
+            return Err(bad(format!("{external}: {ip} is no address that one host can have")));
         }
     }
     let of_family = |v6: bool| body.gateways.iter().filter(|ip| ip.is_ipv6() == v6).count();
     if of_family(false) > 1 || of_family(true) > 1 {
         return Err(bad("at most one gateway of each family".to_owned()));
     }
-    Ok(Some(External { ipam: ipam.clone(), gateways: body.gateways.clone() }))
+    Ok(Some(external))
+}
+
+/// Refuses what a chained endpoint cannot be given: it is the business of the plugin that made the interface, or of another one in the list.
+fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
+    let refused = |what: &str, whose: &str| {
+        Err(invalid(format!("create endpoint {attachment}: another plugin made the interface, so {what} is {whose}")))
+    };
+    let makers = "the job of the plugin that made it";
+    match body {
+        EndpointCreate { pool: Some(_), .. } | EndpointCreate { ipam: Some(_), .. } => {
+            refused("leasing its addresses", makers)
+        }
+        EndpointCreate { mtu: Some(_), .. } => refused("its MTU", makers),
+        EndpointCreate { mac: Some(_), .. } => refused("its MAC address", makers),
+        EndpointCreate { routes: Some(_), .. } => refused("what it reaches", makers),
+        EndpointCreate { masquerade: Some(_), .. } => refused("masquerading (`ipMasq`)", makers),
+        EndpointCreate { ports, .. } if !ports.is_empty() => refused(
+            "publishing its ports",
+            "the job of the plugin portmap; put it behind wharf-cni in the list of plugins",
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// A unicast address that can leave its host, and its link.
@@ -102,7 +131,7 @@ mod tests {
     #[test]
     fn addresses_of_another_ipam_come_with_its_name_and_gateways() {
         let keys = serde_json::json!({"ipam": "host-local", "ips": ["10.1.0.2"], "gateways": ["10.1.0.1"]});
-        let external = External { ipam: "host-local".to_owned(), gateways: vec![[10, 1, 0, 1].into()] };
+        let external = External::Ipam { plugin: "host-local".to_owned(), gateways: vec![[10, 1, 0, 1].into()] };
         assert_eq!(read(&keys), Ok((Some(external), None)));
         let with = |ips: &[&str], gateways: &[&str]| serde_json::json!({"ipam": "x", "ips": ips, "gateways": gateways});
         for (keys, words) in [

@@ -9,6 +9,7 @@ use axum::{
     response::Response,
 };
 use wharf_api::{COMMAND_HEADER, ErrorCode};
+use wharf_core::ids::{ContainerId, IfName};
 use wharf_handover::{
     command::{Command, Verb},
     report::Outcome,
@@ -40,6 +41,7 @@ pub async fn measure(State(node): State<Arc<LinuxNode>>, request: Request, next:
             return next.run(request).await;
         }
     };
+    let command = Command { chained: command.chained || is_chained(&node, &command), ..command };
     let verb = command.verb;
     let running = node.commands.begin(command, age);
     let mut response = next.run(request).await;
@@ -52,6 +54,16 @@ pub async fn measure(State(node): State<Arc<LinuxNode>>, request: Request, next:
         }
     }
     response
+}
+
+/// Whether the attachment that is there is on another plugin's link: a DEL does not tell.
+fn is_chained(node: &LinuxNode, command: &Command) -> bool {
+    let (Ok(container), Ok(ifname)) = (ContainerId::parse(&command.container_id), IfName::parse(&command.ifname))
+    else {
+        return false;
+    };
+    let there = node.life.registry.by_interface(&container, &ifname);
+    there.is_some_and(|there| there.shared.read(|view| !view.record.link_owner.is_wharf()))
 }
 
 /// Which answers end a command: those after which the plugin does not ask again. `cni/src/retry.rs` has the same rule.

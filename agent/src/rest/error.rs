@@ -204,6 +204,12 @@ impl From<CreateCause> for Failure {
                 KernelErrorKind::Unsupported => says(ErrorCode::InvalidRequest),
                 _ => e.into(),
             },
+            CreateCause::PluginLink(e) => match e.kind {
+                KernelErrorKind::NotFound | KernelErrorKind::Unsupported | KernelErrorKind::Conflict => {
+                    says(ErrorCode::InvalidRequest).hint("put a plugin that makes a veth (ptp, bridge) before wharf-cni in the list of plugins")
+                }
+                _ => e.into(),
+            },
             CreateCause::MixedOwners => says(ErrorCode::InvalidRequest),
             CreateCause::NoId => says(ErrorCode::LimitReached),
             CreateCause::Netns(e) => match e.kind {

@@ -33,7 +33,8 @@ fn lost(agent: &Agent) -> EndpointRecord {
 }
 
 async fn plant_intent(agent: &Agent, record: &EndpointRecord) {
-    let intent = Intent::Create { attachment: record.attachment.clone(), netns_path: record.netns.path.clone() };
+    let intent =
+        Intent::Create { attachment: record.attachment.clone(), netns_path: record.netns.path.clone(), link: None };
     agent.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await;
 }
 

@@ -152,7 +152,7 @@ fn a_containers_delete_gives_back_its_own_addresses_alone_and_is_resumed_where_i
         let own = agent.create("c1").await;
         let lease = agent.lease_to_caller("job 7").await;
         let of_caller = CreateSpec { ips: vec![lease.ip], ..Agent::spec("c1", "eth1") };
-        let external = External { ipam: "host-local".to_owned(), gateways: Vec::new() };
+        let external = External::Ipam { plugin: "host-local".to_owned(), gateways: Vec::new() };
         let external =
             CreateSpec { ips: vec![[10, 1, 0, 2].into()], external: Some(external), ..Agent::spec("c1", "eth2") };
         let mut handles = vec![own.clone()];

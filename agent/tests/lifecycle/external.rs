@@ -30,7 +30,7 @@ fn ip(text: &str) -> IpAddr {
 fn asks(agent: &Agent, name: &str, ips: &[&str]) -> CreateSpec {
     CreateSpec {
         ips: ips.iter().map(|text| ip(text)).collect(),
-        external: Some(External { ipam: "host-local".to_owned(), gateways: vec![ip("10.1.0.1")] }),
+        external: Some(External::Ipam { plugin: "host-local".to_owned(), gateways: vec![ip("10.1.0.1")] }),
         ..agent.container(name)
     }
 }

@@ -9,6 +9,7 @@ mod answered;
 mod audit;
 mod bandwidth;
 mod build;
+mod chained;
 mod clock;
 mod controllers;
 mod crash;

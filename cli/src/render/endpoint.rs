@@ -5,8 +5,8 @@ mod list;
 use std::fmt::Write as _;
 
 use wharf_api::{
-    DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointState,
-    LogStatus, NamedPort, PolicyEnforcement, SelfCheck, SelfCheckCase,
+    DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointMode,
+    EndpointState, LogStatus, NamedPort, PolicyEnforcement, SelfCheck, SelfCheckCase,
 };
 
 use super::{
@@ -119,9 +119,14 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     for (i, redirect) in redirects.iter().enumerate() {
         screen.line(if i == 0 { "Redirects" } else { "" }, redirect);
     }
-    match &e.ipam {
-        Some(plugin) => screen.line("IPAM", &format!("{plugin} (CNI plugin; it leases and releases the addresses)")),
-        None => screen.line("Pool", &e.pool),
+    match (&e.ipam, e.mode) {
+        (Some(plugin), _) => {
+            screen.line("IPAM", &format!("{plugin} (CNI plugin; it leases and releases the addresses)"))
+        }
+        (None, EndpointMode::Chained) => {
+            screen.line("Mode", "chained (another plugin made the link and leased the addresses)");
+        }
+        (None, _) => screen.line("Pool", &e.pool),
     }
     for (i, route) in e.routes.iter().flatten().enumerate() {
         let by = route.gw.map_or_else(String::new, |gw| format!(" by {gw}"));

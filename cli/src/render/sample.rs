@@ -47,6 +47,7 @@ pub(crate) fn endpoint() -> Endpoint {
         bandwidth: wharf_api::Bandwidth::default(),
         policy_enforcement: wharf_api::PolicyEnforcement::Default,
         named_ports: BTreeMap::new(),
+        mode: wharf_api::EndpointMode::Own,
         status: EndpointStatus {
             desired_revision: 3,
             realized_revision: 3,

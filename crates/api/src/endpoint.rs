@@ -90,6 +90,10 @@ pub struct EndpointCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 64)]
     pub routes: Option<Vec<ContainerRoute>>,
+    /// Another plugin made the interface, and leased its addresses, which are `ips`. The agent attaches programs and policy to it, and neither changes nor
+    /// removes anything of it; so pool, IPAM, MTU, MAC address, routes, ports and masquerading cannot be asked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub chained: bool,
 }
 
 /// A route of a container by its gateway.
@@ -223,6 +227,25 @@ pub enum EndpointState {
     Invalid,
 }
 
+/// Who made an endpoint's link, connects it and removes it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndpointMode {
+    /// Wharf.
+    #[default]
+    Own,
+    /// Another plugin, behind which Wharf is chained.
+    Chained,
+}
+
+impl EndpointMode {
+    /// True for a link of Wharf's own.
+    #[must_use]
+    pub const fn is_own(&self) -> bool {
+        matches!(self, Self::Own)
+    }
+}
+
 /// An endpoint as clients see it. `wharf endpoint list -o json` prints an array of these; the names are kept stable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Endpoint {
@@ -304,6 +327,9 @@ pub struct Endpoint {
     /// Ports that rules of policies name, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<String, NamedPort>,
+    /// Who made its link.
+    #[serde(default, skip_serializing_if = "EndpointMode::is_own")]
+    pub mode: EndpointMode,
     /// What it is doing.
     pub status: EndpointStatus,
 }

@@ -126,7 +126,7 @@ pub enum NodeCall {
     Egress = 5,
     /// Judges what reaches a container, and addresses it.
     Ingress = 6,
-    /// Judges and answers neighbour messages.
+    /// Judges and answers neighbour messages, those to a chained endpoint too.
     Neighbour = 7,
 }
 
@@ -192,16 +192,19 @@ impl EndpointKey {
 pub struct EndpointRow {
     /// Epoch of the attachment: tells a late reader that the row is another endpoint's by now.
     pub epoch: u64,
-    /// Endpoint id; index into [`CALLS`].
-    pub endpoint_id: u32,
+    /// Slot of [`CALLS`] that takes packets for the address directly: the endpoint's id. Zero where only the node's stack reaches the
+    /// endpoint ([`FLAG_CHAINED`]).
+    pub direct: u32,
     /// Interface index of the host side of its veth, in the node's network namespace.
     pub ifindex: u32,
     /// Security identity (reserved numbers in `wharf-core`).
     pub identity: u32,
     /// MAC address of the container's side.
     pub mac: [u8; 6],
+    /// Endpoint id.
+    pub endpoint_id: u16,
     /// Zero.
-    pub _pad: [u8; 6],
+    pub _pad: [u8; 4],
 }
 
 /// Key of [`STACK_PATHS`]: a service of one endpoint, as another endpoint uses it. The packets of such a flow take the
@@ -280,6 +283,11 @@ pub const FLAG_LOCAL_BY_STACK: u32 = 1 << 2;
 pub const FLAG_LIMIT_INGRESS: u32 = 1 << 3;
 /// [`EndpointConfig::flags`]: the bandwidth from the container is limited by the row of [`BANDWIDTH`].
 pub const FLAG_LIMIT_EGRESS: u32 = 1 << 4;
+
+/// [`EndpointConfig::flags`]: another plugin made the endpoint's link. Its neighbours on the link are not the node alone: neighbour messages pass when
+/// what they say of the container is true, any Ethernet destination is allowed, and no Ethernet address is changed. Set with
+/// [`FLAG_LOCAL_BY_STACK`].
+pub const FLAG_CHAINED: u32 = 1 << 5;
 
 /// The flag of a direction's limit.
 #[inline(always)]

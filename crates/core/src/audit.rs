@@ -81,8 +81,8 @@ pub enum Repair {
     RemoveRoute(RouteRow),
     /// Regenerate the endpoint.
     Regenerate(EndpointId, Level),
-    /// Close an intent, after all orphans of its id and epoch were removed.
-    CloseIntent(EndpointId, Epoch),
+    /// Close an intent, after all orphans of its id and epoch were removed, and what it attached to this link of another plugin's.
+    CloseIntent(EndpointId, Epoch, Option<Box<LinkRef>>),
     /// Create the node's missing objects.
     EnsureNode,
     /// Process the deletion queue.

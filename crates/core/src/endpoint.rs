@@ -56,6 +56,40 @@ pub enum IpOwner {
     External,
 }
 
+/// Whose an endpoint's link is: who made it, connected it, and removes it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkOwner {
+    /// Wharf's, with a name and a mark of Wharf's.
+    #[default]
+    Wharf,
+    /// Another plugin's, behind which Wharf is chained. Wharf has its programs on the host side and changes nothing else of the link.
+    Plugin {
+        /// What the host side had on its hooks before Wharf came.
+        hooks: HooksFound,
+    },
+}
+
+/// What is on the hooks of another plugin's link before Wharf attaches its programs, and when it has taken them off again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HooksFound {
+    /// No clsact qdisc.
+    None,
+    /// A clsact qdisc without anything of ours.
+    Clsact,
+    /// What an endpoint before left there, as a rule the program that drops everything. The link stays closed.
+    Closed,
+}
+
+impl LinkOwner {
+    /// True for a link of Wharf's own.
+    #[must_use]
+    pub const fn is_wharf(&self) -> bool {
+        matches!(self, Self::Wharf)
+    }
+}
+
 /// Everything about an endpoint that must survive the agent. Written when a create completes, removed when a delete
 /// does, in one transaction with its leases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +173,10 @@ pub struct EndpointRecord {
     /// of older versions have none, and older versions give the default routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<IpNet>>,
+    /// Whose the link is. Records of older versions have links of Wharf's own. An older version never takes another plugin's link for its own: it
+    /// cannot read a record whose addresses are [`IpOwner::External`], as they are with such a link, and leaves all that the record names alone.
+    #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
+    pub link_owner: LinkOwner,
 }
 
 impl EndpointRecord {
@@ -200,7 +238,7 @@ mod tests {
     fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
         let record = crate::fixtures::record(1, 7);
         let text = serde_json::to_string(&record).expect("written");
-        for fact in ["policy_enforcement", "named_ports", "awaits_labels", "runtime", "ipam", "routes"] {
+        for fact in ["policy_enforcement", "named_ports", "awaits_labels", "runtime", "ipam", "routes", "link_owner"] {
             assert!(!text.contains(fact), "{text}");
         }
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
@@ -214,6 +252,7 @@ mod tests {
             ip_owner: IpOwner::External,
             ipam: Some("host-local".to_owned()),
             routes: Some(Vec::new()),
+            link_owner: LinkOwner::Plugin { hooks: HooksFound::Clsact },
             ..record
         };
         let text = serde_json::to_string(&told).expect("written");

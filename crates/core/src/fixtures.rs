@@ -59,5 +59,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         awaits_labels: false,
         ipam: None,
         routes: None,
+        link_owner: crate::endpoint::LinkOwner::Wharf,
     }
 }

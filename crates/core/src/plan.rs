@@ -22,13 +22,13 @@ pub enum CreateStep {
     Lease,
     /// Load and pin programs and maps, or take a set that was loaded in advance.
     EnsurePrograms,
-    /// Create the veth pair, both sides down.
+    /// Create the veth pair, both sides down. Of another plugin's link: see that it is still the one that was looked at.
     EnsureLink,
     /// Write the configuration row, with the endpoint live.
     EnsureConfig,
     /// Attach the programs. No packet can pass without policy from then on, so the link may come up.
     EnsureAttached,
-    /// Addresses and routes on both sides, link up.
+    /// Addresses and routes on both sides, link up. Nothing of another plugin's link is changed.
     EnsureConnected,
     /// Put the rows into the shared maps. Other endpoints can reach the endpoint from then on.
     EnsureReachable,
@@ -103,7 +103,7 @@ pub enum UndoStep {
     Detach,
     /// Remove redirects and await the proxy's completions, for a bounded time.
     AwaitProxy,
-    /// Veth pair gone, and with it addresses and routes.
+    /// Veth pair gone, and with it addresses and routes. Another plugin's link is as it was before.
     RemoveLink,
     /// Unpin programs, maps and links.
     RemovePrograms,
@@ -208,7 +208,8 @@ pub enum DeleteStep {
     ReleaseIdentity,
     /// Unpin programs, maps and links.
     Unpin,
-    /// Routes and veth pair gone: nobody can find them any more. A delete is answered after this step.
+    /// Routes and veth pair gone: nobody can find them any more. A delete is answered after this step. Another plugin's link stays, with the
+    /// program that drops everything: its DEL, which comes after ours, removes the link, and nothing may pass until then.
     RemoveLink,
     /// Await the kernel's release of the removed link: grace periods of 15 ms and more.
     AwaitKernel,

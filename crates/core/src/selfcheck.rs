@@ -90,8 +90,10 @@ pub enum Kind {
     FalseIp,
     /// The container with an Ethernet source that is not its own.
     FalseMac,
-    /// The container asks who its gateway is.
+    /// The container asks who its gateway is; a chained endpoint asks for somebody on its link.
     Neighbour,
+    /// A chained endpoint answers for an address that is not its own.
+    FalseNeighbour,
     /// The node to the container.
     FromNode,
     /// The container to its own address: through the shared table to its own `deliver`.
@@ -115,6 +117,7 @@ impl Kind {
             Self::FalseIp => "false-source-ip",
             Self::FalseMac => "false-source-mac",
             Self::Neighbour => "gateway-resolution",
+            Self::FalseNeighbour => "false-neighbour",
             Self::FromNode => "from-node",
             Self::ToItself => "to-itself",
             Self::ToPeer => "to-endpoint",
@@ -210,7 +213,7 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
     let maker = Maker { record };
     let mut cases = Vec::new();
     for own in record.addresses() {
-        maker.of_family(own, peer, config.local_by_stack, &mut cases);
+        maker.of_family(own, peer, config, &mut cases);
     }
     if !config.live {
         // The gate comes before everything else.
@@ -285,7 +288,7 @@ impl Maker<'_> {
         (record.container_mac, record.host_mac)
     }
 
-    fn of_family(&self, own: IpAddr, peer: Option<&EndpointRecord>, by_stack: bool, cases: &mut Vec<Case>) {
+    fn of_family(&self, own: IpAddr, peer: Option<&EndpointRecord>, config: &ConfigSpec, cases: &mut Vec<Case>) {
         let record = self.record;
         let (family, gateway, nobody) = match own {
             IpAddr::V4(_) => (Family::Ipv4, record.gateway4.map(IpAddr::V4), IpAddr::V4(NOBODY4)),
@@ -316,20 +319,29 @@ impl Maker<'_> {
         let dropped = vec![self.report(EGRESS, "invalid-source-mac")];
         cases.push(case(Kind::FalseMac, out, lie, Verdict::Drop, dropped, Vec::new()));
 
-        if let Some((question, answer)) = self.neighbour(own, gateway) {
+        if config.chained {
+            for (kind, message, reason) in self.neighbours_of_chained(own, far) {
+                let (verdict, fields) = match kind {
+                    Kind::FalseNeighbour => (Verdict::Drop, Vec::new()),
+                    _ => (Verdict::Pass, whole(&message)),
+                };
+                cases.push(case(kind, out, message, verdict, vec![self.report(EGRESS, reason)], fields));
+            }
+        } else if let Some((question, answer)) = self.neighbour(own, gateway) {
             let answered = vec![self.report(EGRESS, "neighbour-answered")];
             cases.push(case(Kind::Neighbour, out, question, Verdict::Redirect, answered, answer));
         }
 
         let arriving = packet::udp((record.host_mac, record.host_mac), far, own, TTL);
-        let let_in = packet::udp(Self::inward(record), far, own, TTL);
+        // What reaches a chained endpoint has the addresses of its link already.
+        let let_in = if config.chained { arriving.clone() } else { packet::udp(Self::inward(record), far, own, TTL) };
         let passed = vec![self.report(INGRESS, "forwarded-stack")];
         let fields = fields_of(&let_in, family);
         cases.push(case(Kind::FromNode, Hook::ToContainer, arriving, Verdict::Pass, passed, fields));
 
         let mut to_endpoint = |kind, receiver: &EndpointRecord, address| {
             let sent = packet::udp(self.outward(), own, address, TTL);
-            if by_stack {
+            if config.local_by_stack || config.chained || !receiver.link_owner.is_wharf() {
                 let passed = vec![self.report(EGRESS, "forwarded-stack")];
                 let fields = fields_of(&sent, family);
                 cases.push(case(kind, out, sent, Verdict::Pass, passed, fields));
@@ -347,6 +359,24 @@ impl Maker<'_> {
         {
             to_endpoint(Kind::ToPeer, peer, address);
         }
+    }
+
+    /// What a chained endpoint says to its neighbours: a question in its own name, and an answer in another's; each with what it is counted as.
+    fn neighbours_of_chained(&self, own: IpAddr, far: IpAddr) -> Vec<(Kind, Vec<u8>, &'static str)> {
+        let (mac, nobody) = (self.record.container_mac, MacAddr([0; 6]));
+        let everyone = (MacAddr([0xff; 6]), mac);
+        let (question, lie) = match (own, far) {
+            (IpAddr::V4(own), IpAddr::V4(far)) => (
+                packet::arp(everyone, 1, (mac, own), (nobody, far)),
+                packet::arp(everyone, 2, (mac, far), (nobody, own)),
+            ),
+            (IpAddr::V6(own), IpAddr::V6(far)) => {
+                (packet::solicitation(mac, own, far), packet::advertisement((self.record.host_mac, mac), far, own))
+            }
+            _ => return Vec::new(),
+        };
+        let passed = (Kind::Neighbour, question, "forwarded-stack");
+        vec![passed, (Kind::FalseNeighbour, lie, "neighbour-spoof")]
     }
 
     /// A question for the gateway, and the answer.
@@ -368,6 +398,11 @@ impl Maker<'_> {
             _ => None,
         }
     }
+}
+
+/// A packet that must leave as it came.
+fn whole(packet: &[u8]) -> Vec<Field> {
+    vec![Field { name: "packet", offset: 0, bytes: packet.to_vec() }]
 }
 
 /// Names and ends of the fields of a packet, one after the other from its start.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     endpoint::EndpointRecord,
     ids::{Attachment, EndpointId, Epoch, PoolName},
+    kernel::LinkRef,
     timeline::Life,
 };
 
@@ -112,6 +113,9 @@ pub enum Intent {
         attachment: Attachment,
         /// Namespace for the container side.
         netns_path: std::path::PathBuf,
+        /// The link of another plugin's that programs may be attached to; none for a link of Wharf's own, whose name follows from id and epoch.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        link: Option<LinkRef>,
     },
     /// The endpoint is being deleted.
     Delete {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wharf_names::mark::Mark;
 
 use crate::{
-    endpoint::{EndpointRecord, parse_host_ifname},
+    endpoint::{EndpointRecord, LinkOwner, parse_host_ifname},
     ids::{EndpointId, Epoch, IfIndex},
     kernel::{ConfigSpec, LinkRow, ProgramSpec},
     store::{Intent, Snapshot},
@@ -35,10 +35,16 @@ pub struct UpgradePlan {
     pub keep: BTreeSet<EndpointId>,
 }
 
-/// Plans each endpoint that another version has pinned. An id in neither part of the plan has no link, so its pins
+/// Plans each endpoint that another version has pinned. `gone`: recorded endpoints on links of other plugins whose link is gone; the dump has no such
+/// links. An id in neither part of the plan has no link, so its pins
 /// carry no traffic and may be removed.
 #[must_use]
-pub fn plan_upgrade(trees: &[VersionTree], snapshot: &Snapshot, links: &[LinkRow]) -> UpgradePlan {
+pub fn plan_upgrade(
+    trees: &[VersionTree],
+    snapshot: &Snapshot,
+    links: &[LinkRow],
+    gone: &BTreeSet<EndpointId>,
+) -> UpgradePlan {
     let pinned: BTreeSet<EndpointId> = trees.iter().flat_map(|tree| tree.endpoints.iter().copied()).collect();
     let by_name: BTreeMap<&str, IfIndex> = links.iter().map(|link| (link.name.as_str(), link.ifindex)).collect();
     let deleting: BTreeSet<(EndpointId, Epoch)> = snapshot
@@ -47,10 +53,12 @@ pub fn plan_upgrade(trees: &[VersionTree], snapshot: &Snapshot, links: &[LinkRow
         .filter(|(_, _, intent)| matches!(intent, Intent::Delete { .. }))
         .map(|(id, epoch, _)| (*id, *epoch))
         .collect();
+    let has_link = |record: &EndpointRecord| match record.link_owner {
+        LinkOwner::Wharf => by_name.get(record.host_ifname.as_str()) == Some(&record.host_ifindex),
+        LinkOwner::Plugin { .. } => !gone.contains(&record.id),
+    };
     let lives = |record: &&EndpointRecord| {
-        pinned.contains(&record.id)
-            && by_name.get(record.host_ifname.as_str()) == Some(&record.host_ifindex)
-            && !deleting.contains(&(record.id, record.epoch))
+        pinned.contains(&record.id) && has_link(record) && !deleting.contains(&(record.id, record.epoch))
     };
     let mut plan = UpgradePlan::default();
     let mut taken = BTreeSet::new();
@@ -123,9 +131,9 @@ mod tests {
         let links: Vec<_> = records.iter().map(link).collect();
         let snapshot = Snapshot { endpoints: records, ..Snapshot::default() };
         // An upgrade from 1 to 2 was killed, and 3 starts. Endpoint 4 is of this version already.
-        let plan = plan_upgrade(&[tree(1, &[1, 2, 9]), tree(2, &[2, 3])], &snapshot, &links);
+        let plan = plan_upgrade(&[tree(1, &[1, 2, 9]), tree(2, &[2, 3])], &snapshot, &links, &BTreeSet::new());
         assert_eq!((taken(&plan), kept(&plan)), (vec![1, 2, 3], vec![]), "{plan:?}");
-        assert_eq!(plan_upgrade(&[], &snapshot, &links), UpgradePlan::default());
+        assert_eq!(plan_upgrade(&[], &snapshot, &links, &BTreeSet::new()), UpgradePlan::default());
     }
 
     #[test]
@@ -135,7 +143,7 @@ mod tests {
         other.ifindex = IfIndex(999);
         other.alias = None;
         let snapshot = Snapshot { endpoints: vec![gone, replaced], ..Snapshot::default() };
-        let plan = plan_upgrade(&[tree(1, &[1, 2])], &snapshot, &[other]);
+        let plan = plan_upgrade(&[tree(1, &[1, 2])], &snapshot, &[other], &BTreeSet::new());
         // An interface with the second one's name lives: nothing of that id is taken away.
         assert_eq!((taken(&plan), kept(&plan)), (vec![], vec![2]), "{plan:?}");
     }
@@ -155,7 +163,7 @@ mod tests {
             endpoints: vec![deleting, renamed],
             ..Snapshot::default()
         };
-        let plan = plan_upgrade(&[tree(1, &[1, 2, 3, 4])], &snapshot, &links);
+        let plan = plan_upgrade(&[tree(1, &[1, 2, 3, 4])], &snapshot, &links, &BTreeSet::new());
         assert_eq!((taken(&plan), kept(&plan)), (vec![], vec![1, 2, 3]), "{plan:?}");
     }
 }

@@ -22,7 +22,7 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
-    router,
+    plugin_link, router,
     source_rule::{self, SECOND_METRIC},
 };
 
@@ -68,6 +68,9 @@ struct Outcome {
 
 /// Gives the container its addresses and routes, the node its routes to it, and brings both sides up.
 pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
+    if !record.link_owner.is_wharf() {
+        return plugin_link::is_same(thread, record);
+    }
     let mut inside = thread.connect(OPERATION, &record.netns)?;
     let name = record.attachment.ifname.as_str();
     let seen = match link::look_up(&mut inside, name)? {

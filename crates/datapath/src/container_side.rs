@@ -46,7 +46,7 @@ pub(crate) fn remove(thread: &NetnsThread, side: &ContainerSide) -> Result<()> {
 }
 
 /// The number that the connection's namespace has for another one; none where it has given none.
-fn nsid(connection: &mut Connection, netns: RawFd) -> Result<Option<i32>> {
+pub(crate) fn nsid(connection: &mut Connection, netns: RawFd) -> Result<Option<i32>> {
     let subject = "the node's network namespace";
     let fd = u32::try_from(netns).map_err(|e| wrap(OPERATION, subject, &e))?;
     let mut question = NsidMessage::default();

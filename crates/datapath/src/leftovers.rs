@@ -1,6 +1,6 @@
 //! Leftovers of agents on a node, and their removal when no agent runs: for uninstalling Wharf.
 //!
-//! Only what is provably ours is listed: links by the owner's mark, the router's pair by name or mark, routes by
+//! Only what is provably ours is listed: links by the owner's mark, filters on other plugins' links by their name and handle, the router's pair by name or mark, routes by
 //! protocol number, pins by their place and name. Objects that only look like ours are reported and never touched.
 
 use std::{
@@ -22,7 +22,10 @@ use wharf_names::mark::Mark;
 use crate::{
     ROUTE_PROTOCOL,
     announce::{self, Announcer},
-    bpf::pins::{self, BPF_FS_MAGIC, PinTree},
+    bpf::{
+        clsact,
+        pins::{self, BPF_FS_MAGIC, PinTree},
+    },
     error::wrap,
     forwarding::{Forwarding, dotted},
     netlink::{Connection, link, nft::Nft, proxy::Proxy, route},
@@ -41,6 +44,15 @@ pub enum Leftover {
         ifindex: IfIndex,
         /// What the owner's mark says.
         mark: Mark,
+    },
+    /// Our filters on another plugin's link, which stays.
+    Filters {
+        /// Name of the link's host side.
+        name: String,
+        /// Its index.
+        ifindex: IfIndex,
+        /// They are an endpoint's programs, not the one that drops everything.
+        living: bool,
     },
     /// A route with our protocol number.
     Route(RouteRow),
@@ -91,6 +103,7 @@ impl fmt::Display for Leftover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Link { name, mark, .. } => write!(f, "link {name} of {}", mark.owner),
+            Self::Filters { name, .. } => write!(f, "filters on link {name} of another plugin"),
             Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
             Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
@@ -119,6 +132,7 @@ pub struct Leftovers {
 pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let mut found = Leftovers::default();
     let mut connection = Connection::open()?;
+    let mut others = Vec::new();
     for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
@@ -127,8 +141,12 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
             _ if !seen.veth => {}
             (Some(mark), _) => found.ours.push(Leftover::Link { name: seen.name, ifindex: seen.ifindex, mark }),
             (None, Some(_)) => found.foreign.push(format!("link {} (it has no mark of Wharf's)", seen.name)),
-            (None, None) => {}
+            (None, None) => others.push((seen.name, seen.ifindex)),
         }
+    }
+    for (name, ifindex) in others {
+        let ours = clsact::ours_on(&mut connection, ifindex)?;
+        found.ours.extend(ours.map(|living| Leftover::Filters { name, ifindex, living }));
     }
     let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
     let links: BTreeSet<IfIndex> = found.ours.iter().filter_map(Leftover::ifindex).collect();
@@ -198,6 +216,7 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
 pub fn remove(leftover: &Leftover) -> Result<()> {
     match leftover {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
+        Leftover::Filters { name, .. } => clsact::remove_from(name),
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
         Leftover::Route(row) => route::remove_row(row),
         Leftover::Redirects(_) => redirects::remove(),

@@ -15,6 +15,7 @@
 //! | `source_rule` | routes by source address in a container with more than one interface |
 //! | `redirects` | the way of packets to the proxy |
 //! | `router` | the veth pair that carries the router addresses |
+//! | `plugin_link` | links that another plugin made, behind which Wharf is chained: looked at, and never changed |
 //! | `container_side` | the removal of a pair whose host side somebody moved away |
 //! | `reaper` | deletes links, many in one kernel wait, and tells when nobody finds them any more |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
@@ -43,6 +44,7 @@ mod networks;
 mod node;
 mod observe;
 pub mod outside;
+mod plugin_link;
 mod ports;
 pub mod program_log;
 mod reaper;

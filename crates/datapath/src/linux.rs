@@ -12,11 +12,11 @@ use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
     flow::{FlowFilter, FlowList, FlowUsage},
-    ids::{EndpointId, Epoch},
+    ids::{EndpointId, Epoch, IfName},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
         KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, NatKernel, NatView, NodeKernel, NodeSpec,
-        PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
+        PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -37,7 +37,7 @@ use crate::{
     nat::Nat,
     netlink,
     netns::{self, NetnsThread},
-    networks, node, observe, ports,
+    networks, node, observe, plugin_link, ports,
     program_log::ProgramLog,
     reaper::{self, Reaper, Removal},
     redirects, source_rule, speakers,
@@ -156,9 +156,10 @@ impl LinuxKernel {
 }
 
 impl Inner {
-    /// The addresses of the endpoints that can be reached.
+    /// The addresses of the endpoints that can be reached by links of ours: those of chained endpoints are the business of other plugins.
     fn reachable(&self) -> Result<Vec<IpAddr>> {
-        Ok(self.bpf.dump()?.endpoint_rows.into_iter().map(|row| row.address).collect())
+        let rows = self.bpf.dump()?.endpoint_rows;
+        Ok(rows.into_iter().filter(|row| row.direct != 0).map(|row| row.address).collect())
     }
 
     fn redirects(&self) -> MutexGuard<'_, Option<bool>> {
@@ -302,6 +303,16 @@ impl EndpointKernel for LinuxKernel {
         self.blocking("create link", move |k| netlink::link::ensure_link(&k.netns, &spec)).await
     }
 
+    async fn observe_plugin_link(&self, netns: &NetnsRef, ifname: &IfName) -> Result<PluginLink> {
+        let (netns, ifname) = (netns.clone(), ifname.clone());
+        self.blocking("look at link", move |k| plugin_link::find(&k.netns, &netns, &ifname)).await
+    }
+
+    async fn remove_from_plugin_link(&self, link: &LinkRef) -> Result<()> {
+        let link = link.clone();
+        self.blocking("restore link", move |k| k.bpf.restore(&link)).await
+    }
+
     async fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {
         let spec = spec.clone();
         self.blocking("write configuration", move |k| k.bpf.ensure_config(id, &spec)).await
@@ -318,6 +329,9 @@ impl EndpointKernel for LinuxKernel {
     }
 
     async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
+        if !record.link_owner.is_wharf() {
+            return Ok(record.container_mtu);
+        }
         let record = record.clone();
         self.blocking("change MTU", move |k| mtu::ensure(&k.netns, &record, mtu)).await
     }
@@ -328,7 +342,9 @@ impl EndpointKernel for LinuxKernel {
             {
                 let held = k.announcer.hold();
                 k.bpf.ensure_reachable(&record)?;
-                held.iter().for_each(|held| held.publish(record.addresses()));
+                if record.link_owner.is_wharf() {
+                    held.iter().for_each(|held| held.publish(record.addresses()));
+                }
             }
             crash::point("datapath/reachable/before-ports");
             k.nat.publish(&record)
@@ -362,6 +378,11 @@ impl EndpointKernel for LinuxKernel {
     }
 
     async fn unlist_link(&self, link: &LinkRef) -> Result<LinkRelease> {
+        if !link.owner.is_wharf() {
+            let link = link.clone();
+            self.blocking("forget link", move |k| k.bpf.forget_closed(&link)).await?;
+            return Ok(Box::pin(std::future::ready(Ok(()))));
+        }
         let Removal { existed, unlisted, release } = self.inner.reaper.remove(link).await?;
         let subject = link.host_ifname.to_string();
         let release = async move { release.await.unwrap_or_else(|_| Err(reaper::ended(subject))) };

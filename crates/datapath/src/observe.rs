@@ -18,7 +18,7 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
-    networks, source_rule,
+    networks, plugin_link, source_rule,
 };
 
 const OPERATION: &str = "observe endpoint";
@@ -34,8 +34,13 @@ pub(crate) fn observe_endpoints(
     let look = |(record, inside): (&EndpointRecord, Result<Connection>)| {
         let mut found = Vec::new();
         let opened = bpf.opened(record.id)?;
-        observe_host(&mut host, record, bpf, &opened, &mut found)?;
-        observe_container(inside, record, &mut found)?;
+        if record.link_owner.is_wharf() {
+            observe_host(&mut host, record, bpf, &opened, &mut found)?;
+            observe_container(inside, record, &mut found)?;
+        } else {
+            plugin_link::observe_host(&mut host, record, bpf, &opened, &mut found)?;
+            plugin_link::observe_container(inside, record, &mut found)?;
+        }
         bpf.observe_maps(record, &opened, &mut found)?;
         Ok(found)
     };

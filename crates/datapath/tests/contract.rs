@@ -3,17 +3,17 @@
 
 mod support;
 
-use std::{net::IpAddr, path::Path};
+use std::{net::IpAddr, path::Path, sync::Arc};
 
 use support::*;
 use wharf_core::{
-    endpoint::EndpointRecord,
+    endpoint::{EndpointRecord, HooksFound, IpOwner, LinkOwner},
     finding::{EndpointProblem, Problem, Side},
     flow::{FlowFilter, FlowList},
     ids::{ContainerId, Epoch, IfName, MacAddr},
     kernel::{
-        AttachMode, Attached, EndpointKernel, FlowKernel, Kernel, KernelErrorKind, NatKernel, NodeKernel, NodeSpec,
-        ProgramSpec, RouteRow,
+        AttachMode, Attached, EndpointKernel, FlowKernel, Kernel, KernelErrorKind, LinkRef, NatKernel, NodeKernel,
+        NodeSpec, ProgramSpec, RouteRow,
     },
     selfcheck::{self, Judged},
 };
@@ -55,6 +55,7 @@ contract! {
     what_speaks_for_an_address_is_named,
     connections_go_with_their_addresses_alone,
     a_left_over_pair_makes_room,
+    a_plugins_link_is_taken_as_it_is_and_left_as_it_was,
     the_mtu_changes_but_for_a_smaller_one_of_the_containers,
     test_packets_get_the_verdicts_of_desired_state,
     a_test_packet_shows_what_is_amiss,
@@ -694,4 +695,93 @@ async fn a_test_packet_shows_what_is_amiss<W: World>(w: W) {
     delete(k, &a).await;
     delete(k, &b).await;
     assert_no_endpoints(k).await;
+}
+
+/// The record of an endpoint on a link that a plugin made.
+async fn on_plugin_link<W: World>(world: &W, n: u16, epoch: u64) -> EndpointRecord {
+    let k = world.kernel();
+    let path = world.add_netns(&format!("plugin-{n}"));
+    let netns = k.observe_netns(&path).await.expect("a namespace");
+    let mut r = record(n, epoch, &netns, "eth0");
+    r.host_ifname = IfName::parse(&format!("veth{n}")).expect("a name");
+    (r.gateway4, r.gateway6, r.mtu_follows, r.ip_owner) = (None, None, false, IpOwner::External);
+    assert_eq!(
+        k.observe_plugin_link(&netns, &r.attachment.ifname).await.expect_err("no interface").kind,
+        KernelErrorKind::NotFound
+    );
+    world.add_plugin_link(&r);
+    let seen = k.observe_plugin_link(&netns, &r.attachment.ifname).await.expect("a link");
+    assert_eq!((&seen.host_ifname, seen.hooks), (&r.host_ifname, HooksFound::None));
+    (r.host_ifindex, r.container_ifindex) = (seen.link.host_ifindex, seen.link.container_ifindex);
+    (r.host_mac, r.container_mac, r.mtu) = (seen.host_mac, seen.container_mac, seen.mtu);
+    r.link_owner = LinkOwner::Plugin { hooks: seen.hooks };
+    r
+}
+
+async fn attach<W: World>(world: &W, r: &EndpointRecord) {
+    let k = world.kernel();
+    k.ensure_programs(&program_spec(r)).await.expect("programs");
+    k.ensure_config(r.id, &config_spec(r)).await.expect("config");
+    k.ensure_attached(&link_ref(r)).await.expect("attached");
+    k.ensure_connected(r).await.expect("it is the link of the record");
+    k.ensure_reachable(r).await.expect("reachable");
+}
+
+async fn a_plugins_link_is_taken_as_it_is_and_left_as_it_was<W: World>(world: W) {
+    let k = world.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let r = on_plugin_link(&world, 1, 10).await;
+    let hooks = async || k.observe_plugin_link(&r.netns, &r.attachment.ifname).await.expect("a link").hooks;
+    attach(&world, &r).await;
+    assert_eq!(k.observe_endpoint(&r).await.expect("observed"), []);
+    assert_eq!(k.observe_missing(&[link_ref(&r)]).await.expect("looked"), []);
+    assert_eq!(k.dump().await.expect("dump").links, [], "it is not ours");
+    let cases: Arc<[_]> = selfcheck::cases(&r, &config_spec(&r), None).into();
+    let results = verdicts(k, r.id, &cases).await.expect("verdicts");
+    for judged in cases.iter().zip(&results).map(|(case, result)| case.judge(result)) {
+        assert!(judged.same, "{judged:?}");
+    }
+
+    // The undo of another epoch takes nothing, that of this one takes all.
+    k.remove_from_plugin_link(&LinkRef { epoch: Epoch(9), ..link_ref(&r) }).await.expect("nothing of it");
+    assert_eq!(k.observe_endpoint(&r).await.expect("observed"), []);
+    for _ in 0..2 {
+        k.remove_reachable(&r).await.expect("unreachable");
+        k.remove_from_plugin_link(&link_ref(&r)).await.expect("taken off");
+        k.remove_programs(r.id).await.expect("unpinned");
+        assert_eq!(hooks().await, HooksFound::None);
+    }
+
+    // A delete leaves it closed, and never takes it away.
+    attach(&world, &r).await;
+    k.remove_attached(&link_ref(&r)).await.expect("detached");
+    k.remove_reachable(&r).await.expect("unreachable");
+    k.remove_programs(r.id).await.expect("unpinned");
+    k.remove_link(&link_ref(&r)).await.expect("nothing to remove");
+    assert!(world.has_link(r.host_ifname.as_str()));
+    assert_eq!(hooks().await, HooksFound::Closed);
+
+    // The next endpoint on it, undone: closed as it was found.
+    let next =
+        EndpointRecord { link_owner: LinkOwner::Plugin { hooks: HooksFound::Closed }, epoch: Epoch(11), ..r.clone() };
+    attach(&world, &next).await;
+    assert_eq!(k.observe_endpoint(&next).await.expect("observed"), []);
+    k.remove_reachable(&next).await.expect("unreachable");
+    k.remove_from_plugin_link(&link_ref(&next)).await.expect("closed again");
+    k.remove_programs(next.id).await.expect("unpinned");
+    assert_eq!(hooks().await, HooksFound::Closed);
+
+    // Another interface took the name: whatever is asked for, nothing happens to it.
+    world.delete_link(r.host_ifname.as_str());
+    assert_eq!(k.observe_missing(&[link_ref(&r)]).await.expect("looked"), [r.id]);
+    world.add_plugin_link(&r);
+    assert_eq!(k.observe_missing(&[link_ref(&r)]).await.expect("looked"), [r.id]);
+    for link in [link_ref(&r), LinkRef { host_ifindex: None, ..link_ref(&r) }] {
+        k.remove_attached(&link).await.expect("not this one");
+        k.remove_from_plugin_link(&link).await.expect("not this one");
+        k.remove_link(&link).await.expect("not this one");
+    }
+    assert!(world.has_link(r.host_ifname.as_str()));
+    assert_eq!(hooks().await, HooksFound::None);
+    assert!(k.ensure_connected(&r).await.expect_err("another link").kind == KernelErrorKind::NotFound);
 }

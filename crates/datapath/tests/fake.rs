@@ -8,7 +8,7 @@ use wharf_common::PeerRow;
 use wharf_core::{
     endpoint::EndpointRecord,
     flow::FlowFilter,
-    ids::Epoch,
+    ids::{Epoch, IfName},
     kernel::{EndpointKernel, FlowKernel, KernelErrorKind, NatKernel, NodeKernel, PolicyKernel, RouteRow},
     nat::NatEntry,
     policy::{Mode, RowChange},
@@ -121,6 +121,12 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObserveNetns => k.observe_netns(&r.netns.path).await.map(drop),
         Operation::EnsurePrograms => k.ensure_programs(&program_spec(r)).await.map(drop),
         Operation::EnsureLink => k.ensure_link(&link_spec(r)).await.map(drop),
+        Operation::ObservePluginLink => {
+            let [inside, host] = ["plugin0", "veth0"].map(|name| IfName::parse(name).expect("a name"));
+            assert!(k.add_plugin_link(&r.netns.path, inside.clone(), host, []));
+            k.observe_plugin_link(&r.netns, &inside).await.map(drop)
+        }
+        Operation::RemoveFromPluginLink => k.remove_from_plugin_link(&link_ref(r)).await,
         Operation::EnsureConfig => k.ensure_config(r.id, &config_spec(r)).await,
         Operation::EnsureAttached => k.ensure_attached(&link_ref(r)).await.map(drop),
         Operation::EnsureConnected => k.ensure_connected(r).await,

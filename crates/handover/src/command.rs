@@ -67,6 +67,9 @@ pub struct Command {
     /// `K8S_POD_NAMESPACE`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod_namespace: String,
+    /// Another plugin made the interface, as far as the shim knows; of a DEL the agent knows it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub chained: bool,
 }
 
 /// What the header holds.
@@ -143,6 +146,7 @@ mod tests {
             ifname: "eth\u{e9}0".into(),
             pod_name: "web\u{1f6a2}-0\u{7f}".into(),
             pod_namespace: String::new(),
+            chained: false,
         }
     }
 

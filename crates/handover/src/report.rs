@@ -277,6 +277,7 @@ mod tests {
             ifname: "eth0".into(),
             pod_name: String::new(),
             pod_namespace: String::new(),
+            chained: false,
         };
         let (outcome, message) = (Outcome::Failure, "because".into());
         Report {

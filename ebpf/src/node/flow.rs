@@ -410,11 +410,11 @@ fn begin(
             if !asked.local_by_stack {
                 stack_path::note(ctx, packet, asked.own);
             }
-            (Way::Stack, sender.endpoint_id, sender.epoch as u32)
+            (Way::Stack, u32::from(sender.endpoint_id), sender.epoch as u32)
         }
         // The proxy sends in the name of an endpoint, or of somebody elsewhere.
         None if of_proxy & FLOW_UPSTREAM != 0 => match endpoint(packet.source) {
-            Some(client) => (Way::Direct, client.endpoint_id, client.epoch as u32),
+            Some(client) => (Way::Direct, u32::from(client.endpoint_id), client.epoch as u32),
             None => (Way::Direct, 0, 0),
         },
         None => {

@@ -5,22 +5,26 @@
 //! The answer takes the way any local packet takes: `bpf_redirect_peer` puts it into the container's side of the veth. It
 //! meets no other hook, so no program has to recognise it and let it through.
 //!
+//! **Chained endpoints** have a link that another plugin made, with neighbours that answer for themselves: the node, or all ports of a bridge.
+//! What such a container sends passes when it claims no more than the container's own addresses, of which the link-local one is the one that its
+//! MAC gives; what is for the container passes to it. Nothing is answered here.
+//!
 //! Checksums and options beyond the first of a solicitation are not looked at: the answer depends on nothing but the
 //! target, and goes to none but the one who asked.
 
 use core::{mem::offset_of, ptr};
 
 use aya_ebpf::{
-    bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT},
+    bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
     helpers::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_change_type},
     programs::TcContext,
 };
 use wharf_common::{Direction, DropReason};
 
 use wharf_ebpf::{
-    handoff::{Verdict, Words},
+    handoff::{FROM_STACK, Verdict, Words},
     neighbour::{Arp, IcmpHead, Message, MessageWithOption, joined},
-    parse::{self, ETHERNET_BYTES, EtherType, Framed, ICMPV6, Ipv6},
+    parse::{self, ETHERNET_BYTES, EtherType, Framed, ICMPV6, Ipv6, Ipv6Address},
     profile::Profile,
 };
 
@@ -38,32 +42,44 @@ const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>(
 /// Only a neighbour can send a packet that arrives with this.
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 
-/// Answers an ARP request or a neighbour solicitation for the gateway; drops any other ARP packet or neighbour discovery message.
+/// Answers an ARP request or a neighbour solicitation for the gateway; drops any other ARP packet or neighbour discovery message. Lets pass those of a
+/// chained endpoint.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    let endpoint = Words::of(ctx).sender();
+    let words = Words::of(ctx);
+    let (endpoint, arrives) = (words.sender(), words.has(FROM_STACK));
     // The answer may have another length.
     let bytes = ctx.len();
-    let (reason, action) = match judge(ctx, endpoint) {
-        Ok(()) => (DropReason::NeighbourAnswered, TC_ACT_REDIRECT),
+    let (reason, action) = match judge(ctx, endpoint, arrives) {
+        Ok(Outcome::Answered) => (DropReason::NeighbourAnswered, TC_ACT_REDIRECT),
+        Ok(Outcome::Passes) => (DropReason::ForwardedStack, TC_ACT_OK),
         Err(reason) => (reason, TC_ACT_SHOT),
     };
-    let mut verdict = Verdict::new(ctx, endpoint, Direction::Egress, reason, action);
+    let direction = if arrives { Direction::Ingress } else { Direction::Egress };
+    let mut verdict = Verdict::new(ctx, endpoint, direction, reason, action);
     verdict.bytes = bytes;
     verdict.hand_over(ctx)
 }
 
+/// What becomes of a message that is not dropped.
+enum Outcome {
+    Answered,
+    /// Of a chained endpoint: as it is.
+    Passes,
+}
+
+/// `arrives`: the message is on its way to the container, which is a chained endpoint.
 #[inline(always)]
-fn judge(ctx: &TcContext, endpoint: u32) -> Result<(), DropReason> {
+fn judge(ctx: &TcContext, endpoint: u32, arrives: bool) -> Result<Outcome, DropReason> {
     let asker = Profile::of(endpoint).ok_or(DropReason::NoConfig)?;
     match EtherType::of(ctx, parse::ethernet(ctx)?)? {
-        EtherType::Arp => arp(ctx, asker),
-        _ => discovery(ctx, asker, kind(ctx)?.ok_or(DropReason::Malformed)?),
+        EtherType::Arp => arp(ctx, asker, arrives),
+        _ => discovery(ctx, asker, kind(ctx)?.ok_or(DropReason::Malformed)?, arrives),
     }
 }
 
 #[inline(always)]
-fn arp(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
+fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropReason> {
     let packet: Framed<Arp> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
     // SAFETY: bounds checked; nothing moves the packet while this reference lives.
     let arp = unsafe { &mut *packet.payload };
@@ -76,11 +92,17 @@ fn arp(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     {
         return Err(DropReason::Malformed);
     }
+    if arrives {
+        return if asker.owns4(joined(arp.target)) { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
+    }
     // The Ethernet source is the container's MAC address, which `egress` has compared.
     let asker_mac = packet.source_mac();
     // A sender of zero asks whether an address is taken (RFC 5227) and claims nothing.
     if !arp.sender_mac.equals(asker_mac) || !(asker.owns4(joined(arp.sender)) || joined(arp.sender) == 0) {
         return Err(DropReason::NeighbourSpoof);
+    }
+    if asker.chained() {
+        return Ok(Outcome::Passes);
     }
     if operation != ARP_REQUEST || !asker.has_gateway4(joined(arp.target)) {
         return Err(DropReason::NeighbourUnknown);
@@ -123,7 +145,7 @@ fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
 }
 
 #[inline(always)]
-fn discovery(ctx: &TcContext, asker: Profile, kind: Kind) -> Result<(), DropReason> {
+fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Result<Outcome, DropReason> {
     match kind {
         // Shorter than the messages below, so judged by what all of them have.
         Kind::RouterSolicitation => {
@@ -148,15 +170,18 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind) -> Result<(), DropReas
         return Err(DropReason::Malformed);
     }
     let (source, target) = (message.ip.source, message.target);
+    if arrives {
+        // A question is about the target; an answer may go to all nodes.
+        let about = if kind == Kind::Solicitation { target } else { message.ip.destination };
+        let for_all = kind == Kind::Advertisement && about.is_multicast();
+        let passes = for_all || asker.owns6(about) || about.is_link_local();
+        return if passes { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
+    }
     if source.is_unspecified() {
         // Duplicate address detection: a multicast question which, unanswered, is answered.
         return Err(DropReason::Multicast);
     }
-    // Link-local addresses are the container's own affair: they are valid on its link only, where nobody else is.
-    if !asker.owns6(source) && !source.is_link_local() {
-        return Err(DropReason::NeighbourSpoof);
-    }
-    if kind == Kind::Advertisement && !asker.owns6(target) && !target.is_link_local() {
+    if !claims_own(asker, source) || (kind == Kind::Advertisement && !claims_own(asker, target)) {
         return Err(DropReason::NeighbourSpoof);
     }
     if payload >= ADVERTISED_BYTES {
@@ -167,11 +192,22 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind) -> Result<(), DropReas
             return Err(DropReason::NeighbourSpoof);
         }
     }
+    if asker.chained() {
+        return Ok(Outcome::Passes);
+    }
     if kind == Kind::Advertisement || !asker.has_gateway6(target) {
         return Err(DropReason::NeighbourUnknown);
     }
     advertise(ctx, asker)?;
     answer(ctx)
+}
+
+/// True when the container may speak for the address. Link-local addresses are its own affair: they are valid on its link only, where nobody else is.
+/// A chained endpoint may have neighbours there, so of these it has the one that its MAC gives.
+#[inline(always)]
+fn claims_own(asker: Profile, address: Ipv6Address) -> bool {
+    let own_link_local = address.is_link_local() && (!asker.chained() || address.equals(asker.container_mac().link_local()));
+    own_link_local || asker.owns6(address)
 }
 
 #[inline(always)]
@@ -230,12 +266,12 @@ fn checksum(answer: &MessageWithOption) -> u16 {
 
 /// Sends the packet back to where it came from.
 #[inline(always)]
-fn answer(ctx: &TcContext) -> Result<(), DropReason> {
+fn answer(ctx: &TcContext) -> Result<Outcome, DropReason> {
     // The question was probably multicast and is marked so; an answer marked so is believed less (ARP entries then start
     // out as stale). Recent kernels do this themselves for a packet that goes to the peer, older ones do not.
     // SAFETY: the context the program was called with.
     match unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } {
-        0 => Ok(()),
+        0 => Ok(Outcome::Answered),
         _ => Err(DropReason::PacketWrite),
     }
 }

@@ -146,7 +146,7 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let other = match peer {
         _ if which & ALONE != 0 => 0,
         // The row is that of both hooks: whoever judges first judges for both ends.
-        0 if sends => address(ctx, false).and_then(endpoint).map_or(0, |row| row.endpoint_id),
+        0 if sends => address(ctx, false).and_then(endpoint).map_or(0, |row| row.endpoint_id.into()),
         0 => sender(ctx),
         _ => peer,
     };
@@ -183,7 +183,7 @@ pub fn is_of_node(ctx: &TcContext) -> bool {
 /// The endpoint that sent what the stack brought, or zero.
 #[inline(always)]
 fn sender(ctx: &TcContext) -> u32 {
-    address(ctx, true).and_then(|source| stack_path::sender(ctx, source)).map_or(0, |row| row.endpoint_id)
+    address(ctx, true).and_then(|source| stack_path::sender(ctx, source)).map_or(0, |row| row.endpoint_id.into())
 }
 
 /// The rule set of what the endpoint sends; zero for none, and for no endpoint.

@@ -140,6 +140,10 @@ pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointR
 
 #[inline(always)]
 fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
+    if sender.direct == 0 {
+        // Answers to it take the stack without a row.
+        return;
+    }
     let Some(server_epoch) = endpoint(packet.destination).map(|row| row.epoch) else { return };
     let client_epoch = sender.epoch;
     if is_either_noted(packet, client_epoch, server_epoch) {
@@ -155,6 +159,6 @@ fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
         let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     }
     // After the rows: who reads the epoch finds them.
-    let _ = STACK_USERS.set(sender.endpoint_id, client_epoch, 0);
+    let _ = STACK_USERS.set(sender.direct, client_epoch, 0);
     let _ = STACK_USERS.set(server, server_epoch, 0);
 }

@@ -245,11 +245,12 @@ impl Endpoint {
     pub(crate) fn knows(&mut self, other: &Who) -> Result<()> {
         let row = EndpointRow {
             epoch: other.epoch,
-            endpoint_id: other.id,
+            direct: other.id,
             ifindex: other.ifindex,
             identity: other.identity,
             mac: other.mac,
-            _pad: [0; 6],
+            endpoint_id: other.id as u16,
+            _pad: [0; 4],
         };
         let mut rows: HashMap<&mut MapData, EndpointKey, EndpointRow> = self.map_mut(map::ENDPOINTS)?.try_into()?;
         for key in [EndpointKey::v4(other.v4.octets()), EndpointKey::v6(other.v6.octets())] {

@@ -127,6 +127,7 @@ fn put_sends_the_body_and_parses_the_endpoint() {
         ipam: None,
         gateways: vec![],
         routes: None,
+        chained: false,
     };
     let made = run(server.client().put_endpoint("cni-attachment-id:c1:eth0", &create)).unwrap();
     assert_eq!((made.id, made.epoch, made.state), (7, 9, EndpointState::Ready));

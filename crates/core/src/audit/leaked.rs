@@ -7,6 +7,7 @@ use super::{
 use wharf_names::mark::Mark;
 
 use crate::{
+    endpoint::LinkOwner,
     finding::{EndpointProblem, Problem, Side, Stray},
     ids::{EndpointId, Epoch},
 };
@@ -48,6 +49,7 @@ impl Auditor<'_> {
                     host_ifname,
                     host_ifindex: Some(link.ifindex),
                     container: None,
+                    owner: LinkOwner::Wharf,
                 })
             });
             findings.push(AuditFinding {
@@ -172,6 +174,10 @@ impl Auditor<'_> {
             if row.identity != record.identity.0 {
                 differences.push(format!("identity {}, not {}", row.identity, record.identity));
             }
+            let direct = if record.link_owner.is_wharf() { row.endpoint_id } else { 0 };
+            if row.direct != direct {
+                differences.push(format!("direct way to slot {}, not {direct}", row.direct));
+            }
             if row.mac != record.container_mac {
                 differences.push(format!("MAC {}, not {}", row.mac, record.container_mac));
             }
@@ -284,7 +290,11 @@ impl Auditor<'_> {
             let (problem, repair) = if resumed {
                 (Stray::Delete { id: *id, epoch: *epoch }, None)
             } else {
-                (Stray::Intent { id: *id, epoch: *epoch, what }, Some(Repair::CloseIntent(*id, *epoch)))
+                let link = match intent {
+                    Intent::Create { link, .. } => link.clone().map(Box::new),
+                    Intent::Delete { .. } => None,
+                };
+                (Stray::Intent { id: *id, epoch: *epoch, what }, Some(Repair::CloseIntent(*id, *epoch, link)))
             };
             findings.push(AuditFinding { problem: Problem::Stray(problem), owner, repair });
         }

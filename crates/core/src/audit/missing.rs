@@ -39,7 +39,10 @@ impl Auditor<'_> {
             link.ifindex == record.host_ifindex
                 && link.alias.as_deref().and_then(Mark::parse).is_some_and(|m| renamed(&m))
         };
-        if !self.link_names.contains(record.host_ifname.as_str()) && !self.view.dump.links.iter().any(is_renamed) {
+        // The dump has no links of other plugins; the close look does.
+        let own = record.link_owner.is_wharf();
+        if own && !self.link_names.contains(record.host_ifname.as_str()) && !self.view.dump.links.iter().any(is_renamed)
+        {
             add(EndpointProblem::LinkMissing { side: Side::Node, name: record.host_ifname.to_string() });
         }
         match self.pins.get(&id) {
@@ -60,7 +63,7 @@ impl Auditor<'_> {
                 add(EndpointProblem::Row { address, found: None });
             }
             let route = RouteRow { destination: IpNet::from(address), ifindex: Some(record.host_ifindex) };
-            if !self.routes.contains(&route) {
+            if own && !self.routes.contains(&route) {
                 let (to, expected) = (route.destination, record.host_ifname.to_string());
                 add(EndpointProblem::NodeRoute { to, expected, found: None });
             }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::{
+    endpoint::{HooksFound, LinkOwner},
     finding::Side,
     fixtures::{attachment, id, record},
     ids::{MacAddr, PoolName},
@@ -109,7 +110,7 @@ fn name(repair: &Repair) -> String {
         Repair::ReleaseLease(ip) => format!("release {ip}"),
         Repair::RemoveRoute(route) => format!("remove-route {}", route.destination),
         Repair::Regenerate(id, level) => format!("regenerate {id} {level}"),
-        Repair::CloseIntent(id, epoch) => format!("close-intent {id} epoch {epoch}"),
+        Repair::CloseIntent(id, epoch, _) => format!("close-intent {id} epoch {epoch}"),
         Repair::EnsureNode => "ensure-node".to_owned(),
         Repair::DrainQueue => "drain-queue".to_owned(),
         Repair::RemoveQueueFile(name) => format!("remove-file {name}"),
@@ -134,6 +135,7 @@ fn row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
     EndpointTableRow {
         address,
         endpoint_id: u32::from(record.id.get()),
+        direct: u32::from(record.id.get()),
         epoch: record.epoch,
         ifindex: record.host_ifindex,
         identity: record.identity.0,
@@ -145,6 +147,7 @@ fn create_intent(n: u16, epoch: u64) -> (EndpointId, Epoch, Intent) {
     let intent = Intent::Create {
         attachment: attachment(&format!("c{n}"), "eth0"),
         netns_path: PathBuf::from(format!("/run/netns/c{n}")),
+        link: None,
     };
     (id(n), Epoch(epoch), intent)
 }
@@ -484,6 +487,7 @@ fn an_open_intent_tells_whose_a_leak_was_and_its_whole_epoch() {
         host_ifname: leaked.host_ifname,
         host_ifindex: Some(leaked.host_ifindex),
         container: None,
+        owner: crate::endpoint::LinkOwner::Wharf,
     };
     assert_eq!(findings[0].repair, Some(Repair::RemoveLink(link)));
 }
@@ -560,4 +564,36 @@ fn a_port_is_explained_by_a_record_or_by_the_row_of_a_lost_one() {
     node.dump.nat = vec![to(8082, "10.0.0.2")];
     node.forget_two();
     assert!(node.found().iter().all(|line| !line.starts_with("port")), "{:?}", node.found());
+}
+
+#[test]
+fn another_plugins_link_has_no_place_in_the_dump_and_no_direct_way() {
+    let mut node = Node::healthy();
+    let record = &mut node.snapshot.endpoints[0];
+    record.link_owner = LinkOwner::Plugin { hooks: HooksFound::None };
+    (record.ip_owner, record.ipv4, record.ipv6) = (IpOwner::External, Some([10, 9, 0, 2].into()), None);
+    let (record, addresses) = (record.clone(), [ip("10.0.0.1"), ip("fd00::1")]);
+    node.dump.links.retain(|l| l.name != record.host_ifname.as_str());
+    node.dump.routes.retain(|r| r.ifindex != Some(record.host_ifindex));
+    node.dump.endpoint_rows.retain(|r| !addresses.contains(&r.address));
+    node.snapshot.leases.retain(|l| !addresses.contains(&l.ip));
+    node.dump.endpoint_rows.push(EndpointTableRow { direct: 0, ..row(&record, ip("10.9.0.2")) });
+    assert_eq!(node.audit(), []);
+    node.dump.endpoint_rows.last_mut().unwrap().direct = 1;
+    assert_eq!(node.found(), ["endpoint-row 10.9.0.2: regenerate 1 policy"]);
+    node.dump.endpoint_rows.pop();
+    assert_eq!(node.found(), ["endpoint-row 10.9.0.2: regenerate 1 policy"]);
+}
+
+#[test]
+fn an_open_create_on_another_plugins_link_is_closed_with_what_it_attached() {
+    let mut node = Node::healthy();
+    let left = EndpointRecord { link_owner: LinkOwner::Plugin { hooks: HooksFound::None }, ..record(7, 70) };
+    let (id, epoch, mut intent) = create_intent(7, 70);
+    if let Intent::Create { link, .. } = &mut intent {
+        *link = Some(LinkRef::of(&left));
+    }
+    node.snapshot.intents.push((id, epoch, intent));
+    let repairs: Vec<_> = node.audit().into_iter().filter_map(|f| f.repair).collect();
+    assert_eq!(repairs, [Repair::CloseIntent(id, epoch, Some(Box::new(LinkRef::of(&left))))]);
 }

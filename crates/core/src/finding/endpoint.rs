@@ -132,6 +132,15 @@ pub enum EndpointProblem {
         /// The device that it is a port of.
         master: String,
     },
+    /// A side of another plugin's link is not as Wharf needs it: down, or with another MAC address.
+    PluginLink {
+        /// Side.
+        side: Side,
+        /// Name.
+        name: String,
+        /// What is expected, and what is there.
+        what: String,
+    },
     /// The host side has a queue that limits its rate, as CNI's `bandwidth` plugin makes it: packets of other containers pass
     /// it by.
     LinkQueue {
@@ -298,10 +307,12 @@ impl EndpointProblem {
             | Self::LinkReplaced { side: Node, .. }
             | Self::NodeRoute { found: Some(RouteSeen::Foreign(_)), .. }
             | Self::NodeRouteShadowed { .. }
+            | Self::PluginLink { side: Node, .. }
             | Self::LinkQueue { .. } => Mender::Operator,
             Self::LinkDeleted { .. }
             | Self::LinkMissing { side: Container, .. }
             | Self::LinkRenamed { side: Container, .. }
+            | Self::PluginLink { side: Container, .. }
             | Self::LinkReplaced { side: Container, .. } => own(false),
             // A smaller MTU does no harm, unless the kernel takes IPv6 away for it; packets of a larger one do not arrive.
             Self::LinkMtu { side: Container, expected, found, .. } if (MIN_MTU..*expected).contains(found) => {
@@ -362,6 +373,7 @@ impl EndpointProblem {
             | Self::LinkMac { .. }
             | Self::LinkMtu { .. }
             | Self::LinkArp { .. }
+            | Self::PluginLink { .. }
             | Self::LinkQueue { .. }
             | Self::LinkEnslaved { .. }
             | Self::LinkAlias { .. }

@@ -141,6 +141,9 @@ impl EndpointProblem {
                  {{\"bandwidth\": true}}` for wharf-cni, which limits by itself; then recreate the container, or `tc qdisc del dev \
                  {name} root`"
             ),
+            Self::PluginLink { .. } => "put it right where the plugin that made the link is configured, or recreate the container; Wharf changes \
+                 nothing of that link"
+                .to_owned(),
             Self::LinkMac { side: Container, expected, .. } => format!(
                 "a container sends and receives with the MAC address it was given, {expected}: {regenerate} puts it back; a \
                  container that needs another asks for it in its ADD (`runtimeConfig.mac`, `args.cni.mac`)"

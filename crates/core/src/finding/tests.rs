@@ -52,6 +52,8 @@ fn all() -> Vec<EndpointProblem> {
         P::LinkArp { side: Node, name: name() },
         P::LinkArp { side: Container, name: name() },
         P::LinkEnslaved { name: name(), master: "br0".to_owned() },
+        P::PluginLink { side: Node, name: name(), what: "expected up, is down".to_owned() },
+        P::PluginLink { side: Container, name: name(), what: "expected up, is down".to_owned() },
         P::LinkQueue { name: name(), kind: "tbf".to_owned() },
         P::LinkAlias { name: name(), expected: "wharf:1:1:net/c/eth0".to_owned(), found: None },
         P::Address { address: [10, 0, 0, 2].into(), found: None },

@@ -76,6 +76,7 @@ impl EndpointProblem {
             | Self::LinkArp { .. }
             | Self::LinkEnslaved { .. }
             | Self::LinkQueue { .. }
+            | Self::PluginLink { .. }
             | Self::LinkAlias { .. } => "link",
             Self::LinkMtu { .. } => "mtu",
             Self::Address { .. } => "address",
@@ -103,6 +104,7 @@ impl EndpointProblem {
             | Self::LinkArp { name, .. }
             | Self::LinkEnslaved { name, .. }
             | Self::LinkQueue { name, .. }
+            | Self::PluginLink { name, .. }
             | Self::LinkAlias { name, .. } => name.clone(),
             Self::Address { address, .. } | Self::Row { address, .. } => address.to_string(),
             Self::NodeRoute { to, .. } | Self::NodeRouteShadowed { to, .. } | Self::ContainerRoute { to, .. } => {
@@ -158,6 +160,7 @@ impl fmt::Display for EndpointProblem {
                 "on the node: is a port of interface {master} (a bridge, bond or VRF), which receives the container's \
                  packets to the node in its place"
             ),
+            Self::PluginLink { side, what, .. } => write!(f, "{}: {what}; another plugin made the link", place(*side)),
             Self::LinkQueue { kind, .. } => write!(
                 f,
                 "on the node: has a queue {kind} that limits its rate; what other containers of the node send passes it by"

@@ -15,7 +15,7 @@ use crate::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
     flow::{FlowFilter, FlowList, FlowUsage},
-    ids::{EndpointId, Epoch},
+    ids::{EndpointId, Epoch, IfName},
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
@@ -160,13 +160,34 @@ pub trait EndpointKernel: Send + Sync + 'static {
     /// `Exists` when the container already has an interface of that name, whoever created it.
     fn ensure_link(&self, spec: &LinkSpec) -> impl Future<Output = Result<Link>> + Send;
 
+    /// Looks at a container's interface that another plugin made. Changes nothing.
+    ///
+    /// # Errors
+    /// `NotFound` when the container has no such interface, `Unsupported` when it is no veth whose other end is in the node's namespace.
+    fn observe_plugin_link(
+        &self,
+        netns: &NetnsRef,
+        ifname: &IfName,
+    ) -> impl Future<Output = Result<PluginLink>> + Send {
+        let subject = format!("{ifname} in {}", netns.path.display());
+        async move { Err(unsupported("look at", subject)) }
+    }
+
+    /// Takes the endpoint's programs, or the one that drops everything, off another plugin's link, which is then as it was before
+    /// [`Self::ensure_attached`]. Nothing happens to a link that is gone, or that has nothing of this endpoint and epoch.
+    fn remove_from_plugin_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send {
+        let subject = format!("{} (endpoint {})", link.host_ifname, link.id);
+        async move { Err(unsupported("restore link", subject)) }
+    }
+
     /// Writes the endpoint's configuration row.
     fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> impl Future<Output = Result<()>> + Send;
 
     /// Attaches the pinned programs to the host side, or replaces the attached programs atomically.
     fn ensure_attached(&self, link: &LinkRef) -> impl Future<Output = Result<Attached>> + Send;
 
-    /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up.
+    /// Adds the container's addresses and routes and the node's routes to the container, and brings both sides up. Of another plugin's
+    /// link it only sees whether it is still the one of the record.
     fn ensure_connected(&self, record: &EndpointRecord) -> impl Future<Output = Result<()>> + Send;
 
     /// Gives both sides of the endpoint's link another MTU than the record's. The container's side keeps a smaller one that the
@@ -193,7 +214,7 @@ pub trait EndpointKernel: Send + Sync + 'static {
 
     /// Removes the veth pair and, with it, the node's routes over it. Returns when nothing finds either side, its
     /// addresses or a route, which is long before the kernel has released them. Where the host side is not in the node's namespace,
-    /// the pair is removed by the container's side.
+    /// the pair is removed by the container's side. Another plugin's link stays, with the program on it that drops everything.
     fn unlist_link(&self, link: &LinkRef) -> impl Future<Output = Result<LinkRelease>> + Send;
 
     /// [`Self::unlist_link`], and awaits the release. Concurrent calls share one kernel wait.

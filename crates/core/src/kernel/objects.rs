@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Result;
 use crate::{
     bandwidth::Bandwidth,
-    endpoint::{EndpointRecord, NetnsRef},
+    endpoint::{EndpointRecord, HooksFound, LinkOwner, NetnsRef},
     finding::NodeProblem,
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
@@ -189,6 +189,23 @@ pub struct Link {
     pub container_ifindex: IfIndex,
 }
 
+/// A container's interface that another plugin made, with what Wharf has to know of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginLink {
+    /// Indexes of both sides.
+    pub link: Link,
+    /// Host side's name.
+    pub host_ifname: IfName,
+    /// Host side's MAC.
+    pub host_mac: MacAddr,
+    /// Container side's MAC.
+    pub container_mac: MacAddr,
+    /// MTU of the container's side, bytes.
+    pub mtu: u32,
+    /// What is on the hooks of the host side.
+    pub hooks: HooksFound,
+}
+
 /// The endpoint's configuration row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSpec {
@@ -212,12 +229,15 @@ pub struct ConfigSpec {
     pub trace: bool,
     /// Packets to other endpoints of the node go through its stack.
     pub local_by_stack: bool,
+    /// Another plugin made the link; packets to other endpoints go through the stack too.
+    pub chained: bool,
     /// Limits of the bandwidth.
     pub bandwidth: Bandwidth,
 }
 
 /// Unambiguous reference to a link. Every destructive operation first checks id, epoch and name or mark in the
-/// kernel.
+/// kernel. A link of another plugin's is never removed or changed; what Wharf attached to it carries id and epoch, and it is
+/// found by name and index together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkRef {
     /// Endpoint id.
@@ -231,6 +251,9 @@ pub struct LinkRef {
     /// The container's side, when it is known. The pair is removed by it when the host side was moved to another
     /// network namespace.
     pub container: Option<ContainerSide>,
+    /// Whose the link is.
+    #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
+    pub owner: LinkOwner,
 }
 
 /// Reference to the container's side of a link.
@@ -259,7 +282,8 @@ impl LinkRef {
             epoch: record.epoch,
             host_ifname: record.host_ifname.clone(),
             host_ifindex: known(record.host_ifindex),
-            container,
+            container: container.filter(|_| record.link_owner.is_wharf()),
+            owner: record.link_owner,
         }
     }
 }
@@ -329,6 +353,8 @@ pub struct EndpointTableRow {
     pub address: IpAddr,
     /// Endpoint id as stored (untrusted until matched).
     pub endpoint_id: u32,
+    /// Slot of the program array that packets for the address go to directly, as stored; 0 for none.
+    pub direct: u32,
     /// Epoch.
     pub epoch: Epoch,
     /// Host side's index.

@@ -13,6 +13,7 @@ fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
         live,
         trace: false,
         local_by_stack: false,
+        chained: !r.link_owner.is_wharf(),
         bandwidth: r.bandwidth,
     }
 }
@@ -53,6 +54,30 @@ fn the_cases_of_an_endpoint_with_a_neighbour() {
     to-itself-ipv6: from_container -> redirect, egress forwarded-local, ingress forwarded-local
     to-endpoint-ipv6: from_container -> redirect, egress forwarded-local, ingress forwarded-local at endpoint 9
     ");
+}
+
+#[test]
+fn the_cases_of_a_chained_endpoint_and_of_its_neighbour() {
+    let plugin = crate::endpoint::LinkOwner::Plugin { hooks: crate::endpoint::HooksFound::None };
+    let chained = EndpointRecord { link_owner: plugin, gateway4: None, gateway6: None, ..record(7, 1) };
+    let lines = |of: &EndpointRecord, peer: &EndpointRecord| -> Vec<String> {
+        let cases = cases(of, &config(of, true), Some(peer));
+        let told = cases.iter().map(|case| case.judge(&Ok(right(case))));
+        told.map(|judged| format!("{} -> {}", judged.name, judged.expected)).collect()
+    };
+    let own = lines(&chained, &record(9, 2));
+    for line in [
+        "gateway-resolution-ipv4 -> pass, egress forwarded-stack",
+        "gateway-resolution-ipv6 -> pass, egress forwarded-stack",
+        "false-neighbour-ipv4 -> drop, egress neighbour-spoof",
+        "false-neighbour-ipv6 -> drop, egress neighbour-spoof",
+        "to-itself-ipv4 -> pass, egress forwarded-stack",
+        "to-endpoint-ipv6 -> pass, egress forwarded-stack",
+    ] {
+        assert!(own.iter().any(|is| is == line), "{line} is not in {own:#?}");
+    }
+    let others = lines(&record(9, 2), &chained);
+    assert!(others.iter().any(|is| is == "to-endpoint-ipv4 -> pass, egress forwarded-stack"), "{others:#?}");
 }
 
 #[test]

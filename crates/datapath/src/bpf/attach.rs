@@ -8,7 +8,10 @@ use std::{fs, io, path::Path};
 
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use nix::{errno::Errno, net::if_::if_nametoindex};
-use wharf_core::kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Result};
+use wharf_core::{
+    endpoint::{HooksFound, LinkOwner},
+    kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Result},
+};
 use wharf_crash as crash;
 
 use super::{
@@ -68,6 +71,10 @@ pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
 
 /// True when the interface exists and has the index of the reference, if the reference has one.
 pub(crate) fn present(link: &LinkRef) -> Result<bool> {
+    // The names of other plugins' links say nothing of us.
+    if link.host_ifindex.is_none() && !link.owner.is_wharf() {
+        return Ok(false);
+    }
     let index = index_of(link.host_ifname.as_str())?;
     Ok(index.is_some_and(|is| link.host_ifindex.is_none_or(|want| want.0 == is)))
 }
@@ -114,8 +121,10 @@ fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedCla
             linked += 1;
         }
     }
-    let wanted: Vec<_> =
-        programs.iter().map(|(hook, program)| Wanted { hook: hook.attach, program, name: hook.program }).collect();
+    let wanted: Vec<_> = programs
+        .iter()
+        .map(|(hook, program)| Wanted { hook: hook.attach, program, name: clsact::name(hook.program, link) })
+        .collect();
     let filtered = clsact::ensure(link.host_ifname.as_str(), &wanted)?;
     crash::point("datapath/attach/after-filters");
     for hook in HOOKS {
@@ -160,7 +169,7 @@ impl Bpf {
         for hook in HOOKS {
             programs.push((hook, open_program(&tree.endpoint(link.id, hook.program))?));
         }
-        match self.mode {
+        match self.mode_of(link.owner) {
             AttachMode::Tcx => ensure_tcx(tree, link, &mut programs),
             AttachMode::Clsact => ensure_clsact(tree, link, &mut programs),
         }
@@ -172,7 +181,7 @@ impl Bpf {
             return Ok(());
         }
         let mut sink = open_program(&self.pins.shared(SINK))?;
-        let done = match self.mode {
+        let done = match self.mode_of(link.owner) {
             AttachMode::Tcx => self.sink_tcx(&mut sink, link),
             AttachMode::Clsact => self.sink_clsact(&mut sink, link),
         };
@@ -182,6 +191,28 @@ impl Bpf {
             Err(e) if e.kind == KernelErrorKind::NotFound => Ok(()),
             Err(e) => Err(KernelError { operation: DETACH, ..e }),
             Ok(()) => Ok(()),
+        }
+    }
+
+    /// How programs are attached to a link. On another plugin's it is always by filters: the one that drops everything stays there until the plugin
+    /// removes the link, and a filter goes with it, where a pinned tcx link would stay.
+    pub(super) fn mode_of(&self, owner: LinkOwner) -> AttachMode {
+        match owner {
+            LinkOwner::Wharf => self.mode,
+            LinkOwner::Plugin { .. } => AttachMode::Clsact,
+        }
+    }
+
+    /// Takes what the endpoint attached off another plugin's link. One that was found closed is closed again.
+    pub(crate) fn restore(&self, link: &LinkRef) -> Result<()> {
+        let LinkOwner::Plugin { hooks } = link.owner else { return Ok(()) };
+        if !present(link)? {
+            return Ok(());
+        }
+        match hooks {
+            HooksFound::None | HooksFound::Clsact => clsact::restore(link, hooks == HooksFound::None),
+            HooksFound::Closed if clsact::is_attached(link)? => self.remove_attached(link),
+            HooksFound::Closed => Ok(()),
         }
     }
 
@@ -239,7 +270,7 @@ impl Bpf {
                 }
             }
         }
-        let wanted = HOOKS.map(|hook| Wanted { hook: hook.attach, program: sink, name: SINK });
+        let wanted = HOOKS.map(|hook| Wanted { hook: hook.attach, program: sink, name: clsact::name(SINK, link) });
         clsact::ensure(ifname, &wanted)?;
         crash::point("datapath/detach/after-filters");
         if linked.is_empty() {

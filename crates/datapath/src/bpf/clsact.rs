@@ -9,19 +9,23 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use aya::programs::{SchedClassifier, TcAttachType};
 use rtnetlink::{
-    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_core::{NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL},
     packet_route::{
         RouteNetlinkMessage,
         tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption},
     },
 };
 use wharf_core::{
+    endpoint::{HooksFound, LinkOwner},
     ids::IfIndex,
-    kernel::{KernelError, KernelErrorKind, Result},
+    kernel::{KernelError, KernelErrorKind, LinkRef, Result},
 };
 use wharf_crash as crash;
 
-use super::attach::{ATTACH, HOOKS, gone, index_of};
+use super::{
+    attach::{ATTACH, HOOKS, gone, index_of},
+    pins::SINK,
+};
 use crate::{
     error::{fail, wrap},
     netlink::{Connection, Refusal, Request},
@@ -46,8 +50,22 @@ const CLSACT: &str = "clsact";
 pub(super) struct Wanted<'a> {
     pub(super) hook: TcAttachType,
     pub(super) program: &'a SchedClassifier,
-    /// The program's name.
-    pub(super) name: &'a str,
+    /// The filter's name behind [`NAME_PREFIX`]: the program's, and on another plugin's link whose it is.
+    pub(super) name: String,
+}
+
+/// The name of a filter with this program, behind [`NAME_PREFIX`]. A link of Wharf's has its owner's mark; on another plugin's the filters carry id and
+/// epoch.
+pub(super) fn name(program: &str, link: &LinkRef) -> String {
+    match link.owner {
+        LinkOwner::Wharf => program.to_owned(),
+        LinkOwner::Plugin { .. } => format!("{program}{}", owner(link)),
+    }
+}
+
+/// The end of the names of an endpoint's filters on another plugin's link.
+fn owner(link: &LinkRef) -> String {
+    format!(":{}:{}", link.id, link.epoch)
 }
 
 /// Attaches the filters, or replaces the programs of filters that exist. True when all of them existed.
@@ -115,6 +133,91 @@ pub(super) fn release(ifname: &str) -> Result<bool> {
         tracing::debug!(ifname, error = %refusal.errno, "the clsact qdisc was not removed");
     }
     Ok(everywhere)
+}
+
+/// Takes what this endpoint attached off another plugin's link. With `bare` the qdisc goes too, where nobody else uses it.
+pub(super) fn restore(link: &LinkRef, bare: bool) -> Result<()> {
+    let owner = owner(link);
+    remove_all(link.host_ifname.as_str(), |filter| filter.name.ends_with(&owner), bare)
+}
+
+/// True when a filter of this endpoint is on a hook of another plugin's link.
+pub(super) fn is_attached(link: &LinkRef) -> Result<bool> {
+    let Some(mut device) = Device::open(link.host_ifname.as_str())? else { return Ok(false) };
+    let owner = owner(link);
+    for hook in HOOKS {
+        if device.look(hook.attach)?.ours().is_some_and(|filter| filter.name.ends_with(&owner)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Removes those of our filters that `wanted` is true of, and then an empty qdisc if `bare`.
+fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Result<()> {
+    let Some(mut device) = Device::open(ifname)? else { return Ok(()) };
+    let mut empty = true;
+    for hook in HOOKS {
+        let refused = match device.look(hook.attach)?.ours().is_some_and(&wanted) {
+            true => device
+                .connection
+                .batch(vec![device.remove_filter(hook.attach)])?
+                .pop()
+                .and_then(std::result::Result::err),
+            false => None,
+        };
+        crash::point("datapath/restore/after-filter");
+        let left = device.look(hook.attach)?;
+        match refused {
+            Some(refusal) if left.ours().is_some_and(&wanted) => return Err(refusal.into_error(RELEASE, ifname)),
+            // The removal was refused because the filter was already gone.
+            _ => empty &= left.is_empty(),
+        }
+    }
+    if bare
+        && empty
+        && let Some(Err(refusal)) = device.connection.batch(vec![device.remove_qdisc()])?.pop()
+        && is_there(&mut device.connection, IfIndex(device.index.cast_unsigned()))?
+    {
+        return Err(refusal.into_error(RELEASE, ifname));
+    }
+    Ok(())
+}
+
+/// What is on the hooks of another plugin's link. A qdisc of the kind `ingress` counts as clsact: it is in its place.
+pub(crate) fn found(connection: &mut Connection, index: IfIndex) -> Result<HooksFound> {
+    Ok(match ours_on(connection, index)? {
+        Some(_) => HooksFound::Closed,
+        None if is_there(connection, index)? => HooksFound::Clsact,
+        None => HooksFound::None,
+    })
+}
+
+/// True when the interface has a qdisc for hooks. The kernel answers such a question as it tells of a change: to who asked, only with NLM_F_ECHO.
+fn is_there(connection: &mut Connection, index: IfIndex) -> Result<bool> {
+    match connection.one(RouteNetlinkMessage::GetQueueDiscipline(qdisc(index.0.cast_signed())), NLM_F_ECHO)? {
+        Ok(messages) => Ok(messages.iter().any(|m| matches!(m, RouteNetlinkMessage::NewQueueDiscipline(_)))),
+        // None at all, none of this handle, or one that was removed.
+        Err(refusal) if [libc::ENOENT, libc::EINVAL, libc::ENODEV].iter().any(|none| refusal.is(*none)) => Ok(false),
+        Err(refusal) => Err(refusal.into_error("look at qdiscs", format!("index {index}"))),
+    }
+}
+
+/// Whether filters of ours on an interface are an endpoint's programs (true), or the program that drops everything; `None` without one.
+pub(crate) fn ours_on(connection: &mut Connection, index: IfIndex) -> Result<Option<bool>> {
+    let mut found = None;
+    for hook in HOOKS {
+        if let Some(filter) = filters(connection, index.0.cast_signed(), hook.attach, &index.to_string())?.ours() {
+            let is_sink = filter.name.strip_prefix(NAME_PREFIX).is_some_and(|name| name.starts_with(SINK));
+            found = Some(found.unwrap_or(false) || !is_sink);
+        }
+    }
+    Ok(found)
+}
+
+/// Takes all of our filters off an interface that is another plugin's, and then an empty qdisc.
+pub(crate) fn remove_from(ifname: &str) -> Result<()> {
+    remove_all(ifname, |_| true, true)
 }
 
 /// A filter on a hook.

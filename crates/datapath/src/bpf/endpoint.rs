@@ -5,7 +5,7 @@ use std::fs;
 use wharf_common::{
     ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts,
     drop_reason::REASONS,
-    map::{self, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, METRICS_MAX},
+    map::{self, FLAG_CHAINED, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, METRICS_MAX},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -143,7 +143,8 @@ impl Bpf {
             ifindex: spec.host_ifindex.0,
             flags: flag(spec.live, FLAG_LIVE)
                 | flag(spec.trace, FLAG_TRACE)
-                | flag(spec.local_by_stack, FLAG_LOCAL_BY_STACK)
+                | flag(spec.local_by_stack || spec.chained, FLAG_LOCAL_BY_STACK)
+                | flag(spec.chained, FLAG_CHAINED)
                 | bandwidth::flags(&spec.bandwidth),
             identity: spec.identity.0,
             ipv4: spec.ipv4.map_or([0; 4], |a| a.octets()),

@@ -10,7 +10,7 @@ use std::{
 use aya::maps::{MapData, MapType};
 use wharf_common::{
     StackPathKey, StackPathRow,
-    map::{self, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
+    map::{self, FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -295,6 +295,7 @@ impl Bpf {
             (FLAG_LOCAL_BY_STACK, "local-by-stack"),
             (FLAG_LIMIT_INGRESS, "limit-ingress"),
             (FLAG_LIMIT_EGRESS, "limit-egress"),
+            (FLAG_CHAINED, "chained"),
         ];
         let flags: Vec<&str> = flags.iter().filter(|(bit, _)| c.flags & bit != 0).map(|(_, name)| *name).collect();
         Ok(row([

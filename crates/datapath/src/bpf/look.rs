@@ -12,7 +12,7 @@ use aya::{
 };
 use wharf_common::{
     Bucket, Direction, EndpointConfig,
-    map::{self, FLAG_LIVE, limit_flag},
+    map::{self, FLAG_CHAINED, FLAG_LIVE, limit_flag},
 };
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -81,11 +81,11 @@ impl Bpf {
             let wanted = opened.program(hook.program);
             let program = || hook.program.to_owned();
             let misses = |found: Vec<u32>| {
-                let (ifname, mode) = (ifname.to_owned(), self.mode);
+                let (ifname, mode) = (ifname.to_owned(), self.mode_of(record.link_owner));
                 let wanted = wanted.filter(|w| !found.contains(w));
                 wanted.map(|expected| EndpointProblem::Program { program: program(), ifname, mode, expected, found })
             };
-            match self.mode {
+            match self.mode_of(record.link_owner) {
                 AttachMode::Tcx => {
                     let link = tcx::open(&pin)?;
                     let behind = link.map(|l| tcx::program_of(&l, ifname)).transpose()?;
@@ -194,6 +194,8 @@ fn observe_config(data: MapData, record: &EndpointRecord, problems: &mut Vec<End
         Direction::ALL.into_iter().filter_map(of).collect::<Vec<_>>().join(",")
     };
     field("limits", limited(bandwidth::flags(&record.bandwidth)), limited(config.flags));
+    let chained = config.flags & FLAG_CHAINED != 0;
+    field("chained", (!record.link_owner.is_wharf()).to_string(), chained.to_string());
     field("live", true.to_string(), (config.flags & FLAG_LIVE != 0).to_string());
     Ok(())
 }

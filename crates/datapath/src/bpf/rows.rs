@@ -37,13 +37,15 @@ pub(super) fn address_of(key: &EndpointKey) -> IpAddr {
 }
 
 fn row_of(record: &EndpointRecord) -> EndpointRow {
+    let id = record.id.get();
     EndpointRow {
         epoch: record.epoch.0,
-        endpoint_id: u32::from(record.id.get()),
+        direct: if record.link_owner.is_wharf() { u32::from(id) } else { 0 },
         ifindex: record.host_ifindex.0,
         identity: record.identity.0,
         mac: record.container_mac.0,
-        _pad: [0; 6],
+        endpoint_id: id,
+        _pad: [0; 4],
     }
 }
 
@@ -51,7 +53,8 @@ fn row_of(record: &EndpointRecord) -> EndpointRow {
 pub(crate) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRow {
     EndpointTableRow {
         address: address_of(key),
-        endpoint_id: row.endpoint_id,
+        endpoint_id: u32::from(row.endpoint_id),
+        direct: row.direct,
         epoch: Epoch(row.epoch),
         ifindex: IfIndex(row.ifindex),
         identity: row.identity,

@@ -357,7 +357,7 @@ impl Bpf {
         let failed = |e: &(dyn std::error::Error + 'static)| wrap("copy endpoint rows", map::ENDPOINTS, e);
         for row in rows.iter() {
             let (key, row) = row.map_err(|e| failed(&e))?;
-            if known.contains(&row.endpoint_id) {
+            if known.contains(&u32::from(row.endpoint_id)) {
                 own.insert(key, row, 0).map_err(|e| failed(&e))?;
             }
         }

@@ -34,6 +34,8 @@ operations! {
     ObserveNetns = "observe_netns",
     EnsurePrograms = "ensure_programs",
     EnsureLink = "ensure_link",
+    ObservePluginLink = "observe_plugin_link",
+    RemoveFromPluginLink = "remove_from_plugin_link",
     EnsureConfig = "ensure_config",
     EnsureAttached = "ensure_attached",
     EnsureConnected = "ensure_connected",

@@ -3,12 +3,12 @@
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use wharf_core::{
-    endpoint::{EndpointRecord, NetnsRef},
+    endpoint::{EndpointRecord, HooksFound, LinkOwner, NetnsRef},
     finding::EndpointProblem,
-    ids::{EndpointId, IfIndex},
+    ids::{EndpointId, IfIndex, IfName},
     kernel::{
         Attached, ConfigSpec, CounterRow, EndpointKernel, KernelErrorKind, Link, LinkRef, LinkRelease, LinkSpec,
-        MIN_MTU, ProgramSpec, Programs, Result,
+        MIN_MTU, PluginLink, ProgramSpec, Programs, Result,
     },
     selfcheck::{Case, CaseResult},
 };
@@ -20,6 +20,11 @@ use super::{
     state::{Hook, HostSide, Inside, Pinned, host_net},
 };
 use crate::{error::fail, netlink::link};
+
+/// True where the link of that name is the one that is meant. The names of other plugins' links say nothing.
+fn is_of(seen: &HostSide, link: &LinkRef) -> bool {
+    link.host_ifindex.map_or(link.owner.is_wharf(), |wanted| wanted == seen.ifindex)
+}
 
 impl EndpointKernel for FakeKernel {
     async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
@@ -115,9 +120,52 @@ impl EndpointKernel for FakeKernel {
                     arp: false,
                     container_mtu: spec.mtu,
                     attached: None,
+                    attached_by: None,
+                    plugin: false,
                 },
             );
             Ok(Link { host_ifindex, container_ifindex })
+        })
+        .await
+    }
+
+    async fn observe_plugin_link(&self, netns: &NetnsRef, ifname: &IfName) -> Result<PluginLink> {
+        let (netns, ifname) = (netns.clone(), ifname.clone());
+        self.call(Operation::ObservePluginLink, netns.path.display().to_string(), |s| {
+            let subject = || format!("{ifname} in {}", netns.path.display());
+            let missing = || not_found(Operation::ObservePluginLink, subject(), "no such interface");
+            let inside = s.netns(&netns).and_then(|ns| ns.interfaces.get(ifname.as_str())).ok_or_else(missing)?;
+            let host = inside.host.as_ref().and_then(|host| Some((host, s.links.get(host.as_str())?)));
+            let Some((host_ifname, host)) = host.filter(|(_, l)| l.plugin) else {
+                return Err(fail(
+                    "look at link",
+                    subject(),
+                    KernelErrorKind::Unsupported,
+                    "it is no veth of a plugin's",
+                ));
+            };
+            Ok(PluginLink {
+                link: Link { host_ifindex: host.ifindex, container_ifindex: host.container_ifindex },
+                host_ifname: host_ifname.clone(),
+                host_mac: host.host_mac,
+                container_mac: host.container_mac,
+                mtu: host.container_mtu,
+                hooks: if host.attached.is_some() { HooksFound::Closed } else { HooksFound::None },
+            })
+        })
+        .await
+    }
+
+    async fn remove_from_plugin_link(&self, link: &LinkRef) -> Result<()> {
+        let link = link.clone();
+        self.change(Operation::RemoveFromPluginLink, endpoint(link.id), move |s| {
+            let owner = Some((link.id, link.epoch));
+            let known = s.links.get_mut(link.host_ifname.as_str());
+            if let Some(host) = known.filter(|l| link.host_ifindex == Some(l.ifindex) && l.attached_by == owner) {
+                let is_closed = link.owner == LinkOwner::Plugin { hooks: HooksFound::Closed };
+                host.attached = is_closed.then_some(Hook::Sink);
+            }
+            Ok(())
         })
         .await
     }
@@ -140,15 +188,13 @@ impl EndpointKernel for FakeKernel {
             let Some(pinned) = s.pins.get_mut(&link.id) else {
                 return Err(not_found(Operation::EnsureAttached, endpoint(link.id), "its programs are not pinned"));
             };
-            let Some(host) = s
-                .links
-                .get_mut(link.host_ifname.as_str())
-                .filter(|l| link.host_ifindex.is_none_or(|want| want == l.ifindex))
-            else {
+            let Some(host) = s.links.get_mut(link.host_ifname.as_str()).filter(|l| is_of(l, &link)) else {
                 return Err(not_found(Operation::EnsureAttached, link.host_ifname.to_string(), "the link is gone"));
             };
             let before = host.attached.replace(Hook::Programs(pinned.program_ids[0]));
-            pinned.links = true;
+            host.attached_by = Some((link.id, link.epoch));
+            // On another plugin's link there are filters, which have no pins.
+            pinned.links = link.owner.is_wharf();
             if let Some(slot) = s.calls.get_mut(&link.id) {
                 *slot = pinned.program_ids[2];
             }
@@ -172,6 +218,9 @@ impl EndpointKernel for FakeKernel {
             else {
                 return gone("the container's side of the link is gone");
             };
+            if !record.link_owner.is_wharf() {
+                return Ok(());
+            }
             inside.up = true;
             inside.addresses.extend(record.addresses());
             if let Some(host) = s.links.get_mut(record.host_ifname.as_str()) {
@@ -246,8 +295,9 @@ impl EndpointKernel for FakeKernel {
         let link = link.clone();
         self.change(Operation::RemoveAttached, endpoint(link.id), move |s| {
             let known = s.links.get_mut(link.host_ifname.as_str());
-            if let Some(host) = known.filter(|l| link.host_ifindex.is_none_or(|want| want == l.ifindex)) {
+            if let Some(host) = known.filter(|l| is_of(l, &link)) {
                 host.attached = Some(Hook::Sink);
+                host.attached_by = Some((link.id, link.epoch));
                 if let Some(pinned) = s.pins.get_mut(&link.id) {
                     pinned.links = false;
                 }
@@ -268,7 +318,9 @@ impl EndpointKernel for FakeKernel {
         let (kernel, link) = (self.clone(), link.clone());
         let subject = endpoint(link.id);
         self.change(Operation::RemoveLink, subject.clone(), move |s| {
-            s.remove_link_named(link.host_ifname.as_str());
+            if link.owner.is_wharf() {
+                s.remove_link_named(link.host_ifname.as_str());
+            }
             Ok(())
         })
         .await?;
@@ -288,7 +340,7 @@ impl EndpointKernel for FakeKernel {
         self.call(Operation::ObserveMissing, format!("{} links", links.len()), |s| {
             let is_there = |link: &LinkRef| {
                 let seen = s.links.get(link.host_ifname.as_str());
-                seen.is_some_and(|seen| link.host_ifindex.is_none_or(|wanted| wanted == seen.ifindex))
+                seen.is_some_and(|seen| is_of(seen, link))
             };
             Ok(links.iter().filter(|link| !is_there(link)).map(|link| link.id).collect())
         })

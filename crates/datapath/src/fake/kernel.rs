@@ -205,6 +205,7 @@ impl NodeKernel for FakeKernel {
             let links = s
                 .links
                 .iter()
+                .filter(|(_, l)| !l.plugin)
                 .map(|(name, l)| LinkRow { name: name.clone(), ifindex: l.ifindex, alias: l.alias.clone() })
                 .collect();
             let routes = s.routes.iter().map(|(d, via)| RouteRow { destination: *d, ifindex: *via }).collect();

@@ -32,7 +32,7 @@ use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
     flow::{Flow, FlowUsage},
-    ids::{EndpointId, IfIndex},
+    ids::{EndpointId, IfIndex, IfName},
     kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, Tracked},
     mtu::Uplink,
     nat::NatEntry,
@@ -41,7 +41,16 @@ use wharf_core::{
 };
 
 use control::Controls;
-use state::State;
+use state::{Hook, State};
+
+/// What is on the hooks of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attachment {
+    /// An endpoint's programs.
+    Programs,
+    /// The program that drops everything.
+    Sink,
+}
 
 /// The fake. Clones share one kernel, as processes do: a clone that outlives another stands for a restarted agent.
 #[derive(Clone)]
@@ -87,6 +96,33 @@ impl FakeKernel {
     /// Puts an interface that is not ours into the namespace at a path. False when there is no such namespace.
     pub fn add_foreign_interface(&self, netns: &Path, ifname: &str) -> bool {
         self.state().add_foreign_interface(netns, ifname)
+    }
+
+    /// Puts a veth pair that another plugin made into the namespace at a path, up and with these addresses. False when there is no such
+    /// namespace.
+    pub fn add_plugin_link(
+        &self,
+        netns: &Path,
+        ifname: IfName,
+        host_ifname: IfName,
+        addresses: impl IntoIterator<Item = IpAddr>,
+    ) -> bool {
+        self.state().add_plugin_link(netns, ifname, host_ifname, addresses.into_iter().collect())
+    }
+
+    /// What is on the hooks of a link, by its host side's name.
+    #[must_use]
+    pub fn attached(&self, host_ifname: &str) -> Option<Attachment> {
+        self.state().links.get(host_ifname)?.attached.map(|hook| match hook {
+            Hook::Programs(_) => Attachment::Programs,
+            Hook::Sink => Attachment::Sink,
+        })
+    }
+
+    /// Whether there is a link, by its host side's name.
+    #[must_use]
+    pub fn has_link(&self, host_ifname: &str) -> bool {
+        self.state().links.contains_key(host_ifname)
     }
 
     /// Takes a route to an address away behind the agent's back. False when there is none.

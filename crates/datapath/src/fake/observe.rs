@@ -17,11 +17,28 @@ pub(super) fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTab
     EndpointTableRow {
         address,
         endpoint_id: u32::from(record.id.get()),
+        direct: if record.link_owner.is_wharf() { u32::from(record.id.get()) } else { 0 },
         epoch: record.epoch,
         ifindex: record.host_ifindex,
         identity: record.identity.0,
         mac: record.container_mac,
     }
+}
+
+/// What is not as it should be on a link's hooks. Without pins there is nothing that should be attached: that is told as missing pins.
+fn hook_problem(
+    attached: Option<Hook>,
+    expected: Option<u32>,
+    ifname: &str,
+    mode: AttachMode,
+) -> Option<EndpointProblem> {
+    let expected = expected.filter(|expected| attached != Some(Hook::Programs(*expected)))?;
+    let (program, ifname) = ("from_container".to_owned(), ifname.to_owned());
+    let found = match attached {
+        Some(Hook::Programs(id)) => vec![id],
+        Some(Hook::Sink) | None => vec![],
+    };
+    Some(EndpointProblem::Program { program, ifname, mode, expected, found })
 }
 
 /// What is not as the record says.
@@ -31,6 +48,13 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
     let (side, name) = (Side::Node, record.host_ifname.to_string());
     match s.links.get(&name) {
         None => found.push(EndpointProblem::LinkMissing { side, name }),
+        Some(l) if !record.link_owner.is_wharf() => {
+            if !l.up {
+                let what = "expected up, is down".to_owned();
+                found.push(EndpointProblem::PluginLink { side, name: name.clone(), what });
+            }
+            found.extend(hook_problem(l.attached, pinned.map(|p| p.program_ids[0]), &name, AttachMode::Clsact));
+        }
         Some(l) => {
             if !l.up {
                 found.push(EndpointProblem::LinkDown { side, name: name.clone() });
@@ -46,17 +70,7 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
             if l.arp {
                 found.push(EndpointProblem::LinkArp { side: Side::Node, name: name.clone() });
             }
-            // Without pins there is nothing that should be attached: that is told as missing pins.
-            if let Some(expected) = pinned.map(|p| p.program_ids[0])
-                && l.attached != Some(Hook::Programs(expected))
-            {
-                let (program, ifname, mode) = ("from_container".to_owned(), name.clone(), AttachMode::Tcx);
-                let is = match l.attached {
-                    Some(Hook::Programs(id)) => vec![id],
-                    Some(Hook::Sink) | None => vec![],
-                };
-                found.push(EndpointProblem::Program { program, ifname, mode, expected, found: is });
-            }
+            found.extend(hook_problem(l.attached, pinned.map(|p| p.program_ids[0]), &name, AttachMode::Tcx));
             let mark = link::mark(record.id, record.epoch, &record.attachment);
             if l.alias.as_ref() != Some(&mark) && !link::is_unowned(l.alias.as_deref(), record.id, record.epoch) {
                 found.push(EndpointProblem::LinkAlias { name, expected: mark, found: l.alias.clone() });
@@ -73,6 +87,17 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
             found.push(EndpointProblem::Netns { path, cause });
         }
         (None, None) => found.push(EndpointProblem::LinkMissing { side, name }),
+        (Some(inside), _) if !record.link_owner.is_wharf() => {
+            let mut amiss = |what: String| {
+                found.push(EndpointProblem::PluginLink { side, name: name.clone(), what });
+            };
+            if !inside.up {
+                amiss("expected up, is down".to_owned());
+            }
+            for address in record.addresses().filter(|a| !inside.addresses.contains(a)) {
+                amiss(format!("address {address}: expected, is not there"));
+            }
+        }
         (Some(inside), _) => {
             if let Some(l) = s.links.get(record.host_ifname.as_str()) {
                 if l.container_mac != record.container_mac {
@@ -107,7 +132,7 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
     for address in record.addresses() {
         let (to, expected) = (host_net(address), record.host_ifindex);
         let via = s.routes.get(&to);
-        if via != Some(&Some(expected)) {
+        if record.link_owner.is_wharf() && via != Some(&Some(expected)) {
             let seen = via.map(|via| RouteSeen::Ours(via.map(|ifindex| format!("index {ifindex}"))));
             let expected = record.host_ifname.to_string();
             found.push(EndpointProblem::NodeRoute { to, expected, found: seen });

@@ -81,17 +81,21 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
     if packet.get(6..12) != Some(&pinned.spec.container_mac.0[..]) {
         return (Verdict::Drop, "invalid-source-mac");
     }
-    let asks = case.kind == Kind::Neighbour;
+    let asks = matches!(case.kind, Kind::Neighbour | Kind::FalseNeighbour);
     // In ARP the sender's address is two bytes further on than in IP.
     let source_at = if asks && case.family == Family::Ipv4 { source_at + 2 } else { source_at };
     if own.is_none() || address(packet, source_at, case.family) != own {
         return (Verdict::Drop, if asks { "neighbour-spoof" } else { "invalid-source-ip" });
+    }
+    if config.chained {
+        return (Verdict::Pass, "forwarded-stack");
     }
     if asks {
         return (Verdict::Redirect, "neighbour-answered");
     }
     match destination.and_then(|d| s.rows.get(&d)) {
         None => (Verdict::Pass, "forwarded-stack"),
+        Some(row) if row.direct == 0 => (Verdict::Pass, "forwarded-stack"),
         Some(row) if s.calls.keys().any(|id| u32::from(id.get()) == row.endpoint_id) => {
             (Verdict::Redirect, "forwarded-local")
         }

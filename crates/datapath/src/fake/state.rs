@@ -73,6 +73,10 @@ pub(super) struct HostSide {
     pub(super) container_mtu: u32,
     /// What stands on its hooks.
     pub(super) attached: Option<Hook>,
+    /// Whose that is.
+    pub(super) attached_by: Option<(EndpointId, Epoch)>,
+    /// Another plugin made the pair.
+    pub(super) plugin: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,6 +199,39 @@ impl State {
         true
     }
 
+    /// False when there is no such namespace.
+    pub(super) fn add_plugin_link(
+        &mut self,
+        netns: &Path,
+        ifname: IfName,
+        host_ifname: IfName,
+        addresses: BTreeSet<IpAddr>,
+    ) -> bool {
+        let (host_ifindex, container_ifindex) = (IfIndex(self.fresh()), IfIndex(self.fresh()));
+        let [.., a, b] = host_ifindex.0.to_be_bytes();
+        let Some(ns) = self.namespaces.get_mut(netns) else { return false };
+        let inside = Inside { ifindex: container_ifindex, host: Some(host_ifname.clone()), up: true, addresses };
+        ns.interfaces.insert(ifname.to_string(), inside);
+        let link = HostSide {
+            ifindex: host_ifindex,
+            container_ifindex,
+            container_ifname: ifname,
+            inode: ns.identity.inode,
+            container_mac: MacAddr([2, 0xcc, 0, 1, a, b]),
+            host_mac: MacAddr([2, 0xcc, 0, 2, a, b]),
+            mtu: 1500,
+            alias: None,
+            up: true,
+            arp: true,
+            container_mtu: 1500,
+            attached: None,
+            attached_by: None,
+            plugin: true,
+        };
+        self.links.insert(host_ifname.to_string(), link);
+        true
+    }
+
     /// The namespace that a reference means, if its path still leads to it.
     pub(super) fn netns_mut(&mut self, wanted: &NetnsRef) -> Option<&mut Namespace> {
         self.namespaces.get_mut(&wanted.path).filter(|ns| ns.identity.same(wanted))
@@ -256,7 +293,8 @@ impl State {
     }
 
     pub(super) fn is_clean(&self) -> bool {
-        self.links.is_empty()
+        // The program that drops everything stays on another plugin's link.
+        self.links.values().all(|l| l.plugin && !matches!(l.attached, Some(Hook::Programs(_))))
             && self.pins.is_empty()
             && self.rows.is_empty()
             && self.calls.is_empty()

@@ -58,6 +58,10 @@ pub(crate) trait World: Send + Sync + 'static {
     fn delete_link(&self, host_ifname: &str);
     /// Gives a host side another alias behind the agent's back.
     fn set_alias(&self, host_ifname: &str, alias: &str);
+    /// Puts a veth pair into a namespace as another plugin does: both sides up, with the addresses of the record in the container.
+    fn add_plugin_link(&self, record: &EndpointRecord);
+    /// Whether an interface of the node exists.
+    fn has_link(&self, host_ifname: &str) -> bool;
     /// Takes something of the node's own part away behind the agent's back.
     fn break_node(&self);
     /// Adds a conntrack row of the node's. False where the kernel tracks nothing.
@@ -95,6 +99,13 @@ impl World for FakeWorld {
     }
     fn set_alias(&self, host_ifname: &str, alias: &str) {
         assert!(self.0.set_alias_behind_the_back(host_ifname, Some(alias)));
+    }
+    fn add_plugin_link(&self, record: &EndpointRecord) {
+        let (path, ifname) = (&record.netns.path, record.attachment.ifname.clone());
+        assert!(self.0.add_plugin_link(path, ifname, record.host_ifname.clone(), record.addresses()));
+    }
+    fn has_link(&self, host_ifname: &str) -> bool {
+        self.0.has_link(host_ifname)
     }
     fn break_node(&self) {
         self.0.break_node(wharf_core::finding::NodeProblem::LinkDown { name: "wharf0".to_owned() });
@@ -187,6 +198,22 @@ impl World for LinuxWorld {
     }
     fn set_alias(&self, host_ifname: &str, alias: &str) {
         run("ip", &["link", "set", "dev", host_ifname, "alias", alias]);
+    }
+    fn add_plugin_link(&self, record: &EndpointRecord) {
+        let (path, ifname) = (record.netns.path.display().to_string(), record.attachment.ifname.to_string());
+        let host = record.host_ifname.as_str();
+        run("ip", &["link", "add", host, "type", "veth", "peer", "name", &ifname, "netns", &path]);
+        run("ip", &["link", "set", host, "up"]);
+        let addresses: Vec<_> = record.addresses().map(|a| a.to_string()).collect();
+        LinuxWorld::inside(&record.netns.path, move || {
+            for address in &addresses {
+                run("ip", &["addr", "add", address, "dev", &ifname, "nodad"]);
+            }
+            run("ip", &["link", "set", &ifname, "up"]);
+        });
+    }
+    fn has_link(&self, host_ifname: &str) -> bool {
+        nix::net::if_::if_nametoindex(host_ifname).is_ok()
     }
     fn break_node(&self) {
         run("ip", &["link", "set", "dev", "wharf0", "down"]);
@@ -339,6 +366,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         awaits_labels: false,
         ipam: None,
         routes: None,
+        link_owner: Default::default(),
     }
 }
 
@@ -376,6 +404,7 @@ pub(crate) fn config_spec(r: &EndpointRecord) -> ConfigSpec {
         live: true,
         trace: false,
         local_by_stack: false,
+        chained: !r.link_owner.is_wharf(),
         bandwidth: r.bandwidth,
     }
 }
