@@ -73,7 +73,7 @@ pub fn run() -> ExitCode {
 fn answer(ask: &Ask, run: Option<Run>) -> ExitCode {
     let conf = &ask.conf;
     let origin = Origin { network: conf.name.clone(), socket: Some(conf.socket.clone()) };
-    let run = run.map(|run| run.on(&conf.name));
+    let run = run.map(|run| run.on(&conf.name)).map(|run| if ask.ipam.is_some() { run.with_ipam() } else { run });
     let done = commands::run(ask, &Limits::default(), run.as_ref());
     let failed = |fault| fail(&Failure::new(conf.version.as_str(), fault).of(origin.clone()), run.clone(), conf.log);
     let done = match done {

@@ -24,6 +24,8 @@ pub(crate) struct Run {
     command: Command,
     /// What the command finds out while it runs.
     chained: Cell<bool>,
+    /// The agent's answer does not end the command: the shim has the last word, and reports it.
+    is_judge: bool,
     began: Instant,
 }
 
@@ -49,6 +51,7 @@ impl Run {
                 chained: false,
             },
             chained: Cell::new(false),
+            is_judge: verb == Verb::Check,
             began: Instant::now(),
         })
     }
@@ -68,9 +71,14 @@ impl Run {
         Command { chained: self.chained.get(), ..self.command.clone() }
     }
 
-    /// The header of a request that is made now. CHECK has none: its verdict is the shim's.
+    /// The same run, whose IPAM plugin is asked after the agent, unless it is an ADD.
+    pub(crate) fn with_ipam(self) -> Self {
+        Self { is_judge: self.command.verb != Verb::Add, ..self }
+    }
+
+    /// The header of a request that is made now; none where the shim has the last word.
     pub(crate) fn header(&self) -> Option<String> {
-        (self.command.verb != Verb::Check).then(|| self.command().to_header(self.began.elapsed()))
+        (!self.is_judge).then(|| self.command().to_header(self.began.elapsed()))
     }
 
     /// Leaves a report of how the run ended, unless the agent has counted it. A report that cannot be written changes nothing for
@@ -82,7 +90,7 @@ impl Run {
             End::Failure(fault) => fault.counted,
         };
         // A configuration that was not read, or whose socket is none, names no agent that could be told.
-        let Some(socket) = origin.socket.as_deref().filter(|_| !counted || self.command.verb == Verb::Check) else {
+        let Some(socket) = origin.socket.as_deref().filter(|_| !counted || self.is_judge) else {
             return Ok(());
         };
         let reports = Reports::of_socket(socket);

@@ -13,6 +13,7 @@ use std::{
 use serde_json::{Value, json};
 use support::{Outcome, Run, endpoint, error};
 use tempfile::TempDir;
+use wharf_handover::report::Outcome as End;
 
 const GET: &str = "GET /v1/endpoint/cni-attachment-id:c1:eth0";
 const DELETE: &str = "DELETE /v1/endpoint/cni-attachment-id:c1:eth0?network=net";
@@ -290,6 +291,29 @@ fn del_tells_a_lease_that_stays() {
     let (run_, plugin) = run("DEL", "1.0.0");
     fs::remove_file(plugin.file("stand-in")).unwrap();
     assert_eq!(run_.answer(200, &done).go().code(), 7, "the endpoint is gone, the lease is not");
+}
+
+#[test]
+fn del_and_gc_are_counted_once_whoever_fails() {
+    let done = json!({"deleted": [7], "errors": []});
+    let step = json!({"step": "remove-link", "endpoint": "7", "message": "device busy"});
+    let unfinished = json!({"deleted": [], "errors": [step]});
+    for (command, status, body, fails, outcome) in [
+        ("DEL", 200, &done, false, End::Success),
+        ("DEL", 200, &done, true, End::Failure),
+        ("DEL", 206, &unfinished, false, End::Failure),
+        ("GC", 200, &done, false, End::Success),
+        ("GC", 200, &done, true, End::Failure),
+    ] {
+        let (run, plugin) = run(command, "1.1.0");
+        if fails {
+            plugin.fails(command, 100, "the disk is full");
+        }
+        let told = run.reporting().answer(status, body).go();
+        assert_eq!(told.requests[0].command, None, "{command}: the agent counts it as well");
+        let [report] = &told.reports()[..] else { panic!("{command} {status}: {told:?}") };
+        assert_eq!(report.outcome, outcome, "{command} {status}");
+    }
 }
 
 #[test]

@@ -57,9 +57,8 @@ fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
     };
     let makers = "the job of the plugin that made it";
     match body {
-        EndpointCreate { pool: Some(_), .. } | EndpointCreate { ipam: Some(_), .. } => {
-            refused("leasing its addresses", makers)
-        }
+        EndpointCreate { pool: Some(_), .. } => refused("the pool of its addresses", makers),
+        EndpointCreate { ipam: Some(_), .. } => refused("leasing its addresses (`ipam`)", makers),
         EndpointCreate { mtu: Some(_), .. } => refused("its MTU", makers),
         EndpointCreate { mac: Some(_), .. } => refused("its MAC address", makers),
         EndpointCreate { routes: Some(_), .. } => refused("what it reaches", makers),
@@ -148,6 +147,11 @@ mod tests {
             (with(&["::ffff:10.1.0.2"], &[]), "no address"),
             (with(&["10.1.0.2"], &["::"]), ":: is no address"),
             (with(&["10.1.0.2"], &["10.1.0.1", "10.1.0.3"]), "one gateway of each family"),
+            (serde_json::json!({"chained": true}), "the plugin that made the interface leased no address"),
+            (serde_json::json!({"chained": true, "ips": ["fe80::1"]}), "fe80::1 is no address"),
+            (serde_json::json!({"chained": true, "ips": ["10.1.0.2"], "gateways": ["10.1.0.1"]}), "belong to ipam"),
+            (serde_json::json!({"chained": true, "ips": ["10.1.0.2"], "ipam": "x"}), "(`ipam`) is the job"),
+            (serde_json::json!({"chained": true, "ips": ["10.1.0.2"], "routes": []}), "what it reaches is the job"),
         ] {
             let refused = read(&keys).expect_err(&keys.to_string());
             assert!(refused.contains(words), "{keys}: {refused}");

@@ -8,6 +8,7 @@ use wharf_core::{
     endpoint::{HooksFound, IpOwner, LinkOwner},
     ids::IfName,
     kernel::{KernelErrorKind as Kind, LinkRef},
+    overlap::{NodeNetwork, Way},
     plan::DeleteOptions,
     state::Level,
     store::{Change, Intent},
@@ -194,9 +195,13 @@ fn what_is_amiss_with_the_link_is_told_and_not_changed() {
 fn addresses_that_are_somebody_elses_are_refused() {
     Machine::new().life(async |agent| {
         let spec = chained(&agent, "c1");
-        for (ip, why) in
-            [("10.88.0.7", "pool"), ("127.0.0.1", "no address"), ("fe80::1", "no address"), ("::", "no address")]
-        {
+        // The route of the other plugin's to the container is no reason; the node's own address is.
+        let network = |net: &str, way| NodeNetwork { net: net.parse().expect("a network"), way, ifname: None };
+        agent.kernel.set_networks(vec![
+            network("10.1.0.0/24", Way::OnLink { by_kernel: true, point_to_point: false }),
+            network("10.1.0.1/32", Way::Address),
+        ]);
+        for (ip, why) in [("10.88.0.7", "pool"), ("10.1.0.1", "the node's address")] {
             let wanted = CreateSpec { ips: vec![ip.parse().expect("address")], ..spec.clone() };
             let error = agent.try_create(wanted).await.expect_err(ip);
             assert_eq!(error.code, ErrorCode::InvalidRequest, "{ip}: {}", error.message);
