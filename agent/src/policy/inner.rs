@@ -22,7 +22,7 @@ use super::{
     members::{Members, Surroundings},
     names,
     proxied::Owed,
-    redirects::Listeners,
+    redirects::{Listeners, Outgoing},
     rows,
 };
 use crate::{
@@ -61,7 +61,9 @@ pub(super) struct Inner {
     pub(super) listeners: Listeners,
     /// What the proxy was last told.
     pub(super) told: Wanted,
-    /// Since when that is nothing.
+    /// What of that the rows no longer lead to.
+    pub(super) outgoing: Outgoing,
+    /// Since when the proxy was told nothing.
     pub(super) left_proxy: Option<Instant>,
     /// What the proxy owes before what is wanted is in force.
     pub(super) owed: Owed,
@@ -91,6 +93,7 @@ impl Inner {
             engine: None,
             listeners: Listeners::new(),
             told: Wanted::new(),
+            outgoing: Outgoing::new(),
             left_proxy: None,
             owed: Owed::Nothing,
             writes: 0,
@@ -136,6 +139,11 @@ impl Inner {
 
     pub(super) fn tables(&self) -> Option<&Tables> {
         self.engine.as_ref().map(Engine::tables)
+    }
+
+    /// When the first member leaves a listener to which rows no longer lead; `None` too while it is not known where they lead.
+    pub(super) fn next_to_go(&self) -> Option<Instant> {
+        self.outgoing.values().min().copied().filter(|_| self.engine.is_some())
     }
 }
 

@@ -18,8 +18,8 @@
 //! its rows are read again before the next change, which leads from them to what is wanted.
 //!
 //! **The proxy.** Rows lead to listeners of the proxy where rules have requests. Before the rows change, the proxy is told all listeners and members
-//! of both states; when it has acknowledged, or answers nobody, the rows follow; then it is told those of the new state alone. A change of
-//! policy of which the proxy refuses a listener is refused as a whole. A revision is realized when the proxy has acknowledged, and no connection
+//! of both states; when it has acknowledged, or answers nobody, the rows follow; then it is told those of the new state alone, half a second later where
+//! a listener loses a member: handshakes that began before go on there ([`redirects`]). A change of policy of which the proxy refuses a listener is refused as a whole. A revision is realized when the proxy has acknowledged, and no connection
 //! is judged by requests of before any more. A connection that is handed to a proxy that does not have its listener is dropped, or passes if the rule says so.
 //!
 //! Before there is a policy, or an endpoint that is isolated without one, nothing is computed and no row written. Programs of endpoints find their rows when they are

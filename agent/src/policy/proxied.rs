@@ -70,7 +70,7 @@ impl<K: PolicyKernel> Policy<K> {
 
     /// Changes the kernel's rows, and tells the proxy what is left for it to do.
     pub(super) async fn write(&self, inner: &mut Inner, prepared: Prepared) -> Result<(), PolicyError> {
-        let Prepared { engine, rows, after, mut acknowledged } = prepared;
+        let Prepared { engine, rows, after, acknowledged } = prepared;
         if !inner.kept && !rows.is_empty() {
             // On the safe side: a start that finds these rows and no file keeps them.
             self.keep_or_warn(inner, "the next start takes them for lost");
@@ -79,12 +79,20 @@ impl<K: PolicyKernel> Policy<K> {
         let changed = self.kernel.change_policy(rows, self.mode).await;
         or_problem(inner, changed)?;
         wharf_crash::point("policy/realized");
-        let ends = redirects::end(&inner.told, &after, &inner.members);
-        let asked = self.tell_proxy(inner, after);
+        inner.engine = Some(engine);
+        self.tell_after(inner, &after, acknowledged).await;
+        Ok(())
+    }
+
+    /// Tells the proxy what it is to have now that rows lead to `after` alone. `acknowledged`: what it was told before.
+    async fn tell_after(&self, inner: &mut Inner, after: &Wanted, mut acknowledged: Result<(), ProxyError>) {
+        let Inner { told, members, outgoing, .. } = inner;
+        let wanted = redirects::with_outgoing(after, told, members, outgoing, Instant::now());
+        let ends = redirects::end(told, &wanted, members);
+        let asked = self.tell_proxy(inner, wanted);
         if ends {
             acknowledged = acknowledged.and(self.await_proxy(asked).await);
         }
-        inner.engine = Some(engine);
         inner.owed = match (acknowledged, inner.owed) {
             (Ok(()), Owed::Answer { .. }) if ends => Owed::Answer { ends },
             (Ok(()), _) if ends => Owed::Ends(Instant::now() + PROXY_DRAINS),
@@ -93,7 +101,15 @@ impl<K: PolicyKernel> Policy<K> {
             (Err(_), owed) => Owed::Answer { ends: ends || owed.ends() },
         };
         self.look_at_owed(inner);
-        Ok(())
+    }
+
+    /// Has the proxy let go of the members whose time is over. Where it is not known what the kernel has, they wait until it is.
+    async fn let_go(&self, inner: &mut Inner) {
+        let is_due = inner.next_to_go().is_some_and(|until| until <= Instant::now());
+        let after = inner.tables().filter(|_| is_due).map(|tables| redirects::wanted(tables, &inner.members));
+        if let Some(after) = after {
+            self.tell_after(inner, &after, Ok(())).await;
+        }
     }
 
     /// Looks what the proxy still owes; a revision is realized when that is nothing.
@@ -106,29 +122,35 @@ impl<K: PolicyKernel> Policy<K> {
             }
             inner.owed = if ends { Owed::Ends(Instant::now() + PROXY_DRAINS) } else { Owed::Nothing };
         }
-        if let Owed::Ends(until) = inner.owed {
-            if Instant::now() < until {
-                let seconds = PROXY_DRAINS.as_secs() + 1;
-                inner.problem =
-                    Some(format!("the proxy ends connections of before the change; that takes {seconds} s"));
-                return;
-            }
-            inner.owed = Owed::Nothing;
+        inner.owed = match inner.owed {
+            Owed::Ends(until) if until <= Instant::now() => Owed::Nothing,
+            owed => owed,
+        };
+        if inner.owed != Owed::Nothing || !inner.outgoing.is_empty() {
+            let seconds = PROXY_DRAINS.as_secs() + 1;
+            inner.problem = Some(format!("the proxy ends connections of before the change; that takes {seconds} s"));
+            return;
         }
-        (inner.realized, inner.problem) = (inner.wanted.revision, None);
+        // A kernel that refused rows since then has not what is wanted.
+        if inner.engine.is_some() {
+            (inner.realized, inner.problem) = (inner.wanted.revision, None);
+        }
     }
 
     /// The revision that is realized, when connections that are judged by requests of before that revision have ended.
     pub(super) async fn settled(&self, revision: u64) -> u64 {
         loop {
             let mut inner = self.lock().await;
+            self.let_go(&mut inner).await;
             if inner.owed != Owed::Nothing {
                 self.look_at_owed(&mut inner);
             }
-            let until = match inner.owed {
-                Owed::Ends(until) if inner.realized < revision && inner.wanted.revision == revision => until,
-                _ => return inner.realized,
-            };
+            let until = inner.next_to_go().or(match inner.owed {
+                Owed::Ends(until) => Some(until),
+                _ => None,
+            });
+            let waits = inner.realized < revision && inner.wanted.revision == revision;
+            let Some(until) = until.filter(|_| waits) else { return inner.realized };
             drop(inner);
             tokio::time::sleep_until(until).await;
         }
@@ -136,6 +158,7 @@ impl<K: PolicyKernel> Policy<K> {
 
     /// Looks whether the proxy has acknowledged what it had not, and whether it is needed.
     pub(super) async fn look_at_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {
+        self.let_go(inner).await;
         if inner.owed != Owed::Nothing {
             self.look_at_owed(inner);
         }

@@ -1,9 +1,10 @@
 //! The redirects that follow from tables, and the file that keeps the ports of their listeners over restarts:
 //! `<state-dir>/redirects.json`.
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::{
     compile::{Listener, ListenerId, SetId, Tables},
@@ -20,6 +21,12 @@ use crate::{
 const VERSION: u32 = 1;
 /// Bytes of the file: twice what the texts of policies may have.
 const MAX_FILE: u64 = 128 << 20;
+/// How long a listener keeps a member after the rows last led there. A connection whose first packet came before that is the listener's when its handshake is
+/// over (a round trip) and the proxy has accepted it. A socket that closes resets what is in its queue, and nothing tells when that is empty for good.
+const HANDSHAKES: Duration = Duration::from_millis(500);
+
+/// Members to which rows of a listener's port no longer lead, each with the time from which on the listener need not have it.
+pub(super) type Outgoing = BTreeMap<(u16, (EndpointId, Epoch)), Instant>;
 
 /// Listeners by port.
 pub type Listeners = BTreeMap<u16, Arc<Listener>>;
@@ -55,25 +62,64 @@ pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
     wanted
 }
 
-/// What either has: while rows change from those of the one to those of the other, both lead somewhere.
+/// What either has: while rows change from those of the one to those of the other, both lead somewhere. Of a port that both have for different listeners, the
+/// other's: no row of the one leads there any more, or a change would not have taken the port.
 pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
     let mut both = one.clone();
     for (port, redirect) in other {
-        let own = both.entry(*port).or_insert_with(|| redirect.clone());
-        own.listener = Arc::clone(&redirect.listener);
-        own.members.extend(redirect.members.iter().map(|(member, addresses)| (*member, addresses.clone())));
+        match both.get_mut(port) {
+            Some(own) if own.listener == redirect.listener => own.members.extend(redirect.members.clone()),
+            _ => drop(both.insert(*port, redirect.clone())),
+        }
     }
     both
 }
 
-/// Whether connections of an endpoint that stays end with the change: their listener goes, or no longer has the endpoint. The agent's own
-/// proxy, which judges each query for itself, keeps none.
+/// What the proxy is to have when rows lead to `after` alone and it has `told`: members that go stay [`HANDSHAKES`] long.
+pub(super) fn with_outgoing(
+    after: &Wanted,
+    told: &Wanted,
+    members: &Members,
+    outgoing: &mut Outgoing,
+    now: Instant,
+) -> Wanted {
+    let mut wanted = after.clone();
+    let mut stay = Outgoing::new();
+    for (port, member) in losses(told, after, members) {
+        let until = outgoing.get(&(port, member)).copied().unwrap_or(now + HANDSHAKES);
+        let Some(redirect) = told.get(&port).filter(|_| until > now) else { continue };
+        let listener = || Redirect { listener: Arc::clone(&redirect.listener), members: BTreeMap::new() };
+        let staying = wanted.entry(port).or_insert_with(listener);
+        // The port may be another listener's by now, which would judge the member by the rules of others.
+        if let Some(addresses) = redirect.members.get(&member).filter(|_| staying.listener == redirect.listener) {
+            staying.members.insert(member, addresses.clone());
+            stay.insert((port, member), until);
+        }
+    }
+    *outgoing = stay;
+    wanted
+}
+
+/// Whether connections of an endpoint that stays end with the change: their listener goes, or no longer has the endpoint.
 pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
-    let stays = |(id, epoch): &(EndpointId, Epoch)| members.get(*id).is_some_and(|place| place.epoch == *epoch);
-    before.iter().filter(|(_, redirect)| redirect.listener.requests.names.is_empty()).any(|(port, redirect)| {
-        let has = |member| after.get(port).is_some_and(|after| after.members.contains_key(member));
-        redirect.members.keys().any(|member| stays(member) && !has(member))
-    })
+    losses(before, after, members).next().is_some()
+}
+
+/// Endpoints that stay, and that a listener no longer has after the change. The agent's own proxy, which judges each query for itself, has no connections
+/// that would end.
+fn losses<'a>(
+    before: &'a Wanted,
+    after: &'a Wanted,
+    members: &'a Members,
+) -> impl Iterator<Item = (u16, (EndpointId, Epoch))> + 'a {
+    let stays = |(id, epoch): (EndpointId, Epoch)| members.get(id).is_some_and(|place| place.epoch == epoch);
+    before.iter().filter(|(_, redirect)| redirect.listener.requests.names.is_empty()).flat_map(
+        move |(port, redirect)| {
+            let has = |member| after.get(port).is_some_and(|after| after.members.contains_key(member));
+            let lost = redirect.members.keys().filter(move |member| stays(**member) && !has(member));
+            lost.map(|member| (*port, *member))
+        },
+    )
 }
 
 /// Their listeners.

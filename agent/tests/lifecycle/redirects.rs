@@ -86,6 +86,65 @@ fn old_and_new_listeners_are_there_while_rows_change() {
 }
 
 #[test]
+fn a_listener_keeps_its_members_for_the_handshakes_that_began_before_rows_changed() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let own = vec![agent.create("c1").await.id.get()];
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        let text = only("/b");
+        let import = agent.life.policy.import("a.yaml", &text);
+        tokio::pin!(import);
+        let has_rows = || ports(&rows(&machine)) == [15_001].into();
+        tokio::select! {
+            _ = &mut import => panic!("realized before the old listener went"),
+            () = eventually("the rows change", has_rows) => {}
+        }
+        let changed = Instant::now();
+        // What comes meanwhile neither takes them away nor lets them stay longer.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let second = agent.create("c2").await.id.get();
+        assert_eq!(last(&agent), [(15_000, own.clone()), (15_001, vec![own[0], second])]);
+        let gone = || last(&agent) == [(15_001, vec![own[0], second])];
+        tokio::select! {
+            _ = &mut import => panic!("realized before its connections ended"),
+            () = eventually("the old listener goes", gone) => {}
+        }
+        let stayed = changed.elapsed();
+        assert!((400..700).contains(&stayed.as_millis()), "{stayed:?}");
+        assert_eq!(import.await.expect("imported").realized, 2);
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_again_judges_nobody_by_the_rules_of_others() {
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let first = agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
+        // Port 15000 is free for rows, and its listener still has the endpoint.
+        let text = only("/b");
+        let import = agent.life.policy.import("a.yaml", &text);
+        tokio::pin!(import);
+        tokio::select! {
+            _ = &mut import => panic!("realized before the old listener went"),
+            () = eventually("the rows change", || ports(&rows(&machine)) == [15_001].into()) => {}
+        }
+        let job = agent.container("job");
+        let job = CreateSpec { labels: ["k8s:app=job".parse().expect("label")].into(), ..job };
+        let job = agent.handle(agent.try_create(job).await.expect("created").id);
+        let text = only("/c").replace("name: web", "name: job");
+        let text = text.replace("endpointSelector: {}", "endpointSelector: {matchLabels: {app: job}}");
+        agent.life.policy.import("b.yaml", &text).await.expect("imported");
+        let told = agent.proxy.told();
+        let of_job: Vec<_> = told.iter().filter_map(|wanted| wanted.get(&15_000)).collect();
+        let listener = of_job.last().expect("the port is taken again").listener.clone();
+        let members = of_job.iter().filter(|redirect| redirect.listener == listener).flat_map(|r| r.members.keys());
+        let members: BTreeSet<_> = members.map(|(id, _)| *id).collect();
+        assert_eq!(members, [job.id].into(), "{} is not judged by it", first.id);
+    });
+}
+
+#[test]
 fn a_proxy_that_does_not_answer_holds_rows_up_for_half_a_second_and_a_missing_one_not_at_all() {
     for is_gone in [false, true] {
         let machine = Machine::new();

@@ -108,7 +108,8 @@ impl Asker {
         }
         let mut client = WebClient::connect(&self.from, self.to)?;
         // Envoy keeps its connection to the server for seconds, unless the server closes it.
-        let status = client.ask("GET", path, "db", if self.keeps { "" } else { ONCE })?;
+        let status = client.ask("GET", path, "db", if self.keeps { "" } else { ONCE });
+        let status = status.with_context(|| format!("from {:?}", client.local()))?;
         *kept = self.keeps.then_some(client);
         Ok(status)
     }
