@@ -78,8 +78,7 @@ fn judge(
 /// a hop limit of 255), the node's interface sends none, and what a privileged process of the node forges is its own.
 #[inline(always)]
 fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
-    let chained = profile.chained();
-    parse::gather(ctx, if chained { MESSAGE_BYTES } else { HEADERS_BYTES })?;
+    parse::gather(ctx, if profile.chained() { MESSAGE_BYTES } else { HEADERS_BYTES })?;
     match EtherType::of(ctx, parse::ethernet(ctx)?)? {
         EtherType::Ipv4 => {
             let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
@@ -87,7 +86,7 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
             if !profile.owns4(destination) {
                 return Err(refusal(parse::is_group4(destination)));
             }
-            if chained {
+            if profile.chained() {
                 return Ok(());
             }
             packet.address(profile.container_mac(), profile.host_mac());
@@ -98,14 +97,14 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
             // Before the addresses: solicitations are multicast. Before policy: who may be spoken to must be found.
-            if chained && packet.is_icmp() && is_discovery(ctx)? {
+            if profile.chained() && packet.is_icmp() && is_discovery(ctx)? {
                 return Err(to_neighbour(ctx, own));
             }
             let destination = packet.destination();
             if !profile.owns6(destination) {
                 return Err(refusal(destination.is_multicast()));
             }
-            if chained {
+            if profile.chained() {
                 return Ok(());
             }
             packet.address(profile.container_mac(), profile.host_mac());
@@ -113,7 +112,7 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
                 packet.decrement_hop_limit();
             }
         }
-        EtherType::Arp if chained => return Err(to_neighbour(ctx, own)),
+        EtherType::Arp if profile.chained() => return Err(to_neighbour(ctx, own)),
         // The node knows the container's MAC without asking; nobody asks the container.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),
     }

@@ -104,11 +104,11 @@ impl Profile {
         flags & FLAG_LOCAL_BY_STACK != 0
     }
 
-    /// Another plugin made the link.
+    /// Another plugin made the link. Read anew each time: kept, it would be spilled, and the stack is full (see [`Self::owns6`]).
     #[inline(always)]
     pub fn chained(self) -> bool {
         // SAFETY: as in `epoch`.
-        let flags = unsafe { (*self.0).config.flags };
+        let flags = unsafe { ptr::read_volatile(&raw const (*self.0).config.flags) };
         flags & FLAG_CHAINED != 0
     }
 

@@ -18,5 +18,6 @@ mod neighbours;
 mod policy;
 mod shortcut;
 mod size;
+mod stack;
 mod test_packets;
 mod to_container;
