@@ -98,7 +98,9 @@ pub(crate) fn records(message: StreamAccessLogsMessage) -> Vec<Record> {
 fn http(entry: HttpAccessLogEntry) -> Option<Record> {
     let common = entry.common_properties?;
     let (request, response) = (entry.request.unwrap_or_default(), entry.response.unwrap_or_default());
-    let verdict = if response.response_code_details.starts_with("rbac_access_denied") {
+    // The second one is of an Envoy that an earlier agent told its listeners.
+    let denied = ["direct_response", "rbac_access_denied"];
+    let verdict = if denied.iter().any(|details| response.response_code_details.starts_with(details)) {
         Verdict::Denied
     } else if common.upstream_remote_address.is_some() && response.response_code_details.starts_with("via_upstream") {
         Verdict::Forwarded

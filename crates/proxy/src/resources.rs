@@ -9,15 +9,15 @@
 //! | `tls-MEMBER` | the member's TLS handshakes for names that are allowed | passes bytes on, unopened |
 //! | `denied-MEMBER` | the member's other TLS handshakes | closes and logs them |
 //!
-//! Nothing else matches, and Envoy closes what matches no chain. Routes are inline: there is one, the same for all, and with
-//! it in another resource (RDS) an acknowledged listener could still lack it.
+//! Nothing else matches, and Envoy closes what matches no chain. Routes, which are the rules about requests, are inline: in another resource (RDS)
+//! an acknowledged listener could still lack them.
 
 mod access_log;
 mod cluster;
 mod forwarded_proto;
 mod http;
 mod listener;
-mod rbac;
+mod routes;
 mod runtime;
 
 pub(crate) use self::{

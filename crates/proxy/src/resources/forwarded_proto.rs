@@ -1,17 +1,16 @@
 //! `x-forwarded-proto` as the client sent it, or not at all.
 //!
 //! Envoy's connection manager adds the header to every request that lacks it, and has no setting against that. The rules would see it, and so would
-//! servers. So the client's own value is set aside before the manager looks (an early mutation) and put back before the rules do.
+//! servers. So the client's own value is set aside before the manager looks (an early mutation), rules look for it there, and it is put back where the
+//! request leaves for its server.
 
 use envoy_types::pb::envoy::{
     config::{
         common::mutation_rules::v3::{HeaderMutation, header_mutation::Action},
         core::v3::{HeaderValue, HeaderValueOption, TypedExtensionConfig, header_value_option::HeaderAppendAction},
+        route::v3::RouteConfiguration,
     },
-    extensions::{
-        filters::http::header_mutation::v3::{HeaderMutation as MutationFilter, Mutations},
-        http::early_header_mutation::header_mutation::v3::HeaderMutation as EarlyMutation,
-    },
+    extensions::http::early_header_mutation::header_mutation::v3::HeaderMutation as EarlyMutation,
 };
 
 use super::pack;
@@ -22,36 +21,40 @@ const ASIDE: &str = "x-wharf-forwarded-proto";
 
 /// Sets the value aside.
 pub(super) fn set_aside() -> TypedExtensionConfig {
+    let remove = HeaderMutation { action: Some(Action::Remove(ASIDE.into())) };
+    let copy = HeaderMutation { action: Some(Action::Append(copy(HEADER, ASIDE))) };
     TypedExtensionConfig {
         name: "envoy.http.early_header_mutation.header_mutation".into(),
-        typed_config: Some(pack(&EarlyMutation { mutations: vec![remove(ASIDE), copy(HEADER, ASIDE)] })),
+        typed_config: Some(pack(&EarlyMutation { mutations: vec![remove, copy] })),
     }
 }
 
-/// The filter that puts it back.
-pub(super) fn put_back() -> MutationFilter {
-    MutationFilter {
-        mutations: Some(Mutations {
-            request_mutations: vec![remove(HEADER), copy(ASIDE, HEADER), remove(ASIDE)],
-            ..Mutations::default()
-        }),
-        ..MutationFilter::default()
+/// Where a rule finds the header of this name; `None` for one that no request has there.
+pub(super) fn place(name: &str) -> Option<&str> {
+    match name {
+        HEADER => Some(ASIDE),
+        ASIDE => None,
+        other => Some(other),
     }
 }
 
-fn remove(name: &str) -> HeaderMutation {
-    HeaderMutation { action: Some(Action::Remove(name.into())) }
+/// Puts it back. Envoy removes before it adds, and goes from virtual hosts to the whole: the value must be read before its place is cleared.
+pub(super) fn put_back(routes: RouteConfiguration) -> RouteConfiguration {
+    let mut routes = RouteConfiguration { request_headers_to_remove: vec![ASIDE.into()], ..routes };
+    for host in &mut routes.virtual_hosts {
+        host.request_headers_to_remove = vec![HEADER.into()];
+        host.request_headers_to_add = vec![copy(ASIDE, HEADER)];
+    }
+    routes
 }
 
 /// Nothing, if there is nothing to copy.
-fn copy(from: &str, to: &str) -> HeaderMutation {
+fn copy(from: &str, to: &str) -> HeaderValueOption {
     let header = HeaderValue { key: to.into(), value: format!("%REQ({from})%"), ..HeaderValue::default() };
-    HeaderMutation {
-        action: Some(Action::Append(HeaderValueOption {
-            header: Some(header),
-            append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
-            keep_empty_value: false,
-            ..HeaderValueOption::default()
-        })),
+    HeaderValueOption {
+        header: Some(header),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+        keep_empty_value: false,
+        ..HeaderValueOption::default()
     }
 }

@@ -33,7 +33,7 @@ use envoy_types::pb::envoy::{
 use prost::{Message, Name};
 use wharf_policy::requests::ServerName;
 
-use super::{ORIGINAL_DESTINATION, access_log, http, no, number, pack, rbac, seconds, yes};
+use super::{ORIGINAL_DESTINATION, access_log, http, no, number, pack, routes, seconds, yes};
 use wharf_policy::model::Direction;
 
 use crate::listener::{Listener, Member, mark};
@@ -151,7 +151,7 @@ fn ways(wanted: &Listener, name: &str) -> Vec<Way> {
             },
         )
     };
-    let manager = http::connection_manager(name, &rbac::filter(&wanted.requests), access_log::http());
+    let manager = http::connection_manager(name, routes::routes(&wanted.requests), access_log::http());
     let http = network_filter("envoy.filters.network.http_connection_manager", &manager);
     let mut ways = vec![
         Way { what: "http", transport: PLAIN, server_names: Vec::new(), filter: http },
