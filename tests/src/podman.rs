@@ -201,10 +201,10 @@ network_config_dir = "{dir}/networks"
     ///
     /// # Errors
     /// When podman fails.
-    pub fn create_pod(&self, name: &str) -> Result<Container> {
+    pub fn create_pod(&self, name: &str, options: &[&str]) -> Result<Container> {
         let infra = ["--infra-image", IMAGE, "--infra-command", "/bin/sleep infinity"];
         let place = ["--cgroup-parent", self.jail.cgroup(), "--network", NETWORKS[0]];
-        self.ok(&[&["pod", "create", "--name", name][..], &infra, &place].concat())?;
+        self.ok(&[&["pod", "create", "--name", name][..], &infra, &place, options].concat())?;
         self.ok(&["pod", "start", name])?;
         self.inspect(&self.ok(&["pod", "inspect", "--format", "{{.InfraContainerID}}", name])?)
     }
