@@ -32,6 +32,8 @@ const MAX_ABANDONED: usize = 1_024;
 pub enum Mode {
     /// The agent.
     Own,
+    /// The service at `--delegate`.
+    Delegated,
 }
 
 impl Mode {
@@ -40,6 +42,7 @@ impl Mode {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Own => "own",
+            Self::Delegated => "delegated",
         }
     }
 }

@@ -401,6 +401,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         bandwidth: bandwidth(&r.bandwidth),
         policy_enforcement: r.policy_enforcement.map(api_enforcement).unwrap_or_default(),
         named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), named_port(port))).collect(),
+        delegated: None,
         status: view.status.clone(),
     }
 }
