@@ -27,12 +27,24 @@ const NEEDED: [Capability; 12] = [
 /// # Errors
 /// The kernel refuses, which it never does to a process that gives up rights.
 pub fn keep_needed() -> anyhow::Result<()> {
+    keep(&NEEDED)
+}
+
+/// Gives up all that a delegated agent has no use for: it gives its socket to a group, and no more.
+///
+/// # Errors
+/// As [`keep_needed`].
+pub fn keep_delegated() -> anyhow::Result<()> {
+    keep(&[CAP_CHOWN])
+}
+
+fn keep(needed: &[Capability]) -> anyhow::Result<()> {
     // Without it the kernel gives a process of root's every capability back at exec.
     nix::sys::prctl::set_no_new_privs().context("give up capabilities: set no_new_privs")?;
     // The permitted set comes last: the effective set must be a subset of it.
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
         let kept = caps::read(None, set).map(|mut has| {
-            has.retain(|capability| NEEDED.contains(capability));
+            has.retain(|capability| needed.contains(capability));
             has
         });
         kept.and_then(|kept| caps::set(None, set, &kept)).with_context(|| format!("give up {set:?} capabilities"))?;

@@ -193,7 +193,7 @@ struct Files {
 fn files(directories: &Directories) -> anyhow::Result<Files> {
     let mut files = Files::default();
     // Only an agent creates these (mode 0700, 0750); their content is not checked.
-    let whole = [queue::DIRECTORY, report::DIRECTORY, envoy::DIRECTORY];
+    let whole = [queue::DIRECTORY, queue::UNFINISHED, report::DIRECTORY, envoy::DIRECTORY];
     let in_run = |name: &str| {
         [config::SOCKET, wharf_api::ADMIN_SOCKET].contains(&name)
             || whole.contains(&name)

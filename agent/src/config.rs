@@ -3,6 +3,7 @@
 //! A flag wins over its `WHARF_*` variable, which wins over the file, which wins over the default. Unknown keys of the
 //! file are errors: a misspelt setting that is silently ignored is worse than an agent that does not start.
 
+mod delegate;
 mod error;
 mod file;
 mod flags;
@@ -103,6 +104,8 @@ pub struct AgentConfig {
     pub timeline_keep: std::time::Duration,
     /// Pace of the health endpoint's probes; zero turns it off.
     pub health_interval: std::time::Duration,
+    /// Socket of the service that makes the network in the agent's place.
+    pub delegate: Option<PathBuf>,
     /// Debug programs.
     pub debug_programs: bool,
     /// Where those settings come from that are not defaults, by flag name.
@@ -119,6 +122,7 @@ impl AgentConfig {
         let (given, file) = (given(matches), flags.config.clone());
         let mut config = Self::load(flags).map_err(|error| with_origin(error, &given, file.as_deref()))?;
         config.origins.extend(given);
+        delegate::alone(&config).map_err(|error| with_origin(error, &config.origins, file.as_deref()))?;
         Ok(config)
     }
 
@@ -379,6 +383,7 @@ fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<Age
         health_interval: std::time::Duration::from_millis(health_interval_ms),
         selfcheck_interval: std::time::Duration::from_millis(selfcheck_interval_ms),
         timeline_keep: std::time::Duration::from_secs(flags.timeline_keep_s.or(file.timeline_keep_s).unwrap_or(86_400)),
+        delegate: flags.delegate.or(file.delegate).map(delegate::socket).transpose()?,
         debug_programs: flags.debug_programs.or(file.debug_programs).unwrap_or(false),
         origins: BTreeMap::new(),
     })
@@ -467,12 +472,16 @@ pub fn effective(config: &AgentConfig) -> std::collections::BTreeMap<String, Str
         ("audit-interval-ms".to_owned(), config.audit_interval.as_millis().to_string()),
         ("selfcheck-interval-ms".to_owned(), config.selfcheck_interval.as_millis().to_string()),
         ("timeline-keep-s".to_owned(), config.timeline_keep.as_secs().to_string()),
+        ("delegate".to_owned(), config.delegate.as_ref().map(|path| path.display().to_string()).unwrap_or_default()),
         ("health-interval-ms".to_owned(), config.health_interval.as_millis().to_string()),
         ("debug-programs".to_owned(), config.debug_programs.to_string()),
     ]);
     for pool in config.pools.iter().skip(1) {
         let cidrs: Vec<String> = pool.cidrs.iter().map(ToString::to_string).collect();
         map.insert(format!("pool.{}", pool.name), cidrs.join(","));
+    }
+    if config.delegate.is_some() {
+        map.retain(|name, _| delegate::is_allowed(name));
     }
     map
 }

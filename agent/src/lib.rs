@@ -35,6 +35,7 @@ pub mod clock;
 pub mod commands;
 pub mod config;
 pub mod controller;
+pub mod delegate;
 pub mod endpoint;
 pub mod explain;
 pub mod findings;
@@ -88,7 +89,7 @@ use wharf_proxy::Proxy;
 use crate::{
     addresses::{pools, resting},
     admin::Admin,
-    commands::{Ended, reports},
+    commands::{Commands, Ended, reports},
     config::AgentConfig,
     endpoint::{deletions, mtu, prepared, refusals, resume},
     monitor::Judged,
@@ -178,7 +179,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     // To the end of all operations, which wait for it.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
-    export(&node, queue)?;
+    export(&node.life.config, &node.commands, tasks, commands::Mode::Own, queue)?;
     tasks.operations.spawn(telemetry::tell_suppressed(log.clone(), tasks.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
     let beat = {
@@ -322,10 +323,15 @@ fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
 
 /// Sends CNI commands to the collector that is set.
 #[cfg(feature = "otlp")]
-fn export(node: &LinuxNode, queue: mpsc::Receiver<Arc<Ended>>) -> anyhow::Result<()> {
-    let (config, metrics, tasks) = (&node.life.config, Arc::clone(node.commands.metrics()), &node.life.tasks);
+fn export(
+    config: &AgentConfig,
+    commands: &Commands,
+    tasks: &Tasks,
+    mode: commands::Mode,
+    queue: mpsc::Receiver<Arc<Ended>>,
+) -> anyhow::Result<()> {
     if let Some(endpoint) = &config.otlp_endpoint {
-        let exporter = commands::otlp::Exporter::new(endpoint, &config.node_name, commands::Mode::Own, metrics);
+        let exporter = commands::otlp::Exporter::new(endpoint, &config.node_name, mode, Arc::clone(commands.metrics()));
         let exporter = exporter.with_context(|| format!("export CNI commands to {endpoint}"))?;
         tasks.operations.spawn(exporter.run(queue, tasks.stop.clone()));
     }
@@ -335,7 +341,13 @@ fn export(node: &LinuxNode, queue: mpsc::Receiver<Arc<Ended>>) -> anyhow::Result
 /// Without the feature the settings name no collector.
 #[cfg(not(feature = "otlp"))]
 #[allow(clippy::unnecessary_wraps, reason = "as with the feature")]
-fn export(_node: &LinuxNode, _queue: mpsc::Receiver<Arc<Ended>>) -> anyhow::Result<()> {
+fn export(
+    _config: &AgentConfig,
+    _commands: &Commands,
+    _tasks: &Tasks,
+    _mode: commands::Mode,
+    _queue: mpsc::Receiver<Arc<Ended>>,
+) -> anyhow::Result<()> {
     Ok(())
 }
 

@@ -288,6 +288,13 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
     registry.register_with_unit("deletion_queue_oldest_age", "Age of the oldest deletion record", Unit::Seconds, age);
     counter(registry, "deletion_queue_unusable", "Deletion records set aside as unusable", queue.unusable);
 
+    if let Some(delegate) = &status.delegate {
+        let reachable = u64::from(delegate.reachable == Some(true));
+        gauge(registry, "delegate_reachable", "1 while the service of delegated mode is reached", reachable);
+        gauge(registry, "delegate_calls", "Calls that wait for that service", delegate.in_flight);
+        gauge(registry, "delegate_unfinished", "ADDs that the service is owed a DEL for", delegate.unfinished);
+    }
+
     gauge(registry, "stuck_steps", "Steps that have outlasted their deadline", status.stuck.len() as u64);
     gauge(registry, "quarantined_records", "Endpoint records out of service", status.quarantined.len() as u64);
     if let Some(findings) = status.audit_findings {

@@ -15,7 +15,7 @@ use crate::{
     addresses::pools,
     agent, capabilities, cleanup,
     config::{self, AgentConfig},
-    health, memory, pages,
+    delegate, health, memory, pages,
     refused::{BAD_SETTINGS, refuse},
     store, telemetry,
 };
@@ -86,22 +86,30 @@ fn show(config: &AgentConfig) -> anyhow::Result<()> {
 
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     // Each thread has capabilities of its own: before the first one is made, and the allocator's is made anew.
-    capabilities::keep_needed()?;
+    match config.delegate {
+        Some(_) => capabilities::keep_delegated()?,
+        None => capabilities::keep_needed()?,
+    }
     memory::renew_thread().context("make the allocator's thread anew")?;
     let huge_pages = memory::refuse_huge_pages();
     let log = telemetry::init(&config.log_level, config.log_format)?;
     if let Err(error) = huge_pages {
         tracing::warn!("refuse huge pages: {error}; the agent may keep more memory than docs/sizing.md says");
     }
-    wharf_datapath::check_capabilities()?;
-    pools::check(&config)?;
+    if config.delegate.is_none() {
+        wharf_datapath::check_capabilities()?;
+        pools::check(&config)?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // requests are short; kernel calls run on blocking threads
         .max_blocking_threads(64)
         .enable_all()
         .build()
         .context("start the runtime")?;
-    let result = runtime.block_on(agent(config, ipam, log));
+    let result = match config.delegate.clone() {
+        Some(service) => runtime.block_on(delegate::agent(config, &service, log)),
+        None => runtime.block_on(agent(config, ipam, log)),
+    };
     // A kernel call that never returns must not keep a stopped agent alive.
     runtime.shutdown_timeout(Duration::from_secs(5));
     result

@@ -66,9 +66,11 @@ impl PrevResult {
             Some(_) => {}
         }
         // The host side's name holds the epoch, so this tells a later attachment from the one that was added.
-        // Another plugin's says nothing of the kind, and that plugin need not tell it.
-        let own = endpoint.mode == EndpointMode::Own;
-        if own && !self.interfaces.iter().any(|i| i.name == endpoint.host_ifname && i.sandbox.is_empty()) {
+        // Another plugin's says nothing of the kind, and that plugin need not tell it; a network that the agent did not make may have
+        // none.
+        let (host, own) =
+            (&endpoint.host_ifname, endpoint.mode == EndpointMode::Own && !endpoint.host_ifname.is_empty());
+        if own && !self.interfaces.iter().any(|i| i.name == *host && i.sandbox.is_empty()) {
             differences.push(format!("prevResult does not have the endpoint's host side {}", endpoint.host_ifname));
         }
         let held: Vec<IpAddr> =
@@ -89,7 +91,7 @@ impl PrevResult {
 
 /// The fault of a CHECK whose runtime holds no result of an ADD, for an endpoint that is there.
 pub(crate) fn without_result(subject: &str, network: &str, endpoint: &Endpoint) -> Fault {
-    let id = endpoint.id;
+    let id = name_of(endpoint);
     if endpoint.network != network {
         let there = &endpoint.network;
         let msg = format!("{subject}: no such attachment; endpoint {id} has this interface on network {there}");
@@ -159,9 +161,17 @@ fn finding(finding: &Finding) -> String {
     format!("{} {}: {}", finding.object, finding.subject, finding.problem)
 }
 
+/// By its number, or by its attachment where the agent gave it none.
+fn name_of(endpoint: &Endpoint) -> String {
+    match endpoint.id {
+        0 => format!("cni-attachment-id:{}:{}", endpoint.container_id, endpoint.ifname),
+        id => id.to_string(),
+    }
+}
+
 fn fault(subject: &str, code: Code, endpoint: &Endpoint, found: &[String]) -> Fault {
     Fault::new(code, format!("{subject}: {}", first_of(found)))
-        .with_details(format!("all of it: wharf endpoint health {}", endpoint.id))
+        .with_details(format!("all of it: wharf endpoint health {}", name_of(endpoint)))
 }
 
 #[cfg(test)]
@@ -205,6 +215,7 @@ mod tests {
             policy_enforcement: wharf_api::PolicyEnforcement::Default,
             named_ports: Default::default(),
             mode: wharf_api::EndpointMode::Own,
+            delegated: None,
             status: EndpointStatus::default(),
         }
     }
@@ -250,6 +261,21 @@ mod tests {
     #[test]
     fn what_was_added_and_is_well_passes() {
         assert_eq!(check(&prev(), &healthy()), Ok(()));
+    }
+
+    #[test]
+    fn a_network_that_the_agent_did_not_make_may_have_no_host_side() {
+        let mut prev = prev();
+        prev["interfaces"].as_array_mut().unwrap().remove(0);
+        prev["ips"][0]["interface"] = json!(0);
+        prev["ips"][1]["interface"] = json!(0);
+        let document = json!({ "prevResult": prev });
+        let read = PrevResult::parse(&Object::root(document.as_object().unwrap())).unwrap().unwrap();
+        let made = Endpoint { id: 0, host_ifname: String::new(), ..endpoint() };
+        assert_eq!(verdict("CHECK", "net", &target(), &read, &made, &healthy()), Ok(()));
+        assert_eq!(read.differences("eth0", &endpoint()).len(), 1, "one that has a host side misses it");
+        let fault = verdict("CHECK", "other", &target(), &read, &made, &healthy()).unwrap_err();
+        assert_eq!(fault.details, "all of it: wharf endpoint health cni-attachment-id:c1:eth0");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use wharf_api::{
-    DeleteQuery, DeleteResult, EndpointCreate, EndpointMode, ErrorCode, GcAttachment, GcRequest,
+    ApiError, DeleteQuery, DeleteResult, EndpointCreate, EndpointMode, ErrorCode, GcAttachment, GcRequest,
     client::{Client, ClientError},
 };
 
@@ -20,7 +20,7 @@ use crate::{
     ipam::Ipam,
     leased::Leased,
     log::Level,
-    netconf::NetConf,
+    netconf::{Dns, NetConf},
     report::Run,
     request::{Ask, Command, Target},
     result,
@@ -244,6 +244,9 @@ impl Agent<'_> {
         if let Addresses::Chain(chain) = addresses {
             return Ok(chain.result(self.conf.version));
         }
+        if let Some(delegated) = &endpoint.delegated {
+            dns = dns.or(Dns::from(&delegated.dns));
+        }
         result::added(self.conf.version, &dns, netns, &endpoint)
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
@@ -295,7 +298,12 @@ impl Agent<'_> {
         wharf_crash::point("shim/del/after-answer");
         match answer {
             Ok(done) => {
-                self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
+                if done.deferred {
+                    // The agent has counted it as such.
+                    self.conf.log.say(Level::Info, format_args!("{subject}: the agent recorded it, to be done later"));
+                } else {
+                    self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
+                }
                 finished(subject, &done).map(|()| Done::default())
             }
             // Never added, or deleted before: both are what DEL is for.
@@ -319,7 +327,8 @@ impl Agent<'_> {
     async fn check(&self, target: &Target, netns: &str, prev: Option<&PrevResult>) -> Result<(), Fault> {
         let subject = self.subject("CHECK", target);
         let failed = |e: ClientError| match &e {
-            e if e.is_not_found() => {
+            // The service of delegated mode has words of its own.
+            ClientError::Api { error: ApiError { cni_code: None, .. }, .. } if e.is_not_found() => {
                 Fault::new(Code::UnknownContainer, format!("{subject}: the agent knows no such attachment"))
             }
             e => Fault::of_client(&subject, e),

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf};
 
 use serde::Serialize;
-use wharf_api::{ErrorCode, client::ClientError};
+use wharf_api::{ApiError, ErrorCode, client::ClientError};
 
 use crate::{netconf::Version, retry::NOT_NOW};
 
@@ -32,11 +32,19 @@ pub(crate) enum Code {
     NotAsItShouldBe,
     /// CHECK: `prevResult` tells of another attachment than the one that is there.
     OtherAttachment,
-    /// An IPAM plugin's own.
+    /// An IPAM plugin's own, or that of the service of delegated mode.
     Delegate(u32),
 }
 
 impl Code {
+    /// The code that the service of delegated mode gives.
+    pub(crate) const fn of_service(code: u32) -> Self {
+        match code {
+            11 => Self::TryAgain,
+            code => Self::Delegate(code),
+        }
+    }
+
     /// As CNI has it.
     pub(crate) const fn number(self) -> u32 {
         match self {
@@ -152,7 +160,10 @@ fn code_of(error: &ClientError) -> Code {
         ClientError::Connect { cause, .. } if cause.kind() == std::io::ErrorKind::PermissionDenied => Code::Io,
         ClientError::Connect { .. } | ClientError::Closed { .. } | ClientError::Timeout { .. } => Code::TryAgain,
         ClientError::Protocol { .. } => Code::Io,
+        ClientError::Api { error: ApiError { cni_code: Some(code), .. }, .. } => Code::of_service(code.get()),
         ClientError::Api { error, .. } => match error.code {
+            // The service of delegated mode gives its code, or its answer cannot be used.
+            ErrorCode::Delegate => Code::Io,
             // NotFound is a pool here: what DEL and CHECK do with an unknown endpoint is decided before.
             ErrorCode::InvalidRequest | ErrorCode::NotFound | ErrorCode::Unsupported => Code::Config,
             ErrorCode::InvalidNetns | ErrorCode::Exists => Code::Environment,
@@ -224,9 +235,7 @@ impl Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
-    use wharf_api::ApiError;
+    use std::{io, num::NonZeroU32};
 
     use super::*;
 
@@ -236,6 +245,7 @@ mod tests {
             message: "because".into(),
             hint: Some("do this".into()),
             retry_after_ms: None,
+            cni_code: None,
             op: Some("c-000012".into()),
         };
         ClientError::Api { operation: "PUT /".into(), status: 500, error }
@@ -252,6 +262,26 @@ mod tests {
         ] {
             assert_eq!(Fault::of_client("ADD", &api(code)).code, want, "{code:?}");
         }
+    }
+
+    #[test]
+    fn the_code_of_the_service_of_delegated_mode_goes_before_the_agents() {
+        let of = |code, cni_code: Option<u32>| {
+            let ClientError::Api { operation, status, error } = api(code) else { panic!("an answer") };
+            let error = ClientError::Api {
+                operation,
+                status,
+                error: ApiError { cni_code: cni_code.and_then(NonZeroU32::new), ..error },
+            };
+            Fault::of_client("ADD", &error).code
+        };
+        assert_eq!(of(ErrorCode::Delegate, Some(123)), Code::Delegate(123));
+        assert_eq!(
+            of(ErrorCode::Busy, Some(11)),
+            Code::TryAgain,
+            "the same as the agent's own, for an IPAM plugin's sake"
+        );
+        assert_eq!(of(ErrorCode::Delegate, None), Code::Io, "an answer that cannot be used");
     }
 
     #[test]

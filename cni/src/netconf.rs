@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use wharf_api::DEFAULT_SOCKET;
+use wharf_api::{DEFAULT_SOCKET, EndpointDns};
 
 use crate::{
     fault::{Code, Fault, Origin},
@@ -70,6 +70,18 @@ impl Dns {
             domain: if self.domain.is_empty() { other.domain } else { self.domain },
             search: list(self.search, other.search),
             options: list(self.options, other.options),
+        }
+    }
+}
+
+impl From<&EndpointDns> for Dns {
+    fn from(dns: &EndpointDns) -> Self {
+        let EndpointDns { nameservers, domain, search, options } = dns;
+        Self {
+            nameservers: nameservers.iter().map(ToString::to_string).collect(),
+            domain: domain.clone(),
+            search: search.clone(),
+            options: options.clone(),
         }
     }
 }

@@ -7,14 +7,11 @@ use wharf_api::Endpoint;
 
 use crate::netconf::{Dns, Version};
 
-/// Index of the container's side among the interfaces.
-const CONTAINER_SIDE: usize = 1;
-
 #[derive(Serialize)]
 struct AddResult<'a> {
     #[serde(rename = "cniVersion")]
     cni_version: &'static str,
-    interfaces: [Interface<'a>; 2],
+    interfaces: Vec<Interface<'a>>,
     ips: Vec<Ip>,
     routes: Vec<Route>,
     dns: &'a Dns,
@@ -55,15 +52,27 @@ pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoin
     let mtu = (version >= Version::V1_1_0).then_some(endpoint.mtu);
     let mut ips = Vec::new();
     let mut routes = Vec::new();
+    let delegated = endpoint.delegated.as_deref();
+    let prefix4 = delegated.and_then(|d| d.prefix4).unwrap_or(32);
+    let prefix6 = delegated.and_then(|d| d.prefix6).unwrap_or(128);
     let families = [
-        (endpoint.ipv4.map(IpAddr::from), endpoint.gateway4.map(IpAddr::from), 32, "4", "0.0.0.0/0"),
-        (endpoint.ipv6.map(IpAddr::from), endpoint.gateway6.map(IpAddr::from), 128, "6", "::/0"),
+        (endpoint.ipv4.map(IpAddr::from), endpoint.gateway4.map(IpAddr::from), prefix4, "4", "0.0.0.0/0"),
+        (endpoint.ipv6.map(IpAddr::from), endpoint.gateway6.map(IpAddr::from), prefix6, "6", "::/0"),
     ];
+    // A network that the agent did not make may have no other end on the node.
+    let host = (!endpoint.host_ifname.is_empty()).then(|| Interface {
+        name: &endpoint.host_ifname,
+        mac: &endpoint.host_mac,
+        mtu,
+        sandbox: "",
+    });
+    let container_side = usize::from(host.is_some());
+    let container = Interface { name: &endpoint.ifname, mac: &endpoint.container_mac, mtu, sandbox: netns };
     for (ip, gateway, prefix, family, everything) in families {
         let Some(ip) = ip else { continue };
         ips.push(Ip {
             version: (version <= Version::V0_4_0).then_some(family),
-            interface: CONTAINER_SIDE,
+            interface: container_side,
             address: format!("{ip}/{prefix}"),
             gateway,
         });
@@ -75,10 +84,7 @@ pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoin
     routes.extend(own.map(|route| Route { dst: route.dst.to_string(), gw: route.gw }));
     serde_json::to_string(&AddResult {
         cni_version: version.as_str(),
-        interfaces: [
-            Interface { name: &endpoint.host_ifname, mac: &endpoint.host_mac, mtu, sandbox: "" },
-            Interface { name: &endpoint.ifname, mac: &endpoint.container_mac, mtu, sandbox: netns },
-        ],
+        interfaces: host.into_iter().chain([container]).collect(),
         ips,
         routes,
         dns,
@@ -89,4 +95,42 @@ pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoin
 pub(crate) fn versions(cni_version: &str) -> String {
     let supported = Version::ALL.map(Version::as_str);
     serde_json::json!({ "cniVersion": cni_version, "supportedVersions": supported }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use wharf_api::DelegatedEndpoint;
+
+    use super::*;
+
+    /// An endpoint of the service of delegated mode.
+    fn endpoint(host: &str) -> Endpoint {
+        let mut endpoint = json!({
+            "id": 0, "epoch": 0, "state": "ready", "container_id": "c1", "ifname": "eth0", "network": "net", "identity": 0, "labels": [],
+            "ipv4": "10.1.0.7", "ipv6": null, "ifindex": 0, "host_ifname": host, "container_mac": "", "host_mac": "", "gateway4": "10.1.0.1",
+            "gateway6": null, "mtu": 1400, "pool": "", "routes": [{"dst": "10.0.0.0/8", "gw": "10.1.0.1"}], "netns": "/n",
+            "created_unix_ms": 0, "status": {"phase": "", "since_unix_ms": 0, "waits_for": "", "ends_when": "", "desired_revision": 0,
+            "realized_revision": 0, "regenerations": 0, "failures": 0},
+        });
+        endpoint["delegated"] =
+            serde_json::to_value(DelegatedEndpoint { prefix4: Some(24), ..DelegatedEndpoint::default() }).unwrap();
+        serde_json::from_value(endpoint).unwrap()
+    }
+
+    #[test]
+    fn an_attachment_of_the_service_has_its_own_prefix_and_perhaps_no_host_side() {
+        let result = |host| -> Value {
+            serde_json::from_str(&added(Version::V1_1_0, &Dns::default(), "/n", &endpoint(host)).unwrap()).unwrap()
+        };
+        let without = result("");
+        assert_eq!(without["interfaces"], json!([{"name": "eth0", "mac": "", "mtu": 1400, "sandbox": "/n"}]));
+        assert_eq!(without["ips"], json!([{"interface": 0, "address": "10.1.0.7/24", "gateway": "10.1.0.1"}]));
+        assert_eq!(without["routes"], json!([{"dst": "10.0.0.0/8", "gw": "10.1.0.1"}]));
+        let with = result("tap7");
+        assert_eq!(
+            (with["interfaces"][0]["name"].clone(), with["ips"][0]["interface"].clone()),
+            (json!("tap7"), json!(1))
+        );
+    }
 }

@@ -127,8 +127,14 @@ mod tests {
     use super::*;
 
     fn error(status: u16, retry_after_ms: Option<u64>) -> ClientError {
-        let error =
-            ApiError { code: ErrorCode::Overloaded, message: "full".into(), hint: None, retry_after_ms, op: None };
+        let error = ApiError {
+            code: ErrorCode::Overloaded,
+            message: "full".into(),
+            hint: None,
+            retry_after_ms,
+            cni_code: None,
+            op: None,
+        };
         ClientError::Api { operation: "PUT /".into(), status, error }
     }
 

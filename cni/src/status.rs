@@ -20,6 +20,10 @@ const DEFAULT_POOL: &str = "default";
 ///
 /// `delegated`: an IPAM plugin leases the addresses, so no pool has to.
 pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &AgentStatus) -> Result<(), Fault> {
+    if let Some(refusal) = status.delegate.as_ref().and_then(|service| service.refusal.as_ref()) {
+        let code = Code::of_service(refusal.code);
+        return Err(Fault::new(code, format!("{subject}: {}", refusal.message)).with_details(&refusal.details));
+    }
     let unwell: Vec<String> = (status.components.iter())
         .filter(|c| c.health >= Health::Degraded)
         .map(|c| format!("{}: {}", c.name, c.message))
@@ -34,7 +38,8 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
     if !status.serving || status.components.iter().any(|c| c.health == Health::Failing) {
         return Err(Fault::new(Code::NotAvailable, format!("{subject}: the agent takes no new endpoints: {reasons}")));
     }
-    if !delegated {
+    // The service of delegated mode has said that it has some.
+    if !delegated && status.delegate.is_none() {
         addresses(subject, conf, &status.ipam)?;
     }
     if !unwell.is_empty() {

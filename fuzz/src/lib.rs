@@ -16,6 +16,7 @@
 //! | [`dns`] | queries of containers, and answers of servers |
 //! | [`names_file`] | the file that keeps names and their addresses |
 //! | [`ipam_answer`] | what an IPAM plugin answers to ADD |
+//! | [`delegate_answer`] | what the service of delegated mode answers |
 //! | [`sandbox`] | network configurations, and records of sandboxes |
 //!
 //! Each module has one `run`, which panics when a property is broken: a parser must not only survive, what it accepts
@@ -23,6 +24,7 @@
 //! `fuzz_targets` hand libFuzzer's inputs to them, the test in `tests/corpus.rs` the checked-in ones.
 
 pub mod access_log;
+pub mod delegate_answer;
 pub mod dns;
 pub mod ipam_answer;
 pub mod map_rows;

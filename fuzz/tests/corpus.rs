@@ -89,3 +89,8 @@ fn ipam_answer() {
 fn sandbox() {
     replay("sandbox", wharf_fuzz::sandbox::run);
 }
+
+#[test]
+fn delegate_answer() {
+    replay("delegate_answer", wharf_fuzz::delegate_answer::run);
+}

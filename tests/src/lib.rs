@@ -27,6 +27,7 @@ pub mod bench;
 pub mod cni;
 pub mod containerd;
 pub mod crash;
+pub mod delegate;
 pub mod dns;
 pub mod echo;
 pub mod envoy;

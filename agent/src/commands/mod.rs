@@ -32,6 +32,8 @@ const MAX_ABANDONED: usize = 1_024;
 pub enum Mode {
     /// The agent.
     Own,
+    /// The service at `--delegate`.
+    Delegated,
 }
 
 impl Mode {
@@ -41,6 +43,7 @@ impl Mode {
         match self {
             Self::Own if command.chained => "chained",
             Self::Own => "own",
+            Self::Delegated => "delegated",
         }
     }
 }

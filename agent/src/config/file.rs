@@ -50,6 +50,7 @@ pub(super) struct File {
     pub(super) health_interval_ms: Option<u64>,
     pub(super) selfcheck_interval_ms: Option<u64>,
     pub(super) timeline_keep_s: Option<u64>,
+    pub(super) delegate: Option<PathBuf>,
     pub(super) debug_programs: Option<bool>,
     #[serde(default)]
     pub(super) pool: Vec<FilePool>,

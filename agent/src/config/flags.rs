@@ -147,6 +147,10 @@ pub struct Flags {
     /// How often the health endpoint is probed, milliseconds, 100 at least; 0 turns it off [default: 10000]
     #[arg(long, env = "WHARF_HEALTH_INTERVAL_MS", value_name = "MS")]
     pub health_interval_ms: Option<u64>,
+    /// The unix socket of a service that makes the network of this node's containers: the agent passes commands on to it, and makes
+    /// nothing itself (docs/delegation.md)
+    #[arg(long, env = "WHARF_DELEGATE", value_name = "SOCKET")]
+    pub delegate: Option<PathBuf>,
     /// Load the programs with debug log records compiled in (slow; for developers)
     #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub debug_programs: Option<bool>,

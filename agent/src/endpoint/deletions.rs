@@ -19,11 +19,12 @@ use wharf_handover::queue::{Deletion, Queue};
 
 use crate::{
     clock,
+    controller::Controllers,
     endpoint::{delete, error::CreateCause, unknown},
     node::{
         aside::Wanted,
         endpoint::Handle,
-        lifecycle::Lifecycle,
+        lifecycle::{Lifecycle, Tasks},
         queue::{Cause, Deletions, QueueFailure},
         registry::Registry,
     },
@@ -201,84 +202,111 @@ enum WatchError {
 
 /// Watches the directory until the agent stops.
 pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
+    let drains = |cause| {
+        let life = Arc::clone(&life);
+        async move { drain(&life, cause).await }
+    };
+    follow(&life.deletions, life.store.boot_id(), &life.tasks, drains).await;
+}
+
+/// Calls `drain` for each change of the directory, and at a slow tick, until the agent stops.
+pub async fn follow<F>(deletions: &Deletions, boot_id: &str, tasks: &Tasks, drain: impl Fn(Cause) -> F + Sync)
+where
+    F: Future<Output = Result<usize, QueueFailure>> + Send,
+{
+    let watched = Watched { deletions, boot_id, controllers: &tasks.controllers, drain };
     let mut canary_sent = false;
     loop {
         let result = tokio::select! {
-            () = life.tasks.stop.cancelled() => return,
-            result = watch_once(&life, &mut canary_sent) => result,
+            () = tasks.stop.cancelled() => return,
+            result = watched.once(&mut canary_sent) => result,
         };
         let Err(why) = result;
-        life.tasks.controllers.record(CONTROLLER, Err(&why));
+        tasks.controllers.record(CONTROLLER, Err(&why));
         tracing::warn!("watch the deletion queue: {why}; it is set up again");
         tokio::select! {
-            () = life.tasks.stop.cancelled() => return,
+            () = tasks.stop.cancelled() => return,
             () = tokio::time::sleep(WATCH_AGAIN) => {}
         }
     }
 }
 
-/// Serves events until the watch fails.
-async fn watch_once<K: Kernel>(life: &Arc<Lifecycle<K>>, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
-    life.deletions.blocking(|queue| queue.ensure_directory()).await?;
-    let path = life.deletions.queue.path();
-    let failed = |e| WatchError::Inotify(path.to_owned(), e);
-    let inotify = Inotify::init().map_err(failed)?;
-    let wanted = WatchMask::MOVED_TO
-        | WatchMask::CLOSE_WRITE
-        | WatchMask::DELETE_SELF
-        | WatchMask::MOVE_SELF
-        | WatchMask::ONLYDIR;
-    inotify.watches().add(path, wanted).map_err(failed)?;
-    let mut events = inotify.into_event_stream([0_u8; 4096]).map_err(failed)?;
-    look(life, Cause::Tick).await;
-    if !*canary_sent {
-        *canary_sent = true;
-        send_canary(&life.deletions, life.store.boot_id()).await;
-    }
-    let mut tick = tokio::time::interval(TICK);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    tick.reset();
-    loop {
-        tokio::select! {
-            event = events.next() => match event {
-                Some(Ok(event)) => {
-                    let mut gone = is_end(&event);
-                    // One drain serves all events that are already pending.
-                    while let Some(Some(more)) = events.next().now_or_never() {
-                        gone |= is_end(&more.map_err(failed)?);
+/// A directory that is watched.
+struct Watched<'a, D> {
+    deletions: &'a Deletions,
+    boot_id: &'a str,
+    controllers: &'a Controllers,
+    drain: D,
+}
+
+impl<D, F> Watched<'_, D>
+where
+    D: Fn(Cause) -> F + Sync,
+    F: Future<Output = Result<usize, QueueFailure>> + Send,
+{
+    /// Serves events until the watch fails.
+    async fn once(&self, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
+        self.deletions.blocking(|queue| queue.ensure_directory()).await?;
+        let path = self.deletions.queue.path();
+        let failed = |e| WatchError::Inotify(path.to_owned(), e);
+        let inotify = Inotify::init().map_err(failed)?;
+        let wanted = WatchMask::MOVED_TO
+            | WatchMask::CLOSE_WRITE
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        inotify.watches().add(path, wanted).map_err(failed)?;
+        let mut events = inotify.into_event_stream([0_u8; 4096]).map_err(failed)?;
+        self.look(Cause::Tick).await;
+        if !*canary_sent {
+            *canary_sent = true;
+            send_canary(self.deletions, self.boot_id).await;
+        }
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        tick.reset();
+        loop {
+            tokio::select! {
+                event = events.next() => match event {
+                    Some(Ok(event)) => {
+                        let mut gone = is_end(&event);
+                        // One drain serves all events that are already pending.
+                        while let Some(Some(more)) = events.next().now_or_never() {
+                            gone |= is_end(&more.map_err(failed)?);
+                        }
+                        if gone {
+                            return Err(WatchError::Moved);
+                        }
+                        self.look(Cause::Event).await;
                     }
-                    if gone {
-                        return Err(WatchError::Moved);
+                    Some(Err(error)) => return Err(failed(error)),
+                    None => return Err(WatchError::Ended),
+                },
+                _ = tick.tick() => {
+                    self.look(Cause::Tick).await;
+                    // The disk may have room by now.
+                    if self.deletions.canary_failed() {
+                        send_canary(self.deletions, self.boot_id).await;
                     }
-                    look(life, Cause::Event).await;
-                }
-                Some(Err(error)) => return Err(failed(error)),
-                None => return Err(WatchError::Ended),
-            },
-            _ = tick.tick() => {
-                look(life, Cause::Tick).await;
-                // The disk may have room by now.
-                if life.deletions.canary_failed() {
-                    send_canary(&life.deletions, life.store.boot_id()).await;
                 }
             }
         }
+    }
+
+    async fn look(&self, cause: Cause) {
+        let run = self.controllers.begin(CONTROLLER);
+        let result = (self.drain)(cause).await;
+        if let Err(why) = &result {
+            tracing::warn!("drain the deletion queue: {why}");
+        }
+        run.end(result.map(drop));
+        self.controllers.plan(CONTROLLER, TICK, TICK);
     }
 }
 
 /// Whether the watched directory was removed or moved.
 fn is_end<S>(event: &inotify::Event<S>) -> bool {
     event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF)
-}
-
-async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>, cause: Cause) {
-    let run = life.tasks.controllers.begin(CONTROLLER);
-    let result = drain(life, cause).await;
-    if let Err(why) = &result {
-        tracing::warn!("drain the deletion queue: {why}");
-    }
-    run.end(result.map(drop));
-    life.tasks.controllers.plan(CONTROLLER, TICK, TICK);
 }
 
 async fn send_canary(deletions: &Deletions, boot_id: &str) {

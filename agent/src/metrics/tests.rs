@@ -25,6 +25,7 @@ fn status() -> AgentStatus {
         "network": {"device_mode": "veth", "routing": "", "masquerading": "on", "connections": {"entries": 7, "limit": 262144},
             "flows": {"rows": 5, "limit": 524_288, "expired": 40, "orphaned": 2, "over_quota": 0, "no_room": 0, "untracked": 1,
                 "collected_unix_ms": 1, "took_us": 2_500}},
+        "delegate": {"socket": "/run/net.sock", "service": "", "reachable": true, "since_unix_ms": 1, "in_flight": 2, "unfinished": 3},
         "resident_bytes": 1 << 24,
     });
     serde_json::from_value(status).expect("a status")
@@ -156,6 +157,16 @@ fn the_proxy_is_up_only_while_it_serves() {
     let mut status = status();
     status.proxy.state = ProxyState::Starting;
     has(&Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0), "wharf_proxy_up 0");
+}
+
+#[test]
+fn the_service_of_delegated_mode_has_metrics_in_that_mode_alone() {
+    let of = |status: &AgentStatus| Metrics::default().encode(Format::Prometheus, status, &[], &BTreeMap::new(), 0);
+    let text = of(&status());
+    for line in ["wharf_delegate_reachable 1", "wharf_delegate_calls 2", "wharf_delegate_unfinished 3"] {
+        assert!(text.lines().any(|l| l == line), "{line} in {text}");
+    }
+    assert!(!of(&AgentStatus { delegate: None, ..status() }).contains("wharf_delegate"));
 }
 
 #[test]

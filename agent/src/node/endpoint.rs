@@ -404,6 +404,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         policy_enforcement: r.policy_enforcement.map(api_enforcement).unwrap_or_default(),
         named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), named_port(port))).collect(),
         mode: if r.link_owner.is_wharf() { EndpointMode::Own } else { EndpointMode::Chained },
+        delegated: None,
         status: view.status.clone(),
     }
 }

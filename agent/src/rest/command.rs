@@ -15,11 +15,15 @@ use wharf_handover::{
     report::Outcome,
 };
 
-use crate::{node::LinuxNode, rest::operation::Told};
+use crate::{commands::Commands, node::LinuxNode, rest::operation::Told};
 
 /// Marks an answer whose outcome is told by the command's line in the log.
 #[derive(Debug, Clone, Copy)]
 pub struct Counted;
+
+/// Marks an answer whose command succeeded by a durable record.
+#[derive(Debug, Clone, Copy)]
+pub struct Deferred;
 
 /// What an answer means for its command.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,8 +34,12 @@ enum End {
     Ended(Outcome, Option<ErrorCode>, String),
 }
 
-/// Counts a request that names its command.
-pub async fn measure(State(node): State<Arc<LinuxNode>>, request: Request, next: Next) -> Response {
+/// Counts a request that names its command; `node` is the agent's, which a delegated one has not.
+pub async fn measure(
+    State((commands, node)): State<(Arc<Commands>, Option<Arc<LinuxNode>>)>,
+    request: Request,
+    next: Next,
+) -> Response {
     let Some(header) = request.headers().get(COMMAND_HEADER) else { return next.run(request).await };
     let (command, age) = match Command::of_header(header.as_bytes()) {
         Ok(named) => named,
@@ -41,12 +49,16 @@ pub async fn measure(State(node): State<Arc<LinuxNode>>, request: Request, next:
             return next.run(request).await;
         }
     };
-    let command = Command { chained: command.chained || is_chained(&node, &command), ..command };
+    let is_chained = command.chained || node.is_some_and(|node| is_chained(&node, &command));
+    let command = Command { chained: is_chained, ..command };
     let verb = command.verb;
-    let running = node.commands.begin(command, age);
+    let running = commands.begin(command, age);
     let mut response = next.run(request).await;
     match end(verb, response.status(), response.extensions().get::<Told>()) {
         End::NotYet => running.pass(),
+        End::Ended(Outcome::Success, ..) if response.extensions().get::<Deferred>().is_some() => {
+            running.end(Outcome::Deferred, None, String::new());
+        }
         End::Ended(outcome, code, message) => {
             let code = code.and_then(|code| Some(serde_json::to_value(code).ok()?.as_str()?.to_owned()));
             running.end(outcome, code, message);

@@ -38,7 +38,7 @@ impl Failure {
     /// With a code and a message.
     #[must_use]
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None, op: None })
+        Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None, cni_code: None, op: None })
     }
 
     /// Adds a hint about what the user can do.
@@ -260,6 +260,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         }
         ErrorCode::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorCode::Unavailable | ErrorCode::DeadlineExceeded => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::Delegate => StatusCode::BAD_GATEWAY,
         ErrorCode::Kernel | ErrorCode::Store | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

@@ -105,7 +105,10 @@ pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
                 "find route: no such path; GET /v1/openapi.json lists them",
             )
         })
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&node), command::measure))
+        .layer(axum::middleware::from_fn_with_state(
+            (Arc::clone(&node.commands), Some(Arc::clone(&node))),
+            command::measure,
+        ))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&node), operation::follow))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(log))

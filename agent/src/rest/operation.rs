@@ -45,13 +45,24 @@ const SETTLE: Duration = Duration::from_secs(1);
 
 /// Runs a request as an operation. Whoever asks after the answer of a delete sees the node without the endpoint.
 pub async fn follow(State(node): State<Arc<LinuxNode>>, request: Request, next: Next) -> Response {
+    let settled = async move { timeout(SETTLE, node.life.registry.settled(|_| true)).await.ok() };
+    run(request, next, settled).await
+}
+
+/// The same of an agent that has no endpoints of its own.
+pub async fn follow_delegated(request: Request, next: Next) -> Response {
+    run(request, next, std::future::ready(())).await
+}
+
+/// Runs a request; a look begins after `settled`.
+async fn run<T>(request: Request, next: Next, settled: impl Future<Output = T>) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let changes = !matches!(method, Method::GET | Method::HEAD | Method::OPTIONS);
     let kind = kind(&method, &path);
     let op = OpId::next(kind);
     let work = async {
         if kind == Kind::Request {
-            timeout(SETTLE, node.life.registry.settled(|_| true)).await.ok(); // the request shows what there is
+            settled.await; // the request shows what there is
         }
         let response = next.run(request).await;
         if let Some(Told { code, message }) = response.extensions().get()

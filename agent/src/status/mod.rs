@@ -153,6 +153,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
         bpf_maps: Vec::new(),
         prepared: PreparedStatus::default(),
         proxy: ProxyStatus::default(),
+        delegate: None,
         resident_bytes: 0,
         from_admin: false,
     }

@@ -30,6 +30,7 @@ fn empty() -> AgentStatus {
         bpf_maps: Vec::new(),
         prepared: PreparedStatus::default(),
         proxy: ProxyStatus::default(),
+        delegate: None,
         resident_bytes: 0,
         from_admin: false,
     }

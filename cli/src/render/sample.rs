@@ -45,6 +45,7 @@ pub(crate) fn endpoint() -> Endpoint {
         ports_off: false,
         masquerade: None,
         bandwidth: wharf_api::Bandwidth::default(),
+        delegated: None,
         policy_enforcement: wharf_api::PolicyEnforcement::Default,
         named_ports: BTreeMap::new(),
         mode: wharf_api::EndpointMode::Own,
@@ -139,6 +140,7 @@ pub(crate) fn status() -> AgentStatus {
         ],
         prepared: PreparedStatus { ready: 4, target: 4 },
         proxy: ProxyStatus::default(),
+        delegate: None,
         resident_bytes: 22_334_000,
         from_admin: false,
     }

@@ -2,7 +2,7 @@
 
 mod problem;
 
-use wharf_api::{AgentStatus, BpfMap, CommandStatus, ControllerStatus, Health, IpFamily};
+use wharf_api::{AgentStatus, BpfMap, CommandStatus, ControllerStatus, DelegateStatus, Health, IpFamily};
 
 use self::problem::problems;
 use super::{
@@ -24,6 +24,8 @@ pub(crate) struct Detail {
 /// Longest name and longest message of the last CNI command that failed, characters; the log has them whole.
 const MAX_SUBJECT: usize = 40;
 const MAX_WHY: usize = 160;
+/// Longest path of a unix socket, bytes.
+const MAX_SOCKET: usize = 107;
 
 /// The note printed when the answer comes from the admin thread.
 pub(crate) const FROM_ADMIN: &str = "the API does not answer; this is from the admin thread";
@@ -44,9 +46,14 @@ pub(crate) fn status(s: &AgentStatus, style: &Style, detail: Detail) -> String {
     agent(&mut screen, s, detail);
     components(&mut screen, s);
     controllers(&mut screen, s, style, detail);
-    ipam(&mut screen, s);
-    endpoints(&mut screen, s, detail);
-    maps(&mut screen, s);
+    match &s.delegate {
+        Some(delegate) => screen.line("Delegate", &service(delegate, s.deletion_queue.records, style.now_unix_ms)),
+        None => {
+            ipam(&mut screen, s);
+            endpoints(&mut screen, s, detail);
+            maps(&mut screen, s);
+        }
+    }
     if let Some(commands) = commands(&s.commands, style.now_unix_ms) {
         screen.line("CNI commands", &commands);
     }
@@ -61,8 +68,10 @@ pub(crate) fn status(s: &AgentStatus, style: &Style, detail: Detail) -> String {
         let collected = format!("{} expired, {} orphaned; last {ago}, in {took} µs", flows.expired, flows.orphaned);
         screen.line("Flows collected", &collected);
     }
-    screen.line("Prepared programs", &format!("{}/{}", s.prepared.ready, s.prepared.target));
-    screen.line("Proxy", &proxy(s));
+    if s.delegate.is_none() {
+        screen.line("Prepared programs", &format!("{}/{}", s.prepared.ready, s.prepared.target));
+        screen.line("Proxy", &proxy(s));
+    }
     screen.line("Memory", &format!("{} resident", text::bytes(s.resident_bytes)));
     let problems = problems(s, style.now_unix_ms);
     if !problems.is_empty() {
@@ -80,6 +89,10 @@ fn agent(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     let (tone, word) = if s.serving { health(s.overall) } else { (Tone::Bad, "not serving") };
     let agent = format!("version {} (ABI {}), pid {}, up {}", s.version, s.abi_version, s.pid, text::span(s.uptime_ms));
     screen.toned("Wharf", tone, word, &agent);
+    if s.delegate.is_some() {
+        screen.toned("Node", Tone::Plain, &s.node_name, "its network is made by a service");
+        return;
+    }
     let router: Vec<String> = s.router.iter().map(ToString::to_string).collect();
     let router =
         if router.is_empty() { "no router address".to_owned() } else { format!("router {}", router.join(", ")) };
@@ -181,6 +194,31 @@ fn endpoints(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
         String::new()
     };
     screen.toned("Endpoints", Tone::Plain, &total.to_string(), &(states.join(", ") + &refused));
+}
+
+/// The service of delegated mode, in a line.
+fn service(s: &DelegateStatus, deletions: u64, now: u64) -> String {
+    let name = if s.service.is_empty() { String::new() } else { format!("{} at ", text::cut(&s.service, MAX_SUBJECT)) };
+    let since = text::age(now, s.since_unix_ms);
+    let socket = text::cut(&s.socket, MAX_SOCKET);
+    let mut line = match s.reachable {
+        None => format!("{socket}, not asked yet"),
+        Some(true) => format!("{name}{socket}, reached for {since}"),
+        // Its component tells why.
+        Some(false) => format!("{name}{socket}, not reached for {since}"),
+    };
+    if let Some(refusal) = &s.refusal {
+        line.push_str(&format!("; it takes no ADD: {} (code {})", text::cut(&refusal.message, MAX_WHY), refusal.code));
+    }
+    match deletions {
+        0 => {}
+        1 => line.push_str("; 1 deletion waits"),
+        n => line.push_str(&format!("; {n} deletions wait")),
+    }
+    if s.unfinished > 0 {
+        line.push_str(&format!("; {} to be undone", text::count(s.unfinished, "ADD")));
+    }
+    line
 }
 
 /// The counts of CNI commands and the last failure; none before the first command.

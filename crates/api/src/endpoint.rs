@@ -15,7 +15,7 @@ use utoipa::{
     openapi::{Object, ObjectBuilder, OneOfBuilder, Ref, Schema, schema::Type},
 };
 
-use crate::{Finding, Health, PolicyEnforcement};
+use crate::{DelegatedEndpoint, Finding, Health, PolicyEnforcement};
 
 /// Body of `PUT /v1/endpoint/{id}`: everything an ADD needs, in one request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -330,6 +330,9 @@ pub struct Endpoint {
     /// Who made its link.
     #[serde(default, skip_serializing_if = "EndpointMode::is_own")]
     pub mode: EndpointMode,
+    /// In delegated mode: what the service says beside the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delegated: Option<Box<DelegatedEndpoint>>,
     /// What it is doing.
     pub status: EndpointStatus,
 }
@@ -494,6 +497,9 @@ pub struct DeleteResult {
     pub leases_released: Vec<IpAddr>,
     /// Steps that failed; the rest was done all the same.
     pub errors: Vec<StepError>,
+    /// In delegated mode: the service does not answer, and a durable record stands for the delete.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deferred: bool,
     /// Of `POST /v1/gc`: endpoints that are not listed and stay, because another runtime added them and their network namespaces
     /// still exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,5 +1,7 @@
 //! Errors.
 
+use std::num::NonZeroU32;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -33,6 +35,9 @@ pub enum ErrorCode {
     Unavailable,
     /// Understood, and not something this agent can do.
     Unsupported,
+    /// In delegated mode: the service that makes the network failed; `cni_code` is the code that it gives, absent for an answer that
+    /// cannot be used.
+    Delegate,
     /// A fault of the agent itself.
     Internal,
 }
@@ -50,6 +55,10 @@ pub struct ApiError {
     /// After how many milliseconds a retry makes sense (429 and 503).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
+    /// CNI error code for the container runtime, where the service of delegated mode gives one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, minimum = 1)]
+    pub cni_code: Option<NonZeroU32>,
     /// The operation this is about, as the agent's log lines name it in their field `op` (for example `c-000012`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]

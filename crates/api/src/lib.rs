@@ -9,6 +9,7 @@ pub mod bpf;
 #[cfg(feature = "client")]
 pub mod client;
 pub mod config;
+pub mod delegate;
 pub mod endpoint;
 pub mod error;
 pub mod explain;
@@ -25,6 +26,7 @@ pub mod status;
 
 pub use bpf::*;
 pub use config::*;
+pub use delegate::*;
 pub use endpoint::*;
 pub use error::*;
 pub use explain::*;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{BpfMap, Health, PoolView, ProxyRequests, ProxyState};
+use crate::{BpfMap, DelegateStatus, Health, PoolView, ProxyRequests, ProxyState};
 
 /// A part of the agent in `wharf status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -376,6 +376,9 @@ pub struct AgentStatus {
     pub prepared: PreparedStatus,
     /// Proxy.
     pub proxy: ProxyStatus,
+    /// The service that makes the network in the agent's place; absent while the agent makes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delegate: Option<DelegateStatus>,
     /// Memory of the agent, bytes resident.
     pub resident_bytes: u64,
     /// The admin thread answered, on a socket of its own, and not the API.

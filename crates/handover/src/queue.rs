@@ -31,6 +31,9 @@ pub use self::{
 
 /// The queue's directory in the agent's run directory.
 pub const DIRECTORY: &str = "deletions";
+/// The directory of records of ADDs that a delegated agent passed on and that have not ended, in its run directory: each is owed a
+/// DEL until it has.
+pub const UNFINISHED: &str = "unfinished-adds";
 /// Most waiting records. A DEL beyond this is refused, so that a runtime that retries for days cannot fill the disk.
 pub const MAX_RECORDS: usize = 4096;
 /// Largest record that is read, bytes; those that are written have less than 1 KiB.
@@ -71,6 +74,12 @@ impl Queue {
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join(DIRECTORY) }
+    }
+
+    /// The records of unfinished ADDs in this run directory; only the agent writes and reads them.
+    #[must_use]
+    pub fn unfinished(run_dir: &Path) -> Self {
+        Self { path: run_dir.join(UNFINISHED) }
     }
 
     /// The queue beside the agent's socket.

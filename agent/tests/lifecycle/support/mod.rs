@@ -107,6 +107,7 @@ impl Machine {
             health_interval: Duration::ZERO,
             selfcheck_interval: Duration::ZERO,
             timeline_keep: Duration::from_secs(86_400),
+            delegate: None,
             debug_programs: false,
             origins: std::collections::BTreeMap::new(),
         };

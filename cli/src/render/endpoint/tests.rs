@@ -232,6 +232,7 @@ fn labels_and_settings() {
 fn deletes() {
     let ip: Option<IpAddr> = "10.88.0.7".parse().ok();
     let d = DeleteResult {
+        deferred: false,
         deleted: vec![7, 8],
         leases_released: ip.into_iter().collect(),
         errors: vec![StepError {

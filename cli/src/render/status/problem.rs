@@ -106,6 +106,7 @@ fn component_next(c: &ComponentStatus) -> &'static str {
         "records" => {
             "recreate their containers one after the other; wharf audit --repair disconnects all of them at once"
         }
+        "delegate" => "is the service that makes this node's network running? docs/delegation.md",
         "flows" => "wharf bpf ct list",
         "policy" => "wharf policy get",
         "proxy" => "wharf proxy status; wharf proxy listeners",

@@ -1,6 +1,9 @@
 use std::collections::BTreeMap;
 
-use wharf_api::{CommandFailure, CommandStatus, ComponentStatus, FlowStatus, Health, PreparedStatus, ProxyStatus};
+use wharf_api::{
+    CommandFailure, CommandStatus, ComponentStatus, DelegateRefusal, DelegateStatus, FlowStatus, Health,
+    PreparedStatus, ProxyStatus,
+};
 
 use super::*;
 use crate::render::sample::{self, HOSTILE, NOW};
@@ -387,4 +390,35 @@ fn cni_commands_are_counted_and_the_last_failure_is_told() {
     (failure.pod_name, failure.message) = (HOSTILE.into(), "x".repeat(1_000));
     let hostile = line(&s).expect("a line");
     assert!(hostile.len() < 700 && !hostile.contains(|c: char| c.is_control()), "{hostile:?}");
+}
+
+#[test]
+fn a_service_that_makes_the_network_has_a_line_in_place_of_what_it_makes() {
+    let mut s = sample::status();
+    s.deletion_queue.records = 2;
+    s.delegate = Some(DelegateStatus {
+        socket: "/run/net.sock".into(),
+        service: "overlay 1".into(),
+        reachable: Some(false),
+        since_unix_ms: NOW - 120_000,
+        last_error: Some("no answer".into()),
+        unfinished: 1,
+        ..DelegateStatus::default()
+    });
+    let flat = |s: &AgentStatus| {
+        let text = status(s, &Style::plain(), Detail::default());
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let text = flat(&s);
+    let line = "Delegate: overlay 1 at /run/net.sock, not reached for 2m; 2 deletions wait; 1 ADD to be undone";
+    assert!(text.contains(line), "{text}");
+    for absent in ["IPAM", "BPF maps", "Prepared", "Kernel"] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    let delegate = s.delegate.as_mut().expect("a service");
+    delegate.reachable = Some(true);
+    delegate.refusal = Some(DelegateRefusal { code: 50, message: HOSTILE.into(), details: String::new() });
+    (delegate.socket, delegate.service) = (HOSTILE.into(), HOSTILE.into());
+    let text = flat(&s);
+    assert!(text.contains("it takes no ADD") && !text.contains(|c: char| c.is_control()), "{text:?}");
 }

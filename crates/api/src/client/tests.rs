@@ -323,6 +323,7 @@ fn status_of_an_agent_that_does_not_serve_is_a_status() {
         bpf_maps: vec![],
         prepared: crate::PreparedStatus::default(),
         proxy: crate::ProxyStatus::default(),
+        delegate: None,
         resident_bytes: 1,
         from_admin: false,
     };

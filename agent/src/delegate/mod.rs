@@ -1,0 +1,298 @@
+//! Delegated mode: a service at a unix socket makes the network of the node's containers, and the agent passes the container runtimes'
+//! commands on to it (docs/delegation.md). The plugin asks this agent as it asks any other.
+//!
+//! The agent makes nothing on the node but its socket and the files of its run directory, and needs no capability but the one to give that
+//! socket to its group.
+//!
+//! | file | content |
+//! |---|---|
+//! | [`service`] | the client: connection, deadlines, what each gRPC status means |
+//! | [`request`], [`answer`] | messages from and to what is parsed |
+//! | [`turns`] | order: one call at a time about an attachment |
+//! | [`records`] | what is owed to the service, across restarts |
+//! | [`work`] | ADD, DEL, CHECK, GC |
+//! | [`reach`], [`status`] | whether the service is reached; what status and metrics tell |
+//! | [`api`] | the routes |
+//! | this one | the composition: starts and stops the tasks |
+//!
+//! At a stop: no new work; requests that run are answered, for 4 s at most; then each call to the service is given up, and what is owed
+//! for it is recorded already, or is before its task ends.
+
+pub mod answer;
+pub mod api;
+pub mod reach;
+pub mod records;
+pub mod request;
+pub mod service;
+pub mod status;
+pub mod turns;
+pub mod work;
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{Semaphore, mpsc},
+};
+use wharf_core::{admission::AdmissionConfig, state::retry_delay_ms};
+use wharf_handover::report::Reports;
+
+use crate::{
+    clock,
+    commands::{Commands, Ended, Mode, reports},
+    config::AgentConfig,
+    delegate::{reach::Reach, records::Records, service::Service, turns::Turns},
+    endpoint::deletions,
+    export,
+    gate::Gate,
+    make_directory,
+    metrics::Metrics,
+    node::{lifecycle::Tasks, queue::Cause},
+    notify,
+    pulse::{Pulse, Pulses},
+    serve,
+    socket::Socket,
+    telemetry::{self, LogFilter},
+    turn::Turn,
+};
+
+/// Name of the controller that looks at the service.
+pub const CONTROLLER: &str = "delegate";
+/// How often the service is asked for its status while it is reached.
+const LOOK: Duration = Duration::from_secs(10);
+/// ADDs in the service at once; further ones wait, within their deadlines.
+const ADDS: u32 = 64;
+/// Other calls in the service at once, without those of the records.
+pub const CALLS: usize = 64;
+/// How long requests that run may take at a stop before their calls are given up, and then again until the tasks have ended.
+const GRACE: Duration = Duration::from_secs(4);
+/// CNI commands that wait for the OTLP collector, as in the other mode.
+const EXPORTS: usize = 1_024;
+
+/// A delegated agent.
+pub struct Delegation {
+    config: AgentConfig,
+    service: Service,
+    reach: Reach,
+    records: Records,
+    turns: Arc<Turns>,
+    gate: Arc<Gate>,
+    places: Semaphore,
+    tasks: Tasks,
+    metrics: Metrics,
+    commands: Arc<Commands>,
+    pulses: Pulses,
+    serving: AtomicBool,
+    started: Instant,
+}
+
+impl Delegation {
+    /// Puts the parts together. Nothing is connected or written yet.
+    #[must_use]
+    pub fn new(
+        config: AgentConfig,
+        socket: &Path,
+        boot_id: String,
+        exporter: Option<mpsc::Sender<Arc<Ended>>>,
+    ) -> Arc<Self> {
+        let admission = AdmissionConfig { parallel: ADDS, parallel_while_deleting: ADDS, ..AdmissionConfig::default() };
+        let metrics = Metrics::default();
+        Arc::new(Self {
+            service: Service::new(socket),
+            reach: Reach::default(),
+            records: Records::new(&config.run_dir, boot_id),
+            turns: Arc::default(),
+            gate: Arc::new(Gate::new(admission)),
+            places: Semaphore::new(CALLS),
+            tasks: Tasks::default(),
+            commands: Arc::new(Commands::new(Mode::Delegated, Arc::clone(&metrics.commands), exporter)),
+            metrics,
+            pulses: Pulses::default(),
+            serving: AtomicBool::new(false),
+            started: Instant::now(),
+            config,
+        })
+    }
+
+    /// Whether new work is taken.
+    fn serves(&self) -> bool {
+        self.serving.load(Ordering::Acquire) && !self.tasks.stop.is_cancelled()
+    }
+}
+
+/// Runs a delegated agent until SIGTERM or SIGINT. `service` is the service's socket.
+///
+/// # Errors
+/// When the agent cannot start. That the service is away is no reason.
+pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let _turn = Turn::take()?;
+    make_directory(&config.run_dir).context("--run-dir")?;
+    has_no_store(&config)?;
+    let metrics_listener = match config.metrics_listen {
+        Some(address) => {
+            Some(tokio::net::TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?)
+        }
+        None => None,
+    };
+    let (sender, queue) = mpsc::channel(EXPORTS);
+    let exporter = config.otlp_endpoint.is_some().then_some(sender);
+    let this = Delegation::new(config, service, clock::boot_id()?, exporter);
+    let tasks = this.tasks.clone();
+    let socket = this.config.socket();
+    let listener = Socket::bind(&socket, this.pulses.api_socket.clone()).await?;
+    export(&this.config, &this.commands, &tasks, Mode::Delegated, queue)?;
+    tasks.operations.spawn(telemetry::tell_suppressed(log, tasks.stop.clone()));
+    let beats = Arc::clone(&this);
+    let api = serve::api(listener, api::router(&this), tasks.stop.clone(), move || beats.pulses.api.beat());
+    let api = tokio::spawn(api);
+    let owned = Arc::clone(&this);
+    tasks.endpoints.spawn(async move {
+        tokio::select! {
+            () = owned.tasks.halt.cancelled() => {}
+            () = owned.pulses.runtime.keep() => {}
+        }
+    });
+    // As the other mode does: what was deleted while no agent ran is gone before its container is added again. A service that is away
+    // keeps nobody from starting, because each ADD asks for its own records.
+    let drained = this.drain(Cause::Start).await.map(drop);
+    if let Err(why) = &drained {
+        tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
+    }
+    tasks.controllers.record(deletions::CONTROLLER, drained);
+    start_controllers(&this);
+    if let Some(listener) = metrics_listener {
+        let router = api::metrics_router(&this);
+        tasks.operations.spawn(serve::metrics(listener, router, tasks.stop.clone()));
+    }
+    this.serving.store(true, Ordering::Release);
+    tracing::info!(
+        socket = %socket.display(),
+        node = this.config.node_name,
+        version = env!("CARGO_PKG_VERSION"),
+        delegate = %service.display(),
+        "serving"
+    );
+    notify(&[sd_notify::NotifyState::Ready]);
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+    }
+    notify(&[sd_notify::NotifyState::Stopping]);
+    stop(&tasks, api).await;
+    Ok(())
+}
+
+/// Refuses a run directory whose store has endpoints of the agent's own: nobody would serve or delete them.
+fn has_no_store(config: &AgentConfig) -> anyhow::Result<()> {
+    let store = config.store();
+    if store.exists() {
+        bail!(
+            "start: {} is of an agent that made the network itself; delete its containers and run `wharf-agent cleanup`, or use \
+             another --run-dir",
+            store.display()
+        );
+    }
+    Ok(())
+}
+
+fn start_controllers(this: &Arc<Delegation>) {
+    let tasks = &this.tasks;
+    let owned = Arc::clone(this);
+    tasks.operations.spawn(async move {
+        let drains = |cause| {
+            let this = Arc::clone(&owned);
+            async move { this.drain(cause).await }
+        };
+        let Delegation { records, tasks, .. } = &*owned;
+        deletions::follow(&records.deletions, records.boot_id(), tasks, drains).await;
+    });
+    tasks.operations.spawn(watch_service(Arc::clone(this)));
+    let reports = Reports::new(&this.config.run_dir);
+    tasks.operations.spawn(reports::watch(
+        Arc::clone(&this.commands),
+        reports,
+        tasks.controllers.clone(),
+        tasks.stop.clone(),
+    ));
+    if let Some(interval) = sd_notify::watchdog_enabled() {
+        let owned = Arc::clone(this);
+        tasks.operations.spawn(async move {
+            let feed = || async {
+                moves(&owned, interval / 2)?;
+                notify(&[sd_notify::NotifyState::Watchdog]);
+                Ok::<_, String>(())
+            };
+            owned.tasks.controllers.run("watchdog", interval / 3, owned.tasks.stop.clone(), feed).await;
+        });
+    }
+}
+
+/// Whether the agent shows signs of life. The service's are its own matter: a restart of the agent does not help it.
+fn moves(this: &Delegation, bound: Duration) -> Result<(), String> {
+    let beats = |what: &str, pulse: &Pulse| match pulse.age() {
+        Some(age) if age <= bound => Ok(()),
+        _ => Err(format!("{what} shows no sign of life")),
+    };
+    beats("the main runtime", &this.pulses.runtime)?;
+    beats("the API's listener", &this.pulses.api)
+}
+
+/// Asks the service for its status: slowly while it is reached, with backoff while it is not. What is owed is sent when it is there.
+async fn watch_service(this: Arc<Delegation>) {
+    let Tasks { controllers, stop, .. } = &this.tasks;
+    let mut failures: u32 = 0;
+    loop {
+        let run = controllers.begin(CONTROLLER);
+        let result = this.look().await;
+        failures = if result.is_ok() { 0 } else { failures.saturating_add(1) };
+        // It has asked, whatever the answer: the service's own line tells that it is away.
+        run.end(Ok::<_, String>(()));
+        if result.is_ok()
+            && this.records.any_waits()
+            && let Err(why) = this.drain(Cause::Tick).await
+        {
+            tracing::warn!("drain the deletion queue: {why}; it is tried again");
+        }
+        let wait = match failures {
+            0 => LOOK,
+            n => Duration::from_millis(retry_delay_ms(n, rand::random())).min(LOOK),
+        };
+        controllers.plan(CONTROLLER, LOOK, wait);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+/// Stops the agent. A service that does not answer costs twice [`GRACE`] at most.
+async fn stop(tasks: &Tasks, mut api: tokio::task::JoinHandle<()>) {
+    tasks.stop.cancel();
+    if tokio::time::timeout(GRACE, &mut api).await.is_err() {
+        tracing::warn!("requests still wait for the service after {GRACE:?}; what they are owed is recorded");
+    }
+    tasks.halt.cancel();
+    tasks.operations.close();
+    tasks.endpoints.close();
+    let ended = async {
+        tasks.operations.wait().await;
+        tasks.endpoints.wait().await;
+        if !api.is_finished() {
+            api.await.ok();
+        }
+    };
+    if tokio::time::timeout(GRACE, ended).await.is_err() {
+        tracing::warn!("operations were still running after {GRACE:?}; the next start resumes them");
+    }
+    tracing::info!("stopped; the service keeps the containers' network");
+}

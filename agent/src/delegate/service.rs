@@ -1,0 +1,323 @@
+//! The client of the service: one connection, which is made again when it is lost, and what of an answer is believed.
+
+use std::{
+    error::Error as _,
+    fmt, io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::{net::UnixStream, time::timeout};
+use tonic::{
+    Code, Request, Response, Status,
+    codegen::{Service as TowerService, http::Uri},
+    transport::{Channel, Endpoint},
+};
+use wharf_delegate::v1::{self, delegate_client::DelegateClient};
+
+use crate::delegate::answer::{self, AnswerError, Failed, Made, Seen};
+
+/// Largest answer, bytes: an attachment with every list full has half of it.
+pub const MAX_ANSWER: usize = 64 * 1024;
+
+/// How much longer than a call's own deadline its answer is awaited: the client's own clock ends it.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Why a call brought no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// Nothing was sent.
+    #[error("the service at {} cannot be reached: {why}", socket.display())]
+    Unreachable {
+        /// Its socket.
+        socket: PathBuf,
+        /// What the kernel said, or why the socket is not trusted.
+        why: String,
+    },
+    /// It may have been carried out, or not.
+    #[error("the service at {} did not take it to its end: {why}", socket.display())]
+    Broken {
+        /// Its socket.
+        socket: PathBuf,
+        /// What the transport or the service said.
+        why: String,
+    },
+    /// It may be carried out yet.
+    #[error("the service at {} gave no answer within {} ms", socket.display(), after.as_millis())]
+    TimedOut {
+        /// Its socket.
+        socket: PathBuf,
+        /// The call's deadline.
+        after: Duration,
+    },
+    /// The agent stops.
+    #[error("the agent stops, and waits no longer for the service at {}", socket.display())]
+    Stopping {
+        /// Its socket.
+        socket: PathBuf,
+    },
+    /// Another service has the socket.
+    #[error("what answers at {} is no service of wharf.delegate.v1, or one of another version: {why}", socket.display())]
+    Unimplemented {
+        /// Its socket.
+        socket: PathBuf,
+        /// What it said.
+        why: String,
+    },
+    /// A gRPC status that no service should answer with.
+    #[error("the service at {} failed ({code:?}): {why}", socket.display())]
+    Status {
+        /// Its socket.
+        socket: PathBuf,
+        /// Of gRPC.
+        code: Code,
+        /// What it said.
+        why: String,
+    },
+    /// An answer that breaks the rules of the interface.
+    #[error("the answer of the service at {} cannot be used: {why}", socket.display())]
+    Unusable {
+        /// Its socket.
+        socket: PathBuf,
+        /// The rule.
+        why: AnswerError,
+    },
+    /// The service's own failure.
+    #[error("{}", .0.message)]
+    Failed(Failed),
+}
+
+impl CallError {
+    /// Whether the service is away: a later call may reach it.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::TimedOut { .. } | Self::Stopping { .. } => true,
+            Self::Unimplemented { .. } | Self::Status { .. } | Self::Unusable { .. } | Self::Failed(_) => false,
+        }
+    }
+
+    /// Whether the service has certainly not begun what was asked, or has undone it.
+    #[must_use]
+    pub fn made_nothing(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Unimplemented { .. } | Self::Failed(_))
+    }
+
+    /// Whether it says that there is no such attachment.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Failed(Failed { code: answer::UNKNOWN_CONTAINER, .. }))
+    }
+}
+
+/// A client of the service.
+#[derive(Debug)]
+pub struct Service {
+    socket: PathBuf,
+    client: DelegateClient<Channel>,
+}
+
+impl Service {
+    /// The service at this socket. Nothing is connected yet.
+    #[must_use]
+    pub fn new(socket: &Path) -> Self {
+        // HTTP/2 wants a name, which means nothing over a unix socket.
+        let endpoint = Endpoint::from_static("http://delegate");
+        let channel = endpoint.connect_with_connector_lazy(Connector { socket: socket.to_owned() });
+        Self { socket: socket.to_owned(), client: DelegateClient::new(channel).max_decoding_message_size(MAX_ANSWER) }
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Attaches a container.
+    ///
+    /// # Errors
+    /// As [`CallError`]; unless it [made nothing](CallError::made_nothing), a Del is owed.
+    pub async fn add(&self, request: v1::AddRequest, limit: Duration) -> Result<Made, CallError> {
+        let key = request.key.clone().unwrap_or_default();
+        let mut client = self.client.clone();
+        let answer = self.call(limit, client.add(timed(request, limit))).await?;
+        self.read(answer::made(answer, &key))
+    }
+
+    /// Detaches a container.
+    ///
+    /// # Errors
+    /// As [`CallError`].
+    pub async fn del(&self, key: v1::AttachmentKey, limit: Duration) -> Result<(), CallError> {
+        let mut client = self.client.clone();
+        let answer = self.call(limit, client.del(timed(v1::DelRequest { key: Some(key) }, limit))).await?;
+        self.read(answer::deleted(answer))
+    }
+
+    /// Looks at an attachment.
+    ///
+    /// # Errors
+    /// As [`CallError`].
+    pub async fn check(&self, key: v1::AttachmentKey, limit: Duration) -> Result<Seen, CallError> {
+        let mut client = self.client.clone();
+        let request = v1::CheckRequest { key: Some(key.clone()) };
+        let answer = self.call(limit, client.check(timed(request, limit))).await?;
+        self.read(answer::seen(answer, &key))
+    }
+
+    /// Detaches what is not listed; returns how many went.
+    ///
+    /// # Errors
+    /// As [`CallError`].
+    pub async fn gc(&self, request: v1::GcRequest, limit: Duration) -> Result<u32, CallError> {
+        let mut client = self.client.clone();
+        let answer = self.call(limit, client.gc(timed(request, limit))).await?;
+        self.read(answer::collected(answer))
+    }
+
+    /// Asks whether an Add would succeed; returns the service's name.
+    ///
+    /// # Errors
+    /// As [`CallError`].
+    pub async fn status(&self, limit: Duration) -> Result<String, CallError> {
+        let mut client = self.client.clone();
+        let answer = self.call(limit, client.status(timed(v1::StatusRequest {}, limit))).await?;
+        self.read(answer::ready(answer))
+    }
+
+    async fn call<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, CallError> {
+        match timeout(limit.saturating_add(GRACE), call).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(self.failed(&status, limit)),
+            Err(_) => Err(CallError::TimedOut { socket: self.socket.clone(), after: limit }),
+        }
+    }
+
+    fn read<T>(&self, answer: Result<Result<T, Failed>, AnswerError>) -> Result<T, CallError> {
+        match answer {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(failed)) => Err(CallError::Failed(failed)),
+            Err(why) => Err(CallError::Unusable { socket: self.socket.clone(), why }),
+        }
+    }
+
+    /// What a status means. One that the transport made has a source; one that the service sent has none.
+    fn failed(&self, status: &Status, limit: Duration) -> CallError {
+        let socket = self.socket.clone();
+        if let Some(away) = cause::<Away>(status) {
+            return CallError::Unreachable { socket, why: away.to_string() };
+        }
+        if cause::<tonic::TimeoutExpired>(status).is_some() {
+            return CallError::TimedOut { socket, after: limit };
+        }
+        let why = answer::shown(status.message());
+        match status.code() {
+            Code::DeadlineExceeded => CallError::TimedOut { socket, after: limit },
+            Code::Unavailable | Code::Cancelled | Code::Aborted | Code::ResourceExhausted => {
+                CallError::Broken { socket, why }
+            }
+            Code::Unimplemented => CallError::Unimplemented { socket, why },
+            // The client refuses a message of more than the limit by itself.
+            Code::OutOfRange => CallError::Unusable { socket, why: AnswerError::TooLong },
+            _ if status.source().is_some() => CallError::Broken { socket, why },
+            code => CallError::Status { socket, code, why },
+        }
+    }
+}
+
+fn timed<T>(message: T, limit: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(limit);
+    request
+}
+
+/// The error of this type that a status comes from.
+fn cause<T: std::error::Error + 'static>(status: &Status) -> Option<&T> {
+    let mut error = status.source();
+    while let Some(there) = error {
+        if let Some(found) = there.downcast_ref() {
+            return Some(found);
+        }
+        error = there.source();
+    }
+    None
+}
+
+/// Connects to a socket that can be trusted.
+#[derive(Debug, Clone)]
+struct Connector {
+    socket: PathBuf,
+}
+
+impl TowerService<Uri> for Connector {
+    type Response = TokioIo<UnixStream>;
+    type Error = Away;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Away>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Away>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let socket = self.socket.clone();
+        Box::pin(async move {
+            trusted(&socket)?;
+            let stream = UnixStream::connect(&socket).await.map_err(Away::Io)?;
+            // The file may have been replaced since it was looked at.
+            let peer = stream.peer_cred().map_err(Away::Io)?;
+            if !is_ours(peer.uid()) {
+                return Err(Away::Untrusted(format!("a process of user {} answers there", peer.uid())));
+            }
+            Ok(TokioIo::new(stream))
+        })
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+enum Away {
+    Io(io::Error),
+    Untrusted(String),
+}
+
+impl fmt::Display for Away {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::Untrusted(why) => {
+                write!(f, "it is not trusted: {why}; it must be root's, and writable by nobody else")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Away {}
+
+/// Root's, or the agent's own user's: whoever that is may do all that the agent may.
+fn is_ours(uid: u32) -> bool {
+    uid == 0 || uid == nix::unistd::geteuid().as_raw()
+}
+
+/// Refuses a socket that another user owns, or could have put there.
+fn trusted(socket: &Path) -> Result<(), Away> {
+    let file = std::fs::symlink_metadata(socket).map_err(Away::Io)?;
+    let refused = |why: String| Err(Away::Untrusted(why));
+    if !file.file_type().is_socket() {
+        return refused("it is no socket".to_owned());
+    }
+    if !is_ours(file.uid()) {
+        return refused(format!("user {} owns it", file.uid()));
+    }
+    if file.mode() & 0o002 != 0 {
+        return refused(format!("its mode {:o} lets everybody write to it", file.mode() & 0o7777));
+    }
+    Ok(())
+}

@@ -1,0 +1,391 @@
+//! The operations: ADD, DEL, CHECK, GC, passed on to the service.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use wharf_core::{
+    admission::Refusal,
+    ids::{Attachment, NetworkName, RuntimeName},
+};
+use wharf_delegate::v1;
+
+use crate::{
+    delegate::{
+        Delegation,
+        answer::{Made, Seen},
+        records::{DEL_LIMIT, Unsettled},
+        request,
+        service::CallError,
+        turns::Held,
+    },
+    endpoint::create::CreateSpec,
+    gate::Place,
+    node::queue::{Cause, QueueFailure},
+    telemetry::operation::{self, Kind, OpId},
+};
+
+/// How long an ADD waits for a service that is not there. A runtime that is told "later" comes back by itself.
+const ADD_ABSENT: Duration = Duration::from_secs(1);
+/// The same of a DEL, which has another way when this is over.
+const DEL_ABSENT: Duration = Duration::from_secs(2);
+/// How long a DEL waits for the operation that is under way. With [`DEL_LIMIT`] and [`DEL_ABSENT`] below the 30 s that the shim waits.
+const DEL_TURN: Duration = Duration::from_secs(14);
+/// Deadline of a Check; CHECK waits no longer than 10 s in all.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
+/// Deadline of a Gc.
+const GC_LIMIT: Duration = Duration::from_secs(25);
+/// Backoff between two tries to reach the service.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError {
+    /// The service.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Too many ADDs wait.
+    #[error(transparent)]
+    Overloaded(#[from] Refusal),
+    /// The records of what is owed.
+    #[error(transparent)]
+    Records(#[from] QueueFailure),
+    /// A DEL of the attachment is owed and could not be sent.
+    #[error("an earlier DEL of it is owed to the service first, and could not be sent: {0}")]
+    DeletePending(Box<WorkError>),
+    /// The caller's deadline passed before anything was sent.
+    #[error("its deadline passed while it waited for {0}; nothing was sent")]
+    Deadline(&'static str),
+    /// The agent stops.
+    #[error("the agent is stopping")]
+    Stopping,
+    /// Too many calls wait for the service.
+    #[error("{0} calls wait for the service already")]
+    Busy(usize),
+}
+
+impl From<Unsettled> for WorkError {
+    fn from(e: Unsettled) -> Self {
+        match e {
+            Unsettled::Call(e) => e.into(),
+            Unsettled::Records(e) => e.into(),
+        }
+    }
+}
+
+/// How a DEL ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deleted {
+    /// The service has answered.
+    Done,
+    /// The service knew no such attachment.
+    Unknown,
+    /// A record stands for it.
+    Deferred,
+}
+
+/// An attachment on its way to its caller.
+struct Added {
+    made: Made,
+    unclaimed: Unclaimed,
+}
+
+/// Undoes an ADD when it is dropped with its turn: its caller went away before it took the answer, and nobody else would ever delete it.
+struct Unclaimed {
+    this: Arc<Delegation>,
+    attachment: Attachment,
+    turn: Option<Held>,
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        let Some(turn) = self.turn.take() else { return };
+        if tokio::runtime::Handle::try_current().is_err() {
+            // The process ends, and the caller with its connection: the runtime's DEL follows.
+            return;
+        }
+        let (this, a, op) = (Arc::clone(&self.this), self.attachment.clone(), OpId::next(Kind::Delete));
+        let span = op.span();
+        operation::about(&span, None, &a);
+        let work = async move {
+            tracing::info!("the caller of an ADD went away before its answer; it is undone");
+            // The record first: the agent may end before the DEL does.
+            if let Err(error) = this.records.begin(&a).await {
+                tracing::error!("record an ADD that is to be undone: {error}; the runtime's DEL undoes it");
+            }
+            this.undo(&a, turn).await;
+        };
+        self.this.tasks.operations.spawn(operation::within(op, span, work));
+    }
+}
+
+type Reply<T> = oneshot::Sender<Result<T, WorkError>>;
+
+impl Delegation {
+    /// Attaches a container. Runs as a task of its own: one whose caller goes away, or does not wait for its end, is undone.
+    ///
+    /// # Errors
+    /// As [`WorkError`]; then nothing is attached, or a DEL is owed and recorded.
+    pub async fn add(self: &Arc<Self>, spec: CreateSpec) -> Result<Made, WorkError> {
+        let place = self.gate.offer(spec.deadline.saturating_duration_since(Instant::now()))?;
+        let (owned, a) = (Arc::clone(self), spec.attachment.clone());
+        let work = async move |reply| owned.add_task(place, spec, reply).await;
+        let Added { made, mut unclaimed } = self.as_task(Kind::Create, &a, work).await?;
+        unclaimed.turn = None;
+        Ok(made)
+    }
+
+    /// Detaches a container. Runs as a task of its own, to its end whether the caller waits or not.
+    ///
+    /// # Errors
+    /// The service's own failure, or a record that cannot be written.
+    pub async fn del(self: &Arc<Self>, attachment: Attachment) -> Result<Deleted, WorkError> {
+        let owned = Arc::clone(self);
+        self.as_task(Kind::Delete, &attachment.clone(), async move |reply: Reply<Deleted>| {
+            let result = owned.del_task(&attachment).await;
+            // The caller may have gone; the DEL is done all the same.
+            drop(reply.send(result));
+        })
+        .await
+    }
+
+    async fn as_task<T: Send + 'static, F>(
+        self: &Arc<Self>,
+        kind: Kind,
+        attachment: &Attachment,
+        work: impl FnOnce(Reply<T>) -> F,
+    ) -> Result<T, WorkError>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let op = OpId::current_or_next(kind);
+        let span = op.span();
+        operation::about(&span, None, attachment);
+        self.tasks.operations.spawn(operation::within(op, span, work(reply)));
+        answer.await.unwrap_or(Err(WorkError::Stopping))
+    }
+
+    async fn add_task(self: Arc<Self>, place: Place, spec: CreateSpec, mut reply: Reply<Added>) {
+        let (end, a) = (spec.deadline, spec.attachment.clone());
+        let began = Instant::now();
+        let _adding = self.turns.add(&a);
+        // Nothing is sent before the first await below has ended, so giving up owes nothing.
+        let begun = async { (place.start().await, self.turns.take(&a).await) };
+        let (_running, turn) = tokio::select! {
+            begun = timeout_at(end, begun) => match begun {
+                Ok(begun) => begun,
+                Err(_) => {
+                    drop(reply.send(Err(WorkError::Deadline("its turn"))));
+                    return;
+                }
+            },
+            () = reply.closed() => return,
+            () = self.tasks.halt.cancelled() => return,
+        };
+        let result = self.add_in_turn(&a, spec, end, &reply).await;
+        self.metrics.operation("create", began.elapsed(), result.is_ok());
+        // The record of an older DEL is no matter of this ADD, which was not sent.
+        let owes = !matches!(result, Err(WorkError::DeletePending(_))) && self.records.is_owed(&a);
+        match result {
+            Ok(made) => {
+                let unclaimed = Unclaimed { this: Arc::clone(&self), attachment: a, turn: Some(turn) };
+                // What nobody takes undoes itself.
+                drop(reply.send(Ok(Added { made, unclaimed })));
+            }
+            Err(error) => {
+                tracing::debug!("ADD failed: {error}");
+                // The caller is answered first: it waits no longer than its deadline.
+                drop(reply.send(Err(error)));
+                if owes {
+                    self.undo(&a, turn).await;
+                }
+            }
+        }
+    }
+
+    async fn add_in_turn(
+        &self,
+        a: &Attachment,
+        spec: CreateSpec,
+        end: Instant,
+        reply: &Reply<Added>,
+    ) -> Result<Made, WorkError> {
+        // An older DEL never comes after this ADD.
+        self.settle(a).await.map_err(|e| WorkError::DeletePending(Box::new(e.into())))?;
+        self.records.begin(a).await?;
+        wharf_crash::point("delegate/add/after-record");
+        let added = self.send_add(&request::add(&spec), end).await;
+        wharf_crash::point("delegate/add/after-answer");
+        match added {
+            Ok(made) if !reply.is_closed() => {
+                // With the record there, the next start would undo what the caller is told to have.
+                self.records.end(a).await?;
+                wharf_crash::point("delegate/add/after-record-removed");
+                Ok(made)
+            }
+            Ok(made) => Ok(made),
+            Err(error) => {
+                let nothing = match &error {
+                    WorkError::Call(call) => call.made_nothing(),
+                    WorkError::Deadline(_) => true,
+                    _ => false,
+                };
+                if nothing {
+                    // A record that stays costs a DEL of nothing.
+                    if let Err(why) = self.records.end(a).await {
+                        tracing::warn!("remove the record of a failed ADD: {why}; a DEL is sent for it");
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends an ADD, again only while it is certain that nothing was sent.
+    async fn send_add(&self, request: &v1::AddRequest, end: Instant) -> Result<Made, WorkError> {
+        let mut pause = Pause::new(ADD_ABSENT);
+        loop {
+            let limit = end.saturating_duration_since(Instant::now());
+            if limit.is_zero() {
+                return Err(WorkError::Deadline("the service"));
+            }
+            match self.ask(self.service.add(request.clone(), limit)).await {
+                Err(error @ CallError::Unreachable { .. }) => {
+                    if !pause.again().await {
+                        return Err(error.into());
+                    }
+                }
+                answer => return Ok(answer?),
+            }
+        }
+    }
+
+    /// Sends the DEL that an ADD is owed; the record stands for it if that fails.
+    async fn undo(&self, a: &Attachment, _turn: Held) {
+        match self.settle(a).await {
+            Ok(()) => tracing::info!("an ADD whose end was not known is undone"),
+            Err(error) => tracing::warn!("undo an ADD: {error}; it is tried again"),
+        }
+    }
+
+    async fn del_task(self: &Arc<Self>, a: &Attachment) -> Result<Deleted, WorkError> {
+        let began = Instant::now();
+        let result = self.del_in_turn(a).await;
+        self.metrics.operation("delete", began.elapsed(), result.is_ok());
+        result
+    }
+
+    async fn del_in_turn(self: &Arc<Self>, a: &Attachment) -> Result<Deleted, WorkError> {
+        // The semaphore is never closed.
+        let begun = async { (self.places.acquire().await, self.turns.take(a).await) };
+        let begun = tokio::select! {
+            begun = timeout(DEL_TURN, begun) => begun.ok(),
+            () = self.tasks.halt.cancelled() => None,
+        };
+        let Some((_place, _turn)) = begun else { return self.defer(a, "other calls are under way").await };
+        let mut pause = Pause::new(DEL_ABSENT);
+        let error = loop {
+            match self.ask(self.service.del(request::key(a), DEL_LIMIT)).await {
+                Ok(()) => break None,
+                Err(error) if error.is_unknown() => break Some(error),
+                Err(error @ (CallError::Unreachable { .. } | CallError::Broken { .. })) => {
+                    if !pause.again().await || self.tasks.halt.is_cancelled() {
+                        return self.defer(a, &error.to_string()).await;
+                    }
+                }
+                Err(error @ (CallError::TimedOut { .. } | CallError::Stopping { .. })) => {
+                    return self.defer(a, &error.to_string()).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        wharf_crash::point("delegate/del/after-answer");
+        if let Err(why) = self.records.served(a).await {
+            tracing::warn!("{why}; the DEL is sent again, which does no harm");
+        }
+        Ok(if error.is_some() { Deleted::Unknown } else { Deleted::Done })
+    }
+
+    async fn defer(&self, a: &Attachment, why: &str) -> Result<Deleted, WorkError> {
+        self.records.defer(a).await?;
+        wharf_crash::point("delegate/del/after-record");
+        tracing::warn!("DEL: {why}; a record stands for it, and it is tried again");
+        Ok(Deleted::Deferred)
+    }
+
+    /// Looks at an attachment; `a` may have no network.
+    ///
+    /// # Errors
+    /// As [`WorkError`].
+    pub async fn check(&self, key: v1::AttachmentKey) -> Result<Seen, WorkError> {
+        let _place = self.place().await?;
+        Ok(self.ask(self.service.check(key, CHECK_LIMIT)).await?)
+    }
+
+    /// Passes a GC on, after the DELs that are owed: one of them may be of an attachment that is listed. ADDs under way are added to
+    /// the list, because the runtime cannot have listed them yet.
+    ///
+    /// # Errors
+    /// As [`WorkError`].
+    pub async fn collect(
+        &self,
+        network: &NetworkName,
+        mut valid: Vec<v1::AttachmentKey>,
+        runtime: Option<&RuntimeName>,
+    ) -> Result<u32, WorkError> {
+        let _place = self.place().await?;
+        self.drain(Cause::Event).await?;
+        valid.extend(self.turns.adding().iter().filter(|a| a.network == *network).map(request::key));
+        let request = v1::GcRequest { network: network.to_string(), valid, runtime: runtime.map(ToString::to_string) };
+        Ok(self.ask(self.service.gc(request, GC_LIMIT)).await?)
+    }
+
+    /// A place among the calls that are no ADD.
+    async fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>, WorkError> {
+        match timeout(CHECK_LIMIT, self.places.acquire()).await {
+            // The semaphore is never closed.
+            Ok(place) => place.map_err(|_| WorkError::Stopping),
+            Err(_) => Err(WorkError::Busy(super::CALLS)),
+        }
+    }
+
+    /// Awaits a call until the agent must end, and notes whether it reached the service.
+    pub(super) async fn ask<T>(&self, call: impl Future<Output = Result<T, CallError>>) -> Result<T, CallError> {
+        let _in_flight = self.reach.call();
+        let result = tokio::select! {
+            result = call => result,
+            () = self.tasks.halt.cancelled() => {
+                Err(CallError::Stopping { socket: self.service.socket().to_owned() })
+            }
+        };
+        self.reach.note(&result);
+        result
+    }
+}
+
+/// Backoff while the service is away.
+struct Pause {
+    end: Instant,
+    next: Duration,
+}
+
+impl Pause {
+    fn new(patience: Duration) -> Self {
+        Self { end: Instant::now() + patience, next: LEAST_PAUSE }
+    }
+
+    /// Waits before another try; false when the patience is over.
+    async fn again(&mut self) -> bool {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left <= self.next {
+            return false;
+        }
+        sleep(self.next).await;
+        self.next = (self.next * 2).min(LONGEST_PAUSE);
+        true
+    }
+}

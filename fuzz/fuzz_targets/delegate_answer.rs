@@ -1,0 +1,4 @@
+//! See `wharf_fuzz::delegate_answer`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| wharf_fuzz::delegate_answer::run(data));
