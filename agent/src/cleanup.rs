@@ -134,9 +134,8 @@ fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
 fn living(found: &Leftovers) -> Vec<String> {
     let owner = |leftover: &Leftover| match leftover {
         Leftover::Link { mark, .. } if !is_health(mark) => Some(mark.owner.clone()),
-        Leftover::Filters { name, living: true, .. } => {
-            Some(format!("the container behind link {name} of another plugin"))
-        }
+        // A link that is closed is, too: without the filter, what its container sends would pass, judged by nobody.
+        Leftover::Filters { name, .. } => Some(format!("the container behind link {name} of another plugin")),
         _ => None,
     };
     found.ours.iter().filter_map(owner).collect()

@@ -209,6 +209,9 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
         task.transition(Event::RestoreStarted);
         life.tasks.endpoints.spawn(task.run());
     }
+    if lost {
+        orphan::close(life).await;
+    }
     if lost && !dump.links.is_empty() {
         orphan::keep(life, &dump).await;
     } else {

@@ -462,6 +462,84 @@ fn what_is_another_plugins_job_is_refused_and_what_is_others_stays() -> Result<(
     })
 }
 
+#[test]
+fn a_host_side_is_followed_whatever_its_name() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let mut c = Chain::begin(node, "bridge", "c")?;
+        let end = c.attach(node)?;
+        ip(node.space(), &format!("link set {} down", c.host))?;
+        ip(node.space(), &format!("link set {} name renamed0", c.host))?;
+        ip(node.space(), "link set renamed0 up")?;
+        c.host = "renamed0".to_owned();
+        let reached = |node: &Node| ping(node.space(), end.v4()?.into())?.must_answer();
+        reached(node)?;
+        is_well(node, &end)?;
+        node.stop_agent()?;
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        reached(node)?;
+        is_well(node, &end)?;
+        node.detach(&end)?;
+        ensure!(!answers(node.space(), end.v4()?.into())?, "it is open");
+        ensure!(!c.hooks(node)?.contains("container"), "{}", c.hooks(node)?);
+        c.unmake(node)
+    })
+}
+
+#[test]
+fn a_lost_store_closes_it_whoever_else_lives() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let b = own(node, "b")?;
+        let (c, end) = Chain::whole(node, "ptp", "c")?;
+        node.kill_agent()?;
+        std::fs::remove_file(node.dirs().run.join("state.redb"))?;
+        node.start_agent()?;
+        for to in end.both()? {
+            ensure!(!answers(node.space(), to)?, "{to} is reached");
+        }
+        ping(node.space(), b.end.v4()?.into())?.must_answer()?;
+        node.detach(&end)?;
+        c.unmake(node)?;
+        node.detach(&b.end)
+    })
+}
+
+#[test]
+fn hooks_that_others_hold_refuse_the_add_and_hold_up_no_del() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let c = Chain::begin(node, "ptp", "c")?;
+        let conf = c.conf(node);
+        let filter = ["filter", "add", "dev", &c.host, "ingress", "prio", "1", "protocol", "ip", "bpf", "bytecode"];
+        let filter = [&filter[..], &["1,6 0 0 0,"]].concat();
+        let qdisc = |word: &'static str, kind: &'static str| ["qdisc", word, "dev", &c.host, kind];
+        let tc = |arguments: &[&str]| -> Result<()> {
+            let mut tc = command_in(node.space(), "tc")?;
+            tc.args(arguments);
+            run(tc, b"", Duration::from_secs(5))?.ok().map(drop)
+        };
+        for kind in ["ingress", "clsact"] {
+            tc(&qdisc("add", kind))?;
+            if kind == "clsact" {
+                tc(&filter)?;
+            }
+            let before = c.hooks(node)?;
+            let failure = c.add(node, &conf)?.failure()?;
+            node.cni("DEL").of("c", c.sandbox.path(), "eth0").conf(&conf).run()?.silent()?;
+            ensure!(c.hooks(node)? == before, "{kind}, {failure:?}: {before} became {}", c.hooks(node)?);
+            ensure!(node.endpoints()?.is_empty() && node.found_amiss()?.is_empty(), "{:?}", node.found_amiss()?);
+            tc(&qdisc("del", kind))?;
+        }
+        c.add(node, &conf)?.result()?;
+        // Between the two DELs nobody takes the filter off that keeps the link closed.
+        node.cni("DEL").of("c", c.sandbox.path(), "eth0").conf(&conf).run()?.silent()?;
+        node.stop_agent()?;
+        let refused = cleanup(node, &[])?;
+        node.start_agent()?;
+        ensure!(refused.code() == 1 && refused.stderr.contains(&c.host), "{}", refused.describe());
+        c.unmake(node)
+    })
+}
+
 /// Runs `wharf-agent cleanup`.
 fn cleanup(node: &Node, flags: &[&str]) -> Result<Finished> {
     let mut command = node.command(bin("wharf-agent")?)?;

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use wharf_core::{
     admission::Refusal,
     identity_allocator::IdentityError,
-    ids::{Attachment, EndpointId, PoolName},
+    ids::{Attachment, EndpointId, IfName, PoolName},
     ipam::IpamError,
     kernel::KernelError,
     nat::Publish,
@@ -199,6 +199,22 @@ pub enum CreateCause {
         id: EndpointId,
         /// Its attachment.
         attachment: Attachment,
+    },
+    /// Another endpoint is on the link that another plugin made.
+    #[error("another plugin made the interface, and endpoint {id} of {attachment} is on its link already")]
+    LinkTaken {
+        /// That endpoint.
+        id: EndpointId,
+        /// Its attachment.
+        attachment: Attachment,
+    },
+    /// The interface that another plugin made does not have an address that the plugin told.
+    #[error("the plugin that made the interface told the address {ip}, and {ifname} in the container does not have it")]
+    NotOnLink {
+        /// The address.
+        ip: IpAddr,
+        /// The interface.
+        ifname: IfName,
     },
     /// The interface of another plugin's cannot be taken.
     #[error(transparent)]

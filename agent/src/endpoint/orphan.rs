@@ -43,6 +43,32 @@ pub fn link_of(lease: &Lease) -> Option<&str> {
     }
 }
 
+/// Closes the links of other plugins that no record names: without one, nothing tells what policy their containers are under. Those of endpoints
+/// that were made since stay.
+pub async fn close<K: Kernel>(life: &Arc<Lifecycle<K>>) {
+    let links = match life.kernel.observe_plugin_links().await {
+        Ok(links) => links,
+        Err(error) => {
+            tracing::error!(
+                "look for chained containers without a record: {error}; they keep the programs that they have"
+            );
+            return;
+        }
+    };
+    for link in
+        links.into_iter().filter(|link| life.registry.get(link.id).is_none_or(|there| there.epoch != link.epoch))
+    {
+        let (id, host) = (link.id.get(), &link.host_ifname);
+        match life.kernel.remove_attached(&link).await {
+            Ok(()) => tracing::warn!(
+                endpoint = id,
+                "the record of the container behind link {host} of another plugin was lost: it is closed until it is recreated"
+            ),
+            Err(error) => tracing::error!(endpoint = id, "close link {host} of another plugin: {error}"),
+        }
+    }
+}
+
 /// Keeps every orphan in the kernel; removes only program sets that no link uses.
 pub async fn keep<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
     let mut living = BTreeSet::new();

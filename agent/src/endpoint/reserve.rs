@@ -127,6 +127,11 @@ pub(super) async fn reserve<K: Kernel>(
         }
         None => requested_addresses(&lock(&life.addresses.ipam), spec)?,
     };
+    if let Some(link) = &plugin
+        && let Some(ip) = spec.ips.iter().find(|ip| !link.addresses.contains(ip))
+    {
+        return Err(CreateCause::NotOnLink { ip: *ip, ifname: a.ifname.clone() });
+    }
     may_masquerade(life, spec)?;
     may_publish(life, spec, requested).await?;
     let epoch = life.store.next_epoch().await?;
@@ -216,6 +221,10 @@ pub(super) async fn reserve<K: Kernel>(
         give_back();
         return Err(match taken {
             Taken::Interface(there) => taken_by(&life.jobs, &there),
+            Taken::Link(there) => {
+                let attachment = there.shared.read(|v| v.record.attachment.clone());
+                CreateCause::LinkTaken { id: there.id, attachment }
+            }
             Taken::Address(ip, there) => CreateCause::AddressTaken { id: there.id, ip },
             Taken::Port(port, there) => {
                 let attachment = there.shared.read(|v| v.record.attachment.clone());

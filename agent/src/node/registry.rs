@@ -14,7 +14,7 @@ use std::{
 use tokio::sync::Notify;
 use wharf_core::{
     endpoint::EndpointRecord,
-    ids::{ContainerId, EndpointId, Epoch, IfName, MAX_ENDPOINT_ID},
+    ids::{ContainerId, EndpointId, Epoch, IfIndex, IfName, MAX_ENDPOINT_ID},
     nat::Publish,
 };
 
@@ -27,6 +27,8 @@ pub enum Taken {
     Interface(Box<Handle>),
     /// This endpoint has the address already.
     Address(IpAddr, Box<Handle>),
+    /// This endpoint is on the link, which another plugin made, already.
+    Link(Box<Handle>),
     /// This endpoint has published the port already.
     Port(Publish, Box<Handle>),
 }
@@ -167,6 +169,12 @@ impl Registry {
                 }
             }
         }
+        let link = plugin_link(&handle);
+        if link.is_some()
+            && let Some(there) = inner.by_id.values().find(|there| plugin_link(there) == link)
+        {
+            return Err(Taken::Link(Box::new(there.clone())));
+        }
         if !ports.is_empty() {
             for there in inner.by_id.values() {
                 let theirs = there.shared.read(|v| v.record.ports.clone());
@@ -234,6 +242,11 @@ impl Registry {
 
 fn addresses_of(handle: &Handle) -> impl Iterator<Item = IpAddr> + use<> {
     handle.shared.read(|v| v.record.addresses())
+}
+
+/// The link that another plugin made, by the index of its host side.
+fn plugin_link(handle: &Handle) -> Option<IfIndex> {
+    handle.shared.read(|v| (!v.record.link_owner.is_wharf()).then_some(v.record.host_ifindex))
 }
 
 /// An interface name is unique in a container whatever the network, so the network is not part of the key.

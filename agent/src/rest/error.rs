@@ -204,6 +204,9 @@ impl From<CreateCause> for Failure {
                 KernelErrorKind::Unsupported => says(ErrorCode::InvalidRequest),
                 _ => e.into(),
             },
+            CreateCause::LinkTaken { .. } => says(ErrorCode::Exists).hint("delete that one first"),
+            CreateCause::NotOnLink { .. } => says(ErrorCode::InvalidRequest)
+                .hint("see what the plugins before wharf-cni did: `prevResult` is to tell what the interface has"),
             CreateCause::PluginLink(e) => match e.kind {
                 KernelErrorKind::NotFound | KernelErrorKind::Unsupported | KernelErrorKind::Conflict => {
                     says(ErrorCode::InvalidRequest).hint("put a plugin that makes a veth (ptp, bridge) before wharf-cni in the list of plugins")

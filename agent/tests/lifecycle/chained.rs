@@ -218,6 +218,25 @@ fn addresses_that_are_somebody_elses_are_refused() {
 }
 
 #[test]
+fn a_link_has_one_endpoint_and_an_endpoint_the_links_addresses() {
+    Machine::new().life(async |agent| {
+        let spec = chained(&agent, "c1");
+        let (v4, v6) = (vec![ips()[0]], vec![ips()[1]]);
+        let strange = vec!["10.55.0.98".parse().expect("address")];
+        let error = agent.try_create(CreateSpec { ips: strange, ..spec.clone() }).await.expect_err("not on the link");
+        assert!(error.code == ErrorCode::InvalidRequest && error.message.contains("10.55.0.98"), "{}", error.message);
+        let first = agent.try_create(CreateSpec { ips: v4, ..spec.clone() }).await.expect("created");
+        let other = Agent::spec("other", "eth0").attachment;
+        let second = CreateSpec { ips: v6, attachment: other, ..spec };
+        let error = agent.try_create(second.clone()).await.expect_err("the first is on the link");
+        assert!(error.code == ErrorCode::Exists && error.message.contains("on its link"), "{}", error.message);
+        agent.assert_healthy().await;
+        agent.delete(&agent.handle(first.id)).await;
+        agent.try_create(second).await.expect("the link is free");
+    });
+}
+
+#[test]
 fn an_endpoint_of_ours_beside_it_is_as_ever() {
     Machine::new().life(async |agent| {
         let made = agent.try_create(chained(&agent, "c1")).await.expect("created");

@@ -51,8 +51,6 @@ pub enum Leftover {
         name: String,
         /// Its index.
         ifindex: IfIndex,
-        /// They are an endpoint's programs, not the one that drops everything.
-        living: bool,
     },
     /// A route with our protocol number.
     Route(RouteRow),
@@ -145,8 +143,9 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
         }
     }
     for (name, ifindex) in others {
-        let ours = clsact::ours_on(&mut connection, ifindex)?;
-        found.ours.extend(ours.map(|living| Leftover::Filters { name, ifindex, living }));
+        if clsact::owner_on(&mut connection, ifindex)?.is_some() {
+            found.ours.push(Leftover::Filters { name, ifindex });
+        }
     }
     let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
     let links: BTreeSet<IfIndex> = found.ours.iter().filter_map(Leftover::ifindex).collect();

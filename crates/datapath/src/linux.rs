@@ -308,6 +308,10 @@ impl EndpointKernel for LinuxKernel {
         self.blocking("look at link", move |k| plugin_link::find(&k.netns, &netns, &ifname)).await
     }
 
+    async fn observe_plugin_links(&self) -> Result<Vec<LinkRef>> {
+        self.blocking("list links of other plugins", |_| plugin_link::taken()).await
+    }
+
     async fn remove_from_plugin_link(&self, link: &LinkRef) -> Result<()> {
         let link = link.clone();
         self.blocking("restore link", move |k| k.bpf.restore(&link)).await

@@ -3,11 +3,12 @@
 
 use std::{fs::File, os::fd::AsRawFd as _};
 
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use wharf_core::{
-    endpoint::{EndpointRecord, NetnsRef, parse_host_ifname},
+    endpoint::{EndpointRecord, HooksFound, LinkOwner, NetnsRef, parse_host_ifname},
     finding::{EndpointProblem, Side},
-    ids::IfName,
-    kernel::{KernelError, KernelErrorKind, Link, PluginLink, Result},
+    ids::{EndpointId, IfName},
+    kernel::{KernelError, KernelErrorKind, Link, LinkRef, PluginLink, Result},
 };
 use wharf_names::mark::Mark;
 
@@ -57,16 +58,34 @@ pub(crate) fn find(thread: &NetnsThread, netns: &NetnsRef, ifname: &IfName) -> R
         host_mac,
         container_mac,
         mtu: own.mtu,
+        addresses: address::list(&mut inside, own.ifindex)?.into_iter().map(|a| a.address).collect(),
         hooks: clsact::found(&mut host, other.ifindex)?,
     })
+}
+
+/// Links of other plugins that have filters of ours, each with the endpoint that they are of.
+pub(crate) fn taken() -> Result<Vec<LinkRef>> {
+    let mut host = Connection::open()?;
+    let mut taken = Vec::new();
+    for message in host.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
+        let RouteNetlinkMessage::NewLink(message) = message else { continue };
+        let seen = link::read(&message);
+        let is_ours = parse_host_ifname(&seen.name).is_some() || seen.alias.as_deref().and_then(Mark::parse).is_some();
+        if !seen.veth || is_ours {
+            continue;
+        }
+        let Some((id, epoch)) = clsact::owner_on(&mut host, seen.ifindex)? else { continue };
+        let (Ok(id), Ok(host_ifname)) = (EndpointId::try_from(id), IfName::parse(&seen.name)) else { continue };
+        let owner = LinkOwner::Plugin { hooks: HooksFound::Closed };
+        taken.push(LinkRef { id, epoch, host_ifname, host_ifindex: Some(seen.ifindex), container: None, owner });
+    }
+    Ok(taken)
 }
 
 /// Sees whether the link is still the one of the record.
 pub(crate) fn is_same(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     let seen = find(thread, &record.netns, &record.attachment.ifname)?;
-    let same = seen.link.host_ifindex == record.host_ifindex
-        && seen.link.container_ifindex == record.container_ifindex
-        && seen.host_ifname == record.host_ifname;
+    let same = seen.link.host_ifindex == record.host_ifindex && seen.link.container_ifindex == record.container_ifindex;
     if same { Ok(()) } else { Err(replaced(record, &seen)) }
 }
 
@@ -100,15 +119,15 @@ pub(crate) fn observe_host(
     problems: &mut Vec<EndpointProblem>,
 ) -> Result<()> {
     let (side, name) = (Side::Node, record.host_ifname.to_string());
-    let Some(seen) = link::look_up(host, &name)? else {
-        problems.push(EndpointProblem::LinkMissing { side, name });
+    // By its index: whoever made it may give it another name.
+    let Some(seen) = link::look_up_index(host, record.host_ifindex)? else {
+        let expected = record.host_ifindex;
+        problems.push(match link::look_up(host, &name)? {
+            Some(other) => EndpointProblem::LinkReplaced { side, name, expected, found: other.ifindex },
+            None => EndpointProblem::LinkMissing { side, name },
+        });
         return Ok(());
     };
-    if seen.ifindex != record.host_ifindex {
-        let (expected, found) = (record.host_ifindex, seen.ifindex);
-        problems.push(EndpointProblem::LinkReplaced { side, name, expected, found });
-        return Ok(());
-    }
     observe_up(&seen, side, problems);
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)
 }

@@ -155,6 +155,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObserveNode => k.observe_node(&node_spec()).await.map(drop),
         Operation::ObserveNetworks => k.observe_networks(&node_spec().cidrs).await.map(drop),
         Operation::ObserveNetworksOf => k.observe_networks_of(&[ip]).await.map(drop),
+        Operation::ObservePluginLinks => k.observe_plugin_links().await.map(drop),
         Operation::ObserveUplinks => k.observe_uplinks().await.map(drop),
         Operation::ObserveSpeakers => k.observe_speakers(ip).await.map(drop),
         Operation::RemoveConnections => k.remove_connections(&[ip]).await.map(drop),

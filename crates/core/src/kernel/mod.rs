@@ -173,6 +173,11 @@ pub trait EndpointKernel: Send + Sync + 'static {
         async move { Err(unsupported("look at", subject)) }
     }
 
+    /// Links of other plugins that have programs of endpoints, or the one that drops everything, each with the endpoint that they are of.
+    fn observe_plugin_links(&self) -> impl Future<Output = Result<Vec<LinkRef>>> + Send {
+        async move { Err(unsupported("list links", "of other plugins".to_owned())) }
+    }
+
     /// Takes the endpoint's programs, or the one that drops everything, off another plugin's link, which is then as it was before
     /// [`Self::ensure_attached`]. Nothing happens to a link that is gone, or that has nothing of this endpoint and epoch.
     fn remove_from_plugin_link(&self, link: &LinkRef) -> impl Future<Output = Result<()>> + Send {

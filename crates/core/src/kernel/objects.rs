@@ -202,6 +202,8 @@ pub struct PluginLink {
     pub container_mac: MacAddr,
     /// MTU of the container's side, bytes.
     pub mtu: u32,
+    /// Addresses of the container's side.
+    pub addresses: Vec<IpAddr>,
     /// What is on the hooks of the host side.
     pub hooks: HooksFound,
 }

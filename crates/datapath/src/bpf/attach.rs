@@ -4,12 +4,16 @@
 //! own programs first and detaches the others afterwards, so that a program polices the link at every moment. On a
 //! hook with both, tcx runs first, and alone: our programs always return a final verdict.
 
-use std::{fs, io, path::Path};
+use std::{borrow::Cow, fs, io, path::Path};
 
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
-use nix::{errno::Errno, net::if_::if_nametoindex};
+use nix::{
+    errno::Errno,
+    net::if_::{if_indextoname, if_nametoindex},
+};
 use wharf_core::{
     endpoint::{HooksFound, LinkOwner},
+    ids::IfName,
     kernel::{AttachMode, Attached, KernelError, KernelErrorKind, LinkRef, Result},
 };
 use wharf_crash as crash;
@@ -71,12 +75,29 @@ pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
 
 /// True when the interface exists and has the index of the reference, if the reference has one.
 pub(crate) fn present(link: &LinkRef) -> Result<bool> {
-    // The names of other plugins' links say nothing of us.
-    if link.host_ifindex.is_none() && !link.owner.is_wharf() {
-        return Ok(false);
+    Ok(here(link)?.is_some())
+}
+
+/// The link by the name that it has now. One of Wharf's has the name that Wharf gave it; one of another plugin's is the one of this index, whoever
+/// renamed it: its name says nothing of us.
+fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
+    if link.owner.is_wharf() {
+        let index = index_of(link.host_ifname.as_str())?;
+        let same = index.is_some_and(|is| link.host_ifindex.is_none_or(|want| want.0 == is));
+        return Ok(same.then_some(Cow::Borrowed(link)));
     }
-    let index = index_of(link.host_ifname.as_str())?;
-    Ok(index.is_some_and(|is| link.host_ifindex.is_none_or(|want| want.0 == is)))
+    let Some(index) = link.host_ifindex else { return Ok(None) };
+    let name = match if_indextoname(index.0) {
+        Ok(name) => name.to_string_lossy().into_owned(),
+        Err(Errno::ENODEV | Errno::ENXIO) => return Ok(None),
+        Err(e) => return Err(wrap("look up link", format!("index {index}"), &io::Error::from(e))),
+    };
+    if name == link.host_ifname.as_str() {
+        return Ok(Some(Cow::Borrowed(link)));
+    }
+    let host_ifname =
+        IfName::parse(&name).map_err(|e| fail("look up link", name, KernelErrorKind::Unsupported, &e.to_string()))?;
+    Ok(Some(Cow::Owned(LinkRef { host_ifname, ..link.clone() })))
 }
 
 pub(super) fn open_program(path: &Path) -> Result<SchedClassifier> {
@@ -161,9 +182,7 @@ impl Bpf {
     /// Attaches an endpoint's programs, as pinned in the tree, to the hooks of its link. True when every hook had a
     /// program.
     pub(super) fn attach(&self, tree: &PinTree, link: &LinkRef) -> Result<bool> {
-        if !present(link)? {
-            return Err(gone(ATTACH, about(link)));
-        }
+        let Some(link) = &here(link)? else { return Err(gone(ATTACH, about(link))) };
         reopen_closed(tree, link)?;
         let mut programs = Vec::with_capacity(HOOKS.len());
         for hook in HOOKS {
@@ -177,9 +196,7 @@ impl Bpf {
 
     /// Replaces the endpoint's programs on the hooks by the sink.
     pub(crate) fn remove_attached(&self, link: &LinkRef) -> Result<()> {
-        if !present(link)? {
-            return Ok(());
-        }
+        let Some(link) = &here(link)? else { return Ok(()) };
         let mut sink = open_program(&self.pins.shared(SINK))?;
         let done = match self.mode_of(link.owner) {
             AttachMode::Tcx => self.sink_tcx(&mut sink, link),
@@ -206,13 +223,10 @@ impl Bpf {
     /// Takes what the endpoint attached off another plugin's link. One that was found closed is closed again.
     pub(crate) fn restore(&self, link: &LinkRef) -> Result<()> {
         let LinkOwner::Plugin { hooks } = link.owner else { return Ok(()) };
-        if !present(link)? {
-            return Ok(());
-        }
+        let Some(link) = &here(link)? else { return Ok(()) };
         match hooks {
             HooksFound::None | HooksFound::Clsact => clsact::restore(link, hooks == HooksFound::None),
-            HooksFound::Closed if clsact::is_attached(link)? => self.remove_attached(link),
-            HooksFound::Closed => Ok(()),
+            HooksFound::Closed => self.remove_attached(link),
         }
     }
 
@@ -270,8 +284,17 @@ impl Bpf {
                 }
             }
         }
-        let wanted = HOOKS.map(|hook| Wanted { hook: hook.attach, program: sink, name: clsact::name(SINK, link) });
-        clsact::ensure(ifname, &wanted)?;
+        // What others have put in the place of ours on their own link is theirs: nothing of this endpoint is left there to replace.
+        let hooks = match link.owner {
+            LinkOwner::Wharf => HOOKS.to_vec(),
+            LinkOwner::Plugin { .. } => clsact::held(link)?,
+        };
+        let name = clsact::name(SINK, link);
+        let wanted: Vec<_> =
+            hooks.iter().map(|hook| Wanted { hook: hook.attach, program: sink, name: name.clone() }).collect();
+        if !wanted.is_empty() {
+            clsact::ensure(ifname, &wanted)?;
+        }
         crash::point("datapath/detach/after-filters");
         if linked.is_empty() {
             return Ok(());

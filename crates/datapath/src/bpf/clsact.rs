@@ -17,15 +17,12 @@ use rtnetlink::{
 };
 use wharf_core::{
     endpoint::{HooksFound, LinkOwner},
-    ids::IfIndex,
+    ids::{Epoch, IfIndex},
     kernel::{KernelError, KernelErrorKind, LinkRef, Result},
 };
 use wharf_crash as crash;
 
-use super::{
-    attach::{ATTACH, HOOKS, gone, index_of},
-    pins::SINK,
-};
+use super::attach::{ATTACH, HOOKS, Hook, gone, index_of};
 use crate::{
     error::{fail, wrap},
     netlink::{Connection, Refusal, Request},
@@ -141,16 +138,17 @@ pub(super) fn restore(link: &LinkRef, bare: bool) -> Result<()> {
     remove_all(link.host_ifname.as_str(), |filter| filter.name.ends_with(&owner), bare)
 }
 
-/// True when a filter of this endpoint is on a hook of another plugin's link.
-pub(super) fn is_attached(link: &LinkRef) -> Result<bool> {
-    let Some(mut device) = Device::open(link.host_ifname.as_str())? else { return Ok(false) };
+/// The hooks of another plugin's link that have a filter of this endpoint.
+pub(super) fn held(link: &LinkRef) -> Result<Vec<Hook>> {
+    let mut held = Vec::with_capacity(HOOKS.len());
+    let Some(mut device) = Device::open(link.host_ifname.as_str())? else { return Ok(held) };
     let owner = owner(link);
     for hook in HOOKS {
         if device.look(hook.attach)?.ours().is_some_and(|filter| filter.name.ends_with(&owner)) {
-            return Ok(true);
+            held.push(hook);
         }
     }
-    Ok(false)
+    Ok(held)
 }
 
 /// Removes those of our filters that `wanted` is true of, and then an empty qdisc if `bare`.
@@ -186,7 +184,7 @@ fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Res
 
 /// What is on the hooks of another plugin's link. A qdisc of the kind `ingress` counts as clsact: it is in its place.
 pub(crate) fn found(connection: &mut Connection, index: IfIndex) -> Result<HooksFound> {
-    Ok(match ours_on(connection, index)? {
+    Ok(match owner_on(connection, index)? {
         Some(_) => HooksFound::Closed,
         None if is_there(connection, index)? => HooksFound::Clsact,
         None => HooksFound::None,
@@ -203,16 +201,17 @@ fn is_there(connection: &mut Connection, index: IfIndex) -> Result<bool> {
     }
 }
 
-/// Whether filters of ours on an interface are an endpoint's programs (true), or the program that drops everything; `None` without one.
-pub(crate) fn ours_on(connection: &mut Connection, index: IfIndex) -> Result<Option<bool>> {
-    let mut found = None;
+/// The endpoint that filters of ours on another plugin's link are of; zeros where their names do not say it.
+pub(crate) fn owner_on(connection: &mut Connection, index: IfIndex) -> Result<Option<(u16, Epoch)>> {
     for hook in HOOKS {
         if let Some(filter) = filters(connection, index.0.cast_signed(), hook.attach, &index.to_string())?.ours() {
-            let is_sink = filter.name.strip_prefix(NAME_PREFIX).is_some_and(|name| name.starts_with(SINK));
-            found = Some(found.unwrap_or(false) || !is_sink);
+            let mut parts = filter.name.rsplit(':');
+            let epoch = parts.next().and_then(|text| text.parse().ok()).map(Epoch);
+            let id = parts.next().and_then(|text| text.parse().ok());
+            return Ok(Some(id.zip(epoch).unwrap_or((0, Epoch(0)))));
         }
     }
-    Ok(found)
+    Ok(None)
 }
 
 /// Takes all of our filters off an interface that is another plugin's, and then an empty qdisc.

@@ -35,6 +35,7 @@ operations! {
     EnsurePrograms = "ensure_programs",
     EnsureLink = "ensure_link",
     ObservePluginLink = "observe_plugin_link",
+    ObservePluginLinks = "observe_plugin_links",
     RemoveFromPluginLink = "remove_from_plugin_link",
     EnsureConfig = "ensure_config",
     EnsureAttached = "ensure_attached",

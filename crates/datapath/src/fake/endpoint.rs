@@ -150,8 +150,22 @@ impl EndpointKernel for FakeKernel {
                 host_mac: host.host_mac,
                 container_mac: host.container_mac,
                 mtu: host.container_mtu,
+                addresses: inside.addresses.iter().copied().collect(),
                 hooks: if host.attached.is_some() { HooksFound::Closed } else { HooksFound::None },
             })
+        })
+        .await
+    }
+
+    async fn observe_plugin_links(&self) -> Result<Vec<LinkRef>> {
+        self.call(Operation::ObservePluginLinks, "node".to_owned(), |s| {
+            let taken = |(name, l): (&String, &HostSide)| {
+                let (id, epoch) = l.attached_by.filter(|_| l.plugin && l.attached.is_some())?;
+                let owner = LinkOwner::Plugin { hooks: HooksFound::Closed };
+                let (host_ifname, host_ifindex) = (IfName::parse(name).ok()?, Some(l.ifindex));
+                Some(LinkRef { id, epoch, host_ifname, host_ifindex, container: None, owner })
+            };
+            Ok(s.links.iter().filter_map(taken).collect())
         })
         .await
     }
