@@ -189,7 +189,7 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
         if let Intent::Create { attachment, link, .. } = intent {
-            undo_create(life, id, epoch, &attachment, link).await;
+            undo_create(life, id, epoch, &attachment, link.map(|link| *link)).await;
         }
     }
     wharf_crash::point("restore/after-undo");

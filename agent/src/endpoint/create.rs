@@ -264,7 +264,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             let intent = Intent::Create {
                 attachment: record.attachment.clone(),
                 netns_path: record.netns.path.clone(),
-                link: (!record.link_owner.is_wharf()).then(|| LinkRef::of(&record)),
+                link: (!record.link_owner.is_wharf()).then(|| Box::new(LinkRef::of(&record))),
             };
             Ok(life.store.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await?)
         }

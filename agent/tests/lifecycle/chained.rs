@@ -133,7 +133,7 @@ fn a_restart_keeps_it_and_an_interrupted_create_leaves_the_link_as_it_was() {
         agent.assert_healthy().await;
         assert_eq!(agent.handle(record.id.get()).shared.read(|v| v.record.clone()), record);
         // As if the create had been killed before it was stored.
-        let link = Some(LinkRef::of(&record));
+        let link = Some(Box::new(LinkRef::of(&record)));
         let intent =
             Intent::Create { attachment: record.attachment.clone(), netns_path: record.netns.path.clone(), link };
         let changes =

@@ -115,7 +115,7 @@ pub enum Intent {
         netns_path: std::path::PathBuf,
         /// The link of another plugin's that programs may be attached to; none for a link of Wharf's own, whose name follows from id and epoch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        link: Option<LinkRef>,
+        link: Option<Box<LinkRef>>,
     },
     /// The endpoint is being deleted.
     Delete {

@@ -206,7 +206,8 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
 /// A chained endpoint may have neighbours there, so of these it has the one that its MAC gives.
 #[inline(always)]
 fn claims_own(asker: Profile, address: Ipv6Address) -> bool {
-    let own_link_local = address.is_link_local() && (!asker.chained() || address.equals(asker.container_mac().link_local()));
+    let own_link_local =
+        address.is_link_local() && (!asker.chained() || address.equals(asker.container_mac().link_local()));
     own_link_local || asker.owns6(address)
 }
 

@@ -249,7 +249,7 @@ impl Endpoint {
             ifindex: other.ifindex,
             identity: other.identity,
             mac: other.mac,
-            endpoint_id: other.id as u16,
+            endpoint_id: u16::try_from(other.id)?,
             _pad: [0; 4],
         };
         let mut rows: HashMap<&mut MapData, EndpointKey, EndpointRow> = self.map_mut(map::ENDPOINTS)?.try_into()?;

@@ -291,7 +291,7 @@ impl Auditor<'_> {
                 (Stray::Delete { id: *id, epoch: *epoch }, None)
             } else {
                 let link = match intent {
-                    Intent::Create { link, .. } => link.clone().map(Box::new),
+                    Intent::Create { link, .. } => link.clone(),
                     Intent::Delete { .. } => None,
                 };
                 (Stray::Intent { id: *id, epoch: *epoch, what }, Some(Repair::CloseIntent(*id, *epoch, link)))

@@ -591,7 +591,7 @@ fn an_open_create_on_another_plugins_link_is_closed_with_what_it_attached() {
     let left = EndpointRecord { link_owner: LinkOwner::Plugin { hooks: HooksFound::None }, ..record(7, 70) };
     let (id, epoch, mut intent) = create_intent(7, 70);
     if let Intent::Create { link, .. } = &mut intent {
-        *link = Some(LinkRef::of(&left));
+        *link = Some(Box::new(LinkRef::of(&left)));
     }
     node.snapshot.intents.push((id, epoch, intent));
     let repairs: Vec<_> = node.audit().into_iter().filter_map(|f| f.repair).collect();

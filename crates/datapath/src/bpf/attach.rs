@@ -96,7 +96,7 @@ fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
         return Ok(Some(Cow::Borrowed(link)));
     }
     let host_ifname =
-        IfName::parse(&name).map_err(|e| fail("look up link", name, KernelErrorKind::Unsupported, &e.to_string()))?;
+        IfName::parse(&name).map_err(|e| fail("look up link", name, KernelErrorKind::Unsupported, e.to_string()))?;
     Ok(Some(Cow::Owned(LinkRef { host_ifname, ..link.clone() })))
 }
 
