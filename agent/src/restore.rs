@@ -210,7 +210,7 @@ pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lo
         life.tasks.endpoints.spawn(task.run());
     }
     if lost {
-        orphan::close(life).await;
+        orphan::close(life, &dump).await;
     }
     if lost && !dump.links.is_empty() {
         orphan::keep(life, &dump).await;

@@ -45,7 +45,7 @@ pub fn link_of(lease: &Lease) -> Option<&str> {
 
 /// Closes the links of other plugins that no record names: without one, nothing tells what policy their containers are under. Those of endpoints
 /// that were made since stay.
-pub async fn close<K: Kernel>(life: &Arc<Lifecycle<K>>) {
+pub async fn close<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
     let links = match life.kernel.observe_plugin_links().await {
         Ok(links) => links,
         Err(error) => {
@@ -58,13 +58,22 @@ pub async fn close<K: Kernel>(life: &Arc<Lifecycle<K>>) {
     for link in
         links.into_iter().filter(|link| life.registry.get(link.id).is_none_or(|there| there.epoch != link.epoch))
     {
-        let (id, host) = (link.id.get(), &link.host_ifname);
-        match life.kernel.remove_attached(&link).await {
+        let (number, host) = (link.id.get(), link.host_ifname.clone());
+        let rows = dump.endpoint_rows.iter().filter(|row| Some(row.ifindex) == link.host_ifindex);
+        let rows = rows.map(|row| (row.address, row.epoch)).collect();
+        // The name of a link that was closed long ago may have an id that is another endpoint's by now.
+        let is_reused = life.registry.get(link.id).is_some()
+            || dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).any(|(id, _)| id == link.id);
+        let removed = match is_reused {
+            true => life.kernel.remove_attached(&link).await.map_err(RemoveError::from),
+            false => remove::all(life, &Subject::Remnant { id: link.id, links: vec![link], rows }).await,
+        };
+        match removed {
             Ok(()) => tracing::warn!(
-                endpoint = id,
+                endpoint = number,
                 "the record of the container behind link {host} of another plugin was lost: it is closed until it is recreated"
             ),
-            Err(error) => tracing::error!(endpoint = id, "close link {host} of another plugin: {error}"),
+            Err(error) => tracing::error!(endpoint = number, "close link {host} of another plugin: {error}"),
         }
     }
 }

@@ -342,6 +342,7 @@ impl Agent {
             Operation::ObserveNode,
             Operation::ObserveNetworks,
             Operation::ObserveAddresses,
+            Operation::ObservePluginLinks,
             Operation::ObservePolicy,
             Operation::ObserveSpeakers,
             Operation::RemoveConnections,

@@ -88,8 +88,9 @@ fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
     }
     let Some(index) = link.host_ifindex else { return Ok(None) };
     let name = match if_indextoname(index.0) {
-        Ok(name) => name.to_string_lossy().into_owned(),
-        Err(Errno::ENODEV | Errno::ENXIO) => return Ok(None),
+        // An empty name stands for an error as well: nix takes a null pointer for a name.
+        Ok(name) if !name.is_empty() => name.to_string_lossy().into_owned(),
+        Ok(_) | Err(Errno::ENODEV | Errno::ENXIO) => return Ok(None),
         Err(e) => return Err(wrap("look up link", format!("index {index}"), &io::Error::from(e))),
     };
     if name == link.host_ifname.as_str() {
