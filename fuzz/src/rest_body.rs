@@ -9,6 +9,7 @@ use axum::{
     http::{Request, header::CONTENT_TYPE},
 };
 use serde::{Serialize, de::DeserializeOwned};
+use wharf_agent::endpoint::create::External;
 use wharf_agent::explain::subject::Subject;
 use wharf_agent::rest::{
     endpoint::create_spec,
@@ -74,10 +75,11 @@ fn create(data: &[u8]) {
     assert_eq!(spec.pool.map(String::from), asked.pool);
     assert_eq!(spec.mac.map(|mac| mac.to_string()), asked.mac.map(|mac| mac.to_ascii_lowercase()));
     assert_eq!((spec.ips, spec.pod_name, spec.pod_namespace), (asked.ips, asked.pod_name, asked.pod_namespace));
-    assert_eq!(
-        spec.external.map(|external| (external.ipam, external.gateways)),
-        asked.ipam.map(|ipam| (ipam, asked.gateways))
-    );
+    let external = match asked.ipam {
+        Some(plugin) => Some(External::Ipam { plugin, gateways: asked.gateways }),
+        None => asked.chained.then_some(External::Chain),
+    };
+    assert_eq!(spec.external, external);
     assert_eq!(spec.routes, asked.routes);
     for label in &spec.labels {
         assert_eq!(label.to_string().parse().as_ref(), Ok(label), "a label is not read back");
