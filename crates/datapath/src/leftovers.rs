@@ -29,7 +29,7 @@ use crate::{
     error::wrap,
     forwarding::{Forwarding, dotted},
     netlink::{Connection, link, nft::Nft, proxy::Proxy, route},
-    redirects,
+    plugin_link, redirects,
     router::Pair,
 };
 
@@ -130,7 +130,6 @@ pub struct Leftovers {
 pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let mut found = Leftovers::default();
     let mut connection = Connection::open()?;
-    let mut others = Vec::new();
     for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
@@ -139,14 +138,12 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
             _ if !seen.veth => {}
             (Some(mark), _) => found.ours.push(Leftover::Link { name: seen.name, ifindex: seen.ifindex, mark }),
             (None, Some(_)) => found.foreign.push(format!("link {} (it has no mark of Wharf's)", seen.name)),
-            (None, None) => others.push((seen.name, seen.ifindex)),
+            (None, None) => {}
         }
     }
-    for (name, ifindex) in others {
-        if clsact::owner_on(&mut connection, ifindex)?.is_some() {
-            found.ours.push(Leftover::Filters { name, ifindex });
-        }
-    }
+    found.ours.extend(plugin_link::taken()?.into_iter().filter_map(|link| {
+        Some(Leftover::Filters { name: link.host_ifname.to_string(), ifindex: link.host_ifindex? })
+    }));
     let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
     let links: BTreeSet<IfIndex> = found.ours.iter().filter_map(Leftover::ifindex).collect();
     for route in routes {

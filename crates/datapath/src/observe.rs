@@ -34,12 +34,15 @@ pub(crate) fn observe_endpoints(
     let look = |(record, inside): (&EndpointRecord, Result<Connection>)| {
         let mut found = Vec::new();
         let opened = bpf.opened(record.id)?;
-        if record.link_owner.is_wharf() {
-            observe_host(&mut host, record, bpf, &opened, &mut found)?;
-            observe_container(inside, record, &mut found)?;
-        } else {
-            plugin_link::observe_host(&mut host, record, bpf, &opened, &mut found)?;
-            plugin_link::observe_container(inside, record, &mut found)?;
+        let is_own = record.link_owner.is_wharf();
+        match is_own {
+            true => observe_host(&mut host, record, bpf, &opened, &mut found)?,
+            false => plugin_link::observe_host(&mut host, record, bpf, &opened, &mut found)?,
+        }
+        match container_link(inside, record, &mut found)? {
+            Some((inside, seen)) if is_own => observe_container(inside, &seen, record, &mut found)?,
+            Some((inside, seen)) => plugin_link::observe_container(inside, &seen, record, &mut found)?,
+            None => {}
         }
         bpf.observe_maps(record, &opened, &mut found)?;
         Ok(found)
@@ -144,16 +147,17 @@ fn observe_host(
     Ok(())
 }
 
-fn observe_container(
+/// The container's interface, with a connection there; `None`, and a problem, where it cannot be found.
+fn container_link(
     inside: Result<Connection>,
     record: &EndpointRecord,
     problems: &mut Vec<EndpointProblem>,
-) -> Result<()> {
+) -> Result<Option<(Connection, LinkSeen)>> {
     let mut inside = match inside {
         Ok(inside) => inside,
         Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => {
             problems.push(EndpointProblem::Netns { path: e.subject, cause: e.cause });
-            return Ok(());
+            return Ok(None);
         }
         Err(e) => return Err(e),
     };
@@ -165,10 +169,20 @@ fn observe_container(
             Some(link) => EndpointProblem::LinkRenamed { side, name, found: link.name },
             None => EndpointProblem::LinkMissing { side, name },
         });
-        return Ok(());
+        return Ok(None);
     };
+    Ok(Some((inside, seen)))
+}
+
+fn observe_container(
+    mut inside: Connection,
+    seen: &LinkSeen,
+    record: &EndpointRecord,
+    problems: &mut Vec<EndpointProblem>,
+) -> Result<()> {
+    let side = Side::Container;
     let wanted = Wanted { side, ifindex: record.container_ifindex, mac: record.container_mac, mtu: record.mtu };
-    observe_link(&seen, &wanted, problems);
+    observe_link(seen, &wanted, problems);
     let addresses = address::list(&mut inside, seen.ifindex)?;
     for address in record.addresses() {
         let length = if address.is_ipv4() { 32 } else { 128 };

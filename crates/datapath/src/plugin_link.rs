@@ -134,34 +134,18 @@ pub(crate) fn observe_host(
 
 /// What is amiss with the container's side: what the programs judge by must be true of it.
 pub(crate) fn observe_container(
-    inside: Result<Connection>,
+    mut inside: Connection,
+    seen: &LinkSeen,
     record: &EndpointRecord,
     problems: &mut Vec<EndpointProblem>,
 ) -> Result<()> {
-    let mut inside = match inside {
-        Ok(inside) => inside,
-        Err(e) if matches!(e.kind, KernelErrorKind::NotFound | KernelErrorKind::NotANetns) => {
-            problems.push(EndpointProblem::Netns { path: e.subject, cause: e.cause });
-            return Ok(());
-        }
-        Err(e) => return Err(e),
-    };
     let (side, name) = (Side::Container, record.attachment.ifname.to_string());
-    let Some(seen) = link::look_up(&mut inside, &name)? else {
-        let there = link::look_up_index(&mut inside, record.container_ifindex)?;
-        let renamed = there.filter(|l| l.veth && l.peer == record.host_ifindex);
-        problems.push(match renamed {
-            Some(link) => EndpointProblem::LinkRenamed { side, name, found: link.name },
-            None => EndpointProblem::LinkMissing { side, name },
-        });
-        return Ok(());
-    };
     if seen.ifindex != record.container_ifindex {
         let (expected, found) = (record.container_ifindex, seen.ifindex);
         problems.push(EndpointProblem::LinkReplaced { side, name, expected, found });
         return Ok(());
     }
-    observe_up(&seen, side, problems);
+    observe_up(seen, side, problems);
     if seen.mac != Some(record.container_mac) {
         let found = seen.mac.map_or_else(|| "none".to_owned(), |mac| mac.to_string());
         let what = format!("MAC: expected {}, found {found}, from which everything is dropped", record.container_mac);

@@ -85,7 +85,7 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
             KernelErrorKind::NotFound | KernelErrorKind::Exists => {
                 let cause = format!(
                     "{}; the kernel must have the clsact qdisc and the bpf classifier (CONFIG_NET_SCH_INGRESS, \
-                     CONFIG_NET_CLS_BPF), or use --attach-mode tcx",
+                     CONFIG_NET_CLS_BPF), or, for links of Wharf's own, use --attach-mode tcx",
                     told.cause
                 );
                 KernelError { kind: KernelErrorKind::Unsupported, cause, ..told }
@@ -320,8 +320,8 @@ impl<'a> Device<'a> {
             Some(Err(refusal)) if refusal.is(libc::EINVAL) => {
                 let told = refusal.into_error(ATTACH, self.ifname);
                 let cause = format!(
-                    "{}; a qdisc of another kind is in clsact's place: remove it (`tc qdisc del dev {} ingress`) or use \
-                     --attach-mode tcx",
+                    "{}; a qdisc of another kind is in clsact's place: remove it (`tc qdisc del dev {} ingress`) or, for \
+                     links of Wharf's own, use --attach-mode tcx",
                     told.cause, self.ifname
                 );
                 return Err(KernelError { kind: KernelErrorKind::Conflict, cause, ..told });
@@ -346,7 +346,7 @@ impl<'a> Device<'a> {
             } else if let Some(other) = there.known.iter().find(|f| f.excludes_ours()) {
                 let cause = format!(
                     "a filter that is not ours has our place (kind {}, name {:?}, priority {PRIORITY}, handle {:#x}); \
-                     give it another priority or use --attach-mode tcx",
+                     give it another priority or, for links of Wharf's own, use --attach-mode tcx",
                     other.kind, other.name, other.handle
                 );
                 return Err(fail(ATTACH, self.ifname, KernelErrorKind::Conflict, cause));
