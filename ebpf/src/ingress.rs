@@ -86,10 +86,6 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
             if !profile.owns4(destination) {
                 return Err(refusal(parse::is_group4(destination)));
             }
-            if profile.chained() {
-                return Ok(());
-            }
-            packet.address(profile.container_mac(), profile.host_mac());
             if !from_stack {
                 packet.decrement_ttl();
             }
@@ -104,10 +100,6 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
             if !profile.owns6(destination) {
                 return Err(refusal(destination.is_multicast()));
             }
-            if profile.chained() {
-                return Ok(());
-            }
-            packet.address(profile.container_mac(), profile.host_mac());
             if !from_stack {
                 packet.decrement_hop_limit();
             }
@@ -115,6 +107,9 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
         EtherType::Arp if profile.chained() => return Err(to_neighbour(ctx, own)),
         // The node knows the container's MAC without asking; nobody asks the container.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),
+    }
+    if !profile.chained() {
+        parse::ethernet(ctx)?.address(profile.container_mac(), profile.host_mac());
     }
     Ok(())
 }
