@@ -139,6 +139,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     // The locks are taken before the kernel is opened, because the open installs this version's sink.
     let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
+    delegate::records::leave(&config.run_dir)?;
     let loader = Loader::default();
     give_memory_back();
     let options =

@@ -426,6 +426,13 @@ fn without_an_agent_a_del_is_recorded_and_touches_nothing() -> Result<()> {
         ensure!(links == (node.space().links()?, a.space()?.links()?), "the links are the service's");
         ping(a.space()?, GATEWAY.parse()?)?.must_answer()?;
         ensure!(add(node, &a)?.failure()?.code == LATER);
+        // An agent of the other mode would take the deletion for its own.
+        let delegate = format!("--delegate={}", service.socket().display());
+        node.set_flag(&delegate, false);
+        let refused = node.run_agent_to_end(&[])?;
+        ensure!(refused.code() == 1 && refused.stderr.contains("deletions (1) wait"), "{}", refused.describe());
+        ensure!(node.dirs().version_trees()?.is_empty(), "pins {:?}", node.dirs().version_trees()?);
+        node.set_flag(&delegate, true);
         node.start_agent()?;
         wait::until_equal("records of what is owed", &0, || owed(node))?;
         ensure!(service.attached().is_empty(), "{:?}", service.attached());

@@ -138,6 +138,7 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
     let _turn = Turn::take()?;
     make_directory(&config.run_dir).context("--run-dir")?;
     has_no_store(&config)?;
+    records::enter(&config.run_dir)?;
     let metrics_listener = match config.metrics_listen {
         Some(address) => {
             Some(tokio::net::TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?)

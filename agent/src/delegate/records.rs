@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Context as _, bail};
 use futures::{StreamExt as _, stream};
 use wharf_core::ids::Attachment;
-use wharf_handover::queue::{Deletion, Entry, Queue, VERSION};
+use wharf_handover::queue::{Deletion, Entry, Queue, QueueError, VERSION};
 
 use crate::{
     clock,
@@ -151,6 +152,36 @@ impl Records {
     }
 }
 
+/// Makes the directory of unfinished ADDs: it marks the run directory as one of this mode, until [`leave`].
+///
+/// # Errors
+/// When the file system refuses.
+pub fn enter(run_dir: &Path) -> Result<(), QueueError> {
+    Queue::unfinished(run_dir).ensure_directory()
+}
+
+/// Gives the run directory to an agent of the other mode, which would take deletions that wait here for its own and drop them.
+///
+/// # Errors
+/// When the service is owed something, or a directory cannot be read or removed.
+pub fn leave(run_dir: &Path) -> anyhow::Result<()> {
+    let unfinished = Queue::unfinished(run_dir);
+    if !unfinished.path().exists() {
+        return Ok(());
+    }
+    let is_canary = |entry: &Entry| entry.content.as_ref().is_ok_and(|deletion| deletion.canary.is_some());
+    let owed = unfinished.list()?.iter().chain(&Queue::new(run_dir).list()?).filter(|entry| !is_canary(entry)).count();
+    if owed > 0 {
+        bail!(
+            "start: deletions ({owed}) wait in {} for the service of --delegate; start with it until `wharf status` counts none, or drop \
+             them with `wharf-agent cleanup`",
+            run_dir.display()
+        );
+    }
+    // What is in there was set aside.
+    std::fs::remove_dir_all(unfinished.path()).with_context(|| format!("remove {}", unfinished.path().display()))
+}
+
 fn file_name(a: &Attachment) -> String {
     Queue::file_name(a.network.as_str(), a.container_id.as_str(), a.ifname.as_str())
 }
@@ -281,4 +312,38 @@ pub(super) enum Unsettled {
     /// The records.
     #[error(transparent)]
     Records(#[from] QueueFailure),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_directory_is_left_when_nothing_is_owed() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let (run_dir, marked) = (dir.path(), || dir.path().join("unfinished-adds").exists());
+        let owed = Deletion {
+            version: VERSION,
+            network: "harbour".into(),
+            container_id: "web".into(),
+            ifname: "eth0".into(),
+            endpoint: None,
+            boot_id: "8f3a4a4e-0000-4000-8000-000000000001".into(),
+            written_unix_ms: 1,
+            canary: None,
+        };
+        let queue = Queue::new(run_dir);
+        // A deletion of the other mode's own is no reason.
+        let name = queue.put(&owed)?;
+        leave(run_dir)?;
+        enter(run_dir)?;
+        assert!(leave(run_dir).unwrap_err().to_string().contains("deletions (1) wait"));
+        queue.remove(&name)?;
+        let name = Queue::unfinished(run_dir).put(&owed)?;
+        assert!(leave(run_dir).is_err() && marked());
+        Queue::unfinished(run_dir).set_aside(&name)?;
+        leave(run_dir)?;
+        assert!(!marked());
+        Ok(())
+    }
 }
