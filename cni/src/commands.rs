@@ -218,8 +218,6 @@ impl Agent<'_> {
                 self.told.inspect(|run| run.set_chained());
                 create.chained = true;
                 create.ips.clone_from(&chain.ips);
-                // Asked of the plugin that made the interface.
-                create.mac = None;
             }
         }
         let id = id(target);

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use wharf_core::{
     admission::Refusal,
     identity_allocator::IdentityError,
-    ids::{Attachment, EndpointId, IfName, PoolName},
+    ids::{Attachment, EndpointId, IfName, MacAddr, PoolName},
     ipam::IpamError,
     kernel::KernelError,
     nat::Publish,
@@ -213,6 +213,16 @@ pub enum CreateCause {
     NotOnLink {
         /// The address.
         ip: IpAddr,
+        /// The interface.
+        ifname: IfName,
+    },
+    /// The interface that another plugin made does not have the MAC address that the runtime asks for.
+    #[error("MAC address {asked} is asked for, and the plugin that made {ifname} in the container gave it {has}")]
+    OtherMac {
+        /// The one asked for.
+        asked: MacAddr,
+        /// Its own.
+        has: MacAddr,
         /// The interface.
         ifname: IfName,
     },

@@ -127,10 +127,13 @@ pub(super) async fn reserve<K: Kernel>(
         }
         None => requested_addresses(&lock(&life.addresses.ipam), spec)?,
     };
-    if let Some(link) = &plugin
-        && let Some(ip) = spec.ips.iter().find(|ip| !link.addresses.contains(ip))
-    {
-        return Err(CreateCause::NotOnLink { ip: *ip, ifname: a.ifname.clone() });
+    if let Some(link) = &plugin {
+        if let Some(ip) = spec.ips.iter().find(|ip| !link.addresses.contains(ip)) {
+            return Err(CreateCause::NotOnLink { ip: *ip, ifname: a.ifname.clone() });
+        }
+        if let Some(asked) = spec.mac.filter(|asked| *asked != link.container_mac) {
+            return Err(CreateCause::OtherMac { asked, has: link.container_mac, ifname: a.ifname.clone() });
+        }
     }
     may_masquerade(life, spec)?;
     may_publish(life, spec, requested).await?;

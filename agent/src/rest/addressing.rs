@@ -60,7 +60,6 @@ fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
         EndpointCreate { pool: Some(_), .. } => refused("the pool of its addresses", makers),
         EndpointCreate { ipam: Some(_), .. } => refused("leasing its addresses (`ipam`)", makers),
         EndpointCreate { mtu: Some(_), .. } => refused("its MTU", makers),
-        EndpointCreate { mac: Some(_), .. } => refused("its MAC address", makers),
         EndpointCreate { routes: Some(_), .. } => refused("what it reaches", makers),
         EndpointCreate { masquerade: Some(_), .. } => refused("masquerading (`ipMasq`)", makers),
         EndpointCreate { ports, .. } if !ports.is_empty() => refused(

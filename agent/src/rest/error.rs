@@ -207,6 +207,8 @@ impl From<CreateCause> for Failure {
             CreateCause::LinkTaken { .. } => says(ErrorCode::Exists).hint("delete that one first"),
             CreateCause::NotOnLink { .. } => says(ErrorCode::InvalidRequest)
                 .hint("see what the plugins before wharf-cni did: `prevResult` is to tell what the interface has"),
+            CreateCause::OtherMac { .. } => says(ErrorCode::InvalidRequest)
+                .hint("put the plugin `tuning` with the capability `mac` before wharf-cni in the list of plugins, or ask for none"),
             CreateCause::PluginLink(e) => match e.kind {
                 KernelErrorKind::NotFound | KernelErrorKind::Unsupported | KernelErrorKind::Conflict => {
                     says(ErrorCode::InvalidRequest).hint("put a plugin that makes a veth (ptp, bridge) before wharf-cni in the list of plugins")

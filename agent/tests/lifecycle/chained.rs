@@ -6,7 +6,7 @@ use wharf_agent::endpoint::create::{CreateSpec, External};
 use wharf_api::{EndpointMode, ErrorCode};
 use wharf_core::{
     endpoint::{HooksFound, IpOwner, LinkOwner},
-    ids::IfName,
+    ids::{IfName, MacAddr},
     kernel::{KernelErrorKind as Kind, LinkRef},
     overlap::{NodeNetwork, Way},
     plan::DeleteOptions,
@@ -88,6 +88,10 @@ fn a_failure_of_any_step_leaves_the_link_as_it_was_found() {
         agent.kernel.fail_next(Op::ObservePluginLink, Kind::Unsupported);
         let error = agent.try_create(spec.clone()).await.expect_err("asked for");
         assert_eq!(error.code, ErrorCode::InvalidRequest, "{}", error.message);
+        let other = MacAddr([2, 0, 0, 0, 0, 0x77]);
+        let error = agent.try_create(CreateSpec { mac: Some(other), ..spec.clone() }).await.expect_err("asked for");
+        assert!(error.message.contains("02:00:00:00:00:77 is asked for"), "{}", error.message);
+        assert_untouched(&agent);
         agent.try_create(spec).await.expect("the link can still be taken");
         agent.assert_healthy().await;
     });
