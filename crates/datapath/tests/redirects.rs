@@ -86,6 +86,8 @@ fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
                 k.ensure_node(&stale).await.expect("node");
                 k.ensure_nat(&stale).await.expect("table");
                 assert_eq!(amiss(k, &stale).await, [""; 0], "the specification is older than the redirects");
+                let foreign = k.observe_nat(&stale).await.expect("the table").foreign;
+                assert!(foreign.is_empty(), "{foreign:?} are our own");
             }
             ensure(k, &on).await;
             assert_eq!(amiss(k, &on).await, [""; 0], "made twice");

@@ -132,5 +132,11 @@ fn a_connection_to_the_listeners_own_port_is_closed() {
         world.ensure(listener(PORT, Direction::Egress, allow([HttpRule::default()]), &[(7, &[CLIENT])])).await;
         // It would be sent to itself for ever.
         assert_eq!(request(CLIENT, GET).await, "");
+        // Nor is one waited for that says nothing: who reaches the node's address could hold as many as there may be.
+        let mut silent = connect(CLIENT, SERVER).await;
+        let mut byte = [0];
+        let closed = tokio::io::AsyncReadExt::read(&mut silent, &mut byte);
+        let read = tokio::time::timeout(std::time::Duration::from_secs(5), closed).await.expect("closed at once");
+        assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     });
 }

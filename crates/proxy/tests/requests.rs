@@ -31,7 +31,8 @@ fn a_request_passes_as_it_was_sent_and_the_answer_as_it_was_given() {
         world.ensure(listener(EGRESS, Direction::Egress, allow([HttpRule::default()]), &[(7, &[CLIENT])])).await;
 
         let head = "POST /a?b=c HTTP/1.1\r\nHost: server.test:80\r\nX-MyHeader: Value\r\nX-Request-Id: mine\r\n\
-                    Accept: */*\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Proto: https\r\nContent-Length: 0\r\n";
+                    Accept: */*\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Client-Cert: Hash=1\r\n\
+                    Content-Length: 0\r\n";
         let answer =
             exchange(connect(CLIENT, SERVER).await, format!("{head}Connection: close\r\n\r\n").as_bytes()).await;
         let (answer_head, body) = answer.split_once("\r\n\r\n").expect("a head");

@@ -303,7 +303,26 @@ fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&st
         let remedy = "write a value without control characters, or the name alone for any value";
         return Err(reader.refuse(field, format!("has the value {}", quoted(value)), remedy));
     }
-    Ok(HeaderRule { name: name.to_ascii_lowercase(), value: value.map(str::to_owned) })
+    let rule = HeaderRule { name: name.to_ascii_lowercase(), value: value.map(str::to_owned) };
+    if is_never_seen(&rule) {
+        let remedy = "name a header that is the server's; those of a single hop and x-envoy-... end at the proxy";
+        return Err(reader.refuse(
+            field,
+            format!("names {}, which no request has when it is judged", quoted(name)),
+            remedy,
+        ));
+    }
+    Ok(rule)
+}
+
+/// Headers that Envoy takes off a request before it looks for its route: those of a hop (RFC 9110, section 7.6.1), and its own. Of `Upgrade` it
+/// leaves `websocket`.
+fn is_never_seen(rule: &HeaderRule) -> bool {
+    match rule.name.as_str() {
+        "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" => true,
+        "upgrade" => rule.value.as_deref().is_some_and(|value| !value.eq_ignore_ascii_case("websocket")),
+        name => name.starts_with("x-envoy-") || name.starts_with("x-wharf-"),
+    }
 }
 
 fn server_names(reader: &mut Reader, field: &Field<'_>) -> Read<BTreeSet<ServerName>> {

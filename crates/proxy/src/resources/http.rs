@@ -15,7 +15,8 @@ use envoy_types::pb::envoy::{
             network::http_connection_manager::v3::{
                 HttpConnectionManager, HttpFilter,
                 http_connection_manager::{
-                    CodecType, PathWithEscapedSlashesAction, RouteSpecifier, ServerHeaderTransformation, UpgradeConfig,
+                    CodecType, ForwardClientCertDetails, PathWithEscapedSlashesAction, RouteSpecifier,
+                    ServerHeaderTransformation, UpgradeConfig,
                 },
                 http_filter,
             },
@@ -55,6 +56,7 @@ pub(super) fn connection_manager(
         merge_slashes: true,
         path_with_escaped_slashes_action: PathWithEscapedSlashesAction::RejectRequest.into(),
         use_remote_address: no(),
+        forward_client_cert_details: ForwardClientCertDetails::AlwaysForwardOnly.into(),
         skip_xff_append: true,
         generate_request_id: no(),
         preserve_external_request_id: true,

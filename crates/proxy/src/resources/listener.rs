@@ -13,12 +13,13 @@ use envoy_types::pb::envoy::{
         },
         listener::v3::{
             AdditionalAddress, Filter, FilterChain, FilterChainMatch, Listener as EnvoyListener, ListenerFilter,
-            filter,
+            ListenerFilterChainMatchPredicate, filter,
             listener::{
                 ConnectionBalanceConfig,
                 connection_balance_config::{BalanceType, ExactBalance},
             },
             listener_filter,
+            listener_filter_chain_match_predicate::Rule,
         },
     },
     extensions::filters::{
@@ -29,6 +30,7 @@ use envoy_types::pb::envoy::{
             tcp_proxy::v3::{TcpProxy, tcp_proxy::ClusterSpecifier},
         },
     },
+    r#type::v3::Int32Range,
 };
 use prost::{Message, Name};
 use wharf_policy::requests::ServerName;
@@ -65,7 +67,17 @@ pub(crate) fn listener(wanted: &Listener) -> EnvoyListener {
         stat_prefix: name.clone(),
         filter_chains: std::iter::once(own(wanted, &name)).chain(members).collect(),
         listener_filters: vec![
-            listener_filter("envoy.filters.listener.tls_inspector", &TlsInspector::default()),
+            // Who connects to the listener's own port is not waited for: no bytes of such a connection matter ([`own`]), and anybody who
+            // reaches an address of the node could hold as many as the proxy can have.
+            ListenerFilter {
+                filter_disabled: Some(ListenerFilterChainMatchPredicate {
+                    rule: Some(Rule::DestinationPortRange(Int32Range {
+                        start: wanted.port.into(),
+                        end: i32::from(wanted.port) + 1,
+                    })),
+                }),
+                ..listener_filter("envoy.filters.listener.tls_inspector", &TlsInspector::default())
+            },
             // The server sees the client's address. Its port is the kernel's choice: with the client's own, the two legs would
             // be one connection to everybody who tracks connections.
             listener_filter(

@@ -270,7 +270,8 @@ impl Nft {
                 let tables = dump(message::GET_TABLE, &Attributes::default())?;
                 let dormant: Vec<_> = tables.iter().filter_map(|message| read::dormant(message)).collect();
                 let mut ask = |kind, attributes: &Attributes| dump(kind, attributes).ok();
-                for chain in chains.into_iter().filter(|chain| !dormant.contains(&chain.table)) {
+                let is_own = |table: &str| name == "inet" && table == TABLE;
+                for chain in chains.into_iter().filter(|c| !dormant.contains(&c.table) && !is_own(&c.table)) {
                     let mut seen = ForeignChain {
                         name: format!("{name} {} {}", chain.table, chain.name),
                         refused: Vec::new(),
