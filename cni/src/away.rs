@@ -56,6 +56,15 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
     Ok(Done { stdout: None, deferred: true })
 }
 
+/// Whether the service of a delegated agent is owed a DEL of the attachment, and may have it with its addresses. Where the agent makes the network itself
+/// there is no directory of unfinished ADDs: what is recorded there has no interface any more.
+pub(crate) fn is_owed(conf: &NetConf, target: &Target) -> bool {
+    let deletions = Queue::of_socket(&conf.socket);
+    let unfinished = Queue::unfinished(deletions.run_dir());
+    unfinished.path().exists()
+        && [deletions, unfinished].iter().any(|queue| queue.contains(&conf.name, &target.container_id, &target.ifname))
+}
+
 /// True when there is no run directory. The agent's first start in a boot creates it.
 fn is_missing(queue: &Queue) -> bool {
     fs::symlink_metadata(queue.run_dir()).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)

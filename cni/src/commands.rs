@@ -147,6 +147,11 @@ impl Agent<'_> {
             Err(fault) => Err(fault),
         };
         match created {
+            // The DEL that follows each ADD gives it back, when the service has nothing of it any more.
+            Err(fault) if away::is_owed(self.conf, target) => {
+                self.tell_kept(ipam);
+                Err(fault)
+            }
             Err(fault) => Err(ipam.undo(&subject, fault, self.limits.ipam).await),
             created => created,
         }
@@ -254,10 +259,19 @@ impl Agent<'_> {
     /// node could be given it, so it stays leased until the runtime's next DEL or GC.
     ///
     /// A deletion that waits in the queue does not hold the address back, because no other DEL would come for it. On this
-    /// node the agent gives it to nobody before it has finished the deletion.
+    /// node the agent gives it to nobody before it has finished the deletion. One that the service of a delegated agent has not taken
+    /// does: the interface is there.
     async fn del(&self, target: &Target) -> Result<Done, Fault> {
         let subject = self.subject("DEL", target);
-        let done = self.delete(&subject, target).await;
+        let done = match self.delete(&subject, target).await {
+            Ok(_) if self.ipam.is_some() && away::is_owed(self.conf, target) => {
+                let msg =
+                    format!("{subject}: the service has not taken it yet, and may have the container's addresses");
+                Err(Fault::new(Code::TryAgain, msg)
+                    .with_details("it is recorded, and their lease is given back by a DEL after that"))
+            }
+            done => done,
+        };
         self.then_ipam(done, async |ipam, limit| ipam.ask(&subject, "DEL", limit).await).await
     }
 
@@ -270,9 +284,7 @@ impl Agent<'_> {
         let Some(ipam) = self.ipam else { return done };
         match done {
             Err(fault) if fault.code == Code::TryAgain => {
-                let kept =
-                    format!("IPAM plugin {} was not asked to release addresses: they may be in use", ipam.plugin);
-                self.conf.log.say(Level::Warn, format_args!("{kept}"));
+                self.tell_kept(ipam);
                 Err(fault)
             }
             Ok(done) => ask(ipam, self.limits.ipam).await.map(|()| done),
@@ -281,6 +293,12 @@ impl Agent<'_> {
                 Err(other) => Err(fault.and(other)),
             },
         }
+    }
+
+    fn tell_kept(&self, ipam: &Ipam) {
+        let plugin = &ipam.plugin;
+        let text = format_args!("IPAM plugin {plugin} was not asked to release addresses: they may be in use");
+        self.conf.log.say(Level::Warn, text);
     }
 
     async fn delete(&self, subject: &str, target: &Target) -> Result<Done, Fault> {

@@ -40,6 +40,8 @@ pub enum Mood {
     Lie(Box<v1::Attachment>),
     /// Does what it was asked after this long.
     Slow(Duration),
+    /// Refuses calls about subjects with this text with the gRPC status UNAVAILABLE.
+    AwayFor(&'static str),
 }
 
 /// An attachment's place: container and interface.
@@ -216,6 +218,8 @@ impl Core {
             match mood {
                 Mood::Well | Mood::Lie(_) => return Ok(None),
                 Mood::Fail(failure) => return Ok(Some(failure)),
+                Mood::AwayFor(text) if subject.contains(text) => return Err(Status::unavailable("as it was told to")),
+                Mood::AwayFor(_) => return Ok(None),
                 Mood::Refuse(code) => return Err(Status::new(code, "as it was told to")),
                 Mood::Slow(time) => {
                     tokio::time::sleep(time).await;
@@ -309,7 +313,15 @@ impl Delegate for Core {
                 return answer(Outcome::Failure(failure(4, &what, "delete it first", 0)));
             }
             state.numbers += 1;
-            let made = attachment(&key, &request.netns, state.numbers);
+            let mut made = attachment(&key, &request.netns, state.numbers);
+            if request.ipam.is_some() {
+                let leased = |address: &String| v1::Address {
+                    address: address.clone(),
+                    prefix_len: 32,
+                    gateway: request.gateways.first().cloned(),
+                };
+                made.addresses = request.addresses.iter().map(leased).collect();
+            }
             state.attached.insert(place(&key), made.clone());
             made
         };

@@ -13,9 +13,9 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tonic::Code;
-use wharf_api::{AgentStatus, EndpointCreate, client::Client};
+use wharf_api::{AgentStatus, DeleteQuery, EndpointCreate, client::Client};
 use wharf_delegate::v1;
-use wharf_handover::queue::Queue;
+use wharf_handover::queue::{Deletion, Queue, VERSION};
 use wharf_tests::{
     Node, NodeConfig, Sandbox,
     cni::{Answer, NETWORK},
@@ -574,5 +574,156 @@ fn a_socket_that_others_may_have_made_is_not_trusted_and_a_network_of_its_own_is
         ensure!(refused.code() == 1 && refused.stderr.contains("wharf-agent cleanup"), "{}", refused.describe());
         fs::remove_file(node.dirs().run.join("state.redb"))?;
         node.start_agent()
+    })
+}
+
+/// The caller of a DEL that the agent did not read has left a record, and the runtime has gone on: the attachment may be a later ADD's.
+#[test]
+fn a_del_that_is_read_after_its_caller_gave_up_does_nothing() -> Result<()> {
+    delegated(|node, service| {
+        let a = node.sandbox("a")?;
+        add(node, &a)?.result()?;
+        node.signal_agent(Signal::SIGSTOP)?;
+        let query = DeleteQuery { network: Some(NETWORK.to_owned()), ..DeleteQuery::default() };
+        let id = "cni-attachment-id:a:eth0";
+        let late = node.ask(async |client: Client| {
+            Ok(client.with_timeout(Duration::from_millis(200)).delete_endpoint(id, &query).await.is_err())
+        });
+        node.signal_agent(Signal::SIGCONT)?;
+        ensure!(late?, "a stopped agent answered");
+        wait::until("the DEL is refused", || Ok(node.log().contains("its caller gave up").then_some(())))?;
+        ensure!(service.attached().len() == 1 && !service.calls().iter().any(|call| call.starts_with("Del")));
+        ping(a.space()?, GATEWAY.parse()?)?.must_answer()?;
+        del(node, "a", a.path())?.silent()
+    })
+}
+
+#[test]
+fn an_add_during_a_gc_is_not_collected() -> Result<()> {
+    delegated(|node, service| {
+        let (a, b) = (node.sandbox("a")?, node.sandbox("b")?);
+        add(node, &a)?.result()?;
+        service.mood("Gc", Mood::Slow(Duration::from_millis(500)));
+        let conf = node.netconf().with("cni.dev/valid-attachments", json!([]));
+        let gc = node.cni("GC").conf(&conf).ready()?;
+        thread::scope(|scope| -> Result<()> {
+            let gc = scope.spawn(move || gc.run());
+            wait::until("the Gc", || Ok(service.calls().iter().any(|call| call.starts_with("Gc")).then_some(())))?;
+            add(node, &b)?.result()?;
+            gc.join().map_err(|_| anyhow::anyhow!("the GC's thread panicked"))??.silent()
+        })?;
+        ensure!(service.attached() == BTreeSet::from(["b".to_owned()]), "{:?}", service.attached());
+        ping(b.space()?, GATEWAY.parse()?)?.must_answer()?;
+        del(node, "b", b.path())?.silent()
+    })
+}
+
+/// As many as are sent at once. GC does not pass them by.
+#[test]
+fn deletions_that_the_service_does_not_take_hold_up_no_others() -> Result<()> {
+    delegated(|node, service| {
+        let all: Vec<Sandbox> = ["bad", "good"]
+            .iter()
+            .flat_map(|kind| (0..8).map(move |n| format!("{kind}{n}")))
+            .map(|name| node.sandbox(&name))
+            .collect::<Result<_>>()?;
+        for sandbox in &all {
+            add(node, sandbox)?.result()?;
+        }
+        service.mood("Del", Mood::AwayFor("bad"));
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        for (at, sandbox) in all.iter().enumerate() {
+            Queue::new(&node.dirs().run).put(&Deletion {
+                version: VERSION,
+                network: NETWORK.to_owned(),
+                container_id: sandbox.name().to_owned(),
+                ifname: "eth0".to_owned(),
+                endpoint: None,
+                boot_id: boot_id.clone(),
+                // The bad ones are the oldest.
+                written_unix_ms: 1 + at as u64,
+                canary: None,
+            })?;
+        }
+        wait::until_equal("records of what is owed", &8, || owed(node))?;
+        ensure!(service.attached().iter().all(|there| there.contains("bad")), "{:?}", service.attached());
+        let valid = json!([{"containerID": "bad0", "ifname": "eth0"}]);
+        let gc = node.netconf().with("cni.dev/valid-attachments", valid);
+        let told = node.cni("GC").conf(&gc).run()?.failure()?;
+        ensure!(told.code == LATER && told.msg.contains("bad0") && told.msg.contains("owed"), "{told:?}");
+        service.mood("Del", Mood::Well);
+        wait::until_equal("records of what is owed", &0, || owed(node))
+    })
+}
+
+/// As after a service that hangs was replaced without its end.
+#[test]
+fn a_service_that_took_over_the_socket_is_reached() -> Result<()> {
+    delegated(|node, service| {
+        service.die()?;
+        let frozen = UnixListener::bind(service.socket())?;
+        let reached = || Ok(status(node)?.delegate.and_then(|d| d.reachable));
+        wait::until_equal("the frozen one is not reached", &Some(false), reached)?;
+        fs::remove_file(service.socket())?;
+        service.rise()?;
+        wait::until_equal("the one behind it is reached", &Some(true), reached)?;
+        drop(frozen);
+        let a = node.sandbox("a")?;
+        add(node, &a)?.result()?;
+        del(node, "a", a.path())?.silent()
+    })
+}
+
+#[test]
+fn what_cannot_be_recorded_is_told_before_an_add() -> Result<()> {
+    delegated(|node, _| {
+        let directory = node.dirs().run.join("unfinished-adds");
+        fs::remove_dir(&directory)?;
+        fs::write(&directory, "")?;
+        let told = node.cni("STATUS").conf(&node.netconf()).run()?.failure()?;
+        ensure!(told.code == 50 && told.msg.contains("no ADD can be recorded"), "{told:?}");
+        fs::remove_file(&directory)?;
+        node.cni("STATUS").conf(&node.netconf()).run()?.silent()
+    })
+}
+
+/// An address is leased until the service has nothing of the attachment any more.
+#[test]
+fn an_ipam_plugins_lease_outlasts_the_attachment() -> Result<()> {
+    delegated(|node, service| {
+        let data = node.dirs().root.join("host-local");
+        let ipam = json!({"type": "host-local", "dataDir": data, "ranges": [[{"subnet": "10.1.0.0/24"}]]});
+        let conf = node.netconf().version("1.0.0").with("ipam", ipam);
+        let leased = || data.join(NETWORK).join("10.1.0.2").exists();
+        let a = node.sandbox("a")?;
+        let call = |verb: &str| node.cni(verb).of(a.name(), a.path(), "eth0").conf(&conf).run();
+        // Nobody knows what the service made.
+        service.mood("Add", Mood::Refuse(Code::Unavailable));
+        service.mood("Del", Mood::Refuse(Code::Unavailable));
+        ensure!(call("ADD")?.failure()?.code == LATER && leased());
+        let told = call("DEL")?.failure()?;
+        ensure!(told.code == LATER && told.msg.contains("may have the container's addresses") && leased(), "{told:?}");
+        service.mood("Add", Mood::Well);
+        service.mood("Del", Mood::Well);
+        call("DEL")?.silent()?;
+        ensure!(!leased(), "the lease stays");
+        // It has what was leased, and nothing else.
+        let mut lie = attachment(&v1::AttachmentKey::default(), &a.path().display().to_string(), 9);
+        lie.key = Some(v1::AttachmentKey {
+            network: NETWORK.to_owned(),
+            container_id: "a".to_owned(),
+            interface: "eth0".to_owned(),
+        });
+        lie.container.get_or_insert_default().name = "eth0".to_owned();
+        service.mood("Add", Mood::Lie(Box::new(lie)));
+        let told = call("ADD")?.failure()?;
+        ensure!(told.code == 5 && told.msg.contains("the IPAM plugin leased"), "{told:?}");
+        wait::until_equal("records of what is owed", &0, || owed(node))?;
+        call("DEL")?.silent()?;
+        service.mood("Add", Mood::Well);
+        let result = call("ADD")?.result()?;
+        let address = result["ips"][0]["address"].as_str().unwrap_or_default().to_owned();
+        ensure!(address.starts_with("10.1.0."), "{result}");
+        call("DEL")?.silent()
     })
 }

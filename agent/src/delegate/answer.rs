@@ -51,6 +51,9 @@ pub enum AnswerError {
     /// A list is too long: its name, its length, its bound.
     #[error("{0}: {1} of them, at most {2} are taken")]
     Many(&'static str, usize, usize),
+    /// Addresses or gateways are others than the IPAM plugin leased: those, and what it leased.
+    #[error("it has {0}, and the IPAM plugin leased {1}")]
+    NotLeased(String, String),
     /// It is about another attachment.
     #[error("it is about {0}, which was not asked for")]
     Other(String),
@@ -242,6 +245,35 @@ fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, An
         routes: route_list(&routes)?,
         dns: resolver(dns.unwrap_or_default())?,
     })
+}
+
+/// Checks the addresses of an attachment whose addresses an IPAM plugin leased: it has all of those and no other.
+///
+/// # Errors
+/// It has others.
+pub fn as_leased(made: &Made, request: &v1::AddRequest) -> Result<(), AnswerError> {
+    if request.ipam.is_none() {
+        return Ok(());
+    }
+    let of = |texts: Vec<String>| texts.into_iter().collect::<std::collections::BTreeSet<_>>();
+    let has = || [made.v4, made.v6].into_iter().flatten();
+    let (addresses, leased) = (of(has().map(|a| a.net.addr().to_string()).collect()), of(request.addresses.clone()));
+    let told = |texts: std::collections::BTreeSet<String>| {
+        if texts.is_empty() { "no address".to_owned() } else { texts.into_iter().collect::<Vec<_>>().join(", ") }
+    };
+    if addresses != leased {
+        return Err(AnswerError::NotLeased(told(addresses), told(leased)));
+    }
+    // A gateway of a family for which the plugin named none is the service's.
+    let family = |text: &String| text.contains(':');
+    let other = has().filter_map(|a| a.gateway).map(|gateway| gateway.to_string()).find(|gateway| {
+        let mut named = request.gateways.iter().filter(|there| family(there) == family(gateway)).peekable();
+        named.peek().is_some() && !named.any(|there| there == gateway)
+    });
+    match other {
+        Some(gateway) => Err(AnswerError::NotLeased(format!("the gateway {gateway}"), request.gateways.join(", "))),
+        None => Ok(()),
+    }
 }
 
 fn link(name: &'static str, interface: &v1::Interface) -> Result<Link, AnswerError> {

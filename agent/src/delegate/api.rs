@@ -20,7 +20,6 @@ use crate::{
     delegate::{
         Delegation,
         answer::{Failed, Made, UNKNOWN_CONTAINER},
-        request,
         service::CallError,
         work::{Deleted, WorkError},
     },
@@ -31,7 +30,7 @@ use crate::{
         endpoint::create_spec,
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
-        operation, status,
+        late, operation, status,
     },
 };
 
@@ -51,6 +50,7 @@ pub fn router(this: &Arc<Delegation>) -> Router {
         .fallback(not_here)
         .method_not_allowed_fallback(not_here)
         .layer(axum::middleware::from_fn_with_state((Arc::clone(&this.commands), None), command::measure))
+        .layer(axum::middleware::from_fn(late::refuse))
         .layer(axum::middleware::from_fn(operation::follow_delegated))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(Arc::clone(this))
@@ -185,16 +185,15 @@ async fn gc(State(this): State<Arc<Delegation>>, Body(body): Body<GcRequest>) ->
     let network = NetworkName::parse(&body.network).map_err(bad)?;
     let runtime = body.runtime.as_deref().map(RuntimeName::parse).transpose().map_err(bad)?;
     let valid = body.valid.into_iter().map(|a| {
-        let attachment = Attachment {
+        Ok(Attachment {
             network: network.clone(),
             container_id: a.container_id.parse().map_err(bad)?,
             ifname: a.ifname.parse().map_err(bad)?,
-        };
-        Ok(request::key(&attachment))
+        })
     });
     let valid = valid.collect::<Answer<Vec<_>>>()?;
     accepts_work(&this, what)?;
-    let removed = this.collect(&network, valid, runtime.as_ref()).await.map_err(|e| failure(what, &e))?;
+    let removed = this.collect(&network, &valid, runtime.as_ref()).await.map_err(|e| failure(what, &e))?;
     tracing::info!(network = network.as_str(), removed, "the service collected garbage");
     Ok(Json(DeleteResult::default()))
 }
@@ -241,6 +240,7 @@ fn failure(what: &str, error: &WorkError) -> Failure {
             WorkError::Call(call) if call.is_away() => says(ErrorCode::Unavailable).hint(START_IT),
             _ => says(ErrorCode::Busy).retry(1_000),
         },
+        WorkError::CollectPending(_) => says(ErrorCode::Busy).retry(1_000),
         WorkError::Overloaded(refusal) => says(ErrorCode::Overloaded).retry(refusal.retry_after_ms),
         WorkError::Records(_) => says(ErrorCode::Store),
         WorkError::Deadline(_) => says(ErrorCode::DeadlineExceeded),

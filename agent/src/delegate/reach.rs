@@ -129,6 +129,7 @@ impl Delegation {
         if lock(&self.reach.known).asked.is_some_and(|asked| asked >= began) {
             return lock(&self.reach.known).problem();
         }
+        self.records.probe().await;
         let result = self.ask(self.service.status(STATUS_LIMIT)).await;
         if let Err(error @ (CallError::TimedOut { .. } | CallError::Status { .. } | CallError::Unusable { .. })) =
             &result

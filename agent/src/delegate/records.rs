@@ -5,8 +5,12 @@
 //! service has answered the DEL, and only by who has the attachment's turn.
 
 use std::{
+    collections::HashSet,
     path::Path,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,6 +23,7 @@ use crate::{
     clock,
     delegate::{Delegation, request, service::CallError},
     node::queue::{Cause, Deletions, QueueFailure},
+    sync::lock,
     telemetry::operation::{Kind, OpId},
 };
 
@@ -36,6 +41,10 @@ pub struct Records {
     unfinished: Queue,
     /// Unfinished ADDs that wait for their DEL, as the last drain left them.
     waiting: AtomicU64,
+    /// Files of the records that the service did not take since all others were tried: they come last. As many as there are records at most.
+    tried: Mutex<HashSet<(String, bool)>>,
+    /// Why an ADD could not be recorded when that was last tried.
+    unwritable: Mutex<Option<String>>,
     boot_id: String,
 }
 
@@ -47,6 +56,8 @@ impl Records {
             deletions: Deletions::new(run_dir),
             unfinished: Queue::unfinished(run_dir),
             waiting: AtomicU64::new(0),
+            tried: Mutex::default(),
+            unwritable: Mutex::default(),
             boot_id,
         }
     }
@@ -67,6 +78,19 @@ impl Records {
     #[must_use]
     pub fn any_waits(&self) -> bool {
         self.waiting() > 0 || self.deletions.status().0.records > 0
+    }
+
+    /// Tries whether an ADD could be recorded; without that none is passed on.
+    pub async fn probe(&self) {
+        let queue = self.unfinished.clone();
+        let tried = self.deletions.blocking(move |_| queue.probe()).await;
+        *lock(&self.unwritable) = tried.err().map(|why| why.to_string());
+    }
+
+    /// Why an ADD could not be recorded.
+    #[must_use]
+    pub fn unwritable(&self) -> Option<String> {
+        lock(&self.unwritable).clone()
     }
 
     fn record(&self, a: &Attachment) -> Deletion {
@@ -207,6 +231,13 @@ struct Owed {
     unfinished: bool,
 }
 
+impl Owed {
+    /// Its file's name, and in which directory it is.
+    fn file(&self) -> (String, bool) {
+        (self.name.clone(), self.unfinished)
+    }
+}
+
 impl Delegation {
     /// Sends the DELs that are owed; returns how many records stay. Records of attachments that an operation is under way about are
     /// left to it.
@@ -245,7 +276,16 @@ impl Delegation {
             }
         }
         wharf_crash::point("delegate/drain/after-list");
-        // After the first that does not reach the service the others are not tried.
+        {
+            let mut tried = lock(&records.tried);
+            let there: HashSet<_> = owed.iter().map(Owed::file).collect();
+            tried.retain(|file| there.contains(file));
+            if owed.iter().all(|owed: &Owed| tried.contains(&owed.file())) {
+                tried.clear();
+            }
+            owed.sort_by_key(|owed| tried.contains(&owed.file()));
+        }
+        // After the first that does not reach the service the others are left to the next drain.
         let away = AtomicBool::new(false);
         let served = stream::iter(owed).map(|owed| self.serve(owed, &away)).buffer_unordered(AT_ONCE);
         let stay: Vec<Owed> = served.filter_map(std::future::ready).collect().await;
@@ -253,7 +293,9 @@ impl Delegation {
         records.waiting.store(unfinished as u64, Ordering::Relaxed);
         let deletions: Vec<_> =
             stay.iter().filter(|owed| !owed.unfinished).map(|owed| (owed.name.clone(), owed.written_unix_ms)).collect();
-        let aside = records.deletions.blocking(Queue::aside).await?.len() as u64;
+        let unfinished_queue = records.unfinished.clone();
+        let count = move |queue: &Queue| Ok(queue.aside()?.len() + unfinished_queue.aside()?.len());
+        let aside = records.deletions.blocking(count).await? as u64;
         records.deletions.drained(&deletions, unusable, aside);
         problem.map_or(Ok(stay.len()), Err)
     }
@@ -279,6 +321,7 @@ impl Delegation {
                 if matches!(&error, Unsettled::Call(error) if error.is_away()) {
                     away.store(true, Ordering::Relaxed);
                 }
+                lock(&self.records.tried).insert(owed.file());
                 tracing::warn!(attachment = %a, "deletion record: {error}; it is tried again");
                 Some(owed)
             }

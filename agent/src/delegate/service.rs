@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use hyper_util::rt::TokioIo;
@@ -26,6 +26,11 @@ pub const MAX_ANSWER: usize = 64 * 1024;
 
 /// How much longer than a call's own deadline its answer is awaited: the client's own clock ends it.
 const GRACE: Duration = Duration::from_millis(100);
+
+/// How often the connection is tried. A service that was stopped, and whose socket another one has taken, is left after this and [`PONG`].
+const PING: Duration = Duration::from_secs(10);
+/// How long the answer is awaited.
+const PONG: Duration = Duration::from_secs(5);
 
 /// Why a call brought no result.
 #[derive(Debug, thiserror::Error)]
@@ -101,10 +106,11 @@ impl CallError {
         }
     }
 
-    /// Whether the service has certainly not begun what was asked, or has undone it.
+    /// Whether the service has certainly not begun what was asked, or has undone it. [`Self::Unimplemented`] is no proof: the client says it,
+    /// too, of an answer that it cannot decompress.
     #[must_use]
     pub fn made_nothing(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Unimplemented { .. } | Self::Failed(_))
+        matches!(self, Self::Unreachable { .. } | Self::Failed(_))
     }
 
     /// Whether it says that there is no such attachment.
@@ -126,7 +132,10 @@ impl Service {
     #[must_use]
     pub fn new(socket: &Path) -> Self {
         // HTTP/2 wants a name, which means nothing over a unix socket.
-        let endpoint = Endpoint::from_static("http://delegate");
+        let endpoint = Endpoint::from_static("http://delegate")
+            .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(PONG)
+            .keep_alive_while_idle(true);
         let channel = endpoint.connect_with_connector_lazy(Connector { socket: socket.to_owned() });
         Self { socket: socket.to_owned(), client: DelegateClient::new(channel).max_decoding_message_size(MAX_ANSWER) }
     }
@@ -144,8 +153,12 @@ impl Service {
     pub async fn add(&self, request: v1::AddRequest, limit: Duration) -> Result<Made, CallError> {
         let key = request.key.clone().unwrap_or_default();
         let mut client = self.client.clone();
-        let answer = self.call(limit, client.add(timed(request, limit))).await?;
-        self.read(answer::made(answer, &key))
+        let answer = self.call(limit, client.add(timed(request.clone(), limit))).await?;
+        let made = self.read(answer::made(answer, &key))?;
+        match answer::as_leased(&made, &request) {
+            Ok(()) => Ok(made),
+            Err(why) => Err(CallError::Unusable { socket: self.socket.clone(), why }),
+        }
     }
 
     /// Detaches a container.
@@ -194,9 +207,10 @@ impl Service {
         limit: Duration,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, CallError> {
+        let began = Instant::now();
         match timeout(limit.saturating_add(GRACE), call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(self.failed(&status, limit)),
+            Ok(Err(status)) => Err(self.failed(&status, limit, began.elapsed())),
             Err(_) => Err(CallError::TimedOut { socket: self.socket.clone(), after: limit }),
         }
     }
@@ -210,7 +224,7 @@ impl Service {
     }
 
     /// What a status means. One that the transport made has a source; one that the service sent has none.
-    fn failed(&self, status: &Status, limit: Duration) -> CallError {
+    fn failed(&self, status: &Status, limit: Duration, took: Duration) -> CallError {
         let socket = self.socket.clone();
         if let Some(away) = cause::<Away>(status) {
             return CallError::Unreachable { socket, why: away.to_string() };
@@ -220,8 +234,11 @@ impl Service {
         }
         let why = answer::shown(status.message());
         match status.code() {
-            Code::DeadlineExceeded => CallError::TimedOut { socket, after: limit },
-            Code::Unavailable | Code::Cancelled | Code::Aborted | Code::ResourceExhausted => {
+            // The service's own clock may be a little fast.
+            Code::DeadlineExceeded if took.saturating_add(GRACE) >= limit => {
+                CallError::TimedOut { socket, after: limit }
+            }
+            Code::DeadlineExceeded | Code::Unavailable | Code::Cancelled | Code::Aborted | Code::ResourceExhausted => {
                 CallError::Broken { socket, why }
             }
             Code::Unimplemented => CallError::Unimplemented { socket, why },

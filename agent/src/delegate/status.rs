@@ -14,7 +14,11 @@ impl Delegation {
     #[must_use]
     pub fn status(&self) -> AgentStatus {
         let delegate = self.reach.status(&self.service, self.records.waiting());
-        let (deletion_queue, queue_health, queue) = self.records.deletions.status();
+        let (deletion_queue, mut queue_health, mut queue) = self.records.deletions.status();
+        if let Some(why) = self.records.unwritable() {
+            queue_health = Health::Failing;
+            queue = format!("no ADD can be recorded, so none is passed on: {why}; {queue}");
+        }
         let controllers = self.tasks.controllers.list();
         let unwell = controllers.iter().filter(|c| c.is_unwell()).count() as u64;
         let mut components = self.components();
@@ -96,6 +100,10 @@ fn service(s: &DelegateStatus) -> ComponentStatus {
         (Some(false), _, Some(why)) => (Health::Failing, why.clone()),
         (Some(false), _, None) => (Health::Failing, format!("{} is not reached", s.socket)),
     };
-    let owed = if s.unfinished > 0 { format!("; {} ADDs are to be undone", s.unfinished) } else { String::new() };
+    let owed = match s.unfinished {
+        0 => String::new(),
+        1 => "; 1 ADD is to be undone".to_owned(),
+        n => format!("; {n} ADDs are to be undone"),
+    };
     ComponentStatus::new("delegate", health, words + &owed)
 }

@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
-use wharf_core::ids::{Attachment, ContainerId, IfName};
+use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard};
+use wharf_core::ids::{Attachment, ContainerId, IfName, NetworkName};
 
 use crate::sync::lock;
 
@@ -18,8 +18,17 @@ type Place = (ContainerId, IfName);
 pub struct Turns {
     /// Held across awaits by design: each call of an operation is bounded.
     places: Mutex<HashMap<Place, Arc<Turn<()>>>>,
-    /// Attachments whose Add is under way.
-    adding: Mutex<BTreeSet<Attachment>>,
+    under_way: Mutex<UnderWay>,
+    /// A Gc has ended.
+    collected: Notify,
+}
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    /// Attachments whose Add is under way, waiting ones too.
+    adding: BTreeSet<Attachment>,
+    /// Networks of Gcs, each as often as there is one.
+    collecting: Vec<NetworkName>,
 }
 
 impl Turns {
@@ -44,17 +53,23 @@ impl Turns {
         Some(Held { turns: Arc::clone(self), place, turn: Some(turn) })
     }
 
-    /// An Add begins.
+    /// An Add begins. Before it is sent, it awaits [`Adding::listed`].
     #[must_use]
     pub fn add(self: &Arc<Self>, attachment: &Attachment) -> Adding {
-        lock(&self.adding).insert(attachment.clone());
-        Adding { turns: Arc::clone(self), attachment: attachment.clone() }
+        let mut under_way = lock(&self.under_way);
+        under_way.adding.insert(attachment.clone());
+        let is_listed = !under_way.collecting.contains(&attachment.network);
+        Adding { turns: Arc::clone(self), attachment: attachment.clone(), is_listed }
     }
 
-    /// Attachments whose Add is under way.
+    /// A Gc of a network begins. Its list is to have the attachments that come with it: their Adds are under way. Adds that begin
+    /// later wait for its end.
     #[must_use]
-    pub fn adding(&self) -> Vec<Attachment> {
-        lock(&self.adding).iter().cloned().collect()
+    pub fn collect(self: &Arc<Self>, network: &NetworkName) -> (Collecting, Vec<Attachment>) {
+        let mut under_way = lock(&self.under_way);
+        under_way.collecting.push(network.clone());
+        let adding = under_way.adding.iter().filter(|a| a.network == *network).cloned().collect();
+        (Collecting { turns: Arc::clone(self), network: network.clone() }, adding)
     }
 }
 
@@ -86,11 +101,48 @@ impl Drop for Held {
 pub struct Adding {
     turns: Arc<Turns>,
     attachment: Attachment,
+    /// Every Gc under way has it on its list.
+    is_listed: bool,
+}
+
+impl Adding {
+    /// Waits until no Gc of its network is under way that does not list it.
+    pub async fn listed(&self) {
+        if self.is_listed {
+            return;
+        }
+        loop {
+            let ended = self.turns.collected.notified();
+            // After the line above, which hears of every end from then on.
+            if !lock(&self.turns.under_way).collecting.contains(&self.attachment.network) {
+                return;
+            }
+            ended.await;
+        }
+    }
 }
 
 impl Drop for Adding {
     fn drop(&mut self) {
-        lock(&self.turns.adding).remove(&self.attachment);
+        lock(&self.turns.under_way).adding.remove(&self.attachment);
+    }
+}
+
+/// A Gc under way.
+#[derive(Debug)]
+pub struct Collecting {
+    turns: Arc<Turns>,
+    network: NetworkName,
+}
+
+impl Drop for Collecting {
+    fn drop(&mut self) {
+        let mut under_way = lock(&self.turns.under_way);
+        if let Some(at) = under_way.collecting.iter().position(|network| *network == self.network) {
+            under_way.collecting.swap_remove(at);
+        }
+        drop(under_way);
+        self.turns.collected.notify_waiters();
     }
 }
 
@@ -128,5 +180,28 @@ mod tests {
         tokio::time::timeout(std::time::Duration::from_millis(5), gives_up).await.expect_err("held");
         drop(held);
         assert!(lock(&turns.places).is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_add_that_no_gc_lists_waits_for_its_end() {
+        let turns = Arc::new(Turns::default());
+        let waits = async |adding: &Adding| {
+            tokio::time::timeout(std::time::Duration::from_millis(5), adding.listed()).await.is_err()
+        };
+        let a = attachment("net", "a");
+        let before = turns.add(&a);
+        let (gc, listed) = turns.collect(&a.network);
+        assert_eq!(listed, std::slice::from_ref(&a));
+        let (later, other) = (turns.add(&attachment("net", "b")), turns.add(&attachment("other", "c")));
+        assert!(!waits(&before).await && waits(&later).await && !waits(&other).await);
+        let (second, listed) = turns.collect(&a.network);
+        assert_eq!(listed.len(), 2);
+        drop(gc);
+        assert!(waits(&later).await, "another one is under way");
+        drop(second);
+        assert!(!waits(&later).await);
+        drop((before, later, other));
+        let under_way = lock(&turns.under_way);
+        assert!(under_way.adding.is_empty() && under_way.collecting.is_empty());
     }
 }

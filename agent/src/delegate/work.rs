@@ -56,6 +56,9 @@ pub enum WorkError {
     /// A DEL of the attachment is owed and could not be sent.
     #[error("an earlier DEL of it is owed to the service first, and could not be sent: {0}")]
     DeletePending(Box<WorkError>),
+    /// A DEL of a listed attachment is owed and could not be sent.
+    #[error("a DEL of {0}, which is listed as valid, is owed to the service first, and could not be sent")]
+    CollectPending(Attachment),
     /// The caller's deadline passed before anything was sent.
     #[error("its deadline passed while it waited for {0}; nothing was sent")]
     Deadline(&'static str),
@@ -172,9 +175,12 @@ impl Delegation {
     async fn add_task(self: Arc<Self>, place: Place, spec: CreateSpec, mut reply: Reply<Added>) {
         let (end, a) = (spec.deadline, spec.attachment.clone());
         let began = Instant::now();
-        let _adding = self.turns.add(&a);
+        let adding = self.turns.add(&a);
         // Nothing is sent before the first await below has ended, so giving up owes nothing.
-        let begun = async { (place.start().await, self.turns.take(&a).await) };
+        let begun = async {
+            adding.listed().await;
+            (place.start().await, self.turns.take(&a).await)
+        };
         let (_running, turn) = tokio::select! {
             begun = timeout_at(end, begun) => match begun {
                 Ok(begun) => begun,
@@ -327,19 +333,23 @@ impl Delegation {
     }
 
     /// Passes a GC on, after the DELs that are owed: one of them may be of an attachment that is listed. ADDs under way are added to
-    /// the list, because the runtime cannot have listed them yet.
+    /// the list, because the runtime cannot have listed them yet; ADDs that begin later wait.
     ///
     /// # Errors
     /// As [`WorkError`].
     pub async fn collect(
         &self,
         network: &NetworkName,
-        mut valid: Vec<v1::AttachmentKey>,
+        valid: &[Attachment],
         runtime: Option<&RuntimeName>,
     ) -> Result<u32, WorkError> {
         let _place = self.place().await?;
         self.drain(Cause::Event).await?;
-        valid.extend(self.turns.adding().iter().filter(|a| a.network == *network).map(request::key));
+        if let Some(owed) = valid.iter().find(|a| self.records.is_owed(a)) {
+            return Err(WorkError::CollectPending(owed.clone()));
+        }
+        let (_collecting, adding) = self.turns.collect(network);
+        let valid = valid.iter().chain(&adding).map(request::key).collect();
         let request = v1::GcRequest { network: network.to_string(), valid, runtime: runtime.map(ToString::to_string) };
         Ok(self.ask(self.service.gc(request, GC_LIMIT)).await?)
     }

@@ -11,6 +11,7 @@ pub mod flow;
 pub mod health;
 pub mod id;
 pub mod ipam;
+pub mod late;
 pub mod map;
 pub mod monitor;
 pub mod operation;
@@ -109,6 +110,7 @@ pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
             (Arc::clone(&node.commands), Some(Arc::clone(&node))),
             command::measure,
         ))
+        .layer(axum::middleware::from_fn(late::refuse))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&node), operation::follow))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(log))

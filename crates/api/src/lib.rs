@@ -47,5 +47,9 @@ pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";
 /// (`wharf_handover::command`). The agent counts a request with it as a CNI command.
 pub const COMMAND_HEADER: &str = "wharf-cni-command";
 
+/// Header of each request of [`client::Client`]: until when its caller waits, milliseconds of the boot's clock (CLOCK_BOOTTIME). What the
+/// agent reads later changes nothing.
+pub const UNTIL_HEADER: &str = "wharf-until";
+
 /// Name of the admin thread's socket, beside the one above: it answers what can be looked at when that one does not.
 pub const ADMIN_SOCKET: &str = "admin.sock";

@@ -167,6 +167,22 @@ impl Queue {
         Ok(name)
     }
 
+    /// Whether a record can be written: writes a temporary file, and removes it.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub fn probe(&self) -> Result<(), QueueError> {
+        self.ensure_directory()?;
+        if self.is_full()? {
+            return Err(QueueError::Full { directory: self.path.clone() });
+        }
+        let temporary = self.path.join(format!("{TEMPORARY}{}", token()));
+        let written = write(&temporary, b"{}");
+        // A leftover is swept later.
+        let _ = fs::remove_file(&temporary);
+        written
+    }
+
     /// The name of an attachment's file.
     #[must_use]
     pub fn file_name(network: &str, container_id: &str, ifname: &str) -> String {

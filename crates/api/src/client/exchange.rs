@@ -64,7 +64,8 @@ impl Client {
             .uri(&call.path)
             // HTTP/1.1 wants one; over a unix socket its value means nothing.
             .header(header::HOST, "wharf-agent")
-            .header(header::ACCEPT, "application/json");
+            .header(header::ACCEPT, "application/json")
+            .header(crate::UNTIL_HEADER, boot_ms().saturating_add(millis(self.timeout)));
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
@@ -92,6 +93,16 @@ impl Client {
             _ = &mut driver => Ok((answer.await.map_err(|e| broken(call, &e))?, None)),
         }
     }
+}
+
+/// Milliseconds since the boot.
+fn boot_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::try_from(now).map_or(0, millis)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 async fn connect(socket: &Path) -> io::Result<UnixStream> {
