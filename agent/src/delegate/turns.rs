@@ -18,6 +18,7 @@ type Place = (ContainerId, IfName);
 pub struct Turns {
     /// Held across awaits by design: each call of an operation is bounded.
     places: Mutex<HashMap<Place, Arc<Turn<()>>>>,
+    /// Adds and Gcs under one lock: an Add is on a Gc's list, or sees that Gc. Held for a look-up.
     under_way: Mutex<UnderWay>,
     /// A Gc has ended.
     collected: Notify,
@@ -27,7 +28,7 @@ pub struct Turns {
 struct UnderWay {
     /// Attachments whose Add is under way, waiting ones too.
     adding: BTreeSet<Attachment>,
-    /// Networks of Gcs, each as often as there is one.
+    /// Networks of Gcs, each as often as there is one: as many as there may be calls that are no ADD.
     collecting: Vec<NetworkName>,
 }
 

@@ -315,13 +315,13 @@ fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&st
     Ok(rule)
 }
 
-/// Headers that Envoy takes off a request before it looks for its route: those of a hop (RFC 9110, section 7.6.1), and its own. Of `Upgrade` it
-/// leaves `websocket`.
+/// Headers that Envoy takes off a request before it looks for its route: those of a hop (RFC 9110, section 7.6.1), its own, and the one where
+/// the proxy sets a value of the client's aside. Of `Upgrade` it leaves `websocket`.
 fn is_never_seen(rule: &HeaderRule) -> bool {
     match rule.name.as_str() {
-        "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" => true,
+        "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" | "x-wharf-forwarded-proto" => true,
         "upgrade" => rule.value.as_deref().is_some_and(|value| !value.eq_ignore_ascii_case("websocket")),
-        name => name.starts_with("x-envoy-") || name.starts_with("x-wharf-"),
+        name => name.starts_with("x-envoy-"),
     }
 }
 

@@ -148,6 +148,7 @@ fn what_a_proxy_could_not_tell_or_would_read_in_another_way_is_refused() {
         (http("{headers: [': b']}"), "headers[0]: names \"\""),
         (http("{headers: ['Connection: close']}"), "headers[0]: names \"Connection\", which no request has"),
         (http("{headers: [X-Envoy-Internal]}"), "headers[0]: names \"X-Envoy-Internal\""),
+        (http("{headers: [X-Wharf-Forwarded-Proto]}"), "headers[0]: names \"X-Wharf-Forwarded-Proto\""),
         (http("{headers: ['Upgrade: foo']}"), "headers[0]: names \"Upgrade\""),
         (http("{headers: ['a:']}"), "headers[0]: has the value \"\""),
         (http("{headerMatches: [{value: a}]}"), "headerMatches[0].name: is missing"),
