@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
+    wharf_crash::arm();
     wharf_cni::run()
 }

@@ -1,96 +1,87 @@
-//! Every checked-in input, without libFuzzer: what was found once stays mended. A program that libFuzzer runs does this
-//! too, before anything else; this needs no coverage counters.
+//! Every checked-in input, and inputs near them, without libFuzzer: what was found once stays mended, and a property that a change
+//! breaks is seen at once. The inputs are the same in every run; `cargo xtask fuzz` looks for new ones.
 
 use std::{fs, path::Path};
 
-fn replay(target: &str, run: fn(&[u8])) {
+use proptest::{
+    prelude::{Strategy as _, any, prop},
+    sample::Index,
+    test_runner::{Config, RngSeed, TestRunner},
+};
+
+/// One change: where, how many bytes go, and what comes in their place.
+type Change = (Index, usize, Vec<u8>);
+
+fn corpus(target: &str) -> Vec<Vec<u8>> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-    let mut inputs = 0;
-    for entry in fs::read_dir(&directory).expect("the target's inputs") {
-        let path = entry.expect("an input").path();
-        eprintln!("{}", path.display());
-        run(&fs::read(&path).expect("an input"));
-        inputs += 1;
+    let mut paths: Vec<_> =
+        fs::read_dir(&directory).expect("the target's inputs").map(|entry| entry.expect("an input").path()).collect();
+    // Directories have an order of their own on each machine.
+    paths.sort();
+    assert!(!paths.is_empty(), "{} is empty", directory.display());
+    paths.iter().map(|path| fs::read(path).expect("an input")).collect()
+}
+
+/// What stands in `words.dict`, as it is escaped there.
+fn words() -> Vec<Vec<u8>> {
+    let lines = include_str!("../words.dict").lines();
+    let quoted = lines.filter_map(|line| line.strip_prefix('"')?.strip_suffix('"'));
+    quoted.map(|word| word.replace("\\\"", "\"").into_bytes()).collect()
+}
+
+fn change(input: &mut Vec<u8>, (at, gone, new): &Change) {
+    let at = at.index(input.len() + 1);
+    let end = (at + gone).min(input.len());
+    input.splice(at..end, new.iter().copied());
+}
+
+/// `count` changed inputs beside the checked-in ones.
+fn replay(target: &str, count: u32, run: fn(&[u8])) {
+    let corpus = corpus(target);
+    for input in &corpus {
+        run(input);
     }
-    assert!(inputs > 0, "{} is empty", directory.display());
+    let put = proptest::prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..8),
+        prop::sample::select(words()),
+        // Two inputs in one.
+        (prop::sample::select(corpus.clone()), any::<Index>()).prop_map(|(input, from)| {
+            let from = from.index(input.len() + 1);
+            input.get(from..).unwrap_or_default().to_vec()
+        }),
+    ];
+    let changes = prop::collection::vec((any::<Index>(), 0_usize..16, put), 1..5);
+    let inputs = (prop::sample::select(corpus), changes).prop_map(|(mut input, changes)| {
+        changes.iter().for_each(|one| change(&mut input, one));
+        input
+    });
+    let config = Config {
+        cases: count,
+        rng_seed: RngSeed::Fixed(1),
+        failure_persistence: None,
+        max_shrink_iters: 4_000,
+        ..Config::default()
+    };
+    let ran = TestRunner::new(config).run(&inputs, |input| {
+        run(&input);
+        Ok(())
+    });
+    if let Err(error) = ran {
+        panic!("{error}\nonce it is mended, fuzz/corpus/{target} is the input's place");
+    }
 }
 
-#[test]
-fn stdin() {
-    replay("stdin", wharf_fuzz::stdin::run);
+macro_rules! targets {
+    ($count:literal: $($target:ident)*) => {
+        $(#[test]
+        fn $target() {
+            replay(stringify!($target), $count, wharf_fuzz::$target::run);
+        })*
+    };
 }
 
-#[test]
-fn rest_body() {
-    replay("rest_body", wharf_fuzz::rest_body::run);
-}
-
-#[test]
-fn queue_record() {
-    replay("queue_record", wharf_fuzz::queue_record::run);
-}
-
-#[test]
-fn store() {
-    replay("store", wharf_fuzz::store::run);
-}
-
-#[test]
-fn mark() {
-    replay("mark", wharf_fuzz::mark::run);
-}
-
-#[test]
-fn netlink() {
-    replay("netlink", wharf_fuzz::netlink::run);
-}
-
-#[test]
-fn map_rows() {
-    replay("map_rows", wharf_fuzz::map_rows::run);
-}
-
-#[test]
-fn policy_documents() {
-    replay("policy_documents", wharf_fuzz::policy_documents::run);
-}
-
-#[test]
-fn xds() {
-    replay("xds", wharf_fuzz::xds::run);
-}
-
-#[test]
-fn access_log() {
-    replay("access_log", wharf_fuzz::access_log::run);
-}
-
-#[test]
-fn redirects_file() {
-    replay("redirects_file", wharf_fuzz::redirects_file::run);
-}
-
-#[test]
-fn dns() {
-    replay("dns", wharf_fuzz::dns::run);
-}
-
-#[test]
-fn names_file() {
-    replay("names_file", wharf_fuzz::names_file::run);
-}
-
-#[test]
-fn ipam_answer() {
-    replay("ipam_answer", wharf_fuzz::ipam_answer::run);
-}
-
-#[test]
-fn sandbox() {
-    replay("sandbox", wharf_fuzz::sandbox::run);
-}
-
-#[test]
-fn delegate_answer() {
-    replay("delegate_answer", wharf_fuzz::delegate_answer::run);
-}
+targets! { 4_000: access_log delegate_answer dns ipam_answer map_rows mark names_file netlink policy_documents redirects_file rest_body }
+targets! { 4_000: sandbox stdin xds }
+// They write files.
+targets! { 1_000: queue_record }
+targets! { 100: store }

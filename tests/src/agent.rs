@@ -10,10 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::{sys::signal::Signal, unistd::Pid};
 
 use crate::{
     crash,
@@ -221,13 +218,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Sends a signal.
+    /// Sends a signal, see [`crate::process::signal`].
     ///
     /// # Errors
     /// When it has ended.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(i32::try_from(self.pid()).context("process id")?);
-        kill(pid, signal).with_context(|| format!("send {signal} to wharf-agent"))
+        crate::process::signal(pid, signal).context("wharf-agent")
     }
 }
 

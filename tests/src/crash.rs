@@ -5,7 +5,7 @@
 
 use std::{ffi::OsString, fs, io::ErrorKind, path::PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::agent::Dirs;
 
@@ -84,6 +84,21 @@ pub fn trace(dirs: &Dirs) -> Result<Vec<String>> {
         other => other.context("read the trace")?,
     };
     Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// Of an operation's points those that this run kills at: all, or the share that `WHARF_CRASH_SHARE=K/N` names, `K` from 0 below `N`.
+/// The `N` shares together are all points, and a point's share does not depend on the other points.
+///
+/// # Errors
+/// When the variable is not of this form.
+pub fn share(points: Vec<String>) -> Result<Vec<String>> {
+    const VARIABLE: &str = "WHARF_CRASH_SHARE";
+    let Ok(text) = std::env::var(VARIABLE) else { return Ok(points) };
+    let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    let (own, of): (usize, usize) = parsed.with_context(|| format!("{VARIABLE}={text}: not of the form K/N"))?;
+    ensure!(own < of, "{VARIABLE}={text}: K is to be below N");
+    let is_ours = |point: &String| point.bytes().map(usize::from).sum::<usize>() % of == own;
+    Ok(points.into_iter().filter(is_ours).collect())
 }
 
 /// Forgets the points passed so far.

@@ -44,13 +44,13 @@ impl Node {
         String::from_utf8_lossy(&line).contains(&directory).then(|| Pid::from_raw(pid))
     }
 
-    /// Sends Envoy a signal.
+    /// Sends Envoy a signal, see [`crate::process::signal`].
     ///
     /// # Errors
     /// When none lives.
     pub fn signal_envoy(&self, signal: Signal) -> Result<()> {
         let pid = self.envoy().context("no Envoy lives")?;
-        kill(pid, signal).with_context(|| format!("send {signal} to Envoy"))
+        crate::process::signal(pid, signal).context("Envoy")
     }
 
     /// Ends Envoy, if one lives.

@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    fs::File,
+    fs::{self, File},
     io::{Read, Seek, SeekFrom, Write},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
@@ -20,13 +20,13 @@ use nix::{
     sched::{CloneFlags, setns},
     sys::{
         prctl::{set_no_new_privs, set_pdeathsig},
-        signal::Signal,
+        signal::{Signal, kill},
         stat::{Mode, umask},
     },
-    unistd::{Gid, Uid, setgid, setgroups, setuid},
+    unistd::{Gid, Pid, Uid, setgid, setgroups, setuid},
 };
 
-use crate::space::Space;
+use crate::{space::Space, wait};
 
 /// Where the binaries under test are: `WHARF_BIN_DIR`, or `target/release` of the workspace.
 #[must_use]
@@ -34,6 +34,30 @@ pub fn bin_dir() -> PathBuf {
     env::var_os("WHARF_BIN_DIR")
         .map(PathBuf::from)
         .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release")))
+}
+
+/// Sends a process a signal. One that is stopped by it does nothing more when this returns: the kernel stops the threads of a
+/// process one after the other, and on a busy machine some go on for a while.
+///
+/// # Errors
+/// When the process has ended, or does not stop.
+pub fn signal(pid: Pid, signal: Signal) -> Result<()> {
+    kill(pid, signal).with_context(|| format!("send {signal} to process {pid}"))?;
+    if signal != Signal::SIGSTOP {
+        return Ok(());
+    }
+    wait::until(&format!("process {pid} to stop"), || {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("list the threads of {pid}"))?;
+        for task in tasks {
+            // A thread may end in this moment.
+            let Ok(stat) = fs::read_to_string(task?.path().join("stat")) else { continue };
+            // proc(5): the state follows the name, which is in parentheses.
+            if !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T')) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    })
 }
 
 /// Path of one of the binaries under test.
@@ -51,7 +75,7 @@ pub fn bin(name: &str) -> Result<PathBuf> {
 /// # Errors
 /// When it was not built.
 pub fn crash_bin(name: &str) -> Result<PathBuf> {
-    let command = format!("cargo build --release --package {name} --features crash-points --bin {name}-crash");
+    let command = format!("cargo build --release --package {name} --bin {name}-crash");
     bin(&format!("{name}-crash")).with_context(|| format!("`{command}` builds it"))
 }
 

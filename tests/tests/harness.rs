@@ -3,11 +3,11 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use wharf_tests::{
     Sandbox, echo,
     icmp::{Ping, ping},
-    process::{command_in, ip, run},
+    process::{self, command_in, ip, run},
     scratch,
     stream::{TcpFlow, UdpStream},
     wait,
@@ -92,4 +92,22 @@ fn nothing_of_a_sandbox_is_seen_outside_the_test() -> Result<()> {
     ensure!(!outside.contains("l0:"), "{outside}");
     ensure!(!std::path::Path::new("/proc/1/root").join(left.path().strip_prefix("/")?).exists());
     Ok(())
+}
+
+/// They are the same libraries; only the crash tests' own programs arm the points.
+#[test]
+fn the_product_has_no_crash_points() -> Result<()> {
+    for name in ["wharf-agent", "wharf-cni", "wharf"] {
+        let has = |program: std::path::PathBuf| -> Result<bool> {
+            let bytes = std::fs::read(&program).with_context(|| format!("read {}", program.display()))?;
+            Ok(memmem(&bytes, b"WHARF_CRASH_FILE"))
+        };
+        ensure!(has(process::crash_bin(name)?)?, "{name}-crash has no crash points");
+        ensure!(!has(process::bin(name)?)?, "{name} can be killed at a crash point");
+    }
+    Ok(())
+}
+
+fn memmem(bytes: &[u8], word: &[u8]) -> bool {
+    bytes.windows(word.len()).any(|window| window == word)
 }

@@ -172,6 +172,7 @@ fn killed_at_each_point(mode: &str, to_next: bool, then_next: bool) -> Result<()
         is_of(node, to_next)?;
         let points = points(node)?;
         ensure!(points.len() > 20, "only {points:?}");
+        let points = crash::share(points)?;
         for point in &points {
             let what = || {
                 format!("{mode}, to the next version {to_next}, killed at {point}, then the next version {then_next}")

@@ -72,8 +72,8 @@ Examples:
     Dist(DistArgs),
     /// Fuzz whatever reads bytes from outside
     ///
-    /// `cargo xtask test` runs every target for a few seconds; this runs them for as long as you like, and goes on from
-    /// what it found before (in target/fuzz).
+    /// `cargo xtask test` replays and mutates the checked-in inputs; this looks for new ones, led by coverage, for as long as
+    /// you like, and goes on from what it found before (in target/fuzz).
     Fuzz(FuzzArgs),
     /// Hold the REST API against its OpenAPI document, by schemathesis
     ///
@@ -116,7 +116,10 @@ pub(crate) struct TestArgs {
     /// Go on to the tests when a check has failed.
     #[arg(long)]
     pub(crate) keep_going: bool,
-    /// Run only tests whose names contain one of these.
+    /// Kill Wharf at all crash points: half an hour more. Without it a run of all tests takes a quarter of them, another for each commit.
+    #[arg(long)]
+    pub(crate) all_points: bool,
+    /// Run only tests whose names contain one of these, at all of their crash points.
     pub(crate) filters: Vec<String>,
 }
 
@@ -184,9 +187,6 @@ pub(crate) struct FuzzArgs {
     /// How long each target runs.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) seconds: u32,
-    /// Run as `cargo xtask test` does: a few seconds each, the same inputs every time.
-    #[arg(long, conflicts_with = "seconds")]
-    pub(crate) short: bool,
     /// Run this one input, such as one that a target failed on.
     #[arg(long, value_name = "FILE")]
     pub(crate) input: Option<PathBuf>,

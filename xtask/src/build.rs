@@ -45,25 +45,14 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// Builds the programs with crash points beside the product. Optimised as it is: tests start the agent a thousand times, and an
-/// unoptimised one takes a second more for each start.
+/// Builds the programs with armed crash points beside the product, of the same libraries.
 pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> Result<()> {
     progress.step("Programs with crash points", |step| {
         for package in ["wharf-agent", "wharf-cni", "wharf"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();
-            // One command each: features of packages that are built together would be one set.
-            command.args([
-                "build",
-                "--release",
-                "--locked",
-                "--package",
-                package,
-                "--features",
-                "crash-points",
-                "--bin",
-                &binary,
-            ]);
+            // One command each, as for the product: features of packages that are built together would be one set.
+            command.args(["build", "--release", "--locked", "--package", package, "--bin", &binary]);
             step.run(&mut command)?;
             if !workspace.release().join(&binary).is_file() {
                 bail!("build {binary}: cargo succeeded, yet it is not in {}", workspace.release().display());
@@ -81,7 +70,7 @@ pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolcha
         build_object(step, workspace, toolchain, Some("next-abi"), &copies)?;
         let mut command = workspace.cargo();
         command.args(["build", "--release", "--locked", "--package", "wharf-agent"]);
-        step.run(command.args(["--features", "crash-points,next-abi", "--bin", NEXT_AGENT]))?;
+        step.run(command.args(["--features", "next-abi", "--bin", NEXT_AGENT]))?;
         if !workspace.release().join(NEXT_AGENT).is_file() {
             bail!("build {NEXT_AGENT}: cargo succeeded, yet it is not in {}", workspace.release().display());
         }

@@ -37,7 +37,7 @@ fn formatting(step: &Step, workspace: &Workspace) -> Result<()> {
 }
 
 fn format(step: &Step, workspace: &Workspace, check: bool) -> Result<()> {
-    for manifest in ["Cargo.toml", "ebpf/Cargo.toml", "fuzz/Cargo.toml"] {
+    for manifest in ["Cargo.toml", "ebpf/Cargo.toml"] {
         let mut command = workspace.cargo();
         command.args(["fmt", "--all", "--manifest-path", manifest]);
         if check {
@@ -52,7 +52,7 @@ fn licences(step: &Step, workspace: &Workspace) -> Result<()> {
     // Crates for other platforms are neither built nor fetched.
     let host = Rustc::detect()?.host;
     let mut crates = 0;
-    for folder in [workspace.root().to_path_buf(), workspace.root().join("ebpf"), workspace.root().join("fuzz")] {
+    for folder in [workspace.root().to_path_buf(), workspace.root().join("ebpf")] {
         let mut metadata = bare_cargo();
         metadata.current_dir(folder).args([
             "metadata",
@@ -85,16 +85,9 @@ pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) 
         step.note("not checked: no clippy (`rustup component add clippy`)");
         return Ok(());
     }
-    let clippy = |folder: &str| {
-        let mut command = workspace.cargo();
-        command.args(["clippy", "--workspace", "--all-targets", "--locked", "--manifest-path"]);
-        command.arg(workspace.root().join(folder).join("Cargo.toml")).arg("--target-dir").arg(workspace.target());
-        command.args(["--", "-D", "warnings"]);
-        command
-    };
-    step.run(&mut clippy(""))?;
-    // The fuzz targets are a workspace of their own: nothing else compiles them before the tests have run.
-    step.run(&mut clippy("fuzz"))?;
+    let mut command = workspace.cargo();
+    command.args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
+    step.run(&mut command)?;
     let mut command = bpf_cargo(workspace, toolchain, "clippy")?;
     command.args(["--release", "--locked", "--", "-D", "warnings"]);
     step.run(&mut command)

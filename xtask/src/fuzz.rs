@@ -19,7 +19,7 @@ use crate::{
     progress::{Progress, Step},
     rustc::Rustc,
     setup,
-    workspace::{Workspace, bare_cargo},
+    workspace::Workspace,
 };
 
 /// Coverage counters for libFuzzer, and the values that comparisons are made with.
@@ -27,42 +27,11 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                         -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 
+/// The profile of the targets' build, and the name of its directory.
+const PROFILE: &str = "fuzz";
+
 /// An input that takes longer is a find; generous, because the machine may be busy.
 const INPUT_SECONDS: u32 = 60;
-
-/// How long, and how far, the targets run.
-#[derive(Debug, Clone, Copy)]
-enum Run {
-    /// In continuous integration. From one seed and over at most this many inputs, so that a run tells of the change it
-    /// is made for and not of its luck; nothing that it finds is kept.
-    Short,
-    /// For whoever wants to find something; what it finds is where the next run begins.
-    Long { seconds: u32 },
-}
-
-impl Run {
-    const SHORT_SECONDS: u32 = 5;
-    const SHORT_INPUTS: u32 = 20_000;
-
-    /// The directory of cargo's build profile.
-    const fn profile(self) -> &'static str {
-        match self {
-            Self::Short => "debug",
-            Self::Long { .. } => "release",
-        }
-    }
-
-    fn limits(self) -> Vec<String> {
-        match self {
-            Self::Short => vec![
-                "-seed=1".to_owned(),
-                format!("-runs={}", Self::SHORT_INPUTS),
-                format!("-max_total_time={}", Self::SHORT_SECONDS),
-            ],
-            Self::Long { seconds } => vec![format!("-max_total_time={seconds}")],
-        }
-    }
-}
 
 /// `cargo xtask fuzz`.
 pub(crate) fn run(
@@ -84,15 +53,14 @@ pub(crate) fn run(
     let mut progress = Progress::new(steps, verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::FUZZ, CoreSources::Auto)?;
     build::objects(&mut progress, workspace, &toolchain)?;
-    let run = if arguments.short { Run::Short } else { Run::Long { seconds: arguments.seconds } };
     progress.step("Fuzz targets (several minutes the first time)", |step| {
-        build_targets(step, workspace, &toolchain.rustc, run)
+        build_targets(step, workspace, &toolchain.rustc)
     })?;
     let mut found = 0;
     for name in &chosen {
         let result = progress.step(name, |step| match &arguments.input {
-            Some(input) => replay(step, workspace, &toolchain.rustc, name, run, input),
-            None => fuzz(step, workspace, &toolchain.rustc, name, run),
+            Some(input) => replay(step, workspace, &toolchain.rustc, name, input),
+            None => fuzz(step, workspace, &toolchain.rustc, name, arguments.seconds),
         });
         if let Err(error) = result {
             eprintln!("error: {error:#}");
@@ -100,18 +68,6 @@ pub(crate) fn run(
         }
     }
     Ok(if found == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Every target for a few seconds, beginning with the checked-in inputs. Needs the BPF objects.
-pub(crate) fn short(step: &Step, workspace: &Workspace, rustc: &Rustc) -> Result<()> {
-    build_targets(step, workspace, rustc, Run::Short)?;
-    let targets = targets(workspace)?;
-    let built = step.elapsed();
-    for name in &targets {
-        fuzz(step, workspace, rustc, name, Run::Short)?;
-    }
-    step.note(format!("{} targets, built in {} s", targets.len(), built.as_secs()));
-    Ok(())
 }
 
 /// Names of the targets, in order.
@@ -133,45 +89,38 @@ fn target_directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("fuzz")
 }
 
-fn build_targets(step: &Step, workspace: &Workspace, rustc: &Rustc, run: Run) -> Result<()> {
-    let mut command = bare_cargo();
+fn build_targets(step: &Step, workspace: &Workspace, rustc: &Rustc) -> Result<()> {
+    let mut command = workspace.cargo();
     command
-        .current_dir(workspace.root().join("fuzz"))
+        .args(["build", "--package", "wharf-fuzz", "--features", "libfuzzer", "--bins", "--profile", PROFILE])
         // With a target named, build scripts and macros are built without the flags.
-        .args(["build", "--bins", "--locked", "--target", &rustc.host])
+        .args(["--locked", "--target", &rustc.host])
         .env("CARGO_TARGET_DIR", target_directory(workspace))
         .env("RUSTFLAGS", COVERAGE)
         // This would take the place of the flags above.
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
-    if matches!(run, Run::Long { .. }) {
-        // Inlining across crates is what the optimised build lives from; the counters keep it from happening later.
-        command.arg("--release").env("RUSTFLAGS", format!("{COVERAGE} -Ccodegen-units=1"));
-    }
     step.run(&mut command)
 }
 
 /// A command that runs the target, and the directory of its own that it works in.
-fn target(workspace: &Workspace, rustc: &Rustc, name: &str, run: Run) -> Result<(Command, Scratch)> {
+fn target(workspace: &Workspace, rustc: &Rustc, name: &str) -> Result<(Command, Scratch)> {
     let scratch = Scratch::make(name)?;
-    let program = target_directory(workspace).join(&rustc.host).join(run.profile()).join(name);
+    let program = target_directory(workspace).join(&rustc.host).join(PROFILE).join(name);
     let mut command = Command::new(program);
     command.env("TMPDIR", &scratch.0).env("RUST_BACKTRACE", "1").current_dir(&scratch.0);
     Ok((command, scratch))
 }
 
-fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, run: Run) -> Result<()> {
-    let (mut command, scratch) = target(workspace, rustc, name, run)?;
+fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, seconds: u32) -> Result<()> {
+    let (mut command, _scratch) = target(workspace, rustc, name)?;
     let artifacts = target_directory(workspace).join("artifacts").join(name);
-    let found = match run {
-        Run::Short => scratch.0.join("found"),
-        Run::Long { .. } => target_directory(workspace).join("found").join(name),
-    };
+    let found = target_directory(workspace).join("found").join(name);
     for directory in [&artifacts, &found] {
         fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     }
     let fuzz = workspace.root().join("fuzz");
     command
-        .args(run.limits())
+        .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-timeout={INPUT_SECONDS}"))
         .arg(format!("-dict={}", fuzz.join("words.dict").display()))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
@@ -188,9 +137,9 @@ fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, run: Run)
 }
 
 /// Runs one input, with what the target says of it.
-fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, run: Run, input: &Path) -> Result<()> {
+fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, input: &Path) -> Result<()> {
     let input = fs::canonicalize(input).with_context(|| format!("read {}", input.display()))?;
-    let (mut command, _scratch) = target(workspace, rustc, name, run)?;
+    let (mut command, _scratch) = target(workspace, rustc, name)?;
     step.run(command.arg(input))
 }
 
@@ -226,12 +175,14 @@ mod tests {
     fn each_target_has_a_program_and_inputs() -> Result<()> {
         let workspace = Workspace::find()?;
         let manifest = fs::read_to_string(workspace.root().join("fuzz/Cargo.toml"))?;
+        let replayed = fs::read_to_string(workspace.root().join("fuzz/tests/corpus.rs"))?;
         let targets = targets(&workspace)?;
         assert!(!targets.is_empty());
         for name in &targets {
             assert!(manifest.contains(&format!("[[bin]]\nname = \"{name}\"\n")), "{name} is not in fuzz/Cargo.toml");
             let corpus = workspace.root().join("fuzz/corpus").join(name);
             assert!(fs::read_dir(&corpus)?.next().is_some(), "{} is empty", corpus.display());
+            assert!(replayed.split_whitespace().any(|word| word == name), "{name} is not in fuzz/tests/corpus.rs");
         }
         assert_eq!(manifest.matches("[[bin]]").count(), targets.len());
         Ok(())

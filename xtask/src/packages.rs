@@ -72,7 +72,6 @@ pub(crate) const TEST: &[Need] = &[
     Need::program("systemd", "systemd-analyze"),
     // Checks the manual pages.
     Need::program("mandoc", "mandoc"),
-    LIBFUZZER,
     VENV,
 ];
 
@@ -85,11 +84,8 @@ pub(crate) const ENVOY: &[Need] = &[VENV];
 /// Python, and what makes virtual environments with pip in them.
 const VENV: Need = Need { package: "python3-venv", probe: Probe::PythonModule("ensurepip") };
 
-/// To fuzz.
-pub(crate) const FUZZ: &[Need] = &[LIBFUZZER];
-
-/// libFuzzer comes as C++ source.
-const LIBFUZZER: Need = Need::program("g++", "c++");
+/// To fuzz: libFuzzer comes as C++ source.
+pub(crate) const FUZZ: &[Need] = &[Need::program("g++", "c++")];
 
 /// To measure against other CNI plugins, also in the pods of a container runtime.
 pub(crate) const BENCH: &[Need] = &[

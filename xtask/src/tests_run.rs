@@ -9,12 +9,12 @@ use anyhow::Result;
 
 use crate::{
     args::{CoreSources, TestArgs},
-    build, checks, dist, envoy, fuzz, libtest, packages,
+    build, checks, dist, envoy, libtest, packages,
     privilege::Privilege,
     progress::{Progress, Step, spell},
     promtool,
     rustc::{Rustc, cargo_target_variable},
-    schemathesis, setup,
+    schemathesis, setup, soak,
     test_results::{Tally, forget_junit, read_junit},
     workspace::{Workspace, find_program},
 };
@@ -110,12 +110,12 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, Envoy, packages, crash points, next ABI version, test build and tests; else also clippy, rustdoc, the fuzz targets, schemathesis, the demo,
+    // promtool, Envoy, packages, crash points, next ABI version, test build and tests; else also clippy, rustdoc, schemathesis, the demo,
     // and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
         (false, _) => 7,
-        (true, false) => 12,
-        (true, true) => 13,
+        (true, false) => 11,
+        (true, true) => 12,
     };
     let steps = quick.len() + setup::STEPS + build::STEPS + own;
     let mut report = Report {
@@ -173,9 +173,8 @@ fn phases(
             step.run(runner(workspace, privilege, rustc, &[]).arg("--no-run"))
         })
     })?;
-    report.tests("Tests", |step, workspace| run_tests(step, workspace, privilege, rustc, &arguments.filters));
+    report.tests("Tests", |step, workspace| run_tests(step, workspace, privilege, rustc, arguments));
     if everything {
-        report.check("Fuzz targets", |step, workspace| fuzz::short(step, workspace, rustc));
         report.check("The API by schemathesis", |step, workspace| schemathesis::check(step, workspace, privilege));
         report.check("The demo", |step, workspace| demo(step, workspace, privilege));
     }
@@ -253,9 +252,16 @@ fn run_tests(
     workspace: &Workspace,
     privilege: &Privilege,
     rustc: &Rustc,
-    filters: &[String],
+    arguments: &TestArgs,
 ) -> Result<(Tally, bool)> {
-    let mut command = runner(workspace, privilege, rustc, filters);
+    let mut command = runner(workspace, privilege, rustc, &arguments.filters);
+    if arguments.filters.is_empty() && !arguments.all_points {
+        let share = soak::share(commits(workspace));
+        println!(
+            "crash tests: the share {share} of the points, by the number of commits (`--all-points`: all of them)"
+        );
+        command.env("WHARF_CRASH_SHARE", share);
+    }
     if !has_nextest() {
         return libtest::run(step, privilege, &mut command);
     }
@@ -263,4 +269,11 @@ fn run_tests(
     forget_junit(&junit)?;
     let status = step.run_open(&mut command)?;
     Ok((read_junit(&junit)?, status.success()))
+}
+
+/// How many commits lead to this one, so that the commits that follow each other test all shares; 0 where no git tells.
+fn commits(workspace: &Workspace) -> u64 {
+    let output = Command::new("git").arg("-C").arg(workspace.root()).args(["rev-list", "--count", "HEAD"]).output();
+    let told = output.ok().filter(|output| output.status.success());
+    told.and_then(|output| String::from_utf8_lossy(&output.stdout).trim().parse().ok()).unwrap_or(0)
 }

@@ -37,7 +37,7 @@ pub fn removals<K: Kernel>(addresses: &Addresses<K>, record: &EndpointRecord, re
 
 /// A crash point before a step.
 pub(super) fn crash_point(operation: &str, step: &str) {
-    if cfg!(feature = "crash-points") {
+    if wharf_crash::is_armed() {
         wharf_crash::point(&format!("{operation}/before-{step}"));
     }
 }

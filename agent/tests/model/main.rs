@@ -23,8 +23,8 @@ use proptest_state_machine::prop_state_machine;
 
 use play::Play;
 
-/// Histories in a normal run: what a busy processor plays in about three minutes, in a debug build.
-const CASES: u32 = 1_024;
+/// Histories in a normal run: what a busy processor plays in about two minutes, in a debug build.
+const CASES: u32 = 384;
 /// Any number: it makes the histories of a normal run.
 const SEED: u64 = 0x5768_6172_6600;
 

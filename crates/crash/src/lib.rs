@@ -1,7 +1,8 @@
 //! Crash points: where the tests kill Wharf between two side effects.
 //!
-//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). In a
-//! build without the feature `armed`, which is every build but the crash tests' own, it is an empty function. With it:
+//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). It does
+//! nothing unless the process called [`arm`], which only the programs of the crash tests do: their `main` is all that they have
+//! beside the product's own code, and what this crate does once it is armed is not linked into any other program. Armed:
 //!
 //! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself by SIGKILL when it comes to that point for the Nth
 //!   time (the first without `:N`). Nothing of Rust runs after that: no destructor, no flush, no answer.
@@ -12,20 +13,45 @@
 //! - `WHARF_HOLD_FILE=FILE`: while a line of the file is a point's name, a thread at that point blocks, as on a
 //!   kernel or disk that does not answer. [`hold`] marks places without a side effect, which only need this.
 
+use std::sync::OnceLock;
+
+/// What points and places do in a process that is armed.
+struct Armed {
+    point: fn(&str),
+    hold: fn(&str),
+}
+
+/// Behind a pointer that [`arm`] alone sets, so that the linker drops the rest from programs that never call it.
+static ARMED: OnceLock<Armed> = OnceLock::new();
+
+/// Arms this process, for the rest of its life. For the programs of the crash tests alone.
+pub fn arm() {
+    ARMED.get_or_init(|| Armed { point: armed::point, hold: armed::hold });
+}
+
+/// Whether [`arm`] was called: for points whose names cost something to make.
+#[inline]
+#[must_use]
+pub fn is_armed() -> bool {
+    ARMED.get().is_some()
+}
+
 /// A point between two side effects, `operation/where` in kebab-case: `create/after-lease`. Names are unique.
-#[cfg(not(feature = "armed"))]
-#[inline(always)]
-pub fn point(_name: &str) {}
+#[inline]
+pub fn point(name: &str) {
+    if let Some(armed) = ARMED.get() {
+        (armed.point)(name);
+    }
+}
 
 /// A place where a test may hold its thread, `room/what` in kebab-case; never killed at, and not in the trace.
-#[cfg(not(feature = "armed"))]
-#[inline(always)]
-pub fn hold(_name: &str) {}
+#[inline]
+pub fn hold(name: &str) {
+    if let Some(armed) = ARMED.get() {
+        (armed.hold)(name);
+    }
+}
 
-#[cfg(feature = "armed")]
-pub use armed::{hold, point};
-
-#[cfg(feature = "armed")]
 mod armed {
     use std::{
         io::Write as _,
@@ -95,7 +121,7 @@ mod armed {
         LazyLock::new(|| std::env::var_os("WHARF_HOLD_FILE").map(Into::into));
 
     /// See the top of this crate.
-    pub fn hold(name: &str) {
+    pub(crate) fn hold(name: &str) {
         let Some(path) = &*HOLD else { return };
         // A file that is not there holds nobody.
         while std::fs::read_to_string(path).is_ok_and(|text| text.lines().any(|line| line.trim() == name)) {
@@ -105,7 +131,7 @@ mod armed {
 
     /// See the top of this crate.
     #[allow(clippy::panic, reason = "a trace that is not written would make the crash tests miss points")]
-    pub fn point(name: &str) {
+    pub(crate) fn point(name: &str) {
         if let Some(path) = &*TRACE {
             // Opened each time and appended in one write, so that processes and threads may share the file.
             let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);

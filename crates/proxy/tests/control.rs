@@ -65,6 +65,17 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 fn signal(world: &World, signal: Signal) {
     let pid = world.proxy.status().pid.expect("an Envoy");
     kill(Pid::from_raw(pid), signal).expect("a signal");
+    // The kernel stops the threads of a process one after the other.
+    while signal == Signal::SIGSTOP && !is_stopped(pid) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether all threads of a process are stopped. proc(5): their state follows their name, which is in parentheses.
+fn is_stopped(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    let mut stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    stats.all(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T')))
 }
 
 #[test]

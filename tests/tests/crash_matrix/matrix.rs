@@ -10,17 +10,11 @@ use crate::{
     scene::{Scene, await_quiet},
 };
 
-/// Runs an operation once for each of its points.
+/// Runs an operation once for each of its points that are this run's.
 pub(crate) fn run(operation: &Operation) -> Result<()> {
-    run_part(operation, 0, 1)
-}
-
-/// The same for one of `of` parts of its points: an operation of many points is shared among several tests.
-pub(crate) fn run_part(operation: &Operation, part: usize, of: usize) -> Result<()> {
     with_scene(operation, |scene| {
-        // By name, so that all parts agree on which is whose.
-        let is_ours = |point: &String| point.bytes().map(usize::from).sum::<usize>() % of == part;
-        let points: Vec<String> = learn(scene, operation)?.into_iter().filter(is_ours).collect();
+        let learned = learn(scene, operation)?;
+        let points = chosen(operation, learned)?;
         let mut tries = 0;
         for point in &points {
             let at = || format!("{}, killed at {point}", operation.name);
@@ -31,9 +25,16 @@ pub(crate) fn run_part(operation: &Operation, part: usize, of: usize) -> Result<
     })
 }
 
+/// The points that are this run's; an operation of which too few were learned has lost some.
+fn chosen(operation: &Operation, learned: Vec<String>) -> Result<Vec<String>> {
+    println!("{}: {} points", operation.name, learned.len());
+    ensure!(learned.len() >= operation.least, "{}: only {} points: {learned:?}", operation.name, learned.len());
+    crash::share(learned)
+}
+
 /// The same for a start on a node where nothing was before: each try has a node of its own.
 pub(crate) fn starts(operation: &Operation) -> Result<()> {
-    let points = points(operation)?;
+    let points = chosen(operation, learn_start(operation)?)?;
     let mut tries = 0;
     for point in &points {
         let on_a_node = || {
@@ -48,19 +49,6 @@ pub(crate) fn starts(operation: &Operation) -> Result<()> {
     }
     println!("{}: killed at each of {} points, in {tries} tries", operation.name, points.len());
     Ok(())
-}
-
-/// The points of an operation, learned on a node of its own.
-pub(crate) fn points(operation: &Operation) -> Result<Vec<String>> {
-    if operation.victim == Victim::Start && (operation.name == crate::operation::START_EMPTY.name) {
-        return learn_start(operation);
-    }
-    let mut points = Vec::new();
-    with_scene(operation, |scene| {
-        points = learn(scene, operation)?;
-        Ok(())
-    })?;
-    Ok(points)
 }
 
 /// How long a later pass of a point is waited for: an operation takes milliseconds.

@@ -32,6 +32,8 @@ pub(crate) enum Victim {
 /// Something that is interrupted.
 pub(crate) struct Operation {
     pub(crate) name: &'static str,
+    /// Fewer points than this: some were lost.
+    pub(crate) least: usize,
     /// Flags of the agent.
     pub(crate) flags: &'static [&'static str],
     pub(crate) victim: Victim,
@@ -69,6 +71,7 @@ const UNPREPARED: &[&str] =
 
 pub(crate) const START_EMPTY: Operation = Operation {
     name: "start on an empty node",
+    least: 35,
     flags: FLAGS,
     victim: Victim::Start,
     prepare: |_| Ok(()),
@@ -78,6 +81,7 @@ pub(crate) const START_EMPTY: Operation = Operation {
 
 pub(crate) const ADD: Operation = Operation {
     name: "ADD with programs made ahead of need",
+    least: 30,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: |scene| scene.arm(),
@@ -86,10 +90,11 @@ pub(crate) const ADD: Operation = Operation {
 };
 
 pub(crate) const ADD_UNPREPARED: Operation =
-    Operation { name: "ADD without programs made ahead of need", flags: UNPREPARED, ..ADD };
+    Operation { name: "ADD without programs made ahead of need", least: 37, flags: UNPREPARED, ..ADD };
 
 pub(crate) const ADD_FAILS_EARLY: Operation = Operation {
     name: "ADD that fails because the container has such an interface",
+    least: 18,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: |scene| {
@@ -109,6 +114,7 @@ pub(crate) const ADD_FAILS_EARLY: Operation = Operation {
 
 pub(crate) const ADD_FAILS_LATE: Operation = Operation {
     name: "ADD that fails because new interfaces of the node have no IPv6, and the agent may not turn it on",
+    least: 31,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: |scene| {
@@ -142,6 +148,7 @@ fn ipv6_of_new_interfaces(scene: &Scene<'_>, on: bool) -> Result<()> {
 
 pub(crate) const DEL: Operation = Operation {
     name: "DEL",
+    least: 20,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: armed_with_x,
@@ -151,6 +158,7 @@ pub(crate) const DEL: Operation = Operation {
 
 pub(crate) const REGENERATE_POLICY: Operation = Operation {
     name: "regenerate, level policy",
+    least: 7,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: armed_with_x,
@@ -160,6 +168,7 @@ pub(crate) const REGENERATE_POLICY: Operation = Operation {
 
 pub(crate) const REGENERATE_DATAPATH: Operation = Operation {
     name: "regenerate, level datapath",
+    least: 25,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: armed_with_x,
@@ -169,6 +178,7 @@ pub(crate) const REGENERATE_DATAPATH: Operation = Operation {
 
 pub(crate) const RESTORE: Operation = Operation {
     name: "restart with a dead endpoint and an interrupted ADD",
+    least: 80,
     flags: FLAGS,
     victim: Victim::Start,
     prepare: |scene| {
@@ -193,6 +203,7 @@ pub(crate) const RESTORE: Operation = Operation {
 
 pub(crate) const RESTORE_DEL: Operation = Operation {
     name: "restart with an interrupted DEL",
+    least: 75,
     flags: FLAGS,
     victim: Victim::Start,
     prepare: |scene| {
@@ -205,6 +216,7 @@ pub(crate) const RESTORE_DEL: Operation = Operation {
 
 pub(crate) const DRAIN_AT_START: Operation = Operation {
     name: "deletion queue drained at start",
+    least: 73,
     flags: FLAGS,
     victim: Victim::Start,
     prepare: |scene| {
@@ -218,6 +230,7 @@ pub(crate) const DRAIN_AT_START: Operation = Operation {
 
 pub(crate) const DRAIN_LIVE: Operation = Operation {
     name: "deletion queue drained while the agent runs",
+    least: 30,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: armed_with_x,
@@ -227,6 +240,7 @@ pub(crate) const DRAIN_LIVE: Operation = Operation {
 
 pub(crate) const PLUGIN_ADD: Operation = Operation {
     name: "the plugin's ADD",
+    least: 2,
     flags: FLAGS,
     victim: Victim::Plugin,
     prepare: unarmed,
@@ -239,6 +253,7 @@ pub(crate) const PLUGIN_ADD: Operation = Operation {
 
 pub(crate) const PLUGIN_DEL: Operation = Operation {
     name: "the plugin's DEL",
+    least: 2,
     flags: FLAGS,
     victim: Victim::Plugin,
     prepare: |scene| {
@@ -251,6 +266,7 @@ pub(crate) const PLUGIN_DEL: Operation = Operation {
 
 pub(crate) const PLUGIN_DEL_ABSENT: Operation = Operation {
     name: "the plugin's DEL while no agent runs",
+    least: 10,
     flags: FLAGS,
     victim: Victim::Plugin,
     prepare: |scene| {
@@ -265,6 +281,7 @@ pub(crate) const PLUGIN_DEL_ABSENT: Operation = Operation {
 
 pub(crate) const PLUGIN_DEL_OVER_RUBBISH: Operation = Operation {
     name: "the plugin's DEL while no agent runs, over a record that is none",
+    least: 11,
     flags: FLAGS,
     victim: Victim::Plugin,
     prepare: |scene| {
@@ -277,34 +294,6 @@ pub(crate) const PLUGIN_DEL_OVER_RUBBISH: Operation = Operation {
     act: |scene| cni(scene, "DEL", true),
     go_on: retry_del,
 };
-
-/// All of them but [`redirects::ALL`].
-pub(crate) const ALL: [&Operation; 24] = [
-    &START_EMPTY,
-    &ADD,
-    &ADD_UNPREPARED,
-    &ADD_FAILS_EARLY,
-    &ADD_FAILS_LATE,
-    &DEL,
-    &REGENERATE_POLICY,
-    &REGENERATE_DATAPATH,
-    &RESTORE,
-    &RESTORE_DEL,
-    &DRAIN_AT_START,
-    &DRAIN_LIVE,
-    &PLUGIN_ADD,
-    &PLUGIN_DEL,
-    &PLUGIN_DEL_ABSENT,
-    &PLUGIN_DEL_OVER_RUBBISH,
-    &policy::ADD,
-    &policy::DEL,
-    &policy::IMPORT,
-    &policy::CHANGE,
-    &policy::DELETE,
-    &policy::LABELS,
-    &policy::NAMESPACE,
-    &policy::RESTORE,
-];
 
 fn nothing(_: &Scene<'_>) -> Result<Act> {
     Ok(Act::Nothing)

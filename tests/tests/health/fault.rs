@@ -3,7 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use wharf_api::{HealthState, NodeHealth};
-use wharf_tests::{Node, process::ip, scenario};
+use wharf_tests::{
+    Node,
+    process::{self, ip},
+    scenario,
+};
 
 use crate::support::{await_anew, await_health, await_ok, config, end, link, pid, space_of, well};
 
@@ -17,7 +21,7 @@ fn killed(_: &Node, h: &NodeHealth) -> Result<()> {
 }
 
 fn stopped(_: &Node, h: &NodeHealth) -> Result<()> {
-    kill(pid(h)?, Signal::SIGSTOP).context("stop its process")
+    process::signal(pid(h)?, Signal::SIGSTOP)
 }
 
 fn link_deleted(node: &Node, h: &NodeHealth) -> Result<()> {

@@ -9,10 +9,10 @@ mod support;
 use std::{fs, net::IpAddr};
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use wharf_api::{HealthReport, HealthState, ProbeKind, ProbeOutcome};
-use wharf_tests::{icmp::ping, scenario, wait};
+use wharf_tests::{icmp::ping, process, scenario, wait};
 
 use crate::support::{await_ok, config, end, health, is_process, pid, space_of, well};
 
@@ -76,7 +76,7 @@ fn nothing_of_it_outlives_the_agent() -> Result<()> {
         let after = await_ok(node)?;
         ensure!((after.ipv4, after.ipv6) == (before.ipv4, before.ipv6), "{before:?} {after:?}");
         // A stopped process cannot read the end of its input; it goes all the same.
-        kill(pid(&after)?, Signal::SIGSTOP)?;
+        process::signal(pid(&after)?, Signal::SIGSTOP)?;
         node.kill_agent()?;
         wait::until("the stopped process to end with its agent", || Ok((!is_process(&after)).then_some(())))?;
         node.start_agent()?;

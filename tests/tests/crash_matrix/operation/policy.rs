@@ -8,6 +8,7 @@ use crate::{guard, scene::Scene};
 
 pub(crate) const ADD: Operation = Operation {
     name: "ADD of a container that a policy selects",
+    least: 40,
     prepare: |scene| armed_and_guarded(scene, &[guard::more()]),
     go_on: |scene, finished| {
         // Not answered, it is there whole or not at all; the runtime's DEL leaves nothing of it.
@@ -24,6 +25,7 @@ pub(crate) const ADD: Operation = Operation {
 
 pub(crate) const DEL: Operation = Operation {
     name: "DEL of a container that a policy selects",
+    least: 30,
     prepare: |scene| {
         armed_and_guarded(scene, &[guard::more()])?;
         scene.add_x()?;
@@ -34,6 +36,7 @@ pub(crate) const DEL: Operation = Operation {
 
 pub(crate) const IMPORT: Operation = Operation {
     name: "import of a policy",
+    least: 13,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: |scene| armed_and_guarded(scene, &[]),
@@ -43,6 +46,7 @@ pub(crate) const IMPORT: Operation = Operation {
 
 pub(crate) const CHANGE: Operation = Operation {
     name: "change of a policy",
+    least: 11,
     act: |scene| import(scene, &guard::changed()),
     go_on: |scene, _| retried(import(scene, &guard::changed())?),
     ..IMPORT
@@ -50,6 +54,7 @@ pub(crate) const CHANGE: Operation = Operation {
 
 pub(crate) const DELETE: Operation = Operation {
     name: "delete of a policy",
+    least: 13,
     prepare: |scene| armed_and_guarded(scene, &[guard::more()]),
     act: |scene| wharf(scene, &["policy", "delete", "NetworkPolicy", "more"]),
     // What is gone is not there to be deleted.
@@ -63,6 +68,7 @@ pub(crate) const DELETE: Operation = Operation {
 
 pub(crate) const LABELS: Operation = Operation {
     name: "other labels of a container that a policy names",
+    least: 17,
     prepare: |scene| armed_and_guarded(scene, &[guard::more()]),
     act: relabel_web,
     go_on: |scene, _| retried(relabel_web(scene)?),
@@ -71,6 +77,7 @@ pub(crate) const LABELS: Operation = Operation {
 
 pub(crate) const NAMESPACE: Operation = Operation {
     name: "other labels of a namespace that a policy names",
+    least: 12,
     prepare: |scene| armed_and_guarded(scene, &[guard::of_teams()]),
     act: |scene| wharf(scene, &["namespace", "set", "default", "team=a"]),
     go_on: |scene, _| retried(wharf(scene, &["namespace", "set", "default", "team=a"])?),
@@ -79,6 +86,7 @@ pub(crate) const NAMESPACE: Operation = Operation {
 
 pub(crate) const RESTORE: Operation = Operation {
     name: "restart with an interrupted import of a policy, and a dead endpoint that it selects",
+    least: 85,
     flags: FLAGS,
     victim: Victim::Start,
     prepare: |scene| {

@@ -10,9 +10,6 @@ use crate::{
     scene::Scene,
 };
 
-/// All of them.
-pub(crate) const ALL: [&Operation; 6] = [&IMPORT, &CHANGE, &DELETE, &LEAVE, &ADD, &DEL];
-
 /// A flag of agents that start Envoy.
 pub(crate) const PROXY_PORT: &str = "--proxy-port";
 const FLAGS: &[&str] = &[
@@ -30,6 +27,7 @@ const FLAGS: &[&str] = &[
 
 pub(crate) const IMPORT: Operation = Operation {
     name: "import of rules about requests, the first",
+    least: 22,
     flags: FLAGS,
     victim: Victim::Agent,
     prepare: |scene| armed(scene, false),
@@ -39,6 +37,7 @@ pub(crate) const IMPORT: Operation = Operation {
 
 pub(crate) const CHANGE: Operation = Operation {
     name: "change of rules about requests",
+    least: 27,
     prepare: |scene| armed(scene, true),
     act: |scene| policy::import(scene, &redirected::policy(true)),
     go_on: |scene, _| imported(policy::import(scene, &redirected::policy(true))?),
@@ -47,6 +46,7 @@ pub(crate) const CHANGE: Operation = Operation {
 
 pub(crate) const DELETE: Operation = Operation {
     name: "delete of rules about requests, the last",
+    least: 20,
     prepare: |scene| armed(scene, true),
     act: delete,
     go_on: |scene, _| {
@@ -60,6 +60,7 @@ pub(crate) const DELETE: Operation = Operation {
 
 pub(crate) const LEAVE: Operation = Operation {
     name: "the way to the proxy is taken away",
+    least: 2,
     prepare: |scene| {
         armed(scene, true)?;
         delete(scene)?.run()?.context("a command")?.ok().map(drop)
@@ -72,6 +73,7 @@ pub(crate) const LEAVE: Operation = Operation {
 
 pub(crate) const ADD: Operation = Operation {
     name: "ADD of a container whose requests are judged",
+    least: 36,
     flags: FLAGS,
     prepare: |scene| armed(scene, true),
     go_on: |scene: &mut Scene<'_>, finished: Option<Finished>| {
@@ -84,6 +86,7 @@ pub(crate) const ADD: Operation = Operation {
 
 pub(crate) const DEL: Operation = Operation {
     name: "DEL of a container whose requests are judged",
+    least: 20,
     flags: FLAGS,
     prepare: |scene| {
         armed(scene, true)?;
