@@ -1,5 +1,5 @@
-//! The agent's store. The first byte says what the rest is: `r` rows for an empty file, a line each (see [`Row`]); `b`
-//! the bytes of the file; anything else, damage to a valid file, eight bytes each (see [`damaged`]).
+//! The agent's store. The first byte says what the rest is: `r` rows for an empty file, a line each (see `Row`); `b`
+//! the bytes of the file; anything else, damage to a valid file, eight bytes each (see `damaged`).
 //!
 //! redb is not made for files that somebody else wrote: its own walk through one may panic. That ends an agent, so here
 //! too it ends a start, and what must hold is that the agent comes up after a few of those.

@@ -54,6 +54,10 @@ pub(crate) const BUILD: &[Need] =
 /// To run the demo.
 pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip")];
 
+/// To test in guests, which get these programs of the machine's.
+pub(crate) const VM: &[Need] =
+    &[Need::program("iproute2", "ip"), Need::program("nftables", "nft"), Need::program("iptables", "iptables")];
+
 /// To run every test: also real container runtimes, its image, and other CNI plugins as neighbours.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),

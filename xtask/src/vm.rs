@@ -77,7 +77,7 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     if arguments.prebuilt {
         build::must_be_there(&workspace.release())?;
     } else {
-        let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::DEMO, CoreSources::Auto)?;
+        let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::VM, CoreSources::Auto)?;
         build::ensure(&mut progress, workspace, &toolchain, &[])?;
         build::next_agent(&mut progress, workspace, &toolchain)?;
     }

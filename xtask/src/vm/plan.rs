@@ -73,6 +73,7 @@ pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("plugins", "needs Debian's plugins and iptables"),
     ("bench", "measures, which an emulated processor cannot"),
     ("fake", "touches no kernel"),
+    ("corpus", "touches no kernel, and reads the checkout"),
     ("l7", "needs Envoy, which no guest has; `redirect` has the kernel's part"),
     ("lint", "needs promtool and mandoc"),
 ];
@@ -85,7 +86,7 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
         "sends 10,000 packets a second beside a TCP stream; attach::replacements_lose_nothing_* asks the same of fewer",
     ),
     ("crash_matrix::", "starts the agent a thousand times"),
-    ("unit::the_units_capabilities_are_enough_for_envoy", "needs Envoy, which no guest has"),
+    ("unit::the_unit_is_enough_for_envoy", "needs Envoy, which no guest has"),
     ("upgrade::an_upgrade_killed", "starts the agent a hundred times, under traffic"),
     ("upgrade::an_upgrade_with_tcx_killed", "starts the agent a hundred times, under traffic"),
     ("upgrade::a_downgrade_killed", "starts the agent a hundred times, under traffic"),
