@@ -26,15 +26,26 @@ const MAX_PROGRAM: u64 = 50_000;
 /// What connections to these ports may carry; `None` where the item does not say.
 pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction) -> Read<Option<Requests>> {
     let names = item.get("serverNames").map(|field| server_names(reader, &field)).transpose();
-    let rules = item.get("rules").map(|field| rules(reader, &field, direction)).transpose();
-    match (names?, rules?) {
-        (None, rules) => Ok(rules),
-        (Some(server_names), None) => Ok(Some(Requests { server_names, ..Requests::default() })),
-        (Some(_), Some(_)) => {
-            let remedy = "write an item for each: requests inside TLS are not seen";
-            Err(reader.refuse_key(item, "rules", "is there with serverNames", remedy))
-        }
+    let rules = item.get("rules").map(|field| match names {
+        Ok(None) => rules(reader, &field, direction),
+        _ => beside_names(reader, item, &field),
+    });
+    let (names, rules) = (names?, rules.transpose()?);
+    Ok(match names {
+        None => rules,
+        Some(server_names) => Some(Requests { server_names, ..rules.unwrap_or_default() }),
+    })
+}
+
+/// `rules` beside `serverNames`: what becomes of connections while no proxy serves.
+fn beside_names(reader: &mut Reader, item: &Object<'_>, field: &Field<'_>) -> Read<Requests> {
+    const REMEDY: &str = "write an item for each: requests inside TLS are not seen";
+    let object = reader.object(field, &["http", "dns", "failOpen"], &[])?;
+    if object.get("http").or(object.get("dns")).is_some() {
+        return Err(reader.refuse_key(item, "rules", "is there with serverNames", REMEDY));
     }
+    let open = object.get("failOpen").map_or(Ok(false), |field| reader.boolean(&field));
+    Ok(Requests { fails_open: open?, ..Requests::default() })
 }
 
 fn rules(reader: &mut Reader, field: &Field<'_>, direction: Direction) -> Read<Requests> {

@@ -83,6 +83,8 @@ fn every_field_of_a_request_is_read() {
     assert!(requests("rules: {http: [{}], failOpen: true}").fails_open);
     let names = [ServerName::Exact("a.example".to_owned()), ServerName::Under("b.example".to_owned())];
     assert_eq!(requests("serverNames: [A.example, '**.b.example']").server_names, names.into());
+    let open = requests("serverNames: [a.example], rules: {failOpen: true}");
+    assert!(open.fails_open && open.server_names.len() == 1);
 }
 
 #[test]
@@ -109,6 +111,7 @@ fn what_a_proxy_could_not_tell_or_would_read_in_another_way_is_refused() {
         (item("rules: {http: [{}], dns: [{matchName: a}]}"), "rules.dns: is not supported; write it into egress"),
         (item("rules: {http: [{}], failOpen: yes please}"), "failOpen: is text"),
         (item("rules: {http: [{}]}, serverNames: [a]"), "rules: is there with serverNames"),
+        (item("rules: {failOpen: true, l7: []}, serverNames: [a]"), "rules.l7: is no field here"),
         (item("serverNames: []"), "serverNames: is empty"),
         (item("serverNames: ['*.example.com']"), "serverNames[0]: is \"*.example.com\"; write a name of DNS"),
         (item("serverNames: [a..b]"), "serverNames[0]: is \"a..b\""),
