@@ -1,6 +1,7 @@
 //! Wharf chained behind another plugin: Debian's `ptp` and `bridge` with `host-local`, run as a runtime runs them.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     time::Duration,
 };
@@ -565,26 +566,27 @@ fn tcx_nodes_attach_filters_there_and_cleanup_takes_them_off() -> Result<()> {
     c.unmake(&node)
 }
 
-/// Points between side effects of an ADD.
-const OF_ADD: [&str; 8] = [
-    "create/before-ensure-programs",
-    "datapath/programs/after-move-deliver",
-    "datapath/config/after-write",
-    "datapath/filters/after-qdisc",
-    "datapath/filters/after-new",
-    "datapath/reachable/after-row-ipv4",
-    "create/before-commit",
-    "create/before-answer",
-];
-/// Points between side effects of a DEL.
-const OF_DEL: [&str; 6] = [
-    "datapath/filters/after-new",
-    "datapath/detach/after-filters",
-    "datapath/unreachable/after-slot",
-    "datapath/unpin/after-programs",
-    "delete/before-await-kernel",
-    "delete/before-remove-record",
-];
+/// Points that an ADD and a DEL pass, each once, which are this run's. What the agent does by its own time is not theirs.
+fn points(node: &mut Node, c: &Chain) -> Result<[Vec<String>; 2]> {
+    ensure!(node.start_armed_agent()?, "it died without a wish");
+    node.await_rebuilt()?;
+    crash::forget_trace(node.dirs())?;
+    let end = c.attach(node)?;
+    let of_add = crash::trace(node.dirs())?;
+    crash::forget_trace(node.dirs())?;
+    node.detach(&end)?;
+    wait::until_equal("endpoints", &0, || Ok(node.endpoints()?.len()))?;
+    let of_del = crash::trace(node.dirs())?;
+    node.stop_agent()?;
+    let once = |passed: Vec<String>| {
+        let own = passed.into_iter().filter(|point| !["drain/", "queue/"].iter().any(|room| point.starts_with(room)));
+        own.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    let (of_add, of_del) = (once(of_add), once(of_del));
+    println!("points of an ADD: {of_add:?}, of a DEL: {of_del:?}");
+    ensure!(of_add.len() >= 15 && of_del.len() >= 10, "{} points of an ADD, {} of a DEL", of_add.len(), of_del.len());
+    Ok([crash::share(of_add)?, crash::share(of_del)?])
+}
 
 #[test]
 fn a_kill_between_any_two_steps_leaves_all_or_nothing() -> Result<()> {
@@ -592,15 +594,19 @@ fn a_kill_between_any_two_steps_leaves_all_or_nothing() -> Result<()> {
     let flags = ["--node-name", "quay", "--prepared-programs", "0", "--health-interval-ms", "0"];
     scenario(NodeConfig { flags: flags.map(str::to_owned).to_vec(), toml: None }, |node| {
         node.stop_agent()?;
-        let c = Chain::begin(node, "ptp", "c")?;
-        let before = c.picture(node)?;
-        for point in OF_ADD {
-            crash::wish(node.dirs(), point)?;
+        let c = Chain::begin(node, "ptp", "first")?;
+        let [of_add, of_del] = points(node, &c)?;
+        c.unmake(node)?;
+        for (at, point) in of_add.iter().enumerate() {
+            let c = Chain::begin(node, "ptp", &format!("a{at}"))?;
+            let before = c.picture(node)?;
             ensure!(node.start_armed_agent()?, "{point}: it died before the ADD");
+            node.await_rebuilt()?;
+            crash::wish(node.dirs(), point)?;
             let conf = c.conf(node).after(&c.made);
-            let call = node.cni("ADD").of("c", c.sandbox.path(), "eth0").conf(&conf).ready()?;
+            let call = node.cni("ADD").of(c.sandbox.name(), c.sandbox.path(), "eth0").conf(&conf).ready()?;
             let add = std::thread::spawn(move || call.run());
-            node.await_crash().with_context(|| point)?;
+            node.await_crash().with_context(|| point.clone())?;
             crash::forget_wish(node.dirs())?;
             node.start_agent()?;
             node.await_rebuilt()?;
@@ -616,18 +622,18 @@ fn a_kill_between_any_two_steps_leaves_all_or_nothing() -> Result<()> {
             }
             ensure!(node.found_amiss()?.is_empty(), "{point}: {:?}", node.found_amiss()?);
             node.stop_agent()?;
+            c.unmake(node)?;
         }
-        for point in OF_DEL {
-            node.start_agent()?;
-            let end = c.attach(node)?;
-            node.stop_agent()?;
+        for (at, point) in of_del.iter().enumerate() {
+            let c = Chain::begin(node, "ptp", &format!("d{at}"))?;
             ensure!(node.start_armed_agent()?, "{point}: it died at the start");
+            let end = c.attach(node)?;
             node.await_rebuilt()?;
             crash::wish(node.dirs(), point)?;
             let conf = end.conf.clone().after(&end.result);
-            let call = node.cni("DEL").of("c", c.sandbox.path(), "eth0").conf(&conf).ready()?;
+            let call = node.cni("DEL").of(c.sandbox.name(), c.sandbox.path(), "eth0").conf(&conf).ready()?;
             let del = std::thread::spawn(move || call.run());
-            node.await_crash().with_context(|| point)?;
+            node.await_crash().with_context(|| point.clone())?;
             crash::forget_wish(node.dirs())?;
             ensure!(c.has_link(node)?, "{point}: the plugin's link is gone");
             ensure!(
@@ -641,9 +647,9 @@ fn a_kill_between_any_two_steps_leaves_all_or_nothing() -> Result<()> {
             ensure!(c.has_link(node)?, "{point}: the plugin's link is gone");
             ensure!(!answers(node.space(), end.v4()?.into())?, "{point}: it is open");
             node.stop_agent()?;
+            c.unmake(node)?;
         }
-        node.start_agent()?;
-        c.unmake(node)
+        node.start_agent()
     })
 }
 
@@ -652,7 +658,7 @@ fn is_well_and_goes(node: &Node, c: &Chain) -> Result<()> {
     for to in gateways()? {
         ping(c.space()?, to)?.must_answer()?;
     }
-    node.cni("DEL").of("c", c.sandbox.path(), "eth0").conf(&c.conf(node)).run()?.silent()?;
+    node.cni("DEL").of(c.sandbox.name(), c.sandbox.path(), "eth0").conf(&c.conf(node)).run()?.silent()?;
     ensure!(c.has_link(node)?, "the plugin's link is gone");
     Ok(())
 }

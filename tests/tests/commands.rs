@@ -42,23 +42,44 @@ fn each_command_is_counted_once_and_an_operators_request_is_not() -> Result<()> 
             ensure!(told[field] == value, "{field} in {told}");
         }
         ensure!(told["duration_us"].as_u64().is_some_and(|us| us > 0) && told["op"].is_string(), "{told}");
+        let check = |conf: &_| node.cni("CHECK").of("a", a.path(), "eth0").conf(conf).run();
+        check(&node.netconf().after(&added.result))?.silent()?;
+        let told = line(node, "the CHECK", |l| l["command"] == "CHECK" && l["outcome"] == "success")?;
+        ensure!(told["container"] == "a" && told["duration_us"].as_u64().is_some_and(|us| us > 0), "{told}");
         let id = node.endpoint(&added)?.id;
         node.wharf(&["endpoint", "delete", &id.to_string()])?.ok()?;
+        check(&node.netconf().after(&added.result))?.failure()?;
         node.detach(&added)?;
         let gc = node.netconf().with("cni.dev/valid-attachments", serde_json::json!([]));
         node.cni("GC").conf(&gc).run()?.silent()?;
-        for (command, outcome, count) in
-            [("ADD", "success", 1), ("ADD", "failure", 1), ("DEL", "success", 1), ("GC", "success", 1)]
-        {
+        let all = [
+            ("ADD", "success", 1),
+            ("ADD", "failure", 1),
+            ("CHECK", "success", 1),
+            ("CHECK", "failure", 1),
+            ("DEL", "success", 1),
+            ("GC", "success", 1),
+        ];
+        for (command, outcome, count) in all {
             ensure!(
                 counted(node, command, outcome)? == count,
                 "{command} {outcome}: {}",
                 counted(node, command, outcome)?
             );
         }
+        let text = node.http("GET", "/metrics", None)?.text();
+        for (command, count) in [("ADD", 2), ("CHECK", 2), ("DEL", 1), ("GC", 1)] {
+            let of = |line: &&str| {
+                line.starts_with("wharf_cni_command_duration_seconds_count{")
+                    && line.contains(&format!("command=\"{command}\""))
+            };
+            let timed: u64 =
+                text.lines().filter(of).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
+            ensure!(timed == count, "{command}: {timed} durations");
+        }
         let status = node.wharf(&["status"])?.stdout;
         let shown = status.lines().find(|l| l.starts_with("CNI commands")).context("a line of the status")?;
-        ensure!(shown.contains("3 ok, 1 failed (last: ADD web-0 "), "{shown}");
+        ensure!(shown.contains("4 ok, 2 failed (last: CHECK "), "{shown}");
         ensure!(refused.msg.contains("eth0"), "{refused:?}");
         Ok(())
     })

@@ -389,25 +389,39 @@ fn an_agent_that_is_killed_at_any_point_leaves_nothing() -> Result<()> {
             ensure!(service.attached().is_empty(), "{point}: {:?}", service.attached());
             node.stop_agent()?;
         }
-        for point in ["delegate/del/after-answer", "delegate/settle/after-del"] {
+        let of_dels = [
+            "delegate/del/after-answer",
+            "delegate/del/after-record",
+            "delegate/drain/after-list",
+            "delegate/settle/after-del",
+        ];
+        for point in of_dels {
             let b = node.sandbox(&format!("b{}", point.len()))?;
             ensure!(node.start_armed_agent()?);
             add(node, &b)?.result()?;
-            if point.contains("settle") {
+            let is_drained = ["drain", "settle"].iter().any(|part| point.contains(part));
+            if !point.ends_with("del/after-answer") {
                 service.die()?;
+            }
+            if is_drained {
                 del(node, b.name(), b.path())?.silent()?;
                 crash::wish(node.dirs(), point)?;
                 service.rise()?;
             } else {
                 crash::wish(node.dirs(), point)?;
-                // The agent is gone: the plugin records it.
+                // The agent is gone: the plugin records it, if the agent has not.
                 del(node, b.name(), b.path())?.silent()?;
             }
             node.await_crash()?;
             crash::forget_wish(node.dirs())?;
-            ensure!(service.attached().is_empty() && owed(node)? == 1, "{point}: {:?}", service.attached());
+            let was_sent = ["after-answer", "after-del"].iter().any(|end| point.ends_with(end));
+            ensure!(service.attached().is_empty() == was_sent && owed(node)? == 1, "{point}: {:?}", service.attached());
+            if point.ends_with("del/after-record") {
+                service.rise()?;
+            }
             node.start_agent()?;
             wait::until_equal("records of what is owed", &0, || owed(node))?;
+            ensure!(service.attached().is_empty(), "{point}: {:?}", service.attached());
             node.stop_agent()?;
         }
         node.start_agent()
@@ -511,12 +525,26 @@ fn fifty_at_once_are_all_attached_and_all_detached() -> Result<()> {
 fn commands_are_told_as_delegated_and_what_is_not_there_says_so() -> Result<()> {
     delegated(|node, service| {
         let a = node.sandbox("a")?;
-        add(node, &a)?.result()?;
+        let made = add(node, &a)?.result()?;
         service.mood("Add", Mood::Fail(failure(123, "no", "", 0)));
         let b = node.sandbox("b")?;
         add(node, &b)?.failure()?;
+        let conf = node.netconf();
+        let check =
+            |result: &Value| node.cni("CHECK").of("a", a.path(), "eth0").conf(&conf.clone().after(result)).run();
+        check(&made)?.silent()?;
+        let listed = json!([{"containerID": "a", "ifname": "eth0"}]);
+        node.cni("GC").conf(&conf.clone().with("cni.dev/valid-attachments", listed)).run()?.silent()?;
         del(node, "a", a.path())?.silent()?;
-        for (verb, outcome, count) in [("ADD", "success", 1), ("ADD", "failure", 1), ("DEL", "success", 1)] {
+        check(&made)?.failure()?;
+        for (verb, outcome, count) in [
+            ("ADD", "success", 1),
+            ("ADD", "failure", 1),
+            ("CHECK", "success", 1),
+            ("CHECK", "failure", 1),
+            ("GC", "success", 1),
+            ("DEL", "success", 1),
+        ] {
             ensure!(metric(node, &commands(verb, outcome))? == Some(count), "{verb} {outcome}");
         }
         ensure!(metric(node, "wharf_delegate_reachable")? == Some(1));

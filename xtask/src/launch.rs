@@ -10,8 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     args::{CoreSources, Passed},
-    build, envoy,
-    packages::{self, Need},
+    build, envoy, packages,
     privilege::Privilege,
     progress::{Progress, describe},
     setup,
@@ -23,13 +22,16 @@ const STEPS: usize = setup::STEPS + build::STEPS;
 
 /// Sets up and builds; nothing more.
 pub(crate) fn build(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<()> {
-    prepare(workspace, privilege, verbose, &[], &[])
+    prepare(workspace, privilege, verbose)
 }
 
 /// Builds and runs the demo; its exit status says whether all held.
 pub(crate) fn demo(workspace: &Workspace, privilege: &Privilege, verbose: bool, passed: &Passed) -> Result<ExitStatus> {
     privilege.confirm("the demo (it makes network namespaces)")?;
-    prepare(workspace, privilege, verbose, packages::DEMO, &["wharf-demo"])?;
+    let mut progress = Progress::new(STEPS + 1, verbose, privilege);
+    let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::DEMO, CoreSources::Auto)?;
+    progress.step(envoy::STEP, |step| envoy::ensure(step, workspace))?;
+    build::ensure(&mut progress, workspace, &toolchain, &["wharf-demo"])?;
     eprintln!();
     run(as_root(workspace, privilege, "wharf-demo", passed))
 }
@@ -60,17 +62,17 @@ pub(crate) fn agent(
     passed: &Passed,
 ) -> Result<std::convert::Infallible> {
     privilege.confirm("the agent (it configures this machine's network)")?;
-    prepare(workspace, privilege, verbose, &[], &[])?;
+    prepare(workspace, privilege, verbose)?;
     let mut command = as_root(workspace, privilege, "wharf-agent", passed);
     eprintln!("\nstarting {}; Ctrl-C stops it, containers keep their network", describe(&command));
     let error = command.exec();
     Err(error).with_context(|| format!("start `{}`", describe(&command)))
 }
 
-fn prepare(workspace: &Workspace, privilege: &Privilege, verbose: bool, needs: &[Need], extra: &[&str]) -> Result<()> {
+fn prepare(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<()> {
     let mut progress = Progress::new(STEPS, verbose, privilege);
-    let toolchain = setup::ensure(&mut progress, workspace, privilege, needs, CoreSources::Auto)?;
-    build::ensure(&mut progress, workspace, &toolchain, extra)
+    let toolchain = setup::ensure(&mut progress, workspace, privilege, &[], CoreSources::Auto)?;
+    build::ensure(&mut progress, workspace, &toolchain, &[])
 }
 
 fn as_root(workspace: &Workspace, privilege: &Privilege, name: &str, passed: &Passed) -> Command {

@@ -52,7 +52,7 @@ pub(crate) const BUILD: &[Need] =
     &[Need::program("gcc", "cc"), Need::program("libc6-dev", "cc"), Need::program("make", "make")];
 
 /// To run the demo.
-pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip")];
+pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip"), VENV];
 
 /// To test in guests, which get these programs of the machine's.
 pub(crate) const VM: &[Need] =
@@ -61,6 +61,8 @@ pub(crate) const VM: &[Need] =
 /// To run every test: also real container runtimes, its image, and other CNI plugins as neighbours.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),
+    // The documents' commands use it.
+    Need::program("curl", "curl"),
     // Rules of somebody else's, which Wharf must get on with.
     Need::program("nftables", "nft"),
     // What the plugins `portmap` and `firewall` call.

@@ -165,7 +165,7 @@ fn took(lines: &str, command: &str) -> Result<Vec<f64>> {
     lines.lines().filter(|line| line.split(' ').next() == Some(command)).map(of).collect()
 }
 
-/// A group for each title with both networks, and its mark: Wharf is no slower than ptp.
+/// A group for each title with both networks, and its mark: Wharf takes no longer than ptp, and has a higher rate.
 fn compared(titles: [&str; 2], samples: [[Vec<f64>; 2]; 2], unit: &'static str, better: Better) -> Result<Part> {
     let (mut groups, mut marks) = (Vec::new(), Vec::new());
     for (title, samples) in titles.into_iter().zip(samples) {
@@ -174,7 +174,8 @@ fn compared(titles: [&str; 2], samples: [[Vec<f64>; 2]; 2], unit: &'static str, 
             group.add(class, samples)?;
         }
         group.compare_to(PTP)?;
-        let target = format!("{title}: no slower than with ptp");
+        let aim = if better == Better::Lower { "no slower" } else { "faster" };
+        let target = format!("{title}: {aim} than with ptp");
         marks.push(Mark::judge(&target, unit, better, group.median(WHARF)?, group.median(PTP)?));
         groups.push(group);
     }

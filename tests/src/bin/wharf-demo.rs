@@ -15,9 +15,12 @@ use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
     echo::{self, EchoServer},
     icmp::{Ping, ping},
+    process::Finished,
     programs,
     report::{Report, Style},
     stream::{TcpFlow, UdpStream},
+    wait,
+    web::{WebServer, get},
     world::{NODE, World},
 };
 
@@ -74,13 +77,16 @@ fn demo(report: &mut Stdout) -> Result<()> {
 
         report.heading("5. A policy: one container may reach another, nobody else may")?;
         police(report, &node, a, b, c)?;
+
+        report.heading("6. A policy about requests, which Envoy judges")?;
+        judge_requests(report, &node, a, c)?;
     }
 
-    report.heading("6. What the operator sees")?;
+    report.heading("7. What the operator sees")?;
     show(report, &node, &["status"])?;
     show(report, &node, &["endpoint", "list"])?;
 
-    report.heading("7. The containers go, and nothing stays")?;
+    report.heading("8. The containers go, and nothing stays")?;
     for ship in &ships {
         let start = Instant::now();
         let gone = node.detach(&ship.endpoint);
@@ -97,7 +103,7 @@ fn start(report: &mut Stdout) -> Result<Option<Node>> {
     let flags = ["--node-name", "demo", "--health-interval-ms", "0"];
     let config = NodeConfig { flags: flags.map(str::to_owned).to_vec(), toml: None };
     let begin = Instant::now();
-    let outcome = Node::start(config).and_then(|node| {
+    let outcome = config.with_envoy().and_then(Node::start).and_then(|node| {
         let took = took(begin);
         let status = node.ask(async |c| c.status().await)?;
         ensure!(status.serving, "the agent says it does not serve: {:?}", status.components);
@@ -238,15 +244,8 @@ fn police(report: &mut Stdout, node: &Node, a: &Ship, b: &Ship, c: &Ship) -> Res
         let patch = EndpointPatch { labels: Some(vec![format!("k8s:app={app}")]), ..EndpointPatch::default() };
         node.ask(async |client| client.patch_endpoint(&ship.endpoint.id(), &patch).await).map(drop)
     });
-    let import = || {
-        labelled?;
-        let body = json!({"file": "harbour.yaml", "text": POLICY}).to_string();
-        let begin = Instant::now();
-        let answer = node.http("PUT", "/v1/policy", Some(&body))?;
-        ensure!(answer.status == 200, "{}", String::from_utf8_lossy(&answer.body));
-        Ok(((), format!("in force after {}", millis(begin.elapsed()))))
-    };
-    report.check(&format!("only {friend} may reach {to}"), import())?;
+    let imported = labelled.and_then(|()| import(node, POLICY));
+    report.check(&format!("only {friend} may reach {to}"), imported)?;
     let server = EchoServer::start(c.sandbox.space()?)?;
     for address in c.endpoint.both()? {
         let family = family(address);
@@ -260,9 +259,46 @@ fn police(report: &mut Stdout, node: &Node, a: &Ship, b: &Ship, c: &Ship) -> Res
         });
         report.check(&format!("{from} \u{2192} {to} {family}"), told)?;
     }
-    let gone = node.wharf(&["policy", "delete", "--all"]).and_then(wharf_tests::process::Finished::ok);
+    forget(report, node)
+}
+
+/// Imports a policy, and waits until it is in force.
+fn import(node: &Node, policy: &str) -> Result<((), String)> {
+    let body = json!({"file": "harbour.yaml", "text": policy}).to_string();
+    let begin = Instant::now();
+    let answer = node.http("PUT", "/v1/policy", Some(&body))?;
+    ensure!(answer.status == 200, "{}", String::from_utf8_lossy(&answer.body));
+    node.wharf(&["policy", "wait"]).and_then(Finished::ok)?;
+    Ok(((), format!("in force after {}", millis(begin.elapsed()))))
+}
+
+fn forget(report: &mut Stdout, node: &Node) -> Result<()> {
+    let gone = node.wharf(&["policy", "delete", "--all"]).and_then(Finished::ok);
     report.check("the policy is deleted", gone.map(|_| ((), String::new())))?;
     Ok(())
+}
+
+/// `to` has the label that [`police`] gave it.
+fn judge_requests(report: &mut Stdout, node: &Node, from: &Ship, to: &Ship) -> Result<()> {
+    const POLICY: &str = "{apiVersion: cilium.io/v2, kind: CiliumClusterwideNetworkPolicy, metadata: {name: requests}, spec: \
+        {endpointSelector: {matchLabels: {app: db}}, ingress: [{toPorts: [{ports: [{port: '80', protocol: TCP}], \
+        rules: {http: [{method: GET, path: '/public.*'}]}}]}]}}";
+    let server = WebServer::start(to.sandbox.space()?, 80)?;
+    let [client, name] = [from, to].map(|ship| ship.sandbox.name());
+    report.check(&format!("{name} serves GET /public alone"), import(node, POLICY))?;
+    for (path, status) in [("/public/index.html", 200), ("/private", 403)] {
+        for address in to.endpoint.both()? {
+            let answer = get(from.sandbox.space()?, SocketAddr::new(address, 80), path).and_then(|answer| {
+                ensure!(answer == status, "{answer}");
+                Ok(((), if status == 200 { "200, by the server" } else { "403, by Envoy" }.to_owned()))
+            });
+            report.check(&format!("{client} GET {path} {}", family(address)), answer)?;
+        }
+    }
+    drop(server);
+    forget(report, node)?;
+    // Connections that end have some seconds for it.
+    wait::until("the way to Envoy to be taken away", || Ok(node.found_amiss()?.is_empty().then_some(())))
 }
 
 /// The policy that `wharf policy explain` names.
@@ -279,7 +315,7 @@ fn ids(programs: &[Vec<u32>; 2]) -> String {
 }
 
 fn show(report: &mut Stdout, node: &Node, arguments: &[&str]) -> Result<()> {
-    let outcome = node.wharf(arguments).and_then(wharf_tests::process::Finished::ok);
+    let outcome = node.wharf(arguments).and_then(Finished::ok);
     let call = format!("wharf {}", arguments.join(" "));
     match outcome {
         Ok(text) => report.shown(&call, &text),

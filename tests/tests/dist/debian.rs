@@ -68,10 +68,22 @@ fn trees(machine: &Machine) -> Result<usize> {
     Ok(machine.dirs().version_trees()?.len())
 }
 
-/// The kernel holds nothing of Wharf's: there are no links but loopback, and no pins.
+/// The kernel holds nothing of Wharf's: there are no links but loopback, no pins, routes, rules and packet filters.
 fn untouched(machine: &Machine) -> Result<()> {
     let (links, trees) = (ip(machine.space(), "-brief link")?, trees(machine)?);
     ensure!(links.lines().count() == 1 && trees == 0, "{trees} trees of pins, and the links\n{links}{}", machine.log());
+    for family in ["-4", "-6"] {
+        let routes = ip(machine.space(), &format!("{family} route show table all"))?;
+        let own = routes.lines().filter(|route| !route.contains(" lo "));
+        ensure!(own.clone().next().is_none(), "routes {:?}", own.collect::<Vec<_>>());
+        let rules = ip(machine.space(), &format!("{family} rule"))?;
+        let named = rules.lines().all(|rule| ["local", "main", "default"].iter().any(|table| rule.ends_with(table)));
+        ensure!(named, "rules {rules}");
+    }
+    let mut command = command_in(machine.space(), "nft")?;
+    command.args(["list", "ruleset"]);
+    let filters = run(command, b"", wait::PATIENCE)?.ok()?;
+    ensure!(filters.is_empty(), "packet filters {filters}");
     Ok(())
 }
 

@@ -120,6 +120,32 @@ fn a_change_while_envoy_is_stopped_is_bounded_and_realized_when_envoy_goes_on() 
     })
 }
 
+/// The change is kept whole or not at all.
+#[test]
+fn a_change_whose_agent_is_killed_while_it_waits_is_in_force_or_is_not() -> Result<()> {
+    scenario(NodeConfig::default().with_envoy()?, |node| {
+        let scene = first_rules(node)?;
+        node.signal_envoy(Signal::SIGSTOP)?;
+        let (twin, next) = (node.twin()?, ingress("db", "[{path: /b}]"));
+        let kill = || {
+            await_wait(node, LISTENERS[1], None)?;
+            node.kill_agent()
+        };
+        let taken = during(|| Ok(import(&twin, &next)), kill)?;
+        ensure!(taken.is_err(), "an agent that is gone has answered: {taken:?}");
+        // Envoy is stopped: the next agent does not wait for it for ever.
+        node.start_agent()?;
+        node.signal_envoy(Signal::SIGCONT)?;
+        await_realized(node)?;
+        let now = (scene.get("/a")?, scene.get("/b")?);
+        ensure!([(200, 403), (403, 200)].contains(&now), "{now:?}");
+        import(node, &next)?;
+        await_realized(node)?;
+        ensure!((scene.get("/a")?, scene.get("/b")?) == (403, 200), "by the next rules");
+        scene.end(node)
+    })
+}
+
 #[test]
 fn a_change_whose_envoy_is_killed_is_realized_by_the_next_envoy() -> Result<()> {
     scenario(NodeConfig::default().with_envoy()?, |node| {

@@ -167,6 +167,12 @@ fn under_load(keeps: bool) -> Result<()> {
         let failures: Vec<&String> = seen.iter().flat_map(|seen| &seen.failures).collect();
         let first: Vec<_> = seen.iter().map(|seen| &seen.failures[..seen.failures.len().min(TOLD)]).collect();
         ensure!(failures.is_empty(), "{} requests failed, the first: {first:#?}", failures.len());
+        // A change ends a kept connection once, and one that began amid the change once more.
+        let most = 2 * FLIPS as u64;
+        ensure!(
+            reopened.iter().all(|times| *times <= most),
+            "connections ended more often than policy changed: {reopened:?}"
+        );
         scene.end(node)
     })
 }

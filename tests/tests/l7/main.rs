@@ -147,7 +147,7 @@ fn the_proxy_goes_on_without_the_agent_and_the_agent_without_the_proxy() -> Resu
 
 #[test]
 fn without_a_proxy_connections_are_dropped_or_pass_as_the_rule_says() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
+    scenario(NodeConfig::default().flags(&["--ip-rest-ms", "200"]), |node| {
         let scene = Scene::new(node)?;
         let [to, _] = scene.servers()?;
         import(node, &ingress("db", "[{path: /public}]"))?;
@@ -157,12 +157,38 @@ fn without_a_proxy_connections_are_dropped_or_pass_as_the_rule_says() -> Result<
         ensure!(dropped > 0, "and told");
         import(node, &rule("db", "ingress", "[{path: /public}]", ", failOpen: true"))?;
         ensure!(scene.get("/secret")? == 200, "passes unseen");
-        scene.end(node)
+        // Names of TLS handshakes, too.
+        let of_names = |more: &str| {
+            let rule = rule("db", "ingress", "[{}]", "");
+            import(node, &rule.replace("rules: {http: [{}]}", &format!("serverNames: [db.example]{more}")))
+        };
+        of_names("")?;
+        ensure!(!reaches()?, "dropped");
+        of_names("\n      rules: {failOpen: true}")?;
+        ensure!(scene.get("/secret")? == 200, "passes unseen");
+        let began = std::time::Instant::now();
+        node.detach(&scene.db.end).context("a proxy that is not there holds no delete")?;
+        ensure!(began.elapsed() < wait::PATIENCE / 10, "the delete took {:?}", began.elapsed());
+        many::nothing_left(node)?;
+        let Scene { web, server, .. } = scene;
+        drop(server);
+        node.detach(&web.end)?;
+        end(node)
     })
 }
 
 #[test]
 fn a_proxy_that_is_paused_holds_a_delete_no_longer_than_its_bound() -> Result<()> {
+    addresses_rest_until(Signal::SIGCONT)
+}
+
+#[test]
+fn the_addresses_of_a_delete_that_gave_up_are_free_when_the_proxy_has_ended() -> Result<()> {
+    addresses_rest_until(Signal::SIGKILL)
+}
+
+/// A delete gives a paused Envoy up; its addresses are not given out before Envoy has got this signal.
+fn addresses_rest_until(signal: Signal) -> Result<()> {
     scenario(
         NodeConfig::default().flags(&["--proxy-timeout-ms", "1000", "--ip-rest-ms", "200"]).with_envoy()?,
         |node| {
@@ -182,7 +208,7 @@ fn a_proxy_that_is_paused_holds_a_delete_no_longer_than_its_bound() -> Result<()
                 let blocked = blocked()?;
                 Ok((blocked.len() == 2 && blocked.iter().all(|by| by.contains("ingress-15000"))).then_some(()))
             })?;
-            node.signal_envoy(Signal::SIGCONT)?;
+            node.signal_envoy(signal)?;
             wait::until("the addresses are free", || Ok(blocked()?.is_empty().then_some(())))?;
             let Scene { web, server, .. } = scene;
             drop(server);

@@ -1,6 +1,9 @@
 //! A listener that Envoy refuses, because somebody else has its port.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -9,7 +12,8 @@ use wharf_tests::{Node, NodeConfig, scenario, wait};
 
 use crate::{
     PORT, Scene, await_realized, ingress,
-    pods::{Ask, import},
+    many::nothing_left,
+    pods::{Ask, Pod, import},
 };
 
 /// The ports of the first rules and of the next ones.
@@ -53,6 +57,7 @@ fn the_reason_of_a_refusal_is_told_wherever_the_listener_is() -> Result<()> {
             &["status"],
             &["explain", &id],
             &["endpoint", "get", &id],
+            &["endpoint", "log", &id],
         ] {
             let mut last = String::new();
             let told = wait::until("the reason", || {
@@ -70,6 +75,12 @@ fn the_reason_of_a_refusal_is_told_wherever_the_listener_is() -> Result<()> {
         }
         ensure!(stranger.accept().is_err(), "the stranger got a connection");
 
+        // A delete waits for nobody who has refused.
+        let other = Pod::container(node, "other", "db")?;
+        let began = Instant::now();
+        node.detach(&other.end)?;
+        ensure!(began.elapsed() < wait::PATIENCE / 10, "the delete took {:?}", began.elapsed());
+
         let list = node.ask(async |client| client.policies().await)?;
         ensure!(list.realized < list.revision && list.problem.is_some(), "refused, and realized: {list:?}");
 
@@ -79,7 +90,8 @@ fn the_reason_of_a_refusal_is_told_wherever_the_listener_is() -> Result<()> {
         ensure!((scene.get("/public")?, scene.get("/secret")?) == (200, 403), "once the port is free");
         let told = words(node, &["proxy", "status"])?;
         ensure!(!told.contains("refused"), "{told}");
-        scene.end(node)
+        scene.end(node)?;
+        nothing_left(node)
     })
 }
 

@@ -16,13 +16,14 @@ use nix::{
 };
 use serde_json::json;
 use wharf_tests::{
+    NodeConfig,
     echo::{self, EchoServer},
     icmp::ping,
     process, wait,
     world::{NODE, World},
 };
 
-use crate::scene::{BACK, FRONT, with_sandboxes};
+use crate::scene::{BACK, FRONT, with_sandboxes, with_sandboxes_on};
 
 const POLICY: &str = "\
 apiVersion: networking.k8s.io/v1
@@ -122,6 +123,73 @@ fn a_sandbox_has_an_interface_for_each_network() -> Result<()> {
         ensure!(s.wharf(node, &["inspect", "both", "--check"])?.status.success());
         s.fails(node, &["create", "none", "--network", "nowhere"], 1, &["find network nowhere", "front", "back"])?;
         s.ok(node, &["rm", "both", "one"]).map(drop)
+    })
+}
+
+#[test]
+fn run_has_labels_ports_and_networks_as_create_has() -> Result<()> {
+    with_sandboxes(|node, s| {
+        let options = ["--network", FRONT, "--network", BACK, "--label", "app=web", "--publish", "8080:80"];
+        s.ok(node, &[&["run", "--detach"], &options[..], &["web", "--", "sleep", "600"]].concat())?;
+        let mut links = s.space("web")?.links()?;
+        links.sort();
+        ensure!(links == ["eth0", "eth1", "lo"], "{links:?}");
+        for endpoint in node.endpoints()? {
+            let labels = node.wharf(&["endpoint", "get", &endpoint.id.to_string()])?.ok()?;
+            ensure!(labels.contains("app=web"), "{labels}");
+        }
+        let ports = node.wharf(&["port", "list"])?.ok()?;
+        ensure!(ports.contains("8080/tcp"), "{ports}");
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+#[test]
+fn the_quick_start_of_the_page_on_l7_works_as_copied() -> Result<()> {
+    with_sandboxes_on(NodeConfig::default().with_envoy()?, |node, s| {
+        let page = include_str!("../../../docs/l7.md");
+        let (_, rest) = page.split_once("```sh\n").context("a block of shell")?;
+        let copied = rest.split_once("```").context("its end")?.0;
+        // The test has directories of its own.
+        let directory = node.dirs().root.join("copied");
+        fs::create_dir(&directory)?;
+        let text = |path: &Path| path.display().to_string();
+        let lines: Vec<&str> = copied.lines().map(|line| line.strip_prefix("   ").unwrap_or(line)).collect();
+        let script = lines
+            .join("\n")
+            .replace("wharf sandbox", &format!("wharf {}", s.places().join(" ")))
+            .replace("ip netns exec client", &format!("nsenter --net={}", text(&s.names.join("client"))))
+            .replace("/srv/www", &text(&directory.join("www")))
+            .replace("web.yaml", &text(&directory.join("web.yaml")));
+        // What `wharf` finds without being told: the node's own socket.
+        let mut shell = node.wharf_command(&[])?;
+        let wharf = std::iter::once(shell.get_program()).chain(shell.get_args());
+        let wharf: Vec<String> = wharf.map(|word| word.to_string_lossy().into_owned()).collect();
+        let script = script.replace("\nwharf ", &format!("\n{} ", wharf.join(" ")));
+        shell = node.command("sh")?;
+        shell.args(["-ec", &script]).current_dir(&directory);
+        let printed = process::run(shell, b"", 4 * wait::PATIENCE)?.ok()?;
+        for part in ["GET /public...", "hello", "Access denied", "the proxy judges what it carries"] {
+            ensure!(printed.contains(part), "{part} is missing: {printed}");
+        }
+        println!("{printed}");
+        Ok(())
+    })
+}
+
+/// A runtime of virtual machines puts devices of its own there before anything runs.
+#[test]
+fn devices_that_somebody_puts_into_a_sandbox_go_with_it() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(node, &["create", "vm"])?;
+        let space = s.space("vm")?;
+        for device in ["br7 type bridge", "tap7 master br7 type veth peer name vm7"] {
+            process::ip(&space, &format!("link add {device}"))?;
+        }
+        ensure!(s.wharf(node, &["inspect", "vm", "--check"])?.status.success());
+        s.ok(node, &["rm", "vm"])?;
+        ensure!(node.endpoint_links()?.is_empty(), "{:?}", node.endpoint_links()?);
+        Ok(())
     })
 }
 

@@ -1,6 +1,7 @@
 //! A node with directories of its own for sandboxes, networks and plugins.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::IpAddr,
     os::unix::fs::{PermissionsExt as _, symlink},
@@ -35,13 +36,28 @@ pub(crate) struct Scene {
 
 /// Runs a scenario on a fresh node with two networks; whatever it leaves of a sandbox fails it.
 pub(crate) fn with_sandboxes(body: impl FnOnce(&mut Node, &Scene) -> Result<()>) -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
+    with_sandboxes_on(NodeConfig::default(), body)
+}
+
+/// The same on a node of another kind.
+pub(crate) fn with_sandboxes_on(config: NodeConfig, body: impl FnOnce(&mut Node, &Scene) -> Result<()>) -> Result<()> {
+    scenario(config, |node| {
         let scene = Scene::new(node)?;
+        let mounts = mounts()?;
         body(node, &scene)?;
         let left = scene.left()?;
         ensure!(left.is_empty(), "left of sandboxes: {left:?}");
+        let gone: Vec<_> = mounts.difference(&self::mounts()?).cloned().collect();
+        ensure!(gone.is_empty(), "unmounted: {gone:?}");
         Ok(())
     })
+}
+
+/// Where something is mounted on the test's own machine.
+fn mounts() -> Result<BTreeSet<String>> {
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").context("read the mounts")?;
+    // proc(5): the fifth field is the mount point.
+    Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect())
 }
 
 impl Scene {
@@ -91,7 +107,7 @@ impl Scene {
         text.lines().map(str::to_owned).collect()
     }
 
-    fn places(&self) -> Vec<String> {
+    pub(crate) fn places(&self) -> Vec<String> {
         let all = [
             ("--state-dir", &self.state),
             ("--netns-dir", &self.names),

@@ -178,11 +178,11 @@ impl Model {
         self.end(ended);
     }
 
-    /// Whether there was a response.
-    fn deliver(&mut self, answer: bool) -> bool {
-        let (Some(connection), Some(envoy)) = (&mut self.connection, &mut self.envoy) else { return false };
+    /// How many resources the response brought or took; `None` without one.
+    fn deliver(&mut self, answer: bool) -> Option<usize> {
+        let (Some(connection), Some(envoy)) = (&mut self.connection, &mut self.envoy) else { return None };
         let (response, ended) = connection.stream.next_response(&mut self.ledgers);
-        let there = response.is_some();
+        let told = response.as_ref().map(|response| response.resources.len() + response.removed.len());
         let mut ended_later = Ended::new();
         if let Some(response) = response {
             let nonce = response.nonce.clone();
@@ -208,7 +208,7 @@ impl Model {
         }
         self.end(ended);
         self.end(ended_later);
-        there
+        told
     }
 
     fn end(&mut self, ended: Ended) {
@@ -245,7 +245,7 @@ impl Model {
     fn settle(&mut self, variant: Variant) {
         self.open(variant);
         let mut responses = 0;
-        while self.deliver(true) {
+        while self.deliver(true).is_some() {
             responses += 1;
             assert!(responses < 20, "it never ends");
         }
@@ -261,6 +261,12 @@ impl Model {
             if wanted.is_none_or(|content| content < BAD) && !(unreadable && variant == Variant::Sotw) {
                 assert_eq!(in_force.get(*name).copied(), wanted, "{name}");
             }
+        }
+        let wanted = self.history.iter().filter_map(|history| history.last().copied().flatten());
+        if variant == Variant::Delta && wanted.clone().all(|content| content < BAD) {
+            self.open(variant);
+            // The first response of a stream may be empty.
+            assert_eq!(self.deliver(true).unwrap_or(0), 0, "a stream that begins anew was told what Envoy has");
         }
     }
 }
