@@ -61,7 +61,7 @@ fn every_example_parses() {
 #[test]
 fn every_command_of_these_pages_parses() {
     let commands_of = |page: &'static str| -> Vec<&str> {
-        let lines = page.lines().filter_map(|line| line.strip_prefix("    "));
+        let lines = page.lines().filter_map(|line| line.strip_prefix("   "));
         lines.map(|line| line.trim_start().trim_start_matches("$ ")).filter(|l| l.starts_with("wharf ")).collect()
     };
     let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/l7.md")].map(commands_of);
