@@ -229,7 +229,9 @@ fn has_nextest() -> bool {
 fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: &[String]) -> Command {
     let mut command = workspace.cargo();
     if has_nextest() {
-        command.args(["nextest", "run"]);
+        // Most tests wait for the kernel, a timer or a proxy: with as many as there are processors these are idle half of the time.
+        let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+        command.args(["nextest", "run", "--test-threads", &threads.to_string()]);
     } else {
         command.args(["test", "--no-fail-fast"]);
     }
