@@ -25,13 +25,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     // Programs with log records: only in builds that asked for them.
     let debug = dir.join("endpoint-debug.o");
-    println!("cargo::rerun-if-changed={}", debug.display());
-    code += &match debug.is_file() {
-        true => {
-            format!("pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = Some(aya::include_bytes_aligned!({debug:?}));\n")
-        }
-        false => "pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = None;\n".to_owned(),
-    };
+    if debug.is_file() {
+        println!("cargo::rerun-if-changed={}", debug.display());
+        code += &format!(
+            "pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = Some(aya::include_bytes_aligned!({debug:?}));\n"
+        );
+    } else {
+        // Cargo would take a file that is not there for one that has changed, in each build.
+        code += "pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = None;\n";
+    }
     fs::write(PathBuf::from(env::var("OUT_DIR")?).join("objects.rs"), code)?;
     Ok(())
 }
