@@ -15,6 +15,7 @@ use nix::{
     unistd::mkfifo,
 };
 use serde_json::json;
+use wharf_api::ProxyState;
 use wharf_tests::{
     NodeConfig,
     echo::{self, EchoServer},
@@ -147,6 +148,11 @@ fn run_has_labels_ports_and_networks_as_create_has() -> Result<()> {
 #[test]
 fn the_quick_start_of_the_page_on_l7_works_as_copied() -> Result<()> {
     with_sandboxes_on(NodeConfig::default().with_envoy()?, |node, s| {
+        // Who copies commands is slower than Envoy's start.
+        wait::until("Envoy is connected", || {
+            let proxy = node.ask(async |client| client.proxy().await)?;
+            Ok((proxy.state == ProxyState::Serving).then_some(()))
+        })?;
         let page = include_str!("../../../docs/l7.md");
         let (_, rest) = page.split_once("```sh\n").context("a block of shell")?;
         let copied = rest.split_once("```").context("its end")?.0;
