@@ -402,7 +402,7 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
 /// Longest wait for labels.
 const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;
 
-/// Ports of the proxy: as many different sets of requests may be in force, those of a change beside those before it.
+/// Ports of the proxy: as many listeners may be there, those of a change beside those before it.
 pub const PROXY_PORTS: u16 = 1_000;
 /// Longest wait for the proxy, and the default: the bound of that step of a delete.
 const MAX_PROXY_TIMEOUT_MS: u64 = DeleteStep::AwaitProxy.deadline_ms();

@@ -150,7 +150,7 @@ impl Inner {
 /// Whether the events cost little whatever there is: an endpoint that differs from one that is there by its addresses alone.
 pub(super) fn is_quick(engine: &Engine, events: &[Event]) -> bool {
     match events {
-        [Event::Endpoint(key, member)] => engine.knows(member) && !engine.tables().sets.contains_key(key),
+        [Event::Endpoint(key, member)] => engine.knows(*key, member) && !engine.tables().sets.contains_key(key),
         _ => false,
     }
 }

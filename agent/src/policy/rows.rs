@@ -14,7 +14,7 @@ use wharf_core::{
 use wharf_policy::{
     compile::{
         self, Change, EndpointKey, Hit, Identity, Known, L4, Listener, ListenerId, PeerClass, PortClass, PortPrefix,
-        RuleIndex, Ruling, SetId, Sets, Tables,
+        RuleIndex, Ruling, SetId, Sets, Share, Tables,
     },
     model::{Direction, Origin},
     requests::{Requests, ServerName},
@@ -91,7 +91,7 @@ pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
 fn unknown(port: ListenerId) -> Listener {
     let nobody = ServerName::Exact(format!("port-{}.invalid", port.0));
     let requests = Requests { server_names: [nobody].into(), ..Requests::default() };
-    Listener { direction: Direction::Ingress, requests: Arc::new(requests) }
+    Listener { direction: Direction::Ingress, requests: Arc::new(requests), share: Share::default() }
 }
 
 /// An identity that no endpoint has: every row with it is written again.

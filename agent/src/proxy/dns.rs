@@ -197,7 +197,8 @@ mod tests {
     fn wanted(port: u16) -> Wanted {
         let names = [NamePattern::pattern("*.test").expect("pattern")].into();
         let requests = Arc::new(Requests { names, ..Requests::default() });
-        let listener = Arc::new(compile::Listener { direction: Direction::Egress, requests });
+        let listener =
+            Arc::new(compile::Listener { direction: Direction::Egress, requests, share: compile::Share::default() });
         let members = [((EndpointId::try_from(7).expect("id"), Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
         [(port, Redirect { listener, members })].into()
     }

@@ -112,7 +112,7 @@ fn key(port: u16, redirect: &Redirect) -> ListenerKey {
 }
 
 fn listener(port: u16, redirect: &Redirect) -> Listener {
-    let compile::Listener { direction, requests } = &*redirect.listener;
+    let compile::Listener { direction, requests, share: _ } = &*redirect.listener;
     let members = redirect.members(|id, epoch| Member { id, epoch });
     Listener { port, direction: *direction, requests: Arc::clone(requests), members }
 }
@@ -285,7 +285,8 @@ mod tests {
 
     fn wanted(ports: &[u16]) -> Wanted {
         let requests = Arc::new(Requests { http: [HttpRule::default()].into(), ..Requests::default() });
-        let listener = Arc::new(compile::Listener { direction: Direction::Egress, requests });
+        let listener =
+            Arc::new(compile::Listener { direction: Direction::Egress, requests, share: compile::Share::default() });
         let id = EndpointId::try_from(7).expect("id");
         let members = [((id, Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
         let redirect = Redirect { listener, members };

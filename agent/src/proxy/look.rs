@@ -133,7 +133,7 @@ mod tests {
 
     use wharf_core::ids::Epoch;
     use wharf_policy::{
-        compile::Listener,
+        compile::{Listener, Share},
         requests::{HttpRule, Requests},
     };
     use wharf_proxy::Proxy;
@@ -148,7 +148,7 @@ mod tests {
     fn wanted() -> Wanted {
         let requests = Arc::new(Requests { http: [HttpRule::default()].into(), ..Requests::default() });
         let members = [((id(7), Epoch(3)), vec!["10.0.0.7".parse().expect("address")])].into();
-        let listener = Arc::new(Listener { direction: Direction::Ingress, requests });
+        let listener = Arc::new(Listener { direction: Direction::Ingress, requests, share: Share::default() });
         [(15_000, Redirect { listener, members })].into()
     }
 

@@ -131,7 +131,11 @@ fn unserved(look: &Look, run_dir: &Path) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use wharf_policy::{compile::Listener, model::Direction, requests};
+    use wharf_policy::{
+        compile::{Listener, Share},
+        model::Direction,
+        requests,
+    };
     use wharf_proxy::{EnvoyState, Proxy, Status};
 
     use super::*;
@@ -140,7 +144,7 @@ mod tests {
     fn look(state: EnvoyState, fails_open: &[bool]) -> Look {
         let redirect = |(port, fails_open): (u16, &bool)| {
             let requests = requests::Requests { fails_open: *fails_open, ..Default::default() }.into();
-            let listener = Listener { direction: Direction::Ingress, requests }.into();
+            let listener = Listener { direction: Direction::Ingress, requests, share: Share::default() }.into();
             (port, Redirect { listener, members: BTreeMap::new() })
         };
         let (proxy, _records) = Proxy::new(1);

@@ -24,7 +24,7 @@
 //! **Requests.** Of rules with requests, all that match a packet count, not the first alone: its flow goes to the listener for the union of their
 //! requests. Such a rule has ports, so those that match are in the cells (class, port) and (any, port). The first one has the union of both, and
 //! ranks before the second one; each names the first of its rules. Listeners are for requests, not for rules or endpoints: a number stands for one
-//! direction and one union as long as a cell leads to it.
+//! direction, one union and one [`Share`] of the endpoints as long as a cell leads to it. So rule sets with requests are for one share each.
 //!
 //! **Identifiers** stay the same while their meaning does. A key of [`Rows`] never changes its value: other rules are
 //! another rule set with another identifier, other atoms another class. [`diff()`] rests on that.
@@ -117,13 +117,34 @@ pub struct RuleIndex(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u16);
 
-/// What a listener of the proxy lets pass.
+/// What a listener of the proxy lets pass, and for whom.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Listener {
     /// Whose rules they are: of those whom its connections go to, or of those whom they come from.
     pub direction: Direction,
     /// What the connections may carry.
     pub requests: Arc<Requests>,
+    /// Which endpoints: of those with equal rules, the ones of this share. A file of an earlier version has no such field.
+    #[serde(default)]
+    pub share: Share,
+}
+
+/// One of the [`Share::COUNT`] parts of all endpoints. Endpoints of two shares have no listener in common, even with equal rules: the proxy reads a
+/// listener anew, whole, whenever an endpoint comes or goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub struct Share(u32);
+
+impl Share {
+    /// So many are there.
+    pub const COUNT: u32 = 16;
+    /// So many keys in a row are of one share: few endpoints are of few shares.
+    const RUN: u32 = 16;
+
+    /// The share of an endpoint, always the same for a key: an endpoint that changed its share would change its listener, and lose its connections.
+    #[must_use]
+    pub fn of(EndpointKey(key): EndpointKey) -> Self {
+        Self(key / Self::RUN % Self::COUNT)
+    }
 }
 
 /// Everything that the programs look up, and what its numbers stand for. Copies share what is equal in them.

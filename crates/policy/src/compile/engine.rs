@@ -5,7 +5,7 @@
 //! | kept | computed again |
 //! |---|---|
 //! | which policies select an identity | for a policy that changes; for an identity that is new |
-//! | the rule sets of a kind of endpoint (identity, declared ports, health, enforcement) | if a policy that selects it changes |
+//! | the rule sets of a kind of endpoint (identity, declared ports, health, enforcement, share) | if a policy that selects it changes |
 //! | a rule set's port classes | never: other rules, or other numbers of its named ports, are another rule set |
 //! | which atoms match an identity | for atoms that are new in the rule sets in use |
 //! | networks that contain each other | for networks that come into use or go out of it, and those that they contain |
@@ -28,8 +28,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Cell, Change, EndpointKey, Limits, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Sizes, Table,
-    Tables, TooLarge,
+    Cell, Change, EndpointKey, Limits, Listener, Member, PeerClass, PortClass, Rows, RuleIndex, SetId, Sets, Share,
+    Sizes, Table, Tables, TooLarge,
     atoms::{Atom, AtomId, Atoms},
     classes::Changed,
     diff::between,
@@ -42,7 +42,10 @@ use super::{
     selection::{Policies, PortName},
     sets::RuleSets,
 };
-use crate::model::{Direction, Policy, PolicyName};
+use crate::{
+    model::{Direction, Policy, PolicyName},
+    requests::Requests,
+};
 
 /// A change of what the tables are made from.
 #[derive(Debug, Clone)]
@@ -146,8 +149,8 @@ impl Engine {
     /// Whether there is an endpoint that policy cannot tell from this one but by its addresses. Then one more costs a few
     /// rows, whatever there is.
     #[must_use]
-    pub fn knows(&self, member: &Member) -> bool {
-        self.kinds.knows(member)
+    pub fn knows(&self, key: EndpointKey, member: &Member) -> bool {
+        self.kinds.knows(key, member)
     }
 
     /// Takes in the events as one change. The answer leads from the tables before to the tables after; identifiers that
@@ -221,10 +224,9 @@ impl Engine {
         for id in &touched.kinds {
             let Some(kind) = kinds.get(*id) else { continue };
             let Some(selected) = kinds.selected(kind) else { continue };
-            let (declared, enforcement) = (&kind.endpoint.ports, &kind.endpoint.enforcement);
-            let own = |name: &PortName| declared.get(name).copied().into_iter().collect();
-            let ingress = policies.rules(selected, enforcement, Direction::Ingress, own);
-            let egress = policies.rules(selected, enforcement, Direction::Egress, |name| kinds.numbers(name));
+            let own = |name: &PortName| kind.endpoint.ports.get(name).copied().into_iter().collect();
+            let ingress = policies.rules(selected, kind, Direction::Ingress, own);
+            let egress = policies.rules(selected, kind, Direction::Egress, |name| kinds.numbers(name));
             let new = Sets { ingress: sets.acquire(*id, ingress, atoms), egress: sets.acquire(*id, egress, atoms) };
             let Some(kind) = kinds.get_mut(*id) else { continue };
             let old = std::mem::replace(&mut kind.sets, new);
@@ -323,6 +325,10 @@ fn numbered(
     class: PeerClass,
     drafts: BTreeMap<PortClass, Draft>,
 ) -> Vec<((PeerClass, PortClass), Cell)> {
-    let mut cell = |draft: Draft| draft.cell(|requests| listeners.acquire(set, plan.key.direction, requests));
+    let listener = |requests: Arc<Requests>| {
+        let share = if requests.names.is_empty() { plan.key.share } else { Share::default() };
+        Listener { direction: plan.key.direction, requests, share }
+    };
+    let mut cell = |draft: Draft| draft.cell(|requests| listeners.acquire(set, listener(requests)));
     drafts.into_iter().map(|(port, draft)| ((class, port), cell(draft))).collect()
 }

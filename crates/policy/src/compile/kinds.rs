@@ -1,4 +1,4 @@
-//! Endpoints, and their kinds: endpoints that policy cannot tell apart but by their addresses.
+//! Endpoints, and their kinds: endpoints of one share that policy cannot tell apart but by their addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
 use super::{
-    EndpointKey, Identity, Member, SetId, Sets,
+    EndpointKey, Identity, Member, SetId, Sets, Share,
     atoms::{Atom, OwnerOf},
     identities::Identities,
     selection::{Policies, PortName, Selected},
@@ -32,12 +32,14 @@ struct KindKey {
     health: bool,
     ports: BTreeMap<PortName, u16>,
     enforcement: Enforcement,
+    share: Share,
 }
 
 impl KindKey {
-    fn of(Member { identity, endpoint }: &Member) -> Self {
+    fn of(key: EndpointKey, Member { identity, endpoint }: &Member) -> Self {
+        let (identity, share) = (*identity, Share::of(key));
         let Endpoint { health, ports, enforcement, .. } = &**endpoint;
-        Self { identity: *identity, health: *health, ports: ports.clone(), enforcement: enforcement.clone() }
+        Self { identity, health: *health, ports: ports.clone(), enforcement: enforcement.clone(), share }
     }
 }
 
@@ -53,6 +55,10 @@ pub(super) struct Kind {
 impl Kind {
     pub(super) fn identity(&self) -> Identity {
         self.key.identity
+    }
+
+    pub(super) fn share(&self) -> Share {
+        self.key.share
     }
 }
 
@@ -133,7 +139,7 @@ impl Kinds {
         if self.identities.get(identity).is_some_and(|selected| !selected.is_of(&endpoint)) {
             return Err(IdentityInUse { endpoint: key, identity });
         }
-        let kind = self.kind_of(&member, policies, touched);
+        let kind = self.kind_of(key, &member, policies, touched);
         self.of_kind.insert((kind, key));
         let old = self.members.insert(key, (member, kind));
         if old.as_ref().is_none_or(|(_, old)| *old != kind) {
@@ -150,8 +156,8 @@ impl Kinds {
     }
 
     /// Whether an endpoint of this one's kind is there.
-    pub(super) fn knows(&self, member: &Member) -> bool {
-        self.ids.contains_key(&KindKey::of(member))
+    pub(super) fn knows(&self, key: EndpointKey, member: &Member) -> bool {
+        self.ids.contains_key(&KindKey::of(key, member))
     }
 
     pub(super) fn remove(&mut self, key: EndpointKey, touched: &mut Touched) {
@@ -190,9 +196,9 @@ impl Kinds {
         }
     }
 
-    fn kind_of(&mut self, member: &Member, policies: &Policies, touched: &mut Touched) -> KindId {
+    fn kind_of(&mut self, key: EndpointKey, member: &Member, policies: &Policies, touched: &mut Touched) -> KindId {
         let Member { identity, endpoint } = member;
-        let key = KindKey::of(member);
+        let key = KindKey::of(key, member);
         if let Some(known) = self.ids.get(&key) {
             return *known;
         }

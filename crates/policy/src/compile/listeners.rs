@@ -1,11 +1,10 @@
-//! Listeners of the proxy, each for one direction and one union of requests, and the cells that lead to them.
+//! Listeners of the proxy, each for one direction, one union of requests and one share of the endpoints, and the cells that lead to them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use imbl::OrdMap;
 
 use super::{Cell, Listener, ListenerId, Ruling, SetId};
-use crate::{model::Direction, requests::Requests};
 
 type Table = OrdMap<ListenerId, Arc<Listener>>;
 type Uses = OrdMap<(ListenerId, SetId), usize>;
@@ -38,9 +37,8 @@ impl Listeners {
         Self { first: first.max(1), ..self }
     }
 
-    /// A cell of the rule set leads to the listener of the requests.
-    pub(super) fn acquire(&mut self, set: SetId, direction: Direction, requests: Arc<Requests>) -> ListenerId {
-        let listener = Listener { direction, requests };
+    /// A cell of the rule set leads to the listener.
+    pub(super) fn acquire(&mut self, set: SetId, listener: Listener) -> ListenerId {
         let id = self.by_content.get(&listener).copied().unwrap_or_else(|| {
             let (id, listener) = (self.free(), Arc::new(listener));
             self.by_content.insert(Arc::clone(&listener), id);

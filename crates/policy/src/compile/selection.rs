@@ -8,10 +8,11 @@ use std::{
 use imbl::OrdMap;
 
 use super::{
-    Identity, L4, RuleIndex, Ruling,
+    Identity, L4, RuleIndex, Ruling, Share,
     atoms::{Atom, AtomId, Atoms},
     identities::Identities,
     ids::Ids,
+    kinds::Kind,
     ports::PortList,
 };
 use crate::model::{
@@ -98,6 +99,8 @@ pub(super) struct SetKey {
     pub(super) isolated_by: Vec<PolicyName>,
     /// The numbers of the named ports of the rules: of ingress the subject's, of egress those of all peers.
     pub(super) numbers: BTreeMap<PortName, Vec<u16>>,
+    /// Whose they are, where a rule has requests that the proxy judges; else [`Share::default`], for all.
+    pub(super) share: Share,
 }
 
 /// The policies.
@@ -192,15 +195,16 @@ impl Policies {
         selected
     }
 
-    /// The rules of a direction for endpoints with these labels, in the order in which they are asked, and what tells
+    /// The rules of a direction for a kind of endpoint, which has these labels, in the order in which they are asked, and what tells
     /// them from others. `None` if there are none and nothing isolates. `numbers` resolves a named port.
     pub(super) fn rules(
         &self,
         identity: &Selected,
-        enforcement: &Enforcement,
+        kind: &Kind,
         direction: Direction,
         mut numbers: impl FnMut(&PortName) -> Vec<u16>,
     ) -> Option<(SetKey, Vec<&Arc<Prepared>>)> {
+        let enforcement = &kind.endpoint.enforcement;
         if *enforcement == Enforcement::Never {
             return None;
         }
@@ -243,7 +247,10 @@ impl Policies {
         let named = rules.iter().filter_map(|rule| rule.ports.as_ref()).flat_map(|ports| &ports.named);
         let numbers = named.map(|name| (name.clone(), numbers(name))).collect();
         let indices = rules.iter().map(|rule| rule.index).collect();
-        Some((SetKey { direction, rules: indices, isolated_by, numbers }, rules))
+        // Names of DNS are judged by the agent, whose listeners need no shares.
+        let judged = rules.iter().filter_map(|rule| rule.requests.as_ref()).any(|requests| requests.names.is_empty());
+        let share = if judged { kind.share() } else { Share::default() };
+        Some((SetKey { direction, rules: indices, isolated_by, numbers, share }, rules))
     }
 }
 

@@ -1,15 +1,20 @@
 //! The tables of an engine whose policies and endpoints change, against tables that are compiled from nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use proptest::{collection::vec, prelude::*};
 use wharf_policy::{
     compile::{
         Cell, Change, EndpointKey, Engine, Event, Hit, Identity, Listener, ListenerId, PeerClass, PortClass,
-        PortPrefix, Rows, Ruling, SetId, Tables, compile,
+        PortPrefix, Rows, Ruling, SetId, Share, Tables, compile,
     },
-    model::{Action, Direction, Endpoint, Origin, Peer, Policy, PolicyName, Port, Protocol, Rule},
+    model::{Action, Direction, Endpoint, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol, Rule},
+    names::NamePattern,
+    requests::{HttpRule, Requests},
 };
 
 use crate::{
@@ -153,6 +158,27 @@ fn engine() -> Engine {
     let policies = [network(admits(0, "a", &["b"])), network(admits(1, "b", &["a"]))];
     engine.apply(policies.into_iter().chain([endpoint(1, "a"), endpoint(2, "b")])).expect("it fits");
     engine
+}
+
+#[test]
+fn endpoints_of_two_shares_share_rule_sets_but_no_listener_of_the_proxy() {
+    let endpoints = [(1, "a"), (15, "a"), (16, "a"), (17, "b")].map(|(key, app)| endpoint(key, app));
+    let with = |requests: Option<Requests>| {
+        let mut policy = admits(0, "a", &["b"]);
+        let ports = PortRange { first: 80, last: 80 };
+        policy.rules[0].ports = Some(vec![Port::Numbers { protocol: Protocol::Tcp, ports }]);
+        policy.rules[0].requests = requests.map(Arc::new);
+        let tables = compile(endpoints.iter().cloned().chain([Event::Policy(policy)]), ROOMY).expect("it fits");
+        let [first, second, third] = [1, 15, 16].map(|key| tables.sets[&EndpointKey(key)].ingress);
+        assert_eq!(first, second, "of one share");
+        (first == third, tables.listeners.values().map(|listener| listener.share).collect::<Vec<_>>())
+    };
+    let http = Requests { http: [HttpRule::default()].into(), ..Requests::default() };
+    assert_eq!(with(Some(http)), (false, [1, 16].map(|key| Share::of(EndpointKey(key))).into()));
+    // The agent's own.
+    let names = [NamePattern::pattern("*.test").expect("a pattern")].into();
+    assert_eq!(with(Some(Requests { names, ..Requests::default() })), (true, vec![Share::default()]));
+    assert_eq!(with(None), (true, Vec::new()));
 }
 
 #[test]

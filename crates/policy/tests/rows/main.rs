@@ -26,10 +26,15 @@ fn member(endpoint: &Endpoint) -> Member {
     Member { identity: Identity(universe::identity(endpoint)), endpoint: Arc::new(endpoint.clone()) }
 }
 
+/// The endpoint's key in the tables: neighbours are of one share, or of two.
+fn key(endpoint: u32) -> EndpointKey {
+    EndpointKey(9 * endpoint)
+}
+
 /// The world as events that begin with nothing.
 fn events(world: &World) -> Vec<Event> {
     let policies = world.policies.values().map(|policy| Event::Policy(policy.clone()));
-    let endpoints = world.endpoints.iter().map(|(key, e)| Event::Endpoint(EndpointKey(*key), member(e)));
+    let endpoints = world.endpoints.iter().map(|(n, e)| Event::Endpoint(key(*n), member(e)));
     let names = world.names.iter().map(|(name, addresses)| Event::Name(Arc::clone(name), addresses.clone()));
     policies.chain(endpoints).chain([Event::Node(world.node.clone())]).chain(names).collect()
 }
@@ -38,8 +43,8 @@ fn event(step: &Step) -> Event {
     match step.clone() {
         Step::Policy(policy) => Event::Policy(policy),
         Step::NoPolicy(name) => Event::NoPolicy(name),
-        Step::Endpoint(key, endpoint) => Event::Endpoint(EndpointKey(key), member(&endpoint)),
-        Step::NoEndpoint(key) => Event::NoEndpoint(EndpointKey(key)),
+        Step::Endpoint(n, endpoint) => Event::Endpoint(key(n), member(&endpoint)),
+        Step::NoEndpoint(n) => Event::NoEndpoint(key(n)),
         Step::Node(node) => Event::Node(node),
         Step::Name(name, addresses) => Event::Name(name, addresses),
     }
@@ -47,7 +52,7 @@ fn event(step: &Step) -> Event {
 
 /// What the rows decide about a probe, in the oracle's words.
 fn verdict<'a>(tables: &'a Tables, probe: &Probe) -> Option<Verdict<'a>> {
-    let key = EndpointKey(probe.endpoint);
+    let key = key(probe.endpoint);
     let decision = tables.decide(key, probe.direction, probe.peer, probe.destination)?;
     tables.explain(key, probe.direction, decision)
 }
