@@ -22,11 +22,11 @@ const NEEDED: [Capability; 12] = [
     CAP_KILL,
 ];
 
-/// Gives up every other capability, for this thread and for the threads and processes that come from it.
+/// Gives up every other capability, for this thread and for the threads and processes that come from it. The answer names those that it lacks.
 ///
 /// # Errors
 /// The kernel refuses, which it never does to a process that gives up rights.
-pub fn keep_needed() -> anyhow::Result<()> {
+pub fn keep_needed() -> anyhow::Result<Vec<String>> {
     keep(&NEEDED)
 }
 
@@ -34,11 +34,11 @@ pub fn keep_needed() -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As [`keep_needed`].
-pub fn keep_delegated() -> anyhow::Result<()> {
+pub fn keep_delegated() -> anyhow::Result<Vec<String>> {
     keep(&[CAP_CHOWN])
 }
 
-fn keep(needed: &[Capability]) -> anyhow::Result<()> {
+fn keep(needed: &[Capability]) -> anyhow::Result<Vec<String>> {
     // Without it the kernel gives a process of root's every capability back at exec.
     nix::sys::prctl::set_no_new_privs().context("give up capabilities: set no_new_privs")?;
     // The permitted set comes last: the effective set must be a subset of it.
@@ -49,7 +49,8 @@ fn keep(needed: &[Capability]) -> anyhow::Result<()> {
         });
         kept.and_then(|kept| caps::set(None, set, &kept)).with_context(|| format!("give up {set:?} capabilities"))?;
     }
-    Ok(())
+    let has = caps::read(None, CapSet::Effective).context("read what capabilities there are")?;
+    Ok(needed.iter().filter(|capability| !has.contains(capability)).map(ToString::to_string).collect())
 }
 
 #[cfg(test)]
@@ -72,7 +73,8 @@ mod tests {
         // A thread of its own: it gives up what other tests need.
         let own = || {
             let had = caps::read(None, CapSet::Permitted).expect("read");
-            keep_needed().expect("kept");
+            let lacks = keep_needed().expect("kept");
+            assert!(lacks.iter().all(|name| name.starts_with("CAP_")), "{lacks:?}");
             let program = Command::new("cat").arg("/proc/self/status").output().expect("run");
             let status = String::from_utf8_lossy(&program.stdout).into_owned();
             let line = status.lines().find_map(|line| line.strip_prefix("CapPrm:")).expect("CapPrm").trim().to_owned();

@@ -11,17 +11,18 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use wharf_core::ids::Attachment;
 use wharf_datapath::{
     leftovers::{self, Leftover, Leftovers},
     settings,
 };
-use wharf_handover::{queue, report};
+use wharf_handover::{IPAM_TURNS, queue, report};
 use wharf_names::mark::Mark;
 
 use crate::{
     config::{self, Directories, Flags},
+    delegate::records,
     node::health,
     proxy::envoy,
     refused, turn,
@@ -34,7 +35,8 @@ const EXAMPLES: &str = "Examples:
   wharf-agent cleanup --dry-run                            list, change nothing; exits 1 while endpoints live, 0 while an
                                                            agent runs without any (it says that it is to be stopped)
   wharf-agent cleanup --config /etc/wharf/agent.toml       the directories of that agent
-  wharf-agent cleanup --force                              cut off the containers that still live
+  wharf-agent cleanup --force                              cut off the containers that still live, forget what a
+                                                           service of --delegate is owed
 
 Needs a node without a running agent. Binaries, configuration and CNI network are not touched: `cargo xtask uninstall`
 removes those, and runs this first.";
@@ -46,7 +48,7 @@ struct Arguments {
     /// List what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Also while endpoints live: their containers lose their network
+    /// Also while endpoints live: their containers lose their network; or while deletions wait for the service of --delegate
     #[arg(long)]
     force: bool,
     /// Run directory of the agent [default: /run/wharf]
@@ -61,6 +63,11 @@ struct Arguments {
     /// TOML file of the agent, for its directories
     #[arg(long, env = "WHARF_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// What completions of the agent's command line are made from.
+pub fn command() -> clap::Command {
+    Arguments::command().name(COMMAND)
 }
 
 /// Runs the cleanup if the first argument names it; `None` otherwise.
@@ -98,6 +105,9 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             tell(&found, &files, &envoy, verb);
         }
         bail!("endpoints live: {}; delete their containers, or pass --force, which cuts them off", first_of(&living));
+    }
+    if !force {
+        records::must_owe_nothing(&directories.run)?;
     }
     if !dry_run {
         for leftover in &found.ours {
@@ -192,7 +202,7 @@ struct Files {
 fn files(directories: &Directories) -> anyhow::Result<Files> {
     let mut files = Files::default();
     // Only an agent creates these (mode 0700, 0750); their content is not checked.
-    let whole = [queue::DIRECTORY, queue::UNFINISHED, report::DIRECTORY, envoy::DIRECTORY];
+    let whole = [queue::DIRECTORY, queue::UNFINISHED, report::DIRECTORY, envoy::DIRECTORY, IPAM_TURNS];
     let in_run = |name: &str| {
         [config::SOCKET, wharf_api::ADMIN_SOCKET].contains(&name)
             || whole.contains(&name)

@@ -16,7 +16,7 @@ use clap_mangen::{
     roff::{Roff, bold, roman},
 };
 
-use crate::config::Flags;
+use crate::{cleanup, config::Flags};
 
 /// The program's name: the package's.
 const NAME: &str = env!("CARGO_PKG_NAME");
@@ -150,7 +150,7 @@ fn completion(shell: Option<OsString>) -> anyhow::Result<()> {
     };
     // Into memory first: the generator panics when its writer fails, as a pipe to `head` does.
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command(), NAME, &mut script);
+    clap_complete::generate(shell, &mut command().subcommand(cleanup::command()), NAME, &mut script);
     std::io::stdout().write_all(&script).context("write completions")
 }
 

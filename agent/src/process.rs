@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::Context;
+use nix::sys::stat::{Mode, umask};
 use wharf_core::ipam::Ipam;
 
 use crate::{
@@ -84,17 +85,26 @@ fn show(config: &AgentConfig) -> anyhow::Result<()> {
     io::stdout().write_all(text.as_bytes()).context("write to standard output")
 }
 
+/// Whatever umask the caller has, nobody else writes to what this process makes; the unit's is stricter. Before the first thread.
+fn keep_others_from_writing() {
+    umask(umask(Mode::S_IWOTH) | Mode::S_IWOTH);
+}
+
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
+    keep_others_from_writing();
     // Each thread has capabilities of its own: before the first one is made, and the allocator's is made anew.
-    match config.delegate {
+    let lacks = match config.delegate {
         Some(_) => capabilities::keep_delegated()?,
         None => capabilities::keep_needed()?,
-    }
+    };
     memory::renew_thread().context("make the allocator's thread anew")?;
     let huge_pages = memory::refuse_huge_pages();
     let log = telemetry::init(&config.log_level, config.log_format)?;
     if let Err(error) = huge_pages {
         tracing::warn!("refuse huge pages: {error}; the agent may keep more memory than docs/sizing.md says");
+    }
+    if !lacks.is_empty() {
+        tracing::warn!("the agent lacks {}; docs/security.md says what fails without", lacks.join(", "));
     }
     if config.delegate.is_none() {
         wharf_datapath::check_capabilities()?;

@@ -1,10 +1,11 @@
 //! An agent that cannot serve says why before it has made anything, and one that finds damage loses nothing.
 
-use std::{fs, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use wharf_tests::{
     Node, NodeConfig,
+    agent::{Agent, read_log},
     icmp::Ping,
     node::runnable_by_all,
     process::{Finished, as_nobody, bin, ip, run},
@@ -126,6 +127,26 @@ fn without_root_the_agent_says_so() -> Result<()> {
     as_nobody(command.args(node.dirs().flags()));
     says(&run(command, b"", Duration::from_secs(10))?, &["root", "CAP_"])?;
     nothing_was_made(&node)
+}
+
+#[test]
+fn others_write_to_nothing_that_an_agent_makes_whatever_the_umask_is() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    let mut command = node.command("/bin/sh")?;
+    command.args(["-c", "umask 000 && exec \"$0\" \"$@\""]).arg(bin("wharf-agent")?);
+    let agent = Agent::start(command, node.dirs(), &[])?;
+    let mut seen = 0;
+    for directory in [&node.dirs().run, &node.dirs().state] {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let mode = entry.metadata()?.permissions().mode();
+            ensure!(mode & 0o002 == 0, "{} has mode {mode:o}", entry.path().display());
+            seen += 1;
+        }
+    }
+    ensure!(seen > 3, "the look is blind: {seen} files");
+    ensure!(agent.stop()?.success(), "{}", read_log(node.dirs()));
+    Ok(())
 }
 
 #[test]

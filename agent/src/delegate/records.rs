@@ -189,6 +189,20 @@ pub fn enter(run_dir: &Path) -> Result<(), QueueError> {
 /// # Errors
 /// When the service is owed something, or a directory cannot be read or removed.
 pub fn leave(run_dir: &Path) -> anyhow::Result<()> {
+    must_owe_nothing(run_dir).context("start")?;
+    let unfinished = Queue::unfinished(run_dir);
+    if !unfinished.path().exists() {
+        return Ok(());
+    }
+    // What is in there was set aside.
+    std::fs::remove_dir_all(unfinished.path()).with_context(|| format!("remove {}", unfinished.path().display()))
+}
+
+/// Refuses where deletions wait for the service.
+///
+/// # Errors
+/// The service is owed something, or a directory cannot be read.
+pub fn must_owe_nothing(run_dir: &Path) -> anyhow::Result<()> {
     let unfinished = Queue::unfinished(run_dir);
     if !unfinished.path().exists() {
         return Ok(());
@@ -197,13 +211,12 @@ pub fn leave(run_dir: &Path) -> anyhow::Result<()> {
     let owed = unfinished.list()?.iter().chain(&Queue::new(run_dir).list()?).filter(|entry| !is_canary(entry)).count();
     if owed > 0 {
         bail!(
-            "start: deletions ({owed}) wait in {} for the service of --delegate; start with it until `wharf status` counts none, or drop \
-             them with `wharf-agent cleanup`",
+            "deletions ({owed}) wait in {} for the service of --delegate; start with it until `wharf status` counts none, or drop \
+             them with `wharf-agent cleanup --force`",
             run_dir.display()
         );
     }
-    // What is in there was set aside.
-    std::fs::remove_dir_all(unfinished.path()).with_context(|| format!("remove {}", unfinished.path().display()))
+    Ok(())
 }
 
 fn file_name(a: &Attachment) -> String {
@@ -380,7 +393,7 @@ mod tests {
         let name = queue.put(&owed)?;
         leave(run_dir)?;
         enter(run_dir)?;
-        assert!(leave(run_dir).unwrap_err().to_string().contains("deletions (1) wait"));
+        assert!(format!("{:#}", leave(run_dir).unwrap_err()).contains("deletions (1) wait"));
         queue.remove(&name)?;
         let name = Queue::unfinished(run_dir).put(&owed)?;
         assert!(leave(run_dir).is_err() && marked());

@@ -16,3 +16,6 @@ pub mod report;
 /// How long the shim waits for the agent's answer to a DEL before it runs the DEL itself. `wharf_core::plan` keeps
 /// the deadlines of a delete's steps below this, so only an agent that hangs does not answer in time.
 pub const DELETE_ANSWER: Duration = Duration::from_secs(30);
+
+/// Directory, in the agent's run directory, of the locks by which commands of one attachment take turns while an IPAM plugin leases its addresses.
+pub const IPAM_TURNS: &str = "ipam-turns";

@@ -4,7 +4,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs,
+    fs, io,
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::Path,
     process::{Command, ExitCode},
@@ -45,9 +45,14 @@ fn install(plugins: &Path, networks: &Path) -> Result<()> {
     println!("{}", put(Path::new(PLUGIN.0), plugins, PLUGIN.1)?);
     // The network last: a runtime that reads it looks for the plugin. One that is there is the node's own choice.
     let network = networks.join("10-wharf.conflist");
-    if network.try_exists().with_context(|| format!("look at {}", network.display()))? {
-        println!("kept {}", network.display());
-        return Ok(());
+    // A link, too, that leads nowhere from here.
+    match fs::symlink_metadata(&network) {
+        Ok(_) => {
+            println!("kept {}", network.display());
+            return Ok(());
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e).with_context(|| format!("look at {}", network.display())),
     }
     println!("{}", put(Path::new(CONFLIST.0), networks, CONFLIST.1)?);
     Ok(())

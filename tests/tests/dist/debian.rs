@@ -3,11 +3,12 @@
 use std::{
     fs::{self, OpenOptions},
     io::Write as _,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount, umount};
 use wharf_tests::{
     Attached, Sandbox, icmp,
     process::{command_in, ip, next_agent, run},
@@ -219,5 +220,87 @@ fn the_package_lives_as_debians_policy_has_it_and_never_stops_traffic() -> Resul
     let traces = machine.traces()?;
     ensure!(traces.is_empty(), "left: {traces:?}");
     untouched(&machine)?;
+    Ok(())
+}
+
+/// Whether the machine has a group or user.
+fn account(machine: &Machine, database: &str, name: &str) -> Result<bool> {
+    let mut command = command_in(machine.space(), "getent")?;
+    command.args([database, name]);
+    Ok(run(command, b"", wait::PATIENCE)?.code() == 0)
+}
+
+#[test]
+fn the_package_takes_nothing_that_was_there_before_it_or_came_after_it() -> Result<()> {
+    let mut machine = Machine::new()?;
+    let deb = package(".deb")?.display().to_string();
+    let aside = format!("{CONFLIST}.wharf-removed");
+
+    // Not beside the tarball's programs, whose unit would be the one that runs.
+    fs::create_dir_all("/usr/local/bin")?;
+    fs::write("/usr/local/bin/wharf-agent", "")?;
+    let refused = machine.dpkg(&["--install", &deb])?;
+    ensure!(refused.code() != 0 && refused.stderr.contains("tarball"), "{}", refused.describe());
+    fs::remove_file("/usr/local/bin/wharf-agent")?;
+
+    // Groups that the node has already, and the directory of plugins under both its names.
+    for group in ["wharf", "wharf-envoy"] {
+        let mut command = command_in(machine.space(), "groupadd")?;
+        command.args(["--system", group]).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        run(command, b"", wait::PATIENCE)?.ok()?;
+    }
+    fs::create_dir_all("/usr/lib/cni")?;
+    fs::remove_dir_all("/opt/cni/bin").ok();
+    fs::create_dir_all("/opt/cni")?;
+    symlink("/usr/lib/cni", "/opt/cni/bin")?;
+    for _ in 0..2 {
+        machine.dpkg(&["--install", &deb])?.ok()?;
+        ensure!(fs::symlink_metadata("/opt/cni/bin/wharf-cni")?.is_file(), "the plugin is not there");
+    }
+    serves(&machine)?;
+
+    // A deletion that the service of a delegated agent is owed.
+    let unfinished = Path::new("/run/wharf/unfinished-adds");
+    fs::create_dir(unfinished)?;
+    fs::write(unfinished.join("owed"), "")?;
+    let refused = machine.dpkg(&["--remove", "wharf"])?;
+    ensure!(refused.code() != 0 && refused.stderr.contains("--delegate"), "{}", refused.describe());
+    fs::remove_dir_all(unfinished)?;
+    machine.dpkg(&["--remove", "wharf"])?.ok()?;
+    ensure!(
+        Path::new("/opt/cni/bin").is_symlink() && !Path::new("/usr/lib/cni/wharf-cni").exists(),
+        "the plugin stays"
+    );
+
+    // An installation that fails puts back what it found: the network of before, and one that somebody else has made.
+    let of_before = fs::read_to_string(&aside)?;
+    for theirs in [None, Some("{}")] {
+        if let Some(text) = theirs {
+            fs::write(CONFLIST, text)?;
+        }
+        let small = "/usr/share/man/man8";
+        mount(Some("wharf-test"), small, Some("tmpfs"), MsFlags::empty(), Some("size=4096"))?;
+        let failed = machine.dpkg(&["--install", &deb])?;
+        umount(small)?;
+        ensure!(failed.code() != 0 && failed.stderr.contains("No space left"), "{}", failed.describe());
+        ensure!(fs::read_to_string(CONFLIST).ok().as_deref() == theirs, "{}", failed.describe());
+        ensure!(fs::read_to_string(&aside)? == of_before, "the network of before: {}", failed.describe());
+        ensure!(!Path::new("/usr/bin/wharf-agent").exists(), "half of the package");
+    }
+
+    // An agent of another origin has begun to use the directories.
+    fs::create_dir_all("/run/wharf")?;
+    fs::write("/run/wharf/state.redb", "")?;
+    let said = machine.dpkg(&["--purge", "wharf"])?;
+    ensure!(said.code() == 0 && said.stderr.contains("not the package's"), "{}", said.describe());
+    ensure!(Path::new("/run/wharf/state.redb").exists() && account(&machine, "passwd", "wharf-envoy")?, "taken");
+    fs::remove_dir_all("/run/wharf")?;
+
+    machine.dpkg(&["--install", &deb])?.ok()?;
+    machine.dpkg(&["--purge", "wharf"])?.ok()?;
+    ensure!(!account(&machine, "passwd", "wharf-envoy")? && !Path::new("/var/lib/wharf").exists(), "something stays");
+    for group in ["wharf", "wharf-envoy"] {
+        ensure!(account(&machine, "group", group)?, "the group {group}, which was there before the package");
+    }
     Ok(())
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::{Release, VERSION, output, tree};
 use crate::{
-    install::{ENVOY, GROUP, UNIT, USERADD},
+    install::{ENVOY, GROUP, UNIT},
     manifest::Kind,
 };
 
@@ -20,8 +20,6 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     tree::put(&root, &items)?;
     changelog(release, &root)?;
     compress(&root)?;
-    // Debian's own runtimes look in /usr/lib/cni, those of others in /opt/cni/bin.
-    tree::link(&root, "opt/cni/bin/wharf-cni", "/usr/lib/cni/wharf-cni")?;
     let document = |name: &str| format!("usr/share/doc/wharf/{name}");
     tree::add(&root, &document("copyright"), release.filled("debian/copyright", &[])?.as_bytes(), 0o644)?;
     let overrides = release.filled("debian/lintian-overrides", &[])?;
@@ -42,7 +40,7 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     tree::add(&root, "DEBIAN/conffiles", configuration.as_bytes(), 0o644)?;
     tree::add(&root, "DEBIAN/md5sums", &sums, 0o644)?;
     for script in SCRIPTS {
-        let names = [("group", GROUP), ("envoy", ENVOY), ("unit", UNIT), ("useradd", &USERADD.join(" "))];
+        let names = [("group", GROUP), ("envoy", ENVOY), ("unit", UNIT)];
         let text = release.filled(&format!("debian/{script}"), &names)?;
         tree::add(&root, &format!("DEBIAN/{script}"), text.as_bytes(), 0o755)?;
     }
