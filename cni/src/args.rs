@@ -186,7 +186,7 @@ mod tests {
         for (key, value) in keys.as_object().unwrap() {
             document[key] = value.clone();
         }
-        ContainerArgs::parse(cni_args, &NetConf::parse(document.as_object().unwrap().clone()).unwrap())
+        ContainerArgs::parse(cni_args, &NetConf::parse(document.as_object().unwrap().clone(), None).unwrap())
     }
 
     #[test]

@@ -167,7 +167,7 @@ mod tests {
         for (key, value) in keys.as_object().unwrap() {
             document[key] = value.clone();
         }
-        NetConf::parse(document.as_object().unwrap().clone()).unwrap()
+        NetConf::parse(document.as_object().unwrap().clone(), None).unwrap()
     }
 
     fn parse(prev: &Value) -> Result<Option<Chain>, Fault> {

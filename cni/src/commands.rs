@@ -26,6 +26,7 @@ use crate::{
     result,
     retry::{self, Absence},
     status,
+    turn::Turn,
 };
 
 /// How long things may take.
@@ -140,6 +141,7 @@ impl Agent<'_> {
         let Some(ipam) = self.ipam else {
             return self.create(&subject, target, netns, args, Addresses::Agent).await;
         };
+        let _turn = Turn::take(self.conf, &subject, target, self.limits.ipam).await?;
         self.must_be_new(&subject, target).await?;
         let leased = ipam.add(&subject, self.limits.ipam).await?;
         let created = match as_asked(&subject, ipam, args, &leased) {
@@ -263,6 +265,10 @@ impl Agent<'_> {
     /// does: the interface is there.
     async fn del(&self, target: &Target) -> Result<Done, Fault> {
         let subject = self.subject("DEL", target);
+        let _turn = match self.ipam {
+            Some(_) => Turn::take(self.conf, &subject, target, self.limits.ipam).await?,
+            None => None,
+        };
         let done = match self.delete(&subject, target).await {
             Ok(_) if self.ipam.is_some() && away::is_owed(self.conf, target) => {
                 let msg =

@@ -75,7 +75,12 @@ fn target() -> Target {
 
 fn ask(socket: &Path, command: Command) -> Ask {
     let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni", "socket": socket});
-    Ask { conf: NetConf::parse(document.as_object().unwrap().clone()).unwrap(), command, runtime: None, ipam: None }
+    Ask {
+        conf: NetConf::parse(document.as_object().unwrap().clone(), None).unwrap(),
+        command,
+        runtime: None,
+        ipam: None,
+    }
 }
 
 /// What is long is short, what must not end early is long.

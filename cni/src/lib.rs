@@ -4,7 +4,7 @@
 //! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), by way of
 //!   `netconf` (the network configuration), `args` (what is asked for this one container), `json` and `rules`;
 //! - `commands`: each command's request to the agent, with `retry`; `check` and `status` judge its answer;
-//! - `ipam`: the IPAM plugin that the network names, if any; [`leased`]: its result; `routes`: routes of either;
+//! - `ipam`: the IPAM plugin that the network names, if any, one command after another by `turn`; [`leased`]: its result; `routes`: routes of either;
 //! - `away`: a DEL that finds no agent leaves a record for it and takes the container's link away itself, by `link`,
 //!   the shim's only netlink;
 //! - `runtime`: which program runs the plugin;
@@ -40,6 +40,7 @@ mod routes;
 mod rules;
 mod runtime;
 mod status;
+mod turn;
 
 use std::{
     io::{self, Write},

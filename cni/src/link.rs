@@ -183,7 +183,7 @@ mod tests {
 
     fn conf() -> NetConf {
         let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni"});
-        NetConf::parse(document.as_object().unwrap().clone()).unwrap()
+        NetConf::parse(document.as_object().unwrap().clone(), None).unwrap()
     }
 
     fn target() -> Target {

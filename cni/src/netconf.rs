@@ -106,8 +106,8 @@ pub(crate) struct NetConf {
 }
 
 impl NetConf {
-    /// Checks a decoded document.
-    pub(crate) fn parse(document: Map<String, Value>) -> Result<Self, Fault> {
+    /// Checks a decoded document. `deletes`: the command, if it deletes: what a deletion does not need may be wrong.
+    pub(crate) fn parse(document: Map<String, Value>, deletes: Option<&str>) -> Result<Self, Fault> {
         let root = Object::root(&document);
         let version = root.string("cniVersion")?.unwrap_or_default();
         let Some(version) = Version::parse(version) else {
@@ -120,16 +120,17 @@ impl NetConf {
         rules::name(name).map_err(|rule| Fault::config(format!("netconf: name {:?} {rule}", cut(name))))?;
         // The runtime found us by it; that it is there is all we need.
         root.required_string("type")?;
+        let log = or_pass(log_level(&root), Level::Warn, deletes, Level::Warn)?;
         Ok(Self {
             version,
             name: name.to_owned(),
             socket: socket(&root)?,
             // As with other plugins 0 is "no wish".
-            mtu: root.u32("mtu")?.filter(|mtu| *mtu != 0),
-            pool: root.string("pool")?.filter(|pool| !pool.is_empty()).map(str::to_owned),
-            ip_masq: root.boolean("ipMasq")?,
-            log: log_level(&root)?,
-            dns: dns(&root)?,
+            mtu: or_pass(root.u32("mtu"), None, deletes, log)?.filter(|mtu| *mtu != 0),
+            pool: or_pass(root.string("pool"), None, deletes, log)?.filter(|pool| !pool.is_empty()).map(str::to_owned),
+            ip_masq: or_pass(root.boolean("ipMasq"), None, deletes, log)?,
+            log,
+            dns: or_pass(dns(&root), Dns::default(), deletes, log)?,
             document,
         })
     }
@@ -143,6 +144,11 @@ impl NetConf {
         // A name alone: it is looked for in CNI_PATH and nowhere else.
         rules::name(plugin)
             .map_err(|rule| Fault::config(format!("netconf: key \"ipam.type\": {:?} {rule}", cut(plugin))))?;
+        // It would run itself, which would run itself.
+        if Some(plugin) == root.string("type")? {
+            let msg = format!("netconf: key \"ipam.type\": {plugin:?} is this plugin itself");
+            return Err(Fault::config(msg).with_details(hint));
+        }
         Ok(Some(plugin))
     }
 
@@ -158,6 +164,17 @@ impl Origin {
         let root = Object::root(document);
         let network = root.string("name").ok().flatten().filter(|name| rules::name(name).is_ok()).unwrap_or_default();
         Self { network: network.to_owned(), socket: socket(&root).ok() }
+    }
+}
+
+/// A key that a deletion does not need: a configuration that was changed under living containers must not keep them from being deleted.
+fn or_pass<T>(read: Result<T, Fault>, otherwise: T, deletes: Option<&str>, log: Level) -> Result<T, Fault> {
+    match (read, deletes) {
+        (Err(fault), Some(command)) => {
+            log.say(Level::Warn, format_args!("{command} goes on in spite of: {}", fault.msg));
+            Ok(otherwise)
+        }
+        (read, _) => read,
     }
 }
 
@@ -198,7 +215,7 @@ mod tests {
 
     fn parse(value: Value) -> Result<NetConf, Fault> {
         match value {
-            Value::Object(map) => NetConf::parse(map),
+            Value::Object(map) => NetConf::parse(map, None),
             other => panic!("test document is no object: {other}"),
         }
     }
@@ -234,7 +251,7 @@ mod tests {
             assert_eq!(fault.code, Code::Config, "{ipam}");
             assert!(fault.msg.contains("\"ipam") && fault.details.contains("\"pool\""), "{fault:?}");
         }
-        for plugin in ["../host-local", "/bin/sh", ".", "..", "a/b", "-a", "a b", &"n".repeat(254)] {
+        for plugin in ["wharf-cni", "../host-local", "/bin/sh", ".", "..", "a/b", "-a", "a b", &"n".repeat(254)] {
             let fault = with("ipam", json!({"type": plugin})).unwrap().ipam_type().expect_err(plugin);
             assert!(fault.code == Code::Config && fault.msg.contains("ipam.type"), "{fault:?}");
         }
@@ -269,6 +286,10 @@ mod tests {
             let fault = with(key, value.clone()).expect_err(&format!("{key} = {value}"));
             assert_eq!(fault.code, Code::Config, "{key} = {value}");
             assert!(fault.msg.contains(key), "{}", fault.msg);
+            // A deletion needs to know who is asked for what, and no more.
+            let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni", key: value});
+            let deletes = NetConf::parse(document.as_object().unwrap().clone(), Some("DEL"));
+            assert_eq!(deletes.is_err(), ["name", "type", "socket"].contains(&key), "{key}: {deletes:?}");
         }
     }
 

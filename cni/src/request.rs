@@ -130,7 +130,8 @@ impl Request {
         let netconf = read_all(stdin).map_err(Failure::unversioned)?;
         let document = decode(&netconf).map_err(Failure::unversioned)?;
         let (version, origin) = (echoed_version(&document), Origin::of(&document));
-        let ask = NetConf::parse(document)
+        let deletes = matches!(verb, Verb::Del | Verb::Gc).then_some(verb.name());
+        let ask = NetConf::parse(document, deletes)
             .and_then(|conf| subject.with_conf(verb, conf, netconf))
             .map_err(|fault| Failure::new(&version, fault).of(origin))?;
         Ok(Self::Ask(Box::new(Ask { runtime: env.runtime.clone(), ..ask })))

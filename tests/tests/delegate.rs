@@ -52,7 +52,7 @@ fn delegated(body: impl FnOnce(&mut Node, &mut Reference) -> Result<()>) -> Resu
         let run: BTreeSet<String> = fs::read_dir(&node.dirs().run)?
             .map(|e| Ok(e?.file_name().to_string_lossy().into_owned()))
             .collect::<Result<_>>()?;
-        let known = ["deletions", "reports", "unfinished-adds"].map(str::to_owned);
+        let known = ["deletions", "ipam-turns", "reports", "unfinished-adds"].map(str::to_owned);
         ensure!(run.iter().all(|name| known.contains(name)), "the run directory has {run:?}");
         Ok(())
     })();

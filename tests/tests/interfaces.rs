@@ -116,6 +116,21 @@ fn each_network_of_a_container_has_its_own_routes_mtu_and_policy() -> Result<()>
         }
         s.routed()?;
         s.talk([true; 3])?;
+        // Whoever asks, and whatever the container's other routes are: the answer leaves by the interface that was asked.
+        let (wide, conf) =
+            (node.sandbox("wide")?, node.netconf().with("name", json!("wide")).with("pool", json!("blue")));
+        let wide_end = node.attach_with(&wide, "eth0", &conf)?;
+        let [first, further @ ..] = &s.ends;
+        for address in first.both()? {
+            ping(wide.space()?, address)?.must_answer().context("from the second network to the first interface")?;
+        }
+        for end in further {
+            for address in end.both()? {
+                ping(s.peers[0].0.space()?, address)?.must_answer().context("from the first network")?;
+                ping(node.space(), address)?.must_answer().context("from the node")?;
+            }
+        }
+        node.detach(&wide_end)?;
         // The label of the network is what tells one interface from another.
         let deny = "{podSelector: {matchLabels: {app: inside, network: blue}}, policyTypes: [Ingress]}";
         let allow = "{podSelector: {matchLabels: {network: far}}, policyTypes: [Ingress], \

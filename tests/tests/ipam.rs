@@ -3,11 +3,12 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
@@ -224,5 +225,76 @@ fn an_ipam_plugin_of_before_cni_1_1_is_told_by_status_and_no_obstacle_to_gc() ->
         ensure!(refused.code == 1 && refused.text().contains("IPAM plugin host-local"), "{refused:?}");
         let none: Value = json!([]);
         node.cni("GC").conf(&conf.with("cni.dev/valid-attachments", none)).run()?.silent()
+    })
+}
+
+/// An IPAM plugin that takes its time: a second for ADD, half of one for DEL. It kills who runs it where `kill` is there.
+const SLOW: &str = r#"#!/bin/sh
+cd "${0%/*}" || exit 1
+if [ -e kill ]; then rm kill; kill -KILL $PPID; fi
+case $CNI_COMMAND in
+ADD)
+    sleep 1
+    echo "$CNI_CONTAINERID" >lease
+    echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.9/24", "gateway": "10.1.0.1"}]}'
+    ;;
+DEL)
+    sleep 0.5
+    rm -f lease
+    ;;
+esac
+"#;
+
+#[test]
+fn commands_of_one_attachment_take_turns_and_wait_for_an_ipam_plugin_that_outlived_one() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let a = node.sandbox("a")?;
+        let directory = node.dirs().root.join("plugins");
+        fs::create_dir(&directory)?;
+        let (program, lease) = (directory.join("slow"), directory.join("lease"));
+        fs::write(&program, SLOW)?;
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        let conf = node.netconf().version("1.0.0").with("name", json!(NETWORK)).with("ipam", json!({"type": "slow"}));
+        let path = directory.display().to_string();
+        let call = |command: &str| node.cni(command).env("CNI_PATH", &path).of("a", a.path(), "eth0").conf(&conf);
+        let killed = |command: &str| -> Result<()> {
+            fs::write(directory.join("kill"), "")?;
+            let finished = call(command).run()?.finished;
+            ensure!(finished.code() == -1, "{finished:?}");
+            Ok(())
+        };
+
+        // A lease that comes after its ADD is given back by the DEL.
+        killed("ADD")?;
+        call("DEL").run()?.silent()?;
+        ensure!(!lease.exists(), "the DEL did not wait for the ADD's IPAM plugin");
+        // A DEL that goes on does not take the lease of an ADD after it.
+        call("ADD").run()?.result()?;
+        killed("DEL")?;
+        call("ADD").run()?.result()?;
+        ensure!(lease.exists(), "the ADD did not wait for the DEL's IPAM plugin");
+        call("DEL").run()?.silent()?;
+
+        // Of several ADDs one has the interface and the lease, and those that are refused give nothing back.
+        let adding: Vec<_> = (0..4)
+            .map(|_| {
+                Ok(std::thread::spawn({
+                    let add = call("ADD").ready()?;
+                    move || add.run()
+                }))
+            })
+            .collect::<Result<_>>()?;
+        let mut added = 0;
+        for thread in adding {
+            let answer = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+            match answer.finished.code() {
+                0 => added += 1,
+                _ => ensure!(answer.failure()?.code == 4, "{answer:?}"),
+            }
+        }
+        ensure!(added == 1 && lease.exists(), "{added} added, leased: {}", lease.exists());
+        call("DEL").run()?.silent()?;
+        ensure!(!lease.exists() && fs::read_dir(node.dirs().run.join("ipam-turns"))?.count() == 0, "something is left");
+        Ok(())
     })
 }

@@ -99,7 +99,9 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::Unsupported, cause));
         }
     }
-    let behind = stand_behind(&mut inside, outcome.in_the_way, record)?;
+    let main = stand_behind(&mut inside, outcome.in_the_way, record)?;
+    let beside = source_rule::beside(&mut inside, &main, record)?;
+    let ways = source_rule::ways(&main, &beside, record);
     crash::point("datapath/connect/after-behind");
     let mut host = Connection::open()?;
     let host_name = record.host_ifname.as_str();
@@ -134,7 +136,8 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
     }
     crash::point("datapath/connect/before-rules");
     // Rules go last: an undo removes everything else with the link, but not the rules.
-    source_rule::ensure(&mut inside, record, &behind)?;
+    source_rule::ensure(&mut inside, record, &ways)?;
+    source_rule::ensure_others(&mut inside, record, &beside);
     crash::point("datapath/connect/after-rules");
     Ok(())
 }
@@ -328,16 +331,8 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
 
 /// Handles routes that found another route in their place. An older route of this interface is as wanted. A route of
 /// another interface stays, and this interface's route gets a worse metric (a container's second interface does not
-/// take over its default route). Returns the addresses whose default route has the worse metric, each with its
-/// gateway.
-fn stand_behind(
-    connection: &mut Connection,
-    in_the_way: Vec<Route>,
-    record: &EndpointRecord,
-) -> Result<Vec<(IpAddr, IpAddr)>> {
-    if in_the_way.is_empty() && record.routes.is_none() {
-        return Ok(Vec::new());
-    }
+/// take over its default route). Returns the container's routes.
+fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &EndpointRecord) -> Result<Vec<Route>> {
     let mut there = route::list(connection, None)?;
     for mut route in in_the_way {
         if there.iter().any(|r| r.destination == route.destination && r.ifindex == route.ifindex) {
@@ -349,7 +344,7 @@ fn stand_behind(
         }
         there.push(route);
     }
-    Ok(source_rule::behind(&there, record))
+    Ok(there)
 }
 
 /// `addrconf` refuses addresses with EACCES where `disable_ipv6` is set, and `IPv6 is disabled on this device`.

@@ -191,7 +191,8 @@ fn observe_container(
             problems.push(EndpointProblem::Address { address, found });
         }
     }
-    let routes = route::of_link(&mut inside, seen.ifindex, None)?;
+    let main = route::list(&mut inside, None)?;
+    let routes: Vec<_> = main.iter().filter(|route| route.ifindex == Some(seen.ifindex)).collect();
     for address in record.addresses() {
         let Some(gateway) = record.gateway_of(address) else { continue };
         for wanted in source_rule::routes_by(record, gateway) {
@@ -200,7 +201,8 @@ fn observe_container(
             }
         }
     }
-    let behind = source_rule::behind(&routes, record);
-    problems.extend(source_rule::missing(&mut inside, record, &behind)?);
+    let beside = source_rule::beside(&mut inside, &main, record)?;
+    let ways = source_rule::ways(&main, &beside, record);
+    problems.extend(source_rule::missing(&mut inside, record, &ways)?);
     Ok(())
 }

@@ -1,24 +1,25 @@
-//! A container's further interfaces.
+//! A container's interfaces where it has more than one.
 //!
-//! The main table has one best default route, that of the container's first interface. Replies from another
-//! interface's address would leave by the first interface, whose programs drop them as forged. So an interface of whose
-//! routes one ranks behind another's gets a table with its own routes, and a rule that routes packets from
+//! The main table has one best route to each destination, whatever the source is. A reply from one interface's address that leaves by
+//! another is dropped by the other's programs as forged. So an interface that has another one of Wharf's beside it, one with routes of its own, and one of
+//! whose routes one ranks behind another's get a table with a default route, and a rule that routes packets from
 //! its address by that table. The routes are removed with the interface. The rule is not; it is removed when the
-//! endpoint is made unreachable.
+//! endpoint is made unreachable. A container with one interface and a default route needs none of it.
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::EndpointProblem,
+    ids::IfIndex,
     kernel::{KernelErrorKind, Result},
 };
 
 use crate::{
     ROUTE_PROTOCOL,
     netlink::{
-        Connection, Request,
+        Connection, Request, address,
         route::{self, Route},
         rule::{self, Rule},
     },
@@ -32,11 +33,36 @@ const REMOVE: &str = "remove rules";
 /// default of 1024.
 pub(crate) const SECOND_METRIC: u32 = 2048;
 
-/// Number of a further interface's table, before its index is added: far from those that people choose.
+/// The loopback device of every network namespace (`LOOPBACK_IFINDEX`, include/net/flow.h). Its route to ::1 is in the main table.
+const LOOPBACK: IfIndex = IfIndex(1);
+
+/// Number of an interface's table, before its index is added: far from those that people choose.
 const TABLE_BASE: u32 = 0x7768_0000;
 
-fn table_of(record: &EndpointRecord) -> u32 {
-    TABLE_BASE.saturating_add(record.container_ifindex.0)
+const fn table_of(index: IfIndex) -> u32 {
+    TABLE_BASE.saturating_add(index.0)
+}
+
+/// An address, and the way that packets from it take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Way {
+    address: IpAddr,
+    gateway: IpAddr,
+    index: IfIndex,
+}
+
+impl Way {
+    /// Everything by the gateway, also where the interface has routes of its own: answers go to whoever asks.
+    fn routes(self) -> [Route; 2] {
+        let everything =
+            if self.gateway.is_ipv4() { IpNet::V4(Ipv4Net::default()) } else { IpNet::V6(Ipv6Net::default()) };
+        let on_link = Route::direct(IpNet::from(self.gateway), self.index, None);
+        [on_link, Route::via(everything, self.gateway, self.index)].map(|route| route.in_table(table_of(self.index)))
+    }
+
+    fn rule(self) -> Rule {
+        Rule { source: self.address, table: table_of(self.index) }
+    }
 }
 
 /// The routes of the container's side of one family: the gateway on the link, and what is reached by it.
@@ -47,28 +73,33 @@ pub(crate) fn routes_by(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> 
     [on_link].into_iter().chain(by_gateway).collect()
 }
 
-/// The endpoint's addresses, each with its gateway, of whose routes by the gateway one stands behind another interface's in
-/// the container's main table.
-pub(crate) fn behind(main: &[Route], record: &EndpointRecord) -> Vec<(IpAddr, IpAddr)> {
+/// The routes of Wharf's other interfaces in the container, of all its routes of the main table.
+pub(crate) fn beside(inside: &mut Connection, main: &[Route], record: &EndpointRecord) -> Result<Vec<Route>> {
+    let is_other =
+        |route: &Route| route.ifindex.is_some_and(|index| index != record.container_ifindex && index != LOOPBACK);
+    if !main.iter().any(is_other) {
+        return Ok(Vec::new());
+    }
+    Ok(route::list(inside, Some(ROUTE_PROTOCOL))?.into_iter().filter(is_other).collect())
+}
+
+/// The endpoint's addresses that need a rule. `main`: the container's routes of the main table; `beside`: those of [`beside`].
+pub(crate) fn ways(main: &[Route], beside: &[Route], record: &EndpointRecord) -> Vec<Way> {
     let stands_behind = |address: &IpAddr| {
         record.destinations(address.is_ipv4()).iter().any(|to| {
             let own = main.iter().filter(|r| r.ifindex == Some(record.container_ifindex) && r.destination == *to);
             own.map(|r| r.metric.unwrap_or(0)).min().is_some_and(|best| best >= SECOND_METRIC)
         })
     };
-    record.addresses().filter(stands_behind).filter_map(|a| Some((a, record.gateway_of(a)?))).collect()
-}
-
-fn routes(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> {
-    routes_by(record, gateway).into_iter().map(|r| r.in_table(table_of(record))).collect()
+    let all = !beside.is_empty() || record.routes.is_some();
+    let needing = record.addresses().filter(|address| all || stands_behind(address));
+    let way = |address| Some(Way { address, gateway: record.gateway_of(address)?, index: record.container_ifindex });
+    needing.filter_map(way).collect()
 }
 
 /// Gives each of the addresses its table and its rule. After a failure none of the endpoint's rules is left.
-pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, behind: &[(IpAddr, IpAddr)]) -> Result<()> {
-    if behind.is_empty() {
-        return Ok(());
-    }
-    let done = try_ensure(inside, record, behind);
+pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) -> Result<()> {
+    let done = try_ensure(inside, record, ways);
     if done.is_err()
         && let Err(error) = remove_in(inside, record)
     {
@@ -77,22 +108,46 @@ pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, behind: &
     done
 }
 
-fn try_ensure(inside: &mut Connection, record: &EndpointRecord, behind: &[(IpAddr, IpAddr)]) -> Result<()> {
-    let table = table_of(record);
+/// The same for Wharf's other interfaces in the container, which had no need of it as long as they were alone. One that the container has taken down has no
+/// routes, which is no reason to refuse this endpoint: the other one's health tells what it lacks.
+pub(crate) fn ensure_others(inside: &mut Connection, record: &EndpointRecord, beside: &[Route]) {
+    let done = ways_of_others(inside, beside).and_then(|ways| try_ensure(inside, record, &ways));
+    if let Err(error) = done {
+        tracing::warn!(endpoint = %record.id, %error, "answers of another interface of the container may take this one's way");
+    }
+}
+
+/// What [`ways`] is for Wharf's other interfaces. Their routes say what their gateways are.
+fn ways_of_others(inside: &mut Connection, beside: &[Route]) -> Result<Vec<Way>> {
+    let mut ways = Vec::new();
+    for route in
+        beside.iter().filter(|r| r.gateway.is_none() && r.destination.prefix_len() == r.destination.max_prefix_len())
+    {
+        let (Some(index), gateway) = (route.ifindex, route.destination.addr()) else { continue };
+        let own = address::list(inside, index)?.into_iter().filter(|a| !a.link_local).map(|a| a.address);
+        ways.extend(own.filter(|a| a.is_ipv4() == gateway.is_ipv4()).map(|address| Way { address, gateway, index }));
+    }
+    Ok(ways)
+}
+
+fn try_ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) -> Result<()> {
+    if ways.is_empty() {
+        return Ok(());
+    }
     let there = rule::list(inside)?;
     // Each with what it is about and the refusal that means "as wanted already".
     let mut steps: Vec<(Request, String, i32)> = Vec::new();
-    for (address, gateway) in behind {
-        for route in routes(record, *gateway) {
+    for way in ways {
+        let (address, table) = (way.address, table_of(way.index));
+        for route in way.routes() {
             let subject = format!("route to {} in table {table}", route.destination);
             steps.push((route.add(), subject, libc::EEXIST));
         }
         // Rules of an interface that had the address before.
-        for old in there.iter().filter(|r| r.source == *address && r.table != table) {
+        for old in there.iter().filter(|r| r.source == address && r.table != table) {
             steps.push((old.remove(), format!("old rule from {address}"), libc::ENOENT));
         }
-        let rule = Rule { source: *address, table };
-        steps.push((rule.add(), format!("rule from {address} lookup {table}"), libc::EEXIST));
+        steps.push((way.rule().add(), format!("rule from {address} lookup {table}"), libc::EEXIST));
     }
     let (requests, about): (Vec<_>, Vec<_>) = steps.into_iter().map(|(r, s, fine)| (r, (s, fine))).unzip();
     for (answer, (subject, fine)) in inside.batch(requests)?.into_iter().zip(about) {
@@ -115,7 +170,7 @@ pub(crate) fn remove(thread: &NetnsThread, record: &EndpointRecord) -> Result<()
 }
 
 fn remove_in(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
-    let table = table_of(record);
+    let table = table_of(record.container_ifindex);
     let ours = |r: &Rule| r.table == table && record.addresses().any(|a| a == r.source);
     let rules: Vec<Rule> = rule::list(inside)?.into_iter().filter(ours).collect();
     if rules.is_empty() {
@@ -132,28 +187,24 @@ fn remove_in(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
     Ok(())
 }
 
-/// What is missing of the tables and rules of the addresses.
-pub(crate) fn missing(
-    inside: &mut Connection,
-    record: &EndpointRecord,
-    behind: &[(IpAddr, IpAddr)],
-) -> Result<Vec<EndpointProblem>> {
-    if behind.is_empty() {
+/// What is missing of the tables and rules of the endpoint's addresses.
+pub(crate) fn missing(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) -> Result<Vec<EndpointProblem>> {
+    if ways.is_empty() {
         return Ok(Vec::new());
     }
-    let table = table_of(record);
+    let table = table_of(record.container_ifindex);
     let there = route::list_table(inside, Some(table), Some(ROUTE_PROTOCOL))?;
     let rules = rule::list(inside)?;
     let mut missing = Vec::new();
-    for (address, gateway) in behind {
-        for wanted in routes(record, *gateway) {
+    for way in ways {
+        for wanted in way.routes() {
             if !there.iter().any(|r| r.destination == wanted.destination && r.ifindex == wanted.ifindex) {
-                let (to, gateway) = (wanted.destination, *gateway);
+                let (to, gateway) = (wanted.destination, way.gateway);
                 missing.push(EndpointProblem::ContainerRoute { to, gateway, table: Some(table) });
             }
         }
-        if !rules.contains(&Rule { source: *address, table }) {
-            missing.push(EndpointProblem::ContainerRule { from: *address, table });
+        if !rules.contains(&way.rule()) {
+            missing.push(EndpointProblem::ContainerRule { from: way.address, table });
         }
     }
     Ok(missing)

@@ -148,7 +148,7 @@ fn a_container_with_two_interfaces_answers_from_both_addresses() {
         let other = new_endpoint(&w, 3, 12).await;
         let (both, elsewhere) = (first.netns.path.as_path(), other.netns.path.as_path());
         for _ in 0..2 {
-            assert_eq!(rules(both).lines().count(), 2, "one for each family, of the second interface: {}", rules(both));
+            assert_eq!(rules(both).lines().count(), 4, "one for each family and interface: {}", rules(both));
             for inside in [&first, &second] {
                 for (address, of_other, router) in [
                     (IpAddr::V4(inside.ipv4.unwrap()), IpAddr::V4(other.ipv4.unwrap()), IpAddr::V4(ROUTER4)),
@@ -182,12 +182,13 @@ fn a_container_with_two_interfaces_answers_from_both_addresses() {
             run("ip", &["rule", "add", "from", "192.0.2.1", "lookup", "main", "pref", "29999"])
         });
         delete(k, &second).await;
-        assert_eq!(rules(both), "");
+        assert_eq!(rules(both).lines().count(), 2, "those of the first stay: {}", rules(both));
         let theirs = LinuxWorld::inside(both, || run("ip", &["rule", "show", "pref", "29999"]));
         assert!(theirs.contains("192.0.2.1"), "{theirs}");
         assert_eq!(k.observe_endpoint(&first).await.expect("observe"), []);
         assert_eq!(converse(Some(elsewhere), Some(both), first.ipv4.unwrap().into()), IpAddr::V4(other.ipv4.unwrap()));
         delete(k, &first).await;
+        assert_eq!(rules(both), "");
         delete(k, &other).await;
         assert_no_endpoints(k).await;
     });

@@ -1,0 +1,121 @@
+//! One command after another, for an attachment whose addresses an IPAM plugin leases.
+//!
+//! A lease is the attachment's, not the command's: an ADD that is refused and a DEL that is late would give back what another ADD has
+//! leased. The IPAM plugin's process has the lock as well, so one that outlives a `wharf-cni` that was killed is waited for.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::io::FdFlags;
+use wharf_handover::{IPAM_TURNS, queue::Queue};
+
+use crate::{
+    fault::{Code, Fault},
+    log::Level,
+    netconf::NetConf,
+    request::Target,
+};
+
+/// How often a lock that another process has is tried.
+const TRIED_EACH: Duration = Duration::from_millis(10);
+
+/// The attachment's turn. It ends with this process, and that of the IPAM plugin.
+pub(crate) struct Turn {
+    path: PathBuf,
+    _locked: File,
+}
+
+impl Turn {
+    /// Waits for it. `None` where no lock can be had: commands are then not kept apart.
+    ///
+    /// # Errors
+    /// Another command has not ended within the limit.
+    pub(crate) async fn take(
+        conf: &NetConf,
+        subject: &str,
+        target: &Target,
+        limit: Duration,
+    ) -> Result<Option<Self>, Fault> {
+        let directory = Queue::of_socket(&conf.socket).run_dir().join(IPAM_TURNS);
+        let path = directory.join(Queue::file_name("", &target.container_id, &target.ifname));
+        let until = Instant::now() + limit;
+        loop {
+            match Self::try_take(&directory, &path) {
+                Ok(None) if Instant::now() >= until => {
+                    let msg = format!(
+                        "{subject}: another command of this attachment, or an IPAM plugin that outlived one, has not ended after {} s",
+                        limit.as_secs()
+                    );
+                    return Err(Fault::new(Code::TryAgain, msg));
+                }
+                Ok(None) => tokio::time::sleep(TRIED_EACH).await,
+                Ok(turn) => return Ok(turn),
+                // Without a run directory no agent has run, and nothing has been added.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(e) => {
+                    let text = format_args!("{subject}: goes on without a lock on {}: {e}", path.display());
+                    conf.log.say(Level::Warn, text);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// `None` while another process has it.
+    fn try_take(directory: &Path, path: &Path) -> io::Result<Option<Self>> {
+        match DirBuilder::new().mode(0o700).create(directory) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(e)) => return Err(e),
+        }
+        // Who had it before may have removed the file since it was opened.
+        let own = file.metadata()?;
+        if !fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
+            return Ok(None);
+        }
+        rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
+        Ok(Some(Self { path: path.to_owned(), _locked: file }))
+    }
+}
+
+impl Drop for Turn {
+    /// The file goes while it is locked: whoever waits for it sees that, and makes another.
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_has_one_holder_and_a_process_that_it_started_keeps_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (turns, path) = (directory.path().join("turns"), directory.path().join("turns/x"));
+        let take = || Turn::try_take(&turns, &path).unwrap();
+        let turn = take().expect("free");
+        assert!(take().is_none());
+        drop(turn);
+        assert_eq!(fs::read_dir(&turns).unwrap().count(), 0, "no file stays");
+
+        let mut turn = take().expect("free again");
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        // As when this process is killed: nobody removes the file.
+        turn.path = directory.path().join("another");
+        drop(turn);
+        assert!(take().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
