@@ -480,11 +480,7 @@ async fn mend<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Repair, snapshot: &S
 
 /// The files of the deletion queue for the audit, without canaries.
 async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailure> {
-    let files = deletions
-        .blocking(Queue::list)
-        .await?
-        .into_iter()
-        .filter(|e| e.content.as_ref().is_ok_and(|d| d.canary.is_none()) || e.content.is_err());
+    let files = deletions.blocking(Queue::list).await?.into_iter().filter(|entry| !entry.is_canary());
     Ok(files
         .map(|entry| {
             let age_ms = deletions.age_ms(&entry);

@@ -13,7 +13,7 @@ use nix::{
     unistd::mkfifo,
 };
 use wharf_api::AgentStatus;
-use wharf_handover::queue::{self, Deletion, Queue};
+use wharf_handover::queue::{self, Deletion, Entry, Queue};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
     cni::{Answer, NETWORK},
@@ -41,9 +41,14 @@ fn queue_of(node: &Node) -> Queue {
     Queue::new(&node.dirs().run)
 }
 
+/// The records; not the agent's canary, which an agent that is killed soon after its start leaves.
+fn records(node: &Node) -> Result<Vec<Entry>> {
+    Ok(queue_of(node).list()?.into_iter().filter(|entry| !entry.is_canary()).collect())
+}
+
 /// Containers that a record waits for.
 fn queued(node: &Node) -> Result<Vec<String>> {
-    let entries = queue_of(node).list()?;
+    let entries = records(node)?;
     entries.into_iter().map(|e| e.content.map(|d| d.container_id).map_err(anyhow::Error::msg)).collect()
 }
 
@@ -79,7 +84,7 @@ fn await_only(node: &Node, attached: &[&Attached]) -> Result<()> {
         all.sort_unstable();
         Ok(all)
     })?;
-    wait::until_equal("records in the queue", &0, || Ok(queue_of(node).list()?.len()))?;
+    wait::until_equal("records in the queue", &0, || Ok(records(node)?.len()))?;
     let leases = node.ask(async |c| c.ipam().await)?.leases;
     let mut leased: Vec<_> = leases.into_iter().filter(|l| l.owner != "node").map(|l| l.ip).collect();
     let mut owned: Vec<_> = attached.iter().flat_map(|e| e.addresses()).collect();
@@ -99,7 +104,7 @@ fn del_succeeds_without_an_agent_and_the_next_agent_finishes_it() -> Result<()> 
         ensure!(a.space()?.links()? == ["lo"], "the container has {:?}", a.space()?.links()?);
         ensure!(node.endpoint_links()?.len() == 1, "{:?}", node.endpoint_links()?);
         let key = |node: &Node| -> Result<Vec<(String, u64)>> {
-            Ok(queue_of(node).list()?.into_iter().map(|e| (e.name, e.written_unix_ms)).collect())
+            Ok(records(node)?.into_iter().map(|e| (e.name, e.written_unix_ms)).collect())
         };
         let before = key(node)?;
         del(node, "a", a.path())?.silent()?;

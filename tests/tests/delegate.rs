@@ -62,9 +62,10 @@ fn delegated(body: impl FnOnce(&mut Node, &mut Reference) -> Result<()>) -> Resu
     outcome
 }
 
+/// Records of what is owed; not the agent's canary, which an agent that is killed soon after its start leaves.
 fn owed(node: &Node) -> Result<usize> {
     let run = &node.dirs().run;
-    Ok(Queue::new(run).list()?.len() + Queue::unfinished(run).list()?.len())
+    Ok(Queue::new(run).list()?.iter().chain(&Queue::unfinished(run).list()?).filter(|entry| !entry.is_canary()).count())
 }
 
 fn add(node: &Node, sandbox: &Sandbox) -> Result<Answer> {

@@ -207,8 +207,7 @@ pub fn must_owe_nothing(run_dir: &Path) -> anyhow::Result<()> {
     if !unfinished.path().exists() {
         return Ok(());
     }
-    let is_canary = |entry: &Entry| entry.content.as_ref().is_ok_and(|deletion| deletion.canary.is_some());
-    let owed = unfinished.list()?.iter().chain(&Queue::new(run_dir).list()?).filter(|entry| !is_canary(entry)).count();
+    let owed = unfinished.list()?.iter().chain(&Queue::new(run_dir).list()?).filter(|entry| !entry.is_canary()).count();
     if owed > 0 {
         bail!(
             "deletions ({owed}) wait in {} for the service of --delegate; start with it until `wharf status` counts none, or drop \

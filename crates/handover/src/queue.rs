@@ -63,6 +63,14 @@ pub struct Entry {
     pub content: Result<Deletion, Unusable>,
 }
 
+impl Entry {
+    /// Whether the agent sent the record to itself: no deletion waits.
+    #[must_use]
+    pub fn is_canary(&self) -> bool {
+        self.content.as_ref().is_ok_and(|deletion| deletion.canary.is_some())
+    }
+}
+
 /// The queue of one run directory.
 #[derive(Debug, Clone)]
 pub struct Queue {

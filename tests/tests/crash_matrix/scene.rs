@@ -294,8 +294,8 @@ fn amiss(node: &Node, expected: &[&Attached]) -> Result<Vec<String>> {
         node.endpoint_links()?.into_iter().collect(),
         endpoints.iter().map(|e| e.host_ifname.clone()).collect(),
     );
-    let records = Queue::new(&node.dirs().run).list()?;
-    differ("deletion record", records.into_iter().map(|e| e.name).collect(), BTreeSet::new());
+    let records = Queue::new(&node.dirs().run).list()?.into_iter().filter(|entry| !entry.is_canary());
+    differ("deletion record", records.map(|e| e.name).collect(), BTreeSet::new());
     amiss.extend(node.found_amiss()?.into_iter().map(|finding| format!("audit: {finding}")));
     Ok(amiss)
 }
