@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{AgentConfig, ConfigError, setting};
+use super::{AgentConfig, ConfigError, error::setting};
 
 /// Settings that have a meaning without a network of the agent's own. The state directory and the bpffs are named by whoever packs the
 /// agent; nothing is made in them.

@@ -32,3 +32,8 @@ pub enum ConfigError {
         message: String,
     },
 }
+
+/// A setting whose value comes from nobody knows where yet.
+pub(super) fn setting(name: &'static str, message: String) -> ConfigError {
+    ConfigError::Setting { name, origin: None, message }
+}
