@@ -32,6 +32,7 @@ pub mod dns;
 pub mod echo;
 pub mod envoy;
 pub mod frame;
+pub mod grpc;
 pub mod http;
 pub mod icmp;
 mod installed;

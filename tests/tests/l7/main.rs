@@ -1,5 +1,6 @@
 //! Rules about requests: policy, the programs and a real Envoy together.
 
+mod grpc;
 mod killed;
 mod kinds;
 mod load;

@@ -194,3 +194,33 @@ fn on_failure(shared: &Shared, failure: String) {
     supervised.restarts = supervised.restarts.saturating_add(1);
     supervised.last_error = Some(failure);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_failure_doubles_the_time_until_the_next_start() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let envoy = Envoy {
+            program: "/nowhere/envoy".into(),
+            directory: directory.path().join("envoy"),
+            user: None,
+            threads: 1,
+            ends_with_agent: false,
+        };
+        let (proxy, _records) = Proxy::new(1);
+        let began = Instant::now();
+        let starts = async {
+            let (mut at, mut backoff) = (Duration::ZERO, FIRST_BACKOFF);
+            for failed in 1..14 {
+                tokio::time::sleep_until(began + at + Duration::from_millis(50)).await;
+                assert_eq!(proxy.status().restarts, failed, "{at:?}");
+                at += backoff;
+                backoff = (backoff * 2).min(MAX_BACKOFF);
+            }
+            assert_eq!(at, Duration::from_millis(171_100), "25.6 s is the last that is doubled");
+        };
+        envoy.supervise(&proxy, starts).await;
+    }
+}
