@@ -13,11 +13,11 @@ pub fn run(data: &[u8]) {
     let path = directory.path().join("redirects.json");
     fs::write(&path, data).expect("write the file");
     match load(&path) {
-        Ok(listeners) => {
+        Ok(ports) => {
             // What was read can be kept, and is the same then.
             let other = directory.path().join("other.json");
-            save(&other, listeners.clone()).expect("what was read can be written");
-            assert_eq!(load(&other).expect("the agent's own file"), listeners, "listeners change on their way");
+            save(&other, &ports).expect("what was read can be written");
+            assert_eq!(load(&other).expect("the agent's own file"), ports, "ports change on their way");
         }
         Err(why) => {
             let why = why.to_string();

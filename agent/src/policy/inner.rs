@@ -16,13 +16,14 @@ use wharf_policy::{
 };
 
 use super::{
-    Computed, Guard, directory,
+    Change, Computed, Guard, directory,
     documents::Documents,
     error::PolicyError,
     members::{Members, Surroundings},
     names,
     proxied::Owed,
-    redirects::{Listeners, Outgoing},
+    redirects::{Outgoing, Ports},
+    rounds::Rounds,
     rows,
 };
 use crate::{
@@ -57,8 +58,10 @@ pub(super) struct Inner {
     pub(super) kept: bool,
     /// What the kernel has; `None` where that is not known. Of lost policies, what they left.
     pub(super) engine: Option<Engine>,
-    /// What the ports of the proxy were last said to be.
-    pub(super) listeners: Listeners,
+    /// What the file of the proxy's ports says.
+    pub(super) kept_ports: Ports,
+    /// How often connections were to begin anew.
+    pub(super) rounds: Rounds,
     /// What the proxy was last told.
     pub(super) told: Wanted,
     /// What of that the rows no longer lead to.
@@ -91,7 +94,8 @@ impl Inner {
             active: false,
             kept: false,
             engine: None,
-            listeners: Listeners::new(),
+            kept_ports: Ports::default(),
+            rounds: Rounds::default(),
             told: Wanted::new(),
             outgoing: Outgoing::new(),
             left_proxy: None,
@@ -141,9 +145,10 @@ impl Inner {
         self.engine.as_ref().map(Engine::tables)
     }
 
-    /// When the first member leaves a listener to which rows no longer lead; `None` too while it is not known where they lead.
+    /// When the first member leaves a listener to which rows no longer lead, or its connections of before are to end; `None` too while it is not known
+    /// where rows lead.
     pub(super) fn next_to_go(&self) -> Option<Instant> {
-        self.outgoing.values().min().copied().filter(|_| self.engine.is_some())
+        self.outgoing.values().copied().chain(self.rounds.next()).min().filter(|_| self.engine.is_some())
     }
 }
 
@@ -157,6 +162,7 @@ pub(super) fn is_quick(engine: &Engine, events: &[Event]) -> bool {
 
 /// The engine after the events, and the changes of the kernel's rows.
 pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, services: &[IpNet]) -> (Guard, Computed) {
+    let before = engine.tables().clone();
     let result = engine.apply(events).map(|changes| {
         let owner = |net: &IpNet, of| {
             let is_node = net.prefix_len() == net.max_prefix_len() && inner.node.contains(&net.addr());
@@ -169,7 +175,11 @@ pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, serv
         };
         rows::changes(&changes, owner)
     });
-    (inner, result.map(|rows| Some((engine, rows))).map_err(PolicyError::Rows))
+    let computed = result.map(|rows| {
+        let moved = before.moved(engine.tables());
+        Some(Change { engine, rows, moved })
+    });
+    (inner, computed.map_err(PolicyError::Rows))
 }
 
 /// What `--policy-enforcement always` adds: endpoints without a policy accept nothing.

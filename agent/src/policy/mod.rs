@@ -8,6 +8,7 @@
 //! | `proxied` | that the proxy has what rows lead to |
 //! | `names` | addresses of names that DNS told |
 //! | `redirects` | what the proxy is to do for rows, and the file that keeps its ports |
+//! | `rounds` | connections that begin anew although their listener goes on |
 //! | `rows` | rows as the kernel keeps them |
 //! | `look` | what is told of all of it |
 //! | `probes` | packets by which the self-check tries an endpoint's rules |
@@ -20,7 +21,8 @@
 //! **The proxy.** Rows lead to listeners of the proxy where rules have requests. Before the rows change, the proxy is told all listeners and members
 //! of both states; when it has acknowledged, or answers nobody, the rows follow; then it is told those of the new state alone, half a second later where
 //! a listener loses a member: handshakes that began before go on there ([`redirects`]). A change of policy of which the proxy refuses a listener is refused as a whole. A revision is realized when the proxy has acknowledged, and no connection
-//! is judged by requests of before any more. A connection that is handed to a proxy that does not have its listener is dropped, or passes if the rule says so.
+//! is judged by requests of before any more. Where a listener stays and the change leads some of a member's connections elsewhere, the member begins another round there: the
+//! proxy ends its connections of before, half a second later as well. A connection that is handed to a proxy that does not have its listener is dropped, or passes if the rule says so.
 //!
 //! Before there is a policy, or an endpoint that is isolated without one, nothing is computed and no row written. Programs of endpoints find their rows when they are
 //! attached: [`Policy::put_endpoint`] comes before.
@@ -39,6 +41,7 @@ mod names;
 mod probes;
 mod proxied;
 pub mod redirects;
+mod rounds;
 mod rows;
 
 use std::{
@@ -64,7 +67,7 @@ use wharf_core::{
 };
 use wharf_dns::cache::Cache;
 use wharf_policy::{
-    compile::{Engine, Event},
+    compile::{EndpointKey, Engine, Event, ListenerId},
     model::{Labels, PolicyName},
 };
 
@@ -73,6 +76,8 @@ use self::{
     error::PolicyError,
     inner::{Inner, LIMITS, advance, is_quick},
     proxied::Prepared,
+    redirects::Ports,
+    rounds::Rounds,
 };
 use crate::{
     config::{AgentConfig, Enforcement},
@@ -109,8 +114,15 @@ pub struct Policy<K> {
 
 type Guard = OwnedMutexGuard<Inner>;
 
-/// The engine after a change, and what it changes in the kernel; `None` before there is a policy.
-type Computed = Result<Option<(Engine, Vec<RowChange>)>, PolicyError>;
+/// What a change comes to; `None` before there is a policy.
+type Computed = Result<Option<Change>, PolicyError>;
+
+/// The engine after a change, what the change is in the kernel, and of whose connections it leads some away from a listener that stays.
+struct Change {
+    engine: Engine,
+    rows: Vec<RowChange>,
+    moved: BTreeSet<(ListenerId, EndpointKey)>,
+}
 
 impl<K: PolicyKernel> Policy<K> {
     /// Policy as the settings say; [`Policy::load`] follows.
@@ -137,12 +149,13 @@ impl<K: PolicyKernel> Policy<K> {
     /// The file is there and cannot be used.
     pub async fn load(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
-        inner.listeners = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
+        inner.kept_ports = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
             let file = self.redirects_file.display();
             tracing::warn!(%file, "read the proxy's ports: {why}; connections through the proxy begin anew");
-            redirects::Listeners::new()
+            Ports::default()
         });
-        self.uses_proxy.store(!inner.listeners.is_empty(), Ordering::Relaxed);
+        inner.rounds = Rounds::new(inner.kept_ports.rounds.clone());
+        self.uses_proxy.store(!inner.kept_ports.listeners.is_empty(), Ordering::Relaxed);
         inner.names = names::load(&self.names_file).unwrap_or_else(|why| {
             let file = self.names_file.display();
             tracing::warn!(%file, "read names: {why}; containers must ask for them again");

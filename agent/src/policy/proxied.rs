@@ -8,9 +8,17 @@ use wharf_core::{
     kernel::PolicyKernel,
     policy::{PolicyRows, RowChange},
 };
-use wharf_policy::compile::{Engine, Tables};
+use wharf_policy::compile::{EndpointKey, Engine, ListenerId, Tables};
 
-use super::{Computed, Policy, error::PolicyError, inner::Inner, or_problem, redirects, rows};
+use super::{
+    Change, Computed, Policy,
+    error::PolicyError,
+    inner::Inner,
+    or_problem,
+    redirects::{self, HANDSHAKES, Listeners, Ports},
+    rounds::Place,
+    rows,
+};
 use crate::proxy::{Completion, ProxyError, Redirect, Wanted};
 
 /// How long connections may last after the proxy has acknowledged that their listener, or their member of it, is gone: Envoy ends them
@@ -42,6 +50,8 @@ pub(super) struct Prepared {
     rows: Vec<RowChange>,
     /// What the proxy is to do afterwards.
     after: Wanted,
+    /// Members of whose connections rows lead some elsewhere afterwards.
+    moved: Vec<Place>,
     pub(super) acknowledged: Result<(), ProxyError>,
 }
 
@@ -49,7 +59,7 @@ impl<K: PolicyKernel> Policy<K> {
     /// Tells the proxy what rows will lead to, and waits for it as long as it is worth while. The engine is unknown from here on until the kernel has
     /// the rows: a failure, or a caller that gives up, leaves that behind, and everything is computed the next time.
     pub(super) async fn prepare(&self, inner: &mut Inner, computed: Computed) -> Result<Option<Prepared>, PolicyError> {
-        let Some((engine, rows)) = computed? else { return Ok(None) };
+        let Some(Change { engine, rows, moved }) = computed? else { return Ok(None) };
         inner.engine = None;
         let after = redirects::wanted(engine.tables(), &inner.members);
         if !after.is_empty() && !self.uses_proxy.swap(true, Ordering::Relaxed) {
@@ -64,21 +74,31 @@ impl<K: PolicyKernel> Policy<K> {
         let mut asked = self.tell_proxy(inner, both);
         // What it refused before is asked for again, and no matter of this change.
         asked.retain(|(name, _)| new.contains(name));
+        let place = |(port, key): (ListenerId, EndpointKey)| {
+            let id = rows::endpoint(key)?;
+            let member = (id, inner.members.get(id)?.epoch);
+            after.get(&port.0)?.members.contains_key(&member).then_some((port.0, member))
+        };
+        let moved = moved.into_iter().filter_map(place).collect();
         let acknowledged = self.await_proxy(asked).await;
-        Ok(Some(Prepared { engine, rows, after, acknowledged }))
+        Ok(Some(Prepared { engine, rows, after, moved, acknowledged }))
     }
 
     /// Changes the kernel's rows, and tells the proxy what is left for it to do.
     pub(super) async fn write(&self, inner: &mut Inner, prepared: Prepared) -> Result<(), PolicyError> {
-        let Prepared { engine, rows, after, acknowledged } = prepared;
+        let Prepared { engine, rows, after, moved, acknowledged } = prepared;
         if !inner.kept && !rows.is_empty() {
             // On the safe side: a start that finds these rows and no file keeps them.
             self.keep_or_warn(inner, "the next start takes them for lost");
         }
+        // Kept before the rows lead elsewhere: the next agent ends the connections if this one does not.
+        moved.iter().for_each(|place| inner.rounds.begin(*place, Instant::now() + HANDSHAKES));
+        self.keep_ports(inner, redirects::listeners(&inner.told));
         inner.writes += 1;
         let changed = self.kernel.change_policy(rows, self.mode).await;
         or_problem(inner, changed)?;
         wharf_crash::point("policy/realized");
+        moved.into_iter().for_each(|place| inner.rounds.put_off(place, Instant::now() + HANDSHAKES));
         inner.engine = Some(engine);
         self.tell_after(inner, &after, acknowledged).await;
         Ok(())
@@ -86,8 +106,11 @@ impl<K: PolicyKernel> Policy<K> {
 
     /// Tells the proxy what it is to have now that rows lead to `after` alone. `acknowledged`: what it was told before.
     async fn tell_after(&self, inner: &mut Inner, after: &Wanted, mut acknowledged: Result<(), ProxyError>) {
-        let Inner { told, members, outgoing, .. } = inner;
-        let wanted = redirects::with_outgoing(after, told, members, outgoing, Instant::now());
+        let now = Instant::now();
+        let Inner { told, members, outgoing, rounds, .. } = inner;
+        let mut wanted = redirects::with_outgoing(after, told, members, outgoing, now);
+        rounds.pass(&wanted, now);
+        rounds.tell(&mut wanted);
         let ends = redirects::end(told, &wanted, members);
         let asked = self.tell_proxy(inner, wanted);
         if ends {
@@ -126,7 +149,9 @@ impl<K: PolicyKernel> Policy<K> {
             Owed::Ends(until) if until <= Instant::now() => Owed::Nothing,
             owed => owed,
         };
-        if inner.owed != Owed::Nothing || !inner.outgoing.is_empty() {
+        if inner.owed != Owed::Nothing || !inner.outgoing.is_empty() || inner.rounds.next().is_some() {
+            // Also a change that is no revision's, such as other labels, ends connections; until then what is wanted is not in force.
+            inner.realized = inner.realized.min(inner.wanted.revision.saturating_sub(1));
             let seconds = PROXY_DRAINS.as_secs() + 1;
             inner.problem = Some(format!("the proxy ends connections of before the change; that takes {seconds} s"));
             return;
@@ -154,6 +179,12 @@ impl<K: PolicyKernel> Policy<K> {
             drop(inner);
             tokio::time::sleep_until(until).await;
         }
+    }
+
+    /// Waits until no connection is judged by rules of before what was changed so far.
+    pub async fn settle(&self) {
+        let revision = self.lock().await.wanted.revision;
+        self.settled(revision).await;
     }
 
     /// Looks whether the proxy has acknowledged what it had not, and whether it is needed.
@@ -188,29 +219,39 @@ impl<K: PolicyKernel> Policy<K> {
 
     /// The tables that these rows are, whose redirects the proxy goes on with.
     pub(super) fn take_over(&self, inner: &mut Inner, rows: &PolicyRows) -> Tables {
-        let tables = rows::tables(rows, &inner.listeners);
-        inner.told = redirects::both(&inner.told, &redirects::wanted(&tables, &inner.members));
+        let tables = rows::tables(rows, &inner.kept_ports.listeners);
+        let mut there = redirects::both(&inner.told, &redirects::wanted(&tables, &inner.members));
+        inner.rounds.tell(&mut there);
+        inner.told = there;
         // Rows lead there already, so nobody waits.
         drop(self.redirects.set(inner.told.clone()));
         if inner.owed == Owed::Nothing && !self.redirects.outstanding().is_empty() {
-            inner.owed = Owed::Answer { ends: false };
+            // The agent before may have ended before it told the proxy of a round.
+            inner.owed = Owed::Answer { ends: inner.rounds.is_any() };
         }
         tables
     }
 
-    /// Tells the proxy what it is to do, and keeps the ports.
-    pub(super) fn tell_proxy(&self, inner: &mut Inner, wanted: Wanted) -> Vec<(String, Completion)> {
-        let listeners = redirects::listeners(&wanted);
-        if listeners != inner.listeners {
-            wharf_crash::point("policy/before-ports");
-            match redirects::save(&self.redirects_file, listeners.clone()) {
-                Ok(()) => inner.listeners = listeners,
-                Err(why) => {
-                    let file = self.redirects_file.display();
-                    tracing::warn!(%file, "keep the proxy's ports: {why}; after a restart connections through the proxy begin anew");
-                }
+    /// Keeps what ports are for.
+    fn keep_ports(&self, inner: &mut Inner, listeners: Listeners) {
+        let ports = Ports { listeners, rounds: inner.rounds.numbers().clone() };
+        if ports == inner.kept_ports {
+            return;
+        }
+        wharf_crash::point("policy/before-ports");
+        match redirects::save(&self.redirects_file, &ports) {
+            Ok(()) => inner.kept_ports = ports,
+            Err(why) => {
+                let file = self.redirects_file.display();
+                tracing::warn!(%file, "keep the proxy's ports: {why}; after a restart connections through the proxy begin anew");
             }
         }
+    }
+
+    /// Tells the proxy what it is to do, and keeps the ports.
+    pub(super) fn tell_proxy(&self, inner: &mut Inner, mut wanted: Wanted) -> Vec<(String, Completion)> {
+        inner.rounds.tell(&mut wanted);
+        self.keep_ports(inner, redirects::listeners(&wanted));
         if wanted == inner.told {
             return Vec::new();
         }

@@ -11,7 +11,7 @@ use wharf_policy::{
     model::Direction,
 };
 
-use super::{members::Members, rows};
+use super::{members::Members, rounds::Place, rows};
 use crate::{
     kept,
     proxy::{Redirect, Wanted},
@@ -23,18 +23,30 @@ const VERSION: u32 = 1;
 const MAX_FILE: u64 = 128 << 20;
 /// How long a listener keeps a member after the rows last led there. A connection whose first packet came before that is the listener's when its handshake is
 /// over (a round trip) and the proxy has accepted it. A socket that closes resets what is in its queue, and nothing tells when that is empty for good.
-const HANDSHAKES: Duration = Duration::from_millis(500);
+pub(super) const HANDSHAKES: Duration = Duration::from_millis(500);
 
 /// Members to which rows of a listener's port no longer lead, each with the time from which on the listener need not have it.
-pub(super) type Outgoing = BTreeMap<(u16, (EndpointId, Epoch)), Instant>;
+pub(super) type Outgoing = BTreeMap<Place, Instant>;
 
 /// Listeners by port.
 pub type Listeners = BTreeMap<u16, Arc<Listener>>;
+
+/// What is kept of redirects.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ports {
+    /// What the ports are for.
+    pub listeners: Listeners,
+    /// With the other numbers connections would end.
+    pub(super) rounds: BTreeMap<Place, u32>,
+}
 
 #[derive(Serialize, Deserialize)]
 struct File {
     version: u32,
     listeners: Listeners,
+    /// Port, endpoint and epoch, number. A file of an earlier version has none.
+    #[serde(default)]
+    rounds: Vec<(u16, u16, u64, u32)>,
 }
 
 /// The redirects to which cells of endpoints' rule sets lead.
@@ -44,7 +56,7 @@ pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
         ports.entry(*set).or_default().push(*listener);
     }
     let redirect = |(port, listener): (&ListenerId, &Arc<Listener>)| {
-        (port.0, Redirect { listener: Arc::clone(listener), members: BTreeMap::new() })
+        (port.0, Redirect { listener: Arc::clone(listener), members: BTreeMap::new(), rounds: BTreeMap::new() })
     };
     let mut wanted: Wanted = tables.listeners.iter().map(redirect).collect();
     if ports.is_empty() {
@@ -88,7 +100,8 @@ pub(super) fn with_outgoing(
     for (port, member) in losses(told, after, members) {
         let until = outgoing.get(&(port, member)).copied().unwrap_or(now + HANDSHAKES);
         let Some(redirect) = told.get(&port).filter(|_| until > now) else { continue };
-        let listener = || Redirect { listener: Arc::clone(&redirect.listener), members: BTreeMap::new() };
+        let listener =
+            || Redirect { listener: Arc::clone(&redirect.listener), members: BTreeMap::new(), rounds: BTreeMap::new() };
         let staying = wanted.entry(port).or_insert_with(listener);
         // The port may be another listener's by now, which would judge the member by the rules of others.
         if let Some(addresses) = redirect.members.get(&member).filter(|_| staying.listener == redirect.listener) {
@@ -100,9 +113,18 @@ pub(super) fn with_outgoing(
     wanted
 }
 
-/// Whether connections of an endpoint that stays end with the change: their listener goes, or no longer has the endpoint.
+/// Whether connections of an endpoint that stays end with the change: their listener goes, no longer has the endpoint, or begins another round.
 pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
-    losses(before, after, members).next().is_some()
+    let is_envoys = |redirect: &Redirect| redirect.listener.requests.names.is_empty();
+    let anew = |(port, redirect): (&u16, &Redirect)| {
+        let before = before.get(port).filter(|before| is_envoys(before));
+        before.is_some_and(|before| {
+            let round = |of: &Redirect, member| of.rounds.get(member).copied().unwrap_or(0);
+            let mut both = redirect.members.keys().filter(|member| before.members.contains_key(member));
+            both.any(|member| round(before, member) != round(redirect, member))
+        })
+    };
+    losses(before, after, members).next().is_some() || after.iter().any(anew)
 }
 
 /// Endpoints that stay, and that a listener no longer has after the change. The agent's own proxy, which judges each query for itself, has no connections
@@ -131,21 +153,25 @@ pub(super) fn listeners(wanted: &Wanted) -> Listeners {
 ///
 /// # Errors
 /// It cannot be read, or does not have the file's format.
-pub fn load(path: &Path) -> io::Result<Listeners> {
-    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Listeners::new()) };
-    let File { version, listeners } = serde_json::from_slice(&text)?;
+pub fn load(path: &Path) -> io::Result<Ports> {
+    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Ports::default()) };
+    let File { version, listeners, rounds } = serde_json::from_slice(&text)?;
     if version != VERSION {
         return Err(io::Error::other(format!("it is of version {version}, this agent knows {VERSION}")));
     }
-    Ok(listeners)
+    let rounds = rounds
+        .into_iter()
+        .filter_map(|(port, id, epoch, round)| Some(((port, (EndpointId::try_from(id).ok()?, Epoch(epoch))), round)));
+    Ok(Ports { listeners, rounds: rounds.collect() })
 }
 
 /// Writes what [`load`] reads.
 ///
 /// # Errors
 /// It cannot be written, or would be too large to be read again.
-pub fn save(path: &Path, listeners: Listeners) -> io::Result<()> {
-    let text = serde_json::to_vec(&File { version: VERSION, listeners })?;
+pub fn save(path: &Path, Ports { listeners, rounds }: &Ports) -> io::Result<()> {
+    let rounds = rounds.iter().map(|((port, (id, epoch)), round)| (*port, id.get(), epoch.0, *round)).collect();
+    let text = serde_json::to_vec(&File { version: VERSION, listeners: listeners.clone(), rounds })?;
     if text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!("{} bytes, at most {MAX_FILE} are read again", text.len())));
     }

@@ -136,7 +136,8 @@ impl Server {
 fn listener(redirect: &Redirect) -> Listener {
     let requests = Arc::clone(&redirect.listener.requests);
     let asks = Arc::new(move |name: &str| requests.names.iter().any(|pattern| pattern.matches(name)));
-    Listener { asks, members: redirect.members(|id, epoch| Member { id, epoch }) }
+    let member = |id, epoch| Member { id, epoch };
+    Listener { asks, members: redirect.members(member), rounds: redirect.rounds(member) }
 }
 
 impl Redirects for Dns {
@@ -200,7 +201,7 @@ mod tests {
         let listener =
             Arc::new(compile::Listener { direction: Direction::Egress, requests, share: compile::Share::default() });
         let members = [((EndpointId::try_from(7).expect("id"), Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
-        [(port, Redirect { listener, members })].into()
+        [(port, Redirect { listener, members, rounds: BTreeMap::new() })].into()
     }
 
     #[tokio::test]

@@ -113,8 +113,9 @@ fn key(port: u16, redirect: &Redirect) -> ListenerKey {
 
 fn listener(port: u16, redirect: &Redirect) -> Listener {
     let compile::Listener { direction, requests, share: _ } = &*redirect.listener;
-    let members = redirect.members(|id, epoch| Member { id, epoch });
-    Listener { port, direction: *direction, requests: Arc::clone(requests), members }
+    let member = |id, epoch| Member { id, epoch };
+    let (members, rounds) = (redirect.members(member), redirect.rounds(member));
+    Listener { port, direction: *direction, requests: Arc::clone(requests), members, rounds }
 }
 
 impl Redirects for Envoy {
@@ -289,7 +290,7 @@ mod tests {
             Arc::new(compile::Listener { direction: Direction::Egress, requests, share: compile::Share::default() });
         let id = EndpointId::try_from(7).expect("id");
         let members = [((id, Epoch(3)), vec![IpAddr::from([10, 0, 0, 7])])].into();
-        let redirect = Redirect { listener, members };
+        let redirect = Redirect { listener, members, rounds: [].into() };
         ports.iter().map(|port| (*port, redirect.clone())).collect()
     }
 

@@ -106,7 +106,7 @@ impl Look {
         })
     }
 
-    fn listener(&self, port: u16, Redirect { listener, members }: &Redirect) -> ProxyListener {
+    fn listener(&self, port: u16, Redirect { listener, members, .. }: &Redirect) -> ProxyListener {
         let (name, refused) = (name(port, listener.direction), self.dns_refused.get(&port));
         let answer = self.unacknowledged.get(&name);
         ProxyListener {
@@ -149,7 +149,7 @@ mod tests {
         let requests = Arc::new(Requests { http: [HttpRule::default()].into(), ..Requests::default() });
         let members = [((id(7), Epoch(3)), vec!["10.0.0.7".parse().expect("address")])].into();
         let listener = Arc::new(Listener { direction: Direction::Ingress, requests, share: Share::default() });
-        [(15_000, Redirect { listener, members })].into()
+        [(15_000, Redirect { listener, members, rounds: BTreeMap::new() })].into()
     }
 
     #[tokio::test]

@@ -49,6 +49,8 @@ pub struct Redirect {
     pub listener: Arc<Listener>,
     /// The endpoints whose connections they are, each with its addresses.
     pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
+    /// How often connections of an endpoint were to begin anew, because rows led some of them elsewhere; zero for those that are not here.
+    pub rounds: BTreeMap<(EndpointId, Epoch), u32>,
 }
 
 impl Redirect {
@@ -62,6 +64,11 @@ impl Redirect {
     fn members<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, Vec<IpAddr>> {
         let members = self.members.iter();
         members.map(|((id, epoch), addresses)| (member(id.get(), epoch.0), addresses.clone())).collect()
+    }
+
+    /// The rounds, likewise.
+    fn rounds<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, u32> {
+        self.rounds.iter().map(|((id, epoch), round)| (member(id.get(), epoch.0), *round)).collect()
     }
 }
 

@@ -125,6 +125,7 @@ pub async fn patch(
             )));
         }
         ask(&handle, |done| Command::Edit(Box::new(edit), done)).await?;
+        node.life.policy.settle().await;
     }
     if let Some(trace) = body.trace {
         ask(&handle, |done| Command::Trace(trace, done)).await?;

@@ -145,7 +145,7 @@ mod tests {
         let redirect = |(port, fails_open): (u16, &bool)| {
             let requests = requests::Requests { fails_open: *fails_open, ..Default::default() }.into();
             let listener = Listener { direction: Direction::Ingress, requests, share: Share::default() }.into();
-            (port, Redirect { listener, members: BTreeMap::new() })
+            (port, Redirect { listener, members: BTreeMap::new(), rounds: BTreeMap::new() })
         };
         let (proxy, _records) = Proxy::new(1);
         let status = Status { state, version: Some("1.36.2".into()), ..proxy.status() };

@@ -20,6 +20,9 @@ pub struct Listener {
     pub asks: Passes,
     /// Endpoints and their addresses. An address that two members name is that of the one with the later epoch.
     pub members: BTreeMap<Member, Vec<IpAddr>>,
+    /// How often connections of a member were to begin anew; zero for those that are not here. Those that began with another number are closed at
+    /// their next query.
+    pub rounds: BTreeMap<Member, u32>,
 }
 
 impl Listener {
@@ -86,6 +89,10 @@ impl Served {
 
     pub(crate) fn member(&self, address: IpAddr) -> Option<Member> {
         self.members.get(&address).copied()
+    }
+
+    pub(crate) fn round(&self, member: Member) -> u32 {
+        self.listener.rounds.get(&member).copied().unwrap_or(0)
     }
 
     pub(crate) fn passes(&self, name: &str) -> bool {

@@ -1,7 +1,7 @@
 //! The life of a query: judged, asked, learned, answered.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant, SystemTime},
 };
@@ -96,6 +96,12 @@ impl Port {
             self.books.pages().strangers += 1;
         }
         member
+    }
+
+    /// The round that connections of a client are in; `None` for no member's address.
+    pub(crate) fn round(&self, client: IpAddr) -> Option<u32> {
+        let served = self.served();
+        served.member(client).map(|member| served.round(member))
     }
 
     /// Judges a message.

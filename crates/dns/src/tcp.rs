@@ -58,6 +58,7 @@ fn admit(port: &Port, stream: &TcpStream, client: SocketAddr) -> Option<(SocketA
 /// Serves a connection. Queries are asked at the same time and answered as the answers come (RFC 7766, section 6.2.1.1), as many as the client has
 /// places for.
 async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, server: SocketAddr, _place: Place) {
+    let round = port.round(client.ip());
     let mut stream = Framed::new(stream, messages());
     let mut queries = JoinSet::new();
     let mut open = true;
@@ -65,6 +66,8 @@ async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, serv
         let idle = Instant::now() + IDLE;
         tokio::select! {
             message = stream.next(), if open => match message {
+                // Other rules judge the client's connections now, by another port, or other connections.
+                Some(Ok(_)) if port.round(client.ip()) != round => return,
                 Some(Ok(message)) => match port.admit(client, server, Transport::Tcp, &message) {
                     Admitted::Ignored => return,
                     Admitted::Replied(reply) => if send(&mut stream, reply).await.is_err() { return },

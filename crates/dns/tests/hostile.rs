@@ -70,6 +70,26 @@ fn an_endpoint_that_is_gone_gets_no_answer_and_the_next_one_with_its_address_nei
     });
 }
 
+#[test]
+fn a_connection_of_an_earlier_round_is_closed_at_its_next_query() {
+    in_a_world(|world| async move {
+        let _resolver = Resolver::start(Some(&world.server), &[SERVER]);
+        world.serve().await;
+        let mut before = world.tcp(CLIENT, SERVER).await;
+        write(&mut before, &query(7, "www.test", A)).await;
+        assert_eq!(read(&mut before).await.expect("an answer")[..2], [0, 7]);
+        let mut listener = listener();
+        let (member, _) = listener.members.first_key_value().expect("a member");
+        listener.rounds = [(*member, 1)].into();
+        world.proxy.set([(PORT, listener)].into()).await;
+        write(&mut before, &query(8, "www.test", A)).await;
+        assert!(read(&mut before).await.is_none(), "other rules may judge it now");
+        let mut now = world.tcp(CLIENT, SERVER).await;
+        write(&mut now, &query(9, "www.test", A)).await;
+        assert_eq!(read(&mut now).await.expect("an answer")[..2], [0, 9]);
+    });
+}
+
 /// A socket of the server's namespace at the port of a real one's.
 fn server_socket(world: &World, ip: &'static str, port: u16) -> UdpSocket {
     let socket = world.server.run(move || {

@@ -55,6 +55,7 @@ mod ipcache;
 mod kinds;
 mod limits;
 mod listeners;
+mod moved;
 mod names;
 mod networks;
 mod peers;
@@ -344,25 +345,7 @@ impl Tables {
         let rows = self.rules.get(&set).map_or(&none, |rows| rows);
         let (_, known) = networks::longest(&self.ipcache, peer)?;
         let port = rows.port_class(destination);
-        let keys = [
-            (known.class, port),
-            (known.class, PortClass::ANY),
-            (PeerClass::ANY, port),
-            (PeerClass::ANY, PortClass::ANY),
-        ];
-        let cells = keys.map(|key| rows.cells.get(&key).copied().unwrap_or_default());
-        let best = |hit: fn(&Cell) -> Option<Hit>| cells.iter().filter_map(hit).min_by_key(|hit| hit.rank);
-        let admin = best(|cell| cell.admin).filter(|hit| hit.ruling != Ruling::Pass);
-        let decides = admin.or_else(|| best(|cell| cell.rest));
-        let decision = decides.map_or(Decision::DEFAULT, |hit| {
-            let (accept, listener) = match hit.ruling {
-                Ruling::Accept => (true, None),
-                Ruling::Redirect { listener, .. } => (true, Some(listener)),
-                Ruling::Deny | Ruling::Pass => (false, None),
-            };
-            Decision { accept, listener, rule: hit.rule }
-        });
-        Some(LookUp { set, class: known.class, port, decision })
+        Some(LookUp { set, class: known.class, port, decision: rows.decide(known.class, port) })
     }
 
     /// The decision in the oracle's words; `None` if the endpoint is not there.
@@ -411,6 +394,23 @@ impl Rows {
         self.cells.get_max().map(|((class, _), _)| *class)
     }
 
+    /// The decision about a peer and a destination of these classes.
+    fn decide(&self, class: PeerClass, port: PortClass) -> Decision {
+        let keys = [(class, port), (class, PortClass::ANY), (PeerClass::ANY, port), (PeerClass::ANY, PortClass::ANY)];
+        let cells = keys.map(|key| self.cells.get(&key).copied().unwrap_or_default());
+        let best = |hit: fn(&Cell) -> Option<Hit>| cells.iter().filter_map(hit).min_by_key(|hit| hit.rank);
+        let admin = best(|cell| cell.admin).filter(|hit| hit.ruling != Ruling::Pass);
+        let decides = admin.or_else(|| best(|cell| cell.rest));
+        decides.map_or(Decision::DEFAULT, |hit| {
+            let (accept, listener) = match hit.ruling {
+                Ruling::Accept => (true, None),
+                Ruling::Redirect { listener, .. } => (true, Some(listener)),
+                Ruling::Deny | Ruling::Pass => (false, None),
+            };
+            Decision { accept, listener, rule: hit.rule }
+        })
+    }
+
     /// The class of the only prefix that contains the destination.
     fn port_class(&self, destination: Destination) -> PortClass {
         let (l4, port) = match destination {
@@ -419,6 +419,10 @@ impl Rows {
             Destination::Icmp { v6: true, kind } => (L4::Icmp6, kind.into()),
             Destination::Other(_) => return PortClass::ANY,
         };
+        self.class_of(l4, port)
+    }
+
+    fn class_of(&self, l4: L4, port: u16) -> PortClass {
         let below = self.ports.get_prev(&PortPrefix { l4, first: port, length: u8::MAX });
         below.filter(|(prefix, _)| prefix.contains(l4, port)).map_or(PortClass::ANY, |(_, class)| *class)
     }

@@ -30,6 +30,9 @@ pub struct Listener {
     /// Endpoints and their addresses. A member without addresses has no connections; an address that two members name is that of
     /// the one with the later epoch.
     pub members: BTreeMap<Member, Vec<IpAddr>>,
+    /// How often connections of a member were to begin anew; zero for those that are not here. Another number ends those of before, as the removal of
+    /// the member would, and takes new ones in their place.
+    pub rounds: BTreeMap<Member, u32>,
 }
 
 impl Listener {

@@ -110,6 +110,25 @@ fn a_member_that_leaves_loses_its_connections_and_nobody_elses() {
 }
 
 #[test]
+fn another_round_ends_a_members_connections_and_takes_new_ones() {
+    in_a_namespace(|| async {
+        redirect(EGRESS, Direction::Egress);
+        let _server = echo_server(SERVER).await;
+        let world = World::start();
+        world.ensure(everything(EGRESS, BOTH)).await;
+        let (mut before, mut stays) = (connect(CLIENT, SERVER).await, connect(OTHER_CLIENT, SERVER).await);
+        assert!(ask(&mut before).await && ask(&mut stays).await);
+        let (member, _) = everything(EGRESS, BOTH).members.pop_first().expect("the client");
+        world.ensure(Listener { rounds: [(member, 1)].into(), ..everything(EGRESS, BOTH) }).await;
+        let mut now = connect(CLIENT, SERVER).await;
+        assert!(ask(&mut now).await, "a new connection is served");
+        let mut rest = Vec::new();
+        tokio::time::timeout(LONG, before.read_to_end(&mut rest)).await.expect("closed in time").ok();
+        assert!(ask(&mut now).await && ask(&mut stays).await, "others live on");
+    });
+}
+
+#[test]
 fn a_refusal_names_its_listener_and_hurts_no_other() {
     in_a_namespace(|| async {
         redirect(EGRESS, Direction::Egress);

@@ -5,6 +5,7 @@ mod killed;
 mod kinds;
 mod load;
 mod many;
+mod moved;
 mod outside;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]

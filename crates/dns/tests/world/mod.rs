@@ -248,7 +248,7 @@ pub fn listener() -> Listener {
         (Member { id: 7, epoch: 107 }, ips(&[CLIENT, CLIENT_6])),
         (Member { id: 8, epoch: 108 }, ips(&[OTHER_CLIENT])),
     ]);
-    Listener { asks: Arc::new(|name| name.ends_with(".test")), members }
+    Listener { asks: Arc::new(|name| name.ends_with(".test")), members, rounds: BTreeMap::new() }
 }
 
 impl World {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use proptest::{collection::vec, prelude::*, sample::subsequence};
 use wharf_policy::{
     compile::{
@@ -102,6 +103,22 @@ fn check(old: &Tables, new: &Tables, probes: &[Probe]) -> Result<(), TestCaseErr
         }
     }
     prop_assert_eq!(rows_alone(&now), rows_alone(new));
+    let moved = old.moved(new);
+    for (probe, before, after) in &both {
+        let Some(listener) = before.listener.filter(|before| after.accept && after.listener != Some(*before)) else {
+            continue;
+        };
+        let set = new.sets[&EndpointKey(probe.endpoint)].of(probe.direction);
+        let stays = new.redirects.contains_key(&(listener, set));
+        // An endpoint that came or went has the address, or had it.
+        let is_endpoint = |tables: &Tables| {
+            tables.ipcache.get(&IpNet::from(probe.peer)).filter(|known| known.identity != Identity::NONE).is_some()
+        };
+        if stays && is_endpoint(old) == is_endpoint(new) {
+            let member = (listener, EndpointKey(probe.endpoint));
+            prop_assert!(moved.contains(&member), "{probe:?} led to {before:?}, leads to {after:?}, and nobody tells");
+        }
+    }
     let of = |sizes: Sizes| [sizes.ipcache, sizes.ports, sizes.rules, sizes.listeners];
     prop_assert_eq!(of(peak), of(diff.peak));
     Ok(())

@@ -188,8 +188,10 @@ fn chain(wanted: &Listener, way: &Way, member: Member, addresses: &BTreeSet<IpAd
         Direction::Ingress => matching.prefix_ranges = prefixes,
         Direction::Egress => matching.source_prefix_ranges = prefixes,
     }
+    // Envoy ends the connections of a chain in whose place is another one, also if nothing but its name differs.
+    let round = wanted.rounds.get(&member).map(|round| format!("-{round}")).unwrap_or_default();
     FilterChain {
-        name: format!("{}-{member}", way.what),
+        name: format!("{}-{member}{round}", way.what),
         filter_chain_match: Some(matching),
         filters: vec![objects(wanted, member), way.filter.clone()],
         ..FilterChain::default()

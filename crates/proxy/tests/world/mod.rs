@@ -211,7 +211,7 @@ pub fn listener(port: u16, direction: Direction, requests: Requests, members: &[
         let addresses = addresses.iter().map(|address| address.parse().expect("an address")).collect();
         (Member { id: *id, epoch: u64::from(*id) + 100 }, addresses)
     });
-    Listener { port, direction, requests: Arc::new(requests), members: members.collect() }
+    Listener { port, direction, requests: Arc::new(requests), members: members.collect(), rounds: [].into() }
 }
 
 pub fn get(path: &str) -> HttpRule {

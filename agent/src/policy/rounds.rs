@@ -1,0 +1,134 @@
+//! How often connections of a listener's member were to begin anew, because rows lead some of them elsewhere although the listener goes on.
+//!
+//! A round is decided before the rows change, and kept in a file then: the next agent ends the connections if this one does not. The proxy is told some time
+//! after the rows have changed, when handshakes of before are over.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+use wharf_core::ids::{EndpointId, Epoch};
+
+use crate::proxy::Wanted;
+
+/// A listener's member: its port, and the endpoint.
+pub(super) type Place = (u16, (EndpointId, Epoch));
+
+/// Changes of one member that wait at the same time. A further one joins the last of them, so that those of a member whose rows change all the time
+/// come to pass.
+const WAITING: usize = 2;
+
+/// The rounds of members; those that are not here are in round zero.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    /// As they are to be.
+    numbers: BTreeMap<Place, u32>,
+    /// When the last ones of a member begin, the earliest first: [`WAITING`] at most.
+    waiting: BTreeMap<Place, Vec<Instant>>,
+}
+
+impl Rounds {
+    /// Rounds that are in force.
+    pub(super) fn new(numbers: BTreeMap<Place, u32>) -> Self {
+        Self { numbers, waiting: BTreeMap::new() }
+    }
+
+    /// As they are to be, for the file.
+    pub(super) fn numbers(&self) -> &BTreeMap<Place, u32> {
+        &self.numbers
+    }
+
+    /// The member begins another round at that time.
+    pub(super) fn begin(&mut self, place: Place, at: Instant) {
+        let waiting = self.waiting.entry(place).or_default();
+        if waiting.len() == WAITING {
+            waiting.pop();
+        } else {
+            *self.numbers.entry(place).or_default() += 1;
+        }
+        waiting.push(at);
+    }
+
+    /// The last round of the member that waits begins then, and not earlier.
+    pub(super) fn put_off(&mut self, place: Place, at: Instant) {
+        if let Some(last) = self.waiting.get_mut(&place).and_then(|waiting| waiting.last_mut()) {
+            *last = at;
+        }
+    }
+
+    /// Begins the rounds whose time has come, and forgets those of members that `wanted` does not have.
+    pub(super) fn pass(&mut self, wanted: &Wanted, now: Instant) {
+        let is_there = |(port, member): &Place| wanted.get(port).is_some_and(|of| of.members.contains_key(member));
+        self.waiting.retain(|place, times| {
+            times.retain(|at| *at > now);
+            !times.is_empty() && is_there(place)
+        });
+        self.numbers.retain(|place, _| is_there(place));
+    }
+
+    /// When the next one begins.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.waiting.values().flatten().min().copied()
+    }
+
+    /// Whether connections are to begin anew, or were.
+    pub(super) fn is_any(&self) -> bool {
+        !self.numbers.is_empty()
+    }
+
+    /// Says in which round each member is now.
+    pub(super) fn tell(&self, wanted: &mut Wanted) {
+        for (port, redirect) in wanted {
+            let of = |member: &(EndpointId, Epoch)| {
+                let place = (*port, *member);
+                let waiting = self.waiting.get(&place).map_or(0, Vec::len);
+                let now = self.numbers.get(&place)?.saturating_sub(u32::try_from(waiting).unwrap_or(u32::MAX));
+                (now > 0).then_some((*member, now))
+            };
+            redirect.rounds = redirect.members.keys().filter_map(of).collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use wharf_policy::{
+        compile::{Listener, Share},
+        model::Direction,
+        requests::Requests,
+    };
+
+    use super::*;
+    use crate::proxy::Redirect;
+
+    const SOON: Duration = Duration::from_millis(500);
+
+    #[test]
+    fn a_round_begins_when_its_time_has_come_and_the_next_does_not_put_it_off() {
+        let member = (EndpointId::try_from(7).expect("an id"), Epoch(1));
+        let requests = Arc::new(Requests::default());
+        let listener = Arc::new(Listener { direction: Direction::Ingress, requests, share: Share::default() });
+        let members = [(member, Vec::new())].into();
+        let mut wanted: Wanted = [(15_000, Redirect { listener, members, rounds: BTreeMap::new() })].into();
+        let (place, began) = ((15_000, member), Instant::now());
+        let mut rounds = Rounds::default();
+        let mut told = |rounds: &mut Rounds, now| {
+            rounds.pass(&wanted, now);
+            rounds.tell(&mut wanted);
+            wanted[&15_000].rounds.get(&member).copied().unwrap_or(0)
+        };
+        rounds.begin(place, began + SOON);
+        assert_eq!(told(&mut rounds, began), 0, "handshakes go on");
+        for nth in 1..20 {
+            rounds.begin(place, began + SOON + nth * SOON / 10);
+        }
+        assert_eq!((rounds.numbers()[&place], rounds.next()), (2, Some(began + SOON)), "they join");
+        assert_eq!(told(&mut rounds, began + SOON), 1);
+        rounds.put_off(place, began + 10 * SOON);
+        assert_eq!(told(&mut rounds, began + 9 * SOON), 1);
+        assert_eq!((told(&mut rounds, began + 10 * SOON), rounds.next()), (2, None));
+        rounds.pass(&Wanted::new(), began);
+        assert!(!rounds.is_any(), "the member is gone");
+    }
+}
