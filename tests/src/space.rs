@@ -74,6 +74,15 @@ impl Space {
         })
     }
 
+    /// From now on, ports that the kernel chooses for sockets of the namespace are of this range, both ends included.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn choose_ports_from(&self, first: u16, last: u16) -> Result<()> {
+        let set = || std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", format!("{first} {last}"));
+        self.run(set)?.context("set ip_local_port_range")
+    }
+
     /// Names of the interfaces in the namespace, in the kernel's order.
     ///
     /// # Errors

@@ -112,6 +112,25 @@ fn an_address_is_reached_as_soon_as_its_name_is_answered_and_no_other_is() -> Re
 }
 
 #[test]
+fn a_query_may_have_the_port_that_the_agent_had_to_the_same_server() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let scene = Scene::new(node)?;
+        import(node, &rules(""))?;
+        for space in [node.space(), scene.web.space()?] {
+            space.choose_ports_from(40_000, 40_015)?;
+        }
+        for (server, api) in both(WORLD)?.into_iter().zip(both(API)?) {
+            for nth in 0..40 {
+                let answer =
+                    scene.ask(server, "api.test", Over::Udp).with_context(|| format!("{server}, query {nth}"))?;
+                ensure!(answer == (0, vec![api]), "{server}, query {nth}: {answer:?}");
+            }
+        }
+        scene.end(node)
+    })
+}
+
+#[test]
 fn names_outlive_the_agent_and_queries_wait_for_it() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let scene = Scene::new(node)?;

@@ -25,8 +25,6 @@
 //! - The proxy's own answers have no OPT record, as those of a server without EDNS (RFC 6891, section 6.1.1).
 //! - Each query of a client's connection has a connection of its own to the server.
 //! - Multicast DNS is not served: its answers come from other hosts than the one that was asked.
-//! - A client's port may be the one that the proxy takes for another query of the same client to the same server; the server then sees one flow for
-//!   both.
 
 mod books;
 pub mod cache;

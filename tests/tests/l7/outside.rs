@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use wharf_tests::{
     Node, NodeConfig, scenario,
-    web::{WebServer, get},
+    web::{WebClient, WebServer, get},
     world::{NODE, World},
 };
 
@@ -46,6 +46,36 @@ fn requests_to_the_world_are_judged_and_leave_with_the_nodes_address() -> Result
             ensure!(!web.reaches(address, Ask::Tcp(PORT + 1))?, "{to}: another port");
         }
         ensure!(clients(&server) == NODE, "the world sees {:?}", clients(&server));
+        node.detach(&web.end)?;
+        end(node)
+    })
+}
+
+#[test]
+fn a_client_may_have_the_port_that_the_proxy_has_to_the_same_server() -> Result<()> {
+    scenario(NodeConfig::default().with_envoy()?, |node| {
+        let (world, web) = (World::join(node)?, Pod::container(node, "web", "web")?);
+        let server = WebServer::start(world.space()?, PORT)?;
+        import(node, &rules("web", "egress", "toEntities"))?;
+        await_realized(node)?;
+        // Twelve of sixteen are the client's and twelve the proxy's: eight or more are both's.
+        for space in [node.space(), web.space()?] {
+            space.choose_ports_from(40_000, 40_015)?;
+        }
+        for address in world.addresses() {
+            let mut clients = Vec::new();
+            for nth in 0..12 {
+                let mut client = WebClient::connect(web.space()?, SocketAddr::new(address, PORT))?;
+                let status =
+                    client.ask("GET", "/public", "db", "").with_context(|| format!("{address}, connection {nth}"))?;
+                ensure!(status == 200, "{address}, connection {nth}: {status}");
+                clients.push(client);
+            }
+            for client in &mut clients {
+                ensure!(client.ask("GET", "/public", "db", "")? == 200, "{address}: all of them go on");
+            }
+        }
+        drop(server);
         node.detach(&web.end)?;
         end(node)
     })

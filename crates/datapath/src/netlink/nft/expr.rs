@@ -58,9 +58,10 @@ const RTN_LOCAL: u32 = 2;
 /// `NFT_META_MARK` and `NFT_META_OIFNAME` of `linux/netfilter/nf_tables.h`.
 const META_MARK: u32 = 3;
 const META_OIFNAME: u32 = 7;
-/// `NFT_CT_STATE` and `NFT_CT_STATUS` of `linux/netfilter/nf_tables.h`.
+/// `NFT_CT_STATE`, `NFT_CT_STATUS` and `NFT_CT_ZONE` of `linux/netfilter/nf_tables.h`.
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
+const CT_ZONE: u32 = 17;
 /// `NF_CT_STATE_INVALID_BIT` and `IPS_DST_NAT` of `linux/netfilter/nf_conntrack_common.h`.
 const STATE_INVALID: u32 = 1;
 const IPS_DST_NAT: u32 = 0x20;
@@ -173,6 +174,13 @@ impl Expression {
     /// What connection tracking says (`enum nft_ct_keys`): a word in the machine's byte order.
     fn connection(word: u32, key: u32) -> Self {
         Self::of_numbers("ct", [(1, register(word)), (2, key)])
+    }
+
+    /// `ct original zone set`: the connection that the packet begins is looked for in the zone that the register has (a half word in the machine's byte
+    /// order) by the way that it began alone; answers have no zone.
+    pub(super) fn set_zone(word: u32) -> Self {
+        const DIRECTION_ORIGINAL: u8 = 0;
+        Self::of_numbers("ct", [(2, CT_ZONE), (4, register(word))]).with(3, vec![DIRECTION_ORIGINAL])
     }
 
     /// Bytes of a header: base 1 is the IP header, 2 the transport header.

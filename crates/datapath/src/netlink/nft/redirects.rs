@@ -7,7 +7,7 @@ use wharf_common::{
 
 use super::{
     expr::{Expression, Rule, SocketKey},
-    rules::{ACCEPT, FILTER, FORWARD, PRE_ROUTING, rule, words},
+    rules::{ACCEPT, FILTER, FORWARD, LOCAL_OUT, PRE_ROUTING, leaves, rule, words},
     table::Chain,
 };
 
@@ -22,20 +22,35 @@ const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 /// The marks, without a port.
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 
+/// The zone of connection tracking in which the proxy's connections with translated sources begin: a number that nobody chooses by chance.
+const ZONE: u16 = 0x7768;
+
 /// The chains by their names.
-pub(super) fn chains() -> [(String, Chain); 4] {
+pub(super) fn chains(masquerades: bool) -> Vec<(String, Chain)> {
     let chain = |name: &str, hook, priority, rules| {
         let kind = "filter".to_owned();
         (name.to_owned(), Chain { kind, hook, priority, policy: ACCEPT, rules })
     };
     // Somebody removed the rules that lead it to the proxy.
     let lost = Expression::marked(MARK_TO_PROXY).into_iter().chain([Expression::drop()]).collect();
-    [
+    let mut chains = vec![
         chain("redirected-untracked", PRE_ROUTING, RAW, vec![untracked()]),
         chain("redirected", PRE_ROUTING, MANGLE, redirected()),
         chain("redirected-answers", PRE_ROUTING, TRANSLATED, answers()),
         chain("redirected-lost", FORWARD, FILTER, vec![lost]),
-    ]
+    ];
+    if masquerades {
+        chains.push(chain("redirected-apart", LOCAL_OUT, RAW, [true, false].map(apart).into()));
+    }
+    chains
+}
+
+/// What the proxy sends in a container's name, with a source that is to be translated. A client may choose the port that the proxy has; to connection tracking
+/// both would be one connection, and what the client sends to the proxy would be translated. So the proxy's begins in a zone of its own; answers to it
+/// are to the translated source, which no other connection has, and need none.
+fn apart(v4: bool) -> Rule {
+    let marked = Expression::marked(MARK_PROXIED_EGRESS).into_iter();
+    rule(v4, marked.chain(leaves(v4)).chain([Expression::load(0, &ZONE.to_ne_bytes()), Expression::set_zone(0)]))
 }
 
 /// Connection tracking has seen what is turned round. It would take a connection whose destination was translated for another one, and

@@ -18,7 +18,7 @@ use super::{
 pub(super) const PRE_ROUTING: u32 = 0;
 const LOCAL_IN: u32 = 1;
 pub(super) const FORWARD: u32 = 2;
-const LOCAL_OUT: u32 = 3;
+pub(super) const LOCAL_OUT: u32 = 3;
 const POST_ROUTING: u32 = 4;
 /// `NF_IP_PRI_NAT_DST` `NF_IP_PRI_FILTER` and `NF_IP_PRI_NAT_SRC` of `linux/netfilter_ipv4.h`, which are IPv6's too.
 const DESTINATION: i32 = -100;
@@ -46,7 +46,7 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
         ]);
     }
     if redirects {
-        chains.extend(super::redirects::chains());
+        chains.extend(super::redirects::chains(masquerade.is_some()));
     }
     chains
 }
@@ -105,7 +105,7 @@ fn published(except: Option<Rule>) -> Vec<Rule> {
 
 /// The rule goes on for what a container sends out of the pools, unless the container keeps its address or sends it to one that
 /// does.
-fn leaves(v4: bool) -> Vec<Expression> {
+pub(super) fn leaves(v4: bool) -> Vec<Expression> {
     let names = Names::of(v4);
     vec![
         Expression::address(0, v4, Field::Source),
