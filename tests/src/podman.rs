@@ -25,6 +25,10 @@ pub use inspect::{Attachment, Container};
 pub const IMAGE: &str = "localhost/busybox:wharf";
 /// The networks there are, each a conflist with the plugin alone.
 pub const NETWORKS: [&str; 2] = ["harbour", "annex"];
+/// The network of the shipped list, which asks for all capabilities.
+pub const SHIPPED: &str = "wharf";
+/// The shipped list, as the installation puts it in place.
+const SHIPPED_LIST: &str = include_str!("../../dist/10-wharf.conflist");
 
 /// Longest one podman command may take; on an idle machine they take well under a second.
 const LIMIT: Duration = Duration::from_secs(50);
@@ -45,7 +49,7 @@ pub struct Podman {
 }
 
 impl Podman {
-    /// Sets podman up on a node, with the networks of [`NETWORKS`] and the image [`IMAGE`].
+    /// Sets podman up on a node, with the networks of [`NETWORKS`], [`SHIPPED`] and the image [`IMAGE`].
     ///
     /// # Errors
     /// When a program is missing, or podman is not one with CNI; the message says which package helps.
@@ -73,6 +77,10 @@ impl Podman {
             let list = json!({"cniVersion": "1.0.0", "name": network, "plugins": [plugin]});
             self.write(&format!("networks/{network}.conflist"), &list.to_string())?;
         }
+        let mut shipped: serde_json::Value = serde_json::from_str(SHIPPED_LIST).context("read the shipped list")?;
+        ensure!(shipped["name"] == SHIPPED, "{shipped}");
+        shipped["plugins"][0]["socket"] = json!(node.dirs().socket());
+        self.write("networks/10-wharf.conflist", &shipped.to_string())?;
         let dir = self.dir.display();
         self.write(
             "containers.conf",

@@ -8,7 +8,7 @@ use wharf_tests::{
     Node, NodeConfig,
     echo::{self, EchoServer},
     icmp::ping,
-    podman::{Container, NETWORKS, Podman},
+    podman::{Container, NETWORKS, Podman, SHIPPED},
     scenario,
     stream::{TcpFlow, UdpStream},
     wait,
@@ -128,7 +128,44 @@ fn a_port_that_podman_publishes_leads_to_its_container() -> Result<()> {
     })
 }
 
-/// What docs/runtimes.md says of podman: where it asks for addresses, as it does at each reload, it does not pass the ports.
+/// Podman's monitor holds the port while the container runs. The agent has the rights of its unit: it looks at processes of root's.
+#[test]
+fn a_port_of_the_shipped_list_survives_a_reload_and_a_disconnect() -> Result<()> {
+    with_podman(|node, podman| {
+        node.stop_agent()?;
+        node.set_unit(include_str!("../../dist/wharf-agent.service"));
+        node.start_agent()?;
+        let serve = |name, more: &[&str]| {
+            podman.run(name, &[&["--network", SHIPPED, "--hostname", name], more].concat(), &SERVE)
+        };
+        serve("a", &["-p", "8080:80", "-p", "127.0.0.1:8081:80", "-p", "8082:82/udp", "--ip", "10.87.3.77"])?;
+        let of_b = endpoint(node, &serve("b", &[])?)?;
+        let is_well = |when: &str| -> Result<()> {
+            leads(podman, "b", (&of_b, 8080), "a").context(when.to_owned())?;
+            let ports = node.wharf(&["port", "list"])?.ok()?;
+            ensure!(["8080/tcp", "8081/tcp", "8082/udp"].iter().all(|port| ports.contains(port)), "{when}: {ports}");
+            reaches(podman, "b", podman.inspect("a")?.on(SHIPPED)?, "a").context(when.to_owned())
+        };
+        is_well("at first")?;
+        podman.ok(&["network", "reload", "a"])?;
+        is_well("after a reload")?;
+        podman.ok(&["network", "disconnect", SHIPPED, "a"])?;
+        ensure!(has_no_port(node)?, "a port of no network");
+        let (_, said) = podman.refused(
+            &podman.run_line(&["--detach", "--name", "thief", "--network", SHIPPED, "-p", "8080:80"], &SLEEP),
+        )?;
+        ensure!(said.contains("holds this port"), "the port of a container that runs: {said}");
+        podman.ok(&["rm", "--force", "--time", "0", "thief"])?;
+        podman.ok(&["network", "connect", SHIPPED, "a"])?;
+        is_well("after a disconnect and a connect")?;
+        podman.ok(&["rm", "--force", "--time", "0", "a", "b"])?;
+        ensure!(has_no_port(node)? && node.endpoints()?.is_empty(), "{:#?}", node.endpoints()?);
+        Ok(())
+    })
+}
+
+/// What docs/runtimes.md says of podman: with a list without `ips`, where podman asks for addresses, as it does at each reload, it
+/// does not pass the ports.
 #[test]
 fn a_port_that_podman_does_not_pass_at_a_reload_is_back_after_a_restart() -> Result<()> {
     with_podman(|node, podman| {

@@ -289,7 +289,7 @@ async fn may_publish<K: Kernel>(
             return Err(CreateCause::PortFamily(*port, family, name.clone()));
         }
     }
-    life.kernel.observe_ports(&mappings).await.map_err(CreateCause::Ports)
+    life.kernel.observe_ports(&spec.attachment.container_id, &mappings).await.map_err(CreateCause::Ports)
 }
 
 /// At most one address of each family.

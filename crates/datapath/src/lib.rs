@@ -45,6 +45,7 @@ mod node;
 mod observe;
 pub mod outside;
 mod plugin_link;
+mod port_holders;
 mod ports;
 pub mod program_log;
 mod reaper;

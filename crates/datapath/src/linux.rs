@@ -12,7 +12,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
     flow::{FlowFilter, FlowList, FlowUsage},
-    ids::{EndpointId, Epoch, IfName},
+    ids::{ContainerId, EndpointId, Epoch, IfName},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
         KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, NatKernel, NatView, NodeKernel, NodeSpec,
@@ -472,9 +472,9 @@ impl NatKernel for LinuxKernel {
         self.blocking("take back", move |k| k.nat.forget(|there| *there == entry)).await
     }
 
-    async fn observe_ports(&self, mappings: &[PortMapping]) -> Result<()> {
-        let mappings = mappings.to_vec();
-        self.blocking("look at ports", move |_| ports::observe(&mappings)).await
+    async fn observe_ports(&self, container: &ContainerId, mappings: &[PortMapping]) -> Result<()> {
+        let (container, mappings) = (container.clone(), mappings.to_vec());
+        self.blocking("look at ports", move |_| ports::observe(&container, &mappings)).await
     }
 
     async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {

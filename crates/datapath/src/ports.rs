@@ -11,6 +11,7 @@ use nix::sys::socket::{
     sockopt::{IpFreebind, Ipv6V6Only, ReuseAddr},
 };
 use wharf_core::{
+    ids::ContainerId,
     kernel::{KernelErrorKind, Result},
     nat::{PortMapping, Protocol},
 };
@@ -18,18 +19,20 @@ use wharf_core::{
 use crate::{
     error::{fail, wrap},
     netlink::{Connection, address, route},
+    port_holders,
 };
 
 const OPERATION: &str = "publish";
 
-/// Asks whether the node has each host IP, and whether a process of the node holds the port.
+/// Asks whether the node has each host IP, and whether a process of the node holds the port that is not the container's monitor.
 ///
 /// # Errors
 /// `NotFound` where the node does not have the address, `Exists` where a process holds the port, `Unsupported` for `::1`.
-pub(crate) fn observe(mappings: &[PortMapping]) -> Result<()> {
+pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Result<()> {
     let asked = mappings.iter().any(|mapping| mapping.host_ip.is_some());
     let mut connection = asked.then(Connection::open).transpose()?;
     let own = connection.as_mut().map(address::list_all).transpose()?.unwrap_or_default();
+    let mut taken = Vec::new();
     for mapping in mappings {
         let refused = |kind, cause: String| fail(OPERATION, mapping.to_string(), kind, cause);
         if let Some(ip) = mapping.host_ip {
@@ -51,19 +54,15 @@ pub(crate) fn observe(mappings: &[PortMapping]) -> Result<()> {
                 return Err(refused(KernelErrorKind::NotFound, cause));
             }
         }
-        match held(mapping) {
-            Ok(false) => {}
-            Ok(true) => {
-                let option = if mapping.protocol == Protocol::Tcp { "t" } else { "u" };
-                let cause = format!(
-                    "a process of the node holds this port (`ss -{option}lnp` names it); stop it, or choose another port"
-                );
-                return Err(refused(KernelErrorKind::Exists, cause));
-            }
-            Err(e) => return Err(wrap(OPERATION, mapping.to_string(), &e)),
+        if held(mapping).map_err(|e| wrap(OPERATION, mapping.to_string(), &e))? {
+            taken.push(*mapping);
         }
     }
-    Ok(())
+    let Some(mapping) = port_holders::first_of_others(container, &taken) else { return Ok(()) };
+    let option = if mapping.protocol == Protocol::Tcp { "t" } else { "u" };
+    let cause =
+        format!("a process of the node holds this port (`ss -{option}lnp` names it); stop it, or choose another port");
+    Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
 }
 
 /// Whether a process of the node holds the port, by an attempt to bind it. Nothing listens meanwhile.
@@ -111,6 +110,6 @@ mod tests {
             container: container.parse().expect("address"),
             container_port: 80.try_into().expect("port"),
         };
-        observe(&[mapping("10.77.0.2")]).expect("not looked at");
+        observe(&ContainerId::parse("c").expect("id"), &[mapping("10.77.0.2")]).expect("not looked at");
     }
 }

@@ -116,7 +116,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::EnsureNode => k.ensure_node(&node_spec()).await,
         Operation::EnsureNat => k.ensure_nat(&node_spec()).await,
         Operation::ObserveNat => k.observe_nat(&node_spec()).await.map(drop),
-        Operation::ObservePorts => k.observe_ports(&[]).await,
+        Operation::ObservePorts => k.observe_ports(&r.attachment.container_id, &[]).await,
         Operation::RemoveNatEntry => k.remove_nat_entry(&NatEntry::Own([10, 0, 0, 2].into())).await,
         Operation::ObserveNetns => k.observe_netns(&r.netns.path).await.map(drop),
         Operation::EnsurePrograms => k.ensure_programs(&program_spec(r)).await.map(drop),

@@ -15,7 +15,7 @@ use crate::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
     flow::{FlowFilter, FlowList, FlowUsage},
-    ids::{EndpointId, Epoch, IfName},
+    ids::{ContainerId, EndpointId, Epoch, IfName},
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
     overlap::{NodeNetwork, NodeNetworks},
@@ -281,12 +281,12 @@ pub trait NatKernel: Send + Sync + 'static {
     fn observe_nat(&self, spec: &NodeSpec) -> impl Future<Output = Result<NatView>> + Send;
 
     /// Asks whether the node has the addresses of the mappings, and whether a process of the node holds one of their ports.
-    /// Ports of SCTP are not looked at.
+    /// The monitor of the container itself may hold them (podman reserves ports so). Ports of SCTP are not looked at.
     ///
     /// # Errors
     /// `NotFound` where the node does not have the address, `Exists` where a process holds the port, `Unsupported` where
     /// the address cannot lead to a container.
-    fn observe_ports(&self, mappings: &[PortMapping]) -> impl Future<Output = Result<()>> + Send {
+    fn observe_ports(&self, _: &ContainerId, mappings: &[PortMapping]) -> impl Future<Output = Result<()>> + Send {
         let subject = format!("{} ports", mappings.len());
         async move { Err(unsupported("publish", subject)) }
     }

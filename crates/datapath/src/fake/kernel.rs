@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use wharf_core::{
     finding::NodeProblem,
     flow::{Flow, FlowFilter, FlowList, FlowUsage},
-    ids::{EndpointId, Epoch},
+    ids::{ContainerId, EndpointId, Epoch},
     kernel::{
         FlowKernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, LinkRow, MapInfo, NatKernel, NatView,
         NodeKernel, NodeSpec, PolicyKernel, Result, RouteRow,
@@ -255,7 +255,7 @@ impl NatKernel for FakeKernel {
         .await
     }
 
-    async fn observe_ports(&self, mappings: &[PortMapping]) -> Result<()> {
+    async fn observe_ports(&self, _: &ContainerId, mappings: &[PortMapping]) -> Result<()> {
         self.call(Operation::ObservePorts, format!("{} ports", mappings.len()), |s| {
             match mappings.iter().find(|m| s.held.contains(&m.host_port.get())) {
                 Some(held) => Err(fail("publish", held.to_string(), KernelErrorKind::Exists, "a process has it")),
