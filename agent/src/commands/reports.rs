@@ -31,7 +31,7 @@ pub enum ReportsError {
     #[error("{0} {path}: {2}", path = .1.display())]
     Io(&'static str, PathBuf, #[source] io::Error),
     /// The blocking task did not end by itself.
-    #[error("read reports in {path}: {1}", path = .0.display())]
+    #[error("take reports from {path}: {1}", path = .0.display())]
     Task(PathBuf, #[source] tokio::task::JoinError),
     /// The directory is no longer at its path.
     #[error("watch {path}: the directory was removed or moved", path = .0.display())]
@@ -93,21 +93,16 @@ async fn watch_once(
 /// # Errors
 /// The directory cannot be read, or a file not removed.
 pub async fn take(commands: &Commands, reports: &Reports) -> Result<usize, ReportsError> {
-    let entries = blocking(reports, "read reports in", |reports| {
+    let entries = blocking(reports, "take reports from", |reports| {
         reports.sweep(LEFTOVER)?;
-        reports.list()
+        reports.take()
     })
     .await?;
-    let count = entries.len();
     for entry in &entries {
         tell(commands, entry);
     }
     commands.settle(PATIENCE);
-    if count > 0 {
-        blocking(reports, "remove reports in", move |reports| entries.iter().try_for_each(|e| reports.remove(e)))
-            .await?;
-    }
-    Ok(count)
+    Ok(entries.len())
 }
 
 fn tell(commands: &Commands, entry: &Entry) {

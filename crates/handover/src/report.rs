@@ -1,12 +1,13 @@
 //! Reports: what became of CNI commands that the agent did not answer, one file each in `<run-dir>/reports`.
 //!
 //! A shim [puts](Reports::put) a report of what the agent cannot know: it was away or hung, the configuration was bad,
-//! the result could not be written, CHECK's verdict. The agent makes the directory, [lists](Reports::list) the reports, counts and
-//! [removes](Reports::remove) them. Where no agent has run in this boot there is no directory, and no report.
+//! the result could not be written, CHECK's verdict. The agent makes the directory, and counts the reports that
+//! it [takes](Reports::take). Where no agent has run in this boot there is no directory, and no report.
 //!
 //! A report is a note, not a promise: nothing is synced, so a crash of the machine may lose some, and at
-//! [`MAX_REPORTS`] the oldest makes place for the newest, which carries the count of those that were lost. Concurrent writers may exceed the
-//! bound by one report each. Every file in the directory is untrusted until it is parsed.
+//! [`MAX_REPORTS`] the oldest makes place for the newest, which carries the count of those that were lost. There is no lock: a report is
+//! counted by whoever removes its file, as taken or as lost, and only one process can remove it. A writer that is killed before its own report is in place
+//! loses the counts of those that it removed. Concurrent writers may exceed the bound by one report each, or fall some reports short of it. Every file in the directory is untrusted until it is parsed.
 
 use std::{
     ffi::OsString,
@@ -41,6 +42,9 @@ pub const VERSION: u32 = 1;
 const TEMPORARY: &str = ".tmp-";
 /// Most names that one listing reads.
 const MAX_LOOKED_AT: usize = 2 * MAX_REPORTS;
+/// Most reports that make place for one. A listing while others write shows files that are gone beside those that took their place,
+/// so there may be fewer than it shows.
+const MAX_EVICTED: u64 = 2;
 
 /// How a command ended for the runtime.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,14 +171,20 @@ impl Reports {
         let mut report = report.clone();
         report.message.truncate(report.message.floor_char_boundary(MAX_MESSAGE_BYTES));
         let excess = names.len().saturating_sub(MAX_REPORTS - 1);
+        let mut evicted = 0;
         for oldest in names.iter().take(excess) {
+            if evicted == MAX_EVICTED {
+                break;
+            }
             let path = self.path.join(oldest);
             let before = match record::read(&path, Report::parse) {
                 Found::Record(oldest) => oldest.dropped,
                 Found::Nothing | Found::Unusable { .. } => 0,
             };
-            remove_any(&path)?;
-            report.dropped = report.dropped.saturating_add(before).saturating_add(1);
+            if remove_any(&path)? {
+                evicted += 1;
+                report.dropped = report.dropped.saturating_add(before).saturating_add(1);
+            }
         }
         let bytes = serde_json::to_vec(&report)?;
         let token = token();
@@ -212,12 +222,29 @@ impl Reports {
         Ok(entries)
     }
 
-    /// Removes a file that [`Self::list`] named, whatever it is; one that is gone already is no error.
+    /// Removes a file that [`Self::list`] named, whatever it is; false where another process did so before.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn remove(&self, entry: &Entry) -> io::Result<()> {
+    pub fn remove(&self, entry: &Entry) -> io::Result<bool> {
         remove_any(&self.path.join(&entry.name))
+    }
+
+    /// Lists and removes. Those that another process removed meanwhile are left out, because it counts them.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or its first file not removed. A failure after that ends the listing, and the next take meets it.
+    pub fn take(&self) -> io::Result<Vec<Entry>> {
+        let mut taken = Vec::new();
+        for entry in self.list()? {
+            match self.remove(&entry) {
+                Ok(true) => taken.push(entry),
+                Ok(false) => {}
+                Err(e) if taken.is_empty() => return Err(e),
+                Err(_) => break,
+            }
+        }
+        Ok(taken)
     }
 
     /// Removes files of killed writers that are older than `older_than`.
@@ -249,15 +276,16 @@ impl Reports {
     }
 }
 
-fn remove_any(path: &Path) -> io::Result<()> {
+/// False where nothing was there.
+fn remove_any(path: &Path) -> io::Result<bool> {
     let removed = match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),
         Err(e) => Err(e),
     };
     match removed {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
     }
 }
 
@@ -340,6 +368,31 @@ mod tests {
             reports.put(&report(at)).unwrap();
         }
         assert_eq!(contents(&reports).iter().map(|r| r.dropped).sum::<u64>(), many + 4);
+    }
+
+    #[test]
+    fn writers_and_a_reader_at_once_count_each_report_once() {
+        let (_dir, reports) = reports();
+        let (writers, many) = (8, u64::try_from(MAX_REPORTS).unwrap());
+        let each = many / 4;
+        let write = || {
+            std::thread::scope(|s| {
+                let put = |writer| (0..each).for_each(|at| reports.put(&report(at * writers + writer)).unwrap());
+                for writer in 0..writers {
+                    s.spawn(move || put(writer));
+                }
+                reports.take().unwrap()
+            })
+        };
+        let count = |taken: &[Entry]| {
+            let of = |entry: &Entry| 1 + entry.content.as_ref().unwrap().dropped;
+            taken.iter().map(of).sum::<u64>()
+        };
+        // The first reader takes some while others write; what is left is whole, and within some reports of the bound.
+        let before = count(&write());
+        let left = reports.take().unwrap();
+        assert_eq!(before + count(&left), writers * each);
+        assert!((many * 3 / 4..many + writers).contains(&u64::try_from(left.len()).unwrap()), "{}", left.len());
     }
 
     #[test]
