@@ -162,7 +162,8 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
     let RunArgs { name, wishes, rm, detach, log, command } = args;
     let spec = spec(wishes)?;
     let mut words = command.into_iter();
-    let program = words.next().ok_or_else(|| CliError::usage("run in a sandbox: no command"))?;
+    let no_program = || CliError::usage("run in a sandbox: the command is empty; name a program behind `--`");
+    let program = words.next().filter(|program| !program.is_empty()).ok_or_else(no_program)?;
     let output = if detach { To::Detached(log) } else { To::Inherited };
     let launch = Launch { program, arguments: words.collect(), output };
     let of = name.clone();

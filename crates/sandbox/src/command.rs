@@ -22,6 +22,7 @@ use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, setns, unshare},
     sys::statvfs::{FsFlags, statvfs},
+    unistd::setsid,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
@@ -134,8 +135,11 @@ pub(crate) fn start(
             Some(path) => Stdio::from(OpenOptions::new().append(true).open(path).map_err(io("open log", path))?),
             None => Stdio::null(),
         };
-        // A group of its own: an interrupt at the terminal is not for it.
-        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        let leave = || setsid().map(drop).map_err(io::Error::from);
+        // A session of its own: the caller's terminal, its interrupts and its end are not for it.
+        // SAFETY: between fork and exec the closure makes one system call; it allocates nothing.
+        unsafe { command.pre_exec(leave) };
     }
     // The child takes over the namespaces of the thread that starts it.
     on_thread(|| {

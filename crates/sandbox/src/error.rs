@@ -60,6 +60,20 @@ pub enum SandboxError {
         /// Why.
         why: String,
     },
+    /// Others could change records.
+    #[error("use state directory {}: {why}", path.display())]
+    UnsafeDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// A directory is where a file of a sandbox is to be removed.
+    #[error("remove {}: it is a directory, which no sandbox made", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A network's configuration cannot be used.
     #[error("{0}")]
     Conf(#[from] ConfError),
@@ -143,6 +157,16 @@ impl SandboxError {
             Self::Damaged { name, .. } => format!(
                 "`wharf sandbox rm --force {name}` removes the record alone; see docs/sandboxes.md, Troubleshooting"
             ),
+            Self::UnsafeDirectory { path, .. } => {
+                let path = path.display();
+                format!(
+                    "`chown root {path}` and `chmod go-w {path}` if all in it is yours, or choose another `--state-dir`"
+                )
+            }
+            Self::Directory { path } => {
+                let path = path.display();
+                format!("look into it, move it away or remove it (`rm -r {path}`), then try again")
+            }
             Self::Conf(error) => return error.hint(),
             Self::Plugin(error) => return error.hint(),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => "run it as root".to_owned(),

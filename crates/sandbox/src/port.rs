@@ -34,7 +34,9 @@ impl FromStr for Port {
         let (ports, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
         let protocol = ["tcp", "udp", "sctp"].into_iter().find(|known| *known == protocol).ok_or_else(form)?;
         let mut parts = ports.rsplitn(3, ':');
-        let mut port = || parts.next()?.parse::<NonZeroU16>().ok();
+        // No sign, and no zero in front, which could be meant as octal.
+        let mut port =
+            || parts.next().filter(|port| port.starts_with(|c| matches!(c, '1'..='9')))?.parse::<NonZeroU16>().ok();
         let (container, host) = (port().ok_or_else(form)?, port().ok_or_else(form)?);
         let host_ip = match parts.next() {
             Some(ip) => {
@@ -60,7 +62,20 @@ mod tests {
         let v6 = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "::1"});
         assert_eq!(mapping("[::1]:8080:80/tcp"), Ok(v6));
         assert_eq!(mapping("127.0.0.1:1:2").map(|m| m["hostIP"].clone()), Ok(json!("127.0.0.1")));
-        for bad in ["", "80", "0:80", "80:0", "80:65536", "80:80/icmp", "a:80", "here:80:80", "80:80/", "+80:80x"] {
+        for bad in [
+            "",
+            "80",
+            "0:80",
+            "80:0",
+            "80:65536",
+            "80:80/icmp",
+            "a:80",
+            "here:80:80",
+            "80:80/",
+            "+80:80",
+            "80:+80",
+            "080:80",
+        ] {
             assert!(mapping(bad).is_err(), "{bad:?}");
         }
     }

@@ -4,9 +4,9 @@
 //! A record is replaced by a rename after it is on disk, so a reader needs no lock and sees all of it or nothing.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
+    fs::{self, DirBuilder, File, FileType, OpenOptions, TryLockError},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -47,17 +47,33 @@ impl Store {
         self.directory.join(format!("{name}.{suffix}"))
     }
 
-    /// Makes the directory (0700).
+    /// Makes the directory (0700), because records hold configurations of networks, which may hold secrets. One that is there keeps its
+    /// mode.
     pub(crate) fn ensure(&self) -> Result<(), SandboxError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
-        made.map_err(io("create state directory", &self.directory))?;
-        // Records hold configurations of networks, which may hold secrets.
-        let mode = Permissions::from_mode(0o700);
-        fs::set_permissions(&self.directory, mode).map_err(io("set permissions of state directory", &self.directory))
+        made.map_err(io("create state directory", &self.directory))
+    }
+
+    /// Refuses a directory in which somebody else could put records, which name what is executed and unmounted.
+    fn check(&self) -> Result<(), SandboxError> {
+        let there = fs::metadata(&self.directory).map_err(io("look at state directory", &self.directory))?;
+        let unsafe_for = |why| Err(SandboxError::UnsafeDirectory { path: self.directory.clone(), why });
+        let is_ours = [0, nix::unistd::geteuid().as_raw()].contains(&there.uid());
+        if !is_ours {
+            return unsafe_for(format!("user {} owns it and could put records there", there.uid()));
+        }
+        if there.mode() & 0o022 != 0 {
+            return unsafe_for(format!(
+                "by its mode {:04o} other users could put records there",
+                there.mode() & 0o7777
+            ));
+        }
+        Ok(())
     }
 
     /// Waits for the lock of a sandbox. `told` is called once if another process holds it.
     pub(crate) fn lock(&self, name: &SandboxName, told: impl FnMut(&str)) -> Result<Lock, SandboxError> {
+        self.check()?;
         self.lock_within(LOCK_PATIENCE, name, told)
     }
 
@@ -118,11 +134,18 @@ impl Store {
     pub(crate) fn load(&self, name: &SandboxName) -> Result<Option<Record>, SandboxError> {
         let path = self.path(name, "json");
         let damaged = |why: String| SandboxError::Damaged { name: name.clone(), path: path.clone(), why };
+        // An open of a FIFO could wait, and one of a device act.
+        match fs::symlink_metadata(&path) {
+            Ok(there) if there.is_file() => {}
+            Ok(there) => return Err(damaged(format!("it is {}", kind(there.file_type())))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(io("read record", &path)(e)),
+        }
+        // Somebody may have put something else there since.
         let open = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
         let file = match open {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(damaged("it is a link".to_owned())),
             Err(e) => return Err(io("read record", &path)(e)),
         };
         let mut text = Vec::new();
@@ -234,8 +257,20 @@ fn holder(path: &Path) -> String {
     }
 }
 
+/// What a file is that is no regular one.
+fn kind(file: FileType) -> &'static str {
+    match file {
+        f if f.is_symlink() => "a link",
+        f if f.is_dir() => "a directory",
+        f if f.is_fifo() => "a FIFO",
+        f if f.is_socket() => "a socket",
+        _ => "a device",
+    }
+}
+
 fn remove_file(path: &Path) -> Result<(), SandboxError> {
     match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::IsADirectory => Err(SandboxError::Directory { path: path.to_owned() }),
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io("remove", path)(e)),
         _ => Ok(()),
     }

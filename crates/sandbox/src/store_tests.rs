@@ -1,4 +1,9 @@
-use std::{collections::BTreeMap, os::unix::fs::symlink, sync::mpsc, thread};
+use std::{
+    collections::BTreeMap,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    sync::mpsc,
+    thread,
+};
 
 use tempfile::TempDir;
 
@@ -79,6 +84,49 @@ fn a_record_that_cannot_be_used_is_told_with_its_file() {
         assert!(told.contains(why) && told.contains(&path.display().to_string()), "{text:?}: {told}");
         assert!(error.hint().unwrap().contains("--force"), "{text}");
     }
+}
+
+#[test]
+fn a_directory_that_was_there_keeps_its_mode_unless_others_may_write_to_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, name) = (Store::new(directory.path()), "web".parse().unwrap());
+    let set = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
+    for (mode, is_safe) in
+        [(0o700, true), (0o755, true), (0o750, true), (0o770, false), (0o702, false), (0o1777, false)]
+    {
+        set(mode);
+        store.ensure().unwrap();
+        let locked = store.lock(&name, |_| ());
+        assert_eq!(locked.is_ok(), is_safe, "{mode:o}");
+        assert_eq!(fs::metadata(directory.path()).unwrap().mode() & 0o7777, mode);
+        if let Err(error) = locked {
+            assert!(error.to_string().contains(&format!("by its mode {mode:04o}")), "{error}");
+            assert!(error.hint().unwrap().contains("chmod go-w"));
+        }
+    }
+    set(0o700);
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(directory.path(), Some(4711), None).unwrap();
+        let error = store.lock(&name, |_| ()).unwrap_err().to_string();
+        assert!(error.contains("user 4711 owns it"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_file_in_a_records_place_is_told_and_not_opened() {
+    let (_directory, store, name) = store();
+    let path = store.path(&name, "json");
+    let told = || store.load(&name).unwrap_err().to_string();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(told().ends_with("it is a FIFO"), "{}", told());
+    let lock = store.lock(&name, |_| ()).unwrap();
+    store.remove(&name, lock).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert!(told().ends_with("it is a directory"), "{}", told());
+    let lock = store.lock(&name, |_| ()).unwrap();
+    let error = store.remove(&name, lock).unwrap_err();
+    assert!(error.hint().unwrap().contains(&format!("rm -r {}", path.display())), "{error}");
+    assert!(path.is_dir());
 }
 
 #[test]

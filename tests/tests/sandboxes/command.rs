@@ -5,7 +5,7 @@ use std::{fs, os::unix::process::CommandExt as _, process::Stdio, time::Duration
 use anyhow::{Context, Result, ensure};
 use nix::{
     sys::signal::{Signal, kill},
-    unistd::Pid,
+    unistd::{Pid, getsid},
 };
 use wharf_tests::{
     process::{self, run},
@@ -36,6 +36,8 @@ fn a_command_has_the_sandboxs_network_and_its_own_ends() -> Result<()> {
         s.fails(node, &["run", "web", "--", "/etc/passwd"], 126, &["run /etc/passwd in sandbox web"])?;
         s.fails(node, &["run", "web", "--label", "a=b", "--", "true"], 125, &["it exists, and is ready"])?;
         s.fails(node, &["run", "web"], 3, &["COMMAND"])?;
+        s.fails(node, &["run", "new", "--", ""], 3, &["the command is empty"])?;
+        ensure!(s.states(node)? == [("web".into(), "ready".into())]);
         ensure!(s.inspect(node, "web")?["running"].as_array().is_some_and(Vec::is_empty));
         s.ok(node, &["rm", "web"]).map(drop)
     })
@@ -88,6 +90,8 @@ fn a_detached_command_outlives_the_tool_and_ends_with_the_sandbox() -> Result<()
         let script = "trap '' TERM; echo started; while :; do sleep 0.1; done";
         let told = s.ok(node, &["run", "--detach", "--log", &of_log, "web", "--", "sh", "-c", script])?;
         let pid: i32 = told.trim().parse().with_context(|| told.clone())?;
+        let session = getsid(Some(Pid::from_raw(pid)))?;
+        ensure!(session.as_raw() == pid, "it is in session {session}, whose terminal and end are the caller's");
         wait::until("the log", || Ok((fs::read_to_string(&log)? == "started\n").then_some(())))?;
         let running = s.inspect(node, "web")?;
         ensure!(running["processes"][0]["pid"] == pid, "{running}");
