@@ -66,7 +66,7 @@ async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, serv
         let idle = Instant::now() + IDLE;
         tokio::select! {
             message = stream.next(), if open => match message {
-                // Other rules judge the client's connections now, by another port, or other connections.
+                // The client's connections were to begin anew: other rules may judge this one now.
                 Some(Ok(_)) if port.round(client.ip()) != round => return,
                 Some(Ok(message)) => match port.admit(client, server, Transport::Tcp, &message) {
                     Admitted::Ignored => return,

@@ -464,7 +464,7 @@ fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelE
         Some((_, refusal)) if ABSENT.iter().any(|errno| refusal.is(*errno)) => {
             let cause = format!(
                 "{}: the kernel lacks a part of nf_tables; it needs CONFIG_NF_TABLES_INET, NFT_NAT, NFT_MASQ, NFT_CT \
-                 and NFT_FIB_INET, and NFT_TPROXY and NFT_SOCKET for rules about what connections carry",
+                 and NFT_FIB_INET, and NFT_TPROXY, NFT_SOCKET and NF_CONNTRACK_ZONES for rules about what connections carry",
                 refusal.errno
             );
             fail(operation, SUBJECT, KernelErrorKind::Unsupported, cause)
