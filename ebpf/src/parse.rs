@@ -107,20 +107,6 @@ pub struct Ipv4 {
     pub destination: u32,
 }
 
-impl Ipv4 {
-    /// Flags and offset (RFC 791, 3.1), host byte order: zero but for "don't fragment" in a packet that is whole.
-    #[inline(always)]
-    pub fn fragment(&self) -> u16 {
-        u16::from_be(self.fragment)
-    }
-
-    /// Bytes of the header, options included.
-    #[inline(always)]
-    pub fn header_bytes(&self) -> usize {
-        usize::from(self.version_and_words & 0x0f) * 4
-    }
-}
-
 /// An IPv6 address as two words in memory order.
 #[repr(C)]
 #[derive(Clone, Copy)]

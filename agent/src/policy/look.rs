@@ -45,6 +45,9 @@ pub struct Ask {
     pub to_port: Destination,
 }
 
+/// IPv6's "no next header" (RFC 8200, 4.7), for any protocol without ports.
+const NO_NEXT_HEADER: u8 = 59;
+
 /// The destination of a packet; `None` for a type of ICMP or ICMPv6 that does not exist (they have eight bits: RFC 792, RFC 4443).
 #[must_use]
 pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
@@ -55,6 +58,8 @@ pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
         PolicyProtocol::Sctp => Protocol::Sctp,
         PolicyProtocol::Icmp => return icmp(false),
         PolicyProtocol::Icmpv6 => return icmp(true),
+        PolicyProtocol::Other => return Some(Destination::Other(NO_NEXT_HEADER)),
+        PolicyProtocol::Unknown => return Some(Destination::Unknown),
     };
     Some(Destination::Ports { protocol, port })
 }
@@ -309,7 +314,7 @@ fn judge(inner: &Inner, id: EndpointId, direction: Direction, peer: IpAddr, to: 
         Some(Verdict::Deny { rule, isolated_by }) => {
             (rule.map(rule_of), isolated_by.iter().map(ToString::to_string).collect())
         }
-        None => (None, Vec::new()),
+        Some(Verdict::DenyUnknown) | None => (None, Vec::new()),
     };
     PolicyJudgement {
         enforced: set != SetId::NONE,
@@ -376,7 +381,7 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
 fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: bool) -> PolicyRow {
     let verdict = match hit.ruling {
         Ruling::Accept => "accept".to_owned(),
-        Ruling::Deny => "deny".to_owned(),
+        Ruling::Deny | Ruling::DenyUnknown => "deny".to_owned(),
         Ruling::Pass => "pass".to_owned(),
         Ruling::Redirect { listener, .. } => format!("redirect {}", listener.0),
     };
@@ -396,8 +401,10 @@ fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: boo
 
 /// The ports of a class: `TCP 80`, `UDP 8000-8015`.
 fn ports(rows: &Rows, class: PortClass) -> Vec<String> {
-    if class == PortClass::ANY {
-        return vec!["any".to_owned()];
+    match class {
+        PortClass::ANY => return vec!["any".to_owned()],
+        PortClass::UNKNOWN => return vec!["unknown".to_owned()],
+        _ => {}
     }
     let mut ranges: Vec<(L4, u16, u16)> = Vec::new();
     for (PortPrefix { l4, first, length }, _) in rows.ports.iter().filter(|(_, of)| **of == class) {

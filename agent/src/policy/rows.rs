@@ -106,6 +106,8 @@ pub(super) fn endpoint(key: EndpointKey) -> Option<EndpointId> {
     u16::try_from(key.0).ok().and_then(|id| EndpointId::try_from(id).ok())
 }
 
+const _: () = assert!(PortClass::UNKNOWN.0 == policy::PORT_UNKNOWN);
+
 /// Key of a cell.
 pub(super) fn cell_key(set: SetId, (class, port): (PeerClass, PortClass)) -> CellKey {
     CellKey { set: set.0, class: class.0, port: port.0 }
@@ -138,6 +140,7 @@ fn hit(hit: Option<Hit>) -> policy::Hit {
     let ruling = match ruling {
         Ruling::Accept => policy::ACCEPT,
         Ruling::Deny => policy::DENY,
+        Ruling::DenyUnknown => policy::DENY_UNKNOWN,
         Ruling::Pass => policy::PASS,
         Ruling::Redirect { listener, open } => policy::redirect(listener.0, open),
     };
@@ -152,6 +155,7 @@ fn read_hit(hit: policy::Hit) -> Option<Hit> {
             listener: ListenerId(u16::try_from(hit.ruling >> policy::REDIRECT_PORT_SHIFT).unwrap_or_default()),
             open: hit.ruling & policy::REDIRECT_OPEN != 0,
         },
+        _ if hit.ruling == policy::DENY_UNKNOWN => Ruling::DenyUnknown,
         _ => Ruling::Deny,
     };
     (hit.rank != NO_RANK).then_some(Hit {

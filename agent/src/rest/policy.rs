@@ -140,7 +140,7 @@ const fn families(protocol: PolicyProtocol) -> &'static [bool] {
     match protocol {
         PolicyProtocol::Icmp => &[false],
         PolicyProtocol::Icmpv6 => &[true],
-        PolicyProtocol::Tcp | PolicyProtocol::Udp | PolicyProtocol::Sctp => &[false, true],
+        _ => &[false, true],
     }
 }
 

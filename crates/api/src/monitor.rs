@@ -52,6 +52,7 @@ pub const PACKET_REASONS: &[&str] = &[
     "policy-denied",
     "peer-policy-denied",
     "proxy-unavailable",
+    "transport-header-not-found",
 ];
 
 /// A packet seen by an endpoint's program.

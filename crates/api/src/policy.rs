@@ -155,11 +155,15 @@ pub enum PolicyProtocol {
     Icmp,
     /// ICMPv6 (RFC 4443).
     Icmpv6,
+    /// Any other protocol, which has no ports: ESP, GRE, OSPF.
+    Other,
+    /// The transport header is not found: behind too many extension headers, or cut short.
+    Unknown,
 }
 
 impl PolicyProtocol {
     /// Each of them.
-    pub const ALL: [Self; 5] = [Self::Tcp, Self::Udp, Self::Sctp, Self::Icmp, Self::Icmpv6];
+    pub const ALL: [Self; 7] = [Self::Tcp, Self::Udp, Self::Sctp, Self::Icmp, Self::Icmpv6, Self::Other, Self::Unknown];
 
     /// Its name as the API writes it.
     #[must_use]
@@ -170,6 +174,8 @@ impl PolicyProtocol {
             Self::Sctp => "sctp",
             Self::Icmp => "icmp",
             Self::Icmpv6 => "icmpv6",
+            Self::Other => "other",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -250,9 +256,12 @@ pub struct PolicyJudgement {
     pub rule_set: u32,
     /// Class of the other end in the tables; 0 for every other end that no rule names.
     pub peer_class: u32,
-    /// Class of the port in the rule set; 0 for every port that no rule names.
+    /// Class of the port in the rule set; 0 for every port that no rule names, 4294967295 where the transport header is not found.
     pub port_class: u32,
 }
+
+/// [`PolicyJudgement::port_class`] of a packet whose transport header is not found.
+pub const UNKNOWN_PORT_CLASS: u32 = u32::MAX;
 
 /// Where a rule was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -28,7 +28,7 @@ pub struct FlowKey {
     pub low_port: u16,
     /// Port of the high end.
     pub high_port: u16,
-    /// Protocol number (IANA).
+    /// Protocol number (IANA), or [`UNKNOWN_TRANSPORT`].
     pub protocol: u8,
     /// Type of an ICMP or ICMPv6 request, and of the answers to it; zero for an echo and for other protocols.
     pub kind: u8,
@@ -102,6 +102,10 @@ pub const SCTP: u8 = 132;
 pub const ICMP: u8 = 1;
 /// IANA's number of ICMPv6.
 pub const ICMPV6: u8 = 58;
+
+/// In the place of a protocol number: the search for the transport header did not end at one. No transport protocol has this number: IPv6 gives it to
+/// the hop-by-hop header, behind which the search continues, and IPv4 reserves it for IPv6.
+pub const UNKNOWN_TRANSPORT: u8 = 0;
 
 /// What a packet says of its flow, in the bits of TCP's flags (RFC 9293, 3.1): it closes its sender's direction.
 pub const SIGNAL_FIN: u8 = 1 << 0;
@@ -260,7 +264,7 @@ pub struct FragmentRow {
     pub seen: u32,
     /// Low half of the epoch of the endpoint's attachment.
     pub epoch: u32,
-    /// Protocol number (IANA) behind all extension headers.
+    /// Protocol number (IANA) behind all extension headers, or [`UNKNOWN_TRANSPORT`].
     pub protocol: u8,
     /// Zero.
     pub pad: [u8; 3],

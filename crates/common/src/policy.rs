@@ -65,6 +65,10 @@ pub struct PortKey {
     pub port: [u8; 2],
 }
 
+/// [`CellKey::port`] of a packet whose transport header is not found ([`crate::flow::UNKNOWN_TRANSPORT`]). Its cells hold [`DENY_UNKNOWN`] at the
+/// rank of the first rule about ports.
+pub const PORT_UNKNOWN: u32 = u32::MAX;
+
 /// Bits of a [`PortKey`] before the port.
 pub const PORT_PREFIX_BITS: u32 = 48;
 
@@ -91,6 +95,8 @@ pub const NO_RANK: u32 = u32::MAX;
 pub const ACCEPT: u32 = 0;
 /// The rule drops the packet.
 pub const DENY: u32 = 1;
+/// A [`DENY`] of [`PORT_UNKNOWN`]: a rule about ports could decide.
+pub const DENY_UNKNOWN: u32 = DENY | 1 << 2;
 /// The rule, of the admin tier, leaves the packet to the tiers after it.
 pub const PASS: u32 = 2;
 
@@ -131,7 +137,7 @@ pub struct Hit {
     pub rank: u32,
     /// Number of the rule; zero for what no rule of a document says (isolation).
     pub rule: u32,
-    /// [`ACCEPT`], [`DENY`], [`PASS`], or what [`redirect`] makes.
+    /// [`ACCEPT`], [`DENY`], [`DENY_UNKNOWN`], [`PASS`], or what [`redirect`] makes.
     pub ruling: u32,
 }
 

@@ -4,7 +4,7 @@
 //! selects it, accept). It looks up
 //! 1. the peer's address in [`Tables::ipcache`] (longest prefix): a *peer class*;
 //! 2. rule set, protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*, or
-//!    [`PortClass::ANY`] if there is no row, as for protocols without ports;
+//!    [`PortClass::ANY`] if there is no row, as for protocols without ports. For a packet whose transport header is not found, [`PortClass::UNKNOWN`];
 //! 3. up to four cells of [`Rows::cells`]: (class, port), (class, any), (any, port), (any, any).
 //!
 //! A [`Cell`] has up to two [`Hit`]s: the best rule of the admin tier and the best of what follows it. Of the admin
@@ -20,6 +20,9 @@
 //! union is the lowest of the lowest ranks of its parts, so a cell needs only its best rule of the admin tier and its
 //! best of the rest, and a pass needs no more: it goes on to the best of the rest. A pass of the baseline tier accepts
 //! without a rule. No cell is expanded for a pass.
+//!
+//! **Unknown transport.** The cells of [`PortClass::UNKNOWN`] have the rank of the best rule with ports, and deny: where such a rule comes before
+//! every matching rule without ports, the verdict would depend on ports that are not known.
 //!
 //! **Requests.** Of rules with requests, all that match a packet count, not the first alone: its flow goes to the listener for the union of their
 //! requests. Such a rule has ports, so those that match are in the cells (class, port) and (any, port). The first one has the union of both, and
@@ -108,6 +111,8 @@ pub struct PortClass(pub u32);
 impl PortClass {
     /// Of a cell: every destination. Of a packet: no rule names its destination.
     pub const ANY: Self = Self(0);
+    /// Of a cell and of a packet: the transport header is not found.
+    pub const UNKNOWN: Self = Self(u32::MAX);
 }
 
 /// A rule, in [`Tables::origins`].
@@ -258,7 +263,7 @@ pub struct Hit {
     pub rank: u32,
     /// What the rule does.
     pub ruling: Ruling,
-    /// The rule; `None` for isolation and for a pass of the baseline tier.
+    /// The rule; `None` for isolation, for a pass of the baseline tier, and where it could only be some rule with ports.
     pub rule: Option<RuleIndex>,
 }
 
@@ -269,6 +274,8 @@ pub enum Ruling {
     Accept,
     /// Drops it.
     Deny,
+    /// Drops it, because its transport header is not found and rules with ports could decide.
+    DenyUnknown,
     /// Leaves it to the tiers after the admin tier.
     Pass,
     /// Hands its flow to the proxy.
@@ -289,6 +296,8 @@ pub struct Decision {
     pub listener: Option<ListenerId>,
     /// The rule that decides.
     pub rule: Option<RuleIndex>,
+    /// It is dropped because its transport header is not found.
+    pub unknown: bool,
 }
 
 /// What a program looks up on the way to a decision.
@@ -305,7 +314,7 @@ pub struct LookUp {
 }
 
 impl Decision {
-    const DEFAULT: Self = Self { accept: true, listener: None, rule: None };
+    const DEFAULT: Self = Self { accept: true, listener: None, rule: None, unknown: false };
 }
 
 /// All addresses of both families: the rows that every table has.
@@ -357,6 +366,9 @@ impl Tables {
             let requests = listener.map(|listener| listener.map(|listener| Cow::Borrowed(&*listener.requests)));
             return Some(Verdict::Accept { rule, requests: requests.map(Option::unwrap_or_default) });
         }
+        if decision.unknown {
+            return Some(Verdict::DenyUnknown);
+        }
         let rows = self.rules.get(&self.sets.get(&endpoint)?.of(direction))?;
         let isolated_by = if rule.is_none() { rows.isolated_by.iter().collect() } else { Vec::new() };
         Some(Verdict::Deny { rule, isolated_by })
@@ -405,9 +417,9 @@ impl Rows {
             let (accept, listener) = match hit.ruling {
                 Ruling::Accept => (true, None),
                 Ruling::Redirect { listener, .. } => (true, Some(listener)),
-                Ruling::Deny | Ruling::Pass => (false, None),
+                Ruling::Deny | Ruling::DenyUnknown | Ruling::Pass => (false, None),
             };
-            Decision { accept, listener, rule: hit.rule }
+            Decision { accept, listener, rule: hit.rule, unknown: hit.ruling == Ruling::DenyUnknown }
         })
     }
 
@@ -418,6 +430,7 @@ impl Rows {
             Destination::Icmp { v6: false, kind } => (L4::Icmp, kind.into()),
             Destination::Icmp { v6: true, kind } => (L4::Icmp6, kind.into()),
             Destination::Other(_) => return PortClass::ANY,
+            Destination::Unknown => return PortClass::UNKNOWN,
         };
         self.class_of(l4, port)
     }

@@ -64,6 +64,8 @@ pub enum Destination {
     },
     /// Another protocol, by its number (IANA, protocol numbers). No rule with ports matches it.
     Other(u8),
+    /// Not known, because the packet's transport header is not found. Every rule with ports may match it.
+    Unknown,
 }
 
 /// What becomes of a flow, and why.
@@ -83,6 +85,8 @@ pub enum Verdict<'a> {
         /// Without a rule: the policies that isolate the endpoint, by name.
         isolated_by: Vec<&'a PolicyName>,
     },
+    /// It is dropped, because its transport header is not found and a rule with ports comes before every matching rule without.
+    DenyUnknown,
 }
 
 impl Verdict<'_> {
@@ -106,10 +110,18 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
         let rules = policies.iter().filter(move |p| p.tier == tier).flat_map(|p| &p.rules);
         rules.filter(|rule| matches(rule, flow))
     };
-    let accept = |rule: &'a Rule| Verdict::Accept { rule: Some(&rule.origin), requests: None };
-    let deny = |rule: &'a Rule| Verdict::Deny { rule: Some(&rule.origin), isolated_by: Vec::new() };
+    let unknown = |rule: &Rule| flow.destination == Destination::Unknown && rule.ports.is_some();
+    let accept = |rule: &'a Rule| match unknown(rule) {
+        true => Verdict::DenyUnknown,
+        false => Verdict::Accept { rule: Some(&rule.origin), requests: None },
+    };
+    let deny = |rule: &'a Rule| match unknown(rule) {
+        true => Verdict::DenyUnknown,
+        false => Verdict::Deny { rule: Some(&rule.origin), isolated_by: Vec::new() },
+    };
 
     match matching(Tier::Admin).next() {
+        Some(rule) if unknown(rule) => return Verdict::DenyUnknown,
         Some(rule) if rule.action == Action::Accept => return accept(rule),
         Some(rule) if rule.action == Action::Deny => return deny(rule),
         _ => {}
@@ -122,6 +134,9 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
         return accept(rule);
     }
     if let Some(first) = accepting.next() {
+        if unknown(first) {
+            return Verdict::DenyUnknown;
+        }
         let requests = first.requests.as_deref().map(Cow::Borrowed);
         let others = accepting.filter_map(|rule| rule.requests.as_deref());
         let requests = others.fold(requests, |all, more| all.map(|all| Cow::Owned(all.union(more))));
@@ -143,6 +158,7 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
         return Verdict::Deny { rule: None, isolated_by };
     }
     match matching(Tier::Baseline).next() {
+        Some(rule) if unknown(rule) => Verdict::DenyUnknown,
         Some(rule) if rule.action == Action::Accept => accept(rule),
         Some(rule) if rule.action == Action::Deny => deny(rule),
         _ => Verdict::Accept { rule: None, requests: None },
@@ -182,21 +198,27 @@ fn peer_matches(peer: &Peer, flow: &Flow<'_>) -> bool {
 
 fn port_matches(port: &Port, flow: &Flow<'_>) -> bool {
     match (port, flow.destination) {
+        (Port::Numbers { .. } | Port::Icmp { .. }, Destination::Unknown) => true,
+        (Port::Named { protocol, name }, Destination::Unknown) => declared(protocol, name, flow).is_some(),
         (Port::Numbers { protocol, ports }, Destination::Ports { protocol: own, port }) => {
             *protocol == own && ports.range().contains(&port)
         }
         (Port::Named { protocol, name }, Destination::Ports { protocol: own, port }) => {
-            let receiver = match (flow.direction, flow.peer) {
-                (Direction::Ingress, _) => Some(flow.subject),
-                (Direction::Egress, PeerOf::Endpoint(endpoint, _)) => Some(endpoint),
-                (Direction::Egress, _) => None,
-            };
-            let declared = receiver.and_then(|endpoint| endpoint.ports.get(&(*protocol, name.clone())));
-            *protocol == own && declared == Some(&port)
+            *protocol == own && declared(protocol, name, flow) == Some(port)
         }
         (Port::Icmp { v6, kind }, Destination::Icmp { v6: own, kind: sent }) => {
             *v6 == own && kind.is_none_or(|kind| kind == sent)
         }
         _ => false,
     }
+}
+
+/// The number that the receiver declares for a named port.
+fn declared(protocol: &Protocol, name: &str, flow: &Flow<'_>) -> Option<u16> {
+    let receiver = match (flow.direction, flow.peer) {
+        (Direction::Ingress, _) => flow.subject,
+        (Direction::Egress, PeerOf::Endpoint(endpoint, _)) => endpoint,
+        (Direction::Egress, _) => return None,
+    };
+    receiver.ports.get(&(*protocol, name.to_owned())).copied()
 }

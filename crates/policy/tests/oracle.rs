@@ -50,7 +50,10 @@ fn flow<'a>(subject: &'a Endpoint, peer: PeerOf<'a>, destination: Destination) -
 fn decides(policies: &[Policy]) -> (Option<u32>, bool) {
     let subject = endpoint(&[]);
     let verdict = judge(policies, &flow(&subject, PeerOf::Outside("192.0.2.7".parse().unwrap()), tcp(80)));
-    let (Verdict::Accept { rule, .. } | Verdict::Deny { rule, .. }) = &verdict;
+    let rule = match &verdict {
+        Verdict::Accept { rule, .. } | Verdict::Deny { rule, .. } => *rule,
+        Verdict::DenyUnknown => None,
+    };
     (rule.map(|origin| origin.line), verdict.accepts())
 }
 
@@ -120,7 +123,7 @@ fn a_rule_without_requests_accepts_whatever_is_carried_and_others_add_up() {
             Verdict::Accept { rule, requests } => {
                 Some((rule.map(|origin| origin.line), requests.map(std::borrow::Cow::into_owned)))
             }
-            Verdict::Deny { .. } => None,
+            Verdict::Deny { .. } | Verdict::DenyUnknown => None,
         }
     };
     let both = get("/a").union(&get("/b"));
@@ -237,6 +240,41 @@ fn ports_are_of_their_protocol_and_both_ends_of_a_range_count() {
         assert_eq!(seen, expected, "{destination:?}");
         assert!(matches(None, None, &flow));
         assert!(!matches(None, Some(vec![]), &flow));
+    }
+}
+
+#[test]
+fn an_unknown_transport_header_is_denied_where_a_rule_with_ports_comes_first() {
+    let port = || Some(vec![Port::Numbers { protocol: Protocol::Tcp, ports: PortRange { first: 80, last: 80 } }]);
+    let of_port = |line, action| Rule { ports: port(), ..rule(line, action) };
+    let subject = endpoint(&[("http", 8080)]);
+    let outside = PeerOf::Outside("192.0.2.7".parse().unwrap());
+    let said = |policies: &[Policy]| {
+        let verdict = judge(policies, &flow(&subject, outside, Destination::Unknown));
+        if verdict == Verdict::DenyUnknown { None } else { Some(verdict.accepts()) }
+    };
+    let admin = |rules| policy("a", Admin, 0, rules);
+    for (policies, expected) in [
+        (vec![], Some(true)),
+        (vec![admin(vec![of_port(1, Deny)])], None),
+        (vec![admin(vec![of_port(1, Accept)])], None),
+        (vec![admin(vec![of_port(1, Pass)])], None),
+        (vec![admin(vec![rule(1, Accept), of_port(2, Deny)])], Some(true)),
+        (vec![admin(vec![rule(1, Pass), of_port(2, Deny)])], Some(true)),
+        (vec![admin(vec![rule(1, Deny), of_port(2, Accept)])], Some(false)),
+        (vec![isolating("i", vec![])], Some(false)),
+        (vec![isolating("i", vec![rule(1, Accept)])], Some(true)),
+        (vec![isolating("i", vec![of_port(1, Accept)])], None),
+        (vec![isolating("i", vec![rule(1, Accept), of_port(2, Deny)])], None),
+        (vec![policy("b", Baseline, 0, vec![of_port(1, Deny)])], None),
+        (vec![policy("b", Baseline, 0, vec![of_port(1, Pass)])], None),
+    ] {
+        assert_eq!(said(&policies), expected, "{policies:?}");
+    }
+    // A name that the receiver does not declare stands for no port.
+    for (name, expected) in [("http", None), ("dns", Some(true))] {
+        let ports = Some(vec![Port::Named { protocol: Protocol::Tcp, name: name.to_owned() }]);
+        assert_eq!(said(&[admin(vec![Rule { ports, ..rule(1, Deny) }])]), expected, "{name}");
     }
 }
 

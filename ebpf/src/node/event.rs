@@ -16,6 +16,8 @@ use wharf_ebpf::{
     parse::ETHERNET_BYTES,
 };
 
+use crate::packet::{EXTENSIONS, FRAGMENT, extension_bytes, is_extension};
+
 /// Runs the program.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
@@ -61,12 +63,6 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const DESTINATION_OPTIONS: u8 = 60;
-/// IPv6 extension headers that are looked behind. RFC 8200, 4.1 lets a packet have each kind once, one of them twice.
-const EXTENSION_HEADERS: u32 = 4;
 
 /// Fills in what the packet is. Bytes are copied by a helper rather than read in place: it fetches them from wherever
 /// they lie, never moves the packet, and leaves zeros where there is nothing.
@@ -111,8 +107,8 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 load(skb, ETHERNET_BYTES as u32 + 8, source.cast(), 32);
                 let mut offset = ETHERNET_BYTES as u32 + 40;
                 let mut later_fragment = false;
-                for _ in 0..EXTENSION_HEADERS {
-                    if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS) {
+                for _ in 0..EXTENSIONS {
+                    if !is_extension(next, true) {
                         break;
                     }
                     let mut header = 0_u32;
@@ -122,10 +118,8 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                     let header = u32::from_be(header);
                     if next == FRAGMENT {
                         later_fragment = header & 0xfff8 != 0;
-                        offset += 8;
-                    } else {
-                        offset += 8 + (header >> 16 & 0xff) * 8;
                     }
+                    offset += extension_bytes(next, header >> 16 & 0xff);
                     next = (header >> 24) as u8;
                     // What follows lies in the first fragment.
                     if later_fragment {

@@ -44,7 +44,7 @@ const ICMP_ERROR_BYTES: usize = 8;
 /// Finds the packet's flow, and with it the packet's way; lets pass what policy allows.
 ///
 /// # Errors
-/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `ProxyUnavailable`; `Malformed` for a packet that is cut short, when there is policy.
+/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`; `Malformed` for a packet that is cut short, when there is policy.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
@@ -58,6 +58,7 @@ pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
         MALFORMED => Err(DropReason::Malformed),
         POLICY_DENIED => Err(DropReason::PolicyDenied),
         PEER_POLICY_DENIED => Err(DropReason::PeerPolicyDenied),
+        UNKNOWN_TRANSPORT => Err(DropReason::UnknownTransport),
         PROXY_UNAVAILABLE => Err(DropReason::ProxyUnavailable),
         _ => Err(DropReason::LoneFragment),
     }
@@ -69,6 +70,7 @@ const PROXY: u32 = 2;
 const MALFORMED: u32 = DropReason::Malformed as u32;
 const POLICY_DENIED: u32 = DropReason::PolicyDenied as u32;
 const PEER_POLICY_DENIED: u32 = DropReason::PeerPolicyDenied as u32;
+const UNKNOWN_TRANSPORT: u32 = DropReason::UnknownTransport as u32;
 const PROXY_UNAVAILABLE: u32 = DropReason::ProxyUnavailable as u32;
 
 /// [`way`], with [`Asked::numbers`]. Answers [`DIRECT`], [`STACK`], [`PROXY`], or the reason of a drop as a number.
@@ -101,10 +103,13 @@ fn now() -> u32 {
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     // Read before the rules are: a flow that is judged while they change is judged again.
     let mut policy = policy::state();
-    // A packet cut short has no flow. Its receiver's stack judges it, unless there is policy, which cannot.
+    // A packet whose IP header is cut short has no flow. Its receiver's stack judges it, unless there is policy, which cannot.
     let unknown = || if policy.generation == 0 { Ok(Way::Direct) } else { Err(DropReason::Malformed) };
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
     if packet.is_fragment() {
+        if packet.is_incomplete() {
+            return Err(DropReason::UnknownTransport);
+        }
         let what = Fragment::of(asked, &packet).number();
         let at = packet.identification_at;
         // SAFETY: the context the program was called with.
@@ -546,7 +551,7 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
     let ctx = &TcContext::new(skb);
     let Fragment { own, direction, is_later, protocol } = Fragment::from_number(what);
     let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return LONE };
-    let Some((identification, identified_by)) = identification(ctx, at, protocol) else { return LONE };
+    let Some((identification, identified_by)) = identification(ctx, at) else { return LONE };
     let key = FragmentKey {
         source: *source.as_shared(),
         destination: *destination.as_shared(),

@@ -5,27 +5,34 @@ use core::mem::{offset_of, size_of};
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     FlowKey,
-    flow::{ICMP, ICMPV6, SCTP, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP},
+    flow::{ICMP, ICMPV6, SCTP, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP, UNKNOWN_TRANSPORT},
 };
 use wharf_ebpf::parse::{ETHERNET_BYTES, Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read};
 
-/// Extension headers of IPv6 that may come before the fragment header (RFC 8200, 4.1).
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const DESTINATION: u8 = 60;
 /// IPv6's fragment header (RFC 8200, 4.5).
-const FRAGMENT: u8 = 44;
+pub const FRAGMENT: u8 = 44;
 /// Place of the identification in it.
 const IDENTIFICATION: u32 = 4;
+/// The authentication header (RFC 4302), of both families.
+const AUTHENTICATION: u8 = 51;
+/// Bit by number: the other extension headers of IPv6 below 64, which are hop-by-hop options, routing and destination options (RFC 8200, 4).
+const LOW_EXTENSIONS: u64 = 1 << 0 | 1 << 43 | 1 << 60 | 1 << FRAGMENT;
+/// Mobility (RFC 6275), HIP (RFC 7401) and Shim6 (RFC 5533), each in the form of RFC 6564.
+const MOBILITY: u8 = 135;
+const HIP: u8 = 139;
+const SHIM6: u8 = 140;
 /// More fragments follow; the offset is below (RFC 791, 3.1).
 const MORE: u16 = 0x2000;
 const OFFSET: u16 = 0x1fff;
+/// Place of the packet's bytes in IPv4's header.
+const IPV4_BYTES: usize = 2;
 /// Place of the flags in TCP's header.
 const TCP_FLAGS: usize = 13;
 /// Place of the first chunk's type in SCTP's packet (RFC 9260, 3).
 const SCTP_CHUNK: usize = 12;
 
-/// The packet. Ports are in network byte order, and zero where there are none.
+/// The packet. Ports are in network byte order, and zero where there are none. A packet whose transport header is not found is one of the protocol
+/// [`UNKNOWN_TRANSPORT`].
 pub struct Packet {
     pub source: Ipv6Address,
     pub destination: Ipv6Address,
@@ -44,10 +51,11 @@ pub struct Packet {
     pub identification_at: u32,
     /// Offset of what follows the IP headers.
     pub transport: usize,
+    is_incomplete: bool,
 }
 
 impl Packet {
-    /// The IP packet at `offset`, with its ports where it has them; `None` when it is cut short.
+    /// The IP packet at `offset`, with its ports where it has them; `None` when its IP header is cut short.
     ///
     /// What the headers say comes from global functions, so that to the verifier all packets are one.
     #[inline(always)]
@@ -60,13 +68,14 @@ impl Packet {
         if found == 0 {
             return None;
         }
-        let (protocol, place, transport) = (found as u8, (found >> 16) as u16, (found >> 32) as u32 & TRANSPORT_MAX);
+        let (mut protocol, place, transport) =
+            (found as u8, (found >> 16) as u16, (found >> 32) as u32 & TRANSPORT_MAX);
         let is_later = if place & OFFSET != 0 { IS_LATER } else { 0 };
         // SAFETY: as above.
         let behind = unsafe { wharf_transport(ctx.skb.skb, transport, u32::from(protocol) | is_later) };
-        let behind = core::hint::black_box(behind);
+        let mut behind = core::hint::black_box(behind);
         if behind == CUT_SHORT {
-            return None;
+            (protocol, behind) = (UNKNOWN_TRANSPORT, 0);
         }
         Some(Self {
             source: address_at(ctx, offset, true)?,
@@ -80,6 +89,7 @@ impl Packet {
             place,
             identification_at: (found >> 48) as u32 & TRANSPORT_MAX,
             transport: transport as usize,
+            is_incomplete: found & INCOMPLETE != 0,
         })
     }
 
@@ -98,6 +108,7 @@ impl Packet {
             place: 0,
             identification_at: 0,
             transport: 0,
+            is_incomplete: false,
         })
     }
 
@@ -105,6 +116,12 @@ impl Packet {
     #[inline(always)]
     pub fn ports(&self) -> u32 {
         u32::from(self.source_port) | u32::from(self.destination_port) << 16
+    }
+
+    /// The first fragment of a packet, which does not hold all of its headers: RFC 7112, 5 lets it be dropped.
+    #[inline(always)]
+    pub fn is_incomplete(&self) -> bool {
+        self.is_incomplete
     }
 
     /// One of several fragments.
@@ -166,8 +183,26 @@ fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Addres
     read(ctx, offset + place)
 }
 
-/// Headers that are looked behind. A packet may have each kind once, one of them twice (RFC 8200, 4.1).
-const EXTENSIONS: u32 = 5;
+/// Extension headers that are looked behind: as many as RFC 8200, 4.1 recommends at most in front of a transport header.
+pub const EXTENSIONS: u32 = 6;
+
+/// An extension header, which tells the number of the header after it.
+#[inline(always)]
+pub fn is_extension(next: u8, ipv6: bool) -> bool {
+    let is_low = next < 64 && LOW_EXTENSIONS >> next & 1 != 0;
+    next == AUTHENTICATION || ipv6 && (is_low || matches!(next, MOBILITY | HIP | SHIM6))
+}
+
+/// Bytes of an extension header whose second byte is `length`.
+#[inline(always)]
+pub fn extension_bytes(next: u8, length: u32) -> u32 {
+    match next {
+        FRAGMENT => 8,
+        AUTHENTICATION => 4 * (length + 2),
+        _ => 8 * (length + 1),
+    }
+}
+
 /// Offset behind which no header is looked for: a packet that has more in front of it shows no ports.
 const SEARCHED: u32 = 0x7f0;
 /// Mask of the offset of a packet, which may be one that an ICMP error is about, 8 bytes behind what follows the IP headers.
@@ -181,9 +216,14 @@ const IS_ERROR: u64 = 1 << 48;
 /// What [`wharf_transport`] answers about a packet that is cut short.
 const CUT_SHORT: u64 = u64::MAX;
 
-/// The IP headers of the packet at `offset`: the protocol of what follows them, from bit 16 on flags and offset of a fragment as IPv4 has
-/// them, from bit 32 on the offset of what follows, from bit 48 on that of a fragment's identification. Zero for a packet that is cut short. An IPv6
-/// packet with more than [`EXTENSIONS`] headers, or longer ones, is one of the protocol of the header where the search ends.
+/// In what [`wharf_headers`] answers: [`Packet::is_incomplete`].
+const INCOMPLETE: u64 = 1 << 8;
+/// Bytes that the first fragment of a packet holds at least behind its headers: the lengths of fragments are multiples of it (RFC 8200, 4.5).
+const FRAGMENT_UNIT: u32 = 8;
+
+/// The IP headers of the packet at `offset`: the protocol of what follows them, [`INCOMPLETE`], from bit 16 on flags and offset of a fragment as IPv4
+/// has them, from bit 32 on the offset of what follows, from bit 48 on that of a fragment's identification. Zero for a packet whose IP header is cut
+/// short. A packet with more than [`EXTENSIONS`] headers, longer ones, or fewer bytes than they say is one of the protocol [`UNKNOWN_TRANSPORT`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -194,45 +234,82 @@ const CUT_SHORT: u64 = u64::MAX;
 #[inline(never)]
 pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 {
     let (ctx, start) = (&TcContext::new(skb), offset & PACKET_MAX);
-    let told = |protocol: u8, place: u16, transport: u32, identification: u32| {
-        u64::from(protocol) | u64::from(place) << 16 | u64::from(transport) << 32 | u64::from(identification) << 48
-    };
     // SAFETY: the context the program was called with.
-    match unsafe { (*skb).protocol } {
-        PROTOCOL_IPV4 => {
-            let Some(ip) = read::<Ipv4>(ctx, start as usize) else { return 0 };
-            let identification = start + offset_of!(Ipv4, identification) as u32;
-            told(ip.protocol, ip.fragment() & (MORE | OFFSET), start + ip.header_bytes() as u32, identification)
+    let ipv6 = unsafe { (*skb).protocol } == PROTOCOL_IPV6;
+    let mut round = if ipv6 {
+        let Some([next, _]) = read::<[u8; 2]>(ctx, start as usize + offset_of!(Ipv6, next_header)) else { return 0 };
+        found(next, 0, start + size_of::<Ipv6>() as u32, 0)
+    } else {
+        // Version and words of the header, bytes of the packet, identification, flags and offset, TTL and protocol.
+        let Some([first, bytes, _, place, last]) = read::<[u16; 5]>(ctx, start as usize) else { return 0 };
+        let (at, end) = (start + u32::from(first & 0x0f) * 4, start + u32::from(u16::from_be(bytes)));
+        let place = u16::from_be(place) & (MORE | OFFSET);
+        let all = found((last >> 8) as u8, place, at, start + offset_of!(Ipv4, identification) as u32);
+        all | if place == MORE && at + FRAGMENT_UNIT > end { INCOMPLETE } else { 0 }
+    };
+    for _ in 0..EXTENSIONS {
+        if round & ENDS != 0 || !is_extension(round as u8, ipv6) {
+            return round;
         }
-        PROTOCOL_IPV6 => {
-            let at = start as usize + offset_of!(Ipv6, next_header);
-            let Some([first, _]) = read::<[u8; 2]>(ctx, at) else { return 0 };
-            let (mut next, mut offset, mut place, mut fragment) = (first, start + size_of::<Ipv6>() as u32, 0_u16, 0);
-            for _ in 0..EXTENSIONS {
-                // What follows in a later fragment is not a header.
-                if place & OFFSET != 0 || !matches!(next, HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT) {
-                    break;
-                }
-                offset &= TRANSPORT_MAX; // it is less: for the verifier
-                let Some(header) = read::<[u16; 4]>(ctx, offset as usize) else { return 0 };
-                let (kind, length) = (header[0] as u8, u32::from(header[0] >> 8));
-                if next == FRAGMENT {
-                    let bits = u16::from_be(header[1]);
-                    // An "atomic" fragment (RFC 6946) is a whole packet.
-                    (place, fragment) = (bits >> 3 | (bits & 1) << 13, offset + IDENTIFICATION);
-                    offset += 8;
-                } else {
-                    offset += 8 * (length + 1);
-                }
-                if offset > SEARCHED {
-                    break;
-                }
-                next = kind;
-            }
-            told(next, place, offset & TRANSPORT_MAX, fragment)
-        }
-        _ => 0,
+        // SAFETY: the context the program was called with.
+        round = unsafe { wharf_extension(skb, start, round) };
     }
+    if round & ENDS == 0 && is_extension(round as u8, ipv6) {
+        round & !0xff | u64::from(UNKNOWN_TRANSPORT)
+    } else {
+        round
+    }
+}
+
+/// In what [`wharf_extension`] answers: the search ends with [`UNKNOWN_TRANSPORT`], which is the number of an extension header as well.
+const FAILED: u64 = 1 << 9;
+/// In what [`wharf_extension`] answers: no header follows that can be looked at. In a later fragment what follows is not a header.
+const ENDS: u64 = (OFFSET as u64) << 16 | INCOMPLETE | FAILED;
+
+/// What [`wharf_headers`] answers.
+#[inline(always)]
+fn found(protocol: u8, place: u16, at: u32, identified: u32) -> u64 {
+    u64::from(protocol) | u64::from(place) << 16 | u64::from(at) << 32 | u64::from(identified) << 48
+}
+
+/// What [`wharf_headers`] answers about the packet at `offset`, from what it would answer if the header that comes next were no extension header.
+///
+/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+///
+/// # Safety
+///
+/// `skb` is the context of the running program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round: u64) -> u64 {
+    let (ctx, start) = (&TcContext::new(skb), offset & PACKET_MAX);
+    let (next, mut place) = (round as u8, (round >> 16) as u16);
+    let (at, mut identified) = ((round >> 32) as u32 & TRANSPORT_MAX, (round >> 48) as u32);
+    let Some(header) = read::<[u16; 2]>(ctx, at as usize) else {
+        return found(UNKNOWN_TRANSPORT, place, at, identified) | if place == MORE { INCOMPLETE } else { FAILED };
+    };
+    let behind = at + extension_bytes(next, u32::from(header[0] >> 8));
+    if next == FRAGMENT {
+        let bits = u16::from_be(header[1]);
+        // An "atomic" fragment (RFC 6946) is a whole packet.
+        (place, identified) = (bits >> 3 | (bits & 1) << 13, at + IDENTIFICATION);
+    }
+    if place == MORE {
+        // The end by the packet's own header. A frame may have more bytes, which the receiver takes off.
+        // SAFETY: the context the program was called with.
+        let (field, before) = match unsafe { (*skb).protocol } {
+            PROTOCOL_IPV6 => (offset_of!(Ipv6, payload_bytes), size_of::<Ipv6>() as u32),
+            _ => (IPV4_BYTES, 0),
+        };
+        let bytes = read::<u16>(ctx, start as usize + field).map_or(0, u16::from_be);
+        if behind + FRAGMENT_UNIT > start + before + u32::from(bytes) {
+            return found(UNKNOWN_TRANSPORT, place, at, identified) | INCOMPLETE;
+        }
+    }
+    if behind > SEARCHED && place & OFFSET == 0 {
+        return found(UNKNOWN_TRANSPORT, place, at, identified) | FAILED;
+    }
+    found(header[0] as u8, place, behind & TRANSPORT_MAX, identified)
 }
 
 /// What the headers behind those of IP say, at the offset `transport`: source port, from bit 16 on the destination port, from bit 32 on
@@ -280,13 +357,15 @@ pub unsafe extern "C" fn wharf_transport(skb: *mut __sk_buff, transport: u32, wh
     }
 }
 
-/// Identification of a fragment of the packet at hand, as it stands in the header at `at`, and beside it [`wharf_common::FragmentKey::protocol`].
+/// Identification of a fragment of the packet at hand, as it stands in the header at `at`, and [`wharf_common::FragmentKey::protocol`].
 #[inline(always)]
-pub fn identification(ctx: &TcContext, at: u32, protocol: u8) -> Option<(u32, u8)> {
+pub fn identification(ctx: &TcContext, at: u32) -> Option<(u32, u8)> {
     let at = (at & TRANSPORT_MAX) as usize;
     // SAFETY: the context the program was called with.
     if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
-        return Some((read::<u16>(ctx, at)?.into(), protocol));
+        // Identification, flags and offset, then TTL and protocol.
+        let [identification, _, last] = read::<[u16; 3]>(ctx, at)?;
+        return Some((identification.into(), (last >> 8) as u8));
     }
     Some((read(ctx, at)?, 0))
 }

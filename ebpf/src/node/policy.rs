@@ -9,10 +9,10 @@ use core::ptr;
 use aya_ebpf::{bindings::__sk_buff, btf_maps::lpm_trie::Key, programs::TcContext};
 use wharf_common::{
     CellKey, Direction, DropReason, PolicyState, PortKey,
-    flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP},
+    flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
     policy::{
-        Choice, DENY, IDENTITY_NODE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS, REDIRECT, REDIRECT_OPEN,
-        REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
+        Choice, DENY, DENY_UNKNOWN, IDENTITY_NODE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS, PORT_UNKNOWN,
+        REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
     },
 };
 use wharf_ebpf::{
@@ -46,6 +46,8 @@ const TO_SERVICE: u64 = 1 << 33;
 const REDIRECTED: u64 = 1 << 34;
 /// Beside [`REDIRECTED`]: without the proxy the flow passes.
 const OPEN: u64 = 1 << 35;
+/// In what [`wharf_rules`] answers, with [`DENIED`]: because the packet's transport header is not found.
+const UNKNOWN: u64 = 1 << 36;
 /// Beside [`REDIRECTED`]: place of the proxy's port, host byte order.
 const PORT_SHIFT: u32 = 48;
 /// In what [`wharf_rules`] and [`wharf_judge`] answer: the rule.
@@ -110,10 +112,11 @@ pub fn judge(
     let which = which | u32::from(flags & (FLOW_UPSTREAM | FLOW_LET_IN));
     // SAFETY: the context the program was called with.
     let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
-    match (answer >> 32) as u32 & (OWN | OTHER) {
+    match (answer >> 32) as u32 & (OWN | OTHER | NOT_FOUND) {
         0 => Ok(Passed(answer)),
         OWN => Err(DropReason::PolicyDenied),
-        _ => Err(DropReason::PeerPolicyDenied),
+        OTHER => Err(DropReason::PeerPolicyDenied),
+        _ => Err(DropReason::UnknownTransport),
     }
 }
 
@@ -128,10 +131,12 @@ const _: () = assert!((SENDS | BY_OWNER | ALONE) as u16 & (FLOW_UPSTREAM | FLOW_
 const OWN: u32 = 1;
 /// As [`OWN`]: those of the other one.
 const OTHER: u32 = 2;
+/// In the high half of what [`wharf_judge`] answers, in their place: the packet's transport header is not found.
+const NOT_FOUND: u32 = (UNKNOWN >> 32) as u32;
 
 /// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero where it goes to the stack or comes
 /// from it; `destination`: as in [`wharf_rules`]; `which`: the bits above, and the flow's flags of those. The low half of the answer is the rule that
-/// lets it pass; the rest is [`OWN`] or [`OTHER`], or [`REDIRECTED`]. Where the rules of both ends redirect, the client's come first.
+/// lets it pass; the rest is [`OWN`], [`OTHER`] or [`NOT_FOUND`], or [`REDIRECTED`]. Where the rules of both ends redirect, the client's come first.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -163,6 +168,9 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
         let by_client = sent & DENIED != 0;
         if sent & TO_SERVICE != 0 && received & DENIED == 0 {
             return UNDECIDED.into();
+        }
+        if (if by_client { sent } else { received }) & UNKNOWN != 0 {
+            return UNKNOWN;
         }
         return u64::from(if by_client == own_began { OWN } else { OTHER }) << 32;
     }
@@ -198,7 +206,7 @@ fn ingress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
 }
 
-/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] and [`TO_SERVICE`], or [`REDIRECTED`]. `destination`: port (network byte order),
+/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] with [`TO_SERVICE`] and [`UNKNOWN`], or [`REDIRECTED`]. `destination`: port (network byte order),
 /// from bit 16 on the protocol, [`TO_ENDPOINT`], [`OF_SOURCE`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
@@ -228,6 +236,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
             let key = PortKey { set, protocol, _pad: 0, port: (destination as u16).to_ne_bytes() };
             POLICY_PORTS.get(&Key::new(DESTINATION_BITS, key)).copied().unwrap_or(0)
         }
+        UNKNOWN_TRANSPORT => PORT_UNKNOWN,
         _ => 0,
     };
     let mut choice = Choice::NONE;
@@ -259,10 +268,11 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         let open = if ruling & REDIRECT_OPEN != 0 { OPEN } else { 0 };
         return rule | REDIRECTED | open | u64::from(ruling >> REDIRECT_PORT_SHIFT) << PORT_SHIFT;
     }
-    if ruling != DENY {
+    if ruling & RULING != DENY {
         return rule;
     }
-    rule | DENIED | if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 }
+    let unknown = if ruling == DENY_UNKNOWN { UNKNOWN } else { 0 };
+    rule | DENIED | unknown | if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 }
 }
 
 /// Notes by which rules the flow passes.

@@ -148,7 +148,9 @@ fn a_drop_is_told_with_what_is_behind_extension_headers() -> Result<()> {
     let chain = [options(60), options(43), options(44), [UDP, 0, 0, 1, 0, 0, 0, 9]].concat();
     assert_eq!(told(&behind(0, &chain))?, (UDP, 4000, 53), "one of each, in the first fragment");
     assert_eq!(told(&behind(44, &[UDP, 0, 0, 8, 0, 0, 0, 9]))?, (UDP, 0, 0), "a later fragment");
-    let many = [options(60), options(60), options(60), options(60), options(UDP)].concat();
+    let most = [options(60), options(135), options(139), options(140), options(60), options(UDP)].concat();
+    assert_eq!(told(&behind(0, &most))?, (UDP, 4000, 53), "as many as are looked behind");
+    let many = [&options(60)[..], &most].concat();
     assert_eq!(told(&behind(0, &many))?, (60, 0, 0), "more than are looked behind");
     // A header that says it is longer than the packet.
     assert_eq!(told(&behind(0, &[60, 255, 1, 4, 0, 0, 0, 0]))?, (60, 0, 0), "cut off");

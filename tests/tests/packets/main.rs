@@ -11,6 +11,7 @@ mod events;
 mod fixture;
 mod flows;
 mod from_container;
+mod headers;
 mod hostile;
 mod limits;
 mod live;

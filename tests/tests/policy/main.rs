@@ -4,6 +4,7 @@ mod change;
 mod facts;
 mod flood;
 mod gaps;
+mod headers;
 mod packets;
 mod pods;
 mod published;

@@ -8,8 +8,8 @@ use std::{
 use wharf_agent::policy::error::PolicyError;
 use wharf_common::{
     CellKey, SetsRow,
-    flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
-    policy::{ACCEPT, Choice},
+    flow::{ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
+    policy::{ACCEPT, Choice, PORT_UNKNOWN},
 };
 use wharf_core::{ids::EndpointId, kernel::PolicyKernel as _, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
@@ -251,8 +251,9 @@ impl Play {
 fn flows(peers: &BTreeSet<IpAddr>) -> impl Iterator<Item = (Direction, IpAddr, Destination)> {
     let tcp = |port| Destination::Ports { protocol: Protocol::Tcp, port };
     let udp = |port| Destination::Ports { protocol: Protocol::Udp, port };
-    let all = [tcp(80), tcp(443), tcp(81), udp(1000), udp(2000), udp(2001), Destination::Other(47)];
-    let to = move |peer| all.into_iter().map(move |to| (peer, to));
+    let portless = [Destination::Other(47), Destination::Unknown];
+    let all = [tcp(80), tcp(443), tcp(81), udp(1000), udp(2000), udp(2001)].into_iter().chain(portless);
+    let to = move |peer| all.clone().map(move |to| (peer, to));
     let both = |(peer, to)| [(Direction::Ingress, peer, to), (Direction::Egress, peer, to)];
     peers.iter().copied().flat_map(to).flat_map(both)
 }
@@ -295,10 +296,15 @@ fn passes(rows: &PolicyRows, id: EndpointId, direction: Direction, peer: IpAddr,
         Destination::Ports { protocol: Protocol::Sctp, port } => (SCTP, port),
         Destination::Icmp { v6, kind } => (if v6 { ICMPV6 } else { ICMP }, kind.into()),
         Destination::Other(protocol) => (protocol, 0),
+        Destination::Unknown => (UNKNOWN_TRANSPORT, 0),
     };
     let covers = |first: u16, length: u8| u32::from(first ^ port) >> (16 - u32::from(length)) == 0;
     let ports = rows.ports.iter().filter(|(r, _)| (r.set, r.protocol) == (set, protocol) && covers(r.first, r.length));
-    let port = ports.max_by_key(|(range, _)| range.length).map_or(0, |(_, class)| *class);
+    let port = match ports.max_by_key(|(range, _)| range.length) {
+        _ if protocol == UNKNOWN_TRANSPORT => PORT_UNKNOWN,
+        Some((_, class)) => *class,
+        None => 0,
+    };
     let mut choice = Choice::NONE;
     for (class, port) in [(class, port), (class, 0), (0, port), (0, 0)] {
         if let Some((cell, _)) = rows.cells.get(&CellKey { set, class, port }) {

@@ -1,6 +1,6 @@
 //! `wharf policy explain`.
 
-use wharf_api::{PolicyExplanation, PolicyJudgement, PolicyRedirect, PolicyVerdict};
+use wharf_api::{PolicyExplanation, PolicyJudgement, PolicyRedirect, PolicyVerdict, UNKNOWN_PORT_CLASS};
 
 use super::super::{
     Style, Tone,
@@ -84,6 +84,9 @@ fn denied(ends: &Ends<'_>) -> String {
         return "the agent does not say by which end".to_owned();
     };
     match (&judgement.rule, judgement.isolated_by.as_slice()) {
+        (None, []) if judgement.port_class == UNKNOWN_PORT_CLASS => {
+            format!("a rule about ports could decide at the {name} ({direction}), and the packet shows none")
+        }
         (Some(rule), _) => format!("{} drops it at the {name} ({direction})", rule.document),
         (None, []) => format!("no rule allows it at the {name} ({direction})"),
         (None, [policy]) => format!("{policy} isolates the {name} ({direction}) and no rule allows it"),
@@ -120,7 +123,8 @@ fn judged(screen: &mut Screen<'_>, end: End, judgement: &PolicyJudgement) {
     }
     let PolicyJudgement { rule_set, peer_class, port_class, .. } = judgement;
     let set = if *rule_set == 0 { "none".to_owned() } else { rule_set.to_string() };
-    screen.line("  Looked up", &format!("rule set {set}, peer class {peer_class}, port class {port_class}"));
+    let port = if *port_class == UNKNOWN_PORT_CLASS { "unknown".to_owned() } else { port_class.to_string() };
+    screen.line("  Looked up", &format!("rule set {set}, peer class {peer_class}, port class {port}"));
 }
 
 #[cfg(test)]
@@ -195,6 +199,11 @@ mod tests {
             ),
             (Some(with_rule(7, deny)), None, "denied: NetworkPolicy shop/db drops it at the sender (egress)"),
             (None, Some(isolated(9, &[])), "denied: no rule allows it at the receiver (ingress)"),
+            (
+                None,
+                Some(PolicyJudgement { port_class: UNKNOWN_PORT_CLASS, ..judgement(9, deny) }),
+                "denied: a rule about ports could decide at the receiver (ingress), and the packet shows none",
+            ),
         ] {
             assert_eq!(sentence(egress, ingress), wanted);
         }

@@ -104,7 +104,7 @@ impl Plan {
         plan.ports = prefixes;
         for (clause, place) in plan.clauses.iter_mut().zip(places) {
             clause.ports = match place {
-                Some(place) => classes.get(place).cloned().unwrap_or_default(),
+                Some(place) => with_unknown(classes.get(place).cloned().unwrap_or_default()),
                 None => vec![PortClass::ANY],
             };
         }
@@ -154,14 +154,17 @@ impl Plan {
         for (at, clause) in places.filter_map(|at| Some((at, self.clauses.get(at)?))) {
             for port in &clause.ports {
                 let cell = cells.entry(*port).or_default();
-                if clause.requests.is_some() {
+                let is_unknown = *port == PortClass::UNKNOWN;
+                let hit =
+                    if is_unknown { Hit { ruling: Ruling::DenyUnknown, rule: None, ..clause.hit } } else { clause.hit };
+                if clause.requests.is_some() && !is_unknown {
                     with_requests.entry(*port).or_default().insert(at);
-                    let hit = cell.redirect.take().map_or(clause.hit, |(hit, _)| hit);
+                    let hit = cell.redirect.take().map_or(hit, |(hit, _)| hit);
                     cell.redirect = clause.requests.clone().map(|requests| (hit, requests));
                     continue;
                 }
                 let best = if clause.admin { &mut cell.admin } else { &mut cell.rest };
-                *best = Some(best.filter(|other| other.rank < clause.hit.rank).unwrap_or(clause.hit));
+                *best = Some(best.filter(|other| other.rank < hit.rank).unwrap_or(hit));
             }
         }
         for (port, mut places) in with_requests {
@@ -229,6 +232,14 @@ fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<
         parts.push((None, Some(numbers)));
     }
     parts
+}
+
+/// The port classes of a rule with ports, which is one that a packet without a known transport header may match. No classes where it has no ports.
+fn with_unknown(mut ports: Vec<PortClass>) -> Vec<PortClass> {
+    if !ports.is_empty() {
+        ports.push(PortClass::UNKNOWN);
+    }
+    ports
 }
 
 /// Lists of ports, each once.

@@ -73,7 +73,7 @@ proptest! {
 #[test]
 fn random_flows_meet_every_kind_of_verdict() {
     let mut runner = TestRunner::deterministic();
-    let (mut kinds, mut named) = ([0; 5], 0);
+    let (mut kinds, mut named) = ([0; 6], 0);
     for _ in 0..200 {
         let world = universe::world().new_tree(&mut runner).expect("a world").current();
         let probes = vec(universe::probe(), 20).new_tree(&mut runner).expect("probes").current();
@@ -86,12 +86,16 @@ fn random_flows_meet_every_kind_of_verdict() {
                 Verdict::Accept { rule: Some(_), requests: Some(_) } => 4,
                 Verdict::Deny { rule: None, .. } => 2,
                 Verdict::Deny { rule: Some(_), .. } => 3,
+                Verdict::DenyUnknown => 5,
             };
             kinds[kind] += 1;
         }
     }
     let all: u32 = kinds.iter().sum();
     assert!(kinds[..4].iter().all(|kind| kind * 20 > all), "each is more than a twentieth: {kinds:?}");
-    assert!(kinds[4] * 100 > all, "requests are more than a hundredth: {kinds:?}");
+    assert!(
+        kinds[4..].iter().all(|kind| kind * 100 > all),
+        "requests and unknown headers are more than a hundredth: {kinds:?}"
+    );
     assert!(named * 100 > all, "names decide more than a hundredth: {named} of {all}");
 }

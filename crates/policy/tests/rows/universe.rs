@@ -380,6 +380,7 @@ pub(crate) fn probe() -> impl Strategy<Value = Probe> {
         8 => port,
         3 => icmp,
         1 => select(vec![1, 6, 47, 58]).prop_map(Destination::Other),
+        2 => Just(Destination::Unknown),
     ];
     let direction = select(vec![Direction::Ingress, Direction::Egress]);
     (1..=ENDPOINTS, direction, select(all_addresses()), destination)
