@@ -89,7 +89,9 @@ mod tests {
             };
             assert_eq!(told(state), [TCP, UDP, SCTP, ICMP, OTHER].map(time), "{}", state.as_str());
         }
-        for number in [map::FLOWS_MAX, map::FLOWS_NEW_MAX, map::FLOWS_QUOTA, map::FLOWS_PER_TICK] {
+        for number in
+            [map::FLOWS_KEPT_MAX, map::FLOWS_RECENT_MAX, map::FLOWS_NEW_MAX, map::FLOWS_QUOTA, map::FLOWS_PER_TICK]
+        {
             let thousands = format!("{},{:03}", number / 1_000, number % 1_000);
             assert!(page.contains(&thousands), "{thousands}");
         }

@@ -7,12 +7,12 @@ use aya_ebpf::{
 };
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event, EventBudget,
-    FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, PeerRow, PolicyState, PortKey, SetsRow,
-    StackPathKey, StackPathRow,
+    FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey,
+    SetsRow, StackPathKey, StackPathRow,
     map::{
-        BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX, FRAGMENTS_MAX,
-        IPCACHE_MAX, METRICS_MAX, NODE_CALLS_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX,
-        STACK_PATHS_MAX, STACK_USERS_MAX,
+        BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX,
+        FLOWS_RECENT_MAX, FRAGMENT_SLOTS_MAX, FRAGMENTS_MAX, IPCACHE_MAX, METRICS_MAX, NODE_CALLS_MAX,
+        POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
     },
 };
 
@@ -45,15 +45,25 @@ pub static STACK_PATHS: LruHashMap<StackPathKey, StackPathRow, { STACK_PATHS_MAX
 #[btf_map]
 pub static STACK_USERS: Array<u64, { STACK_USERS_MAX as usize }> = Array::new();
 
-/// Node-wide: flows that both ends use.
+/// Node-wide: flows that both ends use, and the recent flows of each endpoint.
 #[btf_map]
 pub static FLOWS: HashMap<FlowKey, FlowRow, { FLOWS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
-/// Node-wide: flows that were seen in one direction.
+/// Node-wide: keys of the recent flows of each endpoint, by endpoint id and place in its rings.
+#[btf_map]
+pub static FLOWS_RECENT: HashMap<u32, FlowKey, { FLOWS_RECENT_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+/// Node-wide: older flows that were seen in one direction.
 #[btf_map]
 pub static FLOWS_NEW: LruHashMap<FlowKey, FlowRow, { FLOWS_NEW_MAX as usize }> = LruHashMap::new();
 
-/// Node-wide: ports of fragmented packets.
+/// Node-wide: ports of the latest fragmented packets of each endpoint.
+#[btf_map]
+pub static FRAGMENT_SLOTS: HashMap<u32, FragmentSlot, { FRAGMENT_SLOTS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+/// Node-wide: ports of earlier fragmented packets.
 #[btf_map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentRow, { FRAGMENTS_MAX as usize }> = LruHashMap::new();
 

@@ -133,8 +133,8 @@ fn every_map_that_is_listed_can_be_shown() -> Result<()> {
         let of_endpoint = format!("{id}/");
         for name in names.iter().filter(|n| !n.contains('/') || n.starts_with(&of_endpoint)) {
             let elsewhere = match *name {
-                "FLOWS" | "FLOWS_NEW" => "wharf bpf ct list",
-                "FRAGMENTS" => "packets that are on their way",
+                "FLOWS" | "FLOWS_RECENT" | "FLOWS_NEW" => "wharf bpf ct list",
+                "FRAGMENT_SLOTS" | "FRAGMENTS" => "packets that are on their way",
                 "PROFILES" => "CONFIG; look at that",
                 _ => "",
             };

@@ -4,9 +4,11 @@
 //! A flow is two addresses with a port each and a protocol. **Both directions share one row**: the key has the ends in an order of
 //! their own ([`FlowKey`]), and [`FLOW_BY_HIGH`] says which of them began.
 //!
-//! A flow begins in [`crate::map::FLOWS_NEW`], an LRU table, and moves to [`crate::map::FLOWS`] when the end that began it goes
-//! on after an answer: a sender of forged or unanswered packets fills the first table and never the second, from which
-//! nothing is evicted. Rows leave it by collection, when they are over ([`FlowRow::is_over`]).
+//! A flow begins as a *recent* flow of its endpoint ([`FLOW_RECENT`]) in [`crate::map::FLOWS`], from which nothing is evicted. It is
+//! *kept* there when the end that began it goes on after an answer: a sender of forged or unanswered packets never gets there. When
+//! the endpoint has begun [`crate::map::FLOWS_SHARE`] later flows, its oldest recent flow moves to the LRU table
+//! [`crate::map::FLOWS_NEW`], from which it can still become a kept one. Rows leave [`crate::map::FLOWS`] by collection,
+//! when they are over ([`FlowRow::is_over`]).
 
 use crate::map::EndpointKey;
 
@@ -86,6 +88,8 @@ pub const FLOW_PROXIED: u16 = 1 << 6;
 pub const FLOW_UPSTREAM: u16 = 1 << 7;
 /// [`FlowRow::flags`]: beside [`FLOW_UPSTREAM`], the receiver's own rules redirected what the proxy sends here, so they do not redirect it again.
 pub const FLOW_LET_IN: u16 = 1 << 8;
+/// [`FlowRow::flags`]: the row is in [`crate::map::FLOWS`] as a recent flow of its endpoint, and not kept.
+pub const FLOW_RECENT: u16 = 1 << 9;
 /// The flags of a flow that the proxy has an end of.
 pub const FLOW_OF_PROXY: u16 = FLOW_PROXIED | FLOW_UPSTREAM | FLOW_LET_IN;
 
@@ -270,6 +274,20 @@ pub struct FragmentRow {
     pub pad: [u8; 3],
 }
 
+/// Value of [`crate::map::FRAGMENT_SLOTS`]: the packet in a place of an endpoint's share.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct FragmentSlot {
+    /// The packet.
+    pub key: FragmentKey,
+    /// Its ports.
+    pub row: FragmentRow,
+}
+
 /// Ticks that a packet's later fragments may come after the first: RFC 8200, 4.5 gives up after 60 s.
 pub const FRAGMENT_TICKS: u32 = 60;
 
@@ -281,14 +299,24 @@ pub const FRAGMENT_TICKS: u32 = 60;
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct FlowUse {
-    /// Rows of [`crate::map::FLOWS`] that are charged to it: as the last collection counted them, and those added since.
+    /// Kept rows of [`crate::map::FLOWS`] that are charged to it: as the last collection counted them, and those added since. In row 0
+    /// the rows of all endpoints.
     pub rows: u32,
-    /// The count of the collection that runs.
+    /// The count of the collection that runs. In row 0 not zero while a collection runs.
     pub counted: u32,
     /// The tick that `begun` is about.
     pub tick: u32,
-    /// Rows of [`crate::map::FLOWS_NEW`] that it took in that tick.
+    /// Flows that it began in that tick.
     pub begun: u32,
+    /// Rows of [`crate::map::FLOWS`] with [`FLOW_RECENT`], counted like `rows`. CPUs that race may leave it below zero (two's
+    /// complement) until the next collection.
+    pub recent: u32,
+    /// As `counted`, of `recent`.
+    pub recent_counted: u32,
+    /// Recent flows that it began, since the table was made: the next place in its ring.
+    pub next: u32,
+    /// As `next`, of flows that began outside of the node.
+    pub next_outside: u32,
 }
 
 /// Value of [`crate::map::FLOW_TOTALS`]: the tables as a whole, since they were made.
@@ -299,22 +327,22 @@ pub struct FlowUse {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct FlowTotals {
-    /// Rows of [`crate::map::FLOWS`] that the last collection left there.
+    /// Kept rows of [`crate::map::FLOWS`] that the last collection left there.
     pub rows: u64,
     /// Rows that collections removed because their flow was over.
     pub expired: u64,
     /// Rows that collections removed because an endpoint of theirs was gone.
     pub orphaned: u64,
-    /// Packets whose flow stayed in [`crate::map::FLOWS_NEW`] because its endpoint has [`crate::map::FLOWS_QUOTA`] rows.
+    /// Packets whose flow was not kept because its endpoint has [`crate::map::FLOWS_QUOTA`] rows.
     pub over_quota: u64,
-    /// Packets whose flow stayed there because [`crate::map::FLOWS`] is full, or there was no memory.
+    /// Packets whose flow was not kept because [`crate::map::FLOWS_KEPT_MAX`] rows are, or there was no memory.
     pub no_room: u64,
     /// Packets whose flow got no row at all, because its endpoint began [`crate::map::FLOWS_PER_TICK`] in that tick.
     pub untracked: u64,
 }
 
 #[cfg(feature = "user")]
-crate::pod!(FlowKey, FlowRow, FragmentKey, FragmentRow, FlowUse, FlowTotals);
+crate::pod!(FlowKey, FlowRow, FragmentKey, FragmentRow, FragmentSlot, FlowUse, FlowTotals);
 
 const _: () = {
     use core::mem::size_of;
@@ -322,6 +350,7 @@ const _: () = {
     assert!(size_of::<FlowRow>() == 24);
     assert!(size_of::<FragmentKey>() == 40);
     assert!(size_of::<FragmentRow>() == 16);
-    assert!(size_of::<FlowUse>() == 16);
+    assert!(size_of::<FragmentSlot>() == 56);
+    assert!(size_of::<FlowUse>() == 32);
     assert!(size_of::<FlowTotals>() == 48);
 };

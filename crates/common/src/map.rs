@@ -9,9 +9,11 @@
 //! | `EVENTS` | ring buffer | node | [`crate::Event`] | ordered across CPUs, one reader; full means counted as lost, never blocked |
 //! | `STACK_PATHS` | LRU hash | node | [`StackPathKey`] -> [`StackPathRow`] | which services of an endpoint another endpoint reaches through the node's stack; a row for each pair and service, not for each flow, so that no flood of flows evicts one that is in use |
 //! | `STACK_USERS` | array | node | endpoint id -> epoch of the endpoint that has rows in `STACK_PATHS` | spares all others the look-up: one load, no hash |
-//! | `FLOWS` | hash, no prealloc | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows that both ends use: a plain hash evicts nothing; one table for all, because each costs 16 bytes a place even when empty; memory only for rows in use |
-//! | `FLOWS_NEW` | LRU hash | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows seen in one direction: whoever floods evicts the oldest of these |
-//! | `FRAGMENTS` | LRU hash | node | [`crate::FragmentKey`] -> [`crate::FragmentRow`] | the ports and the protocol that only a packet's first fragment shows; needed for moments |
+//! | `FLOWS` | hash, no prealloc | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows that both ends use, and the recent flows of each endpoint: a plain hash evicts nothing; one table for all, because each costs 16 bytes a place even when empty; memory only for rows in use |
+//! | `FLOWS_RECENT` | hash, no prealloc | node | endpoint id and place -> [`crate::FlowKey`] | the order in which an endpoint began its recent flows; the kernel's LRU has no order for each owner; memory only for rows in use |
+//! | `FLOWS_NEW` | LRU hash | node | [`crate::FlowKey`] -> [`crate::FlowRow`] | flows seen in one direction that are no longer recent: a flood evicts the oldest of all endpoints |
+//! | `FRAGMENT_SLOTS` | hash, no prealloc | node | endpoint id and place -> [`crate::FragmentSlot`] | the ports and the protocol that only a packet's first fragment shows, of an endpoint's latest packets: no other endpoint takes their places; memory only for rows in use |
+//! | `FRAGMENTS` | LRU hash | node | [`crate::FragmentKey`] -> [`crate::FragmentRow`] | the same of packets that lost their place; needed for moments |
 //! | `FLOW_USE` | array | node | endpoint id -> [`crate::FlowUse`] | quotas: one load, no hash |
 //! | `FLOW_TOTALS` | array of 1 | node | 0 -> [`crate::FlowTotals`] | fill, collection and what was refused; added to on rare paths only |
 //! | `IPCACHE` | LPM trie | node | prefix of [`EndpointKey`] -> [`crate::PeerRow`] | who has an address, as policy sees it: endpoints and the networks that rules name; memory only for rows in use |
@@ -40,11 +42,15 @@ pub const EVENTS: &str = "EVENTS";
 pub const STACK_PATHS: &str = "STACK_PATHS";
 /// Node-wide array of the endpoints that have rows in [`STACK_PATHS`], by endpoint id.
 pub const STACK_USERS: &str = "STACK_USERS";
-/// Node-wide table of the flows that both ends use.
+/// Node-wide table of the flows that both ends use, and of the recent flows of each endpoint.
 pub const FLOWS: &str = "FLOWS";
-/// Node-wide table of the flows that were seen in one direction.
+/// Node-wide table of the keys of recent flows, by endpoint id and place.
+pub const FLOWS_RECENT: &str = "FLOWS_RECENT";
+/// Node-wide table of older flows that were seen in one direction.
 pub const FLOWS_NEW: &str = "FLOWS_NEW";
-/// Node-wide table of the ports of fragmented packets.
+/// Node-wide table of the ports of the latest fragmented packets of each endpoint, by endpoint id and place.
+pub const FRAGMENT_SLOTS: &str = "FRAGMENT_SLOTS";
+/// Node-wide table of the ports of earlier fragmented packets.
 pub const FRAGMENTS: &str = "FRAGMENTS";
 /// Node-wide array of what each endpoint takes of the flow tables, by endpoint id.
 pub const FLOW_USE: &str = "FLOW_USE";
@@ -81,16 +87,27 @@ pub const STACK_PATH_PORTS: u32 = 32;
 pub const STACK_USERS_MAX: u32 = CALLS_MAX;
 /// Rows of [`FLOWS`]: 8 MiB for the places, and about 100 bytes for each row in use.
 pub const FLOWS_MAX: u32 = 524_288;
-/// Rows of [`FLOWS`] that one endpoint may take: a quarter, so that none can fill the table for the others.
-pub const FLOWS_QUOTA: u32 = FLOWS_MAX / 4;
+/// Recent flows of one endpoint that it began, and as many that began outside of the node: floods of other endpoints do not evict
+/// their rows.
+pub const FLOWS_SHARE: u32 = 256;
+/// Rows of [`FLOWS_RECENT`], and rows of [`FLOWS`] that are left free for recent flows: the whole share of 512 endpoints. 2 MiB for
+/// the places, and about 130 bytes for each row in use.
+pub const FLOWS_RECENT_MAX: u32 = FLOWS_MAX / 4;
+/// Rows of [`FLOWS`] for flows that both ends use.
+pub const FLOWS_KEPT_MAX: u32 = FLOWS_MAX - FLOWS_RECENT_MAX;
+/// Rows of [`FLOWS_KEPT_MAX`] that one endpoint may take: a quarter, so that none can fill the table for the others.
+pub const FLOWS_QUOTA: u32 = FLOWS_KEPT_MAX / 4;
 /// Rows of [`FLOWS_NEW`]: 16 MiB, allocated with the map.
 pub const FLOWS_NEW_MAX: u32 = 131_072;
-/// Flows that one endpoint may begin in a tick and get a row for: whoever floods needs four ticks to evict another's row, and an
-/// answer takes less.
+/// Flows that one endpoint may begin in a tick and get a row for: one endpoint needs four ticks to fill [`FLOWS_NEW`].
 pub const FLOWS_PER_TICK: u32 = FLOWS_NEW_MAX / 4;
+/// Places in [`FRAGMENT_SLOTS`] that an endpoint has, half of them for each direction; a power of two.
+pub const FRAGMENTS_SHARE: u32 = 64;
+/// Rows of [`FRAGMENT_SLOTS`]: the whole share of 1,024 endpoints; 1 MiB for the places, and about 130 bytes for each row in use.
+pub const FRAGMENT_SLOTS_MAX: u32 = 65_536;
 /// Rows of [`FRAGMENTS`].
 pub const FRAGMENTS_MAX: u32 = 8_192;
-/// Rows of [`FLOW_USE`]: index is the endpoint id.
+/// Rows of [`FLOW_USE`]: index is the endpoint id; row 0 is the whole node's.
 pub const FLOW_USE_MAX: u32 = CALLS_MAX;
 /// Rows of [`IPCACHE`]: two addresses of each endpoint id, and as many networks again and more.
 pub const IPCACHE_MAX: u32 = 131_072;

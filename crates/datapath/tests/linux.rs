@@ -483,7 +483,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 /// The shared maps.
-const SHARED: [&str; 17] = [
+const SHARED: [&str; 19] = [
     "ENDPOINTS",
     "CALLS",
     "NODE_CALLS",
@@ -492,7 +492,9 @@ const SHARED: [&str; 17] = [
     "STACK_PATHS",
     "STACK_USERS",
     "FLOWS",
+    "FLOWS_RECENT",
     "FLOWS_NEW",
+    "FRAGMENT_SLOTS",
     "FRAGMENTS",
     "FLOW_USE",
     "FLOW_TOTALS",

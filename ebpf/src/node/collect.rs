@@ -1,47 +1,73 @@
-//! Removes rows of `FLOWS` whose flow is over or has lost an endpoint, and counts the rows of each endpoint. User space runs it
+//! Removes rows of `FLOWS` whose flow is over or has lost an endpoint, counts the rows of each endpoint, and frees places of its shares
+//! that are not in use. User space runs it
 //! every few seconds; packets go on meanwhile.
 //!
 //! The kernel walks the table and calls [`row`] with each row's own memory, so that what decides is the row as it is at that moment,
 //! not a copy of it. It is a raw tracepoint's program, attached to none: a test run of a classifier would keep this CPU's packets
 //! waiting for as long as it lasts (Linux 6.10).
+//!
+//! The kernel deletes by key, so a packet could change the row between the check and the delete. No row of a living flow is lost:
+//!
+//! - **A row that is over is never refreshed.** A packet that finds a row over (`FlowRow::is_over`) replaces it. This program applies
+//!   the same rule to the same row with [`MARGIN`] to spare, so only a packet that read its clock a second ago could disagree.
+//! - **A row that replaces another is not in `FLOWS` during a collection.** A packet that replaces a row puts the new one into the
+//!   LRU table while the collection runs (`recent::is_collecting`), and no flow moves from there to `FLOWS`. So the delete
+//!   finds the row that was checked, or none.
+//! - A row without its endpoint can be refreshed by the other end. Its flow leads nowhere, and the next packet begins another one.
 
 use core::{ffi::c_void, ptr};
 
 use aya_ebpf::helpers::{bpf_for_each_map_elem, bpf_ktime_get_ns, bpf_map_delete_elem};
-use wharf_common::{FlowKey, FlowRow, FlowTotals, FlowUse, flow::TICK_SHIFT};
+use wharf_common::{
+    FlowKey, FlowRow, FlowTotals, FlowUse, FragmentSlot,
+    flow::{FLOW_RECENT, FRAGMENT_TICKS, TICK_SHIFT},
+};
 use wharf_ebpf::{
     atomic,
-    maps::{ENDPOINTS, FLOW_TOTALS, FLOW_USE, FLOWS},
+    maps::{ENDPOINTS, FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_RECENT, FRAGMENT_SLOTS},
 };
 
 /// Ticks without a packet after which the endpoints of a flow are looked up. One that is gone sends nothing.
 const LOOKED_AT: u32 = 8;
 
+/// Ticks beyond a flow's timeout after which its row is removed (see above).
+const MARGIN: u32 = 1;
+/// The row of `FLOW_USE` for the whole node.
+const NODE: u32 = 0;
+
 /// Runs the program.
 #[inline(always)]
 pub fn run() {
-    let Some(totals) = FLOW_TOTALS.get_ptr_mut(0) else { return };
+    let (Some(totals), Some(node)) = (FLOW_TOTALS.get_ptr_mut(0), FLOW_USE.get_ptr_mut(NODE)) else { return };
     let uses = (&raw const FLOW_USE).cast_mut().cast();
     let flows = (&raw const FLOWS).cast_mut().cast();
+    let places = (&raw const FLOWS_RECENT).cast_mut().cast();
+    let slots = (&raw const FRAGMENT_SLOTS).cast_mut().cast();
     // The coarse clock, by which packets are dated, is not for programs of this kind; it is behind this one by a timer tick at most.
     // SAFETY: a helper without arguments.
     let now = (unsafe { bpf_ktime_get_ns() } >> TICK_SHIFT) as u32;
     let mut sweep = Sweep { now, rows: 0, expired: 0, orphaned: 0 };
     let sweep_ptr = (&raw mut sweep).cast();
-    // SAFETY: the maps are of the kinds that the functions below expect, and the context is theirs.
+    // SAFETY: the maps are of the kinds that the functions below expect, and the context is theirs. The walk over `FLOW_USE` takes
+    // longer than a packet that was under way before the mark.
     unsafe {
+        ptr::write_volatile(&raw mut (*node).counted, 1);
         bpf_for_each_map_elem(uses, begin as *mut c_void, sweep_ptr, 0);
         bpf_for_each_map_elem(flows, row as *mut c_void, sweep_ptr, 0);
+        bpf_for_each_map_elem(places, place as *mut c_void, sweep_ptr, 0);
+        bpf_for_each_map_elem(slots, slot as *mut c_void, sweep_ptr, 0);
         bpf_for_each_map_elem(uses, end as *mut c_void, sweep_ptr, 0);
     }
     // One collection runs at a time, and nobody else writes these.
-    // SAFETY: a map value.
+    // SAFETY: map values.
     unsafe {
         let Sweep { rows, expired, orphaned, .. } = ptr::read_volatile(&raw const sweep);
         let FlowTotals { expired: all_expired, orphaned: all_orphaned, .. } = *totals;
         (*totals).rows = rows;
         (*totals).expired = all_expired + expired;
         (*totals).orphaned = all_orphaned + orphaned;
+        ptr::write_volatile(&raw mut (*node).rows, rows as u32);
+        ptr::write_volatile(&raw mut (*node).counted, 0);
     }
 }
 
@@ -54,9 +80,14 @@ struct Sweep {
     now: u32,
 }
 
-unsafe extern "C" fn begin(_map: *mut c_void, _id: *const u32, used: *mut FlowUse, _: *mut Sweep) -> i64 {
-    // SAFETY: a map value that the kernel walks over.
-    unsafe { (*used).counted = 0 };
+unsafe extern "C" fn begin(_map: *mut c_void, id: *const u32, used: *mut FlowUse, _: *mut Sweep) -> i64 {
+    // SAFETY: key and value of the map that the kernel walks over.
+    unsafe {
+        if *id != NODE {
+            (*used).counted = 0;
+            (*used).recent_counted = 0;
+        }
+    }
     0
 }
 
@@ -64,17 +95,19 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
     // SAFETY: key and value of the map that the kernel walks over, and the context that `run` gave.
     unsafe {
         let protocol = (*key).protocol;
-        let (over, idle) = ((*row).is_over(protocol, (*sweep).now), (*row).idle((*sweep).now));
-        if over {
+        let idle = (*row).idle((*sweep).now);
+        if (*row).is_over(protocol, (*sweep).now.wrapping_sub(MARGIN)) {
             (*sweep).expired += 1;
         } else if idle > LOOKED_AT
             && !(is_alive(&(*key).low, (*row).low_epoch) && is_alive(&(*key).high, (*row).high_epoch))
         {
             (*sweep).orphaned += 1;
         } else {
-            (*sweep).rows += 1;
+            let recent = (*row).flags & FLOW_RECENT != 0;
+            (*sweep).rows += u64::from(!recent);
             if let Some(used) = FLOW_USE.get_ptr_mut(u32::from((*row).owner)) {
-                atomic::increment(&raw mut (*used).counted);
+                atomic::add(&raw mut (*used).counted, u32::from(!recent));
+                atomic::add(&raw mut (*used).recent_counted, u32::from(recent));
             }
             return 0;
         }
@@ -83,10 +116,39 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
     0
 }
 
-unsafe extern "C" fn end(_map: *mut c_void, _id: *const u32, used: *mut FlowUse, _: *mut Sweep) -> i64 {
+/// Frees the places of flows that are no longer recent: the memory of endpoints that are idle or gone.
+unsafe extern "C" fn place(map: *mut c_void, place: *mut u32, key: *mut FlowKey, _: *mut Sweep) -> i64 {
+    // SAFETY: key and value of the map that the kernel walks over; a row of the other map outlives this run.
+    unsafe {
+        if FLOWS.get(&*key).is_none_or(|row| row.flags & FLOW_RECENT == 0) {
+            bpf_map_delete_elem(map, place.cast());
+        }
+    }
+    0
+}
+
+/// Frees the places of fragmented packets that no later fragment belongs to.
+unsafe extern "C" fn slot(map: *mut c_void, place: *mut u32, slot: *mut FragmentSlot, sweep: *mut Sweep) -> i64 {
+    // SAFETY: key and value of the map that the kernel walks over, and the context that `run` gave. A packet that takes the place at
+    // this moment loses it; its later fragments are dropped, as if the network had lost one.
+    unsafe {
+        let age = (*sweep).now.wrapping_sub((*slot).row.seen);
+        if age > FRAGMENT_TICKS + MARGIN && age < u32::MAX / 2 {
+            bpf_map_delete_elem(map, place.cast());
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn end(_map: *mut c_void, id: *const u32, used: *mut FlowUse, _: *mut Sweep) -> i64 {
     // A row that was added behind the walk is missing in the count until the next one.
-    // SAFETY: a map value that the kernel walks over.
-    unsafe { (*used).rows = (*used).counted };
+    // SAFETY: key and value of the map that the kernel walks over.
+    unsafe {
+        if *id != NODE {
+            (*used).rows = (*used).counted;
+            (*used).recent = (*used).recent_counted;
+        }
+    }
     0
 }
 

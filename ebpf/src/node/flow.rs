@@ -16,26 +16,26 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use wharf_common::{
-    Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow,
+    Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
     flow::{
-        FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PROXIED, FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS,
-        SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT,
+        FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PROXIED, FLOW_RECENT, FLOW_REPLIED, FLOW_UPSTREAM,
+        FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT,
     },
-    map::{FLOWS_PER_TICK, FLOWS_QUOTA},
+    map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
     policy::{MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
 };
 use wharf_ebpf::{
     atomic,
     endpoints::endpoint,
     flow::{Asked, Way},
-    maps::{FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_NEW, FRAGMENTS},
+    maps::{FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_NEW, FRAGMENT_SLOTS, FRAGMENTS},
     parse::ETHERNET_BYTES,
     test_packet,
 };
 
 use crate::{
     packet::{Key, PACKET_MAX, Packet, address, echo_request, identification},
-    policy, redirect, stack_path,
+    policy, recent, redirect, stack_path,
 };
 
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
@@ -152,7 +152,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals, now());
     let mut found = find(&key);
-    let (mut by_owner, mut is_judged, mut flags) = (true, policy.generation == 0, 0);
+    let (mut by_owner, mut is_judged, mut flags, mut replaces) = (true, policy.generation == 0, 0, false);
     if let Some((row, _)) = &mut found {
         let lives = row.seen == now || !row.is_over(key.protocol(), now);
         let mut goes_on = ends.match_row(row) && lives && !row.is_succeeded_by(signals);
@@ -176,16 +176,21 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
         } else {
             // A row of other endpoints, or of a flow that is over.
+            if row.flags & FLOW_RECENT != 0 {
+                recent::left(row.owner);
+            }
             let _ = FLOWS.remove(key.as_shared());
             let _ = FLOWS_NEW.remove(key.as_shared());
-            (found, by_owner) = (None, true);
+            (found, by_owner, replaces) = (None, true, true);
         }
     }
     if found.is_none() {
         flags = redirect::of_proxy(ctx, asked, &packet);
     }
-    let known = forget(u64::from(flags) | u64::from(by_owner) << 16 | u64::from(is_judged) << 17);
+    let known = u64::from(flags) | u64::from(by_owner) << 16 | u64::from(is_judged) << 17 | u64::from(replaces) << 18;
+    let known = forget(known);
     (flags, by_owner, is_judged) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
+    replaces = known & 1 << 18 != 0;
     let mut rule = found.as_ref().map_or(0, |(row, _)| row.rule);
     if !is_judged {
         let passed = policy::judge(ctx, asked, &packet, by_owner, flags)?;
@@ -208,8 +213,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
         }
     }
-    let known = forget(u64::from(flags) | u64::from(by_owner) << 16);
-    (flags, by_owner) = (known as u16, known & 1 << 16 != 0);
+    let known = forget(u64::from(flags) | u64::from(by_owner) << 16 | u64::from(replaces) << 17);
+    (flags, by_owner, replaces) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
     let known = forget(u64::from(rule) << 32 | u64::from(policy.generation));
     (rule, policy.generation) = ((known >> 32) as u32, known as u32);
     if rule == UNDECIDED && asked.direction as u32 == Direction::Egress as u32 {
@@ -218,7 +223,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     let way = match found {
         Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),
-        None => begin(ctx, asked, &packet, &key, by_high, signals, now, flags, (policy.generation, rule)),
+        None => begin(ctx, asked, &packet, &key, by_high, signals, now, flags, replaces, (policy.generation, rule)),
     };
     if flags & FLOW_OF_PROXY != 0 && redirect::is_for_proxy(flags, by_owner) {
         return redirect::mark(ctx, asked).map(|()| Way::Proxy);
@@ -355,6 +360,16 @@ fn go_on(
         // Another flow of the pair came through the stack meanwhile: the node's connection tracking must know this one, too.
         flags |= FLOW_BY_STACK;
     }
+    let by_owner = by_high == (flags & FLOW_BY_HIGH != 0);
+    let is_kept = flags & FLOW_REPLIED != 0 && by_owner;
+    if is_kept
+        && flags & FLOW_RECENT != 0
+        && let Some(counters) = recent::room(row.owner)
+    {
+        flags &= !FLOW_RECENT;
+        recent::left(row.owner);
+        recent::count_kept(counters);
+    }
     // Written only when something changed: CPUs that share the row would otherwise pass its memory to and fro.
     // SAFETY: fields of a map value, written whole.
     unsafe {
@@ -365,25 +380,22 @@ fn go_on(
             ptr::write_volatile(&raw mut row.flags, flags);
         }
     }
-    let by_owner = by_high == (flags & FLOW_BY_HIGH != 0);
-    if table == Table::New && flags & FLOW_REPLIED != 0 && by_owner {
+    if is_kept && table == Table::New {
         establish(key, FlowRow { flags, seen: now, ..*row });
     }
     if flags & FLOW_BY_STACK != 0 { Way::Stack } else { Way::Direct }
 }
 
-/// Moves a flow to the table from which nothing is evicted. It stays where it is when its endpoint has its quota, or there is no
-/// room.
+/// Moves a flow to the table from which nothing is evicted. The flow stays in the LRU table while its endpoint has its quota,
+/// while there is no room, and during a collection.
 #[inline(always)]
 fn establish(key: &Key, row: FlowRow) {
-    let Some(used) = used_by(u32::from(row.owner)) else { return };
-    // SAFETY: a map value; CPUs that race for the last place may take one each.
-    if unsafe { ptr::read_volatile(&raw const (*used).rows) } >= FLOWS_QUOTA {
-        return total(|totals| &raw mut totals.over_quota);
+    if recent::is_collecting() {
+        return;
     }
+    let Some(counters) = recent::room(row.owner) else { return };
     match FLOWS.insert(key.as_shared(), row, u64::from(BPF_NOEXIST)) {
-        // SAFETY: as above; added to atomically.
-        Ok(()) => unsafe { atomic::increment(&raw mut (*used).rows) },
+        Ok(()) => recent::count_kept(counters),
         // Another CPU was faster with the same flow.
         Err(EEXIST) => {}
         Err(_) => return total(|totals| &raw mut totals.no_room),
@@ -392,7 +404,7 @@ fn establish(key: &Key, row: FlowRow) {
 }
 
 /// `EEXIST` of errno.h, as helpers return it.
-const EEXIST: i32 = -17;
+pub const EEXIST: i32 = -17;
 
 /// The first packet of a flow, or one whose row is gone, is over or was of endpoints that are gone.
 #[inline(always)]
@@ -406,6 +418,7 @@ fn begin(
     signals: u8,
     now: u32,
     of_proxy: u16,
+    replaces: bool,
     (generation, rule): (u32, u32),
 ) -> Way {
     let egress = asked.direction as u32 == Direction::Egress as u32;
@@ -448,8 +461,12 @@ fn begin(
     let flags = direction | by_stack | of_proxy;
     let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation, rule };
     row.flags = row.flags_after(signals, by_high);
-    // Of two CPUs that begin one flow, the first tells who began it. Else this fails only without memory: the LRU evicts.
-    let _ = FLOWS_NEW.insert(key.as_shared(), row, u64::from(BPF_NOEXIST));
+    // A collection may be about to remove the row that this one replaces, by the same key.
+    let enters = !(replaces && recent::is_collecting());
+    if !(enters && recent::enter(key, row, !egress && peer == 0)) {
+        // Of two CPUs that begin one flow, the first tells who began it. Else this fails only without memory: the LRU evicts.
+        let _ = FLOWS_NEW.insert(key.as_shared(), row, u64::from(BPF_NOEXIST));
+    }
     way
 }
 
@@ -486,7 +503,7 @@ fn may_begin(endpoint: u32, now: u32) -> bool {
 
 /// Adds one to a total.
 #[inline(always)]
-fn total(which: impl FnOnce(&mut FlowTotals) -> *mut u64) {
+pub fn total(which: impl FnOnce(&mut FlowTotals) -> *mut u64) {
     if let Some(totals) = FLOW_TOTALS.get_ptr_mut(0) {
         // SAFETY: a map value, added to atomically.
         unsafe {
@@ -550,7 +567,8 @@ impl Fragment {
 pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoch: u32, at: u32, ports: u32) -> u64 {
     let ctx = &TcContext::new(skb);
     let Fragment { own, direction, is_later, protocol } = Fragment::from_number(what);
-    let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return LONE };
+    let Some(source) = address(ctx, true) else { return LONE };
+    let Some(destination) = address(ctx, false) else { return LONE };
     let Some((identification, identified_by)) = identification(ctx, at) else { return LONE };
     let key = FragmentKey {
         source: *source.as_shared(),
@@ -560,21 +578,59 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
         direction,
         protocol: identified_by,
     };
+    let mut slot = FragmentSlot { key, row: FragmentRow::default() };
+    let place = place_of(&slot.key);
     let told = |source: u16, destination: u16, protocol: u8| {
         u64::from(source) | u64::from(destination) << 16 | u64::from(protocol) << 32
     };
     if !is_later {
         let (source_port, destination_port) = (ports as u16, (ports >> 16) as u16);
-        let row = FragmentRow { source_port, destination_port, seen: now(), epoch: own_epoch, protocol, pad: [0; 3] };
-        // Without room the later ones are drops.
-        let _ = FRAGMENTS.insert(key, row, 0);
+        slot.row = FragmentRow { source_port, destination_port, seen: now(), epoch: own_epoch, protocol, pad: [0; 3] };
+        match FRAGMENT_SLOTS.get_ptr_mut(place) {
+            // SAFETY: a map value. A reader on another CPU may see a mixture: the ports of another packet are as good as none.
+            Some(held) => unsafe {
+                // The later fragments of the packet that loses its place may still come.
+                let _ = FRAGMENTS.insert(&(*held).key, &(*held).row, 0);
+                ptr::write(held, slot);
+            },
+            None if FRAGMENT_SLOTS.insert(place, &slot, 0).is_ok() => {}
+            // Without room the later ones are drops.
+            None => _ = FRAGMENTS.insert(&slot.key, &slot.row, 0),
+        }
         return told(source_port, destination_port, protocol);
     }
-    // SAFETY: the row's memory outlives this run; another packet's ports are as good as none.
-    match unsafe { FRAGMENTS.get(key) } {
+    // SAFETY: the rows' memory outlives this run.
+    let found = unsafe {
+        match FRAGMENT_SLOTS.get(place) {
+            Some(held) if is_same(held, &slot) => Some(&held.row),
+            _ => FRAGMENTS.get(&slot.key),
+        }
+    };
+    match found {
         Some(row) if row.epoch == own_epoch && now().wrapping_sub(row.seen) <= FRAGMENT_TICKS => {
             told(row.source_port, row.destination_port, row.protocol)
         }
         _ => LONE,
     }
 }
+
+/// Places of an endpoint for one direction.
+const FRAGMENT_PLACES: u32 = FRAGMENTS_SHARE / 2;
+
+/// The place of a packet in its endpoint's share. Consecutive identifications have different places (the factor is Knuth's, the
+/// golden ratio).
+#[inline(always)]
+fn place_of(key: &FragmentKey) -> u32 {
+    let hash = key.identification.wrapping_mul(0x9e37_79b1) >> (32 - FRAGMENT_PLACES.trailing_zeros());
+    u32::from(key.endpoint) * FRAGMENTS_SHARE + u32::from(key.direction & 1) * FRAGMENT_PLACES + hash
+}
+
+/// True when both are about one packet. Compares words: a comparison of bytes is a call of a function that loops.
+#[inline(always)]
+fn is_same(a: &FragmentSlot, b: &FragmentSlot) -> bool {
+    // SAFETY: the key is the first field, has 40 bytes without padding, and a slot is aligned to 8 bytes.
+    let (a, b) = unsafe { (&*ptr::from_ref(a).cast::<[u64; 5]>(), &*ptr::from_ref(b).cast::<[u64; 5]>()) };
+    (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]) | (a[4] ^ b[4]) == 0
+}
+
+const _: () = assert!(core::mem::offset_of!(FragmentSlot, row) == 40);

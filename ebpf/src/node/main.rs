@@ -17,6 +17,7 @@ mod flow;
 mod neighbour;
 mod packet;
 mod policy;
+mod recent;
 mod redirect;
 mod stack_path;
 

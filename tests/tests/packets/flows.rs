@@ -10,8 +10,11 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use wharf_common::{
     Direction::Egress,
-    DropReason, EndpointKey, FlowKey, FlowRow, FlowState, FlowTotals, FlowUse,
-    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_REPLIED, FRAGMENT_TICKS, ICMP, ICMPV6, SCTP, TCP, TICK_SHIFT, UDP},
+    DropReason, EndpointKey, FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
+    flow::{
+        FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, FRAGMENT_TICKS, ICMP, ICMPV6, SCTP, TCP, TICK_SHIFT,
+        UDP,
+    },
     map,
 };
 use wharf_tests::frame;
@@ -31,25 +34,25 @@ const ACK: u8 = 16;
 
 /// A packet between A and somebody else.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
-    by_a: bool,
-    other: IpAddr,
-    protocol: u8,
+pub(crate) struct Sent {
+    pub(crate) by_a: bool,
+    pub(crate) other: IpAddr,
+    pub(crate) protocol: u8,
     /// A's and the other's.
-    ports: (u16, u16),
-    flags: u8,
+    pub(crate) ports: (u16, u16),
+    pub(crate) flags: u8,
 }
 
 impl Sent {
-    const fn new(other: IpAddr, protocol: u8, ports: (u16, u16)) -> Self {
+    pub(crate) const fn new(other: IpAddr, protocol: u8, ports: (u16, u16)) -> Self {
         Self { by_a: true, other, protocol, ports, flags: ACK }
     }
 
-    const fn with(self, flags: u8) -> Self {
+    pub(crate) const fn with(self, flags: u8) -> Self {
         Self { flags, ..self }
     }
 
-    const fn back(self) -> Self {
+    pub(crate) const fn back(self) -> Self {
         Self { by_a: !self.by_a, ..self }
     }
 
@@ -81,7 +84,7 @@ impl Sent {
     }
 
     /// The flow's key: the lower end first, in the order of the addresses' words.
-    fn key(&self) -> FlowKey {
+    pub(crate) fn key(&self) -> FlowKey {
         let has_ports = matches!(self.protocol, TCP | UDP | SCTP | ICMP | ICMPV6);
         let port = |port: u16| if has_ports { port.to_be() } else { 0 };
         let end = |address, number| (order(&key_of(address).addr), port(number), key_of(address));
@@ -92,7 +95,7 @@ impl Sent {
     }
 
     /// True when A is the flow's high end.
-    fn a_is_high(&self) -> bool {
+    pub(crate) fn a_is_high(&self) -> bool {
         self.key().high == key_of(self.a())
     }
 }
@@ -119,39 +122,40 @@ fn order(octets: &[u8; 16]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-fn now() -> Result<u32> {
+pub(crate) fn now() -> Result<u32> {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
     Ok(u32::try_from(std::time::Duration::from(time).as_nanos() >> TICK_SHIFT)?)
 }
 
-type Rows<'a> = HashMap<&'a mut MapData, FlowKey, FlowRow>;
+pub(crate) type Rows<'a> = HashMap<&'a mut MapData, FlowKey, FlowRow>;
 
-fn table<'a>(a: &'a mut Endpoint, name: &str) -> Result<Rows<'a>> {
+pub(crate) fn table<'a>(a: &'a mut Endpoint, name: &str) -> Result<Rows<'a>> {
     Ok(a.node.map_mut(name).with_context(|| format!("map {name}"))?.try_into()?)
 }
 
-/// The flow's row, and whether it is in the table from which nothing is evicted.
-fn row(a: &mut Endpoint, key: &FlowKey) -> Result<Option<(FlowRow, bool)>> {
+/// The flow's row without [`FLOW_RECENT`], and whether the flow is kept.
+pub(crate) fn row(a: &mut Endpoint, key: &FlowKey) -> Result<Option<(FlowRow, bool)>> {
     let mut found = Vec::new();
     for name in [map::FLOWS, map::FLOWS_NEW] {
         if let Ok(row) = table(a, name)?.get(key, 0) {
-            found.push((row, name == map::FLOWS));
+            let kept = name == map::FLOWS && row.flags & FLOW_RECENT == 0;
+            found.push((FlowRow { flags: row.flags & !FLOW_RECENT, ..row }, kept));
         }
     }
     ensure!(found.len() < 2, "a flow is in both tables: {found:?}");
     Ok(found.pop())
 }
 
-fn totals(a: &Endpoint) -> Result<FlowTotals> {
+pub(crate) fn totals(a: &Endpoint) -> Result<FlowTotals> {
     let rows: Array<&MapData, FlowTotals> = a.node.map(map::FLOW_TOTALS).context("totals")?.try_into()?;
     Ok(rows.get(&0, 0)?)
 }
 
-fn use_of(a: &mut Endpoint) -> Result<Array<&mut MapData, FlowUse>> {
+pub(crate) fn use_of(a: &mut Endpoint) -> Result<Array<&mut MapData, FlowUse>> {
     Ok(a.node.map_mut(map::FLOW_USE).context("use")?.try_into()?)
 }
 
-fn send(a: &Endpoint, sent: Sent) -> Result<()> {
+pub(crate) fn send(a: &Endpoint, sent: Sent) -> Result<()> {
     let outcome = a.run(sent.program(), &sent.packet())?;
     ensure!(outcome.action == OK, "{sent:?}: {outcome:?}");
     Ok(())
@@ -305,7 +309,7 @@ fn check(a: &mut Endpoint, key: &FlowKey, sent: Sent, seen: Seen) -> Result<()> 
 }
 
 /// Runs one collection.
-fn collect(a: &mut Endpoint) -> Result<()> {
+pub(crate) fn collect(a: &mut Endpoint) -> Result<()> {
     let program: &mut RawTracePoint = a.node.program_mut(map::COLLECT).context("collect")?.try_into()?;
     if program.fd().is_err() {
         program.load()?;
@@ -394,7 +398,7 @@ fn an_endpoint_that_has_its_quota_harms_none_of_its_flows() -> Result<()> {
             ensure!(row(&mut a, &second.key())?.is_none(), "no row");
             return Ok(());
         }
-        let _ = table(&mut a, map::FLOWS_NEW)?.remove(&second.key());
+        let _ = table(&mut a, map::FLOWS)?.remove(&second.key());
     }
     anyhow::bail!("an endpoint began more flows in a tick than it may")
 }
@@ -430,7 +434,9 @@ fn a_flood_evicts_no_established_flow() -> Result<()> {
         let (row, kept) = row(&mut a, &first.key())?.with_context(|| format!("{first:?} is gone"))?;
         ensure!(kept && row.state() == FlowState::Established, "{first:?}: {row:?}");
     }
-    ensure!(table(&mut a, map::FLOWS)?.keys().count() == usize::from(KEPT), "the flood took a place in the table");
+    let rows = table(&mut a, map::FLOWS)?.keys().count();
+    let share = usize::try_from(map::FLOWS_SHARE)?;
+    ensure!(rows == usize::from(KEPT) + share, "the flood took more places than its endpoint's share: {rows}");
     Ok(())
 }
 
@@ -452,7 +458,7 @@ fn a_row_of_another_epoch_is_not_the_flows() -> Result<()> {
 }
 
 /// A fragment of A's UDP datagram: `place` is flags and offset as IPv4 has them.
-fn fragment(to: IpAddr, place: u16, identification: u16, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn fragment(to: IpAddr, place: u16, identification: u16, payload: &[u8]) -> Vec<u8> {
     match to {
         IpAddr::V4(to) => {
             let mut ip = frame::ip(A.v4.into(), to.into(), UDP, payload);
@@ -494,17 +500,26 @@ fn later_fragments_belong_to_the_first() -> Result<()> {
         ensure!(row(&mut a, &key)?.is_some(), "the flow has its row, to {to}");
     }
     // Old ones count no more.
-    let mut rows: HashMap<&mut MapData, wharf_common::FragmentKey, wharf_common::FragmentRow> =
+    let mut slots: HashMap<&mut MapData, u32, FragmentSlot> =
+        a.node.map_mut(map::FRAGMENT_SLOTS).context("slots")?.try_into()?;
+    let held: Vec<_> = slots.iter().collect::<Result<_, _>>()?;
+    for (place, mut slot) in held.clone() {
+        slot.row.seen -= FRAGMENT_TICKS + 3;
+        slots.insert(place, slot, 0)?;
+    }
+    let mut rows: HashMap<&mut MapData, FragmentKey, FragmentRow> =
         a.node.map_mut(map::FRAGMENTS).context("fragments")?.try_into()?;
     let all: Vec<_> = rows.iter().collect::<Result<_, _>>()?;
-    ensure!(all.len() == 4, "{all:?}");
+    ensure!(held.len() + all.len() == 4, "{held:?}, {all:?}");
     for (key, row) in all {
-        let seen = row.seen - FRAGMENT_TICKS - 2;
-        rows.insert(key, wharf_common::FragmentRow { seen, ..row }, 0)?;
+        rows.insert(key, FragmentRow { seen: row.seen - FRAGMENT_TICKS - 3, ..row }, 0)?;
     }
     for to in [IpAddr::from(ELSEWHERE4), ELSEWHERE6.into()] {
         ensure!(a.run(FROM_CONTAINER, &fragment(to, 4, 7, &[2; 8]))?.action == SHOT, "too late, to {to}");
     }
+    collect(&mut a)?;
+    let slots: HashMap<&MapData, u32, FragmentSlot> = a.node.map(map::FRAGMENT_SLOTS).context("slots")?.try_into()?;
+    ensure!(slots.keys().count() == 0, "a collection frees the places");
     Ok(())
 }
 
@@ -561,7 +576,7 @@ fn a_flow_and_the_errors_about_it_take_the_rows_way() -> Result<()> {
         let key = Sent::new(to, UDP, (4_000, 53)).key();
         let (row_of, _) = row(&mut a, &key)?.with_context(|| format!("a row to {to}"))?;
         ensure!(row_of.low_epoch != 0 && row_of.high_epoch != 0, "both ends are endpoints: {row_of:?}");
-        table(&mut a, map::FLOWS_NEW)?.insert(key, FlowRow { flags: row_of.flags | FLOW_BY_STACK, ..row_of }, 0)?;
+        table(&mut a, map::FLOWS)?.insert(key, FlowRow { flags: row_of.flags | FLOW_BY_STACK, ..row_of }, 0)?;
         let before = (a.counters()?, b.counters()?);
         for packet in [&packet, &error] {
             ensure!(a.run(FROM_CONTAINER, packet)?.action == OK, "through the stack, to {to}");

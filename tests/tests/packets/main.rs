@@ -17,6 +17,7 @@ mod limits;
 mod live;
 mod neighbours;
 mod policy;
+mod recent;
 mod shortcut;
 mod size;
 mod stack;

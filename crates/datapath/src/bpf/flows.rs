@@ -13,8 +13,8 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use wharf_common::{
     FlowKey, FlowRow, FlowTotals,
-    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, TICK_SHIFT},
-    map::{self, FLOWS_MAX, FLOWS_NEW_MAX},
+    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, TICK_SHIFT},
+    map::{self, FLOWS_KEPT_MAX, FLOWS_MAX, FLOWS_NEW_MAX},
 };
 use wharf_core::{
     flow::{Flow, FlowEnd, FlowFilter, FlowList, FlowUsage},
@@ -71,7 +71,7 @@ impl Bpf {
         let totals = self.flow_totals()?;
         Ok(FlowUsage {
             rows: totals.rows,
-            limit: u64::from(FLOWS_MAX),
+            limit: u64::from(FLOWS_KEPT_MAX),
             expired: totals.expired,
             orphaned: totals.orphaned,
             over_quota: totals.over_quota,
@@ -143,7 +143,8 @@ impl Bpf {
                     Err(e) if maps::is_missing(&e) => continue,
                     Err(e) => return Err(wrap("read flows", table, &e)),
                 };
-                let flow = flow_of(&key, &row, now, table == map::FLOWS);
+                let is_kept = table == map::FLOWS && row.flags & FLOW_RECENT == 0;
+                let flow = flow_of(&key, &row, now, is_kept);
                 let counts =
                     is_there(address_of(&key.low), row.low_epoch) && is_there(address_of(&key.high), row.high_epoch);
                 if counts && !row.is_over(key.protocol, now) && filter.matches(&flow) {

@@ -224,11 +224,11 @@ impl Bpf {
             map::IPCACHE | map::POLICY_PORTS | map::POLICY_CELLS | map::POLICY_SETS | map::POLICY_STATE => {
                 self.dump_policy(name)
             }
-            map::FLOWS | map::FLOWS_NEW => {
+            map::FLOWS | map::FLOWS_RECENT | map::FLOWS_NEW => {
                 let cause = "look at flows with `wharf bpf ct list`";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
-            map::FRAGMENTS => {
+            map::FRAGMENT_SLOTS | map::FRAGMENTS => {
                 let cause = "its rows are the ports of packets that are on their way";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
@@ -282,7 +282,12 @@ impl Bpf {
         let mut rows = Vec::new();
         for id in self.pinned_endpoints()? {
             let used = uses.get(&u32::from(id.get()), 0).map_err(|e| wrap("read map", map::FLOW_USE, &e))?;
-            rows.push(row([("endpoint", id.to_string()), ("rows", used.rows.to_string())]));
+            rows.push(row([
+                ("endpoint", id.to_string()),
+                ("rows", used.rows.to_string()),
+                // Racing CPUs may leave it below zero until the next collection.
+                ("recent", used.recent.cast_signed().max(0).to_string()),
+            ]));
         }
         Ok(rows)
     }

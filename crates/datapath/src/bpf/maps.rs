@@ -12,8 +12,8 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key};
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
-    FlowTotals, FlowUse, FragmentKey, FragmentRow, PeerRow, PolicyState, PortKey, SetsRow, StackPathKey, StackPathRow,
-    map,
+    FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, SetsRow, StackPathKey,
+    StackPathRow, map,
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
 
@@ -80,12 +80,26 @@ fn shape(name: &str) -> Option<Shape> {
             max_entries: map::FLOWS_MAX,
             flags: BPF_F_NO_PREALLOC,
         },
+        map::FLOWS_RECENT => Shape {
+            kind: MapType::Hash,
+            key: number,
+            value: size_of::<FlowKey>(),
+            max_entries: map::FLOWS_RECENT_MAX,
+            flags: BPF_F_NO_PREALLOC,
+        },
         map::FLOWS_NEW => Shape {
             kind: MapType::LruHash,
             key: size_of::<FlowKey>(),
             value: size_of::<FlowRow>(),
             max_entries: map::FLOWS_NEW_MAX,
             flags: 0,
+        },
+        map::FRAGMENT_SLOTS => Shape {
+            kind: MapType::Hash,
+            key: number,
+            value: size_of::<FragmentSlot>(),
+            max_entries: map::FRAGMENT_SLOTS_MAX,
+            flags: BPF_F_NO_PREALLOC,
         },
         map::FRAGMENTS => Shape {
             kind: MapType::LruHash,

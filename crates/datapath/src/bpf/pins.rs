@@ -1,8 +1,8 @@
 //! The layout of the pin tree.
 //!
 //! ```text
-//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,FLOWS_NEW,
-//!     FRAGMENTS,FLOW_USE,FLOW_TOTALS,IPCACHE,POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
+//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,
+//!     FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,IPCACHE,POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
@@ -43,7 +43,7 @@ pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Shared maps.
-pub(crate) const SHARED_MAPS: [&str; 17] = [
+pub(crate) const SHARED_MAPS: [&str; 19] = [
     map::ENDPOINTS,
     map::CALLS,
     map::NODE_CALLS,
@@ -52,7 +52,9 @@ pub(crate) const SHARED_MAPS: [&str; 17] = [
     map::STACK_PATHS,
     map::STACK_USERS,
     map::FLOWS,
+    map::FLOWS_RECENT,
     map::FLOWS_NEW,
+    map::FRAGMENT_SLOTS,
     map::FRAGMENTS,
     map::FLOW_USE,
     map::FLOW_TOTALS,

@@ -26,11 +26,13 @@ use crate::error::{fail, wrap};
 /// The shared maps that an endpoint's own programs use.
 const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 /// The shared maps of the node's programs whose rows mean the same to every ABI version.
-const OF_ALL_VERSIONS: [&str; 12] = [
+const OF_ALL_VERSIONS: [&str; 14] = [
     map::STACK_PATHS,
     map::STACK_USERS,
     map::FLOWS,
+    map::FLOWS_RECENT,
     map::FLOWS_NEW,
+    map::FRAGMENT_SLOTS,
     map::FRAGMENTS,
     map::FLOW_USE,
     map::FLOW_TOTALS,
@@ -55,7 +57,7 @@ impl SharedMap {
             map::ENDPOINTS => Map::HashMap(data),
             map::CALLS | map::NODE_CALLS => Map::Array(data),
             map::EVENTS => Map::RingBuf(data),
-            map::FLOWS | map::POLICY_CELLS => Map::HashMap(data),
+            map::FLOWS | map::FLOWS_RECENT | map::FRAGMENT_SLOTS | map::POLICY_CELLS => Map::HashMap(data),
             map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
             map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS => Map::Array(data),
             map::IPCACHE | map::POLICY_PORTS => Map::LpmTrie(data),

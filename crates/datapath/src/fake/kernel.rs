@@ -111,7 +111,9 @@ impl NodeKernel for FakeKernel {
                 info(map::STACK_PATHS.to_owned(), "lru_hash", Some(0), map::STACK_PATHS_MAX),
                 info(map::STACK_USERS.to_owned(), "array", None, map::STACK_USERS_MAX),
                 info(map::FLOWS.to_owned(), "hash", Some(0), map::FLOWS_MAX),
+                info(map::FLOWS_RECENT.to_owned(), "hash", None, map::FLOWS_RECENT_MAX),
                 info(map::FLOWS_NEW.to_owned(), "lru_hash", None, map::FLOWS_NEW_MAX),
+                info(map::FRAGMENT_SLOTS.to_owned(), "hash", None, map::FRAGMENT_SLOTS_MAX),
                 info(map::FRAGMENTS.to_owned(), "lru_hash", None, map::FRAGMENTS_MAX),
                 info(map::FLOW_USE.to_owned(), "array", None, map::FLOW_USE_MAX),
                 info(map::FLOW_TOTALS.to_owned(), "array", None, 1),
@@ -296,7 +298,7 @@ impl FlowKernel for FakeKernel {
             s.flows.retain(|flow| !flow.left.is_zero());
             s.flow_usage.expired += before.abs_diff(s.flows.len()) as u64;
             if s.flow_usage.limit == 0 {
-                s.flow_usage.limit = u64::from(wharf_common::map::FLOWS_MAX);
+                s.flow_usage.limit = u64::from(wharf_common::map::FLOWS_KEPT_MAX);
             }
             s.flow_usage.rows = s.flows.iter().filter(|flow| flow.kept).count() as u64;
             Ok(s.flow_usage)

@@ -1,0 +1,163 @@
+//! Gives each endpoint a share of `FLOWS` for the flows that it began last, which no other endpoint can take.
+//!
+//! The share is a ring. Each of its places is a row of `FLOWS_RECENT` with the key of a flow, whose row in `FLOWS` has the flag
+//! [`FLOW_RECENT`]. A new flow takes the place of the oldest one, whose row moves to the LRU table `FLOWS_NEW`: the kernel
+//! evicts from an LRU table without regard to the owner. An endpoint has one ring for flows that it began and one for flows
+//! that began outside of the node, so that a flood from outside cannot displace the endpoint's own flows.
+//!
+//! Two CPUs that begin flows of one endpoint at the same moment can take the same place. The row that loses its place stays in
+//! `FLOWS` until its flow is over. `FlowUse::recent` counts the rows and bounds them at [`RECENT_MOST`].
+
+use core::ptr;
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use wharf_common::{
+    FlowKey, FlowRow, FlowUse,
+    flow::FLOW_RECENT,
+    map::{FLOWS_KEPT_MAX, FLOWS_QUOTA, FLOWS_SHARE},
+};
+use wharf_ebpf::{
+    atomic,
+    maps::{FLOW_USE, FLOWS, FLOWS_NEW, FLOWS_RECENT},
+};
+
+use crate::{
+    flow::{EEXIST, total},
+    packet::Key,
+};
+
+/// Rows with [`FLOW_RECENT`] that an endpoint can have in `FLOWS`: both rings, and as many rows without a place.
+const RECENT_MOST: i32 = 4 * FLOWS_SHARE as i32;
+/// Returned by [`wharf_vacate`] when the endpoint gets no place.
+const NO_PLACE: u32 = u32::MAX;
+
+/// Enters a new flow into the ring of its owner. Returns false when it has to begin in the LRU table.
+///
+/// `outside`: the flow began outside of the node.
+#[inline(always)]
+pub fn enter(key: &Key, mut row: FlowRow, outside: bool) -> bool {
+    let owner = u32::from(row.owner);
+    // The compiler knows what the function may return, the verifier does not.
+    let place = core::hint::black_box(wharf_vacate(owner, outside.into()));
+    if place == NO_PLACE {
+        return false;
+    }
+    match FLOWS_RECENT.get_ptr_mut(place) {
+        // SAFETY: a map value of the same size, aligned to 8 bytes. Of two writers one wins; a torn key finds no row.
+        Some(held) => unsafe { ptr::write(held.cast::<Key>(), *key) },
+        None if FLOWS_RECENT.insert(place, key.as_shared(), 0).is_ok() => {}
+        None => return false,
+    }
+    row.flags |= FLOW_RECENT;
+    match FLOWS.insert(key.as_shared(), row, u64::from(BPF_NOEXIST)) {
+        Ok(()) => {
+            if let Some(used) = FLOW_USE.get_ptr_mut(owner) {
+                // SAFETY: a map value, added to atomically.
+                unsafe { atomic::increment(&raw mut (*used).recent) };
+            }
+            true
+        }
+        // Another CPU was faster with the same flow.
+        Err(EEXIST) => true,
+        Err(_) => false,
+    }
+}
+
+/// Takes the next place of the owner's ring and moves its flow to the LRU table. Returns the place, or [`NO_PLACE`].
+///
+/// Its name is exported and it takes numbers only, so that the verifier checks it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn wharf_vacate(owner: u32, outside: u32) -> u32 {
+    let Some(used) = FLOW_USE.get_ptr_mut(owner) else { return NO_PLACE };
+    let outside = outside & 1;
+    // SAFETY: map values that CPUs share: words are read whole and added to atomically.
+    unsafe {
+        let next = if outside != 0 { &raw mut (*used).next_outside } else { &raw mut (*used).next };
+        let number = ptr::read_volatile(next);
+        atomic::increment(next);
+        let place = (owner * 2 + outside) * FLOWS_SHARE + number % FLOWS_SHARE;
+        if let Some(held) = FLOWS_RECENT.get_ptr(place) {
+            retire(held, owner, used);
+        }
+        if ptr::read_volatile(&raw const (*used).recent) as i32 >= RECENT_MOST { NO_PLACE } else { place }
+    }
+}
+
+/// Moves a recent flow of this owner to the LRU table.
+///
+/// # Safety
+///
+/// `key` and `used` are map values.
+#[inline(always)]
+unsafe fn retire(key: *const FlowKey, owner: u32, used: *mut FlowUse) {
+    // SAFETY: map values outlive this run. If another CPU keeps the flow at this moment, its next packet moves it again.
+    unsafe {
+        let Some(row) = FLOWS.get_ptr_mut(&*key) else { return };
+        let flags = ptr::read_volatile(&raw const (*row).flags);
+        if flags & FLOW_RECENT == 0 || u32::from((*row).owner) != owner {
+            return;
+        }
+        ptr::write_volatile(&raw mut (*row).flags, flags & !FLOW_RECENT);
+        let _ = FLOWS_NEW.insert(&*key, &*row, 0); // the LRU evicts, so this fails only without memory
+        let _ = FLOWS.remove(&*key); // may be gone already
+        leave(used);
+    }
+}
+
+/// Counts that a row is no longer a recent one of this endpoint.
+///
+/// # Safety
+///
+/// `used` is a map value.
+#[inline(always)]
+pub unsafe fn leave(used: *mut FlowUse) {
+    // SAFETY: a map value, added to atomically: minus one.
+    unsafe { atomic::add(&raw mut (*used).recent, u32::MAX) };
+}
+
+/// [`leave`] of a row's owner.
+#[inline(always)]
+pub fn left(owner: u16) {
+    if let Some(used) = FLOW_USE.get_ptr_mut(u32::from(owner)) {
+        // SAFETY: a map value.
+        unsafe { leave(used) };
+    }
+}
+
+/// The row of `FLOW_USE` for the whole node: `rows` counts all kept flows, `counted` is not zero during a collection.
+const NODE: u32 = 0;
+
+/// The counters of an endpoint that may keep one more flow, and the node's.
+#[inline(always)]
+pub fn room(owner: u16) -> Option<[*mut FlowUse; 2]> {
+    let (used, node) = (FLOW_USE.get_ptr_mut(u32::from(owner))?, FLOW_USE.get_ptr_mut(NODE)?);
+    // SAFETY: map values, read whole; CPUs that race for the last place may take one each.
+    let (own, all) =
+        unsafe { (ptr::read_volatile(&raw const (*used).rows), ptr::read_volatile(&raw const (*node).rows)) };
+    if own >= FLOWS_QUOTA {
+        total(|totals| &raw mut totals.over_quota);
+        return None;
+    }
+    if all >= FLOWS_KEPT_MAX {
+        total(|totals| &raw mut totals.no_room);
+        return None;
+    }
+    Some([used, node])
+}
+
+/// Counts a flow that is kept from now on.
+#[inline(always)]
+pub fn count_kept(counters: [*mut FlowUse; 2]) {
+    for used in counters {
+        // SAFETY: map values ([`room`]), added to atomically.
+        unsafe { atomic::increment(&raw mut (*used).rows) };
+    }
+}
+
+/// True while a collection removes rows from `FLOWS` by key (`collect.rs`).
+#[inline(always)]
+pub fn is_collecting() -> bool {
+    // SAFETY: a map value, read whole.
+    FLOW_USE.get_ptr(NODE).is_some_and(|node| unsafe { ptr::read_volatile(&raw const (*node).counted) } != 0)
+}
