@@ -229,6 +229,26 @@ fn an_address_given_back_is_not_given_out_next() -> Result<()> {
 }
 
 #[test]
+fn a_container_that_took_its_interface_down_and_up_is_connected_again() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let [(a, ea), (_b, eb)] = two(node)?;
+        for state in ["down", "up"] {
+            ip(a.space()?, &format!("link set eth0 {state}"))?;
+        }
+        for to in eb.both()? {
+            let reached = || Ok(Ping { to, count: 1, payload: 56 }.run(a.space()?)?.must_answer().ok());
+            wait::until("the container reaches another one again", reached)?;
+        }
+        let findings = node.audit()?.findings;
+        ensure!(findings.is_empty(), "{findings:?}");
+        // An interface that stays down is the container's choice.
+        ip(a.space()?, "link set eth0 down")?;
+        node.detach(&ea)?;
+        node.detach(&eb)
+    })
+}
+
+#[test]
 fn a_container_that_dies_with_its_namespace_is_deleted_cleanly() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let [(mut a, ea), (b, eb)] = two(node)?;

@@ -25,6 +25,7 @@ pub mod out_of_service;
 pub mod prepared;
 pub mod record;
 pub mod refusals;
+pub mod relink;
 pub mod remove;
 mod reserve;
 pub mod resume;

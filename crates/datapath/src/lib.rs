@@ -18,6 +18,7 @@
 //! | `plugin_link` | links that another plugin made, behind which Wharf is chained: looked at, and never changed |
 //! | `container_side` | the removal of a pair whose host side somebody moved away |
 //! | `reaper` | deletes links, many in one kernel wait, and tells when nobody finds them any more |
+//! | `link_watch` | reports links of endpoints whose carrier came up again |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
 //!
 //! Every job that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
@@ -35,6 +36,7 @@ pub mod fake;
 mod features;
 mod forwarding;
 pub mod leftovers;
+mod link_watch;
 pub mod linux;
 mod mtu;
 mod nat;
@@ -60,6 +62,7 @@ pub use bpf::pins::{ensure_pin_root, has_pin_root};
 pub use events::EventReader;
 pub use fake::FakeKernel;
 pub use features::{check_capabilities, ipv6_off};
+pub use link_watch::{Carriers, LinkWatch};
 pub use linux::{LinuxKernel, OpenOptions};
 pub use netlink::nft;
 pub use networks::observe as observe_networks;

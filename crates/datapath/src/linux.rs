@@ -33,7 +33,9 @@ use crate::{
     connect, container_side,
     error::fail,
     events::{EventReader, Turn},
-    features, mtu,
+    features,
+    link_watch::{self, Carriers, LinkWatch},
+    mtu,
     nat::Nat,
     netlink,
     netns::{self, NetnsThread},
@@ -104,6 +106,14 @@ impl LinuxKernel {
     pub fn events(&self) -> Result<EventReader> {
         let turn = Turn::take(&self.inner.events_taken)?;
         EventReader::new(self.inner.bpf.event_ring()?, turn)
+    }
+
+    /// Watches the endpoints' links. `before`: what an earlier watch knew. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// When the kernel refuses the subscription or the list of links.
+    pub async fn watch_links(&self, before: Carriers) -> Result<LinkWatch> {
+        LinkWatch::new(self.blocking("watch links", move |_| link_watch::open(before)).await?)
     }
 
     /// The endpoints that other ABI versions have pinned.

@@ -38,6 +38,8 @@ pub(crate) struct LinkSeen {
     pub(crate) up: bool,
     /// Operational state is up: the link and its peer are up, and the kernel has activated the link.
     pub(crate) running: bool,
+    /// How often the carrier came up.
+    pub(crate) carrier_ups: u32,
     pub(crate) mtu: u32,
     /// The kernel resolves neighbours on it (not `IFF_NOARP`).
     pub(crate) arp: bool,
@@ -62,6 +64,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         peer_netns: None,
         up: m.header.flags.contains(LinkFlags::Up),
         running: false,
+        carrier_ups: 0,
         mtu: 0,
         arp: !m.header.flags.contains(LinkFlags::Noarp),
         mac: None,
@@ -81,6 +84,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
             LinkAttribute::IfAlias(alias) => seen.alias = Some(alias.clone()),
             LinkAttribute::Controller(master) => seen.master = Some(IfIndex(*master)).filter(|m| m.0 != 0),
             LinkAttribute::Qdisc(kind) => seen.queue = Some(kind.clone()),
+            LinkAttribute::CarrierUpCount(count) => seen.carrier_ups = *count,
             LinkAttribute::OperState(state) => seen.running = *state == State::Up,
             LinkAttribute::LinkInfo(infos) => {
                 seen.veth = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth)));

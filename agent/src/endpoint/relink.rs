@@ -1,0 +1,116 @@
+//! Restores the network of a container whose interface was down: the kernel removed the routes and IPv6 addresses.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::{
+    sync::{mpsc::error::TrySendError, oneshot},
+    time::Instant,
+};
+use wharf_api::LogStatus;
+use wharf_core::{
+    finding::{Mender, Problem},
+    ids::IfIndex,
+    kernel::{Kernel, KernelError},
+    state::Level,
+};
+
+use crate::{
+    endpoint::look,
+    findings,
+    node::{
+        endpoint::{Command, Handle},
+        lifecycle::Lifecycle,
+    },
+};
+
+/// Delay of a look, so that a container that takes its interface down and up several times is looked at once.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Time between two looks at an endpoint: a container that keeps toggling its interface costs the node one look in this time.
+const PACE: Duration = Duration::from_secs(10);
+
+/// When to look at which link.
+#[derive(Debug, Default)]
+pub struct Relinks {
+    due: BTreeMap<IfIndex, Instant>,
+    looked: BTreeMap<IfIndex, Instant>,
+}
+
+impl Relinks {
+    /// Plans a look at links that came up again.
+    pub fn plan(&mut self, links: Vec<IfIndex>, now: Instant) {
+        self.looked.retain(|_, looked| now.duration_since(*looked) < PACE);
+        for link in links {
+            let next = self.looked.get(&link).map_or(now, |looked| *looked + PACE);
+            self.due.entry(link).or_insert(next.max(now + SETTLE));
+        }
+    }
+
+    /// When the next look is due; none when none is planned.
+    #[must_use]
+    pub fn next(&self) -> Option<Instant> {
+        self.due.values().min().copied()
+    }
+
+    /// The links that are due.
+    pub fn take(&mut self, now: Instant) -> Vec<IfIndex> {
+        let due: Vec<IfIndex> = self.due.iter().filter(|(_, due)| **due <= now).map(|(link, _)| *link).collect();
+        for link in &due {
+            self.due.remove(link);
+            self.looked.insert(*link, now);
+        }
+        due
+    }
+}
+
+/// Looks at the endpoint of a host side, and regenerates it when something is missing. False when the endpoint is busy: a later
+/// look is needed.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn restore<K: Kernel>(life: &Lifecycle<K>, link: IfIndex) -> Result<bool, KernelError> {
+    let of_link = |handle: &Handle| handle.shared.read(|v| v.record.host_ifindex == link);
+    let Some(handle) = life.registry.list().into_iter().find(of_link) else { return Ok(true) };
+    let look = look::once(&*life.kernel, &handle).await?;
+    if !look.settled {
+        return Ok(false);
+    }
+    let is_repaired = |problem: &&Problem| {
+        matches!(problem.mender(), Mender::Regeneration(_) | Mender::Container { regenerable: true })
+    };
+    let Some(first) = look.problems.iter().find(is_repaired) else { return Ok(true) };
+    let what = format!("the interface was down; restores what the kernel removed: {}", findings::in_words(first));
+    let (done, _answer) = oneshot::channel();
+    match handle.mailbox.try_send(Command::Regenerate(Level::Datapath, done)) {
+        Ok(()) => {
+            tracing::info!(endpoint = handle.id.get(), "{what}");
+            handle.shared.log(LogStatus::Warning, "link", what);
+            Ok(true)
+        }
+        Err(TrySendError::Full(_)) => Ok(false),
+        Err(TrySendError::Closed(_)) => Ok(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_toggles_is_looked_at_once_in_a_while_and_after_the_last_time() {
+        let (start, link) = (Instant::now(), IfIndex(7));
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut relinks = Relinks::default();
+        relinks.plan(vec![link], at(0));
+        relinks.plan(vec![link, IfIndex(8)], at(100));
+        assert_eq!(relinks.next(), Some(at(200)), "soon after the first time");
+        assert_eq!(relinks.take(at(199)), []);
+        assert_eq!(relinks.take(at(200)), [link]);
+        assert_eq!(relinks.take(at(300)), [IfIndex(8)]);
+        relinks.plan(vec![link], at(400));
+        relinks.plan(vec![link], at(9_000));
+        assert_eq!(relinks.next(), Some(at(10_200)), "the last time is not forgotten");
+        assert_eq!(relinks.take(at(10_200)), [link]);
+        relinks.plan(vec![link], at(60_000));
+        assert_eq!(relinks.next(), Some(at(60_200)));
+    }
+}
