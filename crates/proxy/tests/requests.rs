@@ -51,6 +51,67 @@ fn a_request_passes_as_it_was_sent_and_the_answer_as_it_was_given() {
     });
 }
 
+/// The headers of requests and answers of Envoy's documentation (configuration of HTTP headers, router filter, other filters), and some that do not exist.
+const OF_ENVOY: [&str; 40] = [
+    "attempt-count",
+    "decorator-operation",
+    "degraded",
+    "downstream-service-cluster",
+    "downstream-service-node",
+    "expected-rq-timeout-ms",
+    "external-address",
+    "force-trace",
+    "hedge-on-per-try-timeout",
+    "immediate-health-check-fail",
+    "internal",
+    "ip-tags",
+    "is-timeout-retry",
+    "local-overloaded",
+    "max-retries",
+    "not-forwarded",
+    "original-dst-host",
+    "original-host",
+    "original-method",
+    "original-path",
+    "original-url",
+    "overloaded",
+    "peer-metadata",
+    "peer-metadata-id",
+    "ratelimited",
+    "retriable-header-names",
+    "retriable-status-codes",
+    "retry-grpc-on",
+    "retry-on",
+    "rq-timeout-ms",
+    "upstream-alt-stat-name",
+    "upstream-canary",
+    "upstream-healthchecked-cluster",
+    "upstream-rq-per-try-timeout-ms",
+    "upstream-rq-timeout-alt-response",
+    "upstream-rq-timeout-ms",
+    "upstream-service-time",
+    "upstream-stream-duration-ms",
+    "Of-Nobody",
+    "x",
+];
+
+#[test]
+fn no_header_of_envoys_reaches_a_server() {
+    in_a_namespace(|| async {
+        redirect(EGRESS, Direction::Egress);
+        let _server = echo_server(SERVER).await;
+        let world = World::start();
+        world.ensure(listener(EGRESS, Direction::Egress, allow([HttpRule::default()]), &[(7, &[CLIENT])])).await;
+        let own: String = OF_ENVOY.iter().map(|name| format!("X-Envoy-{name}: 1\r\n")).collect();
+        // By the second one Envoy takes the client for one of a private network, whose headers it believes.
+        for more in ["", "X-Forwarded-For: 10.0.0.1\r\n", "X-Forwarded-For: 192.0.2.1\r\n"] {
+            let answer = request(CLIENT, &format!("GET / HTTP/1.1\r\nHost: a\r\n{own}{more}X-Envoys: mine")).await;
+            let arrived: Vec<_> = answer.lines().filter(|line| line.to_lowercase().starts_with("x-envoy")).collect();
+            assert_eq!(arrived, ["X-Envoys: mine"], "{more:?}: {answer}");
+        }
+    });
+}
+
 #[test]
 fn requests_that_servers_answered_are_counted_always_and_told_to_who_watches() {
     in_a_namespace(|| async {

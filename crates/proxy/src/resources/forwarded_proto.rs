@@ -39,8 +39,8 @@ pub(super) fn place(name: &str) -> Option<&str> {
 }
 
 /// Puts it back. Envoy removes before it adds, and goes from virtual hosts to the whole: the value must be read before its place is cleared.
-pub(super) fn put_back(routes: RouteConfiguration) -> RouteConfiguration {
-    let mut routes = RouteConfiguration { request_headers_to_remove: vec![ASIDE.into()], ..routes };
+pub(super) fn put_back(mut routes: RouteConfiguration) -> RouteConfiguration {
+    routes.request_headers_to_remove.push(ASIDE.into());
     for host in &mut routes.virtual_hosts {
         host.request_headers_to_remove = vec![HEADER.into()];
         host.request_headers_to_add = vec![copy(ASIDE, HEADER)];

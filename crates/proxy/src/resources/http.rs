@@ -3,6 +3,10 @@
 use envoy_types::pb::envoy::{
     config::{
         accesslog::v3::AccessLog,
+        common::mutation_rules::v3::{
+            HeaderMutation,
+            header_mutation::{Action, RemoveOnMatch},
+        },
         core::v3::{
             Http1ProtocolOptions, Http2ProtocolOptions, TypedExtensionConfig,
             http1_protocol_options::{HeaderKeyFormat, header_key_format::HeaderFormat},
@@ -21,8 +25,12 @@ use envoy_types::pb::envoy::{
                 http_filter,
             },
         },
-        http::header_formatters::preserve_case::v3::PreserveCaseFormatterConfig,
+        http::{
+            early_header_mutation::header_mutation::v3::HeaderMutation as EarlyMutation,
+            header_formatters::preserve_case::v3::PreserveCaseFormatterConfig,
+        },
     },
+    r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
 };
 use prost::{Message, Name};
 
@@ -33,6 +41,11 @@ use super::{forwarded_proto, no, pack, seconds, yes};
 const STREAM_IDLE_SECONDS: i64 = 3600;
 /// Time for a request's headers to arrive: nobody keeps a connection's memory by sending a byte now and then.
 const HEADERS_SECONDS: i64 = 60;
+
+/// Headers by which a client gives Envoy orders (time limits, retries), and by which Envoy tells servers of itself.
+const ORDERS: &str = "x-envoy-";
+/// The one that the connection manager adds: the client has an address that it takes for one of a private network.
+pub(super) const ADDED: &str = "x-envoy-internal";
 
 /// The connection manager: which codec, which rules, where to. The routes are the rules: each further filter would cost every request.
 pub(super) fn connection_manager(
@@ -47,7 +60,7 @@ pub(super) fn connection_manager(
             // Its own headers (x-envoy-upstream-service-time and such) would tell both ends of a proxy.
             http_filter("envoy.filters.http.router", &Router { suppress_envoy_headers: true, ..Router::default() }),
         ],
-        early_header_mutation_extensions: vec![forwarded_proto::set_aside()],
+        early_header_mutation_extensions: vec![without_orders_to_envoy(), forwarded_proto::set_aside()],
         access_log,
         route_specifier: Some(RouteSpecifier::RouteConfig(routes)),
         // What is judged is what the server gets: paths are normalized (RFC 3986, section 6.2.2) before the rules see them, and
@@ -74,6 +87,18 @@ pub(super) fn connection_manager(
         request_headers_timeout: seconds(HEADERS_SECONDS),
         upgrade_configs: vec![UpgradeConfig { upgrade_type: "websocket".into(), ..UpgradeConfig::default() }],
         ..HttpConnectionManager::default()
+    }
+}
+
+/// Removes all that begins with [`ORDERS`] before Envoy reads it.
+fn without_orders_to_envoy() -> TypedExtensionConfig {
+    let begins = StringMatcher { match_pattern: Some(MatchPattern::Prefix(ORDERS.into())), ..StringMatcher::default() };
+    let remove = RemoveOnMatch { key_matcher: Some(begins) };
+    TypedExtensionConfig {
+        name: "envoy.http.early_header_mutation.header_mutation".into(),
+        typed_config: Some(pack(&EarlyMutation {
+            mutations: vec![HeaderMutation { action: Some(Action::RemoveOnMatch(remove)) }],
+        })),
     }
 }
 

@@ -13,7 +13,7 @@ use envoy_types::pb::envoy::config::{
 use envoy_types::pb::envoy::r#type::matcher::v3::{RegexMatcher, StringMatcher, string_matcher::MatchPattern};
 use wharf_policy::requests::{HttpRule, Pattern, Requests};
 
-use super::{ORIGINAL_DESTINATION, forwarded_proto, no, seconds};
+use super::{ORIGINAL_DESTINATION, forwarded_proto, http, no, seconds};
 
 /// Body of the answer to a request that no rule allows.
 const DENIED: &str = "Access denied\r\n";
@@ -39,6 +39,7 @@ pub(super) fn routes(requests: &Requests) -> RouteConfiguration {
     let any = VirtualHost { name: "any".into(), domains: vec!["*".into()], routes, ..VirtualHost::default() };
     forwarded_proto::put_back(RouteConfiguration {
         virtual_hosts: vec![any],
+        request_headers_to_remove: vec![http::ADDED.into()],
         // Else a listener that comes before its cluster would be refused.
         validate_clusters: no(),
         ..RouteConfiguration::default()
