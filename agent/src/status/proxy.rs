@@ -7,7 +7,8 @@ use std::{
 };
 
 use wharf_api::{ComponentStatus, Health, ProxyRequests, ProxyState, ProxyStatus};
-use wharf_core::kernel::Kernel;
+use wharf_core::{endpoint::EndpointRecord, ids::EndpointId, kernel::Kernel};
+use wharf_proxy::{Connections, Share};
 
 use super::Source;
 use crate::{
@@ -18,6 +19,8 @@ use crate::{
 
 /// A healthy Envoy connects, and acknowledges, in far less.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Shares that are named one by one; the rest is counted.
+const NAMED: usize = 3;
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
@@ -49,17 +52,25 @@ fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64) -> Fill {
         requests: ProxyRequests { forwarded: forwarded + count(|status| status.forwarded), denied, failed },
         name_addresses,
     };
-    let component = component(&look, &life.config.run_dir);
+    let name = |id: u16| {
+        let id = EndpointId::try_from(id).ok()?;
+        Some(life.registry.get(id)?.shared.read(|view| words(&view.record)))
+    };
+    let component = component(&look, &life.config.run_dir, &name);
     Arc::new(move |status| {
         status.proxy = proxy.clone();
         status.components.push(component.clone());
     })
 }
 
-fn component(look: &Look, run_dir: &Path) -> ComponentStatus {
+/// `name`: an endpoint's pod or container.
+fn component(look: &Look, run_dir: &Path, name: &dyn Fn(u16) -> Option<String>) -> ComponentStatus {
     let state = look.state();
     let (health, message) = match (state, look.wanted.is_empty()) {
-        (ProxyState::Serving, _) => serving(look),
+        (ProxyState::Serving, _) => match spent(look, name) {
+            Some(spent) => (Health::Degraded, format!("{spent}; {}", serving(look).1)),
+            None => serving(look),
+        },
         (ProxyState::Absent, true) if !look.supervised => (Health::Ok, "Envoy is not asked for".to_owned()),
         (_, true) => (idle(look), unserved(look, run_dir)),
         (_, false) => (Health::Degraded, format!("{}; {}", missing(look), unserved(look, run_dir))),
@@ -72,6 +83,38 @@ fn component(look: &Look, run_dir: &Path) -> ComponentStatus {
         None => (health, format!("the agent serves {} of DNS; {message}", listeners(look.dns.len()))),
     };
     ComponentStatus::new("proxy", health, message)
+}
+
+/// An endpoint's pod or container.
+fn words(record: &EndpointRecord) -> String {
+    match (&record.pod_namespace, &record.pod_name) {
+        (Some(namespace), Some(pod)) => format!("pod {namespace}/{pod}"),
+        _ => format!("container {}", record.attachment.container_id),
+    }
+}
+
+/// Shares of Envoy's connections that are in use. Endpoints first: who opens connections is their peer or the endpoint.
+fn spent(look: &Look, name: &dyn Fn(u16) -> Option<String>) -> Option<String> {
+    let status = look.status.as_ref()?;
+    let Connections { all, of_listener, of_endpoint } = status.connections;
+    let told = |(share, refused): (&Share, &u64)| {
+        let (who, share, at) = match share {
+            Share::Endpoint(key, member) => {
+                let who = name(member.id).map_or_else(String::new, |name| format!(" ({name})"));
+                (format!("endpoint {}{who}", member.id), of_endpoint, format!(" at the listener {key}"))
+            }
+            Share::Listener(key) => (format!("the listener {key}"), of_listener, String::new()),
+            Share::All(key) => ("Envoy".to_owned(), all, format!(", seen at the listener {key}")),
+        };
+        format!("{who} has used its share of {share} proxy connections{at}: {refused} were refused")
+    };
+    let mut spent: Vec<_> = status.spent.iter().rev().map(told).collect();
+    let more = spent.len().saturating_sub(NAMED);
+    spent.truncate(NAMED);
+    if more > 0 {
+        spent.push(format!("{more} more shares are used"));
+    }
+    (!spent.is_empty()).then(|| spent.join("; "))
 }
 
 /// No rule needs it. That it starts is no fault, that it cannot is one.
@@ -136,7 +179,7 @@ mod tests {
         model::Direction,
         requests,
     };
-    use wharf_proxy::{EnvoyState, Proxy, Status};
+    use wharf_proxy::{EnvoyState, ListenerKey, Member, Proxy, Status};
 
     use super::*;
     use crate::proxy::Redirect;
@@ -153,7 +196,8 @@ mod tests {
     }
 
     fn told(look: &Look) -> (Health, String) {
-        let ComponentStatus { name, health, message, .. } = component(look, Path::new("/run/wharf"));
+        let of = |id: u16| (id == 7).then(|| "pod shop/web".to_owned());
+        let ComponentStatus { name, health, message, .. } = component(look, Path::new("/run/wharf"), &of);
         assert_eq!(name, "proxy");
         (health, message)
     }
@@ -186,6 +230,25 @@ mod tests {
             let remedy = "start the agent with --envoy PATH, or Envoy with /run/wharf/proxy/bootstrap.json";
             assert_eq!((health, message), (Health::Degraded, format!("{fate}{remedy}")));
         }
+    }
+
+    #[test]
+    fn who_has_used_a_share_of_the_connections_is_named() {
+        let mut serving = look(EnvoyState::Serving, &[false]);
+        let key = ListenerKey { direction: Direction::Ingress, port: 15_000 };
+        let member = |id| Share::Endpoint(key, Member { id, epoch: 3 });
+        let status = serving.status.as_mut().expect("status");
+        status.connections = Connections { all: 1_600, of_listener: 400, of_endpoint: 100 };
+        status.spent = [(member(7), 12)].into();
+        let used = "endpoint 7 (pod shop/web) has used its share of 100 proxy connections at the listener ingress-15000: 12 were refused";
+        let serves = "Envoy 1.36.2 serves 1 listener";
+        assert_eq!(told(&serving), (Health::Degraded, format!("{used}; {serves}")));
+        let status = serving.status.as_mut().expect("status");
+        status.spent.extend([(member(8), 1), (Share::Listener(key), 2), (Share::All(key), 3)]);
+        let message = told(&serving).1;
+        let of_listener = "; the listener ingress-15000 has used its share of 400 proxy connections: 2 were refused; 1 more shares are used; ";
+        assert!(message.starts_with("endpoint 8 has used ") && message.contains(used), "{message}");
+        assert!(message.contains(of_listener), "{message}");
     }
 
     #[test]

@@ -1,22 +1,21 @@
-//! What is counted and bounded: queries and connections, of one client and of all, and what became of the queries.
+//! What is counted and bounded: queries and connections, of one endpoint and of all, and what became of the queries.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::mpsc;
 
-use crate::record::Record;
+use crate::{listener::Member, record::Record};
 
 /// Queries at once.
 const QUERIES: usize = 1024;
-/// Queries of one client address at once.
+/// Queries of one endpoint at once, of all its addresses.
 const QUERIES_OF_CLIENT: usize = 100;
 /// TCP connections of clients at once.
 const CONNECTIONS: usize = 256;
-/// TCP connections of one client address at once.
+/// TCP connections of one endpoint at once.
 const CONNECTIONS_OF_CLIENT: usize = 16;
 
 /// What a [`Place`] is for.
@@ -36,8 +35,8 @@ pub(crate) struct Books {
 
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
-    /// Clients with a query or a connection: bounded by both.
-    clients: HashMap<IpAddr, Load>,
+    /// Endpoints with a query or a connection: bounded by both.
+    clients: HashMap<Member, Load>,
     pub(crate) all: Load,
     /// Queries by the name of their outcome.
     pub(crate) totals: BTreeMap<&'static str, u64>,
@@ -82,8 +81,8 @@ impl Books {
         }
     }
 
-    /// A place for a client's query or connection, if there is one.
-    pub(crate) fn place(self: &Arc<Self>, client: IpAddr, kind: Kind) -> Option<Place> {
+    /// A place for an endpoint's query or connection, if there is one.
+    pub(crate) fn place(self: &Arc<Self>, client: Member, kind: Kind) -> Option<Place> {
         let (of_all, of_client) = match kind {
             Kind::Query => (QUERIES, QUERIES_OF_CLIENT),
             Kind::Connection => (CONNECTIONS, CONNECTIONS_OF_CLIENT),
@@ -102,7 +101,7 @@ impl Books {
 }
 
 impl Pages {
-    fn forget_idle(&mut self, client: IpAddr) {
+    fn forget_idle(&mut self, client: Member) {
         if self.clients.get(&client).is_some_and(|load| load.queries == 0 && load.connections == 0) {
             self.clients.remove(&client);
         }
@@ -113,7 +112,7 @@ impl Pages {
 #[derive(Debug)]
 pub(crate) struct Place {
     books: Arc<Books>,
-    client: IpAddr,
+    client: Member,
     kind: Kind,
 }
 
@@ -135,7 +134,7 @@ mod tests {
     #[test]
     fn places_are_bounded_for_a_client_and_for_all_and_come_back() {
         let books = Arc::new(Books::new(mpsc::channel(1).0));
-        let client = |n: u8| IpAddr::from([10, 0, 0, n]);
+        let client = |n: u16| Member { id: n, epoch: 1 };
         for (kind, of_all, of_client) in [(Kind::Query, 1024, 100), (Kind::Connection, 256, 16)] {
             let mut places: Vec<_> = (0..of_client).filter_map(|_| books.place(client(0), kind)).collect();
             assert_eq!(places.len(), of_client);

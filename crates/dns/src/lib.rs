@@ -16,7 +16,7 @@
 //! - A client gets no address before [`Names::learn`] is done with it.
 //! - Queries and answers pass byte for byte, but for the id: EDNS, unknown types, the case of names.
 //! - An answer is passed on only if it came from the server's address and port to the query's own socket, with the query's id and question.
-//! - Everything is bounded: 1,024 queries at once, 100 of a client; 256 connections, 16 of a client; 5 s for a server, 2 s for the node, 10 s
+//! - Everything is bounded: 1,024 queries at once, 100 of an endpoint; 256 connections, 16 of an endpoint; 5 s for a server, 2 s for the node, 10 s
 //!   for a silent client.
 //!
 //! Limitations:

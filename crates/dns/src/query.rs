@@ -117,7 +117,7 @@ impl Port {
         let outcome = match &read {
             Err(malformed) => Outcome::Malformed(*malformed),
             Ok(question) if !self.served().passes(&question.name) => Outcome::Refused,
-            Ok(question) => match self.books.place(client.ip(), Kind::Query) {
+            Ok(question) => match self.books.place(member, Kind::Query) {
                 Some(place) => {
                     return Admitted::Asked(Box::new(Query {
                         port: Arc::clone(self),

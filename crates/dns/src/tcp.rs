@@ -47,8 +47,8 @@ pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
 /// The server that a connection is to, and its place; `None`: it is closed.
 fn admit(port: &Port, stream: &TcpStream, client: SocketAddr) -> Option<(SocketAddr, Place)> {
     let server = stream.local_addr().ok()?;
-    port.member(client, server)?;
-    let place = port.books.place(client.ip(), Kind::Connection);
+    let member = port.member(client, server)?;
+    let place = port.books.place(member, Kind::Connection);
     if place.is_none() {
         port.books.pages().connections_refused += 1;
     }

@@ -296,7 +296,7 @@ fn messages_that_are_no_queries_are_answered_by_their_kind_or_dropped() {
 }
 
 #[test]
-fn one_client_has_a_hundred_queries_and_sixteen_connections_at_once() {
+fn an_endpoint_has_a_hundred_queries_and_sixteen_connections_at_once() {
     in_a_world(|mut world| async move {
         let resolver = Resolver::start(Some(&world.server), &[SERVER]);
         world.serve().await;
@@ -327,7 +327,9 @@ fn one_client_has_a_hundred_queries_and_sixteen_connections_at_once() {
         }
         let mut stream = world.tcp(CLIENT, SERVER).await;
         assert_eq!(read(&mut stream).await, None, "closed");
-        assert_eq!((world.proxy.status().connections, world.proxy.status().connections_refused), (16, 1));
+        let mut stream = world.tcp(CLIENT_6, SERVER_6).await;
+        assert_eq!(read(&mut stream).await, None, "its other address has no share more");
+        assert_eq!((world.proxy.status().connections, world.proxy.status().connections_refused), (16, 2));
         let mut stream = world.tcp(OTHER_CLIENT, SERVER).await;
         write(&mut stream, &query(1, "www.test", A)).await;
         read(&mut stream).await.expect("an answer");

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     envoy::User,
     resources::{ORIGINAL_DESTINATION, RUNTIME},
+    shares::{self, Connections},
 };
 
 /// Name of the cluster that is this server.
@@ -20,11 +21,10 @@ pub(crate) fn forwarded() -> String {
 }
 /// How often Envoy tells its counters.
 const COUNTERS_EVERY: &str = "1s";
-/// Envoy's counters by the beginnings of their names. Not those of listeners, whose number has no bound: all that it has is told.
-const COUNTERS: [&str; 6] = ["cluster.", "cluster_manager.", "listener_manager.", "overload.", "runtime.", "server."];
+/// Envoy's counters by the beginnings of their names. All that it has is told each second, and the number of listeners and endpoints has no bound: of
+/// those only what [`shares`] reads, which is told where it is not zero.
+const BEGINNINGS: [&str; 6] = ["cluster.", "cluster_manager.", "listener_manager.", "overload.", "runtime.", "server."];
 
-/// Descriptors that are not for connections.
-const OWN_FILES: u64 = 512;
 /// Instructions of a compiled regular expression. (Envoy's own limit, 100, refuses two lines of text; the matcher's time
 /// is linear in the text whatever the expression.)
 const MAX_EXPRESSION: u32 = 100_000;
@@ -40,11 +40,11 @@ fn on_heap(action: &str, part: f64) -> Value {
     json!({"name": action, "triggers": [{"name": HEAP, "threshold": {"value": part}}]})
 }
 
-/// The bootstrap: `socket` is where the server listens, `admin` where Envoy's own interface shall, `files` how many descriptors it
-/// may have, `user` whom it runs as.
-pub(crate) fn bootstrap(socket: &Path, admin: &Path, files: u64, user: Option<User>) -> Value {
-    // Each client's connection may need a second one, to its server.
-    let connections = files.saturating_sub(OWN_FILES).max(2) / 2;
+/// The bootstrap: `socket` is where the server listens, `admin` where Envoy's own interface shall, `connections` how many
+/// it takes, `user` whom it runs as.
+pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, user: Option<User>) -> Value {
+    let counters = BEGINNINGS.map(|name| json!({"prefix": name})).into_iter();
+    let counters: Vec<_> = counters.chain(shares::COUNTERS.map(|name| json!({"suffix": name}))).collect();
     let ads = json!({"ads": {}, "resource_api_version": "V3"});
     json!({
         // An Envoy of another user cannot reach the socket: it has other settings, by which the supervisor tells that it is to be replaced.
@@ -82,7 +82,7 @@ pub(crate) fn bootstrap(socket: &Path, admin: &Path, files: u64, user: Option<Us
             }},
             {"name": RUNTIME, "rtds_layer": {"name": RUNTIME, "rtds_config": ads}},
         ]},
-        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": COUNTERS.map(|name| json!({"prefix": name}))}}},
+        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": counters}}},
         "stats_flush_interval": COUNTERS_EVERY,
         "stats_sinks": [{"name": "envoy.stat_sinks.metrics_service", "typed_config": {
             "@type": "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig",
@@ -95,7 +95,7 @@ pub(crate) fn bootstrap(socket: &Path, admin: &Path, files: u64, user: Option<Us
                     "name": "envoy.resource_monitors.global_downstream_max_connections",
                     "typed_config": {
                         "@type": "type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
-                        "max_active_downstream_connections": connections,
+                        "max_active_downstream_connections": connections.all,
                     },
                 },
                 {

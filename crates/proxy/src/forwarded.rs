@@ -1,6 +1,6 @@
 //! What Envoy has sent on to servers, by its own counter.
 
-use envoy_types::pb::envoy::service::metrics::v3::StreamMetricsMessage;
+use envoy_types::pb::{envoy::service::metrics::v3::StreamMetricsMessage, io::prometheus::client::MetricFamily};
 
 use crate::{bootstrap, process::ProcessId};
 
@@ -49,7 +49,11 @@ impl Forwarded {
 /// The counter in a message, if it is there.
 pub(crate) fn counter(message: &StreamMetricsMessage) -> Option<u64> {
     let name = bootstrap::forwarded();
-    let family = message.envoy_metrics.iter().find(|family| family.name.as_ref() == Some(&name))?;
+    value(message.envoy_metrics.iter().find(|family| family.name.as_ref() == Some(&name))?)
+}
+
+/// The value of a counter.
+pub(crate) fn value(family: &MetricFamily) -> Option<u64> {
     let value = family.metric.first()?.counter.as_ref()?.value?;
     #[expect(
         clippy::cast_possible_truncation,
@@ -61,7 +65,7 @@ pub(crate) fn counter(message: &StreamMetricsMessage) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use envoy_types::pb::io::prometheus::client::{Counter, Metric, MetricFamily};
+    use envoy_types::pb::io::prometheus::client::{Counter, Metric};
 
     use super::*;
 

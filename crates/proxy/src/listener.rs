@@ -1,6 +1,6 @@
 //! What the caller wants of the proxy: listeners, and the endpoints that use them.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, fmt, net::IpAddr, num::ParseIntError, str::FromStr, sync::Arc};
 
 use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS};
 use wharf_policy::{model::Direction, requests::Requests};
@@ -65,6 +65,31 @@ pub struct ListenerKey {
     pub direction: Direction,
     /// TCP port, host byte order.
     pub port: u16,
+}
+
+/// Reads what [`Member`] is displayed as.
+impl FromStr for Member {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (id, epoch) = text.split_once('.').unwrap_or((text, ""));
+        Ok(Self { id: id.parse()?, epoch: epoch.parse()? })
+    }
+}
+
+/// Reads what [`ListenerKey`] is displayed as.
+impl FromStr for ListenerKey {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (direction, port) = match (text.strip_prefix("ingress-"), text.strip_prefix("egress-")) {
+            (Some(port), _) => (Direction::Ingress, port),
+            (_, Some(port)) => (Direction::Egress, port),
+            // No number, so that the error says so.
+            (None, None) => (Direction::Ingress, ""),
+        };
+        Ok(Self { direction, port: port.parse()? })
+    }
 }
 
 impl fmt::Display for ListenerKey {

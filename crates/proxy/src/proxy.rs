@@ -11,7 +11,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::time::{ClockId, clock_gettime};
@@ -24,6 +24,7 @@ use crate::{
     process::{Process, ProcessId},
     records::Record,
     resources,
+    shares::{Connections, Refusals},
     speakers::Speakers,
     status::{Status, Supervised},
 };
@@ -76,6 +77,9 @@ pub(crate) struct State {
     /// Who wants to be told of each request.
     watchers: usize,
     pub(crate) forwarded: Forwarded,
+    /// How Envoy's connections are divided, and for which shares it refused some.
+    connections: Connections,
+    pub(crate) refusals: Refusals,
     pub(crate) supervised: Supervised,
 }
 
@@ -87,11 +91,10 @@ impl Proxy {
         let (sender, receiver) = mpsc::channel(records.max(1));
         let first = first_version();
         let mut ledgers = Ledgers::new(first);
-        ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&resources::runtime(false))));
         ledgers
             .clusters
             .set(resources::ORIGINAL_DESTINATION, Some(resources::pack(&resources::original_destination())));
-        let state = State {
+        let mut state = State {
             ledgers,
             listeners: BTreeMap::new(),
             speakers: Speakers::default(),
@@ -105,8 +108,11 @@ impl Proxy {
             version: None,
             watchers: 0,
             forwarded: Forwarded::default(),
+            connections: Connections::here(),
+            refusals: Refusals::default(),
             supervised: Supervised::default(),
         };
+        state.set_runtime();
         let shared = Shared {
             state: Mutex::new(state),
             changed: watch::Sender::new(()),
@@ -126,11 +132,14 @@ impl Proxy {
             let reason = "port 0 is no port".to_owned();
             return Wait::over(key, Err(WaitError::Refused { listener: key.to_string(), reason }));
         }
-        let resource = resources::pack(&resources::listener(&listener));
         let addresses = listener.members.values().flatten().map(IpAddr::to_canonical).collect();
+        let connections = self.shared.lock().connections;
+        let resource = resources::pack(&resources::listener(&listener, connections));
         let mut state = self.shared.lock();
         let removal = state.listeners.get(&key).is_some_and(|before| has_no_more(&listener, before));
-        state.listeners.insert(key, listener);
+        if state.listeners.insert(key, listener).is_none() {
+            state.set_runtime();
+        }
         self.set(state, key, Some(resource), addresses, removal)
     }
 
@@ -138,7 +147,9 @@ impl Proxy {
     /// an Envoy has of an earlier agent it drops when it connects.
     pub fn remove(&self, key: ListenerKey) -> Wait {
         let mut state = self.shared.lock();
-        state.listeners.remove(&key);
+        if state.listeners.remove(&key).is_some() {
+            state.set_runtime();
+        }
         self.set(state, key, None, Vec::new(), true)
     }
 
@@ -204,6 +215,8 @@ impl Proxy {
 
     fn set(
         &self,
+            connections: state.connections,
+            spent: state.refusals.spent(Instant::now()),
         mut state: MutexGuard<'_, State>,
         key: ListenerKey,
         resource: Option<resources::Resource>,
@@ -250,8 +263,7 @@ impl Shared {
     fn watchers(&self, change: impl FnOnce(usize) -> usize) {
         let mut state = self.lock();
         state.watchers = change(state.watchers);
-        let runtime = resources::runtime(state.watchers > 0);
-        state.ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&runtime)));
+        state.set_runtime();
         drop(state);
         self.changed.send_replace(());
     }
@@ -278,6 +290,7 @@ impl Shared {
         self.lock().ledgers.listeners.inherit();
     }
 
+        state.refusals.process_began(process.id);
     /// An Envoy ended.
     pub(crate) fn on_process_end(&self, id: ProcessId) {
         let mut state = self.lock();
@@ -312,6 +325,12 @@ impl State {
         }
         self.forwarded.process_ended();
     }
+    /// What Envoy takes without new listeners.
+    fn set_runtime(&mut self) {
+        let runtime = resources::runtime(self.watchers > 0, self.listeners.keys(), self.connections);
+        self.ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&runtime)));
+    }
+
 
     /// Tells the waits that ended.
     pub(crate) fn tell(&mut self, ended: Ended) {

@@ -31,7 +31,7 @@ use crate::{
     process::{Process, ProcessId},
     proxy::{Proxy, Shared, State},
     records::{self, Record, Verdict},
-    xds,
+    shares, xds,
 };
 
 /// Bytes of a request. The largest is a first one, with a name and a version for each listener that Envoy has.
@@ -200,9 +200,12 @@ impl MetricsService for Service {
         request: Request<Streaming<StreamMetricsMessage>>,
     ) -> Result<Response<StreamMetricsResponse>, Status> {
         let take = |message| {
-            if let Some(value) = forwarded::counter(&message) {
-                self.shared.lock().forwarded.on_counter(value);
+            let (forwarded, refused) = (forwarded::counter(&message), shares::counters(&message));
+            let mut state = self.shared.lock();
+            if let Some(value) = forwarded {
+                state.forwarded.on_counter(value);
             }
+            state.refusals.on_counters(refused, std::time::Instant::now());
         };
         self.read(request, take).await?;
         Ok(Response::new(StreamMetricsResponse {}))

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, time::SystemTime};
 
-use crate::process::ProcessId;
+use crate::{
+    process::ProcessId,
+    shares::{Connections, Share},
+};
 
 /// How the proxy is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +35,10 @@ pub struct Status {
     /// What Envoys sent on to servers, requests and TLS connections, since the proxy was made, as far as they count it themselves: records of these
     /// say so ([`Record::is_counted`](crate::Record::is_counted)). Told once a second.
     pub forwarded: u64,
+    /// Connections that Envoy takes, and the shares of them.
+    pub connections: Connections,
+    /// Shares that were spent within the last minute, each with the connections that Envoy refused for it since the endpoint or the listener is there.
+    pub spent: BTreeMap<Share, u64>,
 }
 
 /// What Envoy does.
@@ -91,6 +98,8 @@ impl Supervised {
             refused: BTreeMap::new(),
             records_lost: 0,
             forwarded: 0,
+            connections: Connections::here(),
+            spent: BTreeMap::new(),
         }
     }
 }

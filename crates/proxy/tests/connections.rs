@@ -6,11 +6,13 @@ mod world;
 
 use std::collections::BTreeSet;
 
+use nix::sys::resource::{Resource, setrlimit};
+use tokio::io::AsyncWriteExt as _;
 use wharf_policy::{
     model::Direction,
     requests::{HttpRule, Requests, ServerName},
 };
-use wharf_proxy::{Content, Verdict};
+use wharf_proxy::{Connections, Content, ListenerKey, Member, Share, Verdict};
 use world::{tls::client_hello, *};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a";
@@ -138,5 +140,52 @@ fn a_connection_to_the_listeners_own_port_is_closed() {
         let closed = tokio::io::AsyncReadExt::read(&mut silent, &mut byte);
         let read = tokio::time::timeout(std::time::Duration::from_secs(5), closed).await.expect("closed at once");
         assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    });
+}
+
+#[test]
+fn an_endpoint_spends_its_share_and_no_other_ones() {
+    in_a_namespace(|| async {
+        // Of these files Envoy keeps 512, and takes half as many connections as are left.
+        setrlimit(Resource::RLIMIT_NOFILE, 1536, 1536).expect("a limit");
+        redirect(EGRESS, Direction::Egress);
+        let _server = echo_server(SERVER).await;
+        let world = World::start();
+        let members: &[(u16, &[&str])] = &[(7, &[CLIENT]), (8, &[OTHER_CLIENT])];
+        let everything = || allow([HttpRule::default()]);
+        world.ensure(listener(EGRESS, Direction::Egress, everything(), members)).await;
+        let Connections { all, of_listener, of_endpoint } = world.proxy.status().connections;
+        assert_eq!((all, of_listener, of_endpoint), (512, 128, 32));
+        let own =
+            Share::Endpoint(ListenerKey { direction: Direction::Egress, port: EGRESS }, Member { id: 7, epoch: 107 });
+
+        let mut held = Vec::new();
+        for _ in 0..of_endpoint {
+            let mut stream = connect(CLIENT, SERVER).await;
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nX: ").await.expect("sent");
+            held.push(stream);
+        }
+        // A worker takes connections in its own time.
+        let closed = async { while !request(CLIENT, GET).await.is_empty() {} };
+        tokio::time::timeout(LONG, closed).await.expect("no connection beyond the share");
+        assert!(request(OTHER_CLIENT, GET).await.starts_with("HTTP/1.1 200 "), "another endpoint has its own");
+        let told = async {
+            while !world.proxy.status().spent.contains_key(&own) {
+                tokio::task::yield_now().await
+            }
+        };
+        tokio::time::timeout(LONG, told).await.expect("it is told");
+        drop(held);
+        let served = async { while request(CLIENT, GET).await.is_empty() {} };
+        tokio::time::timeout(LONG, served).await.expect("the share is free again");
+
+        // Connections without a first byte are no endpoint's yet. They leave another listener what it needs.
+        let mut silent = Vec::new();
+        for _ in 0..all + 8 {
+            silent.push(connect(CLIENT, SERVER).await);
+        }
+        redirect_again(EGRESS + 1, Direction::Egress);
+        world.ensure(listener(EGRESS + 1, Direction::Egress, everything(), members)).await;
+        assert!(request(OTHER_CLIENT, GET).await.starts_with("HTTP/1.1 200 "), "another listener has its own");
     });
 }

@@ -11,6 +11,7 @@ mod outside;
 #[allow(dead_code, reason = "shared with the tests of policy")]
 mod pods;
 mod refused;
+mod shares;
 #[path = "../../../crates/proxy/tests/world/tls.rs"]
 #[allow(unreachable_pub, reason = "shared with the tests of the proxy")]
 mod tls;

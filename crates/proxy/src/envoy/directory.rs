@@ -18,10 +18,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    sys::{
-        resource::{Resource, getrlimit},
-        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
-    },
+    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
 };
 use tokio::net::UnixListener;
 
@@ -30,6 +27,7 @@ use crate::{
     bootstrap::bootstrap,
     process::{Process, ProcessId},
     proxy::Proxy,
+    shares::Connections,
 };
 
 impl Envoy {
@@ -108,9 +106,7 @@ impl Envoy {
 
     /// Envoy's settings, as text.
     pub(super) fn settings(&self) -> String {
-        // A limit that cannot be read is taken for the smallest that is usual.
-        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, most)| most);
-        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), files, self.user))
+        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), Connections::here(), self.user))
     }
 
     /// Writes the settings, and removes what an Envoy that has ended left where the next one wants to listen. For an Envoy that nobody supervises; a

@@ -34,13 +34,15 @@ use envoy_types::pb::envoy::{
 };
 use prost::{Message, Name};
 
-use super::{forwarded_proto, no, pack, seconds, yes};
+use super::{forwarded_proto, no, number, pack, seconds, yes};
 
 /// Time that a stream may be silent in both directions. Calls that wait for events are silent for long; what is silent for an
 /// hour has usually lost its other end.
 const STREAM_IDLE_SECONDS: i64 = 3600;
-/// Time for a request's headers to arrive: nobody keeps a connection's memory by sending a byte now and then.
-const HEADERS_SECONDS: i64 = 60;
+/// Time for a request's headers to arrive, from the first byte on: a byte now and then does not keep a connection.
+const HEADERS_SECONDS: i64 = 15;
+/// Requests under way on a connection of HTTP/2. With the share of connections this bounds an endpoint's requests that are under way or wait for a server.
+const STREAMS: u32 = 100;
 
 /// Headers by which a client gives Envoy orders (time limits, retries), and by which Envoy tells servers of itself.
 const ORDERS: &str = "x-envoy-";
@@ -82,7 +84,10 @@ pub(super) fn connection_manager(
             header_key_format: Some(header_case()),
             ..Http1ProtocolOptions::default()
         }),
-        http2_protocol_options: Some(Http2ProtocolOptions::default()),
+        http2_protocol_options: Some(Http2ProtocolOptions {
+            max_concurrent_streams: number(STREAMS),
+            ..Http2ProtocolOptions::default()
+        }),
         stream_idle_timeout: seconds(STREAM_IDLE_SECONDS),
         request_headers_timeout: seconds(HEADERS_SECONDS),
         upgrade_configs: vec![UpgradeConfig { upgrade_type: "websocket".into(), ..UpgradeConfig::default() }],

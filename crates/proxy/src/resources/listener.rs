@@ -5,32 +5,36 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use envoy_types::pb::envoy::{
-    config::{
-        core::v3::{
-            Address, CidrRange, DataSource, SocketAddress, SubstitutionFormatString, TrafficDirection, address,
-            data_source, socket_address, substitution_format_string::Format,
-        },
-        listener::v3::{
-            AdditionalAddress, Filter, FilterChain, FilterChainMatch, Listener as EnvoyListener, ListenerFilter,
-            ListenerFilterChainMatchPredicate, filter,
-            listener::{
-                ConnectionBalanceConfig,
-                connection_balance_config::{BalanceType, ExactBalance},
+use envoy_types::pb::{
+    envoy::{
+        config::{
+            core::v3::{
+                Address, CidrRange, DataSource, SocketAddress, SubstitutionFormatString, TrafficDirection, address,
+                data_source, socket_address, substitution_format_string::Format,
             },
-            listener_filter,
-            listener_filter_chain_match_predicate::Rule,
+            listener::v3::{
+                AdditionalAddress, Filter, FilterChain, FilterChainMatch, Listener as EnvoyListener, ListenerFilter,
+                ListenerFilterChainMatchPredicate, filter,
+                listener::{
+                    ConnectionBalanceConfig,
+                    connection_balance_config::{BalanceType, ExactBalance},
+                },
+                listener_filter,
+                listener_filter_chain_match_predicate::Rule,
+            },
         },
-    },
-    extensions::filters::{
-        common::set_filter_state::v3::{FilterStateValue, filter_state_value},
-        listener::{original_src::v3::OriginalSrc, tls_inspector::v3::TlsInspector},
-        network::{
-            set_filter_state::v3::Config as SetFilterState,
-            tcp_proxy::v3::{TcpProxy, tcp_proxy::ClusterSpecifier},
+        extensions::filters::{
+            common::set_filter_state::v3::{FilterStateValue, filter_state_value},
+            listener::{original_src::v3::OriginalSrc, tls_inspector::v3::TlsInspector},
+            network::{
+                connection_limit::v3::ConnectionLimit,
+                set_filter_state::v3::Config as SetFilterState,
+                tcp_proxy::v3::{TcpProxy, tcp_proxy::ClusterSpecifier},
+            },
         },
+        r#type::v3::Int32Range,
     },
-    r#type::v3::Int32Range,
+    google::protobuf::UInt64Value,
 };
 use prost::{Message, Name};
 use wharf_policy::requests::ServerName;
@@ -38,7 +42,10 @@ use wharf_policy::requests::ServerName;
 use super::{ORIGINAL_DESTINATION, access_log, http, no, number, pack, routes, seconds, yes};
 use wharf_policy::model::Direction;
 
-use crate::listener::{Listener, Member, mark};
+use crate::{
+    listener::{Listener, Member, mark},
+    shares::{Connections, prefix},
+};
 
 /// Time for the first bytes of a connection, which tell TLS from HTTP.
 const FIRST_BYTES_SECONDS: i64 = 15;
@@ -51,14 +58,16 @@ const PLAIN: &str = "raw_buffer";
 const TLS: &str = "tls";
 
 /// The listener as Envoy gets it. Equal listeners give equal resources.
-pub(crate) fn listener(wanted: &Listener) -> EnvoyListener {
+pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyListener {
     let name = wanted.key().to_string();
     let any_v4 = socket_address(Ipv4Addr::UNSPECIFIED.into(), wanted.port);
     let any_v6 = socket_address(Ipv6Addr::UNSPECIFIED.into(), wanted.port);
     let ways = ways(wanted, &name);
     let owners = owners(wanted);
-    let members =
-        owners.iter().flat_map(|(member, addresses)| ways.iter().map(|way| chain(wanted, way, *member, addresses)));
+    let share = connections.of_endpoint;
+    let members = owners
+        .iter()
+        .flat_map(|(member, addresses)| ways.iter().map(move |way| chain(wanted, way, *member, addresses, share)));
     EnvoyListener {
         // Bound to any address: only then does Envoy ask each connection for its own local address, which is the destination
         // that the client chose. (getsockopt SO_ORIGINAL_DST, Envoy's other way, gives the address before the node's DNAT.)
@@ -177,7 +186,7 @@ fn ways(wanted: &Listener, name: &str) -> Vec<Way> {
     ways
 }
 
-fn chain(wanted: &Listener, way: &Way, member: Member, addresses: &BTreeSet<IpAddr>) -> FilterChain {
+fn chain(wanted: &Listener, way: &Way, member: Member, addresses: &BTreeSet<IpAddr>, share: u64) -> FilterChain {
     let prefixes = addresses.iter().copied().map(host_prefix).collect();
     let mut matching = FilterChainMatch {
         transport_protocol: way.transport.into(),
@@ -193,7 +202,7 @@ fn chain(wanted: &Listener, way: &Way, member: Member, addresses: &BTreeSet<IpAd
     FilterChain {
         name: format!("{}-{member}{round}", way.what),
         filter_chain_match: Some(matching),
-        filters: vec![objects(wanted, member), way.filter.clone()],
+        filters: vec![limit(wanted, member, share), objects(wanted, member), way.filter.clone()],
         ..FilterChain::default()
     }
 }
@@ -203,6 +212,18 @@ fn server_name(name: &ServerName) -> String {
         ServerName::Exact(name) => name.clone(),
         ServerName::Under(domain) => format!("*.{domain}"),
     }
+}
+
+/// Closes connections beyond the share, so that no endpoint takes those of all others. Envoy counts them for each chain.
+fn limit(wanted: &Listener, member: Member, share: u64) -> Filter {
+    network_filter(
+        "envoy.filters.network.connection_limit",
+        &ConnectionLimit {
+            stat_prefix: prefix(wanted.key(), member),
+            max_connections: Some(UInt64Value { value: share }),
+            ..ConnectionLimit::default()
+        },
+    )
 }
 
 /// What the connection's filters and logs know of it: where it goes, and whose it is.
