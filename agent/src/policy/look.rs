@@ -120,15 +120,20 @@ impl<K: PolicyKernel> Policy<K> {
         let denies = |judgement: &Option<PolicyJudgement>| {
             judgement.as_ref().is_some_and(|judgement| judgement.verdict == PolicyVerdict::Deny)
         };
-        let is_redirected = |judgement: &Option<PolicyJudgement>| {
-            judgement.as_ref().is_some_and(|judgement| judgement.redirect.is_some())
+        let redirect = |judgement: &Option<PolicyJudgement>| judgement.as_ref().and_then(|j| j.redirect.clone());
+        let is_redirected = |judgement: &Option<PolicyJudgement>| redirect(judgement).is_some();
+        let is_unserved = |judgement: &Option<PolicyJudgement>| {
+            let drops = |way: PolicyRedirect| way.problem.is_some() && !way.fails_open;
+            !self.mode.audits && redirect(judgement).is_some_and(drops)
         };
-        let verdict = if denies(&egress) || denies(&ingress) { PolicyVerdict::Deny } else { PolicyVerdict::Accept };
+        let ends = [&egress, &ingress];
+        let drops = ends.iter().any(|end| denies(end) || is_unserved(end));
+        let verdict = if drops { PolicyVerdict::Deny } else { PolicyVerdict::Accept };
         let note = if from_node && ask.to.is_some() {
             Some("the node's own packets always reach its endpoints".to_owned())
         } else if self.mode.audits && verdict == PolicyVerdict::Deny {
             Some("audit mode: the packet passes, and is counted".to_owned())
-        } else if self.mode.audits && [&egress, &ingress].iter().any(|end| is_redirected(end)) {
+        } else if self.mode.audits && ends.iter().any(|end| is_redirected(end)) {
             Some("audit mode: the connection does not go through the proxy, and passes unseen".to_owned())
         } else if denies(&egress) && !denies(&ingress) && self.services.iter().any(|net| net.contains(&ask.destination))
         {

@@ -222,7 +222,7 @@ impl PolicyVerdict {
 /// Body of `GET /v1/policy/explain`: what becomes of the packet by the rows in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyExplanation {
-    /// Of both ends together: deny where one of them denies.
+    /// Of both ends together: deny where one of them denies, or hands the flow to a proxy that does not serve it.
     pub verdict: PolicyVerdict,
     /// At the sender; absent when the sender is no endpoint of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]

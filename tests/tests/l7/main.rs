@@ -156,10 +156,20 @@ fn without_a_proxy_connections_are_dropped_or_pass_as_the_rule_says() -> Result<
         import(node, &ingress("db", "[{path: /public}]"))?;
         let reaches = || scene.web.reaches(to.ip(), pods::Ask::Tcp(PORT));
         ensure!(!reaches()?, "dropped");
+        let [from, at] = [scene.web.end.v4()?.to_string(), to.ip().to_string()];
+        let explain = || node.wharf(&["policy", "explain", "--from", &from, "--to", &at, "--port", "80"]);
+        let told = explain()?;
+        ensure!(
+            told.code() == 1 && told.stdout.starts_with("denied: a rule hands it to the proxy"),
+            "{}",
+            told.describe()
+        );
         let dropped = node.packets(node.endpoint(&scene.web.end)?.id, "egress", "proxy-unavailable")?;
         ensure!(dropped > 0, "and told");
         import(node, &rule("db", "ingress", "[{path: /public}]", ", failOpen: true"))?;
         ensure!(scene.get("/secret")? == 200, "passes unseen");
+        let told = explain()?;
+        ensure!(told.code() == 0 && told.stdout.contains("passes unseen"), "{}", told.describe());
         // Names of TLS handshakes, too.
         let of_names = |more: &str| {
             let rule = rule("db", "ingress", "[{}]", "");

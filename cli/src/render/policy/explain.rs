@@ -70,8 +70,8 @@ fn accepted(ends: &Ends<'_>) -> String {
 fn by_proxy(way: &PolicyRedirect) -> String {
     let judges = format!("; the proxy judges what it carries, and lets pass: {}", way.passes.join(" | "));
     match (&way.problem, way.fails_open) {
-        (None, _) => judges,
-        (Some(why), false) => format!("{judges}; but {why}: until then it is dropped"),
+        // In audit mode alone such a flow passes without it.
+        (None, _) | (Some(_), false) => judges,
         (Some(why), true) => format!("{judges}; but {why}: until then it passes unseen (failOpen)"),
     }
 }
@@ -80,9 +80,7 @@ fn by_proxy(way: &PolicyRedirect) -> String {
 fn denied(ends: &Ends<'_>) -> String {
     let denies = |judgement: &&PolicyJudgement| judgement.verdict == PolicyVerdict::Deny;
     let first = ends.iter().find_map(|(end, judgement)| Some((end, judgement.filter(denies)?)));
-    let Some((End { name, direction }, judgement)) = first else {
-        return "the agent does not say by which end".to_owned();
-    };
+    let Some((End { name, direction }, judgement)) = first else { return unserved(ends) };
     match (&judgement.rule, judgement.isolated_by.as_slice()) {
         (None, []) if judgement.port_class == UNKNOWN_PORT_CLASS => {
             format!("a rule about ports could decide at the {name} ({direction}), and the packet shows none")
@@ -93,6 +91,18 @@ fn denied(ends: &Ends<'_>) -> String {
         (None, policies) => {
             format!("{} isolate the {name} ({direction}) and no rule allows it", policies.join(", "))
         }
+    }
+}
+
+/// Why a packet is dropped that no end denies: the proxy does not serve the connection.
+fn unserved(ends: &Ends<'_>) -> String {
+    let mut ways = ends.iter().filter_map(|(end, judgement)| Some((end, (*judgement)?.redirect.as_ref()?)));
+    match ways.find(|(_, way)| way.problem.is_some() && !way.fails_open) {
+        Some((End { name, direction }, PolicyRedirect { port, problem, .. })) => format!(
+            "a rule hands it to the proxy (port {port}) at the {name} ({direction}), and {}",
+            problem.as_deref().unwrap_or_default()
+        ),
+        None => "the agent does not say by which end".to_owned(),
     }
 }
 
@@ -158,7 +168,11 @@ mod tests {
     }
 
     fn answer(egress: Option<PolicyJudgement>, ingress: Option<PolicyJudgement>) -> PolicyExplanation {
-        let denies = egress.iter().chain(&ingress).any(|judgement| judgement.verdict == PolicyVerdict::Deny);
+        let is_unserved = |way: &PolicyRedirect| way.problem.is_some() && !way.fails_open;
+        let drops = |judgement: &PolicyJudgement| {
+            judgement.verdict == PolicyVerdict::Deny || judgement.redirect.as_ref().is_some_and(is_unserved)
+        };
+        let denies = egress.iter().chain(&ingress).any(drops);
         let verdict = if denies { PolicyVerdict::Deny } else { PolicyVerdict::Accept };
         PolicyExplanation { verdict, egress, ingress, note: None }
     }
@@ -223,7 +237,7 @@ mod tests {
                     pass: GET /public... | POST /cart";
         assert_eq!(sentence(None, Some(redirected(None, false))), told);
         let why = "no proxy serves (Envoy is absent)";
-        let dropped = format!("{told}; but {why}: until then it is dropped");
+        let dropped = format!("denied: a rule hands it to the proxy (port 15000) at the receiver (ingress), and {why}");
         assert_eq!(sentence(None, Some(redirected(Some(why), false))), dropped);
         let unseen = format!("{told}; but {why}: until then it passes unseen (failOpen)");
         assert_eq!(sentence(None, Some(redirected(Some(why), true))), unseen);
