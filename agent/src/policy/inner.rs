@@ -1,6 +1,6 @@
 //! Policy at one moment, and the rows that follow from a change.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use tokio::time::Instant;
@@ -68,6 +68,8 @@ pub(super) struct Inner {
     pub(super) outgoing: Outgoing,
     /// Since when the proxy was told nothing.
     pub(super) left_proxy: Option<Instant>,
+    /// Ports that another program had when the proxy wanted them: no new listener gets one.
+    pub(super) taken: Arc<BTreeSet<u16>>,
     /// What the proxy owes before what is wanted is in force.
     pub(super) owed: Owed,
     /// How often the kernel's rows were changed since the agent's start.
@@ -99,6 +101,7 @@ impl Inner {
             told: Wanted::new(),
             outgoing: Outgoing::new(),
             left_proxy: None,
+            taken: Arc::default(),
             owed: Owed::Nothing,
             writes: 0,
             realized: 0,

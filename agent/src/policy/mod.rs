@@ -424,11 +424,14 @@ impl<K: PolicyKernel> Policy<K> {
             inner.engine = None;
         }
         let known = inner.engine.clone();
-        let (mut inner, computed) = self.compute(inner, events).await;
+        let (inner, computed) = self.compute(inner, events).await;
         // Rows that were read just now may lead to more than the proxy was told before.
         let told = inner.told.clone();
-        let prepared = match self.prepare(&mut inner, computed).await {
-            Ok(Some(Prepared { acknowledged: Err(ProxyError::Refused(why)), .. })) => Err(PolicyError::Proxy(why)),
+        let (mut inner, prepared) = self.propose(inner, computed).await;
+        let prepared = match prepared {
+            Ok(Some(Prepared { acknowledged: Err(ProxyError::Refused(why) | ProxyError::Taken(_, why)), .. })) => {
+                Err(PolicyError::Proxy(why))
+            }
             other => other,
         };
         let kept = match &prepared {
@@ -462,8 +465,9 @@ impl<K: PolicyKernel> Policy<K> {
 
     /// Leads the kernel to what is wanted.
     async fn realize(&self, inner: Guard, events: Vec<Event>) -> (Guard, Result<(), PolicyError>) {
-        let (mut inner, computed) = self.compute(inner, events).await;
-        let result = match self.prepare(&mut inner, computed).await {
+        let (inner, computed) = self.compute(inner, events).await;
+        let (mut inner, prepared) = self.propose(inner, computed).await;
+        let result = match prepared {
             Ok(None) => Ok(()),
             Ok(Some(prepared)) => self.write(&mut inner, prepared).await,
             Err(why) => Err(why),
@@ -488,7 +492,7 @@ impl<K: PolicyKernel> Policy<K> {
             return (inner, Ok(None));
         }
         let (engine, events) = match &inner.engine {
-            Some(engine) => (engine.clone(), events),
+            Some(engine) => (engine.clone().without_listeners(Arc::clone(&inner.taken)), events),
             None => {
                 let rows = match self.kernel.observe_policy().await {
                     Ok(rows) => rows,
@@ -496,7 +500,8 @@ impl<K: PolicyKernel> Policy<K> {
                 };
                 let tables = self.take_over(&mut inner, &rows);
                 let engine = Engine::after(LIMITS, tables).with_rows_of(&self.services);
-                (engine.with_listeners_from(self.first_port), inner.all(&self.services))
+                let engine = engine.with_listeners_from(self.first_port);
+                (engine.without_listeners(Arc::clone(&inner.taken)), inner.all(&self.services))
             }
         };
         if is_quick(&engine, &events) {

@@ -1,6 +1,10 @@
 //! That the proxy has what rows lead to, before they do and as long as they do.
 
-use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::Instant;
@@ -11,7 +15,7 @@ use wharf_core::{
 use wharf_policy::compile::{EndpointKey, Engine, ListenerId, Tables};
 
 use super::{
-    Change, Computed, Policy,
+    Change, Computed, Guard, Policy,
     error::PolicyError,
     inner::Inner,
     or_problem,
@@ -24,6 +28,12 @@ use crate::proxy::{Completion, ProxyError, Redirect, Wanted};
 /// How long connections may last after the proxy has acknowledged that their listener, or their member of it, is gone: Envoy ends them
 /// after 2 s.
 const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
+
+/// How long a change waits for the first answer of a proxy since the agent's start.
+const FIRST_ANSWER: Duration = Duration::from_secs(3);
+
+/// How many ports that other programs have a change leaves out before it is refused.
+const OTHER_PORTS: usize = 8;
 
 /// What the proxy owes before the policies that are wanted are in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +92,30 @@ impl<K: PolicyKernel> Policy<K> {
         let moved = moved.into_iter().filter_map(place).collect();
         let acknowledged = self.await_proxy(asked).await;
         Ok(Some(Prepared { engine, rows, after, moved, acknowledged }))
+    }
+
+    /// [`Self::prepare`], with other ports in the place of those that other programs have.
+    pub(super) async fn propose(
+        &self,
+        mut inner: Guard,
+        computed: Computed,
+    ) -> (Guard, Result<Option<Prepared>, PolicyError>) {
+        let told = inner.told.clone();
+        let mut prepared = self.prepare(&mut inner, computed).await;
+        for _ in 0..OTHER_PORTS {
+            let Ok(Some(Prepared { acknowledged: Err(ProxyError::Taken(port, why)), .. })) = &prepared else { break };
+            // One that rows lead to already stays theirs.
+            if !Arc::make_mut(&mut inner.taken).insert(*port) {
+                break;
+            }
+            tracing::warn!(port, "the proxy cannot have a port, and takes another one: {why}");
+            drop(self.tell_proxy(&mut inner, told.clone()));
+            // `prepare` has left it open what the kernel has, so that everything is computed.
+            let (guard, computed) = self.compute(inner, Vec::new()).await;
+            inner = guard;
+            prepared = self.prepare(&mut inner, computed).await;
+        }
+        (inner, prepared)
     }
 
     /// Changes the kernel's rows, and tells the proxy what is left for it to do.
@@ -164,6 +198,8 @@ impl<K: PolicyKernel> Policy<K> {
 
     /// The revision that is realized, when connections that are judged by requests of before that revision have ended.
     pub(super) async fn settled(&self, revision: u64) -> u64 {
+        // After a start of the agent, an Envoy of before it connects again within a second.
+        let mut first_answer = Some(Instant::now() + FIRST_ANSWER);
         loop {
             let mut inner = self.lock().await;
             self.let_go(&mut inner).await;
@@ -175,6 +211,12 @@ impl<K: PolicyKernel> Policy<K> {
                 _ => None,
             });
             let waits = inner.realized < revision && inner.wanted.revision == revision;
+            let is_first = inner.realized == 0 && matches!(inner.owed, Owed::Answer { .. });
+            if let Some(until) = first_answer.take_if(|_| waits && is_first) {
+                drop(inner);
+                drop(tokio::time::timeout_at(until, self.redirects.answered()).await);
+                continue;
+            }
             let Some(until) = until.filter(|_| waits) else { return inner.realized };
             drop(inner);
             tokio::time::sleep_until(until).await;
@@ -272,7 +314,7 @@ impl<K: PolicyKernel> Policy<K> {
             let mut unanswered = Ok(());
             while let Some(answer) = answers.next().await {
                 match answer {
-                    Err(refused @ ProxyError::Refused(_)) => return Err(refused),
+                    Err(refused @ (ProxyError::Refused(_) | ProxyError::Taken(..))) => return Err(refused),
                     other => unanswered = unanswered.and(other),
                 }
             }

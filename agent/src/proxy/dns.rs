@@ -104,7 +104,7 @@ impl Dns {
         let opened = async move {
             let ends = |_| ProxyError::NoAnswer("the agent ends".to_owned());
             let done = done.wait_for(|done| done.number >= number).await.map_err(ends)?;
-            done.refused.get(&port).map_or(Ok(()), |why| Err(ProxyError::Refused(why.clone())))
+            done.refused.get(&port).map_or(Ok(()), |why| Err(ProxyError::refused(port, why.clone())))
         };
         (name(port, direction), Box::pin(opened))
     }

@@ -1,8 +1,10 @@
 //! Envoy as the proxy.
 
 use std::{
+    future::Future,
     net::IpAddr,
     path::{Path, PathBuf},
+    pin::Pin,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -50,11 +52,12 @@ impl Envoy {
     }
 
     /// A completion for whoever waits: the removal of this endpoint, or a change of policy.
-    fn completion(&self, name: String, wait: Wait, of: Option<EndpointId>) -> (String, Completion) {
+    fn completion(&self, key: ListenerKey, wait: Wait, of: Option<EndpointId>) -> (String, Completion) {
+        let name = key.to_string();
         let waiting = self.waits.begin(name.clone(), of, of.is_none().then_some(PATIENCE));
         let ended = async move {
             let ended = wait.await.map_err(|why| match why {
-                WaitError::Refused { .. } => ProxyError::Refused(why.to_string()),
+                WaitError::Refused { .. } => ProxyError::refused(key.port, why.to_string()),
                 _ => ProxyError::NoAnswer(why.to_string()),
             });
             drop(waiting);
@@ -130,7 +133,7 @@ impl Redirects for Envoy {
         for (port, redirect) in &state.wanted {
             let own = key(*port, redirect);
             if wanted.get(port).is_none_or(|redirect| key(*port, redirect) != own) {
-                waits.push(self.completion(own.to_string(), self.proxy.remove(own), None));
+                waits.push(self.completion(own, self.proxy.remove(own), None));
             }
         }
         let unacknowledged = self.proxy.unacknowledged();
@@ -140,7 +143,7 @@ impl Redirects for Envoy {
             // What Envoy lacked when it refused (a free port) may be there by now.
             let refused = unacknowledged.get(&name).is_some_and(Option::is_some);
             if refused || state.wanted.get(port) != Some(redirect) {
-                waits.push(self.completion(name, self.proxy.ensure(listener), None));
+                waits.push(self.completion(listener.key(), self.proxy.ensure(listener), None));
             }
         }
         state.wanted = wanted;
@@ -166,6 +169,11 @@ impl Redirects for Envoy {
         self.proxy.unacknowledged().into_iter().map(told).collect()
     }
 
+    fn answered(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let proxy = self.proxy.clone();
+        Box::pin(async move { proxy.answered().await })
+    }
+
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {
         let mut state = lock(&self.state);
         let mut waits = Vec::new();
@@ -177,8 +185,7 @@ impl Redirects for Envoy {
                 continue;
             }
             let listener = listener(*port, redirect);
-            let name = listener.key().to_string();
-            waits.push(self.completion(name, self.proxy.ensure(listener), Some(id)));
+            waits.push(self.completion(listener.key(), self.proxy.ensure(listener), Some(id)));
         }
         if !waits.is_empty() {
             state.leaving.insert(id, epoch);

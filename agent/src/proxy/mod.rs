@@ -34,9 +34,20 @@ pub enum ProxyError {
     /// It refused, with this reason; what it had before stays in force.
     #[error("{0}")]
     Refused(String),
+    /// It refused, with this reason, because another program has this port.
+    #[error("{1}")]
+    Taken(u16, String),
     /// It did not answer, or has ended.
     #[error("{0}")]
     NoAnswer(String),
+}
+
+impl ProxyError {
+    /// A refusal of the listener at this port.
+    fn refused(port: u16, why: String) -> Self {
+        // Both proxies end their reasons with the kernel's words.
+        if why.contains("Address already in use") { Self::Taken(port, why) } else { Self::Refused(why) }
+    }
 }
 
 /// Redirects by port of the proxy, host byte order.
@@ -101,6 +112,11 @@ pub trait Redirects: Send + Sync + 'static {
 
     /// What the proxy has not acknowledged of all that was asked, in words; a refusal with its reason.
     fn outstanding(&self) -> Vec<String>;
+
+    /// Resolves when a proxy that runs has answered about all that was asked, or none runs.
+    fn answered(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::ready(()))
+    }
 
     /// Asks the proxy to drop every redirect of the endpoint; one completion for each.
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)>;

@@ -1,6 +1,6 @@
 //! Both proxies of the node: Envoy, and the agent's own for DNS.
 
-use std::{net::IpAddr, time::Duration};
+use std::{future::Future, net::IpAddr, pin::Pin, time::Duration};
 
 use wharf_core::ids::{EndpointId, Epoch};
 
@@ -43,6 +43,10 @@ impl Redirects for Proxies {
 
     fn outstanding(&self) -> Vec<String> {
         [self.dns.outstanding(), self.envoy.outstanding()].concat()
+    }
+
+    fn answered(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.envoy.answered()
     }
 
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)> {

@@ -167,6 +167,18 @@ impl Proxy {
         self.shared.lock().ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
     }
 
+    /// Resolves when Envoy owes no answer about a listener; at once while no Envoy runs. To be bounded by the caller.
+    pub async fn answered(&self) {
+        let mut answered = self.shared.answered.subscribe();
+        let is_outstanding = || {
+            let state = self.shared.lock();
+            let runs = state.process.is_some() || state.supervised.running.is_some();
+            runs && state.ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
+        };
+        // The sender lives as long as `self`.
+        while is_outstanding() && answered.changed().await.is_ok() {}
+    }
+
     /// The listener as it was last set.
     #[must_use]
     pub fn listener(&self, key: ListenerKey) -> Option<Listener> {
@@ -203,6 +215,8 @@ impl Proxy {
             listeners: state.listeners.len(),
             records_lost: self.shared.lost.load(Ordering::Relaxed),
             forwarded: state.forwarded.total(),
+            connections: state.connections,
+            spent: state.refusals.spent(Instant::now()),
             ..state.supervised.status(state.streams, state.process, state.version.clone())
         }
     }
@@ -215,8 +229,6 @@ impl Proxy {
 
     fn set(
         &self,
-            connections: state.connections,
-            spent: state.refusals.spent(Instant::now()),
         mut state: MutexGuard<'_, State>,
         key: ListenerKey,
         resource: Option<resources::Resource>,
@@ -278,6 +290,7 @@ impl Shared {
         state.process = Some(process.id);
         state.ledgers.process_began();
         state.forwarded.process_began(process.id);
+        state.refusals.process_began(process.id);
         drop(state);
         self.process.send_replace(Some(process));
         // Streams of the one before end.
@@ -290,7 +303,6 @@ impl Shared {
         self.lock().ledgers.listeners.inherit();
     }
 
-        state.refusals.process_began(process.id);
     /// An Envoy ended.
     pub(crate) fn on_process_end(&self, id: ProcessId) {
         let mut state = self.lock();
@@ -313,6 +325,12 @@ impl Shared {
 }
 
 impl State {
+    /// What Envoy takes without new listeners.
+    fn set_runtime(&mut self) {
+        let runtime = resources::runtime(self.watchers > 0, self.listeners.keys(), self.connections);
+        self.ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&runtime)));
+    }
+
     fn end_process(&mut self) {
         self.process = None;
         let ended = self.ledgers.listeners.process_ended();
@@ -325,12 +343,6 @@ impl State {
         }
         self.forwarded.process_ended();
     }
-    /// What Envoy takes without new listeners.
-    fn set_runtime(&mut self) {
-        let runtime = resources::runtime(self.watchers > 0, self.listeners.keys(), self.connections);
-        self.ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&runtime)));
-    }
-
 
     /// Tells the waits that ended.
     pub(crate) fn tell(&mut self, ended: Ended) {

@@ -16,8 +16,10 @@ use crate::{
     pods::{Ask, Pod, import},
 };
 
-/// The ports of the first rules and of the next ones.
-const PORTS: [u16; 2] = [15_000, 15_001];
+/// The first port of listeners.
+const FIRST: u16 = 15_000;
+/// Ports that a change tries before it is refused.
+const TRIED: u16 = 9;
 
 /// Takes a port of the node; Envoy cannot have it until this is dropped.
 fn take(node: &Node, port: u16) -> Result<TcpListener> {
@@ -48,9 +50,9 @@ fn the_reason_of_a_refusal_is_told_wherever_the_listener_is() -> Result<()> {
         let id = node.endpoint(&scene.db.end)?.id.to_string();
         node.kill_agent()?;
         node.signal_envoy(Signal::SIGKILL)?;
-        let stranger = wait::until("the port is free", || Ok(take(node, PORTS[0]).ok()))?;
+        let stranger = wait::until("the port is free", || Ok(take(node, FIRST).ok()))?;
         node.start_agent()?;
-        let reason = reason(PORTS[0]);
+        let reason = reason(FIRST);
         for arguments in [
             &["proxy", "listeners", "-o", "wide"] as &[&str],
             &["proxy", "status"],
@@ -96,7 +98,7 @@ fn the_reason_of_a_refusal_is_told_wherever_the_listener_is() -> Result<()> {
 }
 
 #[test]
-fn an_import_whose_listener_envoy_refuses_is_refused_whole() -> Result<()> {
+fn a_port_that_is_taken_is_left_out_and_an_import_without_a_port_is_refused_whole() -> Result<()> {
     scenario(NodeConfig::default().with_envoy()?, |node| {
         let scene = Scene::new(node)?;
         let [first, next] = ["/a", "/b"].map(|path| ingress("db", &format!("[{{path: {path}}}]")));
@@ -122,25 +124,25 @@ fn an_import_whose_listener_envoy_refuses_is_refused_whole() -> Result<()> {
             Ok((proxy.state == ProxyState::Serving).then_some(()))
         })?;
         // The first policy: nothing was enforced before.
-        let stranger = take(node, PORTS[0])?;
-        refused(&first, PORTS[0])?;
+        let mut strangers = (FIRST..FIRST + TRIED).map(|port| take(node, port)).collect::<Result<Vec<_>>>()?;
+        refused(&first, FIRST + TRIED - 1)?;
         ensure!((scene.get("/a")?, scene.get("/b")?) == (200, 200), "no policy is in force");
-        drop(stranger);
+        // What was tried in vain is not tried again.
         import(node, &first)?;
         await_realized(node)?;
         ensure!((scene.get("/a")?, scene.get("/b")?) == (200, 403), "by the first policy");
         // The next one: the first stays in force.
-        let stranger = take(node, PORTS[1])?;
-        for _ in 0..2 {
-            refused(&next, PORTS[1])?;
-            ensure!((scene.get("/a")?, scene.get("/b")?) == (200, 403), "still by the first policy");
-        }
+        let after = FIRST + TRIED + 1;
+        strangers.extend((after..after + TRIED).map(|port| take(node, port)).collect::<Result<Vec<_>>>()?);
+        refused(&next, after + TRIED - 1)?;
+        ensure!((scene.get("/a")?, scene.get("/b")?) == (200, 403), "still by the first policy");
         let told = words(node, &["proxy", "listeners"])?;
-        ensure!(told.contains("15000") && !told.contains("15001") && told.contains("serves"), "{told}");
-        drop(stranger);
+        let (own, refused) = ((FIRST + TRIED).to_string(), (after + TRIED - 1).to_string());
+        ensure!(told.contains(&own) && !told.contains(&refused) && told.contains("serves"), "{told}");
         import(node, &next)?;
         await_realized(node)?;
         ensure!((scene.get("/a")?, scene.get("/b")?) == (403, 200), "by the next policy");
+        drop(strangers);
         scene.end(node)
     })
 }

@@ -128,6 +128,13 @@ impl Engine {
         self
     }
 
+    /// Gives no new listener one of these numbers.
+    #[must_use]
+    pub fn without_listeners(mut self, avoided: Arc<BTreeSet<u16>>) -> Self {
+        self.listeners = self.listeners.without(avoided);
+        self
+    }
+
     /// The tables of all events so far.
     #[must_use]
     pub const fn tables(&self) -> &Tables {

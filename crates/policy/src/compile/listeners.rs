@@ -14,6 +14,8 @@ type Uses = OrdMap<(ListenerId, SetId), usize>;
 pub(super) struct Listeners {
     /// The lowest number.
     first: u16,
+    /// Numbers that no new listener gets.
+    avoided: Arc<BTreeSet<u16>>,
     table: Table,
     by_content: OrdMap<Arc<Listener>, ListenerId>,
     uses: Uses,
@@ -28,13 +30,18 @@ impl Listeners {
     pub(super) fn of(table: &Table) -> Self {
         let by_content = table.iter().map(|(id, listener)| (Arc::clone(listener), *id)).collect();
         let touched = table.keys().copied().collect();
-        let (uses, leaving) = Default::default();
-        Self { first: 1, table: table.clone(), by_content, uses, touched, leaving }
+        let (avoided, uses, leaving) = Default::default();
+        Self { first: 1, avoided, table: table.clone(), by_content, uses, touched, leaving }
     }
 
     /// Numbers begin with this one.
     pub(super) fn from(self, first: u16) -> Self {
         Self { first: first.max(1), ..self }
+    }
+
+    /// No new listener gets one of these numbers.
+    pub(super) fn without(self, avoided: Arc<BTreeSet<u16>>) -> Self {
+        Self { avoided, ..self }
     }
 
     /// A cell of the rule set leads to the listener.
@@ -51,7 +58,8 @@ impl Listeners {
 
     /// The lowest free number; the last one where none is free, which is more than any limit.
     fn free(&self) -> ListenerId {
-        let taken = |id: &ListenerId| self.table.contains_key(id) || self.leaving.contains(id);
+        let taken =
+            |id: &ListenerId| self.table.contains_key(id) || self.leaving.contains(id) || self.avoided.contains(&id.0);
         (self.first..=u16::MAX).map(ListenerId).find(|id| !taken(id)).unwrap_or(ListenerId(u16::MAX))
     }
 
