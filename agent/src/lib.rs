@@ -10,6 +10,7 @@
 //! | events | the ring buffer of the programs | [`monitor`] |
 //! | links ([`endpoint::relink`]) | changes of the node's links | regenerations |
 //! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
+//! | node addresses | notifications of the kernel | rows of policy |
 //! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
 //! | reports of CNI commands ([`commands::reports`]) | the directory's events, a tick | counters, the log |
 //! | OTLP exporter, with `--otlp-endpoint` | CNI commands that ended | spans for the collector |
@@ -132,7 +133,8 @@ const GRACE: Duration = Duration::from_secs(15);
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
 /// The controller of masquerading and forwarding.
 const MASQUERADE: &str = "masquerade";
-/// How often the policy directory and the node's addresses are looked at, and what failed is tried again.
+/// How often the policy directory is looked at, and what failed is tried again. Changes of the node's addresses are followed by
+/// notifications; this look covers what a failure left.
 const POLICY_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the pools are compared with the node's networks; a comparison reads every route of the node.
 const POOLS_INTERVAL: Duration = Duration::from_secs(60);
@@ -161,7 +163,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     if let Some(aside) = &opened.set_aside {
         tracing::warn!("the store could not be used and was put aside: {aside}");
     }
-    let events = kernel.events()?;
+    let (events, address_changes) = (kernel.events()?, kernel.address_changes()?);
     let metrics_listener = match config.metrics_listen {
         Some(address) => {
             Some(tokio::net::TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?)
@@ -236,6 +238,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     wharf_crash::point("start/after-drain");
     tasks.operations.spawn(read_events(Arc::clone(life), events));
     tasks.operations.spawn(watch_links(Arc::clone(life)));
+    tasks.operations.spawn(follow_addresses(Arc::clone(life), address_changes));
     if life.config.debug_programs {
         tasks.operations.spawn(read_program_log(Arc::clone(life)));
     }
@@ -535,6 +538,27 @@ async fn follow_links(life: &Arc<Life>, watch: &mut LinkWatch, relinks: &mut rel
                     }
                 }
             }
+        }
+    }
+}
+
+/// Keeps policy's rows of the node's addresses current.
+async fn follow_addresses(life: Arc<Life>, mut changes: wharf_datapath::AddressChanges) {
+    loop {
+        let changed = tokio::select! {
+            () = life.tasks.stop.cancelled() => return,
+            changed = changes.next() => changed,
+        };
+        if let Err(error) = changed {
+            life.tasks.controllers.record("node-addresses", Err(&error));
+            tracing::error!(
+                "{error}; policy learns of a new address of the node after 2 s until the agent is restarted"
+            );
+            return;
+        }
+        if let Err(why) = life.policy.follow_addresses().await {
+            life.tasks.controllers.record(policy::CONTROLLER, Err(&why));
+            tracing::warn!("follow addresses of the node: {why}; it is tried again");
         }
     }
 }

@@ -323,16 +323,35 @@ impl<K: PolicyKernel> Policy<K> {
             result => result?,
         }
         self.look_at_proxy(&mut inner).await?;
-        if inner.active {
-            let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
-            if node != inner.node {
-                inner.node.clone_from(&node);
-                self.realize(inner, vec![Event::Node(node)]).await.1?;
-            } else if inner.engine.is_none() {
-                self.realize(inner, Vec::new()).await.1?;
-            }
+        let moved = self.look_at_addresses(&mut inner).await?;
+        if moved.is_some() || inner.engine.is_none() {
+            self.realize(inner, moved.into_iter().collect()).await.1?;
         }
         directory
+    }
+
+    /// Brings the rows to the addresses that the node has now.
+    ///
+    /// # Errors
+    /// The addresses cannot be read, the rows do not fit, or the kernel refused; [`Policy::ensure`] retries.
+    pub async fn follow_addresses(&self) -> Result<(), PolicyError> {
+        let mut inner = self.lock().await;
+        let Some(moved) = self.look_at_addresses(&mut inner).await? else { return Ok(()) };
+        match self.realize(inner, vec![moved]).await.1 {
+            // The rows of lost policies stay as they are.
+            Err(PolicyError::Lost { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Reads the node's addresses. Returns the event for the engine if they have changed.
+    async fn look_at_addresses(&self, inner: &mut Inner) -> Result<Option<Event>, PolicyError> {
+        let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
+        if node == inner.node {
+            return Ok(None);
+        }
+        inner.node.clone_from(&node);
+        Ok(Some(Event::Node(node)))
     }
 
     /// Takes the policies of the directory. Those that did not fit are not computed again before they, or what else there is, have
@@ -408,10 +427,17 @@ impl<K: PolicyKernel> Policy<K> {
         Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
     }
 
-    /// Makes this what is wanted: computed, kept, then in the kernel.
+    /// Makes this what is wanted: computed, kept, then in the kernel. The node's addresses are read first, so that a revision in force covers
+    /// those that the node has.
     async fn take(&self, mut inner: Guard, wanted: Documents) -> Result<(), PolicyError> {
         let mut events =
             if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
+        let node = inner.node.clone();
+        match self.look_at_addresses(&mut inner).await {
+            Ok(moved) => events.extend(moved),
+            // All rows are computed, which reads the addresses again: a failure there leaves the change wanted, and it is retried.
+            Err(_) => inner.engine = None,
+        }
         let before = std::mem::replace(&mut inner.wanted, wanted);
         let members = inner.members.clone();
         if !inner.wanted.says_the_same_of_endpoints(&before) {
@@ -458,6 +484,7 @@ impl<K: PolicyKernel> Policy<K> {
         drop(self.tell_proxy(&mut inner, told));
         inner.engine = known;
         inner.wanted = before;
+        inner.node = node;
         inner.members = members;
         inner.active = was_active;
         Err(refused)
@@ -498,6 +525,9 @@ impl<K: PolicyKernel> Policy<K> {
                     Ok(rows) => rows,
                     Err(why) => return (inner, Err(why.into())),
                 };
+                if let Err(why) = self.look_at_addresses(&mut inner).await {
+                    return (inner, Err(why));
+                }
                 let tables = self.take_over(&mut inner, &rows);
                 let engine = Engine::after(LIMITS, tables).with_rows_of(&self.services);
                 let engine = engine.with_listeners_from(self.first_port);

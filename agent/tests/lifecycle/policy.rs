@@ -1,8 +1,9 @@
 //! Network policy beside the life of endpoints: rows are there before an endpoint is attached and go with it, what is wanted
 //! outlives the agent, and a kernel that refuses is led there later.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
+use ipnet::IpNet;
 use wharf_agent::{endpoint::create::CreateSpec, policy::error::PolicyError};
 use wharf_core::{kernel::KernelErrorKind as Kind, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
@@ -207,5 +208,24 @@ fn a_directory_that_does_not_fit_is_told_and_taken_when_it_fits() {
         agent.life.policy.ensure().await.expect("it fits");
         let list = agent.life.policy.list().await;
         assert_eq!((list.policies.len(), list.problem), (2, None));
+    });
+}
+
+#[test]
+fn a_revision_in_force_covers_the_addresses_that_the_node_has() {
+    let machine = Machine::new();
+    let has_row = |address: IpAddr| rows(&machine).peers.contains_key(&IpNet::from(address));
+    let [first, second, third] = ["192.0.2.1", "192.0.2.2", "2001:db8::3"].map(|a| a.parse().expect("an address"));
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        machine.kernel.add_node_address(first);
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("the first policy");
+        assert!(has_row(first));
+        machine.kernel.add_node_address(second);
+        agent.life.policy.import("b.yaml", &isolates("db")).await.expect("another policy");
+        assert!(has_row(second));
+        machine.kernel.add_node_address(third);
+        agent.life.policy.follow_addresses().await.expect("followed");
+        assert!(has_row(third));
     });
 }

@@ -20,12 +20,14 @@
 //! | `reaper` | deletes links, many in one kernel wait, and tells when nobody finds them any more |
 //! | `link_watch` | reports links of endpoints whose carrier came up again |
 //! | [`events`], [`program_log`] | the readers of the ring buffers |
+//! | [`address_changes`] | notifications that the node's addresses have changed |
 //!
 //! Every job that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
 //! operations hold the kernel's RTNL lock for milliseconds, and a runtime worker must not wait for it. A call whose
 //! future is dropped still runs to its end in the kernel; every call is idempotent, so the next call repairs the
 //! state.
 
+pub mod address_changes;
 mod announce;
 mod bpf;
 mod connect;
@@ -57,6 +59,7 @@ pub mod settings;
 mod source_rule;
 mod speakers;
 
+pub use address_changes::AddressChanges;
 pub use bpf::loader::Loader;
 pub use bpf::pins::{ensure_pin_root, has_pin_root};
 pub use events::EventReader;

@@ -28,6 +28,7 @@ use wharf_core::{
 use wharf_crash as crash;
 
 use crate::{
+    address_changes::AddressChanges,
     announce::Announcer,
     bpf::{self, Bpf, loader::Loader},
     connect, container_side,
@@ -114,6 +115,14 @@ impl LinuxKernel {
     /// When the kernel refuses the subscription or the list of links.
     pub async fn watch_links(&self, before: Carriers) -> Result<LinkWatch> {
         LinkWatch::new(self.blocking("watch links", move |_| link_watch::open(before)).await?)
+    }
+
+    /// Subscribes to changes of the addresses of the node's interfaces.
+    ///
+    /// # Errors
+    /// When the kernel refuses the socket.
+    pub fn address_changes(&self) -> Result<AddressChanges> {
+        AddressChanges::subscribe()
     }
 
     /// The endpoints that other ABI versions have pinned.

@@ -1,12 +1,17 @@
 //! The agent's settings of policy: the directory, the mode of enforcement, audit.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    net::IpAddr,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use wharf_tests::{Node, NodeConfig, scenario, scratch, wait};
+use wharf_tests::{Node, NodeConfig, process::ip, scenario, scratch, wait};
 
-use crate::pods::{Ask, Pod, forget, import, judged, network_policy, patch_config};
+use crate::pods::{Ask, Pod, document, forget, import, judged, network_policy, patch_config};
 
 /// A pod that a policy selects, and one that none does.
 fn pair(node: &Node) -> Result<[Pod; 2]> {
@@ -186,5 +191,36 @@ fn audit_drops_nothing_and_counts() -> Result<()> {
         node.await_rebuilt()?;
         reached(&web, &db, [(80, true), (81, false)]).context("without audit")?;
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+#[test]
+fn a_new_address_of_the_node_is_the_nodes_without_delay() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let pod = Pod::container(node, "web", "web")?;
+        let add = |address: IpAddr| ip(node.space(), &format!("addr add {address}/32 dev lo")).map(drop);
+        let addresses: Vec<IpAddr> = (1..=4).map(|last| IpAddr::from([192, 0, 2, last])).collect();
+        ip(node.space(), "link set lo up")?;
+        addresses.first().map_or(Ok(()), |first| add(*first))?;
+        let denies_host = "{endpointSelector: {}, enableDefaultDeny: {egress: false},
+                            egressDeny: [{toEntities: [host]}]}";
+        import(
+            node,
+            &document("cilium.io/v2", "CiliumNetworkPolicy", "{name: no-host, namespace: default}", denies_host),
+        )?;
+        // No wait: the revision is in force.
+        for address in addresses.iter().take(1) {
+            ensure!(!pod.reaches(*address, Ask::Echo)?, "{address} was there before the first policy");
+        }
+        // The agent's regular look every 2 s would take at least 4 s.
+        let began = Instant::now();
+        for address in addresses.iter().skip(1) {
+            add(*address)?;
+            let cut = || Ok((!pod.reaches(*address, Ask::Echo)?).then_some(()));
+            wait::until(&format!("packets to {address} to be dropped"), cut)?;
+        }
+        let took = began.elapsed();
+        ensure!(took < Duration::from_secs(3), "{took:?} for three addresses");
+        node.detach(&pod.end)
     })
 }

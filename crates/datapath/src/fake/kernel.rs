@@ -339,7 +339,8 @@ impl PolicyKernel for FakeKernel {
     async fn observe_addresses(&self) -> Result<Vec<IpAddr>> {
         self.call(Operation::ObserveAddresses, "node".to_owned(), |s| {
             let routers = s.node.as_ref().map(|spec| (spec.router4, spec.router6)).unwrap_or_default();
-            Ok(routers.0.map(IpAddr::V4).into_iter().chain(routers.1.map(IpAddr::V6)).collect())
+            let routers = routers.0.map(IpAddr::V4).into_iter().chain(routers.1.map(IpAddr::V6));
+            Ok(routers.chain(s.node_addresses.iter().copied()).collect())
         })
         .await
     }

@@ -230,6 +230,11 @@ impl FakeKernel {
         self.state().flow_usage = usage;
     }
 
+    /// Gives an interface of the node an address.
+    pub fn add_node_address(&self, address: IpAddr) {
+        self.state().node_addresses.insert(address);
+    }
+
     /// The rows of policy's tables, and what the programs do with them.
     #[must_use]
     pub fn policy(&self) -> (PolicyRows, Mode) {

@@ -137,6 +137,8 @@ pub(super) struct State {
     pub(super) calls: BTreeMap<EndpointId, u32>,
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
+    /// Addresses of the node's interfaces other than the router's.
+    pub(super) node_addresses: BTreeSet<IpAddr>,
     pub(super) masquerade: Option<Masquerade>,
     /// What the node's table has of endpoints.
     pub(super) nat: BTreeSet<NatEntry>,
