@@ -212,11 +212,32 @@ fn shared_pins_that_somebody_removed_are_named_and_come_back_without_an_operator
         let audit = node.wharf(&["audit"])?;
         // Unless the agent was faster.
         ensure!(audit.stdout.contains("shared/ENDPOINTS") || pin.exists(), "{}", audit.describe());
-        wait::until("the agent to put them back", || Ok(pin.exists().then_some(())))?;
+        // The sink is the last one.
+        let last = pin.with_file_name("sink");
+        wait::until("the agent to put them back", || Ok(last.exists().then_some(())))?;
         let other = node.sandbox("b")?;
         let reached = node.attach(&other)?;
         wharf_tests::icmp::ping(sandbox.space()?, reached.v4()?.into())?.must_answer()?;
         ensure!(node.wharf(&["audit", "--repair"])?.code() == 0, "what is left of it can be mended");
+        // A new map of that name would lead no packet to the new container.
+        let (calls, third) = (pin.with_file_name("CALLS"), node.sandbox("c")?);
+        wait::until("an ADD and an audit between two looks of the agent", || {
+            fs::remove_file(&calls)?;
+            let add = node.cni("ADD").of(third.name(), third.path(), "eth0").conf(&node.netconf()).run()?;
+            let audit = node.wharf(&["audit"])?;
+            if calls.exists() {
+                node.cni("DEL").of(third.name(), third.path(), "eth0").conf(&node.netconf()).run()?.silent()?;
+                return Ok(None);
+            }
+            let refused = add.failure()?;
+            ensure!(refused.code == 11 && refused.text().contains("shared/CALLS: the pin is missing"), "{refused:?}");
+            ensure!(audit.stdout.contains("shared/CALLS"), "{}", audit.describe());
+            Ok(Some(()))
+        })?;
+        ensure!(node.wharf(&["audit", "--repair"])?.code() == 0, "the map that the agent holds is pinned");
+        let late = node.attach(&third)?;
+        wharf_tests::icmp::ping(third.space()?, attached.v4()?.into())?.must_answer()?;
+        node.detach(&late)?;
         node.detach(&attached)?;
         node.detach(&reached)
     })

@@ -93,7 +93,7 @@ impl Problem {
                 | NodeProblem::Setting { repairable: false, .. }
                 | NodeProblem::PoolOverlap(_)
                 | NodeProblem::Bpffs { .. }
-                | NodeProblem::Pin { .. },
+                | NodeProblem::Pin { repairable: false, .. },
             ) => Mender::Operator,
             Self::Node(_) => Mender::Repair,
             Self::Stray(stray) => match stray {

@@ -572,7 +572,7 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
 }
 
 #[test]
-fn a_shared_map_that_was_replaced_is_told_and_never_used() {
+fn a_shared_map_of_another_agent_is_reported_and_never_used() {
     in_linux_world(None, |w| async move {
         let k = &w.kernel;
         k.ensure_node(&node_spec()).await.expect("node");
@@ -585,18 +585,14 @@ fn a_shared_map_that_was_replaced_is_told_and_never_used() {
         assert!(
             matches!(
                 &told[..],
-                [NodeProblem::Pin { path, cause }, NodeProblem::PinMissing { path: program }]
+                [NodeProblem::Pin { path, cause, repairable: true }, NodeProblem::PinMissing { path: program }]
                     if path.ends_with("ENDPOINTS") && cause.contains("replaced") && program.contains("`event`")
             ),
             "{told:?}"
         );
-        for e in [
-            k.ensure_node(&node_spec()).await.expect_err("another map"),
-            k.ensure_programs(&program_spec(&a)).await.expect_err("another map"),
-        ] {
-            assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
-            assert!(e.to_string().contains("remove the pin"), "{e}");
-        }
+        let e = k.ensure_programs(&program_spec(&a)).await.expect_err("another map");
+        assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+        assert!(e.to_string().contains("wharf audit --repair"), "{e}");
         // To the second agent the map is the right one and the endpoint's programs are not.
         assert_eq!(second.observe_node(&node_spec()).await.expect("observe"), []);
         let told = second.observe_endpoint(&a).await.expect("observe");
@@ -607,10 +603,50 @@ fn a_shared_map_that_was_replaced_is_told_and_never_used() {
         create(&second, &mut a).await;
         assert_eq!(second.observe_endpoint(&a).await.expect("observe"), [], "built anew, on the pinned map");
         delete(&second, &a).await;
-        // What the first agent was told to do.
-        fs::remove_file(&endpoints).expect("unpin");
         k.ensure_node(&node_spec()).await.expect("its own map is pinned again");
         assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+    });
+}
+
+#[test]
+fn no_shared_map_is_created_again_while_the_agent_runs() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let id = |path: &Path| MapData::from_pin(path).expect("map").info().expect("info").id();
+        for name in SHARED {
+            let path = w.pins().join("shared").join(name);
+            let before = id(&path);
+            for replaced in [false, true] {
+                fs::remove_file(&path).expect("unpin");
+                if replaced {
+                    Array::<MapData, u32>::create(7, 0).expect("map").pin(&path).expect("pin");
+                }
+                for refused in [k.ensure_programs(&program_spec(&a)).await.map(drop), k.ensure_reachable(&a).await] {
+                    let e = refused.expect_err("the pin is not the map that the agent holds");
+                    assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+                    assert!(e.to_string().contains(name) && e.to_string().contains("wharf audit --repair"), "{e}");
+                }
+                assert_eq!(path.exists(), replaced, "{name}: nothing was made in its place");
+                // Removals work, in the maps that the programs use.
+                k.remove_reachable(&a).await.expect("removed");
+                assert_eq!(k.dump().await.expect("dump").endpoint_rows, [], "{name}");
+                let told = k.observe_node(&node_spec()).await.expect("observe");
+                let is_named = match &told[..] {
+                    [NodeProblem::PinMissing { path }] => !replaced && path.ends_with(name),
+                    [NodeProblem::Pin { path, repairable: true, .. }] => replaced && path.ends_with(name),
+                    _ => false,
+                };
+                assert!(is_named, "{name}: {told:?}");
+                k.ensure_node(&node_spec()).await.expect("the agent's map is pinned again");
+                assert_eq!(id(&path), before, "{name}");
+                k.ensure_reachable(&a).await.expect("reachable");
+            }
+        }
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+        assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+        delete(k, &a).await;
     });
 }
 

@@ -96,5 +96,7 @@ pub enum NodeProblem {
         path: String,
         /// What is there.
         cause: String,
+        /// The agent pins its object in its place.
+        repairable: bool,
     },
 }

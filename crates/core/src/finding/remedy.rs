@@ -22,8 +22,8 @@ impl Problem {
                 NodeProblem::Bpffs { path, .. } => {
                     format!("mount a bpffs at {path} (`mount -t bpf bpf {path}`), then restart the agent")
                 }
-                NodeProblem::Pin { path, .. } => {
-                    format!("remove the pin (`rm {path}`), then `wharf audit --repair` pins the agent's own")
+                NodeProblem::Pin { repairable: false, .. } => {
+                    "unmount what covers the agent's bpffs, or restart the agent".to_owned()
                 }
                 NodeProblem::Outbound { repairable: false, .. } => {
                     "remove the cause; the agent tries again every 10 s (docs/connectivity.md)".to_owned()
@@ -39,6 +39,7 @@ impl Problem {
                 | NodeProblem::PoolRoute { .. }
                 | NodeProblem::Outbound { .. }
                 | NodeProblem::Setting { .. }
+                | NodeProblem::Pin { .. }
                 | NodeProblem::PinMissing { .. } => REPAIR.to_owned(),
             },
             Self::Stray(stray) => match stray {

@@ -58,11 +58,7 @@ impl Bpf {
     }
 
     fn load_and_pin(&self, spec: &ProgramSpec) -> Result<Programs> {
-        self.check_shared()?;
-        let mut paths = Vec::with_capacity(6);
-        for name in pins::SHARED_MAPS {
-            paths.push((name, self.pins.shared(name)));
-        }
+        let mut paths = Vec::with_capacity(1 + MAPS.len());
         for name in MAPS {
             let path = self.pins.endpoint(spec.id, name);
             self.check_pinned(&path, name)?;
@@ -92,7 +88,7 @@ impl Bpf {
             return Ok(kept);
         }
         let load = |e: &aya::EbpfError| wrap("load programs", about(spec.id), e);
-        let mut ebpf = self.loader.load(object, Some(&consts), paths).map_err(|e| load(&e))?;
+        let mut ebpf = self.load(object, Some(&consts), paths, load)?;
         // Loading creates and pins the maps.
         crash::point("datapath/programs/after-maps");
         let mut memlock_bytes = 0;

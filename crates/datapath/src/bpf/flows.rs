@@ -8,6 +8,7 @@ use std::{
 
 use aya::{
     Ebpf,
+    maps::Array,
     programs::{ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
 use nix::time::{ClockId, clock_gettime};
@@ -83,7 +84,7 @@ impl Bpf {
 
     /// The totals, of the tables' fill as the last collection left it.
     pub(super) fn flow_totals(&self) -> Result<FlowTotals> {
-        let totals = maps::flow_totals(&self.pins.shared(map::FLOW_TOTALS))?;
+        let totals: Array<_, FlowTotals> = self.open_held(map::FLOW_TOTALS)?;
         totals.get(&0, 0).map_err(|e| wrap("read map", map::FLOW_TOTALS, &e))
     }
 
@@ -110,7 +111,7 @@ impl Bpf {
         })?;
         let mut removed = 0;
         for (table, key) in keys {
-            let mut rows = maps::flows(&self.pins.shared(table), table)?;
+            let mut rows = self.flow_rows(table)?;
             match rows.remove(&key) {
                 Ok(()) => removed += 1,
                 // It was collected, evicted or moved to the other table meanwhile.
@@ -135,7 +136,7 @@ impl Bpf {
             epoch == 0 || epochs.get(&address).is_some_and(|is| is.0 & u64::from(u32::MAX) == u64::from(epoch))
         };
         for (table, max) in [(map::FLOWS, FLOWS_MAX), (map::FLOWS_NEW, FLOWS_NEW_MAX)] {
-            let rows = maps::flows(&self.pins.shared(table), table)?;
+            let rows = self.flow_rows(table)?;
             // A row that is removed while the table is read makes the kernel begin again: no more rows than fit are read.
             for read in rows.iter().take(max as usize) {
                 let (key, row) = match read {

@@ -7,9 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{MapData, MapType};
+use aya::maps::{Array, HashMap, MapData, MapType};
 use wharf_common::{
-    StackPathKey, StackPathRow,
+    FlowUse, StackPathKey, StackPathRow,
     map::{self, FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
 };
 use wharf_core::{
@@ -156,7 +156,7 @@ impl Bpf {
                 // To count the rows of policy's tables is to read each of them.
                 _ => None,
             };
-            infos.push(info(name.to_owned(), &maps::open(&self.pins.shared(name), name)?, entries)?);
+            infos.push(info(name.to_owned(), &self.held_data(name)?, entries)?);
         }
         for id in endpoints {
             for name in MAPS {
@@ -256,7 +256,7 @@ impl Bpf {
     }
 
     fn stack_paths(&self) -> Result<Vec<(StackPathKey, StackPathRow)>> {
-        let paths = maps::stack_paths(&self.pins.shared(map::STACK_PATHS))?;
+        let paths: HashMap<_, StackPathKey, StackPathRow> = self.open_held(map::STACK_PATHS)?;
         // A row that the kernel evicts while the table is read ends the iteration early or repeats rows; both are fine to
         // look at.
         Ok(paths.iter().filter_map(std::result::Result::ok).take(map::STACK_PATHS_MAX as usize).collect())
@@ -264,7 +264,7 @@ impl Bpf {
 
     /// The endpoints that have rows in `STACK_PATHS`, or had some before the table forgot them.
     fn stack_users(&self) -> Result<Vec<Row>> {
-        let epochs = maps::stack_users(&self.pins.shared(map::STACK_USERS))?;
+        let epochs: Array<_, u64> = self.open_held(map::STACK_USERS)?;
         let mut users = Vec::new();
         for id in self.pinned_endpoints()? {
             let failed = |e: &(dyn std::error::Error + 'static)| wrap("read map", map::STACK_USERS, e);
@@ -278,7 +278,7 @@ impl Bpf {
 
     /// What the endpoints take of the flow tables.
     fn flow_uses(&self) -> Result<Vec<Row>> {
-        let uses = maps::flow_use(&self.pins.shared(map::FLOW_USE))?;
+        let uses: Array<_, FlowUse> = self.open_held(map::FLOW_USE)?;
         let mut rows = Vec::new();
         for id in self.pinned_endpoints()? {
             let used = uses.get(&u32::from(id.get()), 0).map_err(|e| wrap("read map", map::FLOW_USE, &e))?;

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, RingBuf, lpm_trie::Key};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, lpm_trie::Key};
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
     FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, SetsRow, StackPathKey,
@@ -237,43 +237,6 @@ pub(crate) fn endpoints(path: &Path) -> Result<HashMap<MapData, EndpointKey, End
 /// Opens the shared program array for writing.
 pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
     typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
-}
-
-/// Opens the shared array of the node's programs for writing.
-pub(crate) fn node_calls(path: &Path) -> Result<ProgramArray<MapData>> {
-    typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::NODE_CALLS)?)))
-}
-
-/// Opens the shared event ring buffer. The consumer position is shared, so only one reader may run at a time.
-pub(crate) fn events(path: &Path) -> Result<RingBuf<MapData>> {
-    typed(path, RingBuf::try_from(Map::RingBuf(open(path, map::EVENTS)?)))
-}
-
-/// Opens the shared table of paths through the stack.
-pub(crate) fn stack_paths(path: &Path) -> Result<HashMap<MapData, StackPathKey, StackPathRow>> {
-    typed(path, HashMap::try_from(Map::LruHashMap(open(path, map::STACK_PATHS)?)))
-}
-
-/// Opens the shared array of the endpoints that have paths through the stack.
-pub(crate) fn stack_users(path: &Path) -> Result<Array<MapData, u64>> {
-    typed(path, Array::try_from(Map::Array(open(path, map::STACK_USERS)?)))
-}
-
-/// Opens one of the two flow tables.
-pub(crate) fn flows(path: &Path, name: &str) -> Result<HashMap<MapData, FlowKey, FlowRow>> {
-    let data = open(path, name)?;
-    let map = if name == map::FLOWS { Map::HashMap(data) } else { Map::LruHashMap(data) };
-    typed(path, HashMap::try_from(map))
-}
-
-/// Opens what each endpoint takes of the flow tables.
-pub(crate) fn flow_use(path: &Path) -> Result<Array<MapData, FlowUse>> {
-    typed(path, Array::try_from(Map::Array(open(path, map::FLOW_USE)?)))
-}
-
-/// Opens the totals of the flow tables.
-pub(crate) fn flow_totals(path: &Path) -> Result<Array<MapData, FlowTotals>> {
-    typed(path, Array::try_from(Map::Array(open(path, map::FLOW_TOTALS)?)))
 }
 
 /// True when the row that was asked for, or to be removed, is not there.

@@ -5,6 +5,7 @@ mod bandwidth;
 pub(crate) mod clsact;
 mod endpoint;
 mod flows;
+mod held;
 pub(crate) mod inventory;
 mod kept;
 pub(crate) mod loader;
@@ -29,15 +30,17 @@ use wharf_core::kernel::{AttachMode, Result};
 
 pub(crate) use attach::present;
 use flows::Collector;
+use held::SharedMap;
 use kept::Known;
 use loader::Loader;
 pub(crate) use look::Opened;
 use pins::PinTree;
-use shared::SharedMap;
 
 /// The BPF side of the kernel.
 pub(crate) struct Bpf {
     pins: PinTree,
+    /// Device number of the bpffs at the open.
+    device: u64,
     loader: Loader,
     mode: AttachMode,
     /// Held while rows of the shared maps are compared and written, so that a late delete cannot remove a row that a
@@ -62,7 +65,9 @@ impl Bpf {
     pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
         let pins = PinTree::open(bpffs)?;
-        let bpf = Self { pins, loader, mode, tables, policy, shared, node_ids, collector, known, beside_others };
+        let device = pins.device()?;
+        let bpf =
+            Self { pins, device, loader, mode, tables, policy, shared, node_ids, collector, known, beside_others };
         bpf.note_others()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;

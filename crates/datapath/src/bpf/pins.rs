@@ -15,7 +15,7 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -142,6 +142,12 @@ impl PinTree {
     /// Checks that the bpffs is still mounted: it may have been unmounted or mounted over.
     pub(crate) fn check_bpffs(&self) -> Result<()> {
         check_bpffs(&self.bpffs)
+    }
+
+    /// Device number of the bpffs, which each mount of a new bpffs changes.
+    pub(crate) fn device(&self) -> Result<u64> {
+        let read = fs::metadata(&self.bpffs).map_err(|e| wrap("open bpffs", self.bpffs.display().to_string(), &e))?;
+        Ok(read.dev())
     }
 
     /// The trees of other ABI versions, newest first; creates nothing.

@@ -1,17 +1,15 @@
 //! Row 0 of `PROFILES`, which is no endpoint's: where the programs turn packets round that the proxy is to get.
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, MapData};
 use wharf_common::{EndpointProfile, map};
 use wharf_core::kernel::Result;
 
-use super::{Bpf, maps};
+use super::Bpf;
 use crate::error::wrap;
 
 impl Bpf {
     fn profiles(&self) -> Result<Array<MapData, EndpointProfile>> {
-        let path = self.pins.shared(map::PROFILES);
-        let failed = |e: aya::maps::MapError| wrap("open map", path.display().to_string(), &e);
-        Array::try_from(Map::Array(maps::open(&path, map::PROFILES)?)).map_err(failed)
+        self.open_held(map::PROFILES)
     }
 
     /// Writes the row; zeros where packets are not turned round.

@@ -90,10 +90,12 @@ impl Bpf {
     pub(crate) fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let operation = "make reachable";
         let subject = || format!("endpoint {}", record.id);
+        // The endpoint works without the pins until the agent ends, and the next agent would make other maps.
+        self.check_shared()?;
         let _tables = self.lock_tables();
         self.set_slot(record.id)?;
         crash::point("datapath/reachable/after-slot");
-        let mut endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
+        let mut endpoints = self.endpoints()?;
         for address in record.addresses() {
             endpoints.insert(key_of(address), row_of(record), 0).map_err(|e| {
                 let mut told = wrap(operation, format!("{address} ({})", subject()), &e);
@@ -115,7 +117,7 @@ impl Bpf {
     fn set_slot(&self, id: EndpointId) -> Result<()> {
         let fail = |e: &(dyn std::error::Error + 'static)| wrap("fill call slot", format!("endpoint {id}"), e);
         let deliver = self.deliver(id)?;
-        let mut calls = maps::calls(&self.pins.shared(map::CALLS))?;
+        let mut calls = self.program_slots(map::CALLS)?;
         calls.set(u32::from(id.get()), deliver.fd().map_err(|e| fail(&e))?, 0).map_err(|e| fail(&e))
     }
 
@@ -153,7 +155,7 @@ impl Bpf {
 
     fn remove_row(&self, address: IpAddr, epoch: Epoch) -> Result<()> {
         let subject = || format!("{address} of epoch {epoch}");
-        let mut endpoints = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
+        let mut endpoints = self.endpoints()?;
         match endpoints.get(&key_of(address), 0) {
             Ok(row) if row.epoch == epoch.0 => {}
             Ok(_) | Err(MapError::KeyNotFound) => return Ok(()),
@@ -163,7 +165,7 @@ impl Bpf {
     }
 
     fn clear_slot(&self, slot: u32) -> Result<()> {
-        let mut calls = maps::calls(&self.pins.shared(map::CALLS))?;
+        let mut calls = self.program_slots(map::CALLS)?;
         unless_missing(calls.clear_index(&slot)).map_err(|e| wrap("empty call slot", slot.to_string(), &e))
     }
 

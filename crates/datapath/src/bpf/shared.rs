@@ -2,11 +2,11 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{MutexGuard, PoisonError},
+    sync::PoisonError,
 };
 
 use aya::{
-    maps::{Array, Map, MapData, MapError, RingBuf},
+    maps::{Array, MapData, RingBuf},
     programs::SchedClassifier,
 };
 use wharf_common::map::{self, NodeCall};
@@ -17,14 +17,14 @@ use wharf_core::{
 use wharf_crash as crash;
 
 use super::{
-    Bpf, loader, maps, objects,
+    Bpf,
+    held::{BadPin, SharedMap},
+    loader, maps, objects,
     pins::{self, PinTree, SHARED_MAPS, SINK, upcoming},
     rows::read_slot,
 };
 use crate::error::{fail, wrap};
 
-/// The shared maps that an endpoint's own programs use.
-const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 /// The shared maps of the node's programs whose rows mean the same to every ABI version.
 const OF_ALL_VERSIONS: [&str; 14] = [
     map::STACK_PATHS,
@@ -42,39 +42,6 @@ const OF_ALL_VERSIONS: [&str; 14] = [
     map::POLICY_SETS,
     map::POLICY_STATE,
 ];
-
-/// A shared map that this process has open.
-pub(super) struct SharedMap {
-    name: &'static str,
-    id: u32,
-    /// Typed for user space reads: `CALLS` and `NODE_CALLS` are read as arrays of program ids.
-    map: Map,
-}
-
-impl SharedMap {
-    fn new(name: &'static str, id: u32, data: MapData) -> Self {
-        let map = match name {
-            map::ENDPOINTS => Map::HashMap(data),
-            map::CALLS | map::NODE_CALLS => Map::Array(data),
-            map::EVENTS => Map::RingBuf(data),
-            map::FLOWS | map::FLOWS_RECENT | map::FRAGMENT_SLOTS | map::POLICY_CELLS => Map::HashMap(data),
-            map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
-            map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS => Map::Array(data),
-            map::IPCACHE | map::POLICY_PORTS => Map::LpmTrie(data),
-            map::POLICY_SETS | map::POLICY_STATE => Map::Array(data),
-            _ => Map::Unsupported(data),
-        };
-        Self { name, id, map }
-    }
-
-    /// The cause text for another map pinned in this map's place.
-    fn another(&self, is: u32) -> String {
-        format!(
-            "expected map id {}, which the programs use, found {is}: a bpffs was mounted over ours, or the pin was replaced",
-            self.id
-        )
-    }
-}
 
 impl Bpf {
     /// Creates missing shared maps, the node's programs and the sink, and compares existing ones with what this version
@@ -99,17 +66,19 @@ impl Bpf {
 
     fn ensure_shared_maps(&self) -> Result<()> {
         self.pins.check_bpffs()?;
+        let covered = self.is_covered()?;
         let mut held = self.held();
         let (mut unpinned, mut wanted) = (Vec::new(), Vec::new());
         // Every map is compared before anything is created.
         for name in SHARED_MAPS {
-            let path = self.pins.shared(name);
-            let own = held.iter().find(|map| map.name == name);
-            match (self.pinned_map_id(name)?, own) {
-                (Some(is), Some(own)) => self.check_held(own, is)?,
-                (Some(_), None) => {}
-                (None, Some(own)) => unpinned.push((own, path)),
-                (None, None) => wanted.push(name),
+            match held.iter().find(|map| map.name == name) {
+                Some(own) => match self.look_at_pin(own) {
+                    Some(BadPin::Another(cause)) if covered => return Err(self.covered(name, &cause)),
+                    Some(bad) => unpinned.push((own, bad)),
+                    None => {}
+                },
+                None if self.check_pinned(&self.pins.shared(name), name)? => {}
+                None => wanted.push(name),
             }
         }
         self.pins.ensure_directories()?;
@@ -118,7 +87,12 @@ impl Bpf {
         for name in wanted {
             missing |= !self.share_with_other_versions(name)?;
         }
-        for (own, path) in unpinned {
+        for (own, bad) in unpinned {
+            let path = self.pins.shared(own.name);
+            if let BadPin::Another(cause) = bad {
+                tracing::warn!(pin = %path.display(), "{cause}; the agent's map is pinned in its place");
+                pins::unpin(&path)?;
+            }
             // The attached programs use this map; a new one in its place would have no effect.
             own.map.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
         }
@@ -132,11 +106,8 @@ impl Bpf {
             crash::point("datapath/shared/after-maps");
         }
         for name in SHARED_MAPS {
-            let path = self.pins.shared(name);
-            let data = maps::open(&path, name)?;
             if held.iter().all(|map| map.name != name) {
-                let id = maps::id(&data, &path)?;
-                held.push(SharedMap::new(name, id, data));
+                held.push(SharedMap::open(name, &self.pins.shared(name))?);
             }
         }
         Ok(())
@@ -151,69 +122,11 @@ impl Bpf {
         for tree in self.pins.others()? {
             if let Ok(data) = maps::open(&tree.shared(name), name) {
                 let path = self.pins.shared(name);
-                let pinned = SharedMap::new(name, 0, data).map.pin(&path);
-                pinned.map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
+                data.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
                 return Ok(true);
             }
         }
         Ok(false)
-    }
-
-    fn held(&self) -> MutexGuard<'_, Vec<SharedMap>> {
-        // The vector is consistent after each push, so a poisoned lock is safe to take.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The shared maps that this process has open and that an endpoint's own programs use: names and ids.
-    pub(super) fn held_ids(&self) -> Vec<(&'static str, u32)> {
-        let by_endpoints = |map: &&SharedMap| OF_ENDPOINT_PROGRAMS.contains(&map.name);
-        self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
-    }
-
-    /// Id of a pinned shared map; `None` when it is not pinned.
-    pub(super) fn pinned_map_id(&self, name: &str) -> Result<Option<u32>> {
-        let path = self.pins.shared(name);
-        match maps::open(&path, name) {
-            Ok(data) => maps::id(&data, &path).map(Some),
-            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(None),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Reads a shared map that this process has open, also when it is no longer pinned. `None` after `remove_node`.
-    pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
-        self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
-    }
-
-    /// Checks that the pinned shared maps with rows of endpoints are those that this process has open: programs
-    /// loaded over other maps, and the node's programs, would read maps that nobody writes.
-    pub(super) fn check_shared(&self) -> Result<()> {
-        for own in self.held().iter().filter(|map| !OF_ALL_VERSIONS.contains(&map.name)) {
-            if let Some(is) = self.pinned_map_id(own.name)? {
-                self.check_held(own, is)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Opens a pinned shared map, which must be the one that this process has open.
-    pub(super) fn open_held<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Result<T> {
-        let path = self.pins.shared(name);
-        let data = maps::open(&path, name)?;
-        let id = maps::id(&data, &path)?;
-        if let Some(own) = self.held().iter().find(|map| map.name == name) {
-            self.check_held(own, id)?;
-        }
-        T::try_from(SharedMap::new(name, id, data).map).map_err(|e| wrap("open map", path.display().to_string(), &e))
-    }
-
-    fn check_held(&self, own: &SharedMap, pinned: u32) -> Result<()> {
-        if pinned == own.id {
-            return Ok(());
-        }
-        let path = self.pins.shared(own.name).display().to_string();
-        let cause = format!("{}; remove the pin, and the agent pins its own again", own.another(pinned));
-        Err(fail("open map", path, KernelErrorKind::Conflict, cause))
     }
 
     /// Problems of the bpffs and the shared pins. Each pin must be the map that this process has open.
@@ -223,16 +136,23 @@ impl Bpf {
             wrong.push(NodeProblem::Bpffs { path: e.subject, cause: e.cause });
             return wrong;
         }
+        let covered = self.is_covered().unwrap_or_default();
         let held = self.held();
         for name in SHARED_MAPS {
             let path = self.pins.shared(name).display().to_string();
-            match (self.pinned_map_id(name), held.iter().find(|map| map.name == name)) {
-                (Ok(None), _) => wrong.push(NodeProblem::PinMissing { path }),
-                (Ok(Some(is)), Some(own)) if is != own.id => {
-                    wrong.push(NodeProblem::Pin { path, cause: own.another(is) });
+            let bad = match held.iter().find(|map| map.name == name) {
+                Some(own) => self.look_at_pin(own),
+                // After `remove_node`.
+                None => Some(BadPin::Missing),
+            };
+            match bad {
+                None => {}
+                Some(BadPin::Missing) => wrong.push(NodeProblem::PinMissing { path }),
+                Some(BadPin::Another(cause)) if covered => {
+                    let cause = self.covered(name, &cause).cause;
+                    wrong.push(NodeProblem::Pin { path, cause, repairable: false });
                 }
-                (Ok(Some(_)), _) => {}
-                (Err(e), _) => wrong.push(NodeProblem::Pin { path, cause: e.cause }),
+                Some(BadPin::Another(cause)) => wrong.push(NodeProblem::Pin { path, cause, repairable: true }),
             }
         }
         drop(held);
@@ -240,7 +160,7 @@ impl Bpf {
         match self.absent_node_program() {
             Ok(None) => {}
             Ok(Some(name)) => wrong.push(NodeProblem::PinMissing { path: format!("{path}, program `{name}` in it") }),
-            Err(e) => wrong.push(NodeProblem::Pin { path, cause: e.cause }),
+            Err(e) => wrong.push(NodeProblem::Pin { path, cause: e.cause, repairable: false }),
         }
         let sink = self.pins.shared(SINK);
         match SchedClassifier::from_pin(&sink) {
@@ -250,24 +170,20 @@ impl Bpf {
                 let (path, cause) = (told.subject, told.cause);
                 wrong.push(match told.kind {
                     KernelErrorKind::NotFound => NodeProblem::PinMissing { path },
-                    _ => NodeProblem::Pin { path, cause },
+                    _ => NodeProblem::Pin { path, cause, repairable: true },
                 });
             }
         }
         wrong
     }
 
-    fn shared_pins(&self) -> Vec<(&'static str, PathBuf)> {
-        SHARED_MAPS.map(|name| (name, self.pins.shared(name))).to_vec()
-    }
-
     /// Loads the programs that all endpoints share and puts each into its slot. A packet gets the old program or the new one.
     fn renew_node_programs(&self) -> Result<()> {
         let path = self.pins.shared(map::NODE_CALLS);
         let subject = || path.display().to_string();
-        let loaded = self.loader.load(objects::NODE, None, self.shared_pins());
-        let mut ebpf = loaded.map_err(|e| wrap("load the node's programs", subject(), &e))?;
-        let mut slots = maps::node_calls(&path)?;
+        let failed = |e: &aya::EbpfError| wrap("load the node's programs", subject(), e);
+        let mut ebpf = self.load(objects::NODE, None, Vec::new(), failed)?;
+        let mut slots = self.program_slots(map::NODE_CALLS)?;
         let mut ids = Vec::new();
         for call in NodeCall::ALL {
             let name = call.program();
@@ -322,7 +238,7 @@ impl Bpf {
 
     /// Opens the event ring buffer.
     pub(crate) fn event_ring(&self) -> Result<RingBuf<MapData>> {
-        maps::events(&self.pins.shared(map::EVENTS))
+        self.open_held(map::EVENTS)
     }
 
     /// Checks that no endpoint of any ABI version is left, before the shared maps are removed.

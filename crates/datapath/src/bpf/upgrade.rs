@@ -353,7 +353,7 @@ impl Bpf {
             }
         }
         let Some(rows) = known_shape(maps::endpoints(&tree.shared(map::ENDPOINTS)))? else { return Ok(()) };
-        let mut own = maps::endpoints(&self.pins.shared(map::ENDPOINTS))?;
+        let mut own = self.endpoints()?;
         let failed = |e: &(dyn std::error::Error + 'static)| wrap("copy endpoint rows", map::ENDPOINTS, e);
         for row in rows.iter() {
             let (key, row) = row.map_err(|e| failed(&e))?;

@@ -1,0 +1,207 @@
+//! The shared maps that this process holds open.
+//!
+//! Programs, rows and pins must be about the same maps. A pin can be removed or replaced while the agent runs, so rows are read and
+//! written through the descriptors, and programs are loaded only while every pin is that of the held map.
+
+use std::{
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    sync::{MutexGuard, PoisonError},
+};
+
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData, MapError, MapInfo, ProgramArray},
+};
+use wharf_common::{EndpointConsts, EndpointKey, EndpointRow, FlowKey, FlowRow, map};
+use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
+
+use super::{Bpf, maps, pins::SHARED_MAPS};
+use crate::error::{fail, wrap};
+
+/// The shared maps that an endpoint's own programs use.
+const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
+
+/// A shared map that this process has open.
+pub(super) struct SharedMap {
+    pub(super) name: &'static str,
+    id: u32,
+    /// Sizes of key and value. Programs have ids of their own, so an id alone does not identify a pinned object.
+    sizes: (u32, u32),
+    pub(super) map: Map,
+}
+
+impl SharedMap {
+    pub(super) fn open(name: &'static str, path: &Path) -> Result<Self> {
+        let data = maps::open(path, name)?;
+        let info = data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?;
+        let sizes = (info.key_size(), info.value_size());
+        Ok(Self { name, id: info.id(), sizes, map: typed(name, data) })
+    }
+
+    fn is(&self, info: &MapInfo) -> bool {
+        info.id() == self.id && (info.key_size(), info.value_size()) == self.sizes
+    }
+
+    /// The cause text for another map pinned in this map's place.
+    fn another(&self, is: u32) -> String {
+        format!("expected map id {}, which the programs use, found {is}: the pin was replaced", self.id)
+    }
+}
+
+/// A shared map as user space reads it: `CALLS` and `NODE_CALLS` are read as arrays of program ids.
+fn typed(name: &str, data: MapData) -> Map {
+    match name {
+        map::ENDPOINTS | map::FLOWS | map::FLOWS_RECENT | map::FRAGMENT_SLOTS | map::POLICY_CELLS => Map::HashMap(data),
+        map::CALLS | map::NODE_CALLS => Map::Array(data),
+        map::EVENTS => Map::RingBuf(data),
+        map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
+        map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS => Map::Array(data),
+        map::IPCACHE | map::POLICY_PORTS => Map::LpmTrie(data),
+        map::POLICY_SETS | map::POLICY_STATE => Map::Array(data),
+        _ => Map::Unsupported(data),
+    }
+}
+
+/// The map behind a typed one; none of a kind that no shared map has.
+fn data_of(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::Array(data)
+        | Map::ProgramArray(data)
+        | Map::LpmTrie(data)
+        | Map::RingBuf(data)
+        | Map::Unsupported(data) => Some(data),
+        _ => None,
+    }
+}
+
+/// Why the pin of a held map cannot be used.
+pub(super) enum BadPin {
+    Missing,
+    /// It is another object.
+    Another(String),
+}
+
+impl Bpf {
+    /// True when another bpffs is mounted over the agent's. Its pins may be another agent's, so none is replaced.
+    pub(super) fn is_covered(&self) -> Result<bool> {
+        Ok(self.pins.device()? != self.device)
+    }
+
+    pub(super) fn covered(&self, name: &str, cause: &str) -> KernelError {
+        let cause = format!("{cause}; another bpffs is mounted over the agent's: unmount it, or restart the agent");
+        fail("open map", self.pins.shared(name).display().to_string(), KernelErrorKind::Conflict, cause)
+    }
+
+    /// What is wrong with the pin of a map that this process has open.
+    pub(super) fn look_at_pin(&self, own: &SharedMap) -> Option<BadPin> {
+        let path = self.pins.shared(own.name);
+        match MapInfo::from_pin(&path).map_err(|e| wrap("open map", path.display().to_string(), &e)) {
+            Ok(info) if own.is(&info) => None,
+            Ok(info) => Some(BadPin::Another(own.another(info.id()))),
+            Err(e) if e.kind == KernelErrorKind::NotFound => Some(BadPin::Missing),
+            Err(e) => Some(BadPin::Another(e.cause)),
+        }
+    }
+
+    /// Loads an object over the shared maps that this process has open, and other pinned maps.
+    ///
+    /// # Errors
+    /// A shared map is not pinned, or another one is: aya opens maps by their pins, and creates those that are missing.
+    pub(super) fn load(
+        &self,
+        object: &[u8],
+        consts: Option<&EndpointConsts>,
+        of_endpoint: Vec<(&'static str, PathBuf)>,
+        failed: impl Fn(&aya::EbpfError) -> KernelError,
+    ) -> Result<Ebpf> {
+        self.check_shared()?;
+        let mut pins = self.shared_pins();
+        pins.extend(of_endpoint);
+        let ebpf = self.loader.load(object, consts, pins).map_err(|e| failed(&e))?;
+        // A pin may have been removed or replaced since the check.
+        for own in &*self.held() {
+            let Some(data) = ebpf.map(own.name).and_then(data_of) else { continue };
+            let is = maps::id(data, &self.pins.shared(own.name))?;
+            if is != own.id {
+                return Err(self.unusable(own, &own.another(is)));
+            }
+        }
+        Ok(ebpf)
+    }
+
+    pub(super) fn held(&self) -> MutexGuard<'_, Vec<SharedMap>> {
+        // The vector is consistent after each push, so a poisoned lock is safe to take.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The shared maps that this process has open and that an endpoint's own programs use: names and ids.
+    pub(super) fn held_ids(&self) -> Vec<(&'static str, u32)> {
+        let by_endpoints = |map: &&SharedMap| OF_ENDPOINT_PROGRAMS.contains(&map.name);
+        self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
+    }
+
+    /// Reads a shared map that this process has open, also when it is no longer pinned. `None` after `remove_node`.
+    pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
+        self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
+    }
+
+    /// Checks that every shared map is pinned, and is the one that this process has open.
+    pub(super) fn check_shared(&self) -> Result<()> {
+        for own in &*self.held() {
+            match self.look_at_pin(own) {
+                None => {}
+                Some(BadPin::Missing) => return Err(self.unusable(own, "the pin is missing")),
+                Some(BadPin::Another(cause)) => return Err(self.unusable(own, &cause)),
+            }
+        }
+        Ok(())
+    }
+
+    fn unusable(&self, own: &SharedMap, cause: &str) -> KernelError {
+        let cause = format!("{cause}; `wharf audit --repair` pins the agent's map again");
+        fail("open map", self.pins.shared(own.name).display().to_string(), KernelErrorKind::Conflict, cause)
+    }
+
+    /// A shared map that this process has open, whatever is pinned.
+    ///
+    /// # Errors
+    /// `NotFound` after `remove_node`.
+    pub(super) fn held_data(&self, name: &str) -> Result<MapData> {
+        let failed = |e: &(dyn std::error::Error + 'static)| wrap("open map", name, e);
+        let held = self.held();
+        let Some(data) = held.iter().find(|map| map.name == name).and_then(|own| data_of(&own.map)) else {
+            let path = self.pins.shared(name).display().to_string();
+            return Err(fail("open map", path, KernelErrorKind::NotFound, "the node's maps were removed"));
+        };
+        let descriptor = data.fd().as_fd().try_clone_to_owned().map_err(|e: io::Error| failed(&e))?;
+        MapData::from_fd(descriptor).map_err(|e| failed(&e))
+    }
+
+    /// [`Self::held_data`], typed.
+    pub(super) fn open_held<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Result<T> {
+        T::try_from(typed(name, self.held_data(name)?)).map_err(|e| wrap("open map", name, &e))
+    }
+
+    /// The endpoint table, for writing.
+    pub(super) fn endpoints(&self) -> Result<HashMap<MapData, EndpointKey, EndpointRow>> {
+        self.open_held(map::ENDPOINTS)
+    }
+
+    /// `CALLS` or `NODE_CALLS`, for writing.
+    pub(super) fn program_slots(&self, name: &'static str) -> Result<ProgramArray<MapData>> {
+        ProgramArray::try_from(Map::ProgramArray(self.held_data(name)?)).map_err(|e| wrap("open map", name, &e))
+    }
+
+    /// One of the two flow tables.
+    pub(super) fn flow_rows(&self, name: &'static str) -> Result<HashMap<MapData, FlowKey, FlowRow>> {
+        self.open_held(name)
+    }
+
+    pub(super) fn shared_pins(&self) -> Vec<(&'static str, PathBuf)> {
+        SHARED_MAPS.map(|name| (name, self.pins.shared(name))).to_vec()
+    }
+}
