@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::Context;
-use nix::sys::stat::{Mode, umask};
+use nix::sys::{
+    resource::{Resource, getrlimit, setrlimit},
+    stat::{Mode, umask},
+};
 use wharf_core::ipam::Ipam;
 
 use crate::{
@@ -90,8 +93,15 @@ fn keep_others_from_writing() {
     umask(umask(Mode::S_IWOTH) | Mode::S_IWOTH);
 }
 
+/// A shell's limit of 1,024 open files is less than the connections of the API take.
+fn allow_all_files() -> nix::Result<()> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)
+}
+
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     keep_others_from_writing();
+    allow_all_files().context("raise the limit of open files")?;
     // Each thread has capabilities of its own: before the first one is made, and the allocator's is made anew.
     let lacks = match config.delegate {
         Some(_) => capabilities::keep_delegated()?,

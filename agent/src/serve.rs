@@ -1,68 +1,110 @@
 //! Listeners: the unix socket, and the metrics port when one is asked for.
 
-use std::{sync::Arc, time::Duration};
+mod places;
 
-use axum::{Router, serve::Listener};
-use hyper::server::conn::http1;
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    http::{HeaderValue, StatusCode, header},
+    serve::Listener,
+};
+use hyper::{body::Incoming, server::conn::http1, service::Service as _, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, sync::Semaphore, time::MissedTickBehavior};
+use tokio::{
+    net::{TcpListener, UnixStream},
+    sync::Semaphore,
+    time::MissedTickBehavior,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use wharf_api::{ApiError, ErrorCode};
 
+use self::places::{Answer, Busy, Places};
 use crate::{pulse::BEAT, socket::Socket};
 
-/// Connections at once; a shim or a CLI needs one each.
-const MAX_CONNECTIONS: usize = 1024;
+/// Connections at once.
+#[derive(Clone, Copy)]
+struct Limit {
+    all: usize,
+    /// Those of users other than root. The CNI plugin runs as root, so the rest is kept for it.
+    others: usize,
+}
 
-/// Connections at once on the metrics port.
-const MAX_SCRAPERS: usize = 64;
+/// Of the API; a shim or a CLI needs one each.
+const API: Limit = Limit { all: 1024, others: 960 };
 
-/// Connections at once on the admin thread's socket.
-const MAX_ADMINS: usize = 32;
+/// Of the metrics port, whose clients have no user.
+const METRICS: Limit = Limit { all: 64, others: 64 };
+
+/// Of the admin thread's socket.
+const ADMIN: Limit = Limit { all: 32, others: 24 };
+
+/// Connections that are answered that there is no place; further ones are closed.
+const REFUSALS: usize = 32;
+
+/// Longest time for the head of a request that is refused.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The user at the other end of a connection, as an extension of each request.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// The user is root.
+    pub is_root: bool,
+}
+
+impl Peer {
+    fn of(stream: &UnixStream) -> Self {
+        Self { is_root: stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) }
+    }
+}
 
 /// Longest time for a request's head, and for the pause between two requests on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves the API until told to stop; requests that run are answered first. Beats while it takes connections.
 pub async fn api(listener: Socket, router: Router, stop: CancellationToken, beat: impl Fn() + Send) {
-    serve(listener, MAX_CONNECTIONS, router, stop, beat).await;
+    serve(listener, API, Peer::of, router, stop, beat).await;
 }
 
 /// Serves the admin thread's socket until told to stop.
 pub async fn admin(listener: Socket, router: Router, stop: CancellationToken) {
-    serve(listener, MAX_ADMINS, router, stop, || {}).await;
+    serve(listener, ADMIN, Peer::of, router, stop, || {}).await;
 }
 
 /// Serves metrics until told to stop.
 pub async fn metrics(listener: TcpListener, router: Router, stop: CancellationToken) {
-    serve(listener, MAX_SCRAPERS, router, stop, || {}).await;
+    serve(listener, METRICS, |_| Peer { is_root: false }, router, stop, || {}).await;
 }
 
 /// Accepts as many connections as there are places; further ones wait in the kernel's backlog. A client that takes longer
-/// than [`HEADER_TIMEOUT`] for a request's head, or sends none, loses its place.
+/// than [`HEADER_TIMEOUT`] for a request's head, or sends none, loses its place. Where users other than root have all of
+/// theirs, a further connection gets the place of the longest idle connection, and is refused if all have requests.
 async fn serve<L: Listener>(
     mut listener: L,
-    places: usize,
+    limit: Limit,
+    peer_of: impl Fn(&L::Io) -> Peer + Send,
     router: Router,
     stop: CancellationToken,
     beat: impl Fn() + Send,
 ) where
     L::Io: Unpin,
 {
-    let places = Arc::new(Semaphore::new(places));
+    let (all, others) = (Arc::new(Semaphore::new(limit.all)), Arc::new(Places::new(limit.others)));
+    let refusals = Arc::new(Semaphore::new(REFUSALS));
     let (graceful, tasks) = (GracefulShutdown::new(), TaskTracker::new());
     let mut beats = tokio::time::interval(BEAT);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let accept = async {
-            // The semaphore is never closed, so there is always a place in the end.
-            let place = Arc::clone(&places).acquire_owned().await.ok();
-            (listener.accept().await.0, place)
+            // The semaphore is never closed, so there is always a permit in the end.
+            let permit = Arc::clone(&all).acquire_owned().await.ok();
+            (listener.accept().await.0, permit)
         };
-        let (io, place) = tokio::select! {
+        let (io, permit) = tokio::select! {
             () = stop.cancelled() => break,
             accepted = accept => accepted,
             _ = beats.tick() => {
@@ -70,20 +112,67 @@ async fn serve<L: Listener>(
                 continue;
             }
         };
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_TIMEOUT)
-            .serve_connection(TokioIo::new(io), TowerToHyperService::new(router.clone()));
-        let connection = graceful.watch(connection);
-        tasks.spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!("connection: {error}");
+        let peer = peer_of(&io);
+        let place = if peer.is_root { None } else { others.take().map(Arc::new) };
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new());
+        if !peer.is_root && place.is_none() {
+            tracing::warn!(
+                "no place for a connection: each of the {} for users other than root has a request",
+                limit.others
+            );
+            if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
+                http.header_read_timeout(REFUSAL_TIMEOUT).keep_alive(false);
+                let connection =
+                    http.serve_connection(TokioIo::new(io), service_fn(move |_| std::future::ready(refuse(limit))));
+                tasks.spawn(async move {
+                    // The client may have gone.
+                    connection.await.ok();
+                    drop(refusal);
+                });
             }
-            drop(place);
+            continue;
+        }
+        let closed = place.as_ref().map_or_else(CancellationToken::new, |place| place.closed.clone());
+        let (inner, of_requests) = (TowerToHyperService::new(router.clone()), place.clone());
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(peer);
+            let busy = of_requests.as_ref().map(Busy::begin);
+            let answer = inner.call(request);
+            async move { answer.await.map(|answer| answer.map(|body| Answer { body, _busy: busy })) }
+        });
+        http.header_read_timeout(HEADER_TIMEOUT);
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(io), service));
+        tasks.spawn(async move {
+            tokio::select! {
+                result = connection => if let Err(error) = result {
+                    tracing::debug!("connection: {error}");
+                },
+                () = closed.cancelled() => tracing::debug!("connection: closed while idle, another one needs the place"),
+            }
+            drop((place, permit));
         });
     }
     drop(listener);
     graceful.shutdown().await;
     tasks.close();
     tasks.wait().await;
+}
+
+/// The answer where there is no place.
+fn refuse(limit: Limit) -> Result<hyper::Response<String>, Infallible> {
+    let error = ApiError {
+        code: ErrorCode::Overloaded,
+        message: format!("serve connection: users other than root have {} places, and all have requests", limit.others),
+        hint: Some("try again in a second".to_owned()),
+        retry_after_ms: Some(1_000),
+        cni_code: None,
+        op: None,
+    };
+    let mut answer = hyper::Response::new(serde_json::to_string(&error).unwrap_or_default());
+    *answer.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    Ok(answer)
 }

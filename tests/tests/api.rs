@@ -1,8 +1,16 @@
 //! Every route of the REST API and the status codes it answers with.
 
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::{
+    io::{Read as _, Write as _},
+    os::unix::{
+        fs::{FileTypeExt, PermissionsExt},
+        net::UnixStream,
+    },
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use wharf_tests::{Attached, Node, NodeConfig, Sandbox, http::Response, scenario};
 
@@ -313,5 +321,55 @@ fn metrics_are_on_a_tcp_port_when_asked_for_and_nothing_else_is() -> Result<()> 
             ensure!(text.starts_with("HTTP/1.1 404"), "{path} over TCP: {text}");
         }
         Ok(())
+    })
+}
+
+/// Connections to the agent of a user that is not root.
+fn of_nobody(node: &Node, count: usize) -> Result<Vec<UnixStream>> {
+    let socket = node.dirs().socket();
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666))?;
+    // A directory above the run directory may be closed to other users: the thread enters it before it changes its user.
+    let connect = || {
+        unshare(CloneFlags::CLONE_FS)?;
+        std::env::set_current_dir(socket.parent().context("no directory")?)?;
+        // SAFETY: the system call takes three integers. It changes the user of this thread, which ends after the closure.
+        let result = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65_534, -1) };
+        ensure!(result == 0, "become nobody");
+        let name = socket.file_name().context("no name")?;
+        (0..count).map(|_| UnixStream::connect(name).context("connect")).collect::<Result<Vec<_>>>()
+    };
+    node.space().run(connect)?
+}
+
+#[test]
+fn members_of_the_group_leave_places_and_memory_to_root() -> Result<()> {
+    with_one(|node, _| {
+        let began = Instant::now();
+        // More than the agent has places for.
+        let idle = of_nobody(node, 1_100)?;
+        let other = node.sandbox("b")?;
+        let attached = node.attach(&other)?;
+        node.detach(&attached)?;
+        let [mut late] = <[UnixStream; 1]>::try_from(of_nobody(node, 1)?).ok().context("one")?;
+        write!(late, "GET /v1/config HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        late.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        // An idle connection loses its place after 10 s.
+        ensure!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        drop(idle);
+        // Two of the three bodies fit.
+        let part = vec![b' '; 7 << 20];
+        let mut slow = of_nobody(node, 3)?;
+        for (n, stream) in slow.iter_mut().enumerate() {
+            let length = if n == 2 { part.len() } else { part.len() + 1 };
+            write!(stream, "PUT /v1/policy HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n")?;
+            stream.write_all(&part)?;
+        }
+        let mut answer = [0; 512];
+        let length = slow.last_mut().context("three")?.read(&mut answer)?;
+        let answer = String::from_utf8_lossy(answer.get(..length).unwrap_or_default()).to_lowercase();
+        ensure!(answer.starts_with("http/1.1 429") && answer.contains("retry-after: 1"), "{answer}");
+        answers(node, "PATCH", "/v1/config", Some(json!({"trace": false})), 200).map(drop)
     })
 }

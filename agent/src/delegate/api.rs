@@ -26,6 +26,7 @@ use crate::{
     endpoint::create::External,
     metrics::Format,
     rest::{
+        body,
         command::{self, Deferred},
         endpoint::create_spec,
         error::{Answer, Body, Failure, Query, Segment},
@@ -53,6 +54,7 @@ pub fn router(this: &Arc<Delegation>) -> Router {
         .layer(axum::middleware::from_fn(late::refuse))
         .layer(axum::middleware::from_fn(operation::follow_delegated))
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(axum::middleware::from_fn_with_state(Arc::<body::Bodies>::default(), body::hold))
         .with_state(Arc::clone(this))
 }
 

@@ -1,6 +1,6 @@
 //! Errors as HTTP responses.
 
-use std::{fmt::Display, time::Duration};
+use std::fmt::Display;
 
 use axum::{
     Json,
@@ -9,7 +9,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 use wharf_api::{ApiError, ErrorCode, object::Object};
 use wharf_core::{
     identity_allocator::IdentityError,
@@ -300,9 +299,6 @@ fn unreadable(operation: &str, mut words: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, format!("{operation}: {words}"))
 }
 
-/// Time limit for reading a request's body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// A JSON object as the request's body. Invalid JSON is answered with 400 and the position of the error.
 pub struct Body<T>(pub T);
 
@@ -310,10 +306,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        let read = timeout(BODY_TIMEOUT, Json::<Object<T>>::from_request(request, state)).await.map_err(|_| {
-            Failure::new(ErrorCode::InvalidRequest, format!("read body: it did not arrive within {BODY_TIMEOUT:?}"))
-        })?;
-        match read {
+        match Json::<Object<T>>::from_request(request, state).await {
             Ok(Json(Object(value))) => Ok(Self(value)),
             Err(JsonRejection::MissingJsonContentType(_)) => {
                 Err(Failure::new(ErrorCode::InvalidRequest, "read body: content-type must be application/json"))

@@ -2,6 +2,7 @@
 
 mod addressing;
 pub mod audit;
+pub mod body;
 pub mod command;
 pub mod config;
 pub mod endpoint;
@@ -69,7 +70,7 @@ fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
             // A text of policies is as long as it may be, and JSON makes it longer.
             OpenApiRouter::new()
                 .routes(routes!(policy::list, policy::import, policy::remove))
-                .layer(DefaultBodyLimit::max(2 * wharf_api::POLICY_TEXT_MOST)),
+                .layer(DefaultBodyLimit::max(body::LONGEST)),
         )
         .routes(routes!(policy::explain))
         .routes(routes!(proxy::get))
@@ -114,6 +115,7 @@ pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&node), operation::follow))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(log))
+        .layer(axum::middleware::from_fn_with_state(Arc::<body::Bodies>::default(), body::hold))
         .with_state(node)
 }
 
