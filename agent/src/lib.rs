@@ -248,6 +248,9 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         tasks.operations.spawn(serve::metrics(listener, router, stop));
     }
     give_memory_back();
+    if let Err(why) = life.memory.admit() {
+        tracing::warn!("every ADD is refused: {why} (docs/sizing.md)");
+    }
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
     life.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));

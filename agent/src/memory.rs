@@ -54,13 +54,14 @@ pub struct Room {
 /// Why there is no memory for another endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the agent's control group has {} MiB of memory in use and may have {} MiB; an endpoint needs about {} KiB, \
-     and the rest is kept for the agent",
-    room.used >> 20, room.limit >> 20, endpoint_bytes >> 10
+    "the agent's control group has {} MiB of memory in use and may have {} MiB; another endpoint needs a limit of at least \
+     {} MiB, of which {} are kept for the agent's next start",
+    room.used >> 20, room.limit >> 20, least_limit >> 20, reserve(*least_limit) >> 20
 )]
 pub struct NoRoom {
     room: Room,
-    endpoint_bytes: u64,
+    /// Limit that admits another endpoint, bytes.
+    least_limit: u64,
 }
 
 impl Default for Memory {
@@ -80,8 +81,7 @@ impl Memory {
     #[must_use]
     pub fn room(&self) -> Option<Room> {
         let of = |(limit, used): (u64, u64)| {
-            let reserve = (limit / 8).clamp(LEAST_RESERVE, MOST_RESERVE);
-            let free = limit.saturating_sub(used).saturating_sub(reserve);
+            let free = limit.saturating_sub(used).saturating_sub(reserve(limit));
             Room { limit, used, endpoints: free / self.endpoint_bytes }
         };
         self.groups.iter().filter_map(Group::usage).map(of).min_by_key(|room| room.endpoints)
@@ -98,10 +98,24 @@ impl Memory {
         let room = self.room();
         *lock(&self.unlimited) = room.is_none().then(Instant::now);
         match room {
-            Some(room) if room.endpoints == 0 => Err(NoRoom { room, endpoint_bytes: self.endpoint_bytes }),
+            Some(room) if room.endpoints == 0 => {
+                Err(NoRoom { room, least_limit: least_limit(room.used.saturating_add(self.endpoint_bytes)) })
+            }
             _ => Ok(()),
         }
     }
+}
+
+/// What is kept of a limit for the agent itself.
+fn reserve(limit: u64) -> u64 {
+    (limit / 8).clamp(LEAST_RESERVE, MOST_RESERVE)
+}
+
+/// The lowest limit, in whole MiB, that has room for so many bytes and its reserve.
+fn least_limit(bytes: u64) -> u64 {
+    // Without bounds the reserve is an eighth of the limit, a seventh of the rest.
+    let limit = bytes.saturating_add((bytes / 7).clamp(LEAST_RESERVE, MOST_RESERVE));
+    limit.saturating_add(2 << 20) >> 20 << 20
 }
 
 /// Keeps huge pages from this process and its children (prctl(2), PR_SET_THP_DISABLE), where the kernel would give them
@@ -277,6 +291,12 @@ mod tests {
         let (left, refused) = room(&mib(64).to_string(), mib(57), 0);
         assert_eq!(left, Some(0));
         assert!(refused.expect_err("refused").to_string().contains("57 MiB of memory in use and may have 64 MiB"));
+        // The limit that a refusal names admits an endpoint, and little less does not.
+        for used in [mib(39), mib(221), mib(300), mib(447), mib(600), mib(5_000)] {
+            let refused = room(&used.to_string(), used, 0).1.expect_err("refused");
+            assert!(room(&refused.least_limit.to_string(), used, 0).1.is_ok(), "{refused}");
+            assert!(room(&(refused.least_limit - mib(3)).to_string(), used, 0).1.is_err(), "{refused}");
+        }
         assert!(room(&mib(64).to_string(), mib(57), mib(30)).1.is_ok(), "the cache can be dropped");
     }
 
