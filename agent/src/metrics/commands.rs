@@ -21,10 +21,10 @@ use crate::sync::lock;
 
 /// Networks that have series of their own. A node has a handful; the bound is for callers that make names up.
 const MAX_NETWORKS: usize = 32;
-/// The label of all further networks, which a network of that name shares.
-const OTHER: &str = "other";
-/// The label of a command whose configuration names no valid network.
-const UNKNOWN: &str = "unknown";
+/// The label of all further networks. No network has this name: names begin with a letter or digit.
+const OTHER: &str = "_other";
+/// The label of a command whose configuration names no valid network, and no network's name either.
+const UNKNOWN: &str = "_unknown";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Total {
@@ -176,6 +176,7 @@ mod tests {
         };
         assert_eq!((count("net0", Outcome::Success), count(OTHER, Outcome::Success)), (2, 20));
         assert_eq!(count(UNKNOWN, Outcome::Failure), 1);
+        assert!([OTHER, UNKNOWN].into_iter().all(|label| wharf_names::rules::name(label).is_err()), "a network's name");
         assert_eq!(metrics.outcomes(), [53, 1, 0]);
     }
 }

@@ -66,7 +66,9 @@ fn signal(world: &World, signal: Signal) {
     let pid = world.proxy.status().pid.expect("an Envoy");
     kill(Pid::from_raw(pid), signal).expect("a signal");
     // The kernel stops the threads of a process one after the other.
+    let end = Instant::now() + LONG;
     while signal == Signal::SIGSTOP && !is_stopped(pid) {
+        assert!(Instant::now() < end, "threads of Envoy (process {pid}) run {LONG:?} after SIGSTOP");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -222,7 +224,10 @@ fn an_envoy_that_is_stopped_costs_the_deadline_and_no_more() {
         signal(&world, Signal::SIGSTOP);
         let lost = world.proxy.ensure(everything(15004, BOTH));
         world.stop_server().await;
-        assert!(matches!(lost.await, Err(WaitError::Cancelled { .. })), "a peer that does not read keeps nobody");
+        assert!(
+            matches!(lost.within(LONG).await, Err(WaitError::Cancelled { .. })),
+            "a peer that does not read keeps nobody"
+        );
         signal(&world, Signal::SIGCONT);
     });
 }
@@ -242,9 +247,9 @@ fn an_envoy_that_cannot_start_is_a_state_and_no_hang() {
         assert_eq!((status.state, status.pid, status.pending_waits), (EnvoyState::Waiting, None, 1));
         assert!(status.last_error.is_some_and(|error| error.starts_with("start Envoy (/nowhere/envoy)")));
         world.stop_server().await;
-        assert!(matches!(wait.await, Err(WaitError::Cancelled { .. })), "the server ended");
+        assert!(matches!(wait.within(LONG).await, Err(WaitError::Cancelled { .. })), "the server ended");
         let late = world.proxy.ensure(everything(15002, &[]));
-        assert!(matches!(late.await, Err(WaitError::Cancelled { .. })), "nobody will answer any more");
+        assert!(matches!(late.within(LONG).await, Err(WaitError::Cancelled { .. })), "nobody will answer any more");
     });
 }
 
