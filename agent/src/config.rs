@@ -3,6 +3,7 @@
 //! A flag wins over its `WHARF_*` variable, which wins over the file, which wins over the default. Unknown keys of the
 //! file are errors: a misspelt setting that is silently ignored is worse than an agent that does not start.
 
+mod cidr;
 mod delegate;
 mod effective;
 mod error;

@@ -6,10 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::{
+    cidr::Cidr,
     error::ConfigError,
     flags::{AttachChoice, Enforcement, LocalDelivery, Switch},
 };
@@ -21,8 +21,8 @@ pub(super) struct File {
     pub(super) run_dir: Option<PathBuf>,
     pub(super) state_dir: Option<PathBuf>,
     pub(super) bpffs: Option<PathBuf>,
-    pub(super) ipv4_pool: Option<Vec<IpNet>>,
-    pub(super) ipv6_pool: Option<Vec<IpNet>>,
+    pub(super) ipv4_pool: Option<Vec<Cidr>>,
+    pub(super) ipv6_pool: Option<Vec<Cidr>>,
     pub(super) node_name: Option<String>,
     pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) otlp_endpoint: Option<String>,
@@ -32,11 +32,11 @@ pub(super) struct File {
     pub(super) attach_mode: Option<AttachChoice>,
     pub(super) local_delivery: Option<LocalDelivery>,
     pub(super) masquerade: Option<Switch>,
-    pub(super) masquerade_exclude: Option<Vec<IpNet>>,
+    pub(super) masquerade_exclude: Option<Vec<Cidr>>,
     pub(super) masquerade_source: Option<Vec<IpAddr>>,
     pub(super) announce: Option<Switch>,
     pub(super) policy_dir: Option<PathBuf>,
-    pub(super) service_cidr: Option<Vec<IpNet>>,
+    pub(super) service_cidr: Option<Vec<Cidr>>,
     pub(super) policy_enforcement: Option<Enforcement>,
     pub(super) policy_audit: Option<Switch>,
     pub(super) policy_keep_flows: Option<Switch>,
@@ -60,7 +60,7 @@ pub(super) struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct FilePool {
     pub(super) name: String,
-    pub(super) cidrs: Vec<IpNet>,
+    pub(super) cidrs: Vec<Cidr>,
     pub(super) masquerade: Option<Switch>,
 }
 

@@ -16,6 +16,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use wharf_api::SettingOrigin;
 
+use super::cidr::{Cidr, CidrError};
 use crate::telemetry::LogFormat;
 
 const EXAMPLES: &str = "Examples:
@@ -164,16 +165,10 @@ pub struct Flags {
 #[derive(Debug, Clone)]
 pub struct Cidrs(pub(super) Vec<IpNet>);
 
-/// A text that is no CIDR.
-#[derive(Debug, thiserror::Error)]
-#[error("{0:?}: {1}")]
-struct CidrError(String, #[source] ipnet::AddrParseError);
-
 /// Comma-separated CIDRs; none where the text is empty.
 fn cidrs(text: &str) -> Result<Cidrs, CidrError> {
-    let one = |cidr: &str| cidr.trim().parse().map_err(|e| CidrError(cidr.to_owned(), e));
     let parts = text.split(',').filter(|_| !text.trim().is_empty());
-    parts.map(one).collect::<Result<_, _>>().map(Cidrs)
+    parts.map(|cidr| cidr.parse::<Cidr>().map(|cidr| cidr.0)).collect::<Result<_, _>>().map(Cidrs)
 }
 
 /// Wish for the attach mode.

@@ -19,7 +19,7 @@ use wharf_core::{
 
 use super::{
     AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Enforcement, Flags, LocalDelivery, PROXY_PORTS,
-    Switch, delegate, error::setting, file::File, flags::Cidrs,
+    Switch, cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
 };
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -58,8 +58,8 @@ fn otlp(url: String) -> Result<String, ConfigError> {
 pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<AgentConfig, ConfigError> {
     let directories = directories_of(&flags, &file)?;
     let flat = |flag: Vec<Cidrs>| flag.into_iter().flat_map(|c| c.0).collect::<Vec<_>>();
-    let v4 = flags.ipv4_pool.map(flat).or(file.ipv4_pool).unwrap_or_else(|| vec![DEFAULT_V4]);
-    let asked_v6 = flags.ipv6_pool.map(flat).or(file.ipv6_pool);
+    let v4 = flags.ipv4_pool.map(flat).or(file.ipv4_pool.map(nets)).unwrap_or_else(|| vec![DEFAULT_V4]);
+    let asked_v6 = flags.ipv6_pool.map(flat).or(file.ipv6_pool.map(nets));
     let ipv6_off_by_itself = ipv6_off.filter(|_| asked_v6.is_none());
     let v6 = asked_v6.unwrap_or_else(|| if ipv6_off.is_some() { Vec::new() } else { vec![DEFAULT_V6] });
     if let Some(bad) = v4.iter().find(|c| c.addr().is_ipv6()) {
@@ -73,13 +73,13 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         vec![PoolConfig { name: default_pool.clone(), cidrs: v4.into_iter().chain(v6).map(|c| c.trunc()).collect() }];
     let mut with_own_address = Vec::new();
     for p in file.pool {
-        let cidrs: Vec<IpNet> = p.cidrs.iter().map(IpNet::trunc).collect();
+        let cidrs: Vec<IpNet> = nets(p.cidrs).iter().map(IpNet::trunc).collect();
         if p.masquerade == Some(Switch::Off) {
             with_own_address.extend(cidrs.iter().copied());
         }
         pools.push(PoolConfig { name: pool_name(&p.name)?, cidrs });
     }
-    let service_cidr: Vec<IpNet> = flags.service_cidr.map(flat).or(file.service_cidr).unwrap_or_default();
+    let service_cidr: Vec<IpNet> = flags.service_cidr.map(flat).or(file.service_cidr.map(nets)).unwrap_or_default();
     let overlapping =
         |net: &&IpNet| pools.iter().flat_map(|p| &p.cidrs).any(|pool| pool.contains(*net) || net.contains(pool));
     if let Some(bad) = service_cidr.iter().find(overlapping) {
@@ -95,7 +95,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         }
         Switch::Off => None,
         Switch::On => {
-            let excluded = flags.masquerade_exclude.map(flat).or(file.masquerade_exclude).unwrap_or_default();
+            let excluded = flags.masquerade_exclude.map(flat).or(file.masquerade_exclude.map(nets)).unwrap_or_default();
             let sources = flags.masquerade_source.or(file.masquerade_source).unwrap_or_default();
             let all = pools.iter().flat_map(|p| &p.cidrs).copied();
             Some(Masquerade {
