@@ -5,6 +5,7 @@
 
 mod address;
 mod conclude;
+pub mod links;
 mod past;
 pub mod subject;
 
@@ -107,10 +108,18 @@ fn fact(name: &str, value: impl Into<String>) -> Fact {
     Fact { name: name.to_owned(), value: value.into() }
 }
 
-/// The last life, when all of them are of one attachment.
+/// The last life, when all of them are of one attachment, or of one interface of the sandboxes or pods of one name.
 fn last_of_one(past: &[PastLife]) -> Option<PastLife> {
     let last = past.first()?;
-    past.iter().all(|p| p.who.attachment == last.who.attachment).then(|| last.clone())
+    let is_same = |p: &&PastLife| {
+        let (who, whose) = (&p.who, &last.who);
+        let sandbox = who.attachment.container_id.sandbox_name();
+        let pod = (&who.pod_namespace, who.pod_name.as_ref());
+        let is_of_name = sandbox.is_some() && sandbox == whose.attachment.container_id.sandbox_name()
+            || pod.1.is_some() && pod == (&whose.pod_namespace, whose.pod_name.as_ref());
+        who.attachment == whose.attachment || is_of_name && who.attachment.ifname == whose.attachment.ifname
+    };
+    past.iter().all(|p| is_same(&p)).then(|| last.clone())
 }
 
 /// Whether a deletion record names this attachment.
@@ -471,13 +480,7 @@ fn nothing<K: Kernel>(
     ];
     match records {
         Ok(all) => {
-            let names = |d: &&Deletion| match subject {
-                Subject::Container(id, ifname) => {
-                    d.container_id.starts_with(id) && ifname.as_ref().is_none_or(|i| *i == d.ifname)
-                }
-                _ => false,
-            };
-            if let Some(d) = all.iter().find(names) {
+            if let Some(d) = subject::deletion(all, subject) {
                 let waited = conclude::span(clock::unix_ms().saturating_sub(d.written_unix_ms));
                 let summary = format!(
                     "nothing is left of it but a deletion record, which has waited for {waited}: a DEL found no agent, and the \

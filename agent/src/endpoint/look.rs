@@ -1,15 +1,19 @@
 //! A look compares an endpoint's kernel state with its record, and does not report a running build as a fault.
 
-use std::{pin::pin, time::Duration};
+use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, Problem, Verdict, joined, verdict},
-    kernel::{Kernel, KernelError, KernelErrorKind},
+    ids::EndpointId,
+    kernel::{Kernel, KernelError, KernelErrorKind, LinkRef},
 };
 
-use crate::node::endpoint::{Handle, View};
+use crate::node::{
+    endpoint::{Handle, View},
+    lifecycle::Lifecycle,
+};
 
 /// The result of a look.
 #[derive(Debug)]
@@ -50,6 +54,20 @@ pub async fn each<K: Kernel>(kernel: &K, handles: &[Handle]) -> Result<Vec<Look>
         Look { view, problems, settled }
     };
     Ok(handles.iter().zip(views).zip(found).map(look).collect())
+}
+
+/// Those of the endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
+/// but only at its next round.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn unlinked<K: Kernel>(life: &Lifecycle<K>, handles: &[Handle]) -> Result<BTreeSet<EndpointId>, KernelError> {
+    let settled = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
+    let handles: Vec<&Handle> = handles.iter().filter(|h| settled(h)).collect();
+    let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
+    let missing: BTreeSet<_> = life.kernel.observe_missing(&links).await?.into_iter().collect();
+    // A delete that began meanwhile explains the missing link.
+    Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }
 
 /// Looks until there is no problem or no build explains the problems, for at most `patience`.

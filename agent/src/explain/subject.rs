@@ -4,11 +4,12 @@ use std::net::IpAddr;
 
 use wharf_core::{
     endpoint::parse_host_ifname,
-    ids::{Attachment, EndpointId, Epoch},
+    ids::{Attachment, ContainerId, EndpointId, Epoch},
     kernel::Kernel,
     store::OutOfService,
     timeline::PastLife,
 };
+use wharf_handover::queue::Deletion;
 
 use crate::{
     endpoint::out_of_service,
@@ -27,14 +28,14 @@ pub enum Subject {
     Address(IpAddr),
     /// `wh00070000002a`: the host side of an endpoint's link, with the low half of its epoch.
     Link(EndpointId, u32),
-    /// `3f9c51aa`: a container id, the beginning of one, or a pod's name; with an interface when one is named.
+    /// `3f9c51aa`: a container id, the beginning of one, or the name of a pod or sandbox; with an interface when one is named.
     Container(String, Option<String>),
     /// `pod-name:default/web`
     Pod(Option<String>, String),
 }
 
 /// The forms of a query.
-const FORMS: &str = "it is an endpoint's number, an address, a container id or the beginning of one \
+const FORMS: &str = "it is an endpoint's number, an address, a sandbox's name, a container id or the beginning of one \
     (with /INTERFACE if it has several), pod-name:[NAMESPACE/]NAME, or the name of a link (wh...)";
 
 /// Why a query is refused. Each variant holds the first characters of the query.
@@ -115,9 +116,22 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
 /// How well a name matches, the weakest match first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
+    /// The text is the beginning of a container id.
     Beginning,
-    Pod,
+    /// The text is the whole name of a pod or a sandbox.
+    Name,
+    /// The text is a whole id or address.
     Whole,
+}
+
+/// How a text names a container id.
+fn fit_container(container: &ContainerId, text: &str) -> Option<Fit> {
+    match container.as_str() {
+        whole if whole == text => Some(Fit::Whole),
+        _ if container.sandbox_name() == Some(text) => Some(Fit::Name),
+        longer if longer.starts_with(text) => Some(Fit::Beginning),
+        _ => None,
+    }
 }
 
 /// The names of an endpoint or a record.
@@ -144,12 +158,7 @@ impl Subject {
                 if ifname.as_deref().is_some_and(|i| i != a.ifname.as_str()) {
                     return None;
                 }
-                match a.container_id.as_str() {
-                    whole if whole == id => Some(Fit::Whole),
-                    _ if n.pod.1 == Some(id) => Some(Fit::Pod),
-                    longer if longer.starts_with(id.as_str()) => Some(Fit::Beginning),
-                    _ => None,
-                }
+                fit_container(&a.container_id, id).max((n.pod.1 == Some(id)).then_some(Fit::Name))
             }
         }
     }
@@ -171,7 +180,12 @@ pub struct Found {
 /// takes the same names.
 #[must_use]
 pub fn living(registry: &Registry, subject: &Subject) -> Vec<Handle> {
-    best(registry.list().into_iter().filter_map(|h| {
+    let all = fitting(registry, subject);
+    best_of(best(&all), all)
+}
+
+fn fitting(registry: &Registry, subject: &Subject) -> Vec<(Fit, Handle)> {
+    let fits = registry.list().into_iter().filter_map(|h| {
         let fit = h.shared.read(|v| {
             let addresses: Vec<IpAddr> = v.record.addresses().collect();
             subject.fit(&Names {
@@ -183,12 +197,24 @@ pub fn living(registry: &Registry, subject: &Subject) -> Vec<Handle> {
             })
         })?;
         Some((fit, h))
-    }))
+    });
+    fits.collect()
 }
 
-/// Searches memory only, so that it answers when the store and the kernel do not.
+/// The deletion record that matches a subject best.
+#[must_use]
+pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a Deletion> {
+    let Subject::Container(text, ifname) = subject else { return None };
+    let of_interface = records.iter().filter(|d| ifname.as_ref().is_none_or(|i| *i == d.ifname));
+    let fit = |d: &Deletion| fit_container(&ContainerId::parse(&d.container_id).ok()?, text);
+    of_interface.filter_map(|d| fit(d).map(|fit| (fit, d))).max_by_key(|(fit, _)| *fit).map(|(_, d)| d)
+}
+
+/// Searches memory only, so that it answers when the store and the kernel do not. Only the best matches of all kinds are found: a
+/// longer name that begins with a whole name does not make that name ambiguous, also when the whole name's life has ended.
 #[must_use]
 pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
+    let living = fitting(&life.registry, subject);
     let orphans = life.orphans.list().into_iter().filter_map(|o| {
         let addresses: Vec<IpAddr> = o.rows.iter().map(|(ip, _)| *ip).collect();
         let names = Names {
@@ -200,6 +226,7 @@ pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
         };
         subject.fit(&names).map(|fit| (fit, o))
     });
+    let orphans: Vec<_> = orphans.collect();
     let out_of_service = life.out_of_service.list().into_iter().filter_map(|q| {
         let record = out_of_service::record_of(&q);
         let attachment = out_of_service::attachment_of(&life.addresses, &q);
@@ -212,6 +239,7 @@ pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
         };
         subject.fit(&names).map(|fit| (fit, (q, attachment)))
     });
+    let out_of_service: Vec<_> = out_of_service.collect();
     let past_fit = |p: &PastLife| {
         subject.fit(&Names {
             id: p.who.id,
@@ -222,19 +250,22 @@ pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
         })
     };
     let past = life.timelines.past(|p| past_fit(p).is_some());
+    let past: Vec<_> = past.into_iter().filter_map(|p| past_fit(&p).map(|fit| (fit, p))).collect();
+    let most = best(&living).max(best(&orphans)).max(best(&out_of_service)).max(best(&past));
     Found {
-        living: living(&life.registry, subject),
-        orphans: best(orphans),
-        out_of_service: best(out_of_service),
-        past: best(past.into_iter().filter_map(|p| past_fit(&p).map(|fit| (fit, p)))),
+        living: best_of(most, living),
+        orphans: best_of(most, orphans),
+        out_of_service: best_of(most, out_of_service),
+        past: best_of(most, past),
     }
 }
 
-/// The best matches: a longer name that begins with a whole name does not make that name ambiguous.
-fn best<T>(all: impl Iterator<Item = (Fit, T)>) -> Vec<T> {
-    let all: Vec<(Fit, T)> = all.collect();
-    let Some(best) = all.iter().map(|(fit, _)| *fit).max() else { return Vec::new() };
-    all.into_iter().filter(|(fit, _)| *fit == best).map(|(_, t)| t).collect()
+fn best<T>(all: &[(Fit, T)]) -> Option<Fit> {
+    all.iter().map(|(fit, _)| *fit).max()
+}
+
+fn best_of<T>(best: Option<Fit>, all: Vec<(Fit, T)>) -> Vec<T> {
+    all.into_iter().filter(|(fit, _)| Some(*fit) == best).map(|(_, t)| t).collect()
 }
 
 /// Names similar to the subject, the most similar first.
@@ -286,6 +317,36 @@ mod tests {
         assert_eq!(parse("net/web:eth0"), container("web", Some("eth0")), "as messages print it");
         assert_eq!(parse("container-id:7"), container("7", None));
         assert_eq!(parse("pod-name:default/web"), Ok(Subject::Pod(Some("default".into()), "web".into())));
+    }
+
+    #[test]
+    fn the_whole_name_of_a_sandbox_wins_over_the_beginning_of_an_id() {
+        let fit = |id: &str, text| fit_container(&ContainerId::parse(id).expect("an id"), text);
+        assert_eq!(fit("web-0a1b2c3d", "web"), Some(Fit::Name));
+        assert_eq!(fit("web2-0a1b2c3d", "web"), Some(Fit::Beginning));
+        assert_eq!(fit("web-api-0a1b2c3d", "web"), Some(Fit::Beginning));
+        assert_eq!(fit("web-0a1b2c3d", "web-0a1b2c3d"), Some(Fit::Whole));
+        assert_eq!(fit("web-0a1b2c3d", "web-0a"), Some(Fit::Beginning));
+        assert_eq!(fit("web-0a1b2c3d", "b-0a"), None);
+        // Ids of other runtimes.
+        assert_eq!(fit("web-1", "web"), Some(Fit::Beginning));
+        assert_eq!(fit("web-0A1B2C3D", "web"), Some(Fit::Beginning));
+        let all = vec![(Fit::Beginning, "web2"), (Fit::Name, "web")];
+        assert_eq!(best_of(best(&all), all), ["web"]);
+        let record = |container_id: &str| Deletion {
+            version: 1,
+            network: "front".into(),
+            container_id: container_id.into(),
+            ifname: "eth0".into(),
+            endpoint: None,
+            boot_id: String::new(),
+            written_unix_ms: 0,
+            canary: None,
+        };
+        let records = [record("web2-0a1b2c3d"), record("web-0a1b2c3d"), record("web3-0a1b2c3d")];
+        let named = |text| deletion(&records, &parse(text).expect("a subject")).map(|d| d.container_id.as_str());
+        assert_eq!((named("web"), named("db")), (Some("web-0a1b2c3d"), None));
+        assert_eq!(named("web/eth1"), None);
     }
 
     #[test]

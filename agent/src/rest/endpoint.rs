@@ -29,7 +29,7 @@ use crate::{
         create::{self, CreateSpec},
         delete, look, unknown,
     },
-    findings,
+    explain, findings,
     node::{
         LinuxNode,
         aside::Wanted,
@@ -75,9 +75,9 @@ pub async fn list(
             && label.as_ref().is_none_or(|l| r.labels.contains(l))
             && filter.pod_name.as_ref().is_none_or(|p| r.pod_name.as_ref() == Some(p))
     };
-    let all = node.life.registry.list();
-    let masquerades = node.life.config.masquerade.is_some();
-    Ok(Json(all.iter().filter_map(|h| h.shared.read(|v| fits(v).then(|| api_endpoint(v, masquerades)))).collect()))
+    let mut fitting = node.life.registry.list();
+    fitting.retain(|handle| handle.shared.read(&fits));
+    Ok(Json(explain::links::with_problems(&node, &fitting).await))
 }
 
 /// Creates an endpoint: addresses, link, programs, maps, all of it or nothing. The id is `cni-attachment-id:ID:IFNAME`.
@@ -98,7 +98,13 @@ pub async fn put(
 #[utoipa::path(get, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Endpoint>> {
-    Ok(Json(shown(&node, &handle(&node, &text)?)))
+    let handle = handle(&node, &text)?;
+    let shown = explain::links::with_problems(&node, std::slice::from_ref(&handle)).await;
+    shown
+        .into_iter()
+        .next()
+        .map(Json)
+        .ok_or_else(|| Failure::new(ErrorCode::Internal, "show endpoint: nothing to show"))
 }
 
 fn shown(node: &LinuxNode, handle: &Handle) -> Endpoint {

@@ -1,24 +1,14 @@
 //! Endpoints by state, steps that do not end, admission.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use wharf_api::{ComponentStatus, Health, PreparedStatus};
-use wharf_core::{
-    ids::EndpointId,
-    kernel::{Kernel, KernelError, LinkRef},
-    state::State,
-};
+use wharf_core::{kernel::Kernel, state::State};
 
 use super::{Source, of};
 use crate::{
-    node::{
-        endpoint::{Handle, View},
-        lifecycle::Lifecycle,
-        part::Fill,
-    },
+    endpoint::look,
+    node::{lifecycle::Lifecycle, part::Fill},
     stuck,
 };
 
@@ -28,13 +18,13 @@ const NAMED: usize = 3;
 pub(super) fn source<K: Kernel>() -> Source<K> {
     Source {
         name: "endpoints",
-        look: |node| Box::pin(async move { look(&node.life).await }),
+        look: |node| Box::pin(async move { seen(&node.life).await }),
         silent: |_| (Health::Degraded, "waits for the table of endpoints, or for the kernel's of interfaces".into()),
     }
 }
 
-async fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
-    let unlinked = unlinked(life).await;
+async fn seen<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+    let unlinked = look::unlinked(life, &life.registry.list()).await;
     let mut states: BTreeMap<String, u64> = BTreeMap::new();
     let mut failing = Vec::new();
     for handle in life.registry.list() {
@@ -81,17 +71,6 @@ async fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
         status.admission = admission.clone();
         status.prepared = PreparedStatus { ready: ready as u64, target: target as u64 };
     })
-}
-
-/// Endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
-/// but only at its next round.
-async fn unlinked<K: Kernel>(life: &Lifecycle<K>) -> Result<BTreeSet<EndpointId>, KernelError> {
-    let settled = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
-    let handles: Vec<Handle> = life.registry.list().into_iter().filter(settled).collect();
-    let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
-    let missing: BTreeSet<_> = life.kernel.observe_missing(&links).await?.into_iter().collect();
-    // A delete that began meanwhile explains the missing link.
-    Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }
 
 fn named(all: &[String]) -> String {

@@ -97,7 +97,8 @@ fn changes(
 /// Whether nothing that people look for has changed: a regeneration that came and went between two looks is none.
 fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
     let settled = |e: &Endpoint| (e.state, e.identity, e.ipv4, e.ipv6, e.status.failures);
-    settled(a) == settled(b) && a.labels == b.labels && a.status.last_error == b.status.last_error
+    let why = |e: &Endpoint| (e.status.last_error.clone(), e.status.problem.clone());
+    settled(a) == settled(b) && a.labels == b.labels && why(a) == why(b)
 }
 
 #[cfg(test)]

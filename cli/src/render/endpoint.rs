@@ -44,6 +44,9 @@ fn state_tone(state: EndpointState) -> Tone {
 
 fn state_cell(e: &Endpoint) -> Cell {
     let word = state(e.state);
+    if e.status.problem.is_some() {
+        return token("failing").tone(Tone::Bad);
+    }
     if e.status.failures > 0 {
         let failures = text::count(u64::from(e.status.failures), "failure");
         // Not escaped, so that the line break stays; the text has no untrusted part.
@@ -69,7 +72,10 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     let mut screen = Screen::new(style);
     let now = style.now_unix_ms;
     screen.line("Endpoint", &format!("{} (epoch {})", e.id, e.epoch));
-    screen.toned("State", state_tone(e.state), state(e.state), "");
+    match &e.status.problem {
+        Some(problem) => screen.toned("State", Tone::Bad, "failing:", problem),
+        None => screen.toned("State", state_tone(e.state), state(e.state), ""),
+    }
     activity(&mut screen, e, now);
     screen.line("Identity", &e.identity.to_string());
     for (i, label) in e.labels.iter().enumerate() {

@@ -359,6 +359,9 @@ pub struct EndpointStatus {
     /// Last error, if the last build failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+    /// Why it has no network although no build failed: its link is gone, as a look at the kernel shows when this is answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// How a log entry is to be read.

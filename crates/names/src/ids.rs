@@ -155,6 +155,26 @@ text_id! {
     /// Container id as CNI defines it: alphanumeric first, then also `_ . -` (CNI spec, section 2, CNI_CONTAINERID).
     ContainerId, "container id", rules::name
 }
+
+impl ContainerId {
+    /// The id of a sandbox that `wharf sandbox` makes: the name and a random number, so that a late delete never meets a later
+    /// sandbox of the name.
+    ///
+    /// # Errors
+    /// When the name breaks the rule of a container id.
+    pub fn of_sandbox(name: &str, random: u32) -> Result<Self, IdError> {
+        Self::parse(&format!("{name}-{random:08x}"))
+    }
+
+    /// The name in an id of the form that [`Self::of_sandbox`] makes.
+    #[must_use]
+    pub fn sandbox_name(&self) -> Option<&str> {
+        let (name, random) = self.0.rsplit_once('-')?;
+        let is_random = random.len() == 8 && random.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        is_random.then_some(name)
+    }
+}
+
 text_id! {
     /// Interface name inside the container (CNI spec, CNI_IFNAME; `dev_valid_name` in net/core/dev.c).
     IfName, "interface name", rules::ifname

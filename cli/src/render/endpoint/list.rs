@@ -34,7 +34,18 @@ pub(crate) fn list(endpoints: &[Endpoint], style: &Style, columns: Columns) -> S
     let ids = ShortIds::of(endpoints);
     let layout = Layout::of(&sorted, &ids, style, columns);
     let rows = sorted.iter().map(|e| layout.row(e, &ids, state_cell(e), style)).collect();
-    table(style, &layout.header(), rows)
+    let mut out = table(style, &layout.header(), rows);
+    let problems: Vec<String> = sorted.iter().filter_map(|e| problem(e)).collect();
+    if !problems.is_empty() {
+        out.push_str(&format!("\n{}\n", style.paint(Tone::Warn, &problems.join("\n"))));
+    }
+    out
+}
+
+/// What is wrong with a failing endpoint, and where to look next.
+fn problem(e: &Endpoint) -> Option<String> {
+    let problem = e.status.problem.as_deref()?;
+    Some(format!("endpoint {}: {}; `wharf explain {}`", e.id, text::safe(problem), e.id))
 }
 
 /// A list that is followed: rows are added as endpoints change.

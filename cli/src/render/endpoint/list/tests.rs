@@ -47,6 +47,15 @@ fn one_and_several() {
 }
 
 #[test]
+fn an_endpoint_without_its_link_is_failing() {
+    let mut lost = sample::endpoint();
+    lost.status.problem = Some("its link is gone".to_owned());
+    let told = shown(&[lost], USUAL);
+    assert!(told.contains(" failing ") && !told.contains("ready"), "{told}");
+    assert!(told.ends_with("\nendpoint 7: its link is gone; `wharf explain 7`\n"), "{told}");
+}
+
+#[test]
 fn labels_and_every_column() {
     insta::assert_snapshot!([shown(&several(), LABELS), shown(&several(), WIDE)].join("\n"));
 }

@@ -1,0 +1,41 @@
+//! Which endpoints have lost their links, for lists of endpoints.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use wharf_api::Endpoint;
+use wharf_core::kernel::Kernel;
+
+use super::{Unknown, look};
+use crate::{
+    endpoint,
+    node::{
+        Node,
+        endpoint::{Handle, api_endpoint},
+    },
+};
+
+/// These endpoints in the API's words, with what a look at their links shows. The kernel has [`super::DEADLINE`] to answer.
+pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Vec<Endpoint> {
+    let unlinked = unlinked(node, handles.to_vec()).await;
+    let masquerades = node.life.config.masquerade.is_some();
+    let shown = |handle: &Handle| {
+        let mut shown = handle.shared.read(|view| api_endpoint(view, masquerades));
+        shown.status.problem = match &unlinked {
+            Ok(ids) => ids.contains(&handle.id).then(|| "its link is gone".to_owned()),
+            Err(why) => Some(format!("whether its link is there is not known: {why}")),
+        };
+        shown
+    };
+    handles.iter().map(shown).collect()
+}
+
+async fn unlinked<K: Kernel>(
+    node: &Arc<Node<K>>,
+    handles: Vec<Handle>,
+) -> Result<BTreeSet<wharf_core::ids::EndpointId>, Unknown> {
+    if handles.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let life = Arc::clone(&node.life);
+    look(node, async move { endpoint::look::unlinked(&life, &handles).await }).await
+}
