@@ -2,6 +2,7 @@
 
 mod endpoint;
 mod flow;
+mod label;
 mod namespace;
 mod node;
 mod policy;
@@ -14,7 +15,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, EndpointSetting, Level, ListFilter};
 pub(crate) use flow::BpfCtCommand;
-pub(crate) use namespace::{Label, NamespaceCommand};
+pub(crate) use label::{BadLabel, LabelChange, LabelChanges, Labels, changed};
+pub(crate) use namespace::NamespaceCommand;
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
     DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, PortCommand,
@@ -22,7 +24,7 @@ pub(crate) use node::{
 };
 pub(crate) use policy::{BpfPolicyCommand, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs};
 pub(crate) use proxy::ProxyCommand;
-pub(crate) use sandbox::{CreateArgs, GraceArgs, RunArgs, SandboxArgs, SandboxCommand};
+pub(crate) use sandbox::{CreateArgs, ExecArgs, GraceArgs, RunArgs, SandboxArgs, SandboxCommand};
 
 const EXIT_CODES: &str = "\
 Exit status:
@@ -118,7 +120,7 @@ An endpoint ID is one of:
   7                           the endpoint's number
   10.88.0.7, fd00:88::7       one of its addresses (also ipv4:..., ipv6:...)
   3f9c51aa01b2, 3f9c51aa/eth1 a container id or the start of one, with an interface if it has several
-  web-1                       a pod's name
+  web-1                       the name of a pod or a sandbox
   wh00070000002a              the host side of its link
   container-id:ID             a whole container id
   cni-attachment-id:ID:IFNAME an attachment
@@ -176,7 +178,7 @@ Examples:
     )]
     Proxy(ProxyCommand),
     /// Show or set the labels of namespaces, by which policies select.
-    #[command(subcommand, visible_alias = "ns", after_help = "Example:\n  wharf namespace set shop team=a")]
+    #[command(subcommand, visible_alias = "ns", after_help = "Example:\n  wharf namespace label shop team=a")]
     Namespace(NamespaceCommand),
     /// Show BPF maps, counters, events, flows and rules.
     #[command(

@@ -5,7 +5,7 @@ use std::{fmt, io, process::ExitCode};
 use wharf_api::{ErrorCode, Verdict, client::ClientError};
 use wharf_sandbox::SandboxError;
 
-use crate::render::text::safe;
+use crate::{args::BadLabel, render::text::safe};
 
 /// Exit status; scripts act on it, so the numbers stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +101,12 @@ impl fmt::Display for CliError {
             Some(hint) => write!(f, "\n  hint: {}", safe(hint)),
             None => Ok(()),
         }
+    }
+}
+
+impl From<BadLabel> for CliError {
+    fn from(error: BadLabel) -> Self {
+        Self::usage(error.to_string())
     }
 }
 

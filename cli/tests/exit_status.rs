@@ -194,13 +194,65 @@ fn what_the_agent_takes_for_no_request_is_a_wrong_command_line() {
     let agent = Agent::start(vec![
         Answer::new("GET /v1/endpoint?label=nonsense", 400, refused("list endpoints: must be source:key=value")),
         Answer::new("GET /v1/endpoint/7", 200, endpoint(7, "abc")),
-        Answer::new("PATCH /v1/endpoint/7", 400, refused("read labels: must be source:key=value")),
+        Answer::new("PATCH /v1/endpoint/7", 400, refused("read labels: 300 of them")),
     ]);
-    for args in [&["endpoint", "list", "--label", "nonsense"] as &[&str], &["endpoint", "labels", "7", "--set", "x"]] {
+    let cases: [(&[&str], &str); 2] = [
+        (&["endpoint", "list", "--label", "nonsense"], "must be source:key=value"),
+        (&["endpoint", "labels", "7", "a=b"], "300 of them"),
+    ];
+    for (args, why) in cases {
         let ran = agent.run(args);
         assert_eq!((ran.code, ran.out.as_str()), (Some(3), ""), "{args:?}: {ran:?}");
-        assert!(ran.err.contains("must be source:key=value"), "{ran:?}");
+        assert!(ran.err.contains(why), "{ran:?}");
     }
+}
+
+#[test]
+fn labels_have_kubectls_grammar_wherever_they_are_written() {
+    let mut labelled = endpoint(7, "abc");
+    labelled["labels"] = json!(["cni:app=web", "k8s:tier=front"]);
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint/7", 200, labelled.clone()),
+        Answer::new("PATCH /v1/endpoint/7", 200, labelled),
+        Answer::new("GET /v1/endpoint/7/labels", 200, json!({"labels": [], "security_relevant": [], "identity": 256})),
+        Answer::new("GET /v1/namespace", 200, json!([{"name": "shop", "labels": {"team": "a", "stage": "test"}}])),
+        Answer::new("PUT /v1/namespace/shop", 200, json!({"name": "shop", "labels": {"team": "b"}})),
+    ]);
+    let sent = |args: &[&str], to: &str| {
+        let before = agent.seen().len();
+        let ran = agent.run(args);
+        assert_eq!(ran.code, Some(0), "{args:?}: {ran:?}");
+        let sent =
+            agent.seen().into_iter().skip(before).find_map(|line| Some(line.strip_prefix(to)?.trim().to_owned()));
+        sent.unwrap_or_default()
+    };
+    let labels = |args: &[&str]| sent(args, "PATCH /v1/endpoint/7");
+    let all = r#"{"labels":["cni:app=db","k8s:new=1"]}"#;
+    assert_eq!(labels(&["endpoint", "labels", "7", "app=db,new=1", "tier-"]), all);
+    assert_eq!(
+        labels(&["endpoint", "label", "7", "--set", "k8s:app=db,k8s:tier=x"]),
+        r#"{"labels":["k8s:app=db","k8s:tier=x"]}"#
+    );
+    let namespace = |args: &[&str]| sent(args, "PUT /v1/namespace/shop");
+    assert_eq!(namespace(&["namespace", "label", "shop", "team=b,stage-"]), r#"{"labels":{"team":"b"}}"#);
+    assert_eq!(namespace(&["ns", "set", "shop", "team=b,k8s:x=y"]), r#"{"labels":{"team":"b","x":"y"}}"#);
+
+    let before = agent.seen().len();
+    for args in [
+        &["endpoint", "labels", "7", "--set", "x"] as &[&str],
+        &["endpoint", "labels", "7", "app"],
+        &["endpoint", "labels", "7", "app=a b"],
+        &["endpoint", "labels", "7", "app=a,app-"],
+        &["namespace", "set", "shop", "team"],
+        &["namespace", "set", "shop", "cni:team=a"],
+        &["sandbox", "create", "web", "--label", "app"],
+        &["sandbox", "create", "web", "--label", "app=a,app=b"],
+    ] {
+        let ran = agent.run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(3), ""), "{args:?}: {ran:?}");
+        assert!(ran.err.contains("for example"), "{args:?}: {ran:?}");
+    }
+    assert_eq!(agent.seen().len(), before, "a wrong command line sends nothing");
 }
 
 #[test]

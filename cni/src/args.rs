@@ -43,6 +43,8 @@ pub(crate) struct ContainerArgs {
     pub(crate) routes: Option<Vec<ContainerRoute>>,
     /// For the result.
     pub(crate) dns: Dns,
+    /// Whether ADD fails at once when the agent answers "not now".
+    pub(crate) no_wait: bool,
 }
 
 impl ContainerArgs {
@@ -86,6 +88,7 @@ impl ContainerArgs {
                 "K8S_POD_UID" => self.label("k8s", "io.kubernetes.pod.uid", value),
                 "IP" => self.add_ips("CNI_ARGS IP", value, Fault::environment)?,
                 "MAC" => self.add_mac("CNI_ARGS MAC", value, Fault::environment)?,
+                "NoWait" => self.no_wait = matches!(value, "1" | "true"),
                 // K8S_POD_INFRA_CONTAINER_ID is CNI_CONTAINERID said twice.
                 _ => {}
             }
@@ -206,6 +209,13 @@ mod tests {
                 "k8s:io.kubernetes.pod.uid=u-1"
             ]
         );
+    }
+
+    #[test]
+    fn a_runtime_may_ask_not_to_wait() {
+        let no_wait = |cni_args: &str| parse(cni_args, json!({})).unwrap().no_wait;
+        assert!(no_wait("IgnoreUnknown=1;NoWait=1") && no_wait("NoWait=true"));
+        assert!(!no_wait("IgnoreUnknown=1") && !no_wait("NoWait=0"));
     }
 
     #[test]

@@ -231,7 +231,7 @@ impl Agent<'_> {
         // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         wharf_crash::point("shim/add/before-ask");
-        let answer = retry::until(Instant::now() + self.limits.change, absence, self.conf.log, async |left| {
+        let mut ask = async |left: Duration| {
             create.deadline_ms = u64::try_from(left.as_millis()).ok();
             let agent = self.within(left.saturating_add(self.limits.grace));
             match agent.put_endpoint(&id, &create).await {
@@ -241,8 +241,12 @@ impl Agent<'_> {
                 }
                 answer => answer,
             }
-        })
-        .await;
+        };
+        let answer = if args.no_wait {
+            ask(self.limits.change).await
+        } else {
+            retry::until(Instant::now() + self.limits.change, absence, self.conf.log, ask).await
+        };
         wharf_crash::point("shim/add/after-answer");
         let endpoint = answer.map_err(|e| explained(subject, netns, &create, &e))?;
         self.conf.log.say(Level::Info, format_args!("{subject}: endpoint {}", endpoint.id));

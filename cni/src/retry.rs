@@ -13,6 +13,8 @@ use crate::log::Level;
 const MIN_WAIT: Duration = Duration::from_millis(20);
 /// Longest wait, also when the agent asks for more: within a deadline of a minute that still leaves several tries.
 const MAX_WAIT: Duration = Duration::from_secs(5);
+/// A wait of this length is told as a warning.
+const LONG_WAIT: Duration = Duration::from_secs(1);
 /// Longest backoff before the next attempt to reach an absent agent, without jitter: short, so that a returned agent
 /// is found soon.
 const MAX_ABSENT_WAIT: Duration = Duration::from_millis(130);
@@ -65,7 +67,9 @@ pub(crate) async fn until<T>(
             tries = before.saturating_add(1);
             let wait = wait_after(&error, before, jitter()).filter(|wait| *wait < left);
             if let Some(wait) = wait {
-                log.say(Level::Info, format_args!("{error}; asking again in {} ms", wait.as_millis()));
+                // Whoever runs the plugin by hand sees why it takes long.
+                let level = if wait >= LONG_WAIT { Level::Warn } else { Level::Info };
+                log.say(level, format_args!("{error}; asking again in {} ms", wait.as_millis()));
             }
             (wait, left)
         };

@@ -43,7 +43,7 @@ use policy::Documents;
 /// Longer than any history takes: addresses wake because a step says so.
 const REST_MS: u64 = 3_600_000;
 /// What an address that is asked for by name and rests after another is refused with.
-const RESTS: &str = "it rests since";
+const RESTS: &str = "is in quarantine";
 
 /// The machine, the agent that runs on it, and what is expected of both.
 pub(crate) struct Play {

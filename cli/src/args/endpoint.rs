@@ -3,7 +3,10 @@
 use clap::{ArgGroup, Args, Subcommand, ValueEnum, builder::PossibleValuesParser, builder::TypedValueParser};
 use wharf_api::{EndpointState, NamedPort, PolicyEnforcement, PortProtocol, RegenerateLevel};
 
-use super::node::{BadValue, parse_enforcement};
+use super::{
+    label::{LabelChanges, Labels},
+    node::{BadValue, parse_enforcement},
+};
 use crate::target::Target;
 
 /// `wharf endpoint ...`.
@@ -47,18 +50,29 @@ Examples:
         #[arg(value_name = "ID")]
         id: Target,
     },
-    /// Show an endpoint's labels and the identity they make, or replace them.
-    #[command(after_help = "\
+    /// Show an endpoint's labels and the identity they make, or change them: those that are not named stay.
+    ///
+    /// A label without `source:` keeps the source of the endpoint's label of that key; a new label is of the source k8s.
+    #[command(
+        visible_alias = "label",
+        after_help = "\
 Examples:
   wharf endpoint labels 7
-  wharf endpoint labels 7 --set k8s:app=web --set k8s:tier=front   (all of them: the others go)")]
+  wharf endpoint labels 7 app=web,tier=front
+  wharf endpoint labels 7 tier-                          removes the label
+  wharf endpoint labels 7 cni:app=web                    of another source than Kubernetes
+  wharf endpoint labels 7 --set app=web,tier=front       all of them: the others go"
+    )]
     Labels {
         /// The endpoint.
         #[arg(value_name = "ID")]
         id: Target,
-        /// A label of the new set, `source:key=value`.
-        #[arg(long, value_name = "LABEL")]
-        set: Vec<String>,
+        /// Labels that are set or, with `KEY-`, removed.
+        #[arg(value_name = "KEY=VALUE|KEY-")]
+        changes: Vec<LabelChanges>,
+        /// All labels that the endpoint is to have.
+        #[arg(long, value_name = "KEY=VALUE", conflicts_with = "changes")]
+        set: Vec<Labels>,
     },
     /// Regenerate an endpoint and wait until it is done. Traffic is not interrupted.
     #[command(after_help = "\

@@ -5,7 +5,7 @@ use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 use wharf_sandbox::{Dirs, MacAddr, NetworkName, Port, SandboxName};
 
-use super::{namespace::Label, node::duration};
+use super::{label::Labels, node::duration};
 
 /// `wharf sandbox ...`.
 #[derive(Debug, Args)]
@@ -59,16 +59,41 @@ pub(crate) enum SandboxCommand {
 Examples:
   wharf sandbox create web                      on the first network of --conf-dir, as runtimes choose it
   wharf sandbox create web --network front --network back
-  wharf sandbox create web --label app=web --label tier=front
+  wharf sandbox create web --label app=web,tier=front
   wharf sandbox create web --publish 8080:80 --publish 127.0.0.1:5353:53/udp
   wharf sandbox create web --ip 10.87.0.40 --mac 02:00:00:00:00:40
+  wharf sandbox create web --ip 10.87.0.40 --no-wait     fails at once while the address is in quarantine
   ip netns exec web ip -br addr                 it is a network namespace like any other")]
     Create {
         /// Its name.
         name: SandboxName,
         #[command(flatten)]
         wishes: CreateArgs,
+        #[command(flatten)]
+        wait: WaitArgs,
     },
+    /// Start a stopped sandbox: a new namespace, attached to its networks with the labels, ports and addresses that its create
+    /// asked for. What ran in it is not started again.
+    #[command(after_help = "\
+Examples:
+  wharf sandbox start web
+  wharf sandbox list -o json | jq -r '.[] | select(.state == \"gone\") | .name' | xargs wharf sandbox start     after a reboot")]
+    Start {
+        /// Their names.
+        #[arg(required = true)]
+        names: Vec<SandboxName>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Run a command in a sandbox that is ready. It ends with the command's status, as `run` does.
+    ///
+    /// With -t the command has a terminal of its own, of the size of this one. Without -i it has no input.
+    #[command(after_help = "\
+Examples:
+  wharf sandbox exec web -- ip -br addr
+  wharf sandbox exec -it web -- sh
+  echo hello | wharf sandbox exec -i web -- cat")]
+    Exec(ExecArgs),
     /// Run a command in a sandbox, which is made if it is not there.
     ///
     /// The command has the sandbox's network namespace, and a mount namespace of its own with /sys of that network and, where a
@@ -93,8 +118,9 @@ Examples:
         after_help = "\
 States:
   ready                            whole
-  stopped                          stopped by a command
-  stopped (its namespace is gone)  after a reboot
+  detached                         an interface is gone; stop, then start attaches it again
+  stopped                          stopped by a command; start starts it
+  stopped (its namespace is gone)  after a reboot; start starts it
   stopping                         its stop has not ended; the next stop or rm resumes it
   broken                           its create was interrupted or could not be taken back; rm does it
   damaged                          its record cannot be used; rm needs --force
@@ -159,9 +185,9 @@ pub(crate) struct CreateArgs {
     /// A network, by the name in its configuration; several become eth0, eth1 and so on. Without: the first one of --conf-dir.
     #[arg(long = "network", value_name = "NET")]
     pub(crate) networks: Vec<NetworkName>,
-    /// A label, by which policies select.
+    /// Labels, by which policies select; several with commas between, or by repeating the option.
     #[arg(long = "label", value_name = "KEY=VALUE")]
-    pub(crate) labels: Vec<Label>,
+    pub(crate) labels: Vec<Labels>,
     /// A port of the node that leads to one of the sandbox, in its first network: `[HOSTIP:]HOST:CONTAINER[/tcp|udp|sctp]`.
     #[arg(long = "publish", value_name = "HOST:CONTAINER")]
     pub(crate) ports: Vec<Port>,
@@ -180,6 +206,8 @@ pub(crate) struct RunArgs {
     pub(crate) name: SandboxName,
     #[command(flatten)]
     pub(crate) wishes: CreateArgs,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
     /// Remove the sandbox when the command has ended, if this command made it.
     #[arg(long, conflicts_with = "detach")]
     pub(crate) rm: bool,
@@ -189,6 +217,31 @@ pub(crate) struct RunArgs {
     /// Append what a detached command prints to this file. Without: nowhere.
     #[arg(long, value_name = "FILE", requires = "detach")]
     pub(crate) log: Option<PathBuf>,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Whether plugins may wait.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct WaitArgs {
+    /// Fail at once where a plugin would wait, for example for an address in quarantine (wharf-cni waits for up to 60 s; other plugins may
+    /// ignore this).
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+/// `wharf sandbox exec`.
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// The sandbox.
+    pub(crate) name: SandboxName,
+    /// Pass standard input to the command.
+    #[arg(long, short = 'i')]
+    pub(crate) stdin: bool,
+    /// Give the command a terminal.
+    #[arg(long, short = 't')]
+    pub(crate) tty: bool,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,

@@ -4,7 +4,9 @@ use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health, Me
 
 use super::{Context, watch};
 use crate::{
-    args::{DeleteArgs, EndpointCommand, EndpointSetting, Level, ListFilter},
+    args::{
+        DeleteArgs, EndpointCommand, EndpointSetting, LabelChange, LabelChanges, Labels, Level, ListFilter, changed,
+    },
     error::{CliError, Exit},
     output::remark,
     render::{
@@ -34,7 +36,7 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
             cx.out.emit(&h, |style| endpoint::endpoint_health(&h, style))?;
             Ok(Exit::well(h.overall <= Health::Pending))
         }
-        EndpointCommand::Labels { id, set } => labels(cx, &id, set).await,
+        EndpointCommand::Labels { id, changes, set } => labels(cx, &id, changes, set).await,
         EndpointCommand::Regenerate { id, level } => regenerate(cx, &id, level).await,
         EndpointCommand::Delete(args) => delete(cx, args).await,
         EndpointCommand::Config { id, settings, trace } => config(cx, &id, settings, trace).await,
@@ -70,10 +72,15 @@ async fn patch(cx: &Context, id: &str, patch: EndpointPatch) -> Result<Endpoint,
     Ok(cx.client.patch_endpoint(id, &patch).await?)
 }
 
-async fn labels(cx: &Context, id: &Target, set: Vec<String>) -> Result<Exit, CliError> {
-    let id = one(cx, id).await?;
-    if !set.is_empty() {
-        patch(cx, &id, EndpointPatch { labels: Some(set), ..EndpointPatch::default() }).await?;
+async fn labels(cx: &Context, id: &Target, changes: Vec<LabelChanges>, set: Vec<Labels>) -> Result<Exit, CliError> {
+    let replaces = !set.is_empty();
+    let mut all = LabelChanges::all(changes)?;
+    all.extend(Labels::all(set).into_iter().map(LabelChange::Set));
+    let endpoint = cx.client.endpoint(id.as_str()).await?;
+    let id = endpoint.id.to_string();
+    if !all.is_empty() {
+        let labels = changed(if replaces { &[] } else { &endpoint.labels }, all);
+        patch(cx, &id, EndpointPatch { labels: Some(labels), ..EndpointPatch::default() }).await?;
     }
     let l = cx.client.endpoint_labels(&id).await?;
     cx.out.emit(&l, |style| endpoint::labels(&l, style))?;

@@ -6,10 +6,10 @@ use wharf_api::NamespaceLabels;
 
 use super::Context;
 use crate::{
-    args::{Label, NamespaceCommand},
+    args::{LabelChange, LabelChanges, Labels, NamespaceCommand},
     error::{CliError, Exit},
     render::{
-        namespace::list,
+        namespace::{labelled, list},
         text::{count, safe},
     },
 };
@@ -20,9 +20,25 @@ pub(super) async fn run(cx: &Context, command: NamespaceCommand) -> Result<Exit,
             let all = cx.client.namespaces().await?;
             cx.out.emit(&all, |style| list(&all, style))?;
         }
+        NamespaceCommand::Label { name, changes } => {
+            let changes = LabelChanges::all(changes)?;
+            let mut all = cx.client.namespaces().await?;
+            let known = all.iter_mut().find(|namespace| namespace.name == name);
+            let mut labels = known.map(|namespace| std::mem::take(&mut namespace.labels)).unwrap_or_default();
+            for change in changes {
+                match change {
+                    LabelChange::Set(label) => {
+                        let one = Labels::by_key(vec![Labels::from(label)], "a namespace", "k8s")?;
+                        labels.extend(one);
+                    }
+                    LabelChange::Remove { key, .. } => drop(labels.remove(&key)),
+                }
+            }
+            let done = cx.client.put_namespace(&name, &NamespaceLabels { labels }).await?;
+            cx.out.emit(&done, |_| labelled(&done))?;
+        }
         NamespaceCommand::Set { name, labels } => {
-            let labels = Label::by_key(labels)
-                .map_err(|key| CliError::usage(format!("set the labels of a namespace: {key} is there twice")))?;
+            let labels = Labels::by_key(labels, "a namespace", "k8s")?;
             let set = u64::try_from(labels.len()).unwrap_or(u64::MAX);
             let done = cx.client.put_namespace(&name, &NamespaceLabels { labels }).await?;
             cx.out.emit(&done, |_| format!("{}: {} set\n", safe(&done.name), count(set, "label")))?;

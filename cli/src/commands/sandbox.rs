@@ -1,18 +1,22 @@
 //! `wharf sandbox ...`. The work is done by `wharf_sandbox`, on a thread of its own.
 
 use std::{
+    ffi::OsString,
     io::{self, IsTerminal as _},
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
-use wharf_sandbox::{Launch, Output as To, Removed, SandboxError, SandboxName, Sandboxes, Spec, Started, Stopped};
+use wharf_sandbox::{
+    Handle, Launch, Output as To, Progress, Removed, Resizer, SandboxError, SandboxName, Sandboxes, Spec, Stopped,
+    Terminal,
+};
 
 use super::QUIET;
 use crate::{
-    args::{CreateArgs, GraceArgs, Label, RunArgs, SandboxArgs, SandboxCommand},
+    args::{CreateArgs, ExecArgs, GraceArgs, Labels, RunArgs, SandboxArgs, SandboxCommand},
     error::{CliError, Exit},
     output::{Output, remark},
     render::{
@@ -20,6 +24,9 @@ use crate::{
         text::{escape_in_json, safe},
     },
 };
+
+/// Least time between two lines of a running plugin that are printed.
+const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
 /// Exit status when there is no sandbox for the command of `run`, as other runtimes have it.
 const NO_SANDBOX: u8 = 125;
@@ -44,10 +51,26 @@ impl Worker {
     fn new(args: &SandboxArgs) -> Self {
         let step = Arc::new(Mutex::new(None));
         let told = Arc::clone(&step);
-        let tell = move |text: &str| {
-            *told.lock().unwrap_or_else(PoisonError::into_inner) = Some((text.to_owned(), Instant::now()));
+        let printed = Mutex::new(None::<Instant>);
+        let tell = move |progress: Progress<'_>| match progress {
+            Progress::Step(text) => {
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some((text.to_owned(), Instant::now()));
+            }
+            Progress::Said(line) => {
+                let mut printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
+                if printed.is_none_or(|at| at.elapsed() >= BETWEEN_LINES) {
+                    *printed = Some(Instant::now());
+                    remark(&format!("wharf: {}", safe(line)));
+                }
+            }
         };
-        Self { sandboxes: Arc::new(Sandboxes::new(args.places.dirs(), tell)), step }
+        let no_wait = match &args.command {
+            SandboxCommand::Create { wait, .. }
+            | SandboxCommand::Start { wait, .. }
+            | SandboxCommand::Run(RunArgs { wait, .. }) => wait.no_wait,
+            _ => false,
+        };
+        Self { sandboxes: Arc::new(Sandboxes::new(args.places.dirs(), tell).no_wait(no_wait)), step }
     }
 
     /// Does the work; a step that takes longer than [`QUIET`] is told.
@@ -82,12 +105,14 @@ impl Worker {
 pub(super) async fn run(out: &Output, args: SandboxArgs) -> Result<Exit, CliError> {
     let worker = Worker::new(&args);
     match args.command {
-        SandboxCommand::Create { name, wishes } => {
+        SandboxCommand::Create { name, wishes, wait: _ } => {
             let spec = spec(wishes)?;
             let made = worker.run(move |s| s.create(&name, &spec)).await?;
             out.emit(&made, |_| created(&made))?;
             Ok(Exit::Ok)
         }
+        SandboxCommand::Start { names, wait: _ } => each(out, &worker, names, start).await,
+        SandboxCommand::Exec(args) => exec(&worker, args).await,
         SandboxCommand::Run(args) => command(out, &worker, args).await,
         SandboxCommand::List => {
             let all = worker.run(Sandboxes::list).await?;
@@ -110,9 +135,16 @@ pub(super) async fn run(out: &Output, args: SandboxArgs) -> Result<Exit, CliErro
 
 fn spec(wishes: CreateArgs) -> Result<Spec, CliError> {
     let CreateArgs { networks, labels, ports, ips, mac } = wishes;
-    let labels = Label::by_key(labels)
-        .map_err(|key| CliError::usage(format!("create a sandbox: label {key} is there twice")))?;
+    let labels = Labels::by_key(labels, "a sandbox", "cni")?;
     Ok(Spec { networks, labels, ports, ips, mac })
+}
+
+fn start(sandboxes: &Sandboxes, name: SandboxName) -> Result<Done, SandboxError> {
+    let (outcome, told) = match sandboxes.start(&name)? {
+        Some(_) => ("started", "started"),
+        None => ("already-ready", "was ready already"),
+    };
+    Ok(Done { name, outcome, told })
 }
 
 fn stop(sandboxes: &Sandboxes, name: SandboxName, grace: GraceArgs) -> Result<Done, SandboxError> {
@@ -159,30 +191,29 @@ async fn each(
 }
 
 async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, CliError> {
-    let RunArgs { name, wishes, rm, detach, log, command } = args;
+    let RunArgs { name, wishes, wait: _, rm, detach, log, command } = args;
     let spec = spec(wishes)?;
-    let mut words = command.into_iter();
-    let no_program = || CliError::usage("run in a sandbox: the command is empty; name a program behind `--`");
-    let program = words.next().filter(|program| !program.is_empty()).ok_or_else(no_program)?;
-    let output = if detach { To::Detached(log) } else { To::Inherited };
-    let launch = Launch { program, arguments: words.collect(), output };
+    let launch = launch(command, if detach { To::Detached(log) } else { To::Inherited })?;
     let of = name.clone();
     let made = worker.run(move |s| ensure(s, &of, &spec)).await.map_err(no_sandbox)?;
     // From here on a signal does not end this process, so that it can hand it on and clean up.
-    let signals = if detach { None } else { Some(Signals::new().map_err(|e| CliError::refused(format!("run: {e}")))?) };
+    let signals = if detach { None } else { Some(Signals::new().map_err(|e| refused("run", &e))?) };
     let of = name.clone();
-    let started = worker.run(move |s| Ok(s.start(&of, &launch))).await.map_err(no_sandbox)?;
+    let started = worker.run(move |s| Ok(s.launch(&of, &launch))).await.map_err(no_sandbox)?;
     let ended = match started {
-        Err(error) => {
-            Err(CliError { exit: Exit::Command(error.start_status().unwrap_or(NO_SANDBOX)), ..CliError::from(error) })
-        }
+        Err(error) => Err(not_started(error)),
         Ok(started) => match signals {
             None => {
                 let pid = started.pid();
                 out.emit(&std::collections::BTreeMap::from([("pid", pid)]), |_| format!("{pid}\n"))?;
                 return Ok(Exit::Ok);
             }
-            Some(signals) => signals.wait(started).await.map(Exit::Command),
+            Some(signals) => {
+                let handle = started.handle().map_err(not_awaited)?;
+                // At a terminal the command gets interrupts itself: it is in the same group.
+                let is_alone = !io::stdin().is_terminal();
+                signals.wait(&handle, is_alone, None, move || started.wait()).await.map(Exit::Command)
+            }
         },
     };
     if rm && made {
@@ -191,8 +222,49 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
     ended
 }
 
+async fn exec(worker: &Worker, args: ExecArgs) -> Result<Exit, CliError> {
+    let ExecArgs { name, stdin, tty, command } = args;
+    let terminal = tty.then(Terminal::open).transpose().map_err(|e| refused("make a terminal", &e))?;
+    let output = match &terminal {
+        Some(terminal) => To::Terminal(terminal.command_end()),
+        None if stdin => To::Inherited,
+        None => To::NoInput,
+    };
+    let launch = launch(command, output)?;
+    let signals = Signals::new().map_err(|e| refused("run", &e))?;
+    let started = worker.run(move |s| Ok(s.launch(&name, &launch))).await.map_err(no_sandbox)?.map_err(not_started)?;
+    let Some(terminal) = terminal else {
+        let handle = started.handle().map_err(not_awaited)?;
+        let is_alone = !io::stdin().is_terminal();
+        return signals.wait(&handle, is_alone, None, move || started.wait()).await.map(Exit::Command);
+    };
+    let session = terminal.join(started, stdin).map_err(not_awaited)?;
+    let (handle, resizer) = (session.handle().map_err(not_awaited)?, session.resizer().map_err(not_awaited)?);
+    signals.wait(&handle, true, Some(&resizer), move || session.run()).await.map(Exit::Command)
+}
+
+/// The program and its arguments.
+fn launch(command: Vec<OsString>, output: To) -> Result<Launch, CliError> {
+    let mut words = command.into_iter();
+    let no_program = || CliError::usage("run in a sandbox: the command is empty; name a program behind `--`");
+    let program = words.next().filter(|program| !program.is_empty()).ok_or_else(no_program)?;
+    Ok(Launch { program, arguments: words.collect(), output })
+}
+
+fn refused(operation: &str, error: &io::Error) -> CliError {
+    no_sandbox(CliError::refused(format!("{operation}: {error}")))
+}
+
+fn not_started(error: SandboxError) -> CliError {
+    CliError { exit: Exit::Command(error.start_status().unwrap_or(NO_SANDBOX)), ..CliError::from(error) }
+}
+
+fn not_awaited(error: io::Error) -> CliError {
+    refused("wait for the command", &error)
+}
+
 /// Time between SIGTERM and SIGKILL for what a command of `run --rm` left behind.
-const GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Makes the sandbox if it is not there; true when it was made now.
 fn ensure(sandboxes: &Sandboxes, name: &SandboxName, spec: &Spec) -> Result<bool, SandboxError> {
@@ -211,12 +283,13 @@ fn no_sandbox(error: CliError) -> CliError {
     CliError { exit: Exit::Command(NO_SANDBOX), ..error }
 }
 
-/// The signals that are handed on to the command.
+/// The signals that are passed on to the command, and the change of the terminal's size.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     hangup: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
     quit: tokio::signal::unix::Signal,
+    resize: tokio::signal::unix::Signal,
 }
 
 impl Signals {
@@ -226,28 +299,37 @@ impl Signals {
             hangup: signal(SignalKind::hangup())?,
             interrupt: signal(SignalKind::interrupt())?,
             quit: signal(SignalKind::quit())?,
+            resize: signal(SignalKind::window_change())?,
         })
     }
 
-    /// Waits for the command's end; its exit status.
-    async fn wait(mut self, started: Started) -> Result<u8, CliError> {
-        let failed = |e: io::Error| no_sandbox(CliError::refused(format!("wait for the command: {e}")));
-        let handle = started.handle().map_err(failed)?;
-        let mut wait = tokio::task::spawn_blocking(move || started.wait());
-        // At a terminal the command gets these two itself: it is in the same group.
-        let is_alone = !io::stdin().is_terminal();
+    /// Waits for the command's end, as `wait` does; its exit status. Interrupts are passed on if the command does not get them
+    /// itself.
+    async fn wait(
+        mut self,
+        handle: &Handle,
+        passes_interrupts: bool,
+        resizer: Option<&Resizer>,
+        wait: impl FnOnce() -> io::Result<u8> + Send + 'static,
+    ) -> Result<u8, CliError> {
+        let mut wait = tokio::task::spawn_blocking(wait);
         loop {
             let number = tokio::select! {
                 ended = &mut wait => {
                     let status = ended.map_err(io::Error::other).and_then(|status| status);
-                    return status.map_err(failed);
+                    return status.map_err(not_awaited);
                 }
                 _ = self.terminate.recv() => SignalKind::terminate(),
                 _ = self.hangup.recv() => SignalKind::hangup(),
-                _ = self.interrupt.recv() => if is_alone { SignalKind::interrupt() } else { continue },
-                _ = self.quit.recv() => if is_alone { SignalKind::quit() } else { continue },
+                _ = self.interrupt.recv() => if passes_interrupts { SignalKind::interrupt() } else { continue },
+                _ = self.quit.recv() => if passes_interrupts { SignalKind::quit() } else { continue },
+                _ = self.resize.recv() => {
+                    // A terminal that has hung up has no size; the command's end is told by `wait`.
+                    let _ = resizer.map(Resizer::resize);
+                    continue;
+                }
             };
-            handle.signal(number.as_raw_value()).map_err(failed)?;
+            handle.signal(number.as_raw_value()).map_err(not_awaited)?;
         }
     }
 }

@@ -5,15 +5,23 @@ use wharf_api::Namespace;
 use super::{
     Style,
     table::{cell, table, token},
+    text::safe,
 };
 
 /// A row for each namespace.
 pub(crate) fn list(namespaces: &[Namespace], style: &Style) -> String {
-    let row = |namespace: &Namespace| {
-        let labels: Vec<String> = namespace.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        vec![token(&namespace.name), cell(if labels.is_empty() { "-".to_owned() } else { labels.join(" ") })]
-    };
+    let row = |namespace: &Namespace| vec![token(&namespace.name), cell(labels(namespace))];
     table(style, &["NAME", "LABELS"], namespaces.iter().map(row).collect())
+}
+
+/// The labels of a namespace after a change.
+pub(crate) fn labelled(namespace: &Namespace) -> String {
+    format!("{}: {}\n", safe(&namespace.name), safe(&labels(namespace)))
+}
+
+fn labels(namespace: &Namespace) -> String {
+    let labels: Vec<String> = namespace.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    if labels.is_empty() { "-".to_owned() } else { labels.join(" ") }
 }
 
 #[cfg(test)]

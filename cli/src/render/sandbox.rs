@@ -20,7 +20,7 @@ pub(crate) fn list(sandboxes: &[Summary], style: &Style) -> String {
             State::Ready => Tone::Good,
             State::Stopped | State::Creating | State::Stopping => Tone::Plain,
             State::Gone | State::StopUnfinished => Tone::Warn,
-            State::Interrupted | State::Broken | State::Damaged => Tone::Bad,
+            State::Detached | State::Interrupted | State::Broken | State::Damaged => Tone::Bad,
         };
         // `inspect` shows the prefix lengths.
         let addresses: Vec<&str> = s.addresses.iter().map(|a| a.split('/').next().unwrap_or(a)).collect();

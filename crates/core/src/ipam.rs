@@ -269,8 +269,8 @@ impl Ipam {
         let pool = req.pool.as_ref().unwrap_or(&self.default_pool).clone();
         let index = index_of(&self.pools, &pool)?;
         // Both addresses are chosen before either is leased, so there is nothing to roll back.
-        let v4 = self.choose(index, &pool, Family::Ipv4, req.ipv4)?;
-        let v6 = self.choose(index, &pool, Family::Ipv6, req.ipv6)?;
+        let v4 = self.choose(index, &pool, Family::Ipv4, req.ipv4, now_ms)?;
+        let v6 = self.choose(index, &pool, Family::Ipv6, req.ipv6, now_ms)?;
         if v4.is_none() && v6.is_none() {
             return Err(match (req.ipv4, req.ipv6) {
                 (Wanted::None, Wanted::None) => IpamError::NothingWanted { pool },
@@ -390,6 +390,7 @@ impl Ipam {
         name: &PoolName,
         family: Family,
         wanted: Wanted<A>,
+        now_ms: u64,
     ) -> Result<Option<IpAddr>, IpamError> {
         let pool = self.pools.get(index).and_then(|p| p.family(family));
         let name = name.clone();
@@ -430,12 +431,17 @@ impl Ipam {
                     return Err(IpamError::TakenByNode { ip, pool: name, why: withheld.why.clone() });
                 }
                 match pool.sleeper(ip) {
-                    Some(sleeper) => Err(IpamError::Resting {
-                        ip,
-                        pool: name,
-                        last_owner: sleeper.rest.last_owner.clone(),
-                        why: sleeper.why().map(str::to_owned),
-                    }),
+                    Some(sleeper) => {
+                        let left_ms = self.rest_left_ms(&sleeper.rest, now_ms);
+                        Err(IpamError::Resting {
+                            ip,
+                            pool: name,
+                            last_owner: sleeper.rest.last_owner.clone(),
+                            left_ms,
+                            ends_unix_ms: now_ms.saturating_add(left_ms),
+                            why: sleeper.why().map(str::to_owned),
+                        })
+                    }
                     None => Ok(Some(ip)),
                 }
             }

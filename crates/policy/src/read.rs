@@ -25,6 +25,8 @@ mod network_policy;
 mod tree;
 mod values;
 
+pub use values::{is_label_key, is_label_value};
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use self::{

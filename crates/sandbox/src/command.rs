@@ -7,7 +7,7 @@ use std::{
     io,
     net::IpAddr,
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
             fs::OpenOptionsExt as _,
             process::{CommandExt as _, ExitStatusExt as _},
@@ -15,6 +15,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::Arc,
 };
 
 use nix::{
@@ -52,6 +53,10 @@ pub struct Launch {
 pub enum Output {
     /// Those of this process.
     Inherited,
+    /// No input; the output of this process.
+    NoInput,
+    /// The command's end of a terminal, which becomes the terminal of a session of its own.
+    Terminal(Arc<OwnedFd>),
     /// No input; output to the end of this file, or nowhere. The command goes on when this process ends.
     Detached(Option<PathBuf>),
 }
@@ -100,6 +105,12 @@ impl Started {
     }
 }
 
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl Handle {
     /// Sends the signal of this number; nothing happens if the command has ended.
     ///
@@ -123,23 +134,43 @@ pub(crate) fn start(
 ) -> Result<Started, SandboxError> {
     let mut command = Command::new(&launch.program);
     command.args(&launch.arguments);
-    if let Output::Detached(log) = &launch.output {
-        let out = match log {
-            Some(path) => {
-                let log = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-                Stdio::from(log.map_err(io("open log", path))?)
-            }
-            None => Stdio::null(),
-        };
-        let err = match log {
-            Some(path) => Stdio::from(OpenOptions::new().append(true).open(path).map_err(io("open log", path))?),
-            None => Stdio::null(),
-        };
-        command.stdin(Stdio::null()).stdout(out).stderr(err);
-        let leave = || setsid().map(drop).map_err(io::Error::from);
-        // A session of its own: the caller's terminal, its interrupts and its end are not for it.
-        // SAFETY: between fork and exec the closure makes one system call; it allocates nothing.
-        unsafe { command.pre_exec(leave) };
+    match &launch.output {
+        Output::Inherited => {}
+        Output::NoInput => {
+            command.stdin(Stdio::null());
+        }
+        Output::Terminal(end) => {
+            let end = || end.try_clone().map(Stdio::from).map_err(io("copy terminal for", name.as_ref()));
+            command.stdin(end()?).stdout(end()?).stderr(end()?);
+            let take = || {
+                setsid().map_err(io::Error::from)?;
+                // SAFETY: descriptor 0 is the terminal; the call takes a number and touches no memory.
+                match unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY, 0) } {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            };
+            // SAFETY: between fork and exec the closure makes two system calls; it allocates nothing.
+            unsafe { command.pre_exec(take) };
+        }
+        Output::Detached(log) => {
+            let out = match log {
+                Some(path) => {
+                    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+                    Stdio::from(log.map_err(io("open log", path))?)
+                }
+                None => Stdio::null(),
+            };
+            let err = match log {
+                Some(path) => Stdio::from(OpenOptions::new().append(true).open(path).map_err(io("open log", path))?),
+                None => Stdio::null(),
+            };
+            command.stdin(Stdio::null()).stdout(out).stderr(err);
+            let leave = || setsid().map(drop).map_err(io::Error::from);
+            // A session of its own: the caller's terminal, its interrupts and its end are not for it.
+            // SAFETY: between fork and exec the closure makes one system call; it allocates nothing.
+            unsafe { command.pre_exec(leave) };
+        }
     }
     // The child takes over the namespaces of the thread that starts it.
     on_thread(|| {

@@ -34,9 +34,11 @@ pub enum SandboxError {
         /// The name.
         name: SandboxName,
     },
-    /// It cannot be run in.
-    #[error("run in sandbox {name}: it is {state}")]
+    /// Its state does not allow it.
+    #[error("{operation} sandbox {name}: it is {state}")]
     NotReady {
+        /// What was asked for.
+        operation: &'static str,
         /// The name.
         name: SandboxName,
         /// What it is.
@@ -122,11 +124,13 @@ pub enum SandboxError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// A create failed, and so did its undo.
+    /// A create or start failed, and so did its undo.
     #[error("{cause}; what was made could not be taken back: {undo}")]
     Undo {
         /// The name.
         name: SandboxName,
+        /// The command that resumes the undo.
+        verb: &'static str,
         /// The first failure.
         cause: Box<SandboxError>,
         /// That of the undo.
@@ -142,9 +146,10 @@ impl SandboxError {
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Exists { name, .. } => {
-                format!("use it, or `wharf sandbox rm {name}` first; `wharf sandbox inspect {name}` shows it")
+            Self::Exists { name, state: State::Ready } => {
+                format!("use it (`wharf sandbox exec {name} -- COMMAND`), or `wharf sandbox rm {name}` first")
             }
+            Self::Exists { name, state } | Self::NotReady { name, state, .. } => to_ready(name, *state),
             Self::NamespaceTaken { path, .. } => {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
                 format!(
@@ -152,7 +157,6 @@ impl SandboxError {
                 )
             }
             Self::Unknown { .. } => "`wharf sandbox list` shows all of them".to_owned(),
-            Self::NotReady { name, .. } => format!("`wharf sandbox rm {name}`, then make it again"),
             Self::Busy { .. } => "try again when that process has ended".to_owned(),
             Self::Damaged { name, .. } => format!(
                 "`wharf sandbox rm --force {name}` removes the record alone; see docs/sandboxes.md, Troubleshooting"
@@ -176,9 +180,9 @@ impl SandboxError {
                 "they wait in the kernel; `cat /proc/PID/stack` shows for what; try again later".to_owned()
             }
             Self::Inside { .. } => "run it from the node's own network namespace".to_owned(),
-            Self::Undo { name, cause, undo } => {
+            Self::Undo { name, verb, cause, undo } => {
                 let more = cause.hint().or_else(|| undo.hint()).map(|hint| format!("; {hint}")).unwrap_or_default();
-                format!("`wharf sandbox rm {name}` resumes the undo{more}")
+                format!("`wharf sandbox {verb} {name}` resumes the undo{more}")
             }
             Self::Several(all) => return all.iter().find_map(Self::hint),
         })
@@ -191,6 +195,20 @@ impl SandboxError {
             1 => errors.pop().map_or(Ok(()), Err),
             _ => Err(Self::Several(errors)),
         }
+    }
+}
+
+/// How a sandbox in this state becomes ready, or its name free.
+fn to_ready(name: &SandboxName, state: State) -> String {
+    match state {
+        State::Stopped | State::Gone => {
+            format!("`wharf sandbox start {name}` starts it; `wharf sandbox rm {name}` frees the name")
+        }
+        State::Detached | State::StopUnfinished => format!(
+            "`wharf sandbox stop {name}`, then `wharf sandbox start {name}` attaches it again; `wharf sandbox rm {name}` frees the name"
+        ),
+        State::Creating | State::Stopping | State::Ready => "try again when that command has ended".to_owned(),
+        State::Interrupted | State::Broken | State::Damaged => format!("`wharf sandbox rm {name}`, then make it again"),
     }
 }
 

@@ -9,16 +9,19 @@
 //!
 //! ```text
 //! create   record -> namespace -> ADD of each plugin, in order -> ready
+//! start    the same, with the record of a stopped sandbox
 //! stop     record -> processes -> DEL of each plugin, in reverse order -> namespace -> stopped
 //! remove   stop   -> record -> lock
 //! ```
 //!
 //! Rooms: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK of a record's
-//! attachments), `netns`, `process`, `command` (what runs in a sandbox), and over them `manage`, which acts, and `observe`, which looks.
+//! attachments), `netns`, `process`, `command` (what runs in a sandbox), `terminal` (a command at a terminal of its own), and over them
+//! `manage`, `start` and `launch`, which act, and `observe`, which looks.
 
 mod command;
 mod conf;
 mod error;
+mod launch;
 mod manage;
 mod name;
 mod netns;
@@ -28,16 +31,19 @@ mod plugin;
 mod port;
 mod process;
 pub mod record;
+mod start;
 mod store;
+mod terminal;
 mod view;
 
 pub use command::{Handle, Launch, Output, Started, resolv_conf};
 pub use conf::{ConfError, plugin_types};
 pub use error::SandboxError;
-pub use manage::{Dirs, Removed, Sandboxes, Spec, Stopped};
+pub use manage::{Dirs, Progress, Removed, Sandboxes, Spec, Stopped};
 pub use name::SandboxName;
 pub use plugin::{Failure, PluginError, Verb};
 pub use port::Port;
 pub use process::Running;
+pub use terminal::{Resizer, Session, Terminal};
 pub use view::{Checked, Details, State, Summary};
 pub use wharf_names::ids::{MacAddr, NetworkName};

@@ -13,7 +13,6 @@ use std::{
 use wharf_names::ids::{ContainerId, IdError, IfName, MacAddr, NetworkName};
 
 use crate::{
-    command::{self, Launch, Started, resolv_conf},
     conf::{Network, Wishes},
     error::{SandboxError, io},
     name::SandboxName,
@@ -21,7 +20,7 @@ use crate::{
     network::Plugins,
     port::Port,
     process,
-    record::{Attachment, Netns, Phase, Process, Record, VERSION, boot_id},
+    record::{Attachment, Netns, Phase, Record, VERSION, boot_id},
     store::{Lock, Store},
     view::{Details, State},
 };
@@ -90,11 +89,21 @@ pub enum Removed {
     Unknown,
 }
 
+/// What is told while an operation runs.
+#[derive(Debug, Clone, Copy)]
+pub enum Progress<'a> {
+    /// A step that may take long begins.
+    Step(&'a str),
+    /// A plugin printed this line on standard error and still runs.
+    Said(&'a str),
+}
+
 /// The sandboxes of a node.
 pub struct Sandboxes {
-    dirs: Dirs,
+    pub(crate) dirs: Dirs,
     pub(crate) store: Store,
-    tell: Box<dyn Fn(&str) + Send + Sync>,
+    tell: Box<dyn Fn(Progress<'_>) + Send + Sync>,
+    no_wait: bool,
 }
 
 impl fmt::Debug for Sandboxes {
@@ -104,17 +113,23 @@ impl fmt::Debug for Sandboxes {
 }
 
 impl Sandboxes {
-    /// Those in these directories. Each step that may take long is told before it begins.
-    pub fn new(dirs: Dirs, tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self { store: Store::new(&dirs.state), dirs, tell: Box::new(tell) }
+    /// Those in these directories.
+    pub fn new(dirs: Dirs, tell: impl Fn(Progress<'_>) + Send + Sync + 'static) -> Self {
+        Self { store: Store::new(&dirs.state), dirs, tell: Box::new(tell), no_wait: false }
+    }
+
+    /// The same sandboxes; with `no_wait`, each ADD asks the plugins to fail instead of waiting (`NoWait=1` in `CNI_ARGS`).
+    #[must_use]
+    pub fn no_wait(self, no_wait: bool) -> Self {
+        Self { no_wait, ..self }
     }
 
     pub(crate) fn lock(&self, name: &SandboxName) -> Result<Lock, SandboxError> {
-        self.store.lock(name, |text| (self.tell)(text))
+        self.store.lock(name, |text| (self.tell)(Progress::Step(text)))
     }
 
     pub(crate) fn plugins<'a>(&'a self, lock: &'a Lock) -> Plugins<'a> {
-        Plugins { store: &self.store, path: &self.dirs.plugins, lock, tell: &*self.tell }
+        Plugins { store: &self.store, path: &self.dirs.plugins, lock, tell: &*self.tell, no_wait: self.no_wait }
     }
 
     /// Makes a sandbox: a namespace, attached to its networks. A create that fails leaves nothing.
@@ -137,27 +152,44 @@ impl Sandboxes {
                 return Err(error);
             }
         };
-        let path = record.netns.path.clone();
-        let made = namespace.bind(&path).and_then(|()| {
-            wharf_crash::point("sandbox-create/after-mount");
-            self.plugins(&lock).add(&mut record)?;
-            record.phase = Phase::Ready;
-            self.store.save(&record)
-        });
-        drop(namespace);
-        match made {
+        match self.attach(&mut record, namespace, &lock) {
             Ok(()) => {
                 wharf_crash::point("sandbox-create/after-ready");
                 Ok(Details { state: State::Ready, record, running: Vec::new(), check: None })
             }
-            // Somebody else took the path since the look: there is nothing of ours.
-            Err(SandboxError::Io { source, path: at, .. })
-                if source.kind() == io::ErrorKind::AlreadyExists && at == path =>
-            {
-                self.store.remove(name, lock)?;
-                Err(SandboxError::NamespaceTaken { name: name.clone(), path })
+            Err(SandboxError::NamespaceTaken { name, path }) => {
+                self.store.remove(&name, lock)?;
+                Err(SandboxError::NamespaceTaken { name, path })
             }
             Err(cause) => Err(self.undo(record, lock, cause)),
+        }
+    }
+
+    /// Gives a new namespace its name, and attaches the networks of a record that is on disk. After
+    /// [`SandboxError::NamespaceTaken`] nothing of the sandbox is there.
+    pub(crate) fn attach(&self, record: &mut Record, namespace: Namespace, lock: &Lock) -> Result<(), SandboxError> {
+        let path = &record.netns.path;
+        match namespace.bind(path) {
+            // Somebody else took the path since the look.
+            Err(SandboxError::Io { source, path: at, .. })
+                if source.kind() == io::ErrorKind::AlreadyExists && at == *path =>
+            {
+                return Err(SandboxError::NamespaceTaken { name: record.name.clone(), path: at });
+            }
+            bound => bound?,
+        }
+        wharf_crash::point("sandbox-create/after-mount");
+        self.plugins(lock).add(record)?;
+        record.phase = Phase::Ready;
+        self.store.save(record)
+    }
+
+    /// Where the namespace of a sandbox gets its name, which nothing has yet.
+    pub(crate) fn free_path(&self, name: &SandboxName) -> Result<PathBuf, SandboxError> {
+        let path = self.dirs.netns.join(name);
+        match netns::look(&path)? {
+            Seen::Nothing => Ok(path),
+            _ => Err(SandboxError::NamespaceTaken { name: name.clone(), path }),
         }
     }
 
@@ -168,10 +200,7 @@ impl Sandboxes {
         spec: &Spec,
         attachments: Vec<Attachment>,
     ) -> Result<(Record, Namespace), SandboxError> {
-        let path = self.dirs.netns.join(name);
-        if !matches!(netns::look(&path)?, Seen::Nothing) {
-            return Err(SandboxError::NamespaceTaken { name: name.clone(), path });
-        }
+        let path = self.free_path(name)?;
         // Made before its record is written, so that no record is without the identity of its namespace.
         let namespace = Namespace::create()?;
         let record = new_record(name, spec, attachments, Netns { path, identity: namespace.identity })?;
@@ -196,7 +225,7 @@ impl Sandboxes {
         };
         match undone {
             Ok(()) => cause,
-            Err(undo) => SandboxError::Undo { name, cause: Box::new(cause), undo: Box::new(undo) },
+            Err(undo) => SandboxError::Undo { name, verb: "rm", cause: Box::new(cause), undo: Box::new(undo) },
         }
     }
 
@@ -234,7 +263,7 @@ impl Sandboxes {
         }
     }
 
-    fn stop_held(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Stopped, SandboxError> {
+    pub(crate) fn stop_held(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Stopped, SandboxError> {
         if record.phase == Phase::Stopped {
             return Ok(Stopped::Before);
         }
@@ -262,13 +291,13 @@ impl Sandboxes {
     }
 
     /// Everything that a sandbox has but its name.
-    fn tear_down(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Gone, SandboxError> {
+    pub(crate) fn tear_down(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Gone, SandboxError> {
         let namespace = namespace_of(record)?;
         let identity = namespace.as_ref().map(|n| n.identity);
         let is_this_boot = is_this_boot(record)?;
         let known = if is_this_boot { record.processes.as_slice() } else { &[] };
         let proc = Path::new("/proc");
-        (self.tell)(&format!("ending the processes of sandbox {}", record.name));
+        (self.tell)(Progress::Step(&format!("ending the processes of sandbox {}", record.name)));
         let left = process::end(identity, known, grace).map_err(io("end processes by", proc))?;
         if !left.is_empty() {
             let pids = left.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -312,37 +341,6 @@ impl Sandboxes {
     pub fn exists(&self, name: &SandboxName) -> bool {
         !matches!(self.store.load(name), Ok(None))
     }
-
-    /// Starts a command in a sandbox.
-    ///
-    /// # Errors
-    /// There is no such sandbox, it is not ready, or the command cannot be started.
-    pub fn start(&self, name: &SandboxName, launch: &Launch) -> Result<Started, SandboxError> {
-        let unknown = || SandboxError::Unknown { operation: "run in", name: name.clone() };
-        let _lock = self.known(name)?.ok_or_else(unknown)?;
-        let mut record = self.store.load(name)?.ok_or_else(unknown)?;
-        let state = self.state_held(&record)?;
-        let namespace = namespace_of(&record)?.filter(|_| state == State::Ready);
-        let namespace = namespace.ok_or_else(|| SandboxError::NotReady { name: name.clone(), state })?;
-        let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
-        let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
-        // It is in the namespace, so a stop finds it if this process ends here. The record is for what leaves the namespace.
-        if let Err(error) = self.note(&mut record, started.pid()) {
-            // A command that is told to have failed must not go on.
-            started.end();
-            return Err(error);
-        }
-        Ok(started)
-    }
-
-    /// Writes a process down that was started in a sandbox, and leaves those out that have ended.
-    fn note(&self, record: &mut Record, pid: u32) -> Result<(), SandboxError> {
-        let start = |pid| process::started(pid).map_err(io("read the start of a process in", Path::new("/proc")));
-        record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));
-        let pid = i32::try_from(pid).unwrap_or_default();
-        record.processes.extend(start(pid)?.map(|started| Process { pid, started }));
-        self.store.save(record)
-    }
 }
 
 fn invalid(error: IdError) -> SandboxError {
@@ -357,11 +355,11 @@ fn new_record(
 ) -> Result<Record, SandboxError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     // RandomState is seeded by the kernel's random numbers.
-    let random = RandomState::new().hash_one(now) & 0xffff_ffff;
+    let [a, b, c, d, ..] = RandomState::new().hash_one(now).to_le_bytes();
     Ok(Record {
         version: VERSION,
         name: name.clone(),
-        container_id: ContainerId::parse(&format!("{name}-{random:08x}")).map_err(invalid)?,
+        container_id: ContainerId::of_sandbox(name.as_str(), u32::from_le_bytes([a, b, c, d])).map_err(invalid)?,
         created_unix_ms: u64::try_from(now).unwrap_or(u64::MAX),
         boot_id: this_boot()?,
         phase: Phase::Creating,
@@ -373,7 +371,7 @@ fn new_record(
     })
 }
 
-fn this_boot() -> Result<String, SandboxError> {
+pub(crate) fn this_boot() -> Result<String, SandboxError> {
     boot_id().map_err(io("read the boot id in", Path::new("/proc")))
 }
 

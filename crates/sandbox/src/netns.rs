@@ -78,6 +78,16 @@ impl Namespace {
         })
     }
 
+    /// Names of its interfaces.
+    pub(crate) fn interfaces(&self) -> io::Result<Vec<String>> {
+        let table = on_thread(|| {
+            setns(&self.file, CloneFlags::CLONE_NEWNET)?;
+            fs::read_to_string("/proc/thread-self/net/dev")
+        })?;
+        // Two lines of header; a name has no colon (dev_valid_name in net/core/dev.c).
+        Ok(table.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect())
+    }
+
     /// Binds it to a new file.
     pub(crate) fn bind(&self, path: &Path) -> Result<(), SandboxError> {
         let directory = path.parent().unwrap_or(Path::new("/"));

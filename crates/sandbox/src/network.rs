@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::{
     error::SandboxError,
+    manage::Progress,
     plugin::{self, Call, LIMIT, PluginError, Verb},
     record::{Attachment, Record},
     store::{Lock, Store},
@@ -19,7 +20,8 @@ pub(crate) struct Plugins<'a> {
     pub(crate) store: &'a Store,
     pub(crate) path: &'a [PathBuf],
     pub(crate) lock: &'a Lock,
-    pub(crate) tell: &'a dyn Fn(&str),
+    pub(crate) tell: &'a dyn Fn(Progress<'_>),
+    pub(crate) no_wait: bool,
 }
 
 impl Plugins<'_> {
@@ -103,25 +105,26 @@ impl Plugins<'_> {
             return Ok(None);
         };
         let kind = conf.get("type").and_then(Value::as_str).unwrap_or_default();
-        (self.tell)(&format!(
+        (self.tell)(Progress::Step(&format!(
             "{} of plugin {kind} for {} of sandbox {}",
             verb.as_str(),
             attachment.ifname,
             record.name
-        ));
+        )));
         let conf = with_previous(conf, verb, attachment, previous);
+        let no_wait = if self.no_wait && verb == Verb::Add { ";NoWait=1" } else { "" };
         Call {
             verb,
             container_id: record.container_id.as_str(),
             netns,
             ifname: attachment.ifname.as_str(),
-            cni_args: &attachment.cni_args,
+            cni_args: &format!("{}{no_wait}", attachment.cni_args),
             path: self.path,
             conf: &conf,
             lock: self.lock.file.as_fd(),
             limit: LIMIT,
         }
-        .run()
+        .run(&|line| (self.tell)(Progress::Said(line)))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     error::{SandboxError, io},
     manage::{Sandboxes, is_this_boot, namespace_of},
     name::SandboxName,
+    netns::Namespace,
     process::{self, Running},
     record::{Attachment, Phase, Record},
     view::{Checked, Details, State, Summary},
@@ -42,6 +43,10 @@ impl Sandboxes {
 
     fn summary(&self, record: Record) -> Result<Summary, SandboxError> {
         let state = self.state(&record)?;
+        let lost = match (state, namespace_of(&record)?) {
+            (State::Detached, Some(namespace)) => Some(format!("{} is gone", missing(&record, &namespace)?.join(", "))),
+            _ => None,
+        };
         let processes = running(&record)?.len();
         // What is detached has given its addresses back; the result stays for the record alone.
         let attached = record.attachments.iter().filter(|a| a.to_delete > 0);
@@ -52,7 +57,7 @@ impl Sandboxes {
             addresses,
             networks: record.attachments.iter().map(|a| a.network.to_string()).collect(),
             name: record.name,
-            problem: record.problem,
+            problem: record.problem.or(lost),
             container_id: Some(record.container_id.into()),
             created_unix_ms: record.created_unix_ms,
             netns: Some(record.netns.path),
@@ -101,13 +106,26 @@ impl Sandboxes {
     pub(crate) fn state_held(&self, record: &Record) -> Result<State, SandboxError> {
         Ok(match record.phase {
             Phase::Creating => State::Interrupted,
-            Phase::Ready if namespace_of(record)?.is_some() => State::Ready,
-            Phase::Ready => State::Gone,
+            Phase::Ready => match namespace_of(record)? {
+                Some(namespace) if missing(record, &namespace)?.is_empty() => State::Ready,
+                Some(_) => State::Detached,
+                None => State::Gone,
+            },
             Phase::Broken => State::Broken,
             Phase::Stopping => State::StopUnfinished,
             Phase::Stopped => State::Stopped,
         })
     }
+}
+
+/// The interfaces of the plugins' results that are not in the namespace.
+fn missing<'a>(record: &'a Record, namespace: &Namespace) -> Result<Vec<&'a str>, SandboxError> {
+    let made: Vec<&str> = record.attachments.iter().filter_map(Attachment::interface).collect();
+    if made.is_empty() {
+        return Ok(made);
+    }
+    let there = namespace.interfaces().map_err(io("list the interfaces of", &record.netns.path))?;
+    Ok(made.into_iter().filter(|name| !there.iter().any(|t| t == name)).collect())
 }
 
 fn running(record: &Record) -> Result<Vec<Running>, SandboxError> {

@@ -6,11 +6,14 @@ use std::{
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     os::{
         fd::{AsFd, BorrowedFd},
-        unix::{fs::PermissionsExt as _, process::CommandExt as _},
+        unix::{
+            fs::{FileExt as _, PermissionsExt as _},
+            process::CommandExt as _,
+        },
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -25,6 +28,10 @@ use serde_json::Value;
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 /// Longest answer, bytes.
 const MAX_ANSWER: u64 = 1 << 20;
+/// Between two looks at what a running plugin prints on standard error.
+const LOOK: Duration = Duration::from_millis(100);
+/// Most of it that is read at once, bytes.
+const MAX_NEW: usize = 8 << 10;
 /// How much of what a plugin says besides is told, characters.
 const MAX_TOLD: usize = 300;
 
@@ -154,11 +161,11 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Executes the plugin; its answer, of an ADD.
-    pub(crate) fn run(&self) -> Result<Option<Value>, Box<PluginError>> {
+    /// Executes the plugin; its answer, of an ADD. Each line that it prints on standard error while it runs goes to `told`.
+    pub(crate) fn run(&self, told: &dyn Fn(&str)) -> Result<Option<Value>, Box<PluginError>> {
         let text = |key: &str| self.conf.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let plugin = text("type");
-        self.execute(&plugin).map_err(|cause| {
+        self.execute(&plugin, told).map_err(|cause| {
             Box::new(PluginError {
                 verb: self.verb,
                 network: text("name"),
@@ -169,7 +176,7 @@ impl Call<'_> {
         })
     }
 
-    fn execute(&self, plugin: &str) -> Result<Option<Value>, Failure> {
+    fn execute(&self, plugin: &str, told: &dyn Fn(&str)) -> Result<Option<Value>, Failure> {
         let io = |what| move |source: io::Error| Failure::Io { what, source };
         let program = find(self.path, plugin)?;
         let mut input = memory().map_err(io("make its input"))?;
@@ -197,7 +204,9 @@ impl Call<'_> {
         let inherited = rustix::io::dup(self.lock).map_err(|e| io("hand on the lock")(e.into()))?;
         let mut child = command.spawn().map_err(io("execute it"))?;
         drop(inherited);
-        let Some(status) = wait(&mut child, self.limit).map_err(io("wait for it"))? else {
+        let mut lines = Lines::of(&err);
+        let said = || lines.new().iter().for_each(|line| told(&format!("plugin {plugin}: {line}")));
+        let Some(status) = wait(&mut child, self.limit, said).map_err(io("wait for it"))? else {
             return Err(Failure::Late { limit: self.limit });
         };
         let answer = read_back(&mut out).map_err(io("read its answer"))?;
@@ -247,11 +256,49 @@ fn last_words(bytes: &[u8]) -> String {
     line.map(|line| format!(": {}", line.chars().take(MAX_TOLD).collect::<String>())).unwrap_or_default()
 }
 
-/// Waits for a child; kills it and all of its process group, and gives `None`, when the time is over.
-fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+/// The lines that are written to a file. The file's position stays, because the writer has the same one.
+struct Lines<'a> {
+    file: &'a File,
+    read: u64,
+}
+
+impl<'a> Lines<'a> {
+    fn of(file: &'a File) -> Self {
+        Self { file, read: 0 }
+    }
+
+    /// Those that were completed since the last call, without what cannot be read.
+    fn new(&mut self) -> Vec<String> {
+        let mut bytes = vec![0; MAX_NEW];
+        let read = self.file.read_at(&mut bytes, self.read).unwrap_or_default();
+        bytes.truncate(read);
+        let whole = match bytes.iter().rposition(|b| *b == b'\n') {
+            Some(at) => at + 1,
+            // A line that fills the buffer is passed over.
+            None if read == MAX_NEW => read,
+            None => 0,
+        };
+        bytes.truncate(whole);
+        self.read = self.read.saturating_add(u64::try_from(whole).unwrap_or_default());
+        let text = String::from_utf8_lossy(&bytes);
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.map(|line| line.chars().take(MAX_TOLD).collect()).collect()
+    }
+}
+
+/// Waits for a child and calls `look` meanwhile; kills it and all of its process group, and gives `None`, when the time is over.
+fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Result<Option<ExitStatus>> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    if !await_end(pidfd.as_fd(), limit)? {
+    let end = Instant::now() + limit;
+    let mut has_ended = false;
+    while !has_ended && Instant::now() < end {
+        has_ended = await_end(pidfd.as_fd(), LOOK.min(end.saturating_duration_since(Instant::now())))?;
+        if !has_ended {
+            look();
+        }
+    }
+    if !has_ended {
         // The child is not reaped yet, so the number is still that of its group. It may have left the group, too.
         let _ = kill_process_group(pid, Signal::KILL);
         child.kill()?;
@@ -263,9 +310,9 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
 
 /// Waits until the process of a pidfd has ended; false when it has not in time.
 fn await_end(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
-    let end = std::time::Instant::now() + limit;
+    let end = Instant::now() + limit;
     loop {
-        let left = end.saturating_duration_since(std::time::Instant::now());
+        let left = end.saturating_duration_since(Instant::now());
         let time = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
         match poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], Some(&time)) {
             Err(rustix::io::Errno::INTR) => {}

@@ -9,6 +9,7 @@ use wharf_names::ids::{ContainerId, IfName, NetworkName};
 use super::*;
 use crate::{
     error::SandboxError,
+    manage::Progress,
     network::Plugins,
     record::{Attachment, Identity, Netns, Phase, Record, VERSION},
     store::{Lock, Store},
@@ -47,7 +48,7 @@ impl Scene {
     }
 
     fn plugins(&self) -> Plugins<'_> {
-        Plugins { store: &self.store, path: &self.path, lock: &self.lock, tell: &|_| () }
+        Plugins { store: &self.store, path: &self.path, lock: &self.lock, tell: &|_| (), no_wait: false }
     }
 
     /// The calls since the last look: command and plugin.
@@ -76,7 +77,7 @@ impl Scene {
             lock: self.lock.file.as_fd(),
             limit,
         }
-        .run()
+        .run(&|_| ())
     }
 }
 
@@ -209,6 +210,28 @@ fn a_failure_says_what_the_plugin_said() {
         let told = s.call(plugin, LIMIT).unwrap_err().to_string();
         assert!(told.contains(why) && told.contains(plugin), "{plugin}: {told}");
     }
+}
+
+#[test]
+fn what_a_plugin_says_while_it_runs_is_told_before_it_ends() {
+    let s = Scene::new(&[("waits", "echo \"$CNI_ARGS\" > args; echo 'no berth yet' >&2; read line < gate; echo '{}'")]);
+    let gate = s.directory.path().join("gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let gate = fs::OpenOptions::new().read(true).write(true).open(gate).unwrap();
+    let heard = std::sync::Mutex::new(Vec::new());
+    let tell = |progress: Progress<'_>| {
+        if let Progress::Said(line) = progress {
+            heard.lock().unwrap().push(line.to_owned());
+            // It goes on when this was told.
+            (&gate).write_all(b"go\n").unwrap();
+        }
+    };
+    let mut record = record(vec![attachment("eth0", "1.0.0", &["waits"])]);
+    let plugins = Plugins { tell: &tell, no_wait: true, ..s.plugins() };
+    plugins.add(&mut record).unwrap();
+    assert_eq!(*heard.lock().unwrap(), ["plugin waits: no berth yet"]);
+    let args = fs::read_to_string(s.directory.path().join("args")).unwrap();
+    assert_eq!(args, "IgnoreUnknown=1;NoWait=1\n");
 }
 
 #[test]

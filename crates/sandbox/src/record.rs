@@ -123,6 +123,15 @@ impl Attachment {
         self.plugins.first().and_then(|p| p.get("cniVersion")?.as_str()).unwrap_or_default()
     }
 
+    /// The interface in the sandbox, when the result says that a plugin made it.
+    #[must_use]
+    pub fn interface(&self) -> Option<&str> {
+        let all = self.result.as_ref()?.get("interfaces")?.as_array()?;
+        let is_inside = |i: &&Value| i.get("sandbox").and_then(Value::as_str).is_some_and(|path| !path.is_empty());
+        let names = all.iter().filter(is_inside).filter_map(|i| i.get("name")?.as_str());
+        names.into_iter().find(|name| *name == self.ifname.as_str())
+    }
+
     /// The addresses in the result, with their prefix lengths.
     #[must_use]
     pub fn addresses(&self) -> Vec<&str> {

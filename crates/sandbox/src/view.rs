@@ -14,6 +14,8 @@ pub enum State {
     Creating,
     /// Whole.
     Ready,
+    /// An interface that a plugin made is not in its namespace any more.
+    Detached,
     /// Its create was interrupted.
     Interrupted,
     /// Its create failed, and so did the undo.
@@ -35,6 +37,7 @@ impl fmt::Display for State {
         f.write_str(match self {
             Self::Creating => "being created",
             Self::Ready => "ready",
+            Self::Detached => "detached (an interface is gone)",
             Self::Interrupted => "broken (its create was interrupted)",
             Self::Broken => "broken (its create failed)",
             Self::Stopping => "being stopped",

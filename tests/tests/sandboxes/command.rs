@@ -34,11 +34,48 @@ fn a_command_has_the_sandboxs_network_and_its_own_ends() -> Result<()> {
         ensure!(ended.code() == 128 + 15, "{}", ended.describe());
         s.fails(node, &["run", "web", "--", "/no/such/program"], 127, &["run /no/such/program in sandbox web"])?;
         s.fails(node, &["run", "web", "--", "/etc/passwd"], 126, &["run /etc/passwd in sandbox web"])?;
-        s.fails(node, &["run", "web", "--label", "a=b", "--", "true"], 125, &["it exists, and is ready"])?;
+        s.fails(node, &["run", "web", "--label", "a=b", "--", "true"], 125, &["it exists, and is ready", "exec web"])?;
         s.fails(node, &["run", "web"], 3, &["COMMAND"])?;
         s.fails(node, &["run", "new", "--", ""], 3, &["the command is empty"])?;
         ensure!(s.states(node)? == [("web".into(), "ready".into())]);
         ensure!(s.inspect(node, "web")?["running"].as_array().is_some_and(Vec::is_empty));
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+#[test]
+fn exec_runs_in_what_is_ready_with_a_terminal_where_one_is_asked_for() -> Result<()> {
+    with_sandboxes(|node, s| {
+        let exec = |arguments: &[&str], input: &[u8]| {
+            run(s.command(node, &[&["exec"], arguments].concat())?, input, wait::PATIENCE)
+        };
+        s.fails(node, &["exec", "web", "--", "true"], 125, &["run in sandbox web: no sandbox has this name"])?;
+        s.ok(node, &["create", "web"])?;
+        ensure!(exec(&["-i", "web", "--", "cat"], b"hello\n")?.ok()? == "hello\n");
+        ensure!(exec(&["web", "--", "cat"], b"hello\n")?.ok()?.is_empty(), "input without -i");
+        ensure!(exec(&["web", "--", "ls", "/sys/class/net"], b"")?.ok()? == "eth0\nlo\n");
+        ensure!(exec(&["web", "--", "/no/such/program"], b"")?.code() == 127);
+        // A terminal of its own, of which the command's session is the leader's.
+        let script = "test -t 0 && test -t 2 && read line && echo \"got $line\" > /dev/tty; exit 7";
+        let done = exec(&["-it", "web", "--", "sh", "-c", script], b"hello\n")?;
+        ensure!(done.code() == 7 && done.stdout.contains("got hello\r\n"), "{}", done.describe());
+        // The end of input reaches it, also on a line that has not ended.
+        let done = exec(&["-it", "web", "--", "wc", "-c"], b"1234")?;
+        ensure!(done.code() == 0 && done.stdout.trim_end().ends_with('4'), "{}", done.describe());
+        // What it leaves behind does not keep the tool.
+        let done = exec(&["-t", "web", "--", "sh", "-c", "trap '' HUP; sleep 600 & echo done"], b"")?;
+        ensure!(done.code() == 0 && done.stdout == "done\r\n", "{}", done.describe());
+        // At a terminal: its size is passed on, and its modes come back.
+        let tool = s.command(node, &["exec", "-it", "web", "--", "sh", "-c", "stty size; exit 5"])?;
+        let words: Vec<String> = std::iter::once(tool.get_program())
+            .chain(tool.get_args())
+            .map(|word| format!("'{}'", word.to_string_lossy()))
+            .collect();
+        let script = format!("stty rows 33 cols 77; {}; echo status $?; stty -a", words.join(" "));
+        let mut command = node.command("script")?;
+        command.args(["-qec", &script, "/dev/null"]).env("SHELL", "/bin/sh");
+        let told = run(command, b"", wait::PATIENCE)?.ok()?;
+        ensure!(told.contains("33 77\r\nstatus 5\r\n") && told.contains(" icanon"), "{told}");
         s.ok(node, &["rm", "web"]).map(drop)
     })
 }

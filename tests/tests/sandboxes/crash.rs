@@ -41,11 +41,11 @@ fn nothing_left(node: &Node, s: &Scene) -> Result<()> {
 }
 
 /// Kills the command at each of its points; `before` comes before it, and `after` must mend what it leaves.
-fn each_point(before: Option<&[&str]>, (killed, code): (&[&str], i32), least: usize, after: &[&[&str]]) -> Result<()> {
+fn each_point(before: &[&[&str]], (killed, code): (&[&str], i32), least: usize, after: &[&[&str]]) -> Result<()> {
     with_sandboxes(|node, s| {
         s.plugin("refuses", "[ \"$CNI_COMMAND\" = ADD ] && exit 1")?;
         s.network(node, "30-chain.conflist", "chain", &["refuses"])?;
-        let prepare = || before.map_or(Ok(()), |arguments| s.ok(node, arguments).map(drop));
+        let prepare = || before.iter().try_for_each(|arguments| s.ok(node, arguments).map(drop));
         prepare()?;
         let points = points(node, s, killed, code)?;
         s.ok(node, &["rm", "web"])?;
@@ -65,21 +65,26 @@ fn each_point(before: Option<&[&str]>, (killed, code): (&[&str], i32), least: us
 
 #[test]
 fn a_create_that_dies_is_removed_without_a_trace() -> Result<()> {
-    each_point(None, (&CREATE, 0), 14, &[&["rm", "web"]])
+    each_point(&[], (&CREATE, 0), 14, &[&["rm", "web"]])
+}
+
+#[test]
+fn a_start_that_dies_is_stopped_or_removed() -> Result<()> {
+    each_point(&[&CREATE, &["stop", "web"]], (&["start", "web"], 0), 9, &[&["stop", "web"], &["rm", "web"]])
 }
 
 #[test]
 fn a_stop_that_dies_is_resumed() -> Result<()> {
-    each_point(Some(&CREATE), (&["stop", "web"], 0), 12, &[&["stop", "web"], &["rm", "web"]])
+    each_point(&[&CREATE], (&["stop", "web"], 0), 12, &[&["stop", "web"], &["rm", "web"]])
 }
 
 #[test]
 fn a_remove_that_dies_is_resumed() -> Result<()> {
-    each_point(Some(&CREATE), (&["rm", "web"], 0), 15, &[&["rm", "web"]])
+    each_point(&[&CREATE], (&["rm", "web"], 0), 15, &[&["rm", "web"]])
 }
 
 #[test]
 fn an_undo_that_dies_is_resumed() -> Result<()> {
     let create = ["create", "web", "--network", FRONT, "--network", "chain"];
-    each_point(None, (&create, 1), 25, &[&["rm", "web"]])
+    each_point(&[], (&create, 1), 25, &[&["rm", "web"]])
 }

@@ -131,6 +131,78 @@ fn a_name_has_one_sandbox_and_a_second_create_changes_nothing() -> Result<()> {
 }
 
 #[test]
+fn a_whole_name_wins_and_a_lost_endpoint_is_told_by_every_command() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.ok(node, &["create", "web"])?;
+        s.ok(node, &["create", "web2"])?;
+        let endpoint = || -> Result<serde_json::Value> {
+            Ok(serde_json::from_str(&node.wharf(&["endpoint", "get", "web", "-o", "json"])?.ok()?)?)
+        };
+        let first = endpoint()?;
+        ensure!(first["container_id"] == s.inspect(node, "web")?["container_id"], "{first}");
+        let explained = node.wharf(&["explain", "web"])?.ok()?;
+        ensure!(explained.contains(first["container_id"].as_str().context("id")?), "{explained}");
+        // A name that has ended wins over the beginning of another name.
+        s.ok(node, &["rm", "web"])?;
+        let explained = node.wharf(&["explain", "web"])?.ok()?;
+        ensure!(explained.contains("deleted") && !explained.contains("web2-"), "{explained}");
+        s.ok(node, &["create", "web"])?;
+
+        // The endpoint is deleted behind the sandbox's back.
+        node.wharf(&["endpoint", "delete", "web"])?.ok()?;
+        ensure!(s.states(node)? == [("web".into(), "detached".into()), ("web2".into(), "ready".into())]);
+        ensure!(s.ok(node, &["list"])?.contains("web: eth0 is gone"), "{}", s.ok(node, &["list"])?);
+        let hint = "`wharf sandbox stop web`, then `wharf sandbox start web`";
+        s.fails(node, &["exec", "web", "--", "true"], 125, &["detached (an interface is gone)", hint])?;
+        s.fails(node, &["start", "web"], 1, &["detached (an interface is gone)", hint])?;
+        s.ok(node, &["stop", "web"])?;
+        ensure!(s.ok(node, &["start", "web"])? == "web: started\n");
+
+        // Only its link: the endpoint stays, and no command calls it ready.
+        let again = endpoint()?;
+        let link = again["host_ifname"].as_str().context("link")?;
+        wharf_tests::process::ip(node.space(), &format!("link del {link}"))?;
+        ensure!(endpoint()?["status"]["problem"] == "its link is gone", "{}", endpoint()?);
+        let table = node.wharf(&["endpoint", "list"])?.ok()?;
+        ensure!(table.contains("failing") && table.contains("its link is gone; `wharf explain"), "{table}");
+        ensure!(node.wharf(&["explain", "web"])?.code() == 1);
+        ensure!(s.states(node)?[0].1 == "detached", "{:?}", s.states(node)?);
+        s.ok(node, &["rm", "web", "web2"]).map(drop)
+    })
+}
+
+#[test]
+fn a_stopped_sandbox_starts_with_what_its_create_asked_for() -> Result<()> {
+    with_sandboxes(|node, s| {
+        s.plugin("last", "true")?;
+        s.network(node, "30-chain.conflist", "chain", &["last"])?;
+        s.ok(node, &["create", "web", "--network", "chain", "--label", "app=web,tier=front", "--ip", "10.87.0.77"])?;
+        let before = s.inspect(node, "web")?;
+        s.fails(node, &["start", "nobody"], 1, &["start sandbox nobody: no sandbox has this name"])?;
+        ensure!(s.ok(node, &["start", "web"])? == "web: was ready already\n");
+        s.ok(node, &["stop", "web"])?;
+        s.fails(node, &["run", "web", "--", "true"], 125, &["it is stopped", "`wharf sandbox start web` starts it"])?;
+        // The address is in quarantine for others, not for the sandbox that had it.
+        ensure!(s.ok(node, &["start", "web", "--no-wait"])? == "web: started\n");
+        let after = s.inspect(node, "web")?;
+        ensure!(after["container_id"] == before["container_id"] && after["netns"] != before["netns"], "{after}");
+        ensure!(s.addresses(node, "web", 0)?[0].to_string() == "10.87.0.77", "{after}");
+        let endpoint = node.endpoints()?.into_iter().next().context("its endpoint")?;
+        ensure!(endpoint.labels.iter().filter(|l| l.starts_with("cni:")).count() == 2, "{:?}", endpoint.labels);
+        ping(node.space(), s.addresses(node, "web", 0)?[0])?.must_answer()?;
+        // A start that fails leaves it stopped, and says why.
+        s.ok(node, &["stop", "web"])?;
+        s.plugin("last", "[ \"$CNI_COMMAND\" = ADD ] && { echo 'no tide' >&2; exit 1; }")?;
+        s.fails(node, &["start", "web"], 1, &["no tide"])?;
+        ensure!(s.states(node)? == [("web".into(), "stopped".into())], "{:?}", s.list(node)?);
+        ensure!(s.ok(node, &["list"])?.contains("no tide") && node.endpoints()?.is_empty());
+        s.plugin("last", "true")?;
+        s.ok(node, &["start", "web"])?;
+        s.ok(node, &["rm", "web"]).map(drop)
+    })
+}
+
+#[test]
 fn a_stopped_sandbox_has_no_address_any_more() -> Result<()> {
     with_sandboxes(|node, s| {
         s.ok(node, &["create", "web"])?;

@@ -91,6 +91,22 @@ fn policy_selects_sandboxes_by_their_labels() -> Result<()> {
 }
 
 #[test]
+fn a_create_that_waits_for_an_address_says_so_and_need_not_wait() -> Result<()> {
+    with_sandboxes_on(NodeConfig::default().flags(&["--ip-rest-ms", "3000"]), |node, s| {
+        s.ok(node, &["create", "a", "--ip", "10.87.0.40"])?;
+        s.ok(node, &["rm", "a"])?;
+        let fix = ["create", "fix", "--ip", "10.87.0.40"];
+        let words = ["10.87.0.40 is in quarantine for ", " s more, until ", "code 11"];
+        s.fails(node, &[fix.as_slice(), &["--no-wait"]].concat(), 1, &words)?;
+        let explained = node.wharf(&["explain", "fix"])?;
+        ensure!(explained.stdout.contains("10.87.0.40 is in quarantine"), "{}", explained.describe());
+        let said = s.told(node, &fix, "10.87.0.40 is in quarantine for ", || Ok(()))?;
+        ensure!(said.starts_with("wharf: plugin wharf-cni: "), "{said}");
+        s.ok(node, &["rm", "fix"]).map(drop)
+    })
+}
+
+#[test]
 fn a_sandbox_has_an_interface_for_each_network() -> Result<()> {
     with_sandboxes(|node, s| {
         s.ok(

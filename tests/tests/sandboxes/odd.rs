@@ -36,11 +36,14 @@ fn after_a_reboot_a_sandbox_is_told_stopped_and_removed() -> Result<()> {
         let table = s.ok(node, &["list"])?;
         ensure!(table.contains("stopped (its") && table.contains("gone)"), "{table}");
         s.fails(node, &["create", "web"], 1, &["it exists, and is stopped (its namespace is gone)", "rm web"])?;
-        s.fails(node, &["run", "web", "--", "true"], 125, &["stopped (its namespace is gone)", "rm web"])?;
+        s.fails(node, &["run", "web", "--", "true"], 125, &["stopped (its namespace is gone)", "start web"])?;
         s.ok(node, &["stop", "web"])?;
         ensure!(s.calls() == ["DEL eth0 []"], "DEL after a reboot");
+        s.ok(node, &["start", "db"])?;
+        let path = s.names.join("db").display().to_string();
+        ensure!(s.calls() == ["DEL eth0 []".to_owned(), format!("ADD eth0 [{path}]")], "a start after a reboot");
         s.ok(node, &["rm", "web", "db"])?;
-        ensure!(s.calls() == ["DEL eth0 []"], "DEL after a reboot");
+        ensure!(s.calls() == [format!("DEL eth0 [{path}]")], "DEL of a sandbox that was started");
         s.ok(node, &["create", "web"])?;
         s.ok(node, &["rm", "web"]).map(drop)
     })

@@ -28,8 +28,8 @@ pub enum IpamError {
     },
     /// The address was given back and is not free yet.
     #[error(
-        "lease {ip} from pool {pool}: it rests since {last_owner} gave it back{}; ask again later, or for another address",
-        .why.as_ref().map_or_else(String::new, |why| format!(", and cannot be woken ({why})"))
+        "{ip} is in quarantine {} ({last_owner} released it; pool {pool}); ask again then, or for another address",
+        quarantine(*.left_ms, *.ends_unix_ms, .why.as_deref())
     )]
     Resting {
         /// Address.
@@ -38,6 +38,10 @@ pub enum IpamError {
         pool: PoolName,
         /// Who held it, in words.
         last_owner: String,
+        /// How long its rest still lasts, milliseconds; 0 when only the checks are left.
+        left_ms: u64,
+        /// When its rest ends, milliseconds since the Unix epoch.
+        ends_unix_ms: u64,
         /// What still speaks for it, where the checks found something.
         why: Option<String>,
     },
@@ -164,6 +168,19 @@ fn held(ip: IpAddr, owner: &LeaseOwner) -> String {
     };
     let kept = owner.kept().map_or_else(String::new, |of| format!(" (a delete kept it for {of})"));
     format!("held by {}{kept}; {mend}, or ask for another address", describe_owner(owner))
+}
+
+/// How long a quarantine still lasts. The time of day stays true in a log.
+fn quarantine(left_ms: u64, ends_unix_ms: u64, why: Option<&str>) -> String {
+    match (left_ms, why) {
+        (0, Some(why)) => format!("until nothing on the node uses it: {why}"),
+        (0, None) => "until the next check that nothing on the node uses it".to_owned(),
+        (left, _) => {
+            let s = ends_unix_ms.div_ceil(1_000) % 86_400;
+            let ends = format!("{:02}:{:02}:{:02} UTC", s / 3_600, s / 60 % 60, s % 60);
+            format!("for {} s more, until {ends}", left.div_ceil(1_000))
+        }
+    }
 }
 
 fn exhausted(used: u64, resting: u64, total: u64, why: Option<&str>) -> String {

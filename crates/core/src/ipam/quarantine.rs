@@ -30,6 +30,11 @@ impl Ipam {
         self.rest_ms = rest_ms;
     }
 
+    /// How long a rest still lasts, milliseconds. After the clock was set back it lasts no longer than a new one.
+    pub(super) fn rest_left_ms(&self, rest: &Rest, now_ms: u64) -> u64 {
+        rest.since_unix_ms.saturating_add(self.rest_ms).saturating_sub(now_ms).min(self.rest_ms)
+    }
+
     /// The rest that [`Self::release_owned`] would create, without the release, because the store is written first.
     /// `None` when nothing would be released.
     #[must_use]

@@ -41,14 +41,17 @@ fn is_qualified_part(text: &str) -> bool {
 }
 
 /// A label's key: a name, after a subdomain and `/` or without (Kubernetes, labels and selectors).
-pub(super) fn is_label_key(text: &str) -> bool {
+#[must_use]
+pub fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_dns_subdomain(prefix) && is_qualified_part(name),
         None => is_qualified_part(text),
     }
 }
 
-fn is_label_value(text: &str) -> bool {
+/// A label's value: empty, or as the name in a key.
+#[must_use]
+pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_qualified_part(text)
 }
 

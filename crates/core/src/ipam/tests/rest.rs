@@ -148,12 +148,16 @@ fn errors_say_who_rests_and_why() {
     );
     assert_eq!(
         exact(&mut ipam),
-        "lease 10.1.0.2 from pool default: it rests since net/c0:eth0 (epoch 0) gave it back; ask again later, or for \
-         another address"
+        "10.1.0.2 is in quarantine for 30 s more, until 00:00:30 UTC (net/c0:eth0 (epoch 0) released it; pool default); ask again \
+         then, or for another address"
     );
     assert!(ipam.block(address.into(), "row of ENDPOINTS"));
     assert!(any(&mut ipam).contains("1 rest and could not be woken: 10.1.0.2: row of ENDPOINTS; delete"));
-    assert!(exact(&mut ipam).contains("gave it back, and cannot be woken (row of ENDPOINTS); ask again"));
+    let told =
+        |ipam: &mut Ipam, now_ms| ipam.lease(&exact4(&address.to_string()), owner(1), now_ms).unwrap_err().to_string();
+    assert!(told(&mut ipam, 3_001).starts_with("10.1.0.2 is in quarantine for 27 s more, until 00:00:30 UTC ("));
+    let over = "10.1.0.2 is in quarantine until nothing on the node uses it: row of ENDPOINTS (";
+    assert!(told(&mut ipam, 30_000).starts_with(over), "{}", told(&mut ipam, 30_000));
 }
 
 #[test]

@@ -1,0 +1,47 @@
+//! Commands that are started in a sandbox.
+
+use std::path::Path;
+
+use crate::{
+    command::{self, Launch, Started, resolv_conf},
+    error::{SandboxError, io},
+    manage::{Sandboxes, namespace_of},
+    name::SandboxName,
+    process,
+    record::{Process, Record},
+    view::State,
+};
+
+impl Sandboxes {
+    /// Starts a command in a sandbox.
+    ///
+    /// # Errors
+    /// There is no such sandbox, it is not ready, or the command cannot be started.
+    pub fn launch(&self, name: &SandboxName, launch: &Launch) -> Result<Started, SandboxError> {
+        let unknown = || SandboxError::Unknown { operation: "run in", name: name.clone() };
+        let _lock = self.known(name)?.ok_or_else(unknown)?;
+        let mut record = self.store.load(name)?.ok_or_else(unknown)?;
+        let state = self.state_held(&record)?;
+        let namespace = namespace_of(&record)?.filter(|_| state == State::Ready);
+        let namespace =
+            namespace.ok_or_else(|| SandboxError::NotReady { operation: "run in", name: name.clone(), state })?;
+        let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
+        let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
+        // It is in the namespace, so a stop finds it if this process ends here. The record is for what leaves the namespace.
+        if let Err(error) = self.note(&mut record, started.pid()) {
+            // A command that is told to have failed must not go on.
+            started.end();
+            return Err(error);
+        }
+        Ok(started)
+    }
+
+    /// Writes a process down that was started in a sandbox, and leaves those out that have ended.
+    fn note(&self, record: &mut Record, pid: u32) -> Result<(), SandboxError> {
+        let start = |pid| process::started(pid).map_err(io("read the start of a process in", Path::new("/proc")));
+        record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));
+        let pid = i32::try_from(pid).unwrap_or_default();
+        record.processes.extend(start(pid)?.map(|started| Process { pid, started }));
+        self.store.save(record)
+    }
+}

@@ -1,0 +1,235 @@
+//! A command at a terminal of its own: a pseudoterminal, whose other end this process joins to its standard input and output.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::{Errno, ioctl_fionbio, read, write},
+    pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
+    termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize},
+};
+
+use crate::command::{Handle, Started};
+
+/// Most that is read at once, bytes.
+const CHUNK: usize = 4096;
+/// The character that ends the input of a terminal (VEOF, termios(3)).
+const END_OF_INPUT: u8 = 4;
+
+/// A new pseudoterminal.
+#[derive(Debug)]
+pub struct Terminal {
+    /// This process's end.
+    control: OwnedFd,
+    /// The command's end.
+    command: Arc<OwnedFd>,
+}
+
+impl Terminal {
+    /// Makes one with the size and the modes of the terminal that this process has, if it has any.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn open() -> io::Result<Self> {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let control = openpt(flags)?;
+        grantpt(&control)?;
+        unlockpt(&control)?;
+        let command = ioctl_tiocgptpeer(&control, flags)?;
+        if io::stdin().is_terminal() {
+            tcsetattr(&command, OptionalActions::Now, &tcgetattr(io::stdin())?)?;
+        }
+        resize(&control)?;
+        ioctl_fionbio(&control, true)?;
+        Ok(Self { control, command: Arc::new(command) })
+    }
+
+    /// The command's end.
+    #[must_use]
+    pub fn command_end(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.command)
+    }
+
+    /// Joins a command that was started at the terminal; with `input`, it gets this process's standard input.
+    ///
+    /// # Errors
+    /// A descriptor cannot be copied.
+    pub fn join(self, started: Started, input: bool) -> io::Result<Session> {
+        Ok(Session { handle: started.handle()?, control: self.control, started, input })
+    }
+}
+
+/// A command at its terminal.
+#[derive(Debug)]
+pub struct Session {
+    control: OwnedFd,
+    started: Started,
+    handle: Handle,
+    input: bool,
+}
+
+/// Passes on the size of this process's terminal.
+#[derive(Debug)]
+pub struct Resizer(OwnedFd);
+
+impl Resizer {
+    /// Gives the command's terminal the size that this process's terminal has now.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn resize(&self) -> io::Result<()> {
+        resize(&self.0)
+    }
+}
+
+impl Session {
+    /// What changes of the size are passed on through.
+    ///
+    /// # Errors
+    /// The descriptor cannot be copied.
+    pub fn resizer(&self) -> io::Result<Resizer> {
+        self.control.try_clone().map(Resizer)
+    }
+
+    /// What signals are sent through.
+    ///
+    /// # Errors
+    /// The descriptor cannot be copied.
+    pub fn handle(&self) -> io::Result<Handle> {
+        self.started.handle()
+    }
+
+    /// Passes input and output on until the command has ended: its exit status, or 128 and the number of the signal that ended it. This
+    /// process's terminal is raw meanwhile.
+    ///
+    /// # Errors
+    /// Input or output cannot be passed on, or the kernel refuses to wait.
+    pub fn run(self) -> io::Result<u8> {
+        let raw = if self.input { Raw::enter()? } else { None };
+        let passed = self.pass();
+        let Self { control, started, .. } = self;
+        // The terminal hangs up: what is left of the command gets SIGHUP.
+        drop(control);
+        drop(raw);
+        let status = started.wait()?;
+        passed.map(|()| status)
+    }
+
+    fn pass(&self) -> io::Result<()> {
+        let stdin = io::stdin();
+        let mut pending: Vec<u8> = Vec::new();
+        let (mut has_input, mut is_open, mut ends_line) = (self.input, true, true);
+        loop {
+            let out = if pending.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            let mut fds = vec![PollFd::new(&self.handle, PollFlags::IN)];
+            if is_open {
+                fds.push(PollFd::new(&self.control, PollFlags::IN | out));
+            }
+            let reads = is_open && has_input && pending.is_empty();
+            if reads {
+                fds.push(PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN));
+            }
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => continue,
+                other => other?,
+            };
+            let mut seen = fds.iter().map(PollFd::revents);
+            let has_ended = seen.next().is_some_and(|seen| !seen.is_empty());
+            let control = if is_open { seen.next().unwrap_or(PollFlags::empty()) } else { PollFlags::empty() };
+            let may_read = reads && seen.next().is_some_and(|seen| !seen.is_empty());
+            if has_ended {
+                // What it has printed, and no more: what it left behind may go on printing.
+                while is_open && self.print()? == Printed::Some {}
+                return Ok(());
+            }
+            if control.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                is_open = self.print()? != Printed::Closed;
+            }
+            if is_open && control.contains(PollFlags::OUT) {
+                match write(&self.control, &pending) {
+                    Ok(written) => drop(pending.drain(..written.min(pending.len()))),
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    Err(Errno::IO) => is_open = false,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            if may_read {
+                let mut chunk = vec![0; CHUNK];
+                match read(&stdin, &mut chunk) {
+                    Err(Errno::INTR | Errno::AGAIN) => {}
+                    Ok(length) if length > 0 => {
+                        chunk.truncate(length);
+                        ends_line = chunk.ends_with(b"\n");
+                        pending = chunk;
+                    }
+                    // On a line that is not ended, the first one ends the line.
+                    Ok(_) | Err(_) => {
+                        has_input = false;
+                        pending = vec![END_OF_INPUT; if ends_line { 1 } else { 2 }];
+                    }
+                }
+            }
+        }
+    }
+
+    /// Prints what the command has written, as far as it can be read at once.
+    fn print(&self) -> io::Result<Printed> {
+        let mut chunk = [0; CHUNK];
+        match read(&self.control, &mut chunk) {
+            // EIO: the last descriptor of the command's end is closed.
+            Ok(0) | Err(Errno::IO) => Ok(Printed::Closed),
+            Ok(length) => {
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(chunk.get(..length).unwrap_or_default())?;
+                stdout.flush()?;
+                Ok(Printed::Some)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Printed::Nothing),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Printed {
+    Some,
+    Nothing,
+    Closed,
+}
+
+/// Gives a pseudoterminal the size of this process's terminal, if it has any.
+fn resize(control: &OwnedFd) -> io::Result<()> {
+    let size = tcgetwinsize(io::stdin()).or_else(|_| tcgetwinsize(io::stdout()));
+    if let Ok(size) = size {
+        tcsetwinsize(control, size)?;
+    }
+    Ok(())
+}
+
+/// The terminal at standard input while it is raw; it gets its modes back when this ends.
+struct Raw(Termios);
+
+impl Raw {
+    /// `None` when standard input is no terminal.
+    fn enter() -> io::Result<Option<Self>> {
+        if !io::stdin().is_terminal() {
+            return Ok(None);
+        }
+        let before = tcgetattr(io::stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        Ok(Some(Self(before)))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // The terminal may be gone, and its modes with it.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+    }
+}
