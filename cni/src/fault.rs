@@ -122,9 +122,12 @@ impl Fault {
         self
     }
 
-    /// The fault for a failed call; `subject` names the command and what it is about.
+    /// The fault for a failed call, the cause first; `subject` names the command and what it is about.
     pub(crate) fn of_client(subject: &str, error: &ClientError) -> Self {
-        let mut fault = Self::new(code_of(error), format!("{subject}: {}", message_of(error)));
+        let message = message_of(error);
+        // The agent names the attachment itself.
+        let msg = if message.contains("create endpoint ") { message } else { format!("{message} ({subject})") };
+        let mut fault = Self::new(code_of(error), msg);
         // "Not now" ends no command for the agent: it is asked again, or the shim tells that it gave up.
         fault.counted = matches!(error, ClientError::Api { status, .. } if !NOT_NOW.contains(status));
         match error {
@@ -289,8 +292,12 @@ mod tests {
         let fault = Fault::of_client("ADD c/eth0", &api(ErrorCode::Kernel));
         assert_eq!(
             (fault.msg.as_str(), fault.details.as_str()),
-            ("ADD c/eth0: because", "do this; operation c-000012 in the agent's log")
+            ("because (ADD c/eth0)", "do this; operation c-000012 in the agent's log")
         );
+        let ClientError::Api { operation, status, error } = api(ErrorCode::Kernel) else { panic!("an answer") };
+        let message = "no berth is free (create endpoint net/c:eth0)".to_owned();
+        let named = ClientError::Api { operation, status, error: ApiError { message: message.clone(), ..error } };
+        assert_eq!(Fault::of_client("ADD c/eth0", &named).msg, message, "the attachment is named twice");
     }
 
     #[test]

@@ -137,7 +137,7 @@ fn agent_errors_become_cni_errors() {
         let body = outcome.json();
         assert_eq!(body["cniVersion"], "0.4.0");
         let msg = body["msg"].as_str().unwrap();
-        assert!(msg.starts_with("ADD c1/eth0 on network net: ") && msg.contains(code), "{msg}");
+        assert!(msg.contains(" (ADD c1/eth0 on network net)") && msg.contains(code), "{msg}");
         assert_eq!(msg.contains("CNI_"), cni == 4, "code 4 names the variable: {msg}");
     }
 }

@@ -407,8 +407,8 @@ fn addresses_asked_for_are_given_and_a_taken_or_foreign_one_is_refused_without_a
         reaches(podman, "a", b.on(HARBOUR)?, "b")?;
 
         for (options, reason) in [
-            (["--ip", v4], format!("lease {v4}: held by")),
-            (["--ip6", v6], format!("lease {v6}: held by")),
+            (["--ip", v4], format!("{v4} is held by")),
+            (["--ip6", v6], format!("{v6} is held by")),
             (["--ip", "192.0.2.1"], "no pool has it".to_owned()),
         ] {
             let late = [&["--detach", "--name", "late"][..], &options].concat();

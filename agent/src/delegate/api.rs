@@ -235,7 +235,7 @@ const START_IT: &str = "see why the service of the agent's setting `delegate` do
 
 /// A failure in the API's words. Without a delay the plugin tells the runtime at once.
 fn failure(what: &str, error: &WorkError) -> Failure {
-    let says = |code| Failure::new(code, format!("{what}: {error}"));
+    let says = |code| Failure::new(code, format!("{error} ({what})"));
     match error {
         WorkError::Call(call) => of_call(what, call),
         WorkError::DeletePending(why) => match &**why {
@@ -252,7 +252,7 @@ fn failure(what: &str, error: &WorkError) -> Failure {
 }
 
 fn of_call(what: &str, error: &CallError) -> Failure {
-    let says = |code| Failure::new(code, format!("{what}: {error}"));
+    let says = |code| Failure::new(code, format!("{error} ({what})"));
     match error {
         CallError::Unreachable { .. } | CallError::Broken { .. } => says(ErrorCode::Unavailable).hint(START_IT),
         CallError::Stopping { .. } => says(ErrorCode::Unavailable),

@@ -51,7 +51,7 @@ fn steps(failed: &[(impl std::fmt::Display, RemoveError)]) -> String {
 
 /// A failed create.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("create endpoint {attachment}: {cause}")]
+#[error("{cause} (create endpoint {attachment})")]
 pub struct CreateError {
     /// The attachment that has no endpoint.
     pub attachment: Attachment,

@@ -68,7 +68,7 @@ pub(super) async fn undo<K: Kernel>(
     let remains = (!errors.is_empty()).then(|| remains(shared, &undos, &failed));
     identity::release(life, record.identity).await;
     let (id, epoch) = (record.id.get(), record.epoch.0);
-    tracing::warn!(endpoint = id, epoch, "create endpoint {endpoint}: {cause}");
+    tracing::warn!(endpoint = id, epoch, "{cause} (create endpoint {endpoint})");
     let answer = if failed.is_empty() {
         cause
     } else {

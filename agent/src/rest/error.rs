@@ -54,10 +54,10 @@ impl Failure {
         self
     }
 
-    /// Puts operation and subject before the message.
+    /// Puts operation and subject behind the message.
     #[must_use]
     pub fn of(mut self, what: impl Display) -> Self {
-        self.0.message = format!("{what}: {}", self.0.message);
+        self.0.message = format!("{} ({what})", self.0.message);
         self
     }
 }

@@ -318,7 +318,7 @@ fn a_create_that_failed_without_room_for_its_timeline_is_explained_with_its_caus
         agent.kernel.fail_next(Op::EnsureLink, Kind::Exhausted);
         let refused = agent.try_create(agent.container("c1")).await.expect_err("the kernel refuses").message;
         let told = explained(&agent, "c1").await;
-        let cause = refused.strip_prefix("create endpoint net/c1:eth0: ").expect("operation and subject");
+        let cause = refused.strip_suffix(" (create endpoint net/c1:eth0)").expect("cause, operation and subject");
         assert!(told.summary.contains(cause), "{cause:?} is not in {:?}", told.summary);
     });
 }

@@ -82,7 +82,7 @@ mod tests {
             summary("web", State::Ready),
             Summary { processes: 0, ..summary("gone", State::Gone) },
             Summary {
-                problem: Some("DEL of plugin x (network wharf, interface eth0): \u{1b}[2J (code 11)".to_owned()),
+                problem: Some("\u{1b}[2J (DEL of plugin x, network wharf, interface eth0, code 11)".to_owned()),
                 ..summary(longest, State::StopUnfinished)
             },
             Summary {
@@ -108,7 +108,7 @@ mod tests {
         bad                           damaged (its record cannot                                  1  -
                                       be used)
 
-        a-name-that-is-as-long-as-a-name-may-be-and-not-a-letter-longer: DEL of plugin x (network wharf, interface eth0): \u{1b}[2J (code 11)
+        a-name-that-is-as-long-as-a-name-may-be-and-not-a-letter-longer: \u{1b}[2J (DEL of plugin x, network wharf, interface eth0, code 11)
         bad: it is empty
         ");
         insta::assert_snapshot!(list(&[], &Style::plain()), @"NAME  STATE  NETWORK  ADDRESS  PROCS  AGE");

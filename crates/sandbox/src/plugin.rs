@@ -59,7 +59,7 @@ impl Verb {
 
 /// A plugin failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{} of plugin {plugin} (network {network}, interface {ifname}): {cause}", verb.as_str())]
+#[error("{cause} ({} of plugin {plugin}, network {network}, interface {ifname}{})", verb.as_str(), code(cause))]
 pub struct PluginError {
     /// What was asked.
     pub verb: Verb,
@@ -71,6 +71,14 @@ pub struct PluginError {
     pub ifname: String,
     /// Why.
     pub cause: Failure,
+}
+
+/// CNI's code, where the plugin gave one.
+fn code(cause: &Failure) -> String {
+    match cause {
+        Failure::Answered { code, .. } => format!(", code {code}"),
+        _ => String::new(),
+    }
 }
 
 impl PluginError {
@@ -108,7 +116,7 @@ pub enum Failure {
         limit: Duration,
     },
     /// It said why.
-    #[error("{msg} (code {code})")]
+    #[error("{msg}")]
     Answered {
         /// CNI's code.
         code: u64,

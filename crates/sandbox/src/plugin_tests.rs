@@ -149,7 +149,7 @@ fn an_add_that_fails_is_deleted_with_the_plugin_that_failed() {
     let s = Scene::new(&[("one", &result("one")), ("two", refuses), ("three", &result("three"))]);
     let mut record = record(vec![attachment("eth0", "1.0.0", &["one", "two", "three"])]);
     let error = s.plugins().add(&mut record).unwrap_err();
-    let told = "ADD of plugin two (network net, interface eth0): no address is free (code 11)";
+    let told = "no address is free (ADD of plugin two, network net, interface eth0, code 11)";
     assert_eq!((error.to_string().as_str(), error.hint().as_deref()), (told, Some("wait")));
     assert_eq!(s.calls(), ["ADD one", "ADD two"]);
     s.plugins().del(&mut record, Path::new("/run/netns/web")).unwrap();
@@ -168,7 +168,7 @@ fn a_del_that_fails_is_resumed_where_it_failed() {
     // Its chains end there; the other network goes on.
     assert_eq!(s.calls(), ["DEL one", "DEL two", "DEL one"]);
     assert!(matches!(&error, SandboxError::Several(all) if all.len() == 2), "{error}");
-    assert!(error.to_string().contains("DEL of plugin one (network net, interface eth1): busy (code 11)"), "{error}");
+    assert!(error.to_string().contains("busy (DEL of plugin one, network net, interface eth1, code 11)"), "{error}");
     // Another process goes on with what is on disk.
     let mut kept = s.store.load(&record.name).unwrap().unwrap();
     s.put("one", "true");

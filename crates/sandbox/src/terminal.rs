@@ -112,7 +112,7 @@ impl Session {
         let raw = if self.input { Raw::enter()? } else { None };
         let passed = self.pass();
         let Self { control, started, .. } = self;
-        // The terminal hangs up: what is left of the command gets SIGHUP.
+        // The terminal hangs up: the rest of the command's session gets SIGHUP.
         drop(control);
         drop(raw);
         let status = started.wait()?;
@@ -142,7 +142,7 @@ impl Session {
             let control = if is_open { seen.next().unwrap_or(PollFlags::empty()) } else { PollFlags::empty() };
             let may_read = reads && seen.next().is_some_and(|seen| !seen.is_empty());
             if has_ended {
-                // What it has printed, and no more: what it left behind may go on printing.
+                // The output until here: a process that the command leaves behind may print for ever.
                 while is_open && self.print()? == Printed::Some {}
                 return Ok(());
             }

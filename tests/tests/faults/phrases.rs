@@ -90,7 +90,7 @@ pub(crate) const POOL_EXHAUSTED: Fault = Fault {
     status: &["has no free IPv4 address: 6/6 (100.0%)", "wharf ipam list"],
     explain: &[
         "its create failed",
-        "lease IPv4 address from pool default: all of its 6 addresses are in use",
+        "pool default has no free IPv4 address: all of its 6 addresses are in use",
         "delete endpoints, release leases (`wharf ipam list`), or give the pool another CIDR",
     ],
     audit: &[],

@@ -221,7 +221,7 @@ fn a_create_that_fails_undoes_what_was_added() -> Result<()> {
         s.plugin("last", "[ \"$CNI_COMMAND\" = ADD ] && { echo '{\"code\": 999, \"msg\": \"no tide\"}'; exit 1; }")?;
         s.network(node, "30-chain.conflist", "chain", &["last"])?;
         let asked = ["create", "web", "--network", FRONT, "--network", "chain"];
-        s.fails(node, &asked, 1, &["ADD of plugin last (network chain, interface eth1): no tide (code 999)"])?;
+        s.fails(node, &asked, 1, &["wharf: no tide (ADD of plugin last, network chain, interface eth1, code 999)\n"])?;
         let calls = s.calls();
         ensure!(calls.len() == 2 && calls[0].starts_with("ADD eth1") && calls[1].starts_with("DEL eth1"), "{calls:?}");
         ensure!(s.left()?.is_empty(), "{:?}", s.left()?);
@@ -334,7 +334,7 @@ fn stop_remove_and_list_need_no_agent() -> Result<()> {
         ensure!(states.iter().map(|(_, state)| state.as_str()).eq(["stopped", "ready", "stopped"]), "{states:?}");
         s.inspect(node, "b")?;
         s.ok(node, &["rm", "a", "b", "c"])?;
-        s.fails(node, &["create", "d"], 1, &["ADD of plugin wharf-cni", "(code 11)"])?;
+        s.fails(node, &["create", "d"], 1, &["ADD of plugin wharf-cni", "code 11)"])?;
         ensure!(s.left()?.is_empty(), "{:?}", s.left()?);
         node.start_agent()?;
         wait::until_equal("endpoints", &0, || Ok(node.endpoints()?.len()))

@@ -11,7 +11,7 @@ use crate::{ids::PoolName, store::LeaseOwner};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IpamError {
     /// No address is free: each is given out, or rests.
-    #[error("lease {family} address from pool {pool}: {}", exhausted(*.used, *.resting, *.total, .why.as_deref()))]
+    #[error("pool {pool} has no free {family} address: {}", exhausted(*.used, *.resting, *.total, .why.as_deref()))]
     Exhausted {
         /// Pool.
         pool: PoolName,
@@ -46,7 +46,7 @@ pub enum IpamError {
         why: Option<String>,
     },
     /// No pool of that name.
-    #[error("find pool {pool}: no such pool; configured are: {known}")]
+    #[error("there is no pool {pool}; configured are: {known}")]
     UnknownPool {
         /// The name asked for.
         pool: PoolName,
@@ -54,7 +54,7 @@ pub enum IpamError {
         known: String,
     },
     /// The address is not one that the pool gives out.
-    #[error("lease {ip} from pool {pool}: {why}")]
+    #[error("{ip} cannot be leased from pool {pool}: {why}")]
     NotInPool {
         /// Address.
         ip: IpAddr,
@@ -64,7 +64,7 @@ pub enum IpamError {
         why: String,
     },
     /// The node itself has the address, or reaches it over a link of its own.
-    #[error("lease {ip} from pool {pool}: {why} overlaps the pool; ask for another address")]
+    #[error("{ip} cannot be leased from pool {pool}: {why} overlaps the pool; ask for another address")]
     TakenByNode {
         /// Address.
         ip: IpAddr,
@@ -75,7 +75,7 @@ pub enum IpamError {
     },
     /// Every address that nobody holds is the node's, or one that the node reaches over a link of its own.
     #[error(
-        "lease from pool {pool}: {why} overlaps the pool, and no other address is free; remove that from the node, or give the pool another CIDR"
+        "pool {pool} has no free address: {why} overlaps the pool, and no other address is free; remove that from the node, or give the pool another CIDR"
     )]
     Withheld {
         /// Pool.
@@ -84,7 +84,7 @@ pub enum IpamError {
         why: String,
     },
     /// Somebody else holds it.
-    #[error("lease {ip}: {}", held(*ip, owner))]
+    #[error("{ip} is {}", held(*ip, owner))]
     AlreadyLeased {
         /// Address.
         ip: IpAddr,
@@ -92,7 +92,7 @@ pub enum IpamError {
         owner: LeaseOwner,
     },
     /// The pool has no addresses of that family.
-    #[error("lease {family} address from pool {pool}: it has no {family} CIDR; configure one, or ask another pool")]
+    #[error("pool {pool} has no {family} CIDR; configure one, or ask another pool")]
     FamilyNotInPool {
         /// Pool.
         pool: PoolName,
@@ -100,7 +100,7 @@ pub enum IpamError {
         family: Family,
     },
     /// Neither family was wanted.
-    #[error("lease from pool {pool}: no address family was asked for; ask for IPv4, IPv6 or both")]
+    #[error("no address family was asked for; ask for IPv4, IPv6 or both (pool {pool})")]
     NothingWanted {
         /// Pool.
         pool: PoolName,

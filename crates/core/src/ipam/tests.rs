@@ -80,7 +80,7 @@ fn a_family_that_fails_leaves_the_other_unleased() {
     assert_eq!(error, IpamError::Exhausted { pool, family, used: 2, resting: 0, total: 2, why: None });
     assert_eq!(
         error.to_string(),
-        "lease IPv4 address from pool default: all of its 2 addresses are in use (2); delete endpoints, release leases \
+        "pool default has no free IPv4 address: all of its 2 addresses are in use (2); delete endpoints, release leases \
          (`wharf ipam list`), or give the pool another CIDR"
     );
     assert_eq!(ipam.leases(), before);
@@ -89,7 +89,7 @@ fn a_family_that_fails_leaves_the_other_unleased() {
     let mut ipam = self::ipam(&["10.1.0.0/24", "fd00::/64"]);
     let request = LeaseRequest { ipv6: Wanted::Exact("fd00::1".parse().unwrap()), ..LeaseRequest::default() };
     let error = ipam.lease(&request, owner(1), 0).unwrap_err();
-    assert_eq!(error.to_string(), "lease fd00::1: held by the node, whose own address it is; ask for another address");
+    assert_eq!(error.to_string(), "fd00::1 is held by the node, whose own address it is; ask for another address");
     assert_eq!(ipam.leases().len(), 2);
     assert_eq!(ipam.usage().iter().map(|u| u.used).collect::<Vec<_>>(), [1, 1]);
 }
@@ -100,22 +100,22 @@ fn requests_that_no_pool_can_answer_say_why() {
         Ipam::new(vec![pool("default", &["10.1.0.0/24"]), pool("b", &["fd00::/64"])], pool_name("default")).unwrap();
     let mut error = |request: LeaseRequest| ipam.lease(&request, owner(1), 0).unwrap_err().to_string();
     let named = |name: &str| LeaseRequest { pool: Some(pool_name(name)), ..LeaseRequest::default() };
-    assert_eq!(error(named("c")), "find pool c: no such pool; configured are: default, b");
+    assert_eq!(error(named("c")), "there is no pool c; configured are: default, b");
     assert_eq!(
         error(LeaseRequest { ipv4: Wanted::None, ..named("default") }),
-        "lease IPv6 address from pool default: it has no IPv6 CIDR; configure one, or ask another pool"
+        "pool default has no IPv6 CIDR; configure one, or ask another pool"
     );
     assert_eq!(
         error(LeaseRequest { ipv4: Wanted::Exact([10, 1, 0, 9].into()), ..named("b") }),
-        "lease IPv4 address from pool b: it has no IPv4 CIDR; configure one, or ask another pool"
+        "pool b has no IPv4 CIDR; configure one, or ask another pool"
     );
     assert_eq!(
         error(LeaseRequest { ipv4: Wanted::None, ipv6: Wanted::None, ..named("b") }),
-        "lease from pool b: no address family was asked for; ask for IPv4, IPv6 or both"
+        "no address family was asked for; ask for IPv4, IPv6 or both (pool b)"
     );
     assert_eq!(
         error(exact4("192.168.7.7")),
-        "lease 192.168.7.7 from pool default: no pool has it (configured: 10.1.0.0/24, fd00::/64); ask for one of those"
+        "192.168.7.7 cannot be leased from pool default: no pool has it (configured: 10.1.0.0/24, fd00::/64); ask for one of those"
     );
     for edge in ["10.1.0.0", "10.1.0.255"] {
         let message = error(exact4(edge));
@@ -128,7 +128,7 @@ fn an_address_of_another_pool_is_named_as_such() {
     let pools = vec![pool("default", &["10.1.0.0/24"]), pool("b", &["10.2.0.0/24"])];
     let mut ipam = Ipam::new(pools, pool_name("default")).unwrap();
     let error = ipam.lease(&exact4("10.2.0.5"), owner(1), 0).unwrap_err();
-    assert_eq!(error.to_string(), "lease 10.2.0.5 from pool default: it belongs to pool b; ask that pool");
+    assert_eq!(error.to_string(), "10.2.0.5 cannot be leased from pool default: it belongs to pool b; ask that pool");
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn what_the_node_has_is_given_to_nobody() {
     let refused = ipam.lease(&exact4("10.1.0.3"), owner(3), 0).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "lease 10.1.0.3 from pool default: the node's 10.1.0.2/31 overlaps the pool; ask for another address"
+        "10.1.0.3 cannot be leased from pool default: the node's 10.1.0.2/31 overlaps the pool; ask for another address"
     );
     let any6 = LeaseRequest { ipv4: Wanted::None, ..LeaseRequest::default() };
     let leased = ipam.lease(&any6, owner(4), 0).unwrap();

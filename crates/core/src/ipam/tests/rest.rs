@@ -143,7 +143,7 @@ fn errors_say_who_rests_and_why() {
     let exact = |ipam: &mut Ipam| ipam.lease(&exact4(&address.to_string()), owner(1), 0).unwrap_err().to_string();
     assert_eq!(
         any(&mut ipam),
-        "lease IPv4 address from pool default: of its 2 addresses 1 are in use, and 1 rest and could not be woken; delete \
+        "pool default has no free IPv4 address: of its 2 addresses 1 are in use, and 1 rest and could not be woken; delete \
          endpoints, release leases (`wharf ipam list`), or give the pool another CIDR"
     );
     assert_eq!(
