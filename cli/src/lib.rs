@@ -10,6 +10,7 @@ mod args;
 mod commands;
 mod error;
 mod expected;
+mod namespace;
 mod output;
 mod render;
 mod target;

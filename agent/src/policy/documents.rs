@@ -204,7 +204,13 @@ impl Documents {
     /// Removes an imported policy.
     pub(super) fn delete(&mut self, name: &PolicyName) -> Result<Changed, PolicyError> {
         match self.documents.get(name) {
-            None => return Err(PolicyError::Unknown(name.clone())),
+            None => {
+                let same = |other: &&PolicyName| {
+                    other.kind == name.kind && other.name == name.name && !other.namespace.is_empty()
+                };
+                let elsewhere = self.documents.keys().filter(same).map(|other| other.namespace.clone()).collect();
+                return Err(PolicyError::Unknown { name: name.clone(), elsewhere });
+            }
             Some(Document { policies, source: Source::Directory }) => {
                 return Err(PolicyError::OfDirectory { name: name.clone(), file: file_of(policies) });
             }
@@ -392,6 +398,22 @@ mod tests {
         std::fs::write(&path, kept.replace("\"name\":\"db\"", "\"name\":\"other\"")).expect("write");
         let why = Documents::load(&path).expect_err("damaged").to_string();
         assert!(why.contains("db.yaml has no NetworkPolicy default/other"), "{why}");
+    }
+
+    #[test]
+    fn a_delete_in_the_wrong_namespace_names_the_right_ones() {
+        let mut documents = Documents::default();
+        for namespace in ["shop", "store"] {
+            let text = TEXT.replace("name: db", &format!("name: db, namespace: {namespace}"));
+            documents.import(Parsed::new("db.yaml", &text).expect("policies")).expect("import");
+        }
+        let missing = |kind: &str| PolicyName { kind: kind.into(), namespace: "default".into(), name: "db".into() };
+        let elsewhere = |documents: &mut Documents, kind| match documents.delete(&missing(kind)) {
+            Err(PolicyError::Unknown { elsewhere, .. }) => elsewhere,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(elsewhere(&mut documents, "NetworkPolicy"), ["shop", "store"]);
+        assert_eq!(elsewhere(&mut documents, "CiliumNetworkPolicy"), Vec::<String>::new());
     }
 
     #[test]

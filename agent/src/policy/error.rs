@@ -22,8 +22,13 @@ pub enum PolicyError {
         most: usize,
     },
     /// There is no such policy.
-    #[error("delete {0}: there is no such policy")]
-    Unknown(PolicyName),
+    #[error("delete {name}: there is no such policy")]
+    Unknown {
+        /// Policy.
+        name: PolicyName,
+        /// Namespaces that have a policy of this kind and name.
+        elsewhere: Vec<String>,
+    },
     /// The policy is a file's.
     #[error("change {name}: it is of the policy directory's file {file}; change or remove that file")]
     OfDirectory {

@@ -16,6 +16,7 @@ use wharf_core::{
     kernel::{KernelError, KernelErrorKind},
     plan::CreateStep,
 };
+use wharf_policy::model::PolicyName;
 
 use crate::{
     audit::AuditError,
@@ -131,7 +132,8 @@ impl From<PolicyError> for Failure {
         let says = move |code| Self::new(code, text);
         match e {
             PolicyError::Refused(_) | PolicyError::Namespace { .. } => says(ErrorCode::InvalidRequest),
-            PolicyError::Unknown(_) | PolicyError::UnknownNamespace(_) => says(ErrorCode::NotFound),
+            PolicyError::Unknown { name, elsewhere } => unknown_policy(says(ErrorCode::NotFound), &name, &elsewhere),
+            PolicyError::UnknownNamespace(_) => says(ErrorCode::NotFound),
             PolicyError::OfDirectory { .. } => says(ErrorCode::Exists),
             PolicyError::Texts { .. } | PolicyError::Rows(_) => says(ErrorCode::LimitReached),
             PolicyError::Proxy(_) => says(ErrorCode::Unsupported),
@@ -140,6 +142,23 @@ impl From<PolicyError> for Failure {
             | PolicyError::Directory { .. }
             | PolicyError::Lost { .. }
             | PolicyError::Unusable { .. } => says(ErrorCode::Store),
+        }
+    }
+}
+
+/// Most namespaces that a hint names.
+const NAMESPACES_MOST: usize = 5;
+
+/// Adds the namespaces that have a policy of this kind and name.
+fn unknown_policy(failure: Failure, PolicyName { kind, name, .. }: &PolicyName, elsewhere: &[String]) -> Failure {
+    match elsewhere {
+        [] => failure.hint("`wharf policy list` shows all policies"),
+        [one] => failure.hint(&format!("{kind} {name} is in namespace {one}: add `-n {one}`")),
+        several => {
+            let more = several.len().saturating_sub(NAMESPACES_MOST);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let named = several.iter().take(NAMESPACES_MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+            failure.hint(&format!("{kind} {name} is in the namespaces {named}{more}: name one with `-n`"))
         }
     }
 }
@@ -347,6 +366,21 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_policy_of_another_namespace_is_hinted_at() {
+        let hint = |elsewhere: &[&str]| {
+            let name = PolicyName { kind: "NetworkPolicy".into(), namespace: "default".into(), name: "db".into() };
+            let elsewhere = elsewhere.iter().map(|&namespace| namespace.to_owned()).collect();
+            let error = Failure::from(PolicyError::Unknown { name, elsewhere }).0;
+            assert_eq!(error.message, "delete NetworkPolicy default/db: there is no such policy");
+            error.hint.unwrap_or_default()
+        };
+        assert_eq!(hint(&["shop"]), "NetworkPolicy db is in namespace shop: add `-n shop`");
+        let many = hint(&["a", "b", "c", "d", "e", "f", "g"]);
+        assert_eq!(many, "NetworkPolicy db is in the namespaces a, b, c, d, e and 2 more: name one with `-n`");
+        assert_eq!(hint(&[]), "`wharf policy list` shows all policies");
+    }
 
     #[test]
     fn a_refusal_repeats_no_more_than_both_ends_of_what_a_parser_says() {

@@ -3,6 +3,7 @@
 mod documents;
 mod file;
 mod import;
+mod unselective;
 mod wait;
 
 use wharf_api::{PolicyChange, PolicyInfo, PolicyVerdict};

@@ -83,7 +83,7 @@ pub(crate) fn list(policies: &[Row], style: &Style) -> String {
 }
 
 /// `NetworkPolicy shop/db`.
-fn full_name(kind: &str, namespace: Option<&str>, name: &str) -> String {
+pub(crate) fn full_name(kind: &str, namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => format!("{kind} {namespace}/{name}"),
         None => format!("{kind} {name}"),

@@ -168,7 +168,8 @@ impl Play {
         match outcome {
             Outcome::Answered(result) => {
                 match (&after, &result) {
-                    (None, Err(PolicyError::Unknown(_) | PolicyError::UnknownNamespace(_))) | (Some(_), Ok(())) => {}
+                    (None, Err(PolicyError::Unknown { .. } | PolicyError::UnknownNamespace(_))) | (Some(_), Ok(())) => {
+                    }
                     (Some(_), Err(PolicyError::Kernel(_))) if !matches!(amid, Amid::Nothing) => {}
                     _ => panic!("{step:?} amid {amid:?}: {result:?}"),
                 }

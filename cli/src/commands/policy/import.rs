@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use wharf_api::{ErrorCode, PolicyChange, PolicyImport, client::ClientError};
 
-use super::{super::Context, documents::read_all};
+use super::{super::Context, documents::read_all, unselective};
 use crate::{
     error::{CliError, Exit},
     output::remark,
@@ -31,6 +31,7 @@ pub(super) async fn run(cx: &Context, paths: &[PathBuf]) -> Result<Exit, CliErro
         }
     }
     cx.out.emit(&done, |_| changes(&done))?;
+    unselective::warn(cx, &done).await;
     match failed {
         Some(error) => Err(error),
         None => Ok(Exit::well(done.iter().all(PolicyChange::is_in_force))),
