@@ -1,6 +1,6 @@
 //! The end of a command: its exit status, and the message of a failure.
 
-use std::{fmt, io, process::ExitCode};
+use std::{fmt, fs, io, os::unix::fs::MetadataExt as _, path::Path, process::ExitCode};
 
 use wharf_api::{ErrorCode, Verdict, client::ClientError};
 use wharf_sandbox::SandboxError;
@@ -127,6 +127,9 @@ impl From<ClientError> for CliError {
         match error {
             // The agent's message already names the operation; its hint is printed on a separate line.
             ClientError::Api { error, .. } => Self { exit, message: error.message, hint: error.hint },
+            ClientError::Connect { ref socket, .. } if error.is_no_permission() => {
+                Self { exit, hint: Some(permission_hint(group_of(socket).as_deref())), message: error.to_string() }
+            }
             ClientError::Connect { .. } => Self {
                 exit,
                 message: error.to_string(),
@@ -139,9 +142,59 @@ impl From<ClientError> for CliError {
     }
 }
 
+/// The group of the socket's file: its name, or its number where it has none.
+fn group_of(socket: &Path) -> Option<String> {
+    let number = fs::metadata(socket).ok()?.gid().to_string();
+    let groups = fs::read("/etc/group").unwrap_or_default();
+    let groups = String::from_utf8_lossy(&groups);
+    let named = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)? == number).then(|| name.to_owned())
+    };
+    Some(groups.lines().find_map(named).unwrap_or(number))
+}
+
+/// What a user without permission can do; `group`: that of the socket, where it can be seen.
+fn permission_hint(group: Option<&str>) -> String {
+    match group {
+        Some("root") => {
+            "run it as root; for other users make the group wharf (`groupadd --system wharf`), to which the agent \
+             gives its socket at the next start"
+                .to_owned()
+        }
+        group => {
+            let group = group.unwrap_or("wharf");
+            format!(
+                "run it as root, or as a member of the group {group}: `usermod -aG {group} USER`, then log in again"
+            )
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+
+    #[test]
+    fn without_permission_the_hint_is_about_the_group_of_the_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let denied = |socket: PathBuf| {
+            CliError::from(ClientError::Connect { socket, cause: io::ErrorKind::PermissionDenied.into() })
+        };
+        let group = group_of(directory.path()).unwrap();
+        let error = denied(directory.path().to_owned());
+        assert_eq!(error.exit, Exit::Unreachable);
+        assert!(error.message.contains("no permission"), "{error}");
+        assert_eq!(error.hint, Some(permission_hint(Some(&group))));
+        assert_eq!(group_of(Path::new("/")).as_deref(), Some("root"));
+        assert!(permission_hint(Some("ops")).contains("member of the group ops: `usermod -aG ops USER`"));
+        assert!(permission_hint(Some("root")).contains("groupadd --system wharf"));
+        let unseen = denied(directory.path().join("none"));
+        assert!(unseen.hint.unwrap().contains("member of the group wharf"));
+    }
 
     #[test]
     fn a_hostile_message_stays_on_its_line() {

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use wharf_api::{ADMIN_SOCKET, AgentStatus, Verdict, client::Client};
+use wharf_api::{
+    ADMIN_SOCKET, AgentStatus, Verdict,
+    client::{Client, ClientError},
+};
 
 use super::{Context, STATUS_TIMEOUT};
 use crate::{
@@ -22,10 +25,9 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     let answer = ask(cx, all).await;
     if args.brief {
         // A probe reads one word on standard output whatever happens; the reason is still said on standard error.
-        let verdict = answer.as_ref().map_or(Verdict::Down, AgentStatus::verdict);
-        write_text(&format!("{}\n", verdict.as_str()))?;
+        write_text(&format!("{}\n", word(&answer)))?;
     }
-    let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e })?;
+    let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e.into() })?;
     if s.from_admin && (args.brief || !cx.out.is_table()) {
         remark(&format!("wharf: {}", status::FROM_ADMIN));
     }
@@ -36,15 +38,24 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     Ok(s.verdict().into())
 }
 
+/// What `--brief` prints. An agent that this user may not ask is not known to be down.
+fn word(answer: &Result<AgentStatus, ClientError>) -> &'static str {
+    match answer {
+        Ok(status) => status.verdict().as_str(),
+        Err(error) if error.is_no_permission() => "no permission",
+        Err(_) => Verdict::Down.as_str(),
+    }
+}
+
 /// Asks the API, and when that does not answer the admin thread, whose socket is beside it.
-async fn ask(cx: &Context, all_controllers: bool) -> Result<AgentStatus, CliError> {
+async fn ask(cx: &Context, all_controllers: bool) -> Result<AgentStatus, ClientError> {
     let error = match cx.client.clone().with_timeout(API_PATIENCE).status_of(all_controllers).await {
         Err(e) if e.is_unreachable() => e,
-        answer => return Ok(answer?),
+        answer => return answer,
     };
     let admin = Client::new(cx.client.socket().with_file_name(ADMIN_SOCKET)).with_timeout(STATUS_TIMEOUT);
     // When neither answers, it is the API's silence that is told.
-    let mut status = admin.status_of(all_controllers).await.map_err(|_| CliError::from(error))?;
+    let mut status = admin.status_of(all_controllers).await.map_err(|_| error)?;
     // However well it says it is: what everybody asks does not answer.
     status.overall = status.overall.max(wharf_api::Health::Degraded);
     Ok(status)
@@ -82,4 +93,19 @@ pub(super) async fn version(cx: &Context, client_only: bool) -> Result<Exit, Cli
         None => String::new(),
     })?;
     Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn an_agent_that_may_not_be_asked_is_not_called_down() {
+        let failed = |kind: io::ErrorKind| word(&Err(ClientError::Connect { socket: "x".into(), cause: kind.into() }));
+        assert_eq!(failed(io::ErrorKind::PermissionDenied), "no permission");
+        assert_eq!(failed(io::ErrorKind::NotFound), "down");
+        assert_eq!(failed(io::ErrorKind::ConnectionRefused), "down");
+    }
 }

@@ -61,6 +61,12 @@ impl ClientError {
         matches!(self, Self::Connect { .. } | Self::Closed { .. } | Self::Timeout { .. })
     }
 
+    /// True when this user may not connect to the socket; whether an agent serves it is then not known.
+    #[must_use]
+    pub fn is_no_permission(&self) -> bool {
+        matches!(self, Self::Connect { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied)
+    }
+
     /// The agent's stable code, when it answered with an error.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
@@ -94,9 +100,7 @@ fn connect_problem(cause: &io::Error) -> String {
         io::ErrorKind::NotFound => {
             "there is no such socket; is wharf-agent running, and with this run directory?".into()
         }
-        io::ErrorKind::PermissionDenied => {
-            "permission denied; the socket is for root and the group wharf (0660)".into()
-        }
+        io::ErrorKind::PermissionDenied => "no permission; the socket is for root and the members of its group".into(),
         io::ErrorKind::ConnectionRefused => {
             "refused: the socket is left over from an agent that ended; is wharf-agent running?".into()
         }
