@@ -56,10 +56,29 @@ pub(super) async fn run(
     Ok(Exit::Ok)
 }
 
-/// The filter with its endpoint resolved to a number.
+/// Reason of a drop by the policy of the endpoint at the other end. The packet's event and count are those of the endpoint where
+/// it was.
+pub(super) const BY_PEER: &str = "peer-policy-denied";
+
+/// An endpoint whose events are shown.
+#[derive(Debug, Clone)]
+struct Of {
+    id: u16,
+    addresses: Vec<IpAddr>,
+}
+
+impl Of {
+    /// Whether the packet is the endpoint's, or one that the endpoint's policy dropped at the other end.
+    fn has(&self, p: &PacketEvent) -> bool {
+        let is_end = |ip: Option<IpAddr>| ip.is_some_and(|ip| self.addresses.contains(&ip));
+        u32::from(self.id) == p.endpoint || (p.reason == BY_PEER && (is_end(p.source) || is_end(p.destination)))
+    }
+}
+
+/// The filter with its endpoint resolved.
 struct Wanted {
     kinds: Vec<EventKind>,
-    endpoint: Option<u16>,
+    endpoint: Option<Of>,
     from: Option<IpAddr>,
     to: Option<IpAddr>,
     reasons: Vec<String>,
@@ -69,7 +88,11 @@ impl Wanted {
     async fn new(cx: &Context, filter: EventFilter) -> Result<Self, CliError> {
         let EventFilter { kinds, endpoint, from, to, reasons } = filter;
         let endpoint = match endpoint {
-            Some(target) => Some(cx.client.endpoint(target.as_str()).await?.id),
+            Some(target) => {
+                let e = cx.client.endpoint(target.as_str()).await?;
+                let addresses = e.ipv4.map(IpAddr::from).into_iter().chain(e.ipv6.map(IpAddr::from)).collect();
+                Some(Of { id: e.id, addresses })
+            }
             None => None,
         };
         Ok(Self { kinds, endpoint, from, to, reasons })
@@ -84,7 +107,7 @@ impl Wanted {
                 let packets_only = self.from.is_some() || self.to.is_some() || !self.reasons.is_empty();
                 self.wants(EventKind::Agent)
                     && !packets_only
-                    && (self.endpoint.is_none() || a.endpoint == self.endpoint)
+                    && self.endpoint.as_ref().is_none_or(|of| a.endpoint == Some(of.id))
             }
             MonitorEvent::L7(r) => self.wants(EventKind::L7) && self.matches_request(r),
             MonitorEvent::Lost { .. } => true,
@@ -100,14 +123,14 @@ impl Wanted {
         let is = |wanted: Option<IpAddr>, end: Option<SocketAddr>| {
             wanted.is_none() || end.map(|end| end.ip().to_canonical()) == wanted
         };
-        self.endpoint.is_none_or(|id| id == r.endpoint)
+        self.endpoint.as_ref().is_none_or(|of| of.id == r.endpoint)
             && is(self.from, r.source)
             && is(self.to, r.destination)
             && self.reasons.is_empty()
     }
 
     fn matches_packet(&self, p: &PacketEvent) -> bool {
-        self.endpoint.is_none_or(|id| u32::from(id) == p.endpoint)
+        self.endpoint.as_ref().is_none_or(|of| of.has(p))
             && (self.from.is_none() || p.source == self.from)
             && (self.to.is_none() || p.destination == self.to)
             && (self.reasons.is_empty() || self.reasons.contains(&p.reason))
@@ -122,6 +145,10 @@ mod tests {
 
     fn all() -> Wanted {
         Wanted { kinds: Vec::new(), endpoint: None, from: None, to: None, reasons: Vec::new() }
+    }
+
+    fn of(id: u16) -> Option<Of> {
+        Some(Of { id, addresses: vec![IpAddr::from([10, 0, 1, u8::try_from(id).unwrap_or_default()])] })
     }
 
     fn packet() -> PacketEvent {
@@ -181,8 +208,8 @@ mod tests {
             (all(), true),
             (Wanted { kinds: vec![EventKind::L7], ..all() }, true),
             (Wanted { kinds: vec![EventKind::Drop], ..all() }, false),
-            (Wanted { endpoint: Some(7), ..all() }, true),
-            (Wanted { endpoint: Some(8), ..all() }, false),
+            (Wanted { endpoint: of(7), ..all() }, true),
+            (Wanted { endpoint: of(8), ..all() }, false),
             (Wanted { from: ip("10.0.0.1"), ..all() }, true),
             (Wanted { from: ip("10.0.0.2"), ..all() }, false),
             (Wanted { to: ip("10.0.0.2"), ..all() }, true),
@@ -190,6 +217,23 @@ mod tests {
             (Wanted { reasons: vec!["malformed".to_owned()], ..all() }, false),
         ] {
             assert_eq!(wanted.matches(&request), shown);
+        }
+    }
+
+    #[test]
+    fn a_drop_by_the_policy_of_an_endpoint_is_shown_for_that_endpoint_too() {
+        let denied = |to: [u8; 4], reason: &str| PacketEvent {
+            reason: reason.to_owned(),
+            destination: Some(to.into()),
+            ..packet()
+        };
+        let receiver = Wanted { endpoint: of(9), ..all() };
+        for (packet, shown) in [
+            (denied([10, 0, 1, 9], BY_PEER), true),
+            (denied([10, 0, 1, 8], BY_PEER), false),
+            (denied([10, 0, 1, 9], "policy-denied"), false),
+        ] {
+            assert_eq!(receiver.matches(&MonitorEvent::Drop(packet)), shown);
         }
     }
 
@@ -202,8 +246,8 @@ mod tests {
             shown(&Wanted { kinds: vec![EventKind::Trace, EventKind::Agent], ..all() }),
             [false, true, true, true, true]
         );
-        assert_eq!(shown(&Wanted { endpoint: Some(7), ..all() }), [true, true, true, false, true]);
-        assert_eq!(shown(&Wanted { endpoint: Some(8), ..all() }), [false, false, false, false, true]);
+        assert_eq!(shown(&Wanted { endpoint: of(7), ..all() }), [true, true, true, false, true]);
+        assert_eq!(shown(&Wanted { endpoint: of(8), ..all() }), [false, false, false, false, true]);
         assert_eq!(shown(&Wanted { from: ip("10.0.0.1"), ..all() }), [true, true, false, false, true]);
         assert_eq!(shown(&Wanted { from: ip("10.0.0.2"), ..all() }), [false, false, false, false, true]);
         assert_eq!(shown(&Wanted { to: ip("10.0.0.2"), ..all() }), [true, true, false, false, true]);

@@ -13,6 +13,7 @@ mod settings;
 mod truth;
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 use wharf_tests::{
     NodeConfig,
     echo::{self, EchoServer},
@@ -53,6 +54,15 @@ fn only_the_front_end_reaches_the_database() -> Result<()> {
         }
         let dropped = node.packets(node.endpoint(&other.end)?.id, "egress", "peer-policy-denied")?;
         ensure!(dropped > 0, "counted: {dropped}");
+        let receiver = node.endpoint(&db.end)?.id.to_string();
+        let listed = node.wharf(&["bpf", "metrics", "list", "--dropped", "--endpoint", &receiver])?;
+        let pointed_out = listed.stderr.contains(&format!("`wharf bpf policy get {receiver}`"));
+        ensure!(listed.code() == 0 && pointed_out, "{}", listed.describe());
+        let rules: Value =
+            serde_json::from_str(&node.wharf(&["bpf", "policy", "get", &receiver, "-o", "json"])?.ok()?)?;
+        let denied = rules["ingress"]["rows"].as_array().into_iter().flatten();
+        let denied: u64 = denied.filter(|row| row["verdict"] == "deny").filter_map(|row| row["packets"].as_u64()).sum();
+        ensure!(denied >= dropped, "{denied} of {dropped} drops are counted by the receiver's rules");
         forget(node)?;
         for address in db.end.both()? {
             echo::tcp(other.space()?, echo.tcp_at(address), 1_000).context("without a policy again")?;
