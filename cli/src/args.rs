@@ -3,6 +3,7 @@
 mod endpoint;
 mod flow;
 mod label;
+mod list;
 mod namespace;
 mod node;
 mod policy;
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, EndpointSetting, Level, ListFilter};
 pub(crate) use flow::BpfCtCommand;
 pub(crate) use label::{BadLabel, LabelChange, LabelChanges, Labels, changed};
+pub(crate) use list::{Choice, Follow};
 pub(crate) use namespace::NamespaceCommand;
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
@@ -93,7 +95,7 @@ pub(crate) enum ColorWhen {
 /// What can be asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show the state of the node: components, controllers, addresses, endpoints, BPF maps.
+    /// Show the state of the node: components, controllers, addresses, endpoints, memory.
     ///
     /// Answers even when a part of the agent is stuck: a part that does not answer in 1.5 s is shown with its last value,
     /// marked as stale with its age and what it waits for. When the API itself does not answer, the admin thread is asked
@@ -109,6 +111,8 @@ Examples:
   wharf status                       the whole screen
   wharf status --brief               one word, ok, degraded or down, with the same exit status
   wharf status --all-controllers     with every controller, healthy or not, those of endpoints too
+  wharf status --verbose             with every BPF map too
+  wharf status --watch               again after each change, until interrupted
   wharf status -o json | jq '.components[] | select(.stale_ms)'    for scripts")]
     Status(StatusArgs),
     /// List, show and change endpoints. An endpoint is one network attachment of one container.
@@ -129,7 +133,9 @@ A name that fits several endpoints is refused, and they are listed.
 
 Examples:
   wharf endpoint list --state ready
+  wharf endpoint list -n shop -l app=web
   wharf endpoint get 7 -o yaml
+  wharf endpoint describe 7
   wharf endpoint regenerate 7 --level datapath"
     )]
     Endpoint(EndpointCommand),
@@ -159,7 +165,8 @@ Examples:
 Examples:
   wharf policy validate policies/    check documents, without an agent
   wharf policy import policies/      put them in force
-  wharf policy get                   what is in force
+  wharf policy list                  what is in force
+  wharf policy describe shop/db      one policy, and its endpoints
   wharf policy explain --from 7 --to 9 --port 443"
     )]
     Policy(PolicyCommand),
@@ -213,7 +220,8 @@ Examples:
     /// Watch drops, traces and the agent's own events as they happen.
     #[command(after_help = "\
 Examples:
-  wharf monitor                                 everything, until interrupted
+  wharf monitor                                 everything but multicast, until interrupted
+  wharf monitor --all                           drops of multicast packets too
   wharf monitor --type drop --endpoint 7        why endpoint 7 loses packets
   wharf monitor --type l7 --endpoint 7          the requests of endpoint 7 that the proxy judges
   wharf monitor --from 10.88.0.7 --to 10.88.0.9 -n 5
@@ -304,6 +312,29 @@ Examples:
         #[arg(long)]
         client: bool,
     },
+}
+
+impl Command {
+    /// Whether the command goes on until it is interrupted.
+    pub(crate) fn watches(&self) -> bool {
+        let follow = match self {
+            Self::Status(args) => args.follow,
+            Self::Endpoint(EndpointCommand::List(args)) => return args.watch,
+            Self::Health(HealthCommand::Status(follow))
+            | Self::Ipam(IpamCommand::List(follow))
+            | Self::Port(PortCommand::List { follow, .. })
+            | Self::Policy(PolicyCommand::List { follow, .. } | PolicyCommand::Get { follow, .. })
+            | Self::Namespace(NamespaceCommand::List { follow, .. })
+            | Self::Proxy(
+                ProxyCommand::Status(follow)
+                | ProxyCommand::Listeners(follow)
+                | ProxyCommand::Names(follow)
+                | ProxyCommand::Completions(follow),
+            ) => *follow,
+            _ => return false,
+        };
+        follow.watch
+    }
 }
 
 #[cfg(test)]

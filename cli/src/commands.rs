@@ -6,6 +6,7 @@ mod bpf;
 mod candidates;
 mod config;
 mod debuginfo;
+mod describe;
 mod endpoint;
 mod explain;
 mod health;
@@ -15,19 +16,22 @@ mod namespace;
 mod pages;
 mod policy;
 mod proxy;
+mod repeat;
 mod sandbox;
 mod status;
 mod watch;
 
 use std::{path::Path, time::Duration};
 
-use wharf_api::{EndpointFilter, client::Client};
+use serde::{Serialize, Serializer};
+use wharf_api::{Endpoint, EndpointFilter, client::Client};
 
+use self::repeat::Answer;
 use crate::{
-    args::{Cli, Command, EndpointCommand, IpamCommand, PolicyCommand, PortCommand},
+    args::{Cli, Command, IpamCommand, PolicyCommand, PortCommand},
     error::{CliError, Exit},
     output::{Output, remark},
-    render,
+    render::{self, port::Port},
 };
 
 /// A build, a repair or a delete that waits for the proxy may take a while.
@@ -61,8 +65,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
             true
         }
         Command::Policy(command) => matches!(command, PolicyCommand::Wait { .. }),
-        Command::Endpoint(EndpointCommand::List(args)) => args.watch,
-        _ => false,
+        command => command.watches(),
     };
     let waiting = format!("wharf: waiting for the agent at {}", cli.global.socket.display());
     let work = answer(cli);
@@ -77,6 +80,21 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
     work.await
 }
 
+/// Endpoints whose ports are shown.
+struct Published(Vec<Endpoint>);
+
+impl Published {
+    fn of(&self) -> Vec<Port<'_>> {
+        render::port::of(&self.0)
+    }
+}
+
+impl Serialize for Published {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.of().serialize(serializer)
+    }
+}
+
 async fn answer(cli: Cli) -> Result<Exit, CliError> {
     let out = Output::new(cli.global.output, cli.global.color);
     let cx = Context::new(&cli.global.socket, out);
@@ -84,9 +102,9 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
         Command::Status(args) => status::run(&cx, &args).await,
         Command::Endpoint(command) => endpoint::run(&cx, command).await,
         Command::Health(command) => health::run(&cx, &command).await,
-        Command::Ipam(IpamCommand::List) => {
-            let view = cx.client.ipam().await?;
-            cx.out.emit(&view, |style| render::ipam::list(&view, style))?;
+        Command::Ipam(IpamCommand::List(follow)) => {
+            let ask = async || Ok(Answer::plain(cx.client.ipam().await?));
+            repeat::show(&cx, follow.watch, ask, render::ipam::list).await?;
             Ok(Exit::Ok)
         }
         Command::Ipam(IpamCommand::Release { address }) => {
@@ -95,10 +113,13 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
             cx.out.emit(&done, |_| format!("{address} is not held any more\n"))?;
             Ok(Exit::Ok)
         }
-        Command::Port(PortCommand::List) => {
-            let endpoints = cx.client.endpoints(&EndpointFilter::default()).await?;
-            let ports = render::port::of(&endpoints);
-            cx.out.emit(&ports, |style| render::port::list(&ports, style))?;
+        Command::Port(PortCommand::List { choice, follow }) => {
+            let ask = async || {
+                let mut endpoints = cx.client.endpoints(&EndpointFilter::default()).await?;
+                endpoints.retain(|e| choice.has(e));
+                Ok(Answer::plain(Published(endpoints)))
+            };
+            repeat::show(&cx, follow.watch, ask, |ports, style| render::port::list(&ports.of(), style)).await?;
             Ok(Exit::Ok)
         }
         Command::Policy(command) => policy::run(&cx, command).await,

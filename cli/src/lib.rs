@@ -13,6 +13,7 @@ mod expected;
 mod namespace;
 mod output;
 mod render;
+mod selector;
 mod target;
 
 use std::{

@@ -21,12 +21,16 @@ const DEFAULT_WIDTH: u16 = 100;
 /// Minimum width: below it, columns would be one letter wide.
 const MIN_WIDTH: u16 = 60;
 
+/// Moves the cursor to the top and clears the screen (ECMA-48: CUP, ED).
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
 /// Writes answers.
 #[derive(Debug)]
 pub(crate) struct Output {
     format: Format,
     color: bool,
     width: u16,
+    terminal: bool,
 }
 
 impl Output {
@@ -43,7 +47,7 @@ impl Output {
             }
         };
         let width = if terminal { comfy_table::Table::new().width() } else { None };
-        Self { format, color, width: width.unwrap_or(DEFAULT_WIDTH).max(MIN_WIDTH) }
+        Self { format, color, width: width.unwrap_or(DEFAULT_WIDTH).max(MIN_WIDTH), terminal }
     }
 
     /// True when a table was asked for.
@@ -88,11 +92,36 @@ impl Output {
         value: &T,
         line: impl FnOnce(&Style) -> String,
     ) -> Result<(), CliError> {
-        match self.format {
-            Format::Table | Format::Wide => write_text(&(line(&self.style()) + "\n")),
-            Format::Json => write_text(&(to_json(value, false)? + "\n")),
-            Format::Yaml => write_text(&format!("---\n{}", to_yaml(value)?)),
-        }
+        write_text(&self.line(value, |style| line(style) + "\n")?)
+    }
+
+    /// One of many objects as text: what `table` makes of it, a line of JSON, or a YAML document.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON or YAML.
+    pub(crate) fn line<T: Serialize>(
+        &self,
+        value: &T,
+        table: impl FnOnce(&Style) -> String,
+    ) -> Result<String, CliError> {
+        Ok(match self.format {
+            Format::Table | Format::Wide => table(&self.style()),
+            Format::Json => to_json(value, false)? + "\n",
+            Format::Yaml => format!("---\n{}", to_yaml(value)?),
+        })
+    }
+
+    /// Writes a text in place of the one before: on a terminal a table takes the screen, elsewhere it follows after an empty line.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn replace(&self, text: &str, is_first: bool) -> Result<(), CliError> {
+        let lead = match (self.is_table(), self.terminal, is_first) {
+            (true, true, _) => CLEAR,
+            (true, false, false) => "\n",
+            _ => "",
+        };
+        write_text(&format!("{lead}{text}"))
     }
 }
 

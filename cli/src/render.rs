@@ -6,6 +6,7 @@
 pub(crate) mod audit;
 pub(crate) mod bpf;
 pub(crate) mod config;
+pub(crate) mod describe;
 pub(crate) mod endpoint;
 pub(crate) mod explain;
 pub(crate) mod flow;

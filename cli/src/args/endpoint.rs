@@ -5,6 +5,7 @@ use wharf_api::{EndpointState, NamedPort, PolicyEnforcement, PortProtocol, Regen
 
 use super::{
     label::{LabelChanges, Labels},
+    list::Choice,
     node::{BadValue, parse_enforcement},
 };
 use crate::target::Target;
@@ -19,18 +20,35 @@ pub(crate) enum EndpointCommand {
 Examples:
   wharf endpoint list
   wharf endpoint list --state waiting-for-identity
-  wharf endpoint list --label k8s:app=web --show-labels
+  wharf endpoint list -n shop -l app=web --show-labels
   wharf endpoint list -o wide
   wharf endpoint list --watch                  and then every change, until interrupted
   wharf endpoint list -o json | jq -r '.[] | [.id, .epoch, .ifindex] | @tsv'"
     )]
     List(ListFilter),
-    /// Show one endpoint: addresses, link, state, and what it waits for.
-    #[command(after_help = "Examples:\n  wharf endpoint get 7\n  wharf endpoint get 10.88.0.7 -o json")]
+    /// Show one endpoint: addresses, link, state, and what it waits for. Without an ID, list all of them.
+    #[command(after_help = "\
+Examples:
+  wharf endpoint get
+  wharf endpoint get 7
+  wharf endpoint get web-1 -n shop               by the name of its pod
+  wharf endpoint get 10.88.0.7 -o json")]
     Get {
         /// The endpoint (see `wharf endpoint --help`).
         #[arg(value_name = "ID")]
+        id: Option<Target>,
+        #[command(flatten)]
+        choice: Choice,
+    },
+    /// Show one endpoint in full: as `get`, with the policies about it and its events.
+    #[command(after_help = "Examples:\n  wharf endpoint describe 7\n  wharf endpoint describe web-1 -n shop")]
+    Describe {
+        /// The endpoint (see `wharf endpoint --help`).
+        #[arg(value_name = "ID")]
         id: Target,
+        /// The namespace of the pod that the ID names.
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
     },
     /// Show the events of an endpoint, oldest first.
     #[command(after_help = "Example:\n  wharf endpoint log 7")]
@@ -160,6 +178,8 @@ fn parse_named_port(text: &str) -> Option<NamedPort> {
 /// Filters of `wharf endpoint list`; all must match.
 #[derive(Debug, Args)]
 pub(crate) struct ListFilter {
+    #[command(flatten)]
+    pub(crate) choice: Choice,
     /// Of this container.
     #[arg(long, value_name = "ID")]
     pub(crate) container_id: Option<String>,

@@ -6,6 +6,7 @@ use clap::{
 };
 use wharf_api::{AddressRange, FLOWS_DEFAULT, FLOWS_MOST, FlowProtocol, FlowQuery, FlowState};
 
+use super::list::Follow;
 use crate::target::Target;
 
 /// `wharf bpf ct ...`.
@@ -31,6 +32,8 @@ Examples:
         /// So many flows at most.
         #[arg(long, value_name = "N", default_value_t = FLOWS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=i64::from(FLOWS_MOST)))]
         limit: u32,
+        #[command(flatten)]
+        follow: Follow,
     },
     /// Remove flows. Nothing is interrupted: a flow that lives on begins anew with its next packet.
     #[command(

@@ -2,14 +2,45 @@
 
 use clap::Subcommand;
 
-use super::label::{LabelChanges, Labels};
+use super::{
+    label::{LabelChanges, Labels},
+    list::Follow,
+};
+use crate::selector::Selector;
 
 /// `wharf namespace ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum NamespaceCommand {
     /// List the namespaces whose labels are known.
-    #[command(visible_alias = "ls", after_help = "Examples:\n  wharf namespace list\n  wharf namespace list -o json")]
-    List,
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  wharf namespace list
+  wharf namespace list -l team=a
+  wharf namespace list -o json"
+    )]
+    List {
+        /// With these labels, as kubectl selects: team=a, stage!=test, 'team in (a,b)', team, '!team'.
+        #[arg(short = 'l', long, value_name = "SELECTOR")]
+        selector: Option<Selector>,
+        #[command(flatten)]
+        follow: Follow,
+    },
+    /// Show the labels of one namespace; without a name as `list`.
+    #[command(after_help = "Examples:\n  wharf namespace get\n  wharf namespace get shop")]
+    Get {
+        /// The namespace.
+        #[arg(value_name = "NAMESPACE")]
+        name: Option<String>,
+    },
+    /// Show a namespace: its labels, its policies and its endpoints on this node.
+    #[command(after_help = "Example:\n  wharf namespace describe shop")]
+    Describe {
+        /// The namespace.
+        #[arg(value_name = "NAMESPACE")]
+        name: String,
+    },
     /// Change labels of a namespace: those that are not named stay.
     #[command(
         visible_alias = "labels",

@@ -9,29 +9,37 @@ use clap::{
 
 use wharf_api::{LogFormat, PACKET_REASONS, PolicyEnforcement};
 
-use super::{flow::BpfCtCommand, policy::BpfPolicyCommand};
+use super::{
+    flow::BpfCtCommand,
+    list::{Choice, Follow},
+    policy::BpfPolicyCommand,
+};
 use crate::target::Target;
 
 /// Arguments of `wharf status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     /// One word: ok, degraded or down.
-    #[arg(long, conflicts_with_all = ["verbose", "all_controllers"])]
+    #[arg(long, conflicts_with_all = ["verbose", "all_controllers", "watch"])]
     pub(crate) brief: bool,
-    /// Everything: kernel features, every controller, counters.
+    /// Everything: kernel features, every controller, BPF maps, counters.
     #[arg(long)]
     pub(crate) verbose: bool,
     /// Every controller of the node and of endpoints, not only those that fail or do not end.
     #[arg(long)]
     pub(crate) all_controllers: bool,
+    #[command(flatten)]
+    pub(crate) follow: Follow,
 }
 
 /// `wharf health ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum HealthCommand {
     /// Show the result of the last probes: state, addresses, round-trip times, the last relaunch.
-    #[command(after_help = "Examples:\n  wharf health status\n  wharf health status -o json")]
-    Status,
+    #[command(
+        after_help = "Examples:\n  wharf health status\n  wharf health status --watch\n  wharf health status -o json"
+    )]
+    Status(Follow),
     /// Probe now by ICMP, TCP and HTTP, and show the result.
     #[command(after_help = "Example:\n  wharf health probe")]
     Probe,
@@ -46,9 +54,10 @@ pub(crate) enum IpamCommand {
         after_help = "\
 Examples:
   wharf ipam list
+  wharf ipam list --watch
   wharf ipam list -o json | jq '.leases | length'"
     )]
-    List,
+    List(Follow),
     /// Release an address that a caller holds: one leased through the API, or kept by a delete without release.
     ///
     /// An endpoint's address goes with the endpoint. An address that nobody holds is no error.
@@ -70,9 +79,15 @@ pub(crate) enum PortCommand {
         after_help = "\
 Examples:
   wharf port list
+  wharf port list -n shop -l app=web
   wharf port list -o json | jq -r '.[] | select(.host_port == 8080) | .container_id'"
     )]
-    List,
+    List {
+        #[command(flatten)]
+        choice: Choice,
+        #[command(flatten)]
+        follow: Follow,
+    },
 }
 
 /// `wharf bpf ...`.
@@ -103,7 +118,7 @@ pub(crate) enum BpfCommand {
 pub(crate) enum BpfEndpointCommand {
     /// Every row: address, endpoint, epoch, interface.
     #[command(visible_alias = "ls", after_help = "Example:\n  wharf bpf endpoint list -o json")]
-    List,
+    List(Follow),
 }
 
 /// `wharf bpf metrics ...`.
@@ -124,6 +139,8 @@ Examples:
         /// Only of this endpoint.
         #[arg(long, value_name = "ID")]
         endpoint: Option<Target>,
+        #[command(flatten)]
+        follow: Follow,
     },
 }
 
@@ -146,9 +163,15 @@ Examples:
 /// `wharf bpf map ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BpfMapCommand {
-    /// Every pinned map with its kind, fill and memory.
-    #[command(visible_alias = "ls", after_help = "Example:\n  wharf bpf map list")]
-    List,
+    /// The shared maps and the maps of endpoints, each with its kind, fill and memory.
+    #[command(visible_alias = "ls", after_help = "Examples:\n  wharf bpf map list\n  wharf bpf map list --all")]
+    List {
+        /// Also the maps of programs that are prepared for endpoints to come.
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        follow: Follow,
+    },
     /// The rows of one map in readable form.
     #[command(after_help = "Examples:\n  wharf bpf map get ENDPOINTS\n  wharf bpf map get 7/CONFIG")]
     Get {
@@ -193,6 +216,9 @@ pub(crate) struct EventFilter {
         value_parser = PossibleValuesParser::new(PACKET_REASONS)
     )]
     pub(crate) reasons: Vec<String>,
+    /// Also drops that are usual: packets to multicast groups (reason multicast-unsupported).
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 /// Arguments of `wharf monitor`.

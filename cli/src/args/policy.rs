@@ -8,7 +8,7 @@ use clap::{
 };
 use wharf_api::{PolicyDeleteQuery, PolicyExplainQuery, PolicyProtocol};
 
-use super::node::duration;
+use super::{list::Follow, node::duration};
 use crate::target::Target;
 
 /// `wharf policy ...`.
@@ -63,15 +63,47 @@ Examples:
     /// List the policies in force, with the endpoints that they select.
     ///
     /// The head tells the revision in the kernel, when policy is enforced, and how full the tables are.
+    #[command(
+        visible_alias = "ls",
+        after_help = "\
+Examples:
+  wharf policy list
+  wharf policy list -n shop
+  wharf policy list --watch                        again after each change, until interrupted"
+    )]
+    List {
+        /// Only policies of this namespace; clusterwide policies have none.
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
+        #[command(flatten)]
+        follow: Follow,
+    },
+    /// Show the policies of a name; without a name as `list`.
     #[command(after_help = "\
 Examples:
   wharf policy get
+  wharf policy get db -n shop
   wharf policy get shop/db -o wide                 with every endpoint, and where it was written
   wharf policy get -o json | jq -r '.policies[] | select(.endpoints == []) | .name'")]
     Get {
         /// Only policies of this name.
         #[arg(value_name = "[NAMESPACE/]NAME")]
         name: Option<String>,
+        /// Only policies of this namespace.
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
+        #[command(flatten)]
+        follow: Follow,
+    },
+    /// Show the policies of a name in full, with each endpoint that they select.
+    #[command(after_help = "Examples:\n  wharf policy describe shop/db\n  wharf policy describe db -n shop")]
+    Describe {
+        /// The policy's name.
+        #[arg(value_name = "[NAMESPACE/]NAME")]
+        name: String,
+        /// Only policies of this namespace.
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
     },
     /// Remove a policy, or all that were imported.
     ///
@@ -122,7 +154,7 @@ pub(crate) struct PolicyDeleteArgs {
     #[arg(required_unless_present = "all")]
     pub(crate) name: Option<String>,
     /// The policy's namespace, `default` unless given; not for clusterwide kinds.
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
     /// All policies that were imported.
     #[arg(long, conflicts_with_all = ["kind", "name", "namespace"])]

@@ -2,16 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use wharf_api::{FlowQuery, MetricRow};
+use wharf_api::{BpfMap, EndpointFilter, FlowQuery, MetricRow};
 
-use super::{Context, monitor};
+use super::{
+    Context, monitor,
+    repeat::{self, Answer},
+};
 use crate::{
     args::{
         BpfCommand, BpfCtCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand,
-        BpfPolicyCommand, EventKind,
+        BpfPolicyCommand, EventKind, Follow,
     },
     error::{CliError, Exit},
-    output::remark,
     render::{bpf, flow, policy, text},
     target::Target,
 };
@@ -23,9 +25,9 @@ const OTHERS_MOST: usize = 8;
 
 pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliError> {
     match command {
-        BpfCommand::Endpoint(BpfEndpointCommand::List) => dump(cx, ENDPOINTS).await,
-        BpfCommand::Metrics(BpfMetricsCommand::List { dropped, endpoint }) => {
-            metrics(cx, dropped, endpoint.as_ref()).await
+        BpfCommand::Endpoint(BpfEndpointCommand::List(follow)) => dump(cx, ENDPOINTS, follow).await,
+        BpfCommand::Metrics(BpfMetricsCommand::List { dropped, endpoint, follow }) => {
+            metrics(cx, dropped, endpoint.as_ref(), follow).await
         }
         BpfCommand::Events(BpfEventsCommand::List(mut args)) => {
             if args.filter.kinds.is_empty() {
@@ -33,13 +35,16 @@ pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliEr
             }
             monitor::run(cx, args.filter, Some(args.count), Some(args.time)).await
         }
-        BpfCommand::Ct(BpfCtCommand::List { filter, limit }) => {
-            let found = cx.client.flows(&FlowQuery { limit: Some(limit), ..filter.query() }).await?;
-            cx.out.emit(&found, |style| flow::list(&found.flows, style, cx.out.is_wide()))?;
-            if found.more > 0 && cx.out.is_table() {
-                let more = text::count(found.more, "more flow");
-                remark(&format!("wharf: {more} not shown; a filter or a larger --limit shows others"));
-            }
+        BpfCommand::Ct(BpfCtCommand::List { filter, limit, follow }) => {
+            let query = FlowQuery { limit: Some(limit), ..filter.query() };
+            let ask = async || {
+                let value = cx.client.flows(&query).await?;
+                let more = text::count(value.more, "more flow");
+                let told = format!("{more} not shown; a filter or a larger --limit shows others");
+                Ok(Answer { remark: (value.more > 0).then_some(told), value })
+            };
+            let wide = cx.out.is_wide();
+            repeat::show(cx, follow.watch, ask, |found, style| flow::list(&found.flows, style, wide)).await?;
             Ok(Exit::Ok)
         }
         BpfCommand::Ct(BpfCtCommand::Flush { filter, all }) => {
@@ -53,35 +58,58 @@ pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliEr
             cx.out.emit(&rules, |style| policy::rules(&rules, style, cx.out.is_wide()))?;
             Ok(Exit::Ok)
         }
-        BpfCommand::Map(BpfMapCommand::List) => {
-            let maps = cx.client.maps().await?;
-            cx.out.emit(&maps, |style| bpf::maps(&maps, style))?;
+        BpfCommand::Map(BpfMapCommand::List { all, follow }) => {
+            let ask = async || maps(cx, all).await;
+            repeat::show(cx, follow.watch, ask, |maps, style| bpf::maps(maps, style)).await?;
             Ok(Exit::Ok)
         }
-        BpfCommand::Map(BpfMapCommand::Get { name }) => dump(cx, &name.0).await,
+        BpfCommand::Map(BpfMapCommand::Get { name }) => dump(cx, &name.0, Follow::default()).await,
     }
 }
 
-async fn dump(cx: &Context, name: &str) -> Result<Exit, CliError> {
+/// The maps; without `all`, not those of prepared programs.
+async fn maps(cx: &Context, all: bool) -> Result<Answer<Vec<BpfMap>>, CliError> {
+    let mut maps = cx.client.maps().await?;
+    if all {
+        return Ok(Answer::plain(maps));
+    }
+    let endpoints = cx.client.endpoints(&EndpointFilter::default()).await?;
+    let endpoints: BTreeSet<u16> = endpoints.into_iter().map(|e| e.id).collect();
+    let hidden = hide_prepared(&mut maps, &endpoints);
+    let told = format!("{} of prepared programs not shown; `--all` shows them", text::count(hidden, "map"));
+    Ok(Answer { value: maps, remark: (hidden > 0).then_some(told) })
+}
+
+/// Leaves out the maps of ids that no endpoint has, and counts them. An endpoint's map is called `ID/NAME`.
+fn hide_prepared(maps: &mut Vec<BpfMap>, endpoints: &BTreeSet<u16>) -> u64 {
+    let before = maps.len();
+    maps.retain(|map| match map.name.split_once('/') {
+        Some((id, _)) => id.parse().map_or(true, |id: u16| endpoints.contains(&id)),
+        None => true,
+    });
+    u64::try_from(before.saturating_sub(maps.len())).unwrap_or(u64::MAX)
+}
+
+async fn dump(cx: &Context, name: &str, follow: Follow) -> Result<Exit, CliError> {
     // The name is one path segment, in which the API takes `.` for the `/` of a per-endpoint map.
-    let dump = cx.client.map(&name.replace('/', ".")).await?;
-    cx.out.emit(&dump, |style| bpf::dump(&dump, style))?;
+    let name = name.replace('/', ".");
+    let ask = async || Ok(Answer::plain(cx.client.map(&name).await?));
+    repeat::show(cx, follow.watch, ask, bpf::dump).await?;
     Ok(Exit::Ok)
 }
 
-async fn metrics(cx: &Context, dropped: bool, endpoint: Option<&Target>) -> Result<Exit, CliError> {
+async fn metrics(cx: &Context, dropped: bool, endpoint: Option<&Target>, follow: Follow) -> Result<Exit, CliError> {
     let only = match endpoint {
         Some(target) => Some(cx.client.endpoint(target.as_str()).await?.id),
         None => None,
     };
-    let all = cx.client.metrics_rows().await?;
-    let elsewhere = only.and_then(|id| counted_elsewhere(&all, id));
-    let rows: Vec<MetricRow> =
-        all.into_iter().filter(|m| (!dropped || m.dropped) && (only.is_none() || m.endpoint == only)).collect();
-    cx.out.emit(&rows, |style| bpf::metrics(&rows, style))?;
-    if let Some(elsewhere) = elsewhere.filter(|_| cx.out.is_table()) {
-        remark(&elsewhere);
-    }
+    let ask = async || {
+        let mut rows = cx.client.metrics_rows().await?;
+        let remark = only.and_then(|id| counted_elsewhere(&rows, id));
+        rows.retain(|m| (!dropped || m.dropped) && (only.is_none() || m.endpoint == only));
+        Ok(Answer { value: rows, remark })
+    };
+    repeat::show(cx, follow.watch, ask, |rows, style| bpf::metrics(rows, style)).await?;
     Ok(Exit::Ok)
 }
 
@@ -93,7 +121,7 @@ fn counted_elsewhere(rows: &[MetricRow], id: u16) -> Option<String> {
     let more = if others.len() > OTHERS_MOST { ", ..." } else { "" };
     (!named.is_empty()).then(|| {
         format!(
-            "wharf: a packet that the policy of endpoint {id} drops is counted at its other end, as {}; endpoints with this count: \
+            "a packet that the policy of endpoint {id} drops is counted at its other end, as {}; endpoints with this count: \
              {}{more}. `wharf bpf policy get {id}` counts the drops of endpoint {id} by rule",
             monitor::BY_PEER,
             named.join(", ")
@@ -104,6 +132,16 @@ fn counted_elsewhere(rows: &[MetricRow], id: u16) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::sample;
+
+    #[test]
+    fn maps_of_prepared_programs_are_left_out() {
+        let mut maps: Vec<BpfMap> =
+            ["ENDPOINTS", "7/CONFIG", "12/CONFIG", "12/METRICS"].map(|name| sample::map(name, "array", None, 1)).into();
+        assert_eq!(hide_prepared(&mut maps, &BTreeSet::from([7])), 2);
+        let names: Vec<&str> = maps.iter().map(|map| map.name.as_str()).collect();
+        assert_eq!(names, ["ENDPOINTS", "7/CONFIG"]);
+    }
 
     #[test]
     fn counts_at_the_other_end_are_pointed_out() {

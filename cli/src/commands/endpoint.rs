@@ -2,10 +2,11 @@
 
 use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health, MendedBy};
 
-use super::{Context, watch};
+use super::{Context, describe, watch};
 use crate::{
     args::{
-        DeleteArgs, EndpointCommand, EndpointSetting, LabelChange, LabelChanges, Labels, Level, ListFilter, changed,
+        Choice, DeleteArgs, EndpointCommand, EndpointSetting, LabelChange, LabelChanges, Labels, Level, ListFilter,
+        changed,
     },
     error::{CliError, Exit},
     output::remark,
@@ -20,12 +21,21 @@ use crate::{
 pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, CliError> {
     match command {
         EndpointCommand::List(filter) => list(cx, filter).await,
-        EndpointCommand::Get { id } => {
-            let e = cx.client.endpoint(id.as_str()).await?;
+        EndpointCommand::Get { id: None, choice } => {
+            let columns = Columns { wide: cx.out.is_wide(), labels: false };
+            table(cx, &EndpointFilter::default(), &choice, columns).await
+        }
+        EndpointCommand::Get { id: Some(_), choice: Choice { selector: Some(_), .. } } => {
+            Err(CliError::usage("show an endpoint: an ID and --selector exclude each other")
+                .hint("leave one of them out"))
+        }
+        EndpointCommand::Get { id: Some(id), choice } => {
+            let e = cx.client.endpoint(&named(&id, choice.namespace.as_deref())).await?;
             let redirects = if cx.out.is_table() { redirects(cx, e.id).await } else { Vec::new() };
             cx.out.emit(&e, |style| endpoint::get(&e, &redirects, style))?;
             Ok(Exit::Ok)
         }
+        EndpointCommand::Describe { id, namespace } => describe::endpoint(cx, &named(&id, namespace.as_deref())).await,
         EndpointCommand::Log { id } => {
             let entries = cx.client.endpoint_log(id.as_str()).await?;
             cx.out.emit(&entries, |style| endpoint::log(&entries, style))?;
@@ -43,20 +53,33 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
     }
 }
 
+/// The endpoint that is meant: with a namespace, that of a pod.
+fn named(id: &Target, namespace: Option<&str>) -> String {
+    match namespace {
+        Some(namespace) => format!("pod-name:{namespace}/{}", id.as_str()),
+        None => id.as_str().to_owned(),
+    }
+}
+
 async fn list(cx: &Context, args: ListFilter) -> Result<Exit, CliError> {
-    let ListFilter { container_id, network, state, label, pod_name, wide, show_labels, watch } = args;
+    let ListFilter { choice, container_id, network, state, label, pod_name, wide, show_labels, watch } = args;
     let filter = EndpointFilter { container_id, network, state, label, pod_name };
     let columns = Columns { wide: wide || cx.out.is_wide(), labels: show_labels };
     if watch {
-        return watch::run(cx, filter, columns).await;
+        return watch::run(cx, filter, &choice, columns).await;
     }
-    let endpoints = cx.client.endpoints(&filter).await?;
+    table(cx, &filter, &choice, columns).await
+}
+
+async fn table(cx: &Context, filter: &EndpointFilter, choice: &Choice, columns: Columns) -> Result<Exit, CliError> {
+    let mut endpoints = cx.client.endpoints(filter).await?;
+    endpoints.retain(|e| choice.has(e));
     cx.out.emit(&endpoints, |style| endpoint::list(&endpoints, style, columns))?;
     Ok(Exit::Ok)
 }
 
 /// What the proxy does for an endpoint. The endpoint is what was asked about, so an agent that cannot tell of its proxy is no error.
-async fn redirects(cx: &Context, id: u16) -> Vec<String> {
+pub(super) async fn redirects(cx: &Context, id: u16) -> Vec<String> {
     match cx.client.proxy().await {
         Ok(view) => proxy::of_endpoint(&view, id),
         Err(error) => vec![format!("not known: {error}")],

@@ -1,6 +1,9 @@
 //! `wharf health ...`.
 
-use super::Context;
+use super::{
+    Context,
+    repeat::{self, Answer},
+};
 use crate::{
     args::HealthCommand,
     error::{CliError, Exit},
@@ -9,7 +12,12 @@ use crate::{
 
 pub(super) async fn run(cx: &Context, command: &HealthCommand) -> Result<Exit, CliError> {
     let report = match command {
-        HealthCommand::Status => cx.client.health().await?,
+        HealthCommand::Status(follow) if follow.watch => {
+            let ask = async || Ok(Answer::plain(cx.client.health().await?));
+            repeat::show(cx, true, ask, health::report).await?;
+            return Ok(Exit::Ok);
+        }
+        HealthCommand::Status(_) => cx.client.health().await?,
         HealthCommand::Probe => cx.client.probe_health().await?,
     };
     cx.out.emit(&report, |style| health::report(&report, style))?;

@@ -6,14 +6,46 @@ use std::{
     time::Duration,
 };
 
-use wharf_api::{MonitorEvent, PacketEvent, RequestEvent};
+use wharf_api::{EndpointFilter, MonitorEvent, PacketEvent, RequestEvent};
 
 use super::Context;
 use crate::{
     args::{EventFilter, EventKind},
     error::{CliError, Exit},
+    output::remark,
     render::monitor::line,
 };
+
+/// Reason of drops that every container causes: it asks for multicast groups when its interface comes up.
+const MULTICAST: &str = "multicast-unsupported";
+const HIDDEN: &str =
+    "wharf: drops with the reason multicast-unsupported are not shown; `--all` or `--reason` shows them";
+const NO_TRACING: &str = "wharf: no endpoint that is asked about traces its packets, so there are no trace events; `wharf endpoint \
+    config ID --trace on` turns tracing on for one endpoint, `wharf config set trace=on` for all";
+
+/// Whether the endpoint traces, or any when none is named. What cannot be found out counts as tracing.
+async fn traces(cx: &Context, of: Option<&Of>) -> bool {
+    const SETTING: &str = "trace";
+    match cx.client.config().await {
+        Ok(node) if node.effective.get(SETTING).is_some_and(|value| value == "false") => {}
+        _ => return true,
+    }
+    let ids: Vec<u16> = match of {
+        Some(of) => vec![of.id],
+        None => match cx.client.endpoints(&EndpointFilter::default()).await {
+            Ok(endpoints) => endpoints.iter().map(|e| e.id).collect(),
+            Err(_) => return true,
+        },
+    };
+    for id in ids {
+        // An endpoint that went away meanwhile traces nothing.
+        let config = cx.client.endpoint_config(&id.to_string()).await;
+        if config.is_ok_and(|config| config.desired.get(SETTING).is_some_and(|value| value == "true")) {
+            return true;
+        }
+    }
+    false
+}
 
 /// Shows events until `count` of them were shown, `time` has passed, or the agent ends the stream (which is exit 2:
 /// nobody asked it to).
@@ -23,8 +55,12 @@ pub(super) async fn run(
     count: Option<u64>,
     time: Option<Duration>,
 ) -> Result<Exit, CliError> {
+    let asks_for_traces = filter.kinds.contains(&EventKind::Trace);
     let wanted = Wanted::new(cx, filter).await?;
     let mut stream = cx.client.monitor().await?;
+    if asks_for_traces && !traces(cx, wanted.endpoint.as_ref()).await {
+        remark(NO_TRACING);
+    }
     let end = async {
         match time {
             Some(time) => tokio::time::sleep(time).await,
@@ -32,7 +68,7 @@ pub(super) async fn run(
         }
     };
     tokio::pin!(end);
-    let mut shown = 0;
+    let (mut shown, mut has_hidden) = (0, false);
     while count.is_none_or(|max| shown < max) {
         let event = tokio::select! {
             // Events that are here already are shown before the time's end is looked at.
@@ -47,7 +83,12 @@ pub(super) async fn run(
                 hint: Some("it was stopped or restarted; start `wharf monitor` again".to_owned()),
             });
         };
-        if wanted.matches(&event) {
+        if wanted.hides(&event) {
+            if !has_hidden {
+                remark(HIDDEN);
+            }
+            has_hidden = true;
+        } else if wanted.matches(&event) {
             cx.out.emit_line(&event, |style| line(&event, style))?;
             // A gap in the stream is told, but it is not one of the events asked for.
             shown += u64::from(!matches!(event, MonitorEvent::Lost { .. }));
@@ -82,11 +123,12 @@ struct Wanted {
     from: Option<IpAddr>,
     to: Option<IpAddr>,
     reasons: Vec<String>,
+    all: bool,
 }
 
 impl Wanted {
     async fn new(cx: &Context, filter: EventFilter) -> Result<Self, CliError> {
-        let EventFilter { kinds, endpoint, from, to, reasons } = filter;
+        let EventFilter { kinds, endpoint, from, to, reasons, all } = filter;
         let endpoint = match endpoint {
             Some(target) => {
                 let e = cx.client.endpoint(target.as_str()).await?;
@@ -95,7 +137,13 @@ impl Wanted {
             }
             None => None,
         };
-        Ok(Self { kinds, endpoint, from, to, reasons })
+        Ok(Self { kinds, endpoint, from, to, reasons, all })
+    }
+
+    /// Whether an event that matches is left out.
+    fn hides(&self, event: &MonitorEvent) -> bool {
+        let is_usual = matches!(event, MonitorEvent::Drop(p) if p.reason == MULTICAST);
+        is_usual && !self.all && self.reasons.is_empty() && self.matches(event)
     }
 
     fn matches(&self, event: &MonitorEvent) -> bool {
@@ -144,7 +192,7 @@ mod tests {
     use super::*;
 
     fn all() -> Wanted {
-        Wanted { kinds: Vec::new(), endpoint: None, from: None, to: None, reasons: Vec::new() }
+        Wanted { kinds: Vec::new(), endpoint: None, from: None, to: None, reasons: Vec::new(), all: false }
     }
 
     fn of(id: u16) -> Option<Of> {
@@ -235,6 +283,25 @@ mod tests {
         ] {
             assert_eq!(receiver.matches(&MonitorEvent::Drop(packet)), shown);
         }
+    }
+
+    #[test]
+    fn multicast_is_left_out_unless_it_is_asked_for() {
+        let event = MonitorEvent::Drop(PacketEvent { reason: MULTICAST.to_owned(), ..packet() });
+        let asked = vec![MULTICAST.to_owned()];
+        for (wanted, hidden) in [
+            (all(), true),
+            (Wanted { kinds: vec![EventKind::Drop], ..all() }, true),
+            (Wanted { endpoint: of(7), ..all() }, true),
+            // Not shown anyway, so there is nothing to say.
+            (Wanted { endpoint: of(8), ..all() }, false),
+            (Wanted { kinds: vec![EventKind::Agent], ..all() }, false),
+            (Wanted { all: true, ..all() }, false),
+            (Wanted { reasons: asked, ..all() }, false),
+        ] {
+            assert_eq!(wanted.hides(&event), hidden);
+        }
+        assert!(!all().hides(&MonitorEvent::Drop(packet())));
     }
 
     #[test]

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use wharf_api::NamespaceLabels;
+use wharf_api::{Namespace, NamespaceLabels};
 
-use super::Context;
+use super::{
+    Context, describe,
+    repeat::{self, Answer},
+};
 use crate::{
     args::{LabelChange, LabelChanges, Labels, NamespaceCommand},
     error::{CliError, Exit},
@@ -12,13 +15,22 @@ use crate::{
         namespace::{labelled, list},
         text::{count, safe},
     },
+    selector::Selector,
 };
 
 pub(super) async fn run(cx: &Context, command: NamespaceCommand) -> Result<Exit, CliError> {
     match command {
-        NamespaceCommand::List => {
-            let all = cx.client.namespaces().await?;
-            cx.out.emit(&all, |style| list(&all, style))?;
+        NamespaceCommand::List { selector, follow } => {
+            let ask = async || {
+                let mut all = cx.client.namespaces().await?;
+                let has = |n: &Namespace, selector: &Selector| {
+                    let labels: Vec<String> = n.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                    selector.matches(labels.iter().map(String::as_str))
+                };
+                all.retain(|namespace| selector.as_ref().is_none_or(|selector| has(namespace, selector)));
+                Ok(Answer::plain(all))
+            };
+            repeat::show(cx, follow.watch, ask, |all, style| list(all, style)).await?;
         }
         NamespaceCommand::Label { name, changes } => {
             let changes = LabelChanges::all(changes)?;
@@ -37,6 +49,18 @@ pub(super) async fn run(cx: &Context, command: NamespaceCommand) -> Result<Exit,
             let done = cx.client.put_namespace(&name, &NamespaceLabels { labels }).await?;
             cx.out.emit(&done, |_| labelled(&done))?;
         }
+        NamespaceCommand::Get { name } => {
+            let mut found = cx.client.namespaces().await?;
+            if let Some(name) = name {
+                found.retain(|namespace| namespace.name == name);
+                if found.is_empty() {
+                    let error = CliError::refused(format!("show namespace {name}: it was given no labels"));
+                    return Err(error.hint("`wharf namespace list` shows those that have labels"));
+                }
+            }
+            cx.out.emit(&found, |style| list(&found, style))?;
+        }
+        NamespaceCommand::Describe { name } => return describe::namespace(cx, &name).await,
         NamespaceCommand::Set { name, labels } => {
             let labels = Labels::by_key(labels, "a namespace", "k8s")?;
             let set = u64::try_from(labels.len()).unwrap_or(u64::MAX);

@@ -6,11 +6,16 @@ mod import;
 mod unselective;
 mod wait;
 
-use wharf_api::{PolicyChange, PolicyInfo, PolicyVerdict};
+use std::collections::BTreeSet;
 
-use super::Context;
+use wharf_api::{PolicyChange, PolicyInfo, PolicyList, PolicyVerdict};
+
+use super::{
+    Context, describe,
+    repeat::{self, Answer},
+};
 use crate::{
-    args::{PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs},
+    args::{Follow, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs},
     error::{CliError, Exit},
     render::policy::{changes, explanation, get},
 };
@@ -19,24 +24,46 @@ pub(super) async fn run(cx: &Context, command: PolicyCommand) -> Result<Exit, Cl
     match command {
         PolicyCommand::Validate { files } => documents::validate(&cx.out, &files),
         PolicyCommand::Import { files } => import::run(cx, &files).await,
-        PolicyCommand::Get { name } => list(cx, name.as_deref()).await,
+        PolicyCommand::List { namespace, follow } => list(cx, None, namespace.as_deref(), follow).await,
+        PolicyCommand::Get { name, namespace, follow } => list(cx, name.as_deref(), namespace.as_deref(), follow).await,
+        PolicyCommand::Describe { name, namespace } => {
+            let found = of_name(cx.client.policies().await?, Some(&name), namespace.as_deref())?;
+            describe::policies(cx, found.policies).await
+        }
         PolicyCommand::Delete(args) => delete(cx, args).await,
         PolicyCommand::Explain(args) => explain(cx, &args).await,
         PolicyCommand::Wait { revision, timeout } => wait::run(cx, revision, timeout).await,
     }
 }
 
-async fn list(cx: &Context, name: Option<&str>) -> Result<Exit, CliError> {
-    let mut found = cx.client.policies().await?;
-    if let Some(name) = name {
-        found.policies.retain(|policy| is_named(policy, name));
-        if found.policies.is_empty() {
-            let error = CliError::refused(format!("show policies: no policy is named {name}"));
-            return Err(error.hint("`wharf policy get` lists all of them"));
-        }
-    }
-    cx.out.emit(&found, |style| get(&found, style, cx.out.is_wide()))?;
+async fn list(cx: &Context, name: Option<&str>, namespace: Option<&str>, follow: Follow) -> Result<Exit, CliError> {
+    let ask = async || Ok(Answer::plain(of_name(cx.client.policies().await?, name, namespace)?));
+    repeat::show(cx, follow.watch, ask, |found, style| get(found, style, cx.out.is_wide())).await?;
     Ok(Exit::Ok)
+}
+
+/// The policies of a name, and of a namespace.
+///
+/// # Errors
+/// None has the name.
+fn of_name(mut all: PolicyList, name: Option<&str>, namespace: Option<&str>) -> Result<PolicyList, CliError> {
+    let is_in = |policy: &PolicyInfo| namespace.is_none_or(|wanted| policy.namespace.as_deref() == Some(wanted));
+    let Some(name) = name else {
+        all.policies.retain(is_in);
+        return Ok(all);
+    };
+    all.policies.retain(|policy| is_named(policy, name));
+    let elsewhere: BTreeSet<String> = all.policies.iter().filter_map(|policy| policy.namespace.clone()).collect();
+    all.policies.retain(is_in);
+    if !all.policies.is_empty() {
+        return Ok(all);
+    }
+    let whose = namespace.map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
+    let error = CliError::refused(format!("show policies: no policy{whose} is named {name}"));
+    Err(match elsewhere.first() {
+        Some(other) => error.hint(format!("there is one in namespace {other}: `-n {other}`")),
+        None => error.hint("`wharf policy list` lists all of them"),
+    })
 }
 
 /// Whether this is the policy's name, with or without its namespace.

@@ -1,6 +1,12 @@
 //! `wharf proxy ...`.
 
-use super::Context;
+use serde::{Serialize, Serializer};
+use wharf_api::ProxyView;
+
+use super::{
+    Context,
+    repeat::{self, Answer},
+};
 use crate::{
     args::ProxyCommand,
     error::{CliError, Exit},
@@ -8,23 +14,38 @@ use crate::{
 };
 
 pub(super) async fn run(cx: &Context, command: &ProxyCommand) -> Result<Exit, CliError> {
-    if let ProxyCommand::Names = command {
-        let names = cx.client.proxy_names().await?;
-        cx.out.emit(&names, |style| proxy::names(&names, style))?;
-        return Ok(Exit::Ok);
-    }
-    let view = cx.client.proxy().await?;
+    let view = async || cx.client.proxy().await;
     match command {
-        ProxyCommand::Status => {
+        ProxyCommand::Status(follow) if follow.watch => {
+            repeat::show(cx, true, async || Ok(Answer::plain(view().await?)), proxy::status).await?;
+        }
+        ProxyCommand::Status(_) => {
+            let view = view().await?;
             cx.out.emit(&view, |style| proxy::status(&view, style))?;
             return Ok(Exit::well(proxy::is_well(&view)));
         }
-        ProxyCommand::Listeners => {
+        ProxyCommand::Listeners(follow) => {
             let wide = cx.out.is_wide();
-            cx.out.emit(&view.listeners, |style| proxy::listeners(&view, style, wide))?;
+            let ask = async || Ok(Answer::plain(Listeners(view().await?)));
+            repeat::show(cx, follow.watch, ask, |Listeners(view), style| proxy::listeners(view, style, wide)).await?;
         }
-        ProxyCommand::Names => {}
-        ProxyCommand::Completions => cx.out.emit(&view.completions, |style| proxy::completions(&view, style))?,
+        ProxyCommand::Names(follow) => {
+            let ask = async || Ok(Answer::plain(cx.client.proxy_names().await?));
+            repeat::show(cx, follow.watch, ask, |names, style| proxy::names(names, style)).await?;
+        }
+        ProxyCommand::Completions(follow) => {
+            let ask = async || Ok(Answer::plain(view().await?.completions));
+            repeat::show(cx, follow.watch, ask, |all, style| proxy::completions(all, style)).await?;
+        }
     }
     Ok(Exit::Ok)
+}
+
+/// Of a proxy, its listeners alone in formats for scripts.
+struct Listeners(ProxyView);
+
+impl Serialize for Listeners {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.listeners.serialize(serializer)
+    }
 }

@@ -8,7 +8,10 @@ use wharf_api::{
     client::{Client, ClientError},
 };
 
-use super::{Context, STATUS_TIMEOUT};
+use super::{
+    Context, STATUS_TIMEOUT,
+    repeat::{self, Answer},
+};
 use crate::{
     args::StatusArgs,
     error::{CliError, Exit},
@@ -22,6 +25,12 @@ const API_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliError> {
     let all = args.all_controllers || args.verbose;
+    let detail = Detail { verbose: args.verbose, all_controllers: args.all_controllers };
+    if args.follow.watch {
+        let ask = async || Ok(Answer::plain(ask(cx, all).await?));
+        repeat::show(cx, true, ask, |s, style| status::status(s, style, detail)).await?;
+        return Ok(Exit::Ok);
+    }
     let answer = ask(cx, all).await;
     if args.brief {
         // A probe reads one word on standard output whatever happens; the reason is still said on standard error.
@@ -32,7 +41,6 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
         remark(&format!("wharf: {}", status::FROM_ADMIN));
     }
     if !args.brief {
-        let detail = Detail { verbose: args.verbose, all_controllers: args.all_controllers };
         cx.out.emit(&s, |style| status::status(&s, style, detail))?;
     }
     Ok(s.verdict().into())

@@ -1,19 +1,17 @@
 //! `wharf endpoint list --watch`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use wharf_api::{Endpoint, EndpointFilter, EndpointState};
 
-use super::Context;
+use super::{Context, repeat::INTERVAL};
 use crate::{
+    args::Choice,
     error::{CliError, Exit},
     output::write_text,
     render::endpoint::{Columns, Following},
 };
-
-/// How often the agent is asked.
-const INTERVAL: Duration = Duration::from_secs(1);
 
 /// What happened to an endpoint; `-o json` and `-o yaml` name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -33,7 +31,12 @@ struct Told<'a> {
 
 /// Shows the endpoints that match, then each one that comes, changes or goes, until interrupted. Ends with an error when
 /// the agent cannot be asked any more.
-pub(super) async fn run(cx: &Context, filter: EndpointFilter, columns: Columns) -> Result<Exit, CliError> {
+pub(super) async fn run(
+    cx: &Context,
+    filter: EndpointFilter,
+    choice: &Choice,
+    columns: Columns,
+) -> Result<Exit, CliError> {
     // An endpoint that leaves the state is shown once more, with its new one: so the agent is asked for all states.
     let state = filter.state;
     let filter = EndpointFilter { state: None, ..filter };
@@ -41,7 +44,8 @@ pub(super) async fn run(cx: &Context, filter: EndpointFilter, columns: Columns) 
     let mut table = Following::new(columns, &cx.out.style());
     let mut first = true;
     loop {
-        let all = cx.client.endpoints(&filter).await?;
+        let mut all = cx.client.endpoints(&filter).await?;
+        all.retain(|e| choice.has(e));
         let changes = changes(&mut shown, &all, state);
         if cx.out.is_table() {
             let changed: Vec<Endpoint> = changes.into_iter().map(|(_, e)| e).collect();

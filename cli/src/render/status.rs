@@ -27,6 +27,10 @@ const MAX_WHY: usize = 160;
 /// Longest path of a unix socket, bytes.
 const MAX_SOCKET: usize = 107;
 
+/// Percent of its rows from which a map has a row on the screen, and from which it is a problem.
+const PRESSURE: u8 = 80;
+const NEARLY_FULL: u8 = 90;
+
 /// The note printed when the answer comes from the admin thread.
 pub(crate) const FROM_ADMIN: &str = "the API does not answer; this is from the admin thread";
 
@@ -51,7 +55,7 @@ pub(crate) fn status(s: &AgentStatus, style: &Style, detail: Detail) -> String {
         None => {
             ipam(&mut screen, s);
             endpoints(&mut screen, s, detail);
-            maps(&mut screen, s);
+            maps(&mut screen, s, detail);
         }
     }
     if let Some(commands) = commands(&s.commands, style.now_unix_ms) {
@@ -239,10 +243,11 @@ fn commands(c: &CommandStatus, now: u64) -> Option<String> {
     Some(line)
 }
 
-fn maps(screen: &mut Screen<'_>, s: &AgentStatus) {
+/// The memory of the maps, and a row for each map that fills up; `verbose` has a row for each map.
+fn maps(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     let memory = s.bpf_maps.iter().fold(0u64, |sum, m| sum.saturating_add(m.memlock_bytes));
     screen.line("BPF maps", &format!("{} of kernel memory", text::bytes(memory)));
-    for map in &s.bpf_maps {
+    for map in s.bpf_maps.iter().filter(|map| detail.verbose || is_filled(map, PRESSURE)) {
         let tone = if is_nearly_full(map) { Tone::Warn } else { Tone::Plain };
         let rest = format!("{}, {}", map.kind, text::bytes(map.memlock_bytes));
         screen.toned(&format!("  {}", text::cut(&map.name, 24)), tone, &map_fill(map), &rest);
@@ -259,10 +264,15 @@ pub(super) fn map_fill(map: &BpfMap) -> String {
     }
 }
 
-/// True when a map has few free rows: a full map refuses new rows. Arrays are always full and are not counted.
+/// True when a map has few free rows: a full map refuses new rows.
 pub(super) fn is_nearly_full(map: &BpfMap) -> bool {
-    !map.kind.contains("array")
-        && map.entries.is_some_and(|n| u128::from(n) * 10 >= u128::from(map.max_entries) * 9 && map.max_entries > 0)
+    is_filled(map, NEARLY_FULL)
+}
+
+/// Whether at least so many percent of the rows are taken. Arrays are always full and are not counted.
+fn is_filled(map: &BpfMap, percent: u8) -> bool {
+    let reaches = |n: u64| u128::from(n) * 100 >= u128::from(map.max_entries) * u128::from(percent);
+    !map.kind.contains("array") && map.max_entries > 0 && map.entries.is_some_and(reaches)
 }
 
 fn proxy(s: &AgentStatus) -> String {
