@@ -175,6 +175,21 @@ mod tests {
     }
 
     #[test]
+    fn the_help_names_pages_by_their_titles() {
+        let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let pages = std::fs::read_dir(directory).expect("the pages").map(|page| page.expect("a page").path());
+        let texts = pages.filter_map(|page| std::fs::read_to_string(page).ok());
+        let titles: Vec<String> = texts.filter_map(|text| Some(text.lines().next()?.replace(['#', '`'], ""))).collect();
+        let help = Flags::command().render_long_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(!help.contains("docs/"), "packages have no docs directory");
+        let named: Vec<&str> = help.split("page \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert!(named.len() > 8, "{named:?}");
+        for name in named {
+            assert!(titles.iter().any(|title| title.trim() == name), "no page has the title {name}: {titles:?}");
+        }
+    }
+
+    #[test]
     fn the_configuration_page_has_each_setting_with_its_variable_and_default() {
         let page = include_str!("../../docs/configuration.md");
         let told: Vec<&str> = page.lines().filter(|line| line.starts_with("| `--")).collect();

@@ -111,10 +111,15 @@ fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     let huge_pages = memory::refuse_huge_pages();
     let log = telemetry::init(&config.log_level, config.log_format)?;
     if let Err(error) = huge_pages {
-        tracing::warn!("refuse huge pages: {error}; the agent may keep more memory than docs/sizing.md says");
+        tracing::warn!(
+            "refuse huge pages: {error}; the agent may keep more memory than the page \"Sizing\" of the documentation says"
+        );
     }
     if !lacks.is_empty() {
-        tracing::warn!("the agent lacks {}; docs/security.md says what fails without", lacks.join(", "));
+        tracing::warn!(
+            "the agent lacks {}; the page \"Security\" of the documentation says what fails without",
+            lacks.join(", ")
+        );
     }
     if config.delegate.is_none() {
         wharf_datapath::check_capabilities()?;

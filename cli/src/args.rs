@@ -10,21 +10,23 @@ mod policy;
 mod proxy;
 mod sandbox;
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, EndpointSetting, Level, ListFilter};
 pub(crate) use flow::BpfCtCommand;
 pub(crate) use label::{BadLabel, LabelChange, LabelChanges, Labels, changed};
-pub(crate) use list::{Choice, Follow};
+pub(crate) use list::{Choice, Follow, NamespaceName};
 pub(crate) use namespace::NamespaceCommand;
 pub(crate) use node::{
     AuditArgs, BpfCommand, BpfEndpointCommand, BpfEventsCommand, BpfMapCommand, BpfMetricsCommand, ConfigCommand,
     DebuginfoArgs, EventFilter, EventKind, ExplainArgs, HealthCommand, IpamCommand, MapName, MonitorArgs, PortCommand,
     Setting, SettingName, StatusArgs,
 };
-pub(crate) use policy::{BpfPolicyCommand, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs};
+pub(crate) use policy::{
+    BpfPolicyCommand, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs, PolicyKind, PolicyName, QualifiedPolicyName,
+};
 pub(crate) use proxy::ProxyCommand;
 pub(crate) use sandbox::{CreateArgs, ExecArgs, GraceArgs, RunArgs, SandboxArgs, SandboxCommand};
 
@@ -289,19 +291,6 @@ Examples:
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
-    /// Print what may stand at the end of a command line (for the completion scripts).
-    #[command(hide = true)]
-    Candidates {
-        /// The words behind `wharf` up to the cursor.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        words: Vec<String>,
-    },
-    /// Write manual pages into a directory.
-    #[command(hide = true)]
-    Man {
-        /// The directory, which must be there.
-        dir: PathBuf,
-    },
     /// Show the versions of this program and of the agent.
     #[command(after_help = "\
 Examples:
@@ -311,6 +300,42 @@ Examples:
         /// Do not ask the agent.
         #[arg(long)]
         client: bool,
+    },
+}
+
+/// Commands for completion scripts and packages. They are a command line apart: a hidden command of [`Cli`] would be
+/// offered by the completion scripts, which clap makes of all commands.
+#[derive(Debug, Parser)]
+#[command(name = "wharf")]
+pub(crate) struct Internal {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: InternalCommand,
+}
+
+impl Internal {
+    /// Whether these are the arguments of such a command.
+    pub(crate) fn is_named_by(arguments: &[OsString]) -> bool {
+        let first = arguments.get(1);
+        Self::command().get_subcommands().any(|sub| first.is_some_and(|word| word == sub.get_name()))
+    }
+}
+
+/// What scripts and packages can ask.
+#[derive(Debug, Subcommand)]
+#[command(disable_help_subcommand = true)]
+pub(crate) enum InternalCommand {
+    /// Print what may stand at the end of a command line. Exits 1 when no names are expected there.
+    Candidates {
+        /// The words behind `wharf` up to the cursor.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// Write manual pages into a directory.
+    Man {
+        /// The directory, which must be there.
+        dir: PathBuf,
     },
 }
 

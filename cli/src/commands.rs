@@ -28,7 +28,7 @@ use wharf_api::{Endpoint, EndpointFilter, client::Client};
 
 use self::repeat::Answer;
 use crate::{
-    args::{Cli, Command, IpamCommand, PolicyCommand, PortCommand},
+    args::{Cli, Command, Internal, InternalCommand, IpamCommand, PolicyCommand, PortCommand},
     error::{CliError, Exit},
     output::{Output, remark},
     render::{self, port::Port},
@@ -78,6 +78,20 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
         }
     }
     work.await
+}
+
+/// Runs a command for scripts and packages.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) async fn internal(Internal { global, command }: Internal) -> Result<Exit, CliError> {
+    match command {
+        InternalCommand::Candidates { words } => {
+            let cx = Context::new(&global.socket, Output::new(global.output, global.color));
+            candidates::run(&cx, &words).await
+        }
+        InternalCommand::Man { dir } => manual::man(&dir),
+    }
 }
 
 /// Endpoints whose ports are shown.
@@ -132,9 +146,7 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
         Command::Explain(args) => explain::run(&cx, &args).await,
         Command::Debuginfo(args) => debuginfo::run(&cx, &args).await,
         Command::Config(command) => config::run(&cx, command).await,
-        Command::Candidates { words } => candidates::run(&cx, &words).await,
         Command::Completion { shell } => pages::completion(shell),
-        Command::Man { dir } => manual::man(&dir),
         Command::Version { client } => status::version(&cx, client).await,
     }
 }

@@ -155,7 +155,7 @@ fn group_of(socket: &Path) -> Option<String> {
     Some(groups.lines().find_map(named).unwrap_or(number))
 }
 
-/// What a user without permission can do; `group`: that of the socket, where it can be seen.
+/// The hint for a user without permission; `group` is the group of the socket, where the socket can be seen.
 fn permission_hint(group: Option<&str>) -> String {
     match group {
         Some("root") => {

@@ -3,17 +3,26 @@
 use std::any::TypeId;
 
 use clap::{Arg, ArgAction, Command};
+use wharf_sandbox::SandboxName;
 
 use crate::{
-    args::{MapName, Setting, SettingName},
+    args::{MapName, NamespaceName, PolicyName, QualifiedPolicyName, Setting, SettingName},
     target::Target,
 };
 
-/// A value that only the agent knows the candidates for.
+/// A value whose candidates are things of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
     /// An endpoint.
     Endpoint,
+    /// A policy, by its name without a namespace.
+    PolicyName,
+    /// A policy, `[NAMESPACE/]NAME`.
+    QualifiedPolicyName,
+    /// A namespace.
+    Namespace,
+    /// A sandbox, which no agent knows.
+    Sandbox,
     /// A BPF map.
     Map,
     /// The name of a setting.
@@ -30,6 +39,10 @@ impl Expected {
             (TypeId::of::<MapName>(), Self::Map),
             (TypeId::of::<SettingName>(), Self::SettingName),
             (TypeId::of::<Setting>(), Self::Setting),
+            (TypeId::of::<PolicyName>(), Self::PolicyName),
+            (TypeId::of::<QualifiedPolicyName>(), Self::QualifiedPolicyName),
+            (TypeId::of::<NamespaceName>(), Self::Namespace),
+            (TypeId::of::<SandboxName>(), Self::Sandbox),
         ]
         .into_iter()
         .find_map(|(id, expected)| (of_type == id).then_some(expected))
@@ -68,7 +81,8 @@ pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
     let positionals: Vec<&Arg> = command.get_positionals().collect();
     // The last one may take several values.
     let last = positionals.last().filter(|a| matches!(a.get_action(), ArgAction::Append));
-    Expected::of(positionals.get(position).or(last)?)
+    // A new sandbox takes a name that no other has.
+    Expected::of(positionals.get(position).or(last)?).filter(|_| command.get_name() != "create")
 }
 
 /// The option that a word names, when it takes a value.
@@ -111,6 +125,20 @@ mod tests {
             ("bpf map get ", Some(Expected::Map)),
             ("bpf policy get ", Some(Expected::Endpoint)),
             ("policy explain --from 7 --to ", Some(Expected::Endpoint)),
+            ("policy delete ", None),
+            ("policy delete NetworkPolicy ", Some(Expected::PolicyName)),
+            ("policy delete -n shop NetworkPolicy d", Some(Expected::PolicyName)),
+            ("policy delete NetworkPolicy db -n ", Some(Expected::Namespace)),
+            ("policy get ", Some(Expected::QualifiedPolicyName)),
+            ("policy describe sh", Some(Expected::QualifiedPolicyName)),
+            ("endpoint list --namespace ", Some(Expected::Namespace)),
+            ("namespace delete ", Some(Expected::Namespace)),
+            ("namespace set ", Some(Expected::Namespace)),
+            ("namespace set shop ", None),
+            ("sandbox rm ", Some(Expected::Sandbox)),
+            ("sandbox rm web ", Some(Expected::Sandbox)),
+            ("sb --state-dir /x inspect ", Some(Expected::Sandbox)),
+            ("sandbox create ", None),
             ("config get ", Some(Expected::SettingName)),
             ("config set ", Some(Expected::Setting)),
             ("config set trace=on log-", Some(Expected::Setting)),

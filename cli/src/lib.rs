@@ -3,7 +3,8 @@
 //! Arguments (`args`) become requests to the agent (`commands`), answers become text (`render`). Nothing here
 //! touches the kernel: what is shown is what the agent says. Only `debuginfo` reads files of the kernel too, and
 //! lists names; only `policy validate` and `policy import` read files of the operator's; only `sandbox` changes anything
-//! on the node, through `wharf_sandbox`, and asks no agent.
+//! on the node, through `wharf_sandbox`, and asks no agent. `candidates` (for completion scripts) reads the names of
+//! sandboxes.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -17,6 +18,7 @@ mod selector;
 mod target;
 
 use std::{
+    ffi::OsString,
     io::{self, Write},
     process::ExitCode,
 };
@@ -24,28 +26,31 @@ use std::{
 use clap::Parser;
 
 use crate::{
-    args::Cli,
+    args::{Cli, Internal},
     error::{CliError, Exit},
 };
 
 /// The whole program.
 #[must_use]
 pub fn main() -> ExitCode {
-    let exit = match Cli::try_parse() {
-        Ok(cli) => run(cli),
-        Err(error) => {
-            // Help and version are successful answers; everything else is a usage error. The output may be closed.
-            let _ = error.print();
-            if error.use_stderr() { Exit::Usage } else { Exit::Ok }
-        }
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let exit = if Internal::is_named_by(&arguments) {
+        Internal::try_parse_from(arguments).map(|internal| run(commands::internal(internal)))
+    } else {
+        Cli::try_parse_from(arguments).map(|cli| run(commands::run(cli)))
     };
-    exit.into()
+    exit.unwrap_or_else(|error| {
+        // Help and version are successful answers; everything else is a usage error. The output may be closed.
+        let _ = error.print();
+        if error.use_stderr() { Exit::Usage } else { Exit::Ok }
+    })
+    .into()
 }
 
-fn run(cli: Cli) -> Exit {
+fn run(command: impl Future<Output = Result<Exit, CliError>>) -> Exit {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(commands::run(cli)),
+        Ok(runtime) => runtime.block_on(command),
         Err(e) => Err(CliError::refused(format!("starting: {e}"))),
     };
     match result {

@@ -111,7 +111,8 @@ impl Output {
         })
     }
 
-    /// Writes a text in place of the one before: on a terminal a table takes the screen, elsewhere it follows after an empty line.
+    /// Writes a text in place of the last one: on a terminal a table takes the screen, elsewhere it follows after an
+    /// empty line.
     ///
     /// # Errors
     /// When it cannot be written.

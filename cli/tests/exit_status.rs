@@ -573,11 +573,86 @@ fn monitor_ends_when_it_was_asked_to() {
     assert_eq!(last, drop_event("multicast-unsupported"));
 
     // Of four events two are about packets, which is all that the programs tell.
-    let ran = agent.run(&["bpf", "events", "list", "--for", "1h", "-n", "2"]);
+    let ran = agent.run(&["bpf", "events", "list", "--all", "--for", "1h", "-n", "2"]);
     assert_eq!((ran.code, ran.out.lines().count()), (Some(0), 3), "{ran:?}");
     // Fewer events than asked for: the time ends it.
     let ran = agent.run(&["monitor", "--for", "50ms", "-n", "100"]);
-    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{ran:?}");
+    assert_eq!((ran.code, ran.out.contains("multicast")), (Some(0), false), "{ran:?}");
+    let hidden = "wharf: drops with the reason multicast-unsupported are not shown; `--all` or `--reason` shows them\n";
+    assert_eq!(ran.err, hidden, "said once");
+}
+
+#[test]
+fn who_asks_for_traces_is_told_when_nothing_traces() {
+    let config = |trace: &str| json!({"effective": {"trace": trace}, "mutable": []});
+    let of_endpoint = |trace: &str| json!({"desired": {"trace": trace}, "realized": {"trace": trace}});
+    for (node, endpoint_traces, hinted) in
+        [("false", "false", true), ("false", "true", false), ("true", "false", false)]
+    {
+        let agent = Agent::start(vec![
+            Answer::open_stream("GET /v1/monitor", &[]),
+            Answer::new("GET /v1/config", 200, config(node)),
+            Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc")])),
+            Answer::new("GET /v1/endpoint/7/config", 200, of_endpoint(endpoint_traces)),
+        ]);
+        let ran = agent.run(&["monitor", "--type", "trace", "--for", "10ms"]);
+        assert_eq!((ran.code, ran.err.contains("--trace on")), (Some(0), hinted), "{ran:?}");
+    }
+}
+
+#[test]
+fn what_is_watched_is_shown_again_after_each_change() {
+    let namespace = |team: &str| json!([{"name": "shop", "labels": {"team": team}}]);
+    let answers = || {
+        vec![
+            Answer::new("GET /v1/namespace", 200, namespace("a")),
+            Answer::new("GET /v1/namespace", 200, namespace("a")),
+            Answer::new("GET /v1/namespace", 200, namespace("b")),
+            Answer::new("GET /v1/namespace", 503, json!({"code": "unavailable", "message": "the agent is stopping"})),
+        ]
+    };
+    let ran = Agent::start(answers()).run(&["namespace", "list", "--watch"]);
+    let shown = "NAME  LABELS\nshop  team=a\n\nNAME  LABELS\nshop  team=b\n";
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), shown), "{ran:?}");
+    let ran = Agent::start(answers()).run(&["namespace", "list", "-l", "team=b", "-w", "-o", "json"]);
+    assert_eq!(ran.out, "[]\n[{\"name\":\"shop\",\"labels\":{\"team\":\"b\"}}]\n", "{ran:?}");
+}
+
+#[test]
+fn lists_are_narrowed_by_namespace_and_selector() {
+    let mut shop = endpoint(8, "abd");
+    (shop["pod_name"], shop["pod_namespace"]) = (json!("web"), json!("shop"));
+    shop["labels"] = json!(["k8s:app=web"]);
+    let agent = Agent::start(vec![
+        Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc"), &shop])),
+        Answer::new("GET /v1/endpoint/pod-name:shop%2Fweb", 200, &shop),
+        Answer::new("GET /v1/proxy", 500, json!({"code": "internal", "message": "none"})),
+        Answer::new(
+            "GET /v1/map",
+            200,
+            json!([
+                {"name": "8/CONFIG", "kind": "array", "entries": 1, "max_entries": 1, "memlock_bytes": 0},
+                {"name": "9/CONFIG", "kind": "array", "entries": 1, "max_entries": 1, "memlock_bytes": 0}
+            ]),
+        ),
+    ]);
+    let ids = |args: &[&str]| -> Vec<u64> {
+        let ran = agent.run(&[args, &["-o", "json"]].concat());
+        let all: Value = serde_json::from_str(&ran.out).expect("JSON");
+        all.as_array().into_iter().flatten().filter_map(|e| e["id"].as_u64()).collect()
+    };
+    assert_eq!(ids(&["endpoint", "list", "-n", "shop"]), [8]);
+    assert_eq!(ids(&["endpoint", "list", "-n", "default"]), [7]);
+    assert_eq!(ids(&["endpoint", "get", "-l", "app=web"]), [8]);
+    assert_eq!(ids(&["endpoint", "list", "-l", "!app"]), Vec::<u64>::new());
+    assert_eq!(ids(&["endpoint", "get"]), [7, 8]);
+    let ran = agent.run(&["endpoint", "get", "web", "-n", "shop"]);
+    assert!(ran.code == Some(0) && ran.out.contains("shop/web"), "{ran:?}");
+    assert_eq!(agent.run(&["endpoint", "get", "7", "-l", "app=web"]).code, Some(3));
+    let ran = agent.run(&["bpf", "map", "list"]);
+    assert!(ran.out.contains("8/CONFIG") && !ran.out.contains("9/CONFIG"), "{ran:?}");
+    assert!(ran.err.contains("1 map of prepared programs not shown"), "{ran:?}");
+    assert!(agent.run(&["bpf", "map", "list", "--all"]).out.contains("9/CONFIG"));
 }
 
 #[test]
@@ -625,6 +700,16 @@ fn completions_and_man_pages() {
     assert!(ran.err.contains("/nonexistent/dir"), "{ran:?}");
 }
 
+#[test]
+fn bash_offers_nothing_when_the_agent_does_not_answer() {
+    let agent = Agent::start(Vec::new());
+    for line in [&["endpoint", "get", ""] as &[&str], &["policy", "delete", "NetworkPolicy", ""], &["ns", "delete", ""]]
+    {
+        let got = offered(&agent, line);
+        assert!(got.iter().all(String::is_empty), "{line:?}: {got:?}");
+    }
+}
+
 /// What bash offers at the end of this line, by the script that `wharf completion bash` prints.
 fn offered(agent: &Agent, line: &[&str]) -> Vec<String> {
     let script = Ran::from(wharf(&["completion", "bash"]).output().expect("runs")).out;
@@ -650,13 +735,35 @@ fn bash_offers_what_the_agent_knows() {
     let mut hostile = endpoint(9, "fedcba");
     hostile["pod_name"] = json!("$(touch /tmp/x)");
     let map = |name: &str| json!({"name": name, "kind": "array", "entries": 1, "max_entries": 1, "memlock_bytes": 0});
+    let policy = |kind: &str, namespace: Option<&str>, name: &str| {
+        json!({"kind": kind, "namespace": namespace, "name": name, "tier": "", "subject": "", "isolates": [],
+               "ingress_rules": 0, "egress_rules": 0, "file": "", "line": 1, "endpoints": []})
+    };
+    let policies = json!({
+        "revision": 1, "realized": 1, "enforcement": "default", "audit": false,
+        "rows": {"peers": 0, "peers_limit": 0, "ports": 0, "ports_limit": 0, "cells": 0, "cells_limit": 0, "sets": 0,
+                 "sets_limit": 0},
+        "policies": [policy("NetworkPolicy", Some("shop"), "db"), policy("NetworkPolicy", Some("store"), "web"),
+                     policy("ClusterNetworkPolicy", None, "all")]
+    });
     let agent = Agent::start(vec![
         Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc-1"), endpoint(8, "abd-1"), hostile])),
         Answer::new("GET /v1/map", 200, json!([map("ENDPOINTS"), map("7/CONFIG")])),
+        Answer::new("GET /v1/policy", 200, policies),
         Answer::new("GET /v1/config", 200, json!({"effective": {"log-level": "info", "mtu": "1500"}, "mutable": []})),
     ]);
+    let state = tempfile::tempdir().expect("a directory");
+    std::fs::write(state.path().join("web.json"), "{}").expect("a record");
+    let state = format!("--state-dir={}", state.path().display());
     for (line, wanted) in [
         (&["endpoint", "get", ""] as &[&str], &["7", "8", "9"] as &[&str]),
+        (&["policy", "delete", "NetworkPolicy", ""], &["db", "web"]),
+        (&["policy", "delete", "NetworkPolicy", "-n", "shop", "d"], &["db"]),
+        (&["policy", "delete", "ClusterNetworkPolicy", ""], &["all"]),
+        (&["policy", "get", "sh"], &["shop/db"]),
+        (&["sandbox", &state, "rm", ""], &["web"]),
+        (&["cand"], &[]),
+        (&["man"], &[]),
         (&["endpoint", "get", "ab"], &["abc-1", "abd-1"]),
         (&["endpoint", "get", "$"], &[]),
         (&["monitor", "--endpoint", ""], &["7", "8", "9"]),

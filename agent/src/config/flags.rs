@@ -29,6 +29,7 @@ const EXAMPLES: &str = "Examples:
   wharf-agent --config /etc/wharf/agent.toml --check-config       before a restart: can these settings be used?
 
 Every setting is also an environment variable (WHARF_RUN_DIR, ...) and a key of the TOML file (run-dir, ...).
+The pages that are named here are in the documentation: /usr/share/doc/wharf.
 
 Exit status:
   0  ended when asked to; with --check-config: the settings can be used
@@ -66,7 +67,7 @@ pub struct Flags {
     #[arg(long, env = "WHARF_METRICS_LISTEN", value_name = "ADDR:PORT")]
     pub metrics_listen: Option<SocketAddr>,
     /// OpenTelemetry collector that gets a span for each CNI command, by OTLP over gRPC (`http://HOST:PORT`); needs a build with
-    /// the feature `otlp` (docs/metrics.md)
+    /// the feature `otlp` (page "Metrics and alerts")
     #[arg(long, env = "WHARF_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// Log filter: error, warn, info, debug, trace, or target=level pairs [default: info]
@@ -82,11 +83,11 @@ pub struct Flags {
     #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
     pub attach_mode: Option<AttachChoice>,
     /// Way of packets between two containers of the node: direct, or through the node's stack and its firewall
-    /// (docs/connectivity.md) [default: direct]
+    /// (page "Connectivity") [default: direct]
     #[arg(long, env = "WHARF_LOCAL_DELIVERY", value_name = "WAY")]
     pub local_delivery: Option<LocalDelivery>,
     /// Whether what containers send to other networks takes an address of the node, and the node forwards it: on or off
-    /// (docs/connectivity.md) [default: on]
+    /// (page "Connectivity") [default: on]
     #[arg(long, env = "WHARF_MASQUERADE", value_name = "SWITCH")]
     pub masquerade: Option<Switch>,
     /// Destinations that see the containers' own addresses, beside the pools: CIDRs, separated by commas
@@ -97,17 +98,18 @@ pub struct Flags {
     #[arg(long, env = "WHARF_MASQUERADE_SOURCE", value_name = "IP,...", value_delimiter = ',')]
     pub masquerade_source: Option<Vec<IpAddr>>,
     /// Whether the node answers its neighbours for containers whose pool is a part of their network: on or off
-    /// (docs/connectivity.md) [default: off]
+    /// (page "Connectivity") [default: off]
     #[arg(long, env = "WHARF_ANNOUNCE", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
     pub announce: Option<Switch>,
-    /// A directory whose files (`*.yaml`, `*.yml`, `*.json`) are policies, followed while the agent runs (docs/policy.md)
+    /// A directory whose files (`*.yaml`, `*.yml`, `*.json`) are policies, followed while the agent runs (page
+    /// "Network policy")
     #[arg(long, env = "WHARF_POLICY_DIR", value_name = "DIR")]
     pub policy_dir: Option<PathBuf>,
     /// Addresses of services, which the node translates to those of containers: policy is about the containers behind
-    /// them (docs/policy.md). CIDRs, separated by commas
+    /// them (page "Network policy"). CIDRs, separated by commas
     #[arg(long, env = "WHARF_SERVICE_CIDR", value_name = "CIDR,...", value_parser = cidrs)]
     pub service_cidr: Option<Vec<Cidrs>>,
-    /// When policy is enforced (docs/policy.md) [default: default]
+    /// When policy is enforced (page "Network policy") [default: default]
     #[arg(long, env = "WHARF_POLICY_ENFORCEMENT", value_name = "MODE")]
     pub policy_enforcement: Option<Enforcement>,
     /// What policy would drop passes, and is counted [default: off]
@@ -117,7 +119,7 @@ pub struct Flags {
     #[arg(long, env = "WHARF_POLICY_KEEP_FLOWS", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
     pub policy_keep_flows: Option<Switch>,
     /// How long a pod that comes without labels is isolated while it waits for them, milliseconds; 0 is not at all
-    /// (docs/policy.md) [default: 0]
+    /// (page "Network policy") [default: 0]
     #[arg(long, env = "WHARF_LABELS_TIMEOUT_MS", value_name = "MS")]
     pub labels_timeout_ms: Option<u64>,
     /// Program sets kept verified ahead of need [default: 32]
@@ -127,7 +129,7 @@ pub struct Flags {
     #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
     pub proxy_timeout_ms: Option<u64>,
     /// Envoy, which the agent starts as its proxy for rules about requests; without it one that connects to `xds.sock` in the run directory
-    /// (docs/l7.md)
+    /// (page "HTTP, TLS and DNS rules")
     #[arg(long, env = "WHARF_ENVOY", value_name = "PATH")]
     pub envoy: Option<PathBuf>,
     /// The first of 1000 ports of the node's that the proxy listens at [default: 15000]
@@ -149,7 +151,7 @@ pub struct Flags {
     #[arg(long, env = "WHARF_HEALTH_INTERVAL_MS", value_name = "MS")]
     pub health_interval_ms: Option<u64>,
     /// The unix socket of a service that makes the network of this node's containers: the agent passes commands on to it, and makes
-    /// nothing itself (docs/delegation.md)
+    /// nothing itself (page "Delegated mode")
     #[arg(long, env = "WHARF_DELEGATE", value_name = "SOCKET")]
     pub delegate: Option<PathBuf>,
     /// Load the programs with debug log records compiled in (slow; for developers)
@@ -175,7 +177,7 @@ fn cidrs(text: &str) -> Result<Cidrs, CidrError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachChoice {
-    /// The mode with the shorter ADD and DEL: clsact (docs/attach-modes.md).
+    /// The mode with the shorter ADD and DEL: clsact (page "How programs are attached").
     Auto,
     /// tcx or fail.
     Tcx,

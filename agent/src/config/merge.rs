@@ -43,7 +43,10 @@ pub(super) fn directories_of(flags: &Flags, file: &File) -> Result<Directories, 
 fn otlp(url: String) -> Result<String, ConfigError> {
     let refused = |message: &str| Err(setting("otlp-endpoint", format!("{url:?} {message}")));
     if !cfg!(feature = "otlp") {
-        return refused("cannot be used: this wharf-agent was built without the feature otlp (docs/metrics.md)");
+        return refused(
+            "cannot be used: this wharf-agent was built without the feature otlp; see the page \"Metrics and alerts\" of the \
+             documentation (/usr/share/doc/wharf)",
+        );
     }
     let is_plain = |uri: &axum::http::Uri| {
         uri.scheme_str() == Some("http") && uri.port().is_some() && uri.path() == "/" && uri.query().is_none()

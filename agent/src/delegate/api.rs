@@ -72,7 +72,7 @@ async fn not_here(State(this): State<Arc<Delegation>>, request: Request) -> Fail
         this.service.socket().display()
     );
     Failure::new(ErrorCode::Unsupported, message)
-        .hint("ask that service; docs/delegation.md lists what a delegated agent answers")
+        .hint("ask that service; the page \"Delegated mode\" of the documentation (/usr/share/doc/wharf) lists what a delegated agent answers")
 }
 
 /// The status; the service is asked for its own.

@@ -140,7 +140,7 @@ async fn warn_of_living<K: Kernel>(kernel: &K, network: &NetworkName, handles: &
             endpoints = living.len(),
             first,
             "GC deletes endpoints whose network namespaces still exist; if their containers run, another runtime uses the \
-             same network name: give each runtime a name of its own (docs/cni.md)"
+             same network name: give each runtime another name (page \"wharf-cni, the CNI plugin\" of the documentation)"
         );
     }
 }

@@ -5,7 +5,7 @@ use wharf_api::{EndpointState, NamedPort, PolicyEnforcement, PortProtocol, Regen
 
 use super::{
     label::{LabelChanges, Labels},
-    list::Choice,
+    list::{Choice, NamespaceName},
     node::{BadValue, parse_enforcement},
 };
 use crate::target::Target;
@@ -48,7 +48,7 @@ Examples:
         id: Target,
         /// The namespace of the pod that the ID names.
         #[arg(short, long, value_name = "NAMESPACE")]
-        namespace: Option<String>,
+        namespace: Option<NamespaceName>,
     },
     /// Show the events of an endpoint, oldest first.
     #[command(after_help = "Example:\n  wharf endpoint log 7")]

@@ -1,9 +1,23 @@
 //! Options that lists have in common.
 
+use std::{convert::Infallible, str::FromStr};
+
 use clap::Args;
 use wharf_api::Endpoint;
 
 use crate::{namespace::namespace_of, selector::Selector};
+
+/// The name of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamespaceName(pub(crate) String);
+
+impl FromStr for NamespaceName {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
 
 /// Whether a list is followed.
 #[derive(Debug, Clone, Copy, Default, Args)]
@@ -18,9 +32,9 @@ pub(crate) struct Follow {
 pub(crate) struct Choice {
     /// Of this namespace. A container that is no pod is in the namespace of its label, else in `default`.
     #[arg(short, long, value_name = "NAMESPACE")]
-    pub(crate) namespace: Option<String>,
-    /// With these labels, as kubectl selects: app=web, tier!=db, 'env in (a,b)', app, '!app', with commas between. A key may
-    /// have its source in front: k8s:app=web.
+    pub(crate) namespace: Option<NamespaceName>,
+    /// With these labels, as kubectl selects: app=web, tier!=db, 'env in (a,b)', app, '!app', with commas between. A
+    /// key may have its source in front: k8s:app=web.
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     pub(crate) selector: Option<Selector>,
 }
@@ -28,7 +42,7 @@ pub(crate) struct Choice {
 impl Choice {
     /// Whether the endpoint is one of them.
     pub(crate) fn has(&self, e: &Endpoint) -> bool {
-        self.namespace.as_deref().is_none_or(|namespace| namespace == namespace_of(e))
+        self.namespace.as_ref().is_none_or(|namespace| namespace.0 == namespace_of(e))
             && self.selector.as_ref().is_none_or(|s| s.matches(e.labels.iter().map(String::as_str)))
     }
 }
@@ -50,7 +64,7 @@ mod tests {
             (Some("shop"), Some("app=web"), false),
         ] {
             let selector = selector.map(|text: &str| text.parse::<Selector>().unwrap());
-            let choice = Choice { namespace: namespace.map(str::to_owned), selector };
+            let choice = Choice { namespace: namespace.map(|name: &str| NamespaceName(name.to_owned())), selector };
             assert_eq!(choice.has(&e), wanted, "{choice:?}");
         }
     }

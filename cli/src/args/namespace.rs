@@ -4,7 +4,7 @@ use clap::Subcommand;
 
 use super::{
     label::{LabelChanges, Labels},
-    list::Follow,
+    list::{Follow, NamespaceName},
 };
 use crate::selector::Selector;
 
@@ -32,14 +32,14 @@ Examples:
     Get {
         /// The namespace.
         #[arg(value_name = "NAMESPACE")]
-        name: Option<String>,
+        name: Option<NamespaceName>,
     },
     /// Show a namespace: its labels, its policies and its endpoints on this node.
     #[command(after_help = "Example:\n  wharf namespace describe shop")]
     Describe {
         /// The namespace.
         #[arg(value_name = "NAMESPACE")]
-        name: String,
+        name: NamespaceName,
     },
     /// Change labels of a namespace: those that are not named stay.
     #[command(
@@ -51,7 +51,8 @@ Examples:
     )]
     Label {
         /// The namespace.
-        name: String,
+        #[arg(value_name = "NAMESPACE")]
+        name: NamespaceName,
         /// Labels that are set or, with `KEY-`, removed.
         #[arg(value_name = "KEY=VALUE|KEY-", required = true)]
         changes: Vec<LabelChanges>,
@@ -60,7 +61,7 @@ Examples:
     #[command(after_help = "Example:\n  wharf namespace set shop team=a,stage=production")]
     Set {
         /// The namespace.
-        name: String,
+        name: NamespaceName,
         /// Labels of the new set.
         #[arg(value_name = "KEY=VALUE", required = true)]
         labels: Vec<Labels>,
@@ -69,6 +70,6 @@ Examples:
     #[command(after_help = "Example:\n  wharf namespace delete shop")]
     Delete {
         /// The namespace.
-        name: String,
+        name: NamespaceName,
     },
 }

@@ -1,6 +1,6 @@
 //! Arguments of `wharf policy` and `wharf bpf policy`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{convert::Infallible, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{
     Args, Subcommand, ValueEnum, ValueHint,
@@ -8,7 +8,10 @@ use clap::{
 };
 use wharf_api::{PolicyDeleteQuery, PolicyExplainQuery, PolicyProtocol};
 
-use super::{list::Follow, node::duration};
+use super::{
+    list::{Follow, NamespaceName},
+    node::duration,
+};
 use crate::target::Target;
 
 /// `wharf policy ...`.
@@ -74,7 +77,7 @@ Examples:
     List {
         /// Only policies of this namespace; clusterwide policies have none.
         #[arg(short, long, value_name = "NAMESPACE")]
-        namespace: Option<String>,
+        namespace: Option<NamespaceName>,
         #[command(flatten)]
         follow: Follow,
     },
@@ -88,10 +91,10 @@ Examples:
     Get {
         /// Only policies of this name.
         #[arg(value_name = "[NAMESPACE/]NAME")]
-        name: Option<String>,
+        name: Option<QualifiedPolicyName>,
         /// Only policies of this namespace.
         #[arg(short, long, value_name = "NAMESPACE")]
-        namespace: Option<String>,
+        namespace: Option<NamespaceName>,
         #[command(flatten)]
         follow: Follow,
     },
@@ -100,10 +103,10 @@ Examples:
     Describe {
         /// The policy's name.
         #[arg(value_name = "[NAMESPACE/]NAME")]
-        name: String,
+        name: QualifiedPolicyName,
         /// Only policies of this namespace.
         #[arg(short, long, value_name = "NAMESPACE")]
-        namespace: Option<String>,
+        namespace: Option<NamespaceName>,
     },
     /// Remove a policy, or all that were imported.
     ///
@@ -152,10 +155,10 @@ pub(crate) struct PolicyDeleteArgs {
     pub(crate) kind: Option<PolicyKind>,
     /// The policy's name.
     #[arg(required_unless_present = "all")]
-    pub(crate) name: Option<String>,
+    pub(crate) name: Option<PolicyName>,
     /// The policy's namespace, `default` unless given; not for clusterwide kinds.
     #[arg(short, long, value_name = "NAMESPACE")]
-    pub(crate) namespace: Option<String>,
+    pub(crate) namespace: Option<NamespaceName>,
     /// All policies that were imported.
     #[arg(long, conflicts_with_all = ["kind", "name", "namespace"])]
     pub(crate) all: bool,
@@ -165,6 +168,7 @@ impl PolicyDeleteArgs {
     /// As the API takes it; `None` when a kind without namespace is given one.
     pub(crate) fn query(self) -> Option<PolicyDeleteQuery> {
         let Self { kind, name, namespace, all } = self;
+        let (name, namespace) = (name.map(|name| name.0), namespace.map(|namespace| namespace.0));
         if all {
             return Some(PolicyDeleteQuery { all: Some(true), ..PolicyDeleteQuery::default() });
         }
@@ -175,6 +179,30 @@ impl PolicyDeleteArgs {
             (false, Some(_)) => return None,
         };
         Some(PolicyDeleteQuery { kind: kind.map(|kind| kind.as_str().to_owned()), namespace, name, all: None })
+    }
+}
+
+/// The name of a policy, without its namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PolicyName(pub(crate) String);
+
+impl FromStr for PolicyName {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// The name of a policy, with or without its namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QualifiedPolicyName(pub(crate) String);
+
+impl FromStr for QualifiedPolicyName {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
     }
 }
 
@@ -196,7 +224,7 @@ pub(crate) enum PolicyKind {
 }
 
 impl PolicyKind {
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Kubernetes => "NetworkPolicy",
             Self::Cluster => "ClusterNetworkPolicy",
@@ -269,7 +297,8 @@ mod tests {
     use super::*;
 
     fn delete(kind: Option<PolicyKind>, namespace: Option<&str>, all: bool) -> Option<PolicyDeleteQuery> {
-        let (name, namespace) = (kind.map(|_| "db".to_owned()), namespace.map(str::to_owned));
+        let (name, namespace) =
+            (kind.map(|_| PolicyName("db".to_owned())), namespace.map(|n| NamespaceName(n.to_owned())));
         PolicyDeleteArgs { kind, name, namespace, all }.query()
     }
 

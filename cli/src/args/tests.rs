@@ -90,8 +90,32 @@ fn global_options_stand_anywhere() {
 fn endpoints_are_named_in_many_ways() {
     for text in ["7", "10.88.0.7", "pod-name:a/b", "wh00070000002a", "web-1"] {
         let got = command(&["endpoint", "get", text]);
-        let as_wanted = matches!(&got, Some(Command::Endpoint(EndpointCommand::Get { id })) if Ok(id) == text.parse::<Target>().as_ref());
+        let as_wanted = matches!(&got, Some(Command::Endpoint(EndpointCommand::Get { id: Some(id), .. })) if Ok(id) == text.parse::<Target>().as_ref());
         assert!(as_wanted, "{text}: {got:?}");
+    }
+}
+
+#[test]
+fn every_list_can_be_followed() {
+    fn walk(command: &clap::Command, path: &str, bare: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        // The sandboxes are files, and no agent is asked about them.
+        let is_list = command.get_name() == "list" && !path.contains(" sandbox ") && !path.contains(" events ");
+        if is_list && !command.get_arguments().any(|a| a.get_short() == Some('w') && a.get_long() == Some("watch")) {
+            bare.push(path.clone());
+        }
+        command.get_subcommands().for_each(|sub| walk(sub, &path, bare));
+    }
+    let mut bare = Vec::new();
+    walk(&Cli::command(), "", &mut bare);
+    assert_eq!(bare, Vec::<String>::new(), "lists without --watch");
+    for (line, watches) in [
+        (&["status", "-w"] as &[&str], true),
+        (&["policy", "get", "-w"], true),
+        (&["port", "list", "-n", "shop", "-l", "app=web", "-w"], true),
+        (&["policy", "list", "-n", "shop"], false),
+    ] {
+        assert_eq!(command(line).map(|command| command.watches()), Some(watches), "{line:?}");
     }
 }
 
@@ -116,7 +140,6 @@ fn wrong_command_lines_are_refused() {
     for args in [
         &["frobnicate"] as &[&str],
         &["endpoint"],
-        &["endpoint", "get"],
         &["endpoint", "get", "a b"],
         &["endpoint", "list", "--state", "fine"],
         &["endpoint", "regenerate", "7", "--level", "all"],
@@ -159,7 +182,14 @@ fn wrong_command_lines_are_refused() {
         &["config", "set"],
         &["config", "set", "ipv4-pool=10.0.0.0/8"],
         &["status", "--brief", "--verbose"],
+        &["status", "--brief", "--watch"],
         &["status", "-o", "xml"],
+        &["endpoint", "describe"],
+        &["endpoint", "list", "-l", "app in web"],
+        &["policy", "describe"],
+        &["policy", "import", "x.yaml", "-w"],
+        &["candidates", ""],
+        &["man", "/tmp"],
         &["completion", "tcsh"],
         &["sandbox", "create"],
         &["sandbox", "create", "a/b"],

@@ -67,7 +67,7 @@ pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliEr
     }
 }
 
-/// The maps; without `all`, not those of prepared programs.
+/// The maps; without `all`, maps of prepared programs are left out.
 async fn maps(cx: &Context, all: bool) -> Result<Answer<Vec<BpfMap>>, CliError> {
     let mut maps = cx.client.maps().await?;
     if all {

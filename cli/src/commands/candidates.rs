@@ -1,15 +1,20 @@
 //! `wharf candidates`: what the scripts of `wharf completion` ask for, because only the agent knows it.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use clap::CommandFactory as _;
-use wharf_api::{Endpoint, EndpointFilter, client::ClientError};
+use clap::{CommandFactory as _, Parser as _, ValueEnum as _};
+use wharf_api::{
+    Endpoint, EndpointFilter, PolicyInfo,
+    client::{Client, ClientError},
+};
+use wharf_sandbox::Sandboxes;
 
 use super::Context;
 use crate::{
-    args::{Cli, Setting},
+    args::{Cli, Command, PolicyKind, Setting},
     error::{CliError, Exit},
     expected::{Expected, expected},
+    namespace::namespace_of,
     output::write_text,
     render::endpoint::short_ids,
 };
@@ -21,16 +26,16 @@ const PATIENCE: Duration = Duration::from_secs(1);
 type Candidate = (String, String);
 
 /// Prints the candidates for the last of the words, a line each: the word, a tabulator, what it stands for. Prints nothing
-/// where the agent does not know more than the script, or does not answer.
+/// when the agent does not answer. Exits 1 where no name is expected, so that the script offers what it knows.
 pub(super) async fn run(cx: &Context, words: &[String]) -> Result<Exit, CliError> {
-    let Some(wanted) = expected(&Cli::command(), words) else { return Ok(Exit::Ok) };
+    let Some(wanted) = expected(&Cli::command(), words) else { return Ok(Exit::Unwell) };
     let (begun, prefix) = begun(words);
-    let client = match socket(words) {
-        Some(socket) => wharf_api::client::Client::new(socket),
+    let client = match value_of(words, "--socket") {
+        Some(socket) => Client::new(socket),
         None => cx.client.clone(),
     };
     // Nothing can be told to a shell in the middle of a word, an error neither.
-    let all = ask(&client.with_timeout(PATIENCE), wanted, !begun.is_empty()).await.unwrap_or_default();
+    let all = ask(&client.with_timeout(PATIENCE), wanted, words, !begun.is_empty()).await.unwrap_or_default();
     let fits = all.into_iter().filter(|(word, _)| word.starts_with(&begun) && *word != begun && is_plain(word));
     let lines = fits.map(|(word, what)| {
         let what: String = what.chars().filter(|c| !c.is_control()).collect();
@@ -51,24 +56,66 @@ fn begun(words: &[String]) -> (String, String) {
     }
 }
 
-/// The agent's socket, when the words name it.
-fn socket(words: &[String]) -> Option<&str> {
-    let named = |pair: &[String]| match pair {
-        [option, value] if option == "--socket" => Some(value.clone()),
-        _ => None,
-    };
-    let apart = words.windows(2).position(|pair| named(pair).is_some()).and_then(|at| words.get(at + 1));
-    apart.map(String::as_str).or_else(|| words.iter().find_map(|w| w.strip_prefix("--socket=")))
+/// The value of an option in the words.
+fn value_of<'a>(words: &'a [String], option: &str) -> Option<&'a str> {
+    let apart = words.iter().position(|word| word == option).and_then(|at| words.get(at + 1));
+    let joined = || words.iter().find_map(|word| word.strip_prefix(option)?.strip_prefix('='));
+    apart.map(String::as_str).or_else(joined)
 }
 
 /// Everything that could stand there; names of endpoints beside their numbers when a word is `begun`.
-async fn ask(client: &wharf_api::client::Client, wanted: Expected, begun: bool) -> Result<Vec<Candidate>, ClientError> {
+async fn ask(client: &Client, wanted: Expected, words: &[String], begun: bool) -> Result<Vec<Candidate>, ClientError> {
     Ok(match wanted {
         Expected::Endpoint => names(&client.endpoints(&EndpointFilter::default()).await?, begun),
+        Expected::PolicyName => policy_names(&client.policies().await?.policies, words),
+        Expected::QualifiedPolicyName => {
+            let qualified = |policy: PolicyInfo| {
+                let name = policy.namespace.map_or_else(String::new, |namespace| namespace + "/") + &policy.name;
+                (name, policy.kind)
+            };
+            client.policies().await?.policies.into_iter().map(qualified).collect()
+        }
+        Expected::Namespace => {
+            let labelled = client.namespaces().await?;
+            let endpoints = client.endpoints(&EndpointFilter::default()).await?;
+            let policies = client.policies().await?.policies;
+            let all = labelled.into_iter().map(|namespace| namespace.name);
+            let all = all.chain(endpoints.iter().map(|e| namespace_of(e).to_owned()));
+            let all = all.chain(policies.into_iter().filter_map(|policy| policy.namespace));
+            let all: BTreeSet<String> = all.collect();
+            all.into_iter().map(|name| (name, String::new())).collect()
+        }
+        Expected::Sandbox => sandboxes(words),
         Expected::Map => client.maps().await?.into_iter().map(|m| (m.name, m.kind)).collect(),
         Expected::SettingName => client.config().await?.effective.into_iter().collect(),
         Expected::Setting => Setting::EXAMPLES.iter().map(|text| ((*text).to_owned(), String::new())).collect(),
     })
+}
+
+/// Names of the policies of the kind and the namespace that the words name.
+fn policy_names(policies: &[PolicyInfo], words: &[String]) -> Vec<Candidate> {
+    let kind = words.iter().find_map(|word| PolicyKind::from_str(word, true).ok()).map(PolicyKind::as_str);
+    let namespace = value_of(words, "--namespace").or_else(|| value_of(words, "-n"));
+    let fits = |policy: &&PolicyInfo| {
+        kind.is_none_or(|kind| kind == policy.kind)
+            && namespace.is_none_or(|namespace| policy.namespace.as_deref() == Some(namespace))
+    };
+    let named = |policy: &PolicyInfo| {
+        let place = policy.namespace.as_ref().map_or_else(String::new, |name| format!("namespace {name}"));
+        (policy.name.clone(), place)
+    };
+    policies.iter().filter(fits).map(named).collect()
+}
+
+/// Names of the sandboxes in the state directory of the line; none where this user may not read it.
+fn sandboxes(words: &[String]) -> Vec<Candidate> {
+    let line = ["wharf", "sandbox", "list"].into_iter();
+    let directory = value_of(words, "--state-dir").into_iter().flat_map(|directory| ["--state-dir", directory]);
+    let Ok(Cli { command: Command::Sandbox(args), .. }) = Cli::try_parse_from(line.chain(directory)) else {
+        return Vec::new();
+    };
+    let all = Sandboxes::new(args.places.dirs(), |_: &str| ()).list().unwrap_or_default();
+    all.into_iter().map(|s| (s.name.as_str().to_owned(), s.networks.join(" "))).collect()
 }
 
 fn names(endpoints: &[Endpoint], begun: bool) -> Vec<Candidate> {
@@ -114,9 +161,20 @@ mod tests {
 
     #[test]
     fn the_socket_of_the_line_is_asked() {
-        assert_eq!(socket(&words("--socket /x endpoint get ")), Some("/x"));
-        assert_eq!(socket(&words("endpoint --socket=/y get ")), Some("/y"));
-        assert_eq!(socket(&words("endpoint get ")), None);
+        let socket = |line| value_of(&words(line), "--socket").map(str::to_owned);
+        assert_eq!(socket("--socket /x endpoint get ").as_deref(), Some("/x"));
+        assert_eq!(socket("endpoint --socket=/y get ").as_deref(), Some("/y"));
+        assert_eq!(socket("endpoint get "), None);
+    }
+
+    #[test]
+    fn sandboxes_of_the_state_directory_of_the_line() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("web.json"), "{}").unwrap();
+        let line = format!("sandbox rm --state-dir {} ", directory.path().display());
+        let names: Vec<String> = sandboxes(&words(&line)).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["web"]);
+        assert_eq!(sandboxes(&words("sandbox rm --state-dir /nonexistent/x ")), []);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{Context, describe, watch};
 use crate::{
     args::{
         Choice, DeleteArgs, EndpointCommand, EndpointSetting, LabelChange, LabelChanges, Labels, Level, ListFilter,
-        changed,
+        NamespaceName, changed,
     },
     error::{CliError, Exit},
     output::remark,
@@ -30,12 +30,12 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
                 .hint("leave one of them out"))
         }
         EndpointCommand::Get { id: Some(id), choice } => {
-            let e = cx.client.endpoint(&named(&id, choice.namespace.as_deref())).await?;
+            let e = cx.client.endpoint(&named(&id, choice.namespace.as_ref())).await?;
             let redirects = if cx.out.is_table() { redirects(cx, e.id).await } else { Vec::new() };
             cx.out.emit(&e, |style| endpoint::get(&e, &redirects, style))?;
             Ok(Exit::Ok)
         }
-        EndpointCommand::Describe { id, namespace } => describe::endpoint(cx, &named(&id, namespace.as_deref())).await,
+        EndpointCommand::Describe { id, namespace } => describe::endpoint(cx, &named(&id, namespace.as_ref())).await,
         EndpointCommand::Log { id } => {
             let entries = cx.client.endpoint_log(id.as_str()).await?;
             cx.out.emit(&entries, |style| endpoint::log(&entries, style))?;
@@ -53,10 +53,10 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
     }
 }
 
-/// The endpoint that is meant: with a namespace, that of a pod.
-fn named(id: &Target, namespace: Option<&str>) -> String {
+/// The name of an endpoint for the API. With a namespace, the ID is the name of a pod.
+fn named(id: &Target, namespace: Option<&NamespaceName>) -> String {
     match namespace {
-        Some(namespace) => format!("pod-name:{namespace}/{}", id.as_str()),
+        Some(NamespaceName(namespace)) => format!("pod-name:{namespace}/{}", id.as_str()),
         None => id.as_str().to_owned(),
     }
 }

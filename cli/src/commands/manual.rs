@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 use clap::CommandFactory;
 use clap_mangen::{
     Man,
-    roff::{Roff, bold, roman},
+    roff::{Roff, bold, italic, roman},
 };
 
 use crate::{
@@ -62,7 +62,11 @@ fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str)
         io::Result::Ok(())
     };
     add(&|to| man.render_name_section(to))?;
-    add(&|to| man.render_synopsis_section(to))?;
+    add(&|to| {
+        let mut synopsis = Vec::new();
+        man.render_synopsis_section(&mut synopsis)?;
+        to.write_all(with_dashes(&String::from_utf8_lossy(&synopsis), command).as_bytes())
+    })?;
     add(&|to| man.render_description_section(to))?;
     add(&|to| man.render_options_section(to))?;
     if command.get_subcommands().any(|sub| !sub.is_hide_set()) {
@@ -85,6 +89,22 @@ fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str)
     add(&|to| rest.to_writer(to))?;
     // What the generator writes for an empty line, in the macro that means it.
     Ok(parts.replace("\n.br\n\n.br\n", "\n.sp\n"))
+}
+
+/// The generator leaves out the `--` before the arguments that only follow it.
+fn with_dashes(synopsis: &str, command: &clap::Command) -> String {
+    let mut synopsis = synopsis.to_owned();
+    for argument in command.get_positionals().filter(|argument| argument.is_last_set()) {
+        let names = argument.get_value_names().unwrap_or_default();
+        let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+        let shown = Roff::new().text([italic(names.join(" "))]).to_roff();
+        // One character before it, which says whether it must be there.
+        let at = synopsis.rfind(shown.trim_end()).and_then(|at| synopsis.get(..at)?.char_indices().next_back());
+        if let Some((at, _)) = at {
+            synopsis.insert_str(at, "\\-\\- ");
+        }
+    }
+    synopsis
 }
 
 /// The lines below a heading of a command's `after_help`; those below none of the headings when it is empty.
@@ -164,6 +184,18 @@ mod tests {
         let pages = walk(&Cli::command(), "wharf", directory.path(), &mut bare);
         assert_eq!(bare, Vec::<String>::new(), "pages that are missing, or lack a section");
         assert!(pages > 30, "only {pages} commands were found");
+    }
+
+    #[test]
+    fn a_synopsis_has_the_dashes_before_a_command() {
+        let directory = tempfile::tempdir().expect("make directory");
+        man(directory.path()).expect("writes");
+        let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).expect("a page");
+        let synopsis =
+            |name: &str| page(name).split_once(".SH SYNOPSIS").map(|(_, rest)| rest.lines().nth(1).map(str::to_owned));
+        let run = synopsis("wharf-sandbox-run.1").flatten().expect("a synopsis");
+        assert!(run.contains(r"\-\- <\fICOMMAND\fR>"), "{run}");
+        assert!(!synopsis("wharf-sandbox-rm.1").flatten().expect("a synopsis").contains(r"\-\- "));
     }
 
     #[test]

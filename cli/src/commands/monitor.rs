@@ -55,12 +55,12 @@ pub(super) async fn run(
     count: Option<u64>,
     time: Option<Duration>,
 ) -> Result<Exit, CliError> {
-    let asks_for_traces = filter.kinds.contains(&EventKind::Trace);
+    let asks_for_traces = filter.kinds == [EventKind::Trace];
     let wanted = Wanted::new(cx, filter).await?;
-    let mut stream = cx.client.monitor().await?;
     if asks_for_traces && !traces(cx, wanted.endpoint.as_ref()).await {
         remark(NO_TRACING);
     }
+    let mut stream = cx.client.monitor().await?;
     let end = async {
         match time {
             Some(time) => tokio::time::sleep(time).await,
@@ -97,8 +97,8 @@ pub(super) async fn run(
     Ok(Exit::Ok)
 }
 
-/// Reason of a drop by the policy of the endpoint at the other end. The packet's event and count are those of the endpoint where
-/// it was.
+/// Reason of a drop by the policy of the endpoint at the other end. The endpoint that sent the packet has the event
+/// and the count.
 pub(super) const BY_PEER: &str = "peer-policy-denied";
 
 /// An endpoint whose events are shown.

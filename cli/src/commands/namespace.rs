@@ -9,7 +9,7 @@ use super::{
     repeat::{self, Answer},
 };
 use crate::{
-    args::{LabelChange, LabelChanges, Labels, NamespaceCommand},
+    args::{LabelChange, LabelChanges, Labels, NamespaceCommand, NamespaceName},
     error::{CliError, Exit},
     render::{
         namespace::{labelled, list},
@@ -32,7 +32,7 @@ pub(super) async fn run(cx: &Context, command: NamespaceCommand) -> Result<Exit,
             };
             repeat::show(cx, follow.watch, ask, |all, style| list(all, style)).await?;
         }
-        NamespaceCommand::Label { name, changes } => {
+        NamespaceCommand::Label { name: NamespaceName(name), changes } => {
             let changes = LabelChanges::all(changes)?;
             let mut all = cx.client.namespaces().await?;
             let known = all.iter_mut().find(|namespace| namespace.name == name);
@@ -51,7 +51,7 @@ pub(super) async fn run(cx: &Context, command: NamespaceCommand) -> Result<Exit,
         }
         NamespaceCommand::Get { name } => {
             let mut found = cx.client.namespaces().await?;
-            if let Some(name) = name {
+            if let Some(NamespaceName(name)) = name {
                 found.retain(|namespace| namespace.name == name);
                 if found.is_empty() {
                     let error = CliError::refused(format!("show namespace {name}: it was given no labels"));
@@ -60,14 +60,14 @@ pub(super) async fn run(cx: &Context, command: NamespaceCommand) -> Result<Exit,
             }
             cx.out.emit(&found, |style| list(&found, style))?;
         }
-        NamespaceCommand::Describe { name } => return describe::namespace(cx, &name).await,
-        NamespaceCommand::Set { name, labels } => {
+        NamespaceCommand::Describe { name: NamespaceName(name) } => return describe::namespace(cx, &name).await,
+        NamespaceCommand::Set { name: NamespaceName(name), labels } => {
             let labels = Labels::by_key(labels, "a namespace", "k8s")?;
             let set = u64::try_from(labels.len()).unwrap_or(u64::MAX);
             let done = cx.client.put_namespace(&name, &NamespaceLabels { labels }).await?;
             cx.out.emit(&done, |_| format!("{}: {} set\n", safe(&done.name), count(set, "label")))?;
         }
-        NamespaceCommand::Delete { name } => {
+        NamespaceCommand::Delete { name: NamespaceName(name) } => {
             cx.client.delete_namespace(&name).await?;
             let done = BTreeMap::from([("deleted", &name)]);
             cx.out.emit(&done, |_| format!("{}: its labels are forgotten\n", safe(&name)))?;

@@ -17,8 +17,9 @@ pub(super) fn completion(shell: Shell) -> Result<Exit, CliError> {
     Ok(Exit::Ok)
 }
 
-/// The script that clap makes knows commands and options. This adds what the agent knows (endpoints, maps, settings): the
-/// script asks `wharf candidates` first, and does what it did where that has no answer.
+/// The script that clap makes knows commands and options. This adds the names of things (endpoints, policies,
+/// sandboxes, maps, settings): the script asks `wharf candidates` first, and offers what clap knows where no name is
+/// expected.
 fn with_candidates(shell: Shell, script: &str) -> String {
     match shell {
         Shell::Bash => format!("{script}{BASH}"),
@@ -32,15 +33,18 @@ fn with_candidates(shell: Shell, script: &str) -> String {
     }
 }
 
-/// No word of an answer goes through the shell's expansion.
+/// No word of an answer goes through the shell's expansion. Where a name is expected, no files are offered, also when
+/// there are no names.
 const BASH: &str = r#"
 _wharf_candidates() {
-    local line
+    local line answer
     COMPREPLY=()
-    while IFS= read -r line; do
-        COMPREPLY+=("${line%%$'\t'*}")
-    done < <(wharf candidates -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-    if [[ ${#COMPREPLY[@]} -eq 0 ]]; then
+    if answer=$(wharf candidates -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null); then
+        compopt +o bashdefault +o default 2>/dev/null
+        while IFS= read -r line; do
+            [[ -z $line ]] || COMPREPLY+=("${line%%$'\t'*}")
+        done <<< "$answer"
+    else
         _wharf "$@"
     fi
 }
@@ -55,12 +59,13 @@ complete -c wharf -n '__fish_seen_subcommand_from validate' -F
 
 const ZSH: &str = r#"functions[_wharf_static]=$functions[_wharf]
 _wharf() {
+    local answer
     local -a candidates
-    candidates=("${(@f)$(wharf candidates -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    candidates=("${(@)candidates%%$'\t'*}")
-    candidates=("${(@)candidates:#}")
-    if (( $#candidates )); then
-        compadd -- "${(@)candidates}"
+    if answer="$(wharf candidates -- "${(@)words[2,CURRENT]}" 2>/dev/null)"; then
+        candidates=("${(@f)answer}")
+        candidates=("${(@)candidates%%$'\t'*}")
+        candidates=("${(@)candidates:#}")
+        (( $#candidates )) && compadd -- "${(@)candidates}"
     else
         _wharf_static "$@"
     fi
@@ -87,6 +92,9 @@ mod tests {
             let made = String::from_utf8(script).expect("UTF-8");
             let whole = with_candidates(shell, &made);
             assert_eq!(whole.matches("wharf candidates -- ").count(), 1, "{shell}");
+            // Commands for scripts are offered by none of them: clap makes no case of them, and only our addition
+            // calls one.
+            assert!(!made.contains("candidates") && !made.contains("__man"), "{shell}");
             // Nothing is lost of what clap made.
             assert!(made.lines().all(|line| whole.contains(line)), "{shell}");
         }

@@ -15,7 +15,7 @@ use super::{
     repeat::{self, Answer},
 };
 use crate::{
-    args::{Follow, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs},
+    args::{Follow, NamespaceName, PolicyCommand, PolicyDeleteArgs, PolicyExplainArgs, QualifiedPolicyName},
     error::{CliError, Exit},
     render::policy::{changes, explanation, get},
 };
@@ -24,10 +24,10 @@ pub(super) async fn run(cx: &Context, command: PolicyCommand) -> Result<Exit, Cl
     match command {
         PolicyCommand::Validate { files } => documents::validate(&cx.out, &files),
         PolicyCommand::Import { files } => import::run(cx, &files).await,
-        PolicyCommand::List { namespace, follow } => list(cx, None, namespace.as_deref(), follow).await,
-        PolicyCommand::Get { name, namespace, follow } => list(cx, name.as_deref(), namespace.as_deref(), follow).await,
+        PolicyCommand::List { namespace, follow } => list(cx, None, namespace.as_ref(), follow).await,
+        PolicyCommand::Get { name, namespace, follow } => list(cx, name.as_ref(), namespace.as_ref(), follow).await,
         PolicyCommand::Describe { name, namespace } => {
-            let found = of_name(cx.client.policies().await?, Some(&name), namespace.as_deref())?;
+            let found = of_name(cx.client.policies().await?, Some(&name), namespace.as_ref())?;
             describe::policies(cx, found.policies).await
         }
         PolicyCommand::Delete(args) => delete(cx, args).await,
@@ -36,7 +36,12 @@ pub(super) async fn run(cx: &Context, command: PolicyCommand) -> Result<Exit, Cl
     }
 }
 
-async fn list(cx: &Context, name: Option<&str>, namespace: Option<&str>, follow: Follow) -> Result<Exit, CliError> {
+async fn list(
+    cx: &Context,
+    name: Option<&QualifiedPolicyName>,
+    namespace: Option<&NamespaceName>,
+    follow: Follow,
+) -> Result<Exit, CliError> {
     let ask = async || Ok(Answer::plain(of_name(cx.client.policies().await?, name, namespace)?));
     repeat::show(cx, follow.watch, ask, |found, style| get(found, style, cx.out.is_wide())).await?;
     Ok(Exit::Ok)
@@ -46,9 +51,14 @@ async fn list(cx: &Context, name: Option<&str>, namespace: Option<&str>, follow:
 ///
 /// # Errors
 /// None has the name.
-fn of_name(mut all: PolicyList, name: Option<&str>, namespace: Option<&str>) -> Result<PolicyList, CliError> {
+fn of_name(
+    mut all: PolicyList,
+    name: Option<&QualifiedPolicyName>,
+    namespace: Option<&NamespaceName>,
+) -> Result<PolicyList, CliError> {
+    let namespace = namespace.map(|namespace| namespace.0.as_str());
     let is_in = |policy: &PolicyInfo| namespace.is_none_or(|wanted| policy.namespace.as_deref() == Some(wanted));
-    let Some(name) = name else {
+    let Some(QualifiedPolicyName(name)) = name else {
         all.policies.retain(is_in);
         return Ok(all);
     };

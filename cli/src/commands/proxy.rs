@@ -34,18 +34,27 @@ pub(super) async fn run(cx: &Context, command: &ProxyCommand) -> Result<Exit, Cl
             repeat::show(cx, follow.watch, ask, |names, style| proxy::names(names, style)).await?;
         }
         ProxyCommand::Completions(follow) => {
-            let ask = async || Ok(Answer::plain(view().await?.completions));
-            repeat::show(cx, follow.watch, ask, |all, style| proxy::completions(all, style)).await?;
+            let ask = async || Ok(Answer::plain(Completions(view().await?)));
+            repeat::show(cx, follow.watch, ask, |Completions(view), style| proxy::completions(view, style)).await?;
         }
     }
     Ok(Exit::Ok)
 }
 
-/// Of a proxy, its listeners alone in formats for scripts.
+/// A proxy, of which formats for scripts have the listeners.
 struct Listeners(ProxyView);
 
 impl Serialize for Listeners {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.listeners.serialize(serializer)
+    }
+}
+
+/// As [`Listeners`], the completions.
+struct Completions(ProxyView);
+
+impl Serialize for Completions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.completions.serialize(serializer)
     }
 }

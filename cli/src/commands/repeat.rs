@@ -1,4 +1,4 @@
-//! What is shown once, or with `--watch` after each change.
+//! Answers that are shown once, or with `--watch` again after each change.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{error::CliError, output::remark, render::Style};
 /// How often the agent is asked with `--watch`.
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
-/// An answer, and what people are told besides.
+/// An answer, and a remark about it.
 pub(super) struct Answer<T> {
     /// The answer.
     pub(super) value: T,
@@ -19,7 +19,7 @@ pub(super) struct Answer<T> {
 }
 
 impl<T> Answer<T> {
-    /// An answer that says all.
+    /// An answer without a remark.
     pub(super) fn plain(value: T) -> Self {
         Self { value, remark: None }
     }

@@ -159,7 +159,7 @@ impl SandboxError {
             Self::Unknown { .. } => "`wharf sandbox list` shows all of them".to_owned(),
             Self::Busy { .. } => "try again when that process has ended".to_owned(),
             Self::Damaged { name, .. } => format!(
-                "`wharf sandbox rm --force {name}` removes the record alone; see docs/sandboxes.md, Troubleshooting"
+                "`wharf sandbox rm --force {name}` removes the record alone; see \"Troubleshooting\" in the page \"Sandboxes without a container runtime\" of the documentation (/usr/share/doc/wharf)"
             ),
             Self::UnsafeDirectory { path, .. } => {
                 let path = path.display();

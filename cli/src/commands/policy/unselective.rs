@@ -14,7 +14,8 @@ use crate::{
 /// Warnings in full; a node commonly gets policies of a whole cluster.
 const MOST: usize = 5;
 
-/// Warns of policies of these changes that select no endpoint. The import is done, so an agent that does not answer is no error.
+/// Warns of policies of these changes that select no endpoint. The import is done, so an agent that does not answer
+/// is no error.
 pub(super) async fn warn(cx: &Context, changes: &[PolicyChange]) {
     if changes.iter().all(|change| change.put.is_empty()) {
         return;

@@ -106,7 +106,9 @@ fn component_next(c: &ComponentStatus) -> &'static str {
         "records" => {
             "recreate their containers one after the other; wharf audit --repair disconnects all of them at once"
         }
-        "delegate" => "is the service that makes this node's network running? docs/delegation.md",
+        "delegate" => {
+            "is the service that makes this node's network running? the page \"Delegated mode\" of the documentation (/usr/share/doc/wharf)"
+        }
         "flows" => "wharf bpf ct list",
         "policy" => "wharf policy get",
         "proxy" => "wharf proxy status; wharf proxy listeners",

@@ -72,6 +72,23 @@ fn a_healthy_node_in_full() {
 }
 
 #[test]
+fn a_map_has_a_row_when_it_fills_up_or_everything_is_shown() {
+    let mut s = sample::status();
+    s.bpf_maps = vec![
+        sample::map("ENDPOINTS", "hash", Some(79), 100),
+        sample::map("FLOWS", "hash", Some(80), 100),
+        sample::map("CONFIG", "array", Some(100), 100),
+    ];
+    let rows = |verbose| {
+        let text = status(&s, &Style::plain(), Detail { verbose, all_controllers: false });
+        let names = ["ENDPOINTS:", "FLOWS:", "CONFIG:"];
+        names.map(|name| text.lines().any(|line| line.trim_start().starts_with(name)))
+    };
+    assert_eq!((rows(false), rows(true)), ([false, true, false], [true; 3]));
+    assert!(!status(&s, &Style::plain(), Detail::default()).contains("Problems"), "not a problem yet");
+}
+
+#[test]
 fn the_collection_of_flows_in_full() {
     let mut s = sample::status();
     let (expired, orphaned) = (1_200, 3);

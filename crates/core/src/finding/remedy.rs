@@ -26,7 +26,8 @@ impl Problem {
                     "unmount what covers the agent's bpffs, or restart the agent".to_owned()
                 }
                 NodeProblem::Outbound { repairable: false, .. } => {
-                    "remove the cause; the agent tries again every 10 s (docs/connectivity.md)".to_owned()
+                    "remove the cause; the agent tries again every 10 s (page \"Connectivity\" of the documentation)"
+                        .to_owned()
                 }
                 NodeProblem::Setting { repairable: false, name, expected, .. } => format!(
                     "`sysctl -w {name}={expected}`, or start the agent with `--masquerade on` or `--local-delivery direct`"
