@@ -60,6 +60,10 @@ pub(crate) enum Task {
     ///
     /// Refuses while endpoints live: without the plugin their runtime could not delete them any more.
     Uninstall(UninstallArgs),
+    /// Build the documentation as a book with search, under target/docs
+    ///
+    /// The first run installs mdBook under target/mdbook.
+    Docs,
     /// Make the packages under target/dist: .deb, static tarball, container image, Kubernetes manifests, SBOM, checksums
     ///
     /// The same commit and toolchain give the same bytes: times are that of the commit, or SOURCE_DATE_EPOCH.

@@ -2,6 +2,7 @@
 //! the BPF programs get built.
 
 mod args;
+mod book;
 mod build;
 mod checks;
 mod core_sources;
@@ -71,6 +72,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Task::Vm(arguments) => return vm::run(&workspace, &privilege, verbose, &arguments),
         Task::Install(arguments) => install::install(&workspace, &privilege, verbose, &arguments)?,
         Task::Uninstall(arguments) => uninstall::uninstall(&privilege, &arguments)?,
+        Task::Docs => book::docs(&workspace, &privilege, verbose)?,
         Task::Dist(arguments) => dist::dist(&workspace, &privilege, verbose, &arguments)?,
         Task::Fuzz(arguments) => return fuzz::run(&workspace, &privilege, verbose, &arguments),
         Task::Schemathesis(arguments) => return schemathesis::run(&workspace, &privilege, verbose, &arguments),

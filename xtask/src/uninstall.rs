@@ -98,8 +98,8 @@ pub(crate) fn clean_up(manifest: &Manifest, arguments: &UninstallArgs, only_look
     let status = command.status().with_context(|| format!("run {}", agent.display()))?;
     if !status.success() {
         bail!(
-            "uninstall: the node still has what only an installed Wharf can take away (the message is above); delete the \
-             containers and stop the agent first, or pass --force, which cuts living containers off"
+            "uninstall: `wharf-agent cleanup` failed (its message is above), and only an installed Wharf can repeat it; delete \
+             the containers and stop the agent first, or pass --force, which disconnects living containers"
         );
     }
     Ok(())

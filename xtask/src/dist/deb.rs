@@ -22,6 +22,7 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     compress(&root)?;
     let document = |name: &str| format!("usr/share/doc/wharf/{name}");
     tree::add(&root, &document("copyright"), release.filled("debian/copyright", &[])?.as_bytes(), 0o644)?;
+    tree::copy(&release.book, &root.join(document("html")))?;
     let overrides = release.filled("debian/lintian-overrides", &[])?;
     tree::add(&root, "usr/share/lintian/overrides/wharf", overrides.as_bytes(), 0o644)?;
 

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     args::{DistArgs, InstallArgs, Layout},
-    build,
+    book, build,
     install::share,
     launch,
     pieces::{self, Item, Sources},
@@ -36,6 +36,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 struct Release<'a> {
     workspace: &'a Workspace,
     sources: Sources,
+    /// The documentation as HTML.
+    book: PathBuf,
     /// As in file names: `x86_64`.
     machine: String,
     /// As Debian and OCI name it: `amd64`.
@@ -71,6 +73,7 @@ pub(crate) fn make(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         must_be_static(&sources.release.join(name))?;
     }
     pieces::generate(&sources)?;
+    let book = book::build(step, workspace)?;
     let host = Rustc::detect()?.host;
     let machine = host.split('-').next().unwrap_or_default().to_owned();
     let architecture = match machine.as_str() {
@@ -88,7 +91,7 @@ pub(crate) fn make(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         }
     }
     let epoch = epoch(step, workspace)?;
-    let release = Release { workspace, sources, machine, architecture, epoch, out, work };
+    let release = Release { workspace, sources, book, machine, architecture, epoch, out, work };
     deb::make(&release)?;
     release.tarball()?;
     image::make(&release)?;
@@ -134,6 +137,7 @@ impl Release<'_> {
         let root = self.work.join(&name);
         tree::put(&root, &self.items("/usr/local", "/opt/cni/bin", "/usr/local/lib/systemd/system")?)?;
         tree::add(&root, "usr/local/share/doc/wharf/LICENSE", &self.licence()?, 0o644)?;
+        tree::copy(&self.book, &root.join("usr/local/share/doc/wharf/html"))?;
         let tar = self.work.join("tarball.tar");
         tree::tar_of_files(self.epoch, &self.work, &name, &tar)?;
         tree::gzip(&tar, &self.out.join(format!("{name}.tar.gz")))

@@ -37,6 +37,15 @@ pub(super) fn link(root: &Path, path: &str, target: &str) -> Result<()> {
     std::os::unix::fs::symlink(target, &place).with_context(|| format!("link {}", place.display()))
 }
 
+/// Copies the files of a directory and of its subdirectories.
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
+    for file in files(from)? {
+        let bytes = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+        pieces::put(&to.join(file.strip_prefix(from)?), &bytes, 0o644)?;
+    }
+    Ok(())
+}
+
 /// Names of a directory's entries.
 pub(super) fn names(directory: &Path) -> Result<Vec<String>> {
     let listed = fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))?;

@@ -1,0 +1,66 @@
+//! `docs`: the pages of docs/ as a book with search, under target/docs. mdBook builds it; the packages contain it.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    core_sources,
+    privilege::Privilege,
+    progress::{Progress, Step},
+    workspace::{Workspace, bare_cargo},
+};
+
+/// The release of mdBook. Another release may write other bytes for the same pages.
+const VERSION: &str = "0.5.4";
+
+/// Title of the step that builds the book.
+const STEP: &str = "The documentation (a minute the first time)";
+
+/// Builds the book and prints the path of its first page.
+pub(crate) fn docs(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<()> {
+    let book = Progress::new(1, verbose, privilege).step(STEP, |step| build(step, workspace))?;
+    println!("{}", book.join("index.html").display());
+    Ok(())
+}
+
+/// Builds the book; returns its directory.
+pub(crate) fn build(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
+    let mdbook = ensure(step, workspace)?;
+    let book = workspace.target().join("docs");
+    core_sources::remove_directory(&book)?;
+    let mut command = std::process::Command::new(mdbook);
+    command.arg("build").arg(workspace.root().join("docs")).arg("--dest-dir").arg(&book);
+    step.run(&mut command)?;
+    // Only for GitHub's own pages.
+    fs::remove_file(book.join(".nojekyll")).with_context(|| format!("tidy {}", book.display()))?;
+    Ok(book)
+}
+
+/// Installs mdBook under target/mdbook unless it is there; returns its path.
+fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
+    let prefix = workspace.target().join("mdbook");
+    let program = prefix.join(format!("{VERSION}/bin/mdbook"));
+    if program.is_file() {
+        return Ok(program);
+    }
+    fs::create_dir_all(&prefix).with_context(|| format!("create {}", prefix.display()))?;
+    let scratch = prefix.join("build");
+    let mut command = bare_cargo();
+    command
+        .args(["install", "mdbook", "--version", VERSION, "--locked", "--force"])
+        .args(["--no-default-features", "--features", "search", "--root"])
+        .arg(prefix.join(VERSION))
+        // It runs for a second: an optimised build would take three times as long.
+        .arg("--debug")
+        .env("CARGO_PROFILE_DEV_DEBUG", "false")
+        .env("CARGO_TARGET_DIR", &scratch)
+        // The build settings of the checkout and of the user are not meant for mdBook.
+        .current_dir(&prefix)
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("CARGO_BUILD_RUSTFLAGS");
+    step.run(&mut command)?;
+    core_sources::remove_directory(&scratch)?;
+    Ok(program)
+}
