@@ -1,4 +1,4 @@
-//! `docs`: the pages of docs/ as a book with search, under target/docs. mdBook builds it; the packages contain it.
+//! The command `docs`: the pages of docs/ as a book with search, under target/docs. mdBook builds it; the packages contain it.
 
 use std::{fs, path::PathBuf};
 
@@ -32,8 +32,10 @@ pub(crate) fn build(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let mut command = std::process::Command::new(mdbook);
     command.arg("build").arg(workspace.root().join("docs")).arg("--dest-dir").arg(&book);
     step.run(&mut command)?;
-    // Only for GitHub's own pages.
-    fs::remove_file(book.join(".nojekyll")).with_context(|| format!("tidy {}", book.display()))?;
+    // mdBook copies its settings, and adds a marker for GitHub Pages.
+    for name in ["book.toml", ".nojekyll"] {
+        fs::remove_file(book.join(name)).with_context(|| format!("remove {name} from {}", book.display()))?;
+    }
     Ok(book)
 }
 

@@ -1,4 +1,4 @@
-//! Links between the documents of the checkout: each must lead to a file that is there.
+//! Links between the documents of the checkout: each must lead to a file that is there, and the book must list each page.
 
 use std::{
     fs,
@@ -9,6 +9,9 @@ use anyhow::{Context, Result, bail};
 
 /// Folders that hold no documents of ours.
 const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
+
+/// The pages of the book, in reading order.
+const SUMMARY: &str = "docs/SUMMARY.md";
 
 /// Checks every `.md` below `root`; gives how many links were followed.
 pub(crate) fn check(root: &Path) -> Result<usize> {
@@ -29,6 +32,14 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
     }
     if !broken.is_empty() {
         bail!("links to files that are not there: {}", broken.join("; "));
+    }
+    let summary = fs::read_to_string(root.join(SUMMARY)).unwrap_or_default();
+    let listed = links(&summary);
+    let is_missing = |page: &&str| *page != "SUMMARY.md" && !listed.iter().any(|link| link == page);
+    let pages = documents.iter().filter_map(|document| document.strip_prefix(root).ok()?.strip_prefix("docs").ok());
+    let missing: Vec<&str> = pages.filter_map(|page| page.to_str()).filter(is_missing).collect();
+    if !missing.is_empty() {
+        bail!("pages that {SUMMARY} does not list: {}", missing.join(", "));
     }
     Ok(followed)
 }
@@ -84,12 +95,15 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_link_is_named_with_its_document() -> Result<()> {
+    fn broken_links_and_unlisted_pages_are_named() -> Result<()> {
         let root = tempfile::tempdir()?;
         fs::create_dir_all(root.path().join("docs"))?;
         fs::write(root.path().join("docs/a.md"), "[up](../README.md)")?;
         fs::write(root.path().join("README.md"), "[a](docs/a.md)")?;
-        assert_eq!(check(root.path())?, 2);
+        let message = check(root.path()).map_err(|error| error.to_string());
+        assert_eq!(message, Err("pages that docs/SUMMARY.md does not list: a.md".to_owned()));
+        fs::write(root.path().join(SUMMARY), "[A](a.md)")?;
+        assert_eq!(check(root.path())?, 3);
         fs::write(root.path().join("README.md"), "[a](docs/b.md)")?;
         let message = check(root.path()).map_err(|error| error.to_string());
         assert_eq!(message, Err("links to files that are not there: README.md -> docs/b.md".to_owned()));

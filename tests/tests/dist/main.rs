@@ -76,9 +76,17 @@ fn the_tarballs_programs_run_without_a_library_of_the_machine() -> Result<()> {
         "usr/local/lib/systemd/system/wharf-agent.service",
         "etc/wharf/agent.toml",
         "usr/local/share/man/man8/wharf-cni.8",
+        "usr/local/share/doc/wharf/html/index.html",
+        "usr/local/share/doc/wharf/html/policy.html",
     ] {
         ensure!(root.join(file).is_file(), "{file} is not there");
     }
+    let pages = root.join("usr/local/share/doc/wharf/html");
+    let mut names = fs::read_dir(pages)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    ensure!(
+        names.any(|name| name.is_ok_and(|name: String| name.starts_with("searchindex"))),
+        "the book has no search index"
+    );
     Ok(())
 }
 
