@@ -62,14 +62,18 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> 
     })
 }
 
-/// Builds the agent of the next ABI version with its objects, which the upgrade tests upgrade to, beside the product:
-/// optimised, because an upgrade's time counts in the tests' guests.
+/// Builds the agent of the next ABI version with its objects, which the upgrade tests upgrade to. It is optimised, because the
+/// tests also run it on emulated processors.
 pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("The agent of the next ABI version", |step| {
         let copies = [("endpoint", "next/endpoint.o"), ("node", "next/node.o"), ("sink", "next/sink.o")];
         build_object(step, workspace, toolchain, Some("next-abi"), &copies)?;
         let mut command = workspace.cargo();
         command.args(["build", "--release", "--locked", "--package", "wharf-agent"]);
+        // Half the optimisation for half the build time: only tests run this agent.
+        for package in ["wharf-agent", "wharf-datapath", "wharf-policy"] {
+            command.args(["--config", &format!("profile.release.package.{package}.opt-level=1")]);
+        }
         step.run(command.args(["--features", "next-abi", "--bin", NEXT_AGENT]))?;
         if !workspace.release().join(NEXT_AGENT).is_file() {
             bail!("build {NEXT_AGENT}: cargo succeeded, yet it is not in {}", workspace.release().display());
