@@ -114,7 +114,7 @@ fn sandboxes(words: &[String]) -> Vec<Candidate> {
     let Ok(Cli { command: Command::Sandbox(args), .. }) = Cli::try_parse_from(line.chain(directory)) else {
         return Vec::new();
     };
-    let all = Sandboxes::new(args.places.dirs(), |_: &str| ()).list().unwrap_or_default();
+    let all = Sandboxes::new(args.places.dirs(), |_| ()).list().unwrap_or_default();
     all.into_iter().map(|s| (s.name.as_str().to_owned(), s.networks.join(" "))).collect()
 }
 
