@@ -135,12 +135,18 @@ impl<K: PolicyKernel> Policy<K> {
             Some("audit mode: the packet passes, and is counted".to_owned())
         } else if self.mode.audits && ends.iter().any(|end| is_redirected(end)) {
             Some("audit mode: the connection does not go through the proxy, and passes unseen".to_owned())
-        } else if denies(&egress) && !denies(&ingress) && self.services.iter().any(|net| net.contains(&ask.destination))
+        } else if egress.as_ref().is_some_and(|judgement| judgement.enforced)
+            && !denies(&ingress)
+            && self.services.iter().any(|net| net.contains(&ask.destination))
         {
-            Some(
+            Some(if verdict == PolicyVerdict::Deny {
                 "an address of a service: what the node translates it to is judged; ask for the endpoint behind it"
-                    .to_owned(),
-            )
+                    .to_owned()
+            } else {
+                "an address of a service: deny rules about the endpoint behind it, and the rules of that endpoint, still \
+                 count; ask for the endpoint behind it"
+                    .to_owned()
+            })
         } else {
             problem(&inner)
         };

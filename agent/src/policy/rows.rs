@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use wharf_common::{
     CellKey, PeerRow, SetsRow,
     flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
-    policy::{self, NO_RANK},
+    policy::{self, NO_RANK, PORT_UNKNOWN},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -72,7 +72,11 @@ pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     }
     let nowhere = Arc::new(Origin { file: "".into(), line: 0, document: "".into(), field: String::new() });
     for (CellKey { set, class, port }, (cell, _)) in &rows.cells {
-        let of = compile::Cell { admin: read_hit(cell.admin), rest: read_hit(cell.rest) };
+        let read = |hit| match read_hit(hit) {
+            Some(hit) if *port == PORT_UNKNOWN => Some(Hit { ruling: Ruling::DenyUnknown, ..hit }),
+            hit => hit,
+        };
+        let of = compile::Cell { admin: read(cell.admin), rest: read(cell.rest) };
         for rule in [of.admin, of.rest].into_iter().flatten().filter_map(|hit| hit.rule) {
             tables.origins.insert(rule, Arc::clone(&nowhere));
         }
@@ -106,7 +110,7 @@ pub(super) fn endpoint(key: EndpointKey) -> Option<EndpointId> {
     u16::try_from(key.0).ok().and_then(|id| EndpointId::try_from(id).ok())
 }
 
-const _: () = assert!(PortClass::UNKNOWN.0 == policy::PORT_UNKNOWN);
+const _: () = assert!(PortClass::UNKNOWN.0 == PORT_UNKNOWN);
 
 /// Key of a cell.
 pub(super) fn cell_key(set: SetId, (class, port): (PeerClass, PortClass)) -> CellKey {
@@ -139,8 +143,7 @@ fn hit(hit: Option<Hit>) -> policy::Hit {
     let Some(Hit { rank, ruling, rule }) = hit else { return policy::Hit::NONE };
     let ruling = match ruling {
         Ruling::Accept => policy::ACCEPT,
-        Ruling::Deny => policy::DENY,
-        Ruling::DenyUnknown => policy::DENY_UNKNOWN,
+        Ruling::Deny | Ruling::DenyUnknown => policy::DENY,
         Ruling::Pass => policy::PASS,
         Ruling::Redirect { listener, open } => policy::redirect(listener.0, open),
     };
@@ -155,7 +158,6 @@ fn read_hit(hit: policy::Hit) -> Option<Hit> {
             listener: ListenerId(u16::try_from(hit.ruling >> policy::REDIRECT_PORT_SHIFT).unwrap_or_default()),
             open: hit.ruling & policy::REDIRECT_OPEN != 0,
         },
-        _ if hit.ruling == policy::DENY_UNKNOWN => Ruling::DenyUnknown,
         _ => Ruling::Deny,
     };
     (hit.rank != NO_RANK).then_some(Hit {

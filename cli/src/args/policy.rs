@@ -247,7 +247,8 @@ pub(crate) struct PolicyExplainArgs {
     /// The receiver.
     #[arg(long, value_name = "ENDPOINT|IP")]
     pub(crate) to: Target,
-    /// The protocol; `other` for any without ports (ESP, GRE), `unknown` for a packet whose transport header is not found.
+    /// The protocol; `other` for any without ports (ESP, GRE), `unknown` for a packet whose transport header is not
+    /// found.
     #[arg(long, default_value = "tcp", value_parser = protocol_parser())]
     pub(crate) protocol: PolicyProtocol,
     /// The destination port; for icmp and icmpv6 the type. 0 unless given.

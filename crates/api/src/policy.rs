@@ -256,7 +256,7 @@ pub struct PolicyJudgement {
     pub rule_set: u32,
     /// Class of the other end in the tables; 0 for every other end that no rule names.
     pub peer_class: u32,
-    /// Class of the port in the rule set; 0 for every port that no rule names, 4294967295 where the transport header is not found.
+    /// Class of the port; 0 for every port that no rule names, 4294967295 where the transport header is not found.
     pub port_class: u32,
 }
 

@@ -121,8 +121,8 @@ reasons! {
     /// A rule redirects the flow to the proxy, and no socket of it takes the packet: none listens on the rule's port, the server goes on with a flow
     /// that began before the rule, or the proxy itself has a flow with these addresses and ports.
     ProxyUnavailable = 28, "proxy-unavailable";
-    /// The search for the transport header did not end at one ([`crate::flow::UNKNOWN_TRANSPORT`]), and a rule about ports could decide; or the
-    /// first fragment of a packet does not hold all of its headers.
+    /// The search for the transport header did not end at one ([`crate::flow::UNKNOWN_TRANSPORT`]), and a rule about
+    /// ports could decide; or the first fragment of a packet does not hold all of its headers.
     UnknownTransport = 29, "transport-header-not-found";
 }
 

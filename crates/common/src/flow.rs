@@ -64,7 +64,8 @@ pub struct FlowRow {
     /// [`crate::PolicyState::generation`] by which the flow was judged; zero before there is policy, and for a UDP flow that passes by a rule's
     /// leave while the proxy is not there.
     pub generation: u32,
-    /// The rule that let it pass, the receiver's before the sender's; zero for none, [`crate::policy::UNDECIDED`] where that is to be seen.
+    /// The rule that let it pass, the receiver's before the sender's; zero for none, with
+    /// [`crate::policy::BY_SERVICE`], or [`crate::policy::UNDECIDED`].
     pub rule: u32,
 }
 
@@ -107,8 +108,9 @@ pub const ICMP: u8 = 1;
 /// IANA's number of ICMPv6.
 pub const ICMPV6: u8 = 58;
 
-/// In the place of a protocol number: the search for the transport header did not end at one. No transport protocol has this number: IPv6 gives it to
-/// the hop-by-hop header, behind which the search continues, and IPv4 reserves it for IPv6.
+/// In the place of a protocol number: the search for the transport header did not end at one. No transport protocol has
+/// this number: IPv6 gives it to the hop-by-hop header, behind which the search continues, and IPv4 reserves it for
+/// IPv6.
 pub const UNKNOWN_TRANSPORT: u8 = 0;
 
 /// What a packet says of its flow, in the bits of TCP's flags (RFC 9293, 3.1): it closes its sender's direction.

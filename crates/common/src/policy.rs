@@ -23,12 +23,20 @@ pub struct PeerRow {
 /// there is not decided before that.
 pub const PEER_SERVICE: u32 = 1 << 31;
 
+/// Bit of the number of a rule: it accepts by the address of a service ([`PEER_SERVICE`]), which stands for the
+/// addresses behind it.
+pub const BY_SERVICE: u32 = 1 << 31;
+
 /// In the place of a rule: none let the packet pass, because it is to a service ([`PEER_SERVICE`]).
 pub const UNDECIDED: u32 = u32::MAX;
 
 /// Bit of a packet's mark (`skb->mark`) that says [`UNDECIDED`]. The programs of the endpoint that the node translates it to judge the packet;
 /// the node's nftables table drops one that goes elsewhere. A bit that neither Kubernetes (14, 15) nor CNI's `portmap` (13) takes.
 pub const MARK_UNDECIDED: u32 = 1 << 6;
+
+/// Bit of a packet's mark that says [`BY_SERVICE`]: at the endpoint that the node translates it to, the sender's
+/// isolation does not drop the packet.
+pub const MARK_BY_SERVICE: u32 = 1 << 11;
 
 /// Bit of a packet's mark: the node delivers the packet to a socket of its own, whatever its destination is. The programs set it for
 /// packets of a redirected flow, the node's nftables table for answers to what the proxy sent.
@@ -65,8 +73,8 @@ pub struct PortKey {
     pub port: [u8; 2],
 }
 
-/// [`CellKey::port`] of a packet whose transport header is not found ([`crate::flow::UNKNOWN_TRANSPORT`]). Its cells hold [`DENY_UNKNOWN`] at the
-/// rank of the first rule about ports.
+/// [`CellKey::port`] of a packet whose transport header is not found ([`crate::flow::UNKNOWN_TRANSPORT`]). Its cells
+/// hold [`DENY`] at the rank of the first rule about ports.
 pub const PORT_UNKNOWN: u32 = u32::MAX;
 
 /// Bits of a [`PortKey`] before the port.
@@ -95,8 +103,6 @@ pub const NO_RANK: u32 = u32::MAX;
 pub const ACCEPT: u32 = 0;
 /// The rule drops the packet.
 pub const DENY: u32 = 1;
-/// A [`DENY`] of [`PORT_UNKNOWN`]: a rule about ports could decide.
-pub const DENY_UNKNOWN: u32 = DENY | 1 << 2;
 /// The rule, of the admin tier, leaves the packet to the tiers after it.
 pub const PASS: u32 = 2;
 
@@ -137,7 +143,7 @@ pub struct Hit {
     pub rank: u32,
     /// Number of the rule; zero for what no rule of a document says (isolation).
     pub rule: u32,
-    /// [`ACCEPT`], [`DENY`], [`DENY_UNKNOWN`], [`PASS`], or what [`redirect`] makes.
+    /// [`ACCEPT`], [`DENY`], [`PASS`], or what [`redirect`] makes.
     pub ruling: u32,
 }
 
@@ -234,6 +240,7 @@ crate::pod!(PeerRow, PortKey, CellKey, Hit, CellRow, SetsRow, PolicyState);
 
 const _: () = {
     use core::mem::size_of;
+    assert!(UNDECIDED & BY_SERVICE != 0);
     assert!(size_of::<PeerRow>() == 8);
     assert!(size_of::<PortKey>() == 8);
     assert!(size_of::<CellKey>() == 12);

@@ -21,8 +21,9 @@
 //! best of the rest, and a pass needs no more: it goes on to the best of the rest. A pass of the baseline tier accepts
 //! without a rule. No cell is expanded for a pass.
 //!
-//! **Unknown transport.** The cells of [`PortClass::UNKNOWN`] have the rank of the best rule with ports, and deny: where such a rule comes before
-//! every matching rule without ports, the verdict would depend on ports that are not known.
+//! **Unknown transport.** The cells of [`PortClass::UNKNOWN`] have the rank of the best rule with ports, and deny:
+//! where such a rule comes before every matching rule without ports, the verdict would depend on ports that are not
+//! known.
 //!
 //! **Requests.** Of rules with requests, all that match a packet count, not the first alone: its flow goes to the listener for the union of their
 //! requests. Such a rule has ports, so those that match are in the cells (class, port) and (any, port). The first one has the union of both, and
@@ -263,7 +264,8 @@ pub struct Hit {
     pub rank: u32,
     /// What the rule does.
     pub ruling: Ruling,
-    /// The rule; `None` for isolation, for a pass of the baseline tier, and where it could only be some rule with ports.
+    /// The rule; `None` for isolation, for a pass of the baseline tier, and where it could only be some rule with
+    /// ports.
     pub rule: Option<RuleIndex>,
 }
 

@@ -85,7 +85,8 @@ pub enum Verdict<'a> {
         /// Without a rule: the policies that isolate the endpoint, by name.
         isolated_by: Vec<&'a PolicyName>,
     },
-    /// It is dropped, because its transport header is not found and a rule with ports comes before every matching rule without.
+    /// It is dropped, because its transport header is not found and a rule with ports comes before every matching rule
+    /// without.
     DenyUnknown,
 }
 

@@ -21,8 +21,13 @@ use wharf_common::{
         FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PROXIED, FLOW_RECENT, FLOW_REPLIED, FLOW_UPSTREAM,
         FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT,
     },
+<<<<<<< ours
     map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
     policy::{MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
+=======
+    map::{FLOWS_PER_TICK, FLOWS_QUOTA},
+    policy::{BY_SERVICE, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
+>>>>>>> theirs
 };
 use wharf_ebpf::{
     atomic,
@@ -44,7 +49,8 @@ const ICMP_ERROR_BYTES: usize = 8;
 /// Finds the packet's flow, and with it the packet's way; lets pass what policy allows.
 ///
 /// # Errors
-/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`; `Malformed` for a packet that is cut short, when there is policy.
+/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`; `Malformed` for a packet
+/// that is cut short, when there is policy.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
@@ -103,7 +109,8 @@ fn now() -> u32 {
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     // Read before the rules are: a flow that is judged while they change is judged again.
     let mut policy = policy::state();
-    // A packet whose IP header is cut short has no flow. Its receiver's stack judges it, unless there is policy, which cannot.
+    // A packet whose IP header is cut short has no flow. Its receiver's stack judges it, unless there is policy, which
+    // cannot.
     let unknown = || if policy.generation == 0 { Ok(Way::Direct) } else { Err(DropReason::Malformed) };
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
     if packet.is_fragment() {
@@ -125,7 +132,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     if test_packet::is_test(ctx) {
         // No row is looked for or left.
-        return policy::judge(ctx, asked, &packet, true, 0).map(|_| Way::Direct);
+        return policy::judge(ctx, asked, &packet, true, 0, 0).map(|_| Way::Direct);
     }
     if packet.is_error {
         // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
@@ -140,7 +147,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
         // About a flow that policy did not let pass, it is a packet of its own.
         if about as u32 != policy.generation {
-            policy::judge(ctx, asked, &packet, true, 0)?;
+            policy::judge(ctx, asked, &packet, true, 0, 0)?;
         }
         if about & ABOUT_PROXY != 0 {
             return redirect::mark(ctx, asked).map(|()| Way::Proxy);
@@ -168,7 +175,14 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             let anew = flags;
             flags = row.flags & !anew;
             let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && flags & FLOW_REPLIED != 0;
-            is_judged = (row.generation ^ policy.generation) | u32::from(anew) == 0;
+            // The row was judged by rules of the sender's that accepted the address of a service, and this packet was
+            // not.
+            let unmarked = if by_owner && asked.direction as u32 == Direction::Ingress as u32 {
+                row.rule & BY_SERVICE & !(policy::service_mark(ctx))
+            } else {
+                0
+            };
+            is_judged = (row.generation ^ policy.generation) | u32::from(anew) | unmarked == 0;
             if kept && !is_judged {
                 // SAFETY: the row is a map value.
                 unsafe { policy::note(&raw mut **row, policy.generation, row.rule) };
@@ -193,7 +207,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     replaces = known & 1 << 18 != 0;
     let mut rule = found.as_ref().map_or(0, |(row, _)| row.rule);
     if !is_judged {
-        let passed = policy::judge(ctx, asked, &packet, by_owner, flags)?;
+        let passed = policy::judge(ctx, asked, &packet, by_owner, rule, flags)?;
         rule = passed.rule();
         if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
             let redirect = redirect::redirect(ctx, &packet, found.is_some(), by_owner, passed)?;
@@ -217,9 +231,16 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     (flags, by_owner, replaces) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
     let known = forget(u64::from(rule) << 32 | u64::from(policy.generation));
     (rule, policy.generation) = ((known >> 32) as u32, known as u32);
-    if rule == UNDECIDED && asked.direction as u32 == Direction::Egress as u32 {
-        // SAFETY: the context the program was called with, and a field that programs of this kind may write.
-        unsafe { (*ctx.skb.skb).mark |= MARK_UNDECIDED };
+    if rule & BY_SERVICE != 0 {
+        if asked.direction as u32 == Direction::Egress as u32 {
+            let mark = if rule == UNDECIDED { MARK_UNDECIDED } else { MARK_BY_SERVICE };
+            // SAFETY: the context the program was called with, and a field that programs of this kind may write.
+            unsafe { (*ctx.skb.skb).mark |= mark };
+        } else if rule == UNDECIDED && policy::service_mark(ctx) != 0 {
+            // An answer that passed at its sender because the address of the service was accepted, which it is no
+            // longer.
+            return Err(DropReason::PolicyDenied);
+        }
     }
     let way = match found {
         Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),

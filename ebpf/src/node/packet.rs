@@ -15,7 +15,8 @@ pub const FRAGMENT: u8 = 44;
 const IDENTIFICATION: u32 = 4;
 /// The authentication header (RFC 4302), of both families.
 const AUTHENTICATION: u8 = 51;
-/// Bit by number: the other extension headers of IPv6 below 64, which are hop-by-hop options, routing and destination options (RFC 8200, 4).
+/// Bit by number: the other extension headers of IPv6 below 64, which are hop-by-hop options, routing and destination
+/// options (RFC 8200, 4).
 const LOW_EXTENSIONS: u64 = 1 << 0 | 1 << 43 | 1 << 60 | 1 << FRAGMENT;
 /// Mobility (RFC 6275), HIP (RFC 7401) and Shim6 (RFC 5533), each in the form of RFC 6564.
 const MOBILITY: u8 = 135;
@@ -31,8 +32,8 @@ const TCP_FLAGS: usize = 13;
 /// Place of the first chunk's type in SCTP's packet (RFC 9260, 3).
 const SCTP_CHUNK: usize = 12;
 
-/// The packet. Ports are in network byte order, and zero where there are none. A packet whose transport header is not found is one of the protocol
-/// [`UNKNOWN_TRANSPORT`].
+/// The packet. Ports are in network byte order, and zero where there are none. A packet whose transport header is not
+/// found is one of the protocol [`UNKNOWN_TRANSPORT`].
 pub struct Packet {
     pub source: Ipv6Address,
     pub destination: Ipv6Address,
@@ -68,21 +69,17 @@ impl Packet {
         if found == 0 {
             return None;
         }
-        let (mut protocol, place, transport) =
-            (found as u8, (found >> 16) as u16, (found >> 32) as u32 & TRANSPORT_MAX);
+        let (place, transport) = ((found >> 16) as u16, (found >> 32) as u32 & TRANSPORT_MAX);
         let is_later = if place & OFFSET != 0 { IS_LATER } else { 0 };
         // SAFETY: as above.
-        let behind = unsafe { wharf_transport(ctx.skb.skb, transport, u32::from(protocol) | is_later) };
-        let mut behind = core::hint::black_box(behind);
-        if behind == CUT_SHORT {
-            (protocol, behind) = (UNKNOWN_TRANSPORT, 0);
-        }
+        let behind = unsafe { wharf_transport(ctx.skb.skb, transport, u32::from(found as u8) | is_later) };
+        let behind = core::hint::black_box(behind);
         Some(Self {
             source: address_at(ctx, offset, true)?,
             destination: address_at(ctx, offset, false)?,
             source_port: behind as u16,
             destination_port: (behind >> 16) as u16,
-            protocol,
+            protocol: (behind >> PROTOCOL_SHIFT) as u8,
             kind: (behind >> 32) as u8,
             signals: (behind >> 40) as u8,
             is_error: behind & IS_ERROR != 0,
@@ -183,7 +180,8 @@ fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Addres
     read(ctx, offset + place)
 }
 
-/// Extension headers that are looked behind: as many as RFC 8200, 4.1 recommends at most in front of a transport header.
+/// Extension headers that are looked behind: as many as RFC 8200, 4.1 recommends at most in front of a transport
+/// header.
 pub const EXTENSIONS: u32 = 6;
 
 /// An extension header, which tells the number of the header after it.
@@ -213,17 +211,21 @@ const TRANSPORT_MAX: u32 = 0xfff;
 const IS_LATER: u32 = 1 << 8;
 /// In what [`wharf_transport`] answers: [`Packet::is_error`].
 const IS_ERROR: u64 = 1 << 48;
-/// What [`wharf_transport`] answers about a packet that is cut short.
-const CUT_SHORT: u64 = u64::MAX;
+/// Place of the protocol in what [`wharf_transport`] answers.
+const PROTOCOL_SHIFT: u32 = 56;
+/// What [`wharf_transport`] answers about a packet that is cut short: one of the protocol [`UNKNOWN_TRANSPORT`].
+const CUT_SHORT: u64 = (UNKNOWN_TRANSPORT as u64) << PROTOCOL_SHIFT;
 
 /// In what [`wharf_headers`] answers: [`Packet::is_incomplete`].
 const INCOMPLETE: u64 = 1 << 8;
-/// Bytes that the first fragment of a packet holds at least behind its headers: the lengths of fragments are multiples of it (RFC 8200, 4.5).
+/// Bytes that the first fragment of a packet holds at least behind its headers: the lengths of fragments are multiples
+/// of it (RFC 8200, 4.5).
 const FRAGMENT_UNIT: u32 = 8;
 
-/// The IP headers of the packet at `offset`: the protocol of what follows them, [`INCOMPLETE`], from bit 16 on flags and offset of a fragment as IPv4
-/// has them, from bit 32 on the offset of what follows, from bit 48 on that of a fragment's identification. Zero for a packet whose IP header is cut
-/// short. A packet with more than [`EXTENSIONS`] headers, longer ones, or fewer bytes than they say is one of the protocol [`UNKNOWN_TRANSPORT`].
+/// The IP headers of the packet at `offset`: the protocol of what follows them, [`INCOMPLETE`], from bit 16 on flags
+/// and offset of a fragment as IPv4 has them, from bit 32 on the offset of what follows, from bit 48 on that of a
+/// fragment's identification. Zero for a packet whose IP header is cut short. A packet with more than [`EXTENSIONS`]
+/// headers, longer ones, or fewer bytes than they say is one of the protocol [`UNKNOWN_TRANSPORT`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -234,8 +236,7 @@ const FRAGMENT_UNIT: u32 = 8;
 #[inline(never)]
 pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 {
     let (ctx, start) = (&TcContext::new(skb), offset & PACKET_MAX);
-    // SAFETY: the context the program was called with.
-    let ipv6 = unsafe { (*skb).protocol } == PROTOCOL_IPV6;
+    let ipv6 = is_ipv6(skb);
     let mut round = if ipv6 {
         let Some([next, _]) = read::<[u8; 2]>(ctx, start as usize + offset_of!(Ipv6, next_header)) else { return 0 };
         found(next, 0, start + size_of::<Ipv6>() as u32, 0)
@@ -247,24 +248,26 @@ pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 
         let all = found((last >> 8) as u8, place, at, start + offset_of!(Ipv4, identification) as u32);
         all | if place == MORE && at + FRAGMENT_UNIT > end { INCOMPLETE } else { 0 }
     };
+    round |= continues(round, ipv6);
     for _ in 0..EXTENSIONS {
-        if round & ENDS != 0 || !is_extension(round as u8, ipv6) {
+        if round & CONTINUES == 0 {
             return round;
         }
         // SAFETY: the context the program was called with.
         round = unsafe { wharf_extension(skb, start, round) };
     }
-    if round & ENDS == 0 && is_extension(round as u8, ipv6) {
-        round & !0xff | u64::from(UNKNOWN_TRANSPORT)
-    } else {
-        round
-    }
+    if round & CONTINUES == 0 { round } else { round & !0xff | u64::from(UNKNOWN_TRANSPORT) }
 }
 
-/// In what [`wharf_extension`] answers: the search ends with [`UNKNOWN_TRANSPORT`], which is the number of an extension header as well.
-const FAILED: u64 = 1 << 9;
-/// In what [`wharf_extension`] answers: no header follows that can be looked at. In a later fragment what follows is not a header.
-const ENDS: u64 = (OFFSET as u64) << 16 | INCOMPLETE | FAILED;
+/// In what [`wharf_extension`] answers: an extension header follows, and can be looked behind.
+const CONTINUES: u64 = 1 << 9;
+
+/// [`CONTINUES`] where it belongs into this answer. What follows in a later fragment is not a header.
+#[inline(always)]
+fn continues(round: u64, ipv6: bool) -> u64 {
+    let ends = round & (u64::from(OFFSET) << 16 | INCOMPLETE) != 0;
+    if !ends && is_extension(round as u8, ipv6) { CONTINUES } else { 0 }
+}
 
 /// What [`wharf_headers`] answers.
 #[inline(always)]
@@ -272,7 +275,8 @@ fn found(protocol: u8, place: u16, at: u32, identified: u32) -> u64 {
     u64::from(protocol) | u64::from(place) << 16 | u64::from(at) << 32 | u64::from(identified) << 48
 }
 
-/// What [`wharf_headers`] answers about the packet at `offset`, from what it would answer if the header that comes next were no extension header.
+/// What [`wharf_headers`] answers about the packet at `offset` behind the extension header that `round`, an answer with
+/// [`CONTINUES`], ends before.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -283,37 +287,53 @@ fn found(protocol: u8, place: u16, at: u32, identified: u32) -> u64 {
 #[inline(never)]
 pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round: u64) -> u64 {
     let (ctx, start) = (&TcContext::new(skb), offset & PACKET_MAX);
-    let (next, mut place) = (round as u8, (round >> 16) as u16);
-    let (at, mut identified) = ((round >> 32) as u32 & TRANSPORT_MAX, (round >> 48) as u32);
+    let at = (round >> 32) as u32 & TRANSPORT_MAX;
+    // Place and identification as they stand in the answer, because numbers of their own take stack that is not there.
+    let mut fragment = round & (0xffff << 16 | 0xffff << 48);
     let Some(header) = read::<[u16; 2]>(ctx, at as usize) else {
-        return found(UNKNOWN_TRANSPORT, place, at, identified) | if place == MORE { INCOMPLETE } else { FAILED };
+        return failed(fragment) | if (fragment >> 16) as u16 == MORE { INCOMPLETE } else { 0 };
     };
-    let behind = at + extension_bytes(next, u32::from(header[0] >> 8));
-    if next == FRAGMENT {
+    let behind = at + extension_bytes(round as u8, u32::from(header[0] >> 8));
+    if round as u8 == FRAGMENT {
         let bits = u16::from_be(header[1]);
         // An "atomic" fragment (RFC 6946) is a whole packet.
-        (place, identified) = (bits >> 3 | (bits & 1) << 13, at + IDENTIFICATION);
+        fragment = found(0, bits >> 3 | (bits & 1) << 13, 0, at + IDENTIFICATION);
     }
-    if place == MORE {
+    if (fragment >> 16) as u16 == MORE {
         // The end by the packet's own header. A frame may have more bytes, which the receiver takes off.
-        // SAFETY: the context the program was called with.
-        let (field, before) = match unsafe { (*skb).protocol } {
-            PROTOCOL_IPV6 => (offset_of!(Ipv6, payload_bytes), size_of::<Ipv6>() as u32),
-            _ => (IPV4_BYTES, 0),
+        let (field, before) = match is_ipv6(skb) {
+            true => (offset_of!(Ipv6, payload_bytes), size_of::<Ipv6>() as u32),
+            false => (IPV4_BYTES, 0),
         };
         let bytes = read::<u16>(ctx, start as usize + field).map_or(0, u16::from_be);
         if behind + FRAGMENT_UNIT > start + before + u32::from(bytes) {
-            return found(UNKNOWN_TRANSPORT, place, at, identified) | INCOMPLETE;
+            return failed(fragment) | INCOMPLETE;
         }
     }
-    if behind > SEARCHED && place & OFFSET == 0 {
-        return found(UNKNOWN_TRANSPORT, place, at, identified) | FAILED;
+    if behind > SEARCHED && (fragment >> 16) as u16 & OFFSET == 0 {
+        return failed(fragment);
     }
-    found(header[0] as u8, place, behind & TRANSPORT_MAX, identified)
+    let round = fragment | found(header[0] as u8, 0, behind & TRANSPORT_MAX, 0);
+    round | continues(round, is_ipv6(skb))
 }
 
-/// What the headers behind those of IP say, at the offset `transport`: source port, from bit 16 on the destination port, from bit 32 on
-/// [`Packet::kind`], from bit 40 on [`Packet::signals`], [`IS_ERROR`]; or [`CUT_SHORT`]. `what`: the protocol, and [`IS_LATER`].
+/// What [`wharf_extension`] answers about a packet, perhaps a fragment, whose next header cannot be read.
+#[inline(always)]
+fn failed(fragment: u64) -> u64 {
+    // An answer is not zero.
+    fragment | found(UNKNOWN_TRANSPORT, 0, 1, 0)
+}
+
+/// The packet at hand is one of IPv6. Read again each time, rather than kept on the stack.
+#[inline(always)]
+fn is_ipv6(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the context the program was called with.
+    unsafe { core::ptr::read_volatile(&raw const (*skb).protocol) == PROTOCOL_IPV6 }
+}
+
+/// What the headers behind those of IP say, at the offset `transport`: source port, from bit 16 on the destination
+/// port, from bit 32 on [`Packet::kind`], from bit 40 on [`Packet::signals`], [`IS_ERROR`], from bit 56 on the
+/// protocol; or [`CUT_SHORT`]. `what`: the protocol, and [`IS_LATER`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -326,7 +346,8 @@ pub unsafe extern "C" fn wharf_transport(skb: *mut __sk_buff, transport: u32, wh
     let (ctx, at, protocol) = (&TcContext::new(skb), (transport & TRANSPORT_MAX) as usize, what as u8);
     let told = |ports: u32, kind: u8, signals: u8, is_error: bool| {
         let error = if is_error { IS_ERROR } else { 0 };
-        u64::from(ports) | u64::from(kind) << 32 | u64::from(signals) << 40 | error
+        let protocol = u64::from(protocol) << PROTOCOL_SHIFT;
+        u64::from(ports) | u64::from(kind) << 32 | u64::from(signals) << 40 | error | protocol
     };
     if what & IS_LATER != 0 {
         return told(0, echo_request(protocol), 0, false);
@@ -357,7 +378,8 @@ pub unsafe extern "C" fn wharf_transport(skb: *mut __sk_buff, transport: u32, wh
     }
 }
 
-/// Identification of a fragment of the packet at hand, as it stands in the header at `at`, and [`wharf_common::FragmentKey::protocol`].
+/// Identification of a fragment of the packet at hand, as it stands in the header at `at`, and
+/// [`wharf_common::FragmentKey::protocol`].
 #[inline(always)]
 pub fn identification(ctx: &TcContext, at: u32) -> Option<(u32, u8)> {
     let at = (at & TRANSPORT_MAX) as usize;

@@ -11,8 +11,8 @@ use wharf_common::{
     CellKey, Direction, DropReason, PolicyState, PortKey,
     flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
     policy::{
-        Choice, DENY, DENY_UNKNOWN, IDENTITY_NODE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS, PORT_UNKNOWN,
-        REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
+        BY_SERVICE, Choice, DENY, IDENTITY_NODE, MARK_BY_SERVICE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS,
+        PORT_UNKNOWN, REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
     },
 };
 use wharf_ebpf::{
@@ -40,7 +40,7 @@ const TO_ENDPOINT: u32 = 1 << 24;
 const OF_SOURCE: u32 = 1 << 25;
 /// In what [`wharf_rules`] answers: the packet is not to pass.
 const DENIED: u64 = 1 << 32;
-/// In what [`wharf_rules`] answers, beside [`DENIED`]: the packet is to a service.
+/// In what [`wharf_rules`] answers, with [`DENIED`] or a rule that accepts: the packet is to a service.
 const TO_SERVICE: u64 = 1 << 33;
 /// In what [`wharf_rules`] and [`wharf_judge`] answer: the flow goes to the proxy.
 const REDIRECTED: u64 = 1 << 34;
@@ -58,7 +58,7 @@ const RULE: u64 = 0xffff_ffff;
 pub struct Passed(u64);
 
 impl Passed {
-    /// The rule that lets it pass at both of its ends, zero for none, or [`UNDECIDED`].
+    /// The rule that lets it pass at both of its ends, zero for none, with [`BY_SERVICE`], or [`UNDECIDED`].
     #[inline(always)]
     pub fn rule(self) -> u32 {
         self.0 as u32
@@ -90,13 +90,14 @@ pub fn state() -> PolicyState {
 }
 
 /// Judges a flow with these flags ([`FLOW_UPSTREAM`], [`FLOW_LET_IN`]) at both of its ends. `by_owner`: the packet goes the way that the flow's
-/// first one went.
+/// first one went; `rule`: the flow's rule before, zero for none.
 #[inline(always)]
 pub fn judge(
     ctx: &TcContext,
     asked: &Asked,
     packet: &Packet,
     by_owner: bool,
+    rule: u32,
     flags: u16,
 ) -> Result<Passed, DropReason> {
     let sends = asked.direction as u32 == Direction::Egress as u32;
@@ -109,6 +110,7 @@ pub fn judge(
     let destination = u32::from(port) | u32::from(packet.protocol) << 16;
     let alone = if test_packet::is_test(ctx) { ALONE } else { 0 };
     let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 } | alone;
+    let which = which | (rule & BY_SERVICE) / (BY_SERVICE / TRANSLATED);
     let which = which | u32::from(flags & (FLOW_UPSTREAM | FLOW_LET_IN));
     // SAFETY: the context the program was called with.
     let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
@@ -126,7 +128,9 @@ const SENDS: u32 = 1 << 0;
 const BY_OWNER: u32 = 1 << 1;
 /// In what [`wharf_judge`] is asked: its endpoint's rules alone.
 const ALONE: u32 = 1 << 2;
-const _: () = assert!((SENDS | BY_OWNER | ALONE) as u16 & (FLOW_UPSTREAM | FLOW_LET_IN) == 0);
+/// In what [`wharf_judge`] is asked: the flow's rule before has [`BY_SERVICE`].
+const TRANSLATED: u32 = 1 << 3;
+const _: () = assert!((SENDS | BY_OWNER | ALONE | TRANSLATED) as u16 & (FLOW_UPSTREAM | FLOW_LET_IN) == 0);
 /// In the high half of what [`wharf_judge`] answers: the rules of its endpoint deny.
 const OWN: u32 = 1;
 /// As [`OWN`]: those of the other one.
@@ -134,9 +138,10 @@ const OTHER: u32 = 2;
 /// In the high half of what [`wharf_judge`] answers, in their place: the packet's transport header is not found.
 const NOT_FOUND: u32 = (UNKNOWN >> 32) as u32;
 
-/// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero where it goes to the stack or comes
-/// from it; `destination`: as in [`wharf_rules`]; `which`: the bits above, and the flow's flags of those. The low half of the answer is the rule that
-/// lets it pass; the rest is [`OWN`], [`OTHER`] or [`NOT_FOUND`], or [`REDIRECTED`]. Where the rules of both ends redirect, the client's come first.
+/// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero where it goes to the stack
+/// or comes from it; `destination`: as in [`wharf_rules`]; `which`: the bits above, and the flow's flags of those. The
+/// low half of the answer is the rule that lets it pass; the rest is [`OWN`], [`OTHER`] or [`NOT_FOUND`], or
+/// [`REDIRECTED`]. Where the rules of both ends redirect, the client's come first.
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -160,10 +165,18 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     // Of the one that began the flow, the peer is whom the flow is to.
     let (to, from) = if by_owner { (0, OF_SOURCE) } else { (OF_SOURCE, 0) };
     // SAFETY: the context the program was called with.
-    let (sent, received) = unsafe {
+    let (mut sent, received) = unsafe {
         let sent = wharf_rules(skb, egress_set(client), destination | to);
         (sent, wharf_rules(skb, ingress_set(server), destination | from | TO_ENDPOINT))
     };
+    let mut by_service = if sent & (DENIED | TO_SERVICE) == TO_SERVICE { BY_SERVICE } else { 0 };
+    // Where the flow arrives, its packets say by their mark what the sender's rules say of the address that the sender
+    // wrote; for answers, the row says it. The hook of the flow's sender judges that address itself.
+    let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
+    if !own_began && translated && sent & (DENIED | UNKNOWN | RULE) == DENIED {
+        // Isolation denies, and no rule: the address that the sender wrote is accepted in place of this one.
+        (sent, by_service) = (0, BY_SERVICE);
+    }
     if (sent | received) & DENIED != 0 && state().flags & POLICY_AUDITS == 0 {
         let by_client = sent & DENIED != 0;
         if sent & TO_SERVICE != 0 && received & DENIED == 0 {
@@ -174,11 +187,19 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
         }
         return u64::from(if by_client == own_began { OWN } else { OTHER }) << 32;
     }
-    let rule = if received as u32 != 0 { received & RULE } else { sent & RULE };
+    let rule = if received as u32 != 0 { received & RULE } else { sent & RULE } | u64::from(by_service);
     let of_client = if which & u32::from(FLOW_UPSTREAM) == 0 { sent } else { 0 };
     let of_server = if which & u32::from(FLOW_LET_IN) == 0 { received } else { 0 };
     let redirects = if of_client & REDIRECTED != 0 { of_client } else { of_server };
     if redirects & REDIRECTED == 0 || state().flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
+}
+
+/// [`BY_SERVICE`] where the packet has [`MARK_BY_SERVICE`], else zero.
+#[inline(always)]
+pub fn service_mark(ctx: &TcContext) -> u32 {
+    // SAFETY: the context the program was called with. Volatile: the verifier wants the context's words read whole.
+    let mark = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).mark) };
+    (mark & MARK_BY_SERVICE) * (BY_SERVICE / MARK_BY_SERVICE)
 }
 
 /// True for a packet whose source is an address of the node's. There is policy: without it nobody knows.
@@ -206,8 +227,9 @@ fn ingress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
 }
 
-/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] with [`TO_SERVICE`] and [`UNKNOWN`], or [`REDIRECTED`]. `destination`: port (network byte order),
-/// from bit 16 on the protocol, [`TO_ENDPOINT`], [`OF_SOURCE`].
+/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] with [`TO_SERVICE`] and
+/// [`UNKNOWN`], or [`REDIRECTED`]. `destination`: port (network byte order), from bit 16 on the protocol,
+/// [`TO_ENDPOINT`], [`OF_SOURCE`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
 ///
@@ -240,7 +262,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         _ => 0,
     };
     let mut choice = Choice::NONE;
-    let mut judges = None;
+    let (mut judges, mut is_unknown) = (None, false);
     for which in 0..4_u32 {
         let (any_class, any_port) = (which & 2 != 0, which & 1 != 0);
         let key = CellKey { set, class: if any_class { 0 } else { class }, port: if any_port { 0 } else { port } };
@@ -250,7 +272,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         let decides = choice.decides().rank;
         // SAFETY: as above.
         if unsafe { (*row).admin.rank == decides || (*row).rest.rank == decides } {
-            judges = Some(row);
+            (judges, is_unknown) = (Some(row), !any_port && port == PORT_UNKNOWN);
         }
     }
     if let Some(row) = judges
@@ -268,11 +290,11 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         let open = if ruling & REDIRECT_OPEN != 0 { OPEN } else { 0 };
         return rule | REDIRECTED | open | u64::from(ruling >> REDIRECT_PORT_SHIFT) << PORT_SHIFT;
     }
-    if ruling & RULING != DENY {
-        return rule;
+    let service = if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 };
+    if ruling != DENY {
+        return rule | if rule != 0 { service } else { 0 };
     }
-    let unknown = if ruling == DENY_UNKNOWN { UNKNOWN } else { 0 };
-    rule | DENIED | unknown | if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 }
+    rule | DENIED | service | if is_unknown { UNKNOWN } else { 0 }
 }
 
 /// Notes by which rules the flow passes.

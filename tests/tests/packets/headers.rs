@@ -9,7 +9,7 @@ use wharf_common::{
     Direction::Egress,
     DropReason::{self, ForwardedStack, LoneFragment, PolicyDenied, UnknownTransport},
     EndpointKey, PeerRow, PolicyState, PortKey, SetsRow, map,
-    policy::{ACCEPT, DENY, DENY_UNKNOWN, Hit, PORT_PREFIX_BITS, PORT_UNKNOWN},
+    policy::{ACCEPT, DENY, Hit, PORT_PREFIX_BITS, PORT_UNKNOWN},
 };
 use wharf_tests::frame;
 
@@ -19,7 +19,8 @@ const TCP: u8 = 6;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const OPTIONS: u8 = 60;
-/// Every extension header of IPv6 that tells the header after it (IANA, "IPv6 Extension Header Types"), but for those of experiments.
+/// Every extension header of IPv6 that tells the header after it (IANA, "IPv6 Extension Header Types"), but for those
+/// of experiments.
 const EXTENSIONS: [u8; 8] = [0, 43, FRAGMENT, AUTHENTICATION, OPTIONS, 135, 139, 140];
 /// So many are looked behind.
 const SEARCHED: usize = 6;
@@ -46,7 +47,7 @@ impl Rules {
         const SET: u32 = 1;
         const CLASS: u32 = 1;
         let any = |ruling| vec![(0, 9, ruling)];
-        let port = |ruling| vec![(CLASS, 1, ruling), (PORT_UNKNOWN, 1, DENY_UNKNOWN)];
+        let port = |ruling| vec![(CLASS, 1, ruling), (PORT_UNKNOWN, 1, DENY)];
         let cells = match self {
             Self::None => Vec::new(),
             Self::Accept => any(ACCEPT),
@@ -204,7 +205,8 @@ fn what_shows_no_port_is_dropped_where_a_port_could_decide_and_other_protocols_a
         ("IPv4, seven times AH", packet(ELSEWHERE4.into(), AUTHENTICATION, &chain(&[AUTHENTICATION; 7], TCP).1)),
         ("IPv4, protocol 0", packet(ELSEWHERE4.into(), 0, &tcp(OTHER))),
     ];
-    // ESP, GRE, OSPF, none, DCCP, two for experiments, a number without a protocol; of IPv4 also those that are headers of IPv6 alone.
+    // ESP, GRE, OSPF, none, DCCP, two for experiments, a number without a protocol; of IPv4 also those that are headers
+    // of IPv6 alone.
     let other6 = [50, 47, 89, 59, 33, 253, 254, 200].map(|next| (ELSEWHERE6.into(), next));
     let other4 = [50, 47, 89, 59, 43, OPTIONS, 135, 255].map(|next| (ELSEWHERE4.into(), next));
     for (generation, rules) in (1..).zip([Rules::None].into_iter().chain(POLICIES)) {

@@ -1,4 +1,5 @@
-//! Packets whose transport header is behind many extension headers, or not there: what `wharf policy explain` says is what becomes of them.
+//! Packets whose transport header is behind many extension headers, or not there: what `wharf policy explain` says is
+//! what becomes of them.
 
 use std::{net::IpAddr, time::Duration};
 

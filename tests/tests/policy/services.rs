@@ -1,7 +1,8 @@
 //! Services: addresses of `--service-cidr`, which the node translates. A client's rules are about what is behind them.
 
 use std::{
-    net::{IpAddr, SocketAddr, TcpStream},
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     time::Duration,
 };
 
@@ -16,7 +17,7 @@ use wharf_tests::{
 };
 
 use crate::{
-    pods::{Ask, DENIED, Pod, forget, import, network_policy},
+    pods::{Ask, DENIED, Pod, document, forget, import, network_policy},
     published::talk,
 };
 
@@ -131,6 +132,73 @@ fn a_clients_rules_are_about_the_pods_behind_a_service() -> Result<()> {
         forget(node)?;
         hold(&web, &[Behind::Db, Behind::Cache, Behind::World, Behind::Node], "without a policy again")?;
         [web, db, cache].iter().try_for_each(|pod| node.detach(&pod.end))
+    })
+}
+
+/// A server behind a service that sends without being asked.
+struct Sender {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Sender {
+    fn start(node: &Node, web: &Pod, cache: &Pod) -> Result<Self> {
+        const HERE: u16 = 8_181;
+        let ([service, _], to) = (service(Behind::Cache)?, cache.end.v4()?);
+        nft(node, &format!("add rule ip services c ip daddr {service} tcp dport {HERE} dnat to {to}:{HERE}"))?;
+        let listener = cache.space()?.run(|| TcpListener::bind((to, HERE)))??;
+        let client = web.connect(SocketAddr::new(service, HERE))?;
+        let (server, _) = listener.accept()?;
+        [&client, &server].iter().try_for_each(|end| end.set_read_timeout(Some(DENIED)))?;
+        Ok(Self { client, server })
+    }
+
+    /// Whether a byte arrives, at the client or at the server.
+    fn arrives(&self, at_client: bool) -> Result<bool> {
+        let (mut from, mut to) = if at_client { (&self.server, &self.client) } else { (&self.client, &self.server) };
+        from.write_all(b"x")?;
+        Ok(to.read(&mut [0; 1]).is_ok_and(|bytes| bytes == 1))
+    }
+}
+
+#[test]
+fn the_address_of_a_service_is_accepted_wherever_it_leads() -> Result<()> {
+    scenario(NodeConfig::default().flags(&[CIDRS]), |node| {
+        let (web, cache) = (Pod::container(node, "web", "web")?, Pod::container(node, "cache", "cache")?);
+        let echo = EchoServer::start(cache.space()?)?;
+        lead(node, Behind::Cache, cache.end.both()?, &echo)?;
+        let accepts = "{to: [{ipBlock: {cidr: 198.18.5.2/32}}, {ipBlock: {cidr: '2001:db8:5::2/128'}}]}";
+        let explain = |to: IpAddr| -> Result<Value> {
+            let from = node.endpoint(&web.end)?.id.to_string();
+            let query = ["policy", "explain", "--from", &from, "--to", &to.to_string(), "--port", "80", "-o", "json"];
+            Ok(serde_json::from_str(&node.wharf(&query)?.stdout)?)
+        };
+        allow(node, accepts)?;
+        for (address, own) in service(Behind::Cache)?.into_iter().zip(cache.end.both()?) {
+            ensure!(web.reaches(address, Ask::Tcp(PORT))? && web.reaches(address, Ask::Udp(PORT))?, "{address}");
+            echo::udp(web.space()?, SocketAddr::new(address, PORT), 4_000).context("fragments")?;
+            ensure!(explain(address)?["verdict"] == "accept", "{address} explained");
+            ensure!(explain(own)?["verdict"] == "deny", "{own} explained");
+        }
+        ensure!(!web.reaches(cache.end.both()?[0], Ask::Tcp(PORT))?, "the container without its service");
+
+        // Answers come first after changes of policy.
+        let sender = Sender::start(node, &web, &cache)?;
+        import(node, &network_policy("other", "{podSelector: {matchLabels: {app: nobody}}}"))?;
+        ensure!(sender.arrives(true)? && sender.arrives(false)?, "after a change that is about neither");
+        allow(node, "")?;
+        ensure!(!sender.arrives(true)?, "an answer of a service that is not accepted any more");
+        ensure!(!sender.arrives(false)?, "what is sent to it after the answer");
+
+        allow(node, accepts)?;
+        let deny =
+            "{endpointSelector: {matchLabels: {app: web}}, egressDeny: [{toEndpoints: [{matchLabels: {app: cache}}]}]}";
+        import(node, &document("cilium.io/v2", "CiliumNetworkPolicy", "{name: deny}", deny))?;
+        let [address, _] = service(Behind::Cache)?;
+        ensure!(!web.reaches(address, Ask::Tcp(PORT))?, "a deny rule about the container");
+        let told = explain(address)?;
+        ensure!(told["note"].as_str().is_some_and(|note| note.contains("deny rules about the endpoint")), "{told}");
+        [web, cache].iter().try_for_each(|pod| node.detach(&pod.end))
     })
 }
 

@@ -234,7 +234,8 @@ fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<
     parts
 }
 
-/// The port classes of a rule with ports, which is one that a packet without a known transport header may match. No classes where it has no ports.
+/// The port classes of a rule with ports, which is one that a packet without a known transport header may match. No
+/// classes where it has no ports.
 fn with_unknown(mut ports: Vec<PortClass>) -> Vec<PortClass> {
     if !ports.is_empty() {
         ports.push(PortClass::UNKNOWN);
