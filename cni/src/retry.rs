@@ -13,7 +13,7 @@ use crate::log::Level;
 const MIN_WAIT: Duration = Duration::from_millis(20);
 /// Longest wait, also when the agent asks for more: within a deadline of a minute that still leaves several tries.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// A wait of this length is told as a warning.
+/// Least wait that is logged as a warning.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 /// Longest backoff before the next attempt to reach an absent agent, without jitter: short, so that a returned agent
 /// is found soon.

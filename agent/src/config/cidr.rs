@@ -13,7 +13,7 @@ pub(super) struct Cidr(pub(super) IpNet);
 /// Why a text is no CIDR.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CidrError {
-    /// It is an address alone.
+    /// It is an address without a prefix length.
     #[error("{0} needs a prefix length, e.g. {0}/{prefix}", prefix = if .0.is_ipv4() { 16 } else { 64 })]
     NoPrefix(IpAddr),
     /// Behind the address is no prefix length of its family.

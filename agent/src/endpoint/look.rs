@@ -56,7 +56,7 @@ pub async fn each<K: Kernel>(kernel: &K, handles: &[Handle]) -> Result<Vec<Look>
     Ok(handles.iter().zip(views).zip(found).map(look).collect())
 }
 
-/// Those of the endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
+/// The endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
 /// but only at its next round.
 ///
 /// # Errors

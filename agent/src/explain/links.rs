@@ -14,7 +14,8 @@ use crate::{
     },
 };
 
-/// These endpoints in the API's words, with what a look at their links shows. The kernel has [`super::DEADLINE`] to answer.
+/// These endpoints in the API's words, with the problems that a look at their links shows. The kernel has
+/// [`super::DEADLINE`] to answer.
 pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Vec<Endpoint> {
     let unlinked = unlinked(node, handles.to_vec()).await;
     let masquerades = node.life.config.masquerade.is_some();

@@ -28,7 +28,8 @@ pub enum Subject {
     Address(IpAddr),
     /// `wh00070000002a`: the host side of an endpoint's link, with the low half of its epoch.
     Link(EndpointId, u32),
-    /// `3f9c51aa`: a container id, the beginning of one, or the name of a pod or sandbox; with an interface when one is named.
+    /// `3f9c51aa`: a container id, the beginning of one, or the name of a pod or sandbox; with an interface when one is
+    /// named.
     Container(String, Option<String>),
     /// `pod-name:default/web`
     Pod(Option<String>, String),
@@ -210,8 +211,9 @@ pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a De
     of_interface.filter_map(|d| fit(d).map(|fit| (fit, d))).max_by_key(|(fit, _)| *fit).map(|(_, d)| d)
 }
 
-/// Searches memory only, so that it answers when the store and the kernel do not. Only the best matches of all kinds are found: a
-/// longer name that begins with a whole name does not make that name ambiguous, also when the whole name's life has ended.
+/// Searches memory only, so that it answers when the store and the kernel do not. Only the best matches of all kinds are
+/// found: a longer name that begins with a whole name does not make that name ambiguous, also when the life of the whole
+/// name has ended.
 #[must_use]
 pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
     let living = fitting(&life.registry, subject);

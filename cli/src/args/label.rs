@@ -1,5 +1,5 @@
-//! Labels on a command line, as kubectl has them: `KEY=VALUE`, several with commas between, and `KEY-` where one is removed. A
-//! source and `:` may stand before the key.
+//! Labels on a command line, as kubectl has them: `KEY=VALUE`, several with commas between, and `KEY-` to remove one.
+//! A source and `:` may stand before the key.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -23,7 +23,7 @@ pub(crate) struct Labels(Vec<Label>);
 pub(crate) enum LabelChange {
     /// It gets this value.
     Set(Label),
-    /// The labels of this key go, or that of the source alone.
+    /// The labels of this key are removed; with a source, only the label of that source.
     Remove { source: Option<String>, key: String },
 }
 
@@ -166,8 +166,8 @@ impl LabelChanges {
     }
 }
 
-/// The labels of an endpoint (`source:key=value`) after the changes. A label without a source has that of the label of its key, or
-/// is Kubernetes'.
+/// The labels of an endpoint (`source:key=value`) after the changes. A label without a source keeps the source of the
+/// endpoint's label of that key; a new label is of the source `k8s`.
 pub(crate) fn changed(labels: &[String], changes: Vec<LabelChange>) -> Vec<String> {
     // Those that the agent gives stay without being sent.
     let mut labels: Vec<String> = labels.iter().filter(|label| !label.starts_with("reserved:")).cloned().collect();

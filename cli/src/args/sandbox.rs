@@ -72,8 +72,8 @@ Examples:
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Start a stopped sandbox: a new namespace, attached to its networks with the labels, ports and addresses that its create
-    /// asked for. What ran in it is not started again.
+    /// Start stopped sandboxes: each gets a new namespace, attached to its networks with the labels, ports and addresses
+    /// that its create asked for. Commands that ran in it are not started again.
     #[command(after_help = "\
 Examples:
   wharf sandbox start web
@@ -87,7 +87,7 @@ Examples:
     },
     /// Run a command in a sandbox that is ready. It ends with the command's status, as `run` does.
     ///
-    /// With -t the command has a terminal of its own, of the size of this one. Without -i it has no input.
+    /// With -t the command has a new terminal of the size of this terminal. Without -i it has no input.
     #[command(after_help = "\
 Examples:
   wharf sandbox exec web -- ip -br addr
@@ -225,8 +225,8 @@ pub(crate) struct RunArgs {
 /// Whether plugins may wait.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct WaitArgs {
-    /// Fail at once where a plugin would wait, for example for an address in quarantine (wharf-cni waits for up to 60 s; other plugins may
-    /// ignore this).
+    /// Fail at once where a plugin would wait, for example for an address in quarantine (wharf-cni waits for up to 60 s;
+    /// other plugins may ignore this).
     #[arg(long)]
     pub(crate) no_wait: bool,
 }

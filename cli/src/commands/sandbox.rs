@@ -303,8 +303,8 @@ impl Signals {
         })
     }
 
-    /// Waits for the command's end, as `wait` does; its exit status. Interrupts are passed on if the command does not get them
-    /// itself.
+    /// Waits for the command's end by `wait`; its exit status. Interrupts are passed on where the command does not get
+    /// them from its terminal.
     async fn wait(
         mut self,
         handle: &Handle,
@@ -324,7 +324,7 @@ impl Signals {
                 _ = self.interrupt.recv() => if passes_interrupts { SignalKind::interrupt() } else { continue },
                 _ = self.quit.recv() => if passes_interrupts { SignalKind::quit() } else { continue },
                 _ = self.resize.recv() => {
-                    // A terminal that has hung up has no size; the command's end is told by `wait`.
+                    // A terminal that has hung up has no size; `wait` then ends.
                     let _ = resizer.map(Resizer::resize);
                     continue;
                 }

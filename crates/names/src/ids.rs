@@ -157,8 +157,8 @@ text_id! {
 }
 
 impl ContainerId {
-    /// The id of a sandbox that `wharf sandbox` makes: the name and a random number, so that a late delete never meets a later
-    /// sandbox of the name.
+    /// The id of a sandbox that `wharf sandbox` makes: the name and a random number, so that a late delete never meets a
+    /// later sandbox of the name.
     ///
     /// # Errors
     /// When the name breaks the rule of a container id.

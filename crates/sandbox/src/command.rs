@@ -55,7 +55,7 @@ pub enum Output {
     Inherited,
     /// No input; the output of this process.
     NoInput,
-    /// The command's end of a terminal, which becomes the terminal of a session of its own.
+    /// The command's end of a terminal. The command leads a new session, whose terminal it is.
     Terminal(Arc<OwnedFd>),
     /// No input; output to the end of this file, or nowhere. The command goes on when this process ends.
     Detached(Option<PathBuf>),

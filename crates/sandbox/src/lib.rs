@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Rooms: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK of a record's
-//! attachments), `netns`, `process`, `command` (what runs in a sandbox), `terminal` (a command at a terminal of its own), and over them
+//! attachments), `netns`, `process`, `command` (what runs in a sandbox), `terminal` (a terminal for a command), and over them
 //! `manage`, `start` and `launch`, which act, and `observe`, which looks.
 
 mod command;

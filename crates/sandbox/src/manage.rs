@@ -89,7 +89,7 @@ pub enum Removed {
     Unknown,
 }
 
-/// What is told while an operation runs.
+/// Progress of an operation.
 #[derive(Debug, Clone, Copy)]
 pub enum Progress<'a> {
     /// A step that may take long begins.

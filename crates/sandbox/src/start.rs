@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl Sandboxes {
-    /// Starts a stopped sandbox with the container id, networks, labels, ports and addresses that its create asked for; `None` when it
-    /// is ready already. A start that fails leaves it stopped.
+    /// Starts a stopped sandbox with its container id, and the networks, labels, ports and addresses that its create asked
+    /// for; `None` when it is ready already. A start that fails leaves it stopped.
     ///
     /// # Errors
     /// There is no such sandbox, it is neither ready nor stopped, or a plugin or the system refuses.
@@ -47,10 +47,10 @@ impl Sandboxes {
         }
     }
 
-    /// Takes back what a start made; its error, with that of the undo if there is one.
+    /// Undoes a start that failed; its error, with the error of the undo if there is one.
     fn stop_again(&self, mut record: Record, lock: &Lock, cause: SandboxError) -> SandboxError {
         let undone = match &cause {
-            // Nothing of the sandbox is there, and what has its path belongs to somebody else.
+            // Nothing of the sandbox is there, and another program made what is at its path.
             SandboxError::NamespaceTaken { .. } => Ok(()),
             _ => self.tear_down(&mut record, lock, Duration::ZERO).map(drop),
         };

@@ -1,4 +1,4 @@
-//! A command at a terminal of its own: a pseudoterminal, whose other end this process joins to its standard input and output.
+//! A terminal for a command: a pseudoterminal, whose other end this process joins to its standard input and output.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -103,8 +103,8 @@ impl Session {
         self.started.handle()
     }
 
-    /// Passes input and output on until the command has ended: its exit status, or 128 and the number of the signal that ended it. This
-    /// process's terminal is raw meanwhile.
+    /// Passes input and output on until the command has ended: its exit status, or 128 and the number of the signal that
+    /// ended it. This process's terminal is raw meanwhile.
     ///
     /// # Errors
     /// Input or output cannot be passed on, or the kernel refuses to wait.

@@ -180,8 +180,8 @@ fn pools_that_cannot_work_are_refused() {
         refused(vec![pool("default", &["10.1.0.0/16"]), pool("default", &["10.2.0.0/16"])]),
         "configure pool default: the name is used twice; rename one, or join their CIDRs in one pool"
     );
-    assert_eq!(refused(vec![pool("b", &["10.1.0.0/16"])]), "find pool default: no such pool; configured are: b");
-    assert_eq!(refused(vec![]), "find pool default: no such pool; configured are: none");
+    assert_eq!(refused(vec![pool("b", &["10.1.0.0/16"])]), "there is no pool default; configured are: b");
+    assert_eq!(refused(vec![]), "there is no pool default; configured are: none");
 }
 
 #[test]
