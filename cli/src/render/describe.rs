@@ -146,7 +146,14 @@ mod tests {
         let text = endpoint(&details, &Style::plain());
         let (_, rest) = text.split_once("Created:").expect("the screen of `get` comes first");
         let (_, rest) = rest.split_once('\n').expect("a line");
-        insta::assert_snapshot!(rest, @"");
+        insta::assert_snapshot!(rest, @r"
+        Ingress policies:   NetworkPolicy shop/db
+        Egress policies:    none
+
+        Events:
+        TIME                      STATUS  STATE  EVENT    MESSAGE
+        2026-10-01T12:00:00.000Z  ok      ready  created  in 2.1 ms
+        ");
     }
 
     #[test]
@@ -166,7 +173,25 @@ mod tests {
                 endpoints: Vec::new(),
             },
         ];
-        insta::assert_snapshot!(policies(&all, &Style::plain()), @"");
+        insta::assert_snapshot!(policies(&all, &Style::plain()), @r"
+        Policy:             NetworkPolicy shop/db
+        Tier:               namespaced
+        Subject:            k8s:app=db, in namespace shop
+        Isolates:           ingress
+        Rules:              1 ingress, 0 egress
+        Written at:         db.yaml:4
+        Selects:
+        ID  STATE  IDENTITY  POD            CONTAINER      IFNAME  IPV4       IPV6
+         7  ready     65537  default/web-1  3f9c51aa01b2d  eth0    10.88.0.7  fd00:88::7
+
+        Policy:             ClusterNetworkPolicy db
+        Tier:               admin, priority 10
+        Subject:            k8s:app=db, in namespace shop
+        Isolates:           none
+        Rules:              1 ingress, 0 egress
+        Written at:         db.yaml:4
+        Selects:            no endpoint of this node
+        ");
     }
 
     #[test]
@@ -177,6 +202,11 @@ mod tests {
             policies: vec![policy()],
             endpoints: Vec::new(),
         };
-        insta::assert_snapshot!(namespace(&details, &Style::plain()), @"");
+        insta::assert_snapshot!(namespace(&details, &Style::plain()), @r"
+        Namespace:          shop
+        Labels:             team=a
+        Policies:           NetworkPolicy db
+        Endpoints:          no endpoint of this node
+        ");
     }
 }

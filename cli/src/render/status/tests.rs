@@ -27,9 +27,6 @@ fn a_healthy_node() {
       default IPv6:     12/2^64  fd00:88::/64
     Endpoints:          12  10 ready, 2 regenerating
     BPF maps:           3.0 MiB of kernel memory
-      ENDPOINTS:        24/32768 (0.1%)  hash, 1.0 MiB
-      EVENTS:           1.0 MiB  ringbuf, 1.0 MiB
-      endpoints/*:      24 rows  array, 1.0 MiB
     Prepared programs:  4/4
     Proxy:              none
     Memory:             21.2 MiB resident
@@ -169,8 +166,6 @@ fn a_sick_node_says_what_and_where_to_look() {
     Endpoints:          13  1 invalid, 10 ready, 2 regenerating
     BPF maps:           3.0 MiB of kernel memory
       ENDPOINTS:        30000/32768 (91.5%)  hash, 1.0 MiB
-      EVENTS:           1.0 MiB  ringbuf, 1.0 MiB
-      endpoints/*:      24 rows  array, 1.0 MiB
     Prepared programs:  4/4
     Proxy:              absent, 2 redirects, 1 completion awaited, 1 timed out
     Memory:             21.2 MiB resident
@@ -256,9 +251,6 @@ fn a_stuck_node_says_how_old_each_part_is() {
       default IPv6:     12/2^64  fd00:88::/64
     Endpoints:          12  10 ready, 2 regenerating
     BPF maps:           3.0 MiB of kernel memory
-      ENDPOINTS:        24/32768 (0.1%)  hash, 1.0 MiB
-      EVENTS:           1.0 MiB  ringbuf, 1.0 MiB
-      endpoints/*:      24 rows  array, 1.0 MiB
     Prepared programs:  4/4
     Proxy:              none
     Memory:             21.2 MiB resident
