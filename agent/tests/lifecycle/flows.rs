@@ -110,7 +110,7 @@ fn what_is_no_query_is_refused_before_the_kernel_is_asked() {
         ] {
             let (code, message) = refused(flow::to_list(registry, &query));
             assert_eq!(code, ErrorCode::InvalidRequest, "{query:?}: {message}");
-            assert!(message.starts_with("list flows: "), "{message}");
+            assert!(message.contains("list flows"), "{message}");
         }
         for query in [
             any.clone(),
@@ -120,7 +120,7 @@ fn what_is_no_query_is_refused_before_the_kernel_is_asked() {
         ] {
             let (code, message) = refused(flow::to_remove(registry, &query));
             assert_eq!(code, ErrorCode::InvalidRequest, "{query:?}: {message}");
-            assert!(message.starts_with("remove flows: "), "{message}");
+            assert!(message.contains("remove flows"), "{message}");
         }
         let gone = FlowQuery { endpoint: Some("7".into()), ..any };
         assert_eq!(refused(flow::to_list(registry, &gone)).0, ErrorCode::NotFound);
