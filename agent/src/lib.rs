@@ -71,9 +71,19 @@ pub mod turn;
 pub mod upgrade;
 pub mod watchdog;
 
-use std::{os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc, sync::atomic::Ordering, time::Duration};
+use std::{
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::Path,
+    sync::Arc,
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use anyhow::Context;
+use nix::{
+    errno::Errno,
+    unistd::{AccessFlags, eaccess},
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
@@ -595,8 +605,18 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
-/// Makes a directory that only its owner writes to, whatever the umask is.
+/// Makes a directory that only its owner writes to, whatever the umask is. The agent must be able to write to one that exists.
 fn make_directory(path: &Path) -> anyhow::Result<()> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
-    made.with_context(|| format!("make directory {}", path.display()))
+    made.with_context(|| format!("make directory {}", path.display()))?;
+    let Err(denied @ Errno::EACCES) = eaccess(path, AccessFlags::W_OK | AccessFlags::X_OK) else { return Ok(()) };
+    let meta = std::fs::metadata(path).with_context(|| format!("look at directory {}", path.display()))?;
+    let (shown, user) = (path.display(), nix::unistd::geteuid());
+    anyhow::bail!(
+        "{}: write to directory {shown}, which belongs to user {} (mode {:04o}): the agent runs without CAP_DAC_OVERRIDE; \
+         `chown {user} {shown}`, or choose another directory",
+        denied.desc(),
+        meta.uid(),
+        meta.mode() & 0o7777,
+    )
 }

@@ -1,6 +1,10 @@
 //! An agent that cannot serve says why before it has made anything, and one that finds damage loses nothing.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, chown},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use wharf_tests::{
@@ -118,6 +122,17 @@ fn a_run_directory_that_is_a_file_is_refused_in_the_name_of_its_setting() -> Res
     command.arg("--run-dir").arg(&file).arg("--state-dir").arg(&node.dirs().state);
     command.arg("--bpffs").arg(&node.dirs().bpffs);
     says(&run(command, b"", Duration::from_secs(10))?, &["--run-dir", &file.display().to_string()])
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused_and_the_capability_named() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    for (setting, directory) in [("--run-dir", &node.dirs().run), ("--state-dir", &node.dirs().state)] {
+        chown(directory, Some(4711), None)?;
+        refused(&node, &[], &[setting, "belongs to user 4711", "CAP_DAC_OVERRIDE", "chown 0"])?;
+        chown(directory, Some(0), None)?;
+    }
+    Ok(())
 }
 
 #[test]

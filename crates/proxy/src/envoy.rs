@@ -2,7 +2,9 @@
 
 pub(crate) mod directory;
 mod launch;
+mod mark;
 mod output;
+mod reach;
 mod socket;
 mod supervise;
 
@@ -51,12 +53,14 @@ pub enum EnvoyError {
         source: io::Error,
     },
     /// The program.
-    #[error("start Envoy ({program}): {source}; is the program there, and may its user execute it?")]
+    #[error("start Envoy ({program}): {source}; {hint}")]
     Start {
         /// The program.
         program: PathBuf,
         /// Why it failed.
         source: io::Error,
+        /// What the user can do.
+        hint: String,
     },
     /// The process.
     #[error("{operation} Envoy (process {pid}): {source}")]

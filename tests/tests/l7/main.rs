@@ -1,5 +1,6 @@
 //! Rules about requests: policy, the programs and a real Envoy together.
 
+mod closed;
 mod grpc;
 mod killed;
 mod kinds;

@@ -106,7 +106,8 @@ impl Envoy {
 
     /// Envoy's settings, as text.
     pub(super) fn settings(&self) -> String {
-        format!("{:#}\n", bootstrap(&self.socket_path(), &self.admin_socket(), Connections::here(), self.user))
+        let (socket, admin) = (self.as_envoy_sees(self.socket_path()), self.as_envoy_sees(self.admin_socket()));
+        format!("{:#}\n", bootstrap(&socket, &admin, Connections::here(), self.user))
     }
 
     /// Writes the settings, and removes what an Envoy that has ended left where the next one wants to listen. For an Envoy that nobody supervises; a
@@ -137,13 +138,14 @@ impl Envoy {
     }
 
     /// Looks for the Envoy that an earlier agent told listeners, whoever started it, and has the one that this agent tells noted for
-    /// the next agent. Comes before [`Proxy::serve`].
+    /// the next agent. Comes before [`Proxy::serve`]. When the run directory was lost, an Envoy with this directory's mark counts.
     ///
     /// # Errors
-    /// The file that names the process could not be read.
+    /// The file that names the process, or the list of processes, could not be read.
     pub fn remember(&self, proxy: &Proxy) -> Result<(), EnvoyError> {
         let path = self.directory.join("told.pid");
         let process = noted(&path)?;
+        let process = if process.is_none() && !path.exists() { self.marked()?.pop() } else { process };
         proxy.shared.lock().told = Some(path);
         if let Some(process) = process {
             tracing::info!(pid = process.id.pid, "Envoy has listeners of an earlier agent");

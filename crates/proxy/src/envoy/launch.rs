@@ -2,7 +2,8 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::process::CommandExt as _},
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -20,6 +21,8 @@ use super::{Envoy, EnvoyError, User};
 const DRAIN_SECONDS: u32 = 2;
 /// Bits of `CAP_NET_ADMIN` (12: transparent sockets, marks) and `CAP_NET_RAW` (13) (linux/capability.h).
 const CAPABILITIES: [u32; 2] = [12, 13];
+/// Bit of `CAP_DAC_READ_SEARCH` (linux/capability.h), which the process has until it becomes Envoy.
+const SEARCH: u32 = 2;
 
 /// `_LINUX_CAPABILITY_VERSION_3` (linux/capability.h): 64 bits in two parts.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
@@ -31,6 +34,7 @@ struct CapabilityHeader {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Default)]
 struct CapabilityData {
     effective: u32,
     permitted: u32,
@@ -40,14 +44,18 @@ struct CapabilityData {
 impl Envoy {
     /// Starts the program; gives the process and what it prints.
     pub(super) fn launch(&self) -> Result<(Child, OwnedFd), EnvoyError> {
-        let failed = |source| EnvoyError::Start { program: self.program.clone(), source };
+        let failed = |source| self.cannot_start(source);
         let (reader, writer) = io::pipe().map_err(failed)?;
         // Envoy must not wait for an agent that does not read: what does not fit is lost.
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(absolute(&self.program).map_err(failed)?);
+        if !self.is_reachable() {
+            command.current_dir(&self.directory);
+        }
         command
+            .arg0(self.mark())
             .arg("--config-path")
-            .arg(self.bootstrap_path())
+            .arg(self.as_envoy_sees(self.bootstrap_path()))
             .args(["--log-level", "warning", "--log-format", "%l %n %v", "--disable-hot-restart"])
             .args(["--concurrency", &self.threads.max(1).to_string()])
             .args(["--drain-time-s", &DRAIN_SECONDS.to_string(), "--drain-strategy", "immediate"])
@@ -58,11 +66,16 @@ impl Envoy {
         // SAFETY: the closure runs between fork and exec in a process of one thread. It makes system calls alone, on values
         // that it has copied: no memory is allocated, no lock taken.
         unsafe {
-            std::os::unix::process::CommandExt::pre_exec(&mut command, move || set_up_process(user, agent));
+            command.pre_exec(move || set_up_process(user, agent));
         }
         let child = command.spawn().map_err(failed)?;
         Ok((child, reader.into()))
     }
+}
+
+/// The program by a path that does not depend on the working directory; a bare name is looked up in `PATH`.
+fn absolute(program: &Path) -> io::Result<PathBuf> {
+    if program.components().count() > 1 { std::path::absolute(program) } else { Ok(program.to_owned()) }
 }
 
 /// What a new process does before it becomes Envoy. `agent`: the process that it ends with, its parent.
@@ -100,8 +113,13 @@ fn become_user(user: User) -> io::Result<()> {
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, user.uid, user.uid, user.uid) })?;
     let bits = CAPABILITIES.iter().fold(0, |bits, capability| bits | 1 << capability);
     let header = CapabilityHeader { version: CAPABILITY_VERSION, pid: 0 };
-    let none = CapabilityData { effective: 0, permitted: 0, inheritable: 0 };
-    let data = [CapabilityData { effective: bits, permitted: bits, inheritable: bits }, none];
+    let mut data = [CapabilityData::default(); 2];
+    // SAFETY: header and both parts of the data are as capget(2) has them, and outlive the call.
+    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capget, &raw const header, data.as_mut_ptr()) })?;
+    // Not inheritable: the kernel takes it away when the program starts, after the program's path was searched.
+    let until_exec = bits | data[0].permitted & 1 << SEARCH;
+    let data =
+        [CapabilityData { effective: until_exec, permitted: until_exec, inheritable: bits }, CapabilityData::default()];
     // SAFETY: header and both parts of the data are as capset(2) has them, and outlive the call.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capset, &raw const header, data.as_ptr()) })?;
     for capability in CAPABILITIES {

@@ -83,28 +83,48 @@ impl Envoy {
         }
     }
 
-    /// Ends the Envoy that was started last, if it lives: asks, and after 5 s kills it. Then takes back the directory that Envoy's user owned, so that
-    /// this process may remove it.
+    /// Ends each Envoy that an agent started with this directory: sends SIGTERM, and after 5 s SIGKILL. Then takes back the directory that Envoy's
+    /// user owned, so that this process may remove it. Returns the process numbers.
     ///
     /// # Errors
-    /// It could not be found out, or the kernel did not let this process.
-    pub async fn stop(&self) -> Result<(), EnvoyError> {
-        let Some(process) = self.noted()? else { return self.take_back() };
-        let pid = process.id.pid;
-        let failed = |operation| move |source| EnvoyError::Process { operation, pid, source };
-        process.signal(Signal::TERM).map_err(failed("end"))?;
-        match tokio::time::timeout(GRACE, process.ended()).await {
-            Ok(result) => result.map_err(failed("wait for"))?,
-            Err(_) => {
-                process.signal(Signal::KILL).map_err(failed("kill"))?;
-                process.ended().await.map_err(failed("wait for"))?;
+    /// The processes could not be listed, or the kernel did not let this process end one.
+    pub async fn stop(&self) -> Result<Vec<i32>, EnvoyError> {
+        let living = self.living()?;
+        for process in &living {
+            end(process).await?;
+        }
+        self.take_back()?;
+        Ok(living.iter().map(|process| process.id.pid).collect())
+    }
+
+    /// Process numbers of each living Envoy that an agent started with this directory.
+    ///
+    /// # Errors
+    /// The processes could not be listed.
+    pub fn pids(&self) -> Result<Vec<i32>, EnvoyError> {
+        Ok(self.living()?.iter().map(|process| process.id.pid).collect())
+    }
+
+    /// The process that was started last comes first; the others have the mark.
+    fn living(&self) -> Result<Vec<Process>, EnvoyError> {
+        let mut living: Vec<_> = self.noted()?.into_iter().collect();
+        for process in self.marked()? {
+            if living.iter().all(|other| other.id != process.id) {
+                living.push(process);
             }
         }
-        self.take_back()
+        Ok(living)
     }
 
     async fn take_over_or_start(&self, shared: &Shared) -> Result<Running, EnvoyError> {
-        if let Some(process) = self.noted()? {
+        let noted = self.noted()?;
+        for stray in self.marked()? {
+            if noted.as_ref().is_none_or(|process| process.id != stray.id) {
+                tracing::warn!(pid = stray.id.pid, "an Envoy of an earlier agent, whose file was lost, is ended");
+                end(&stray).await?;
+            }
+        }
+        if let Some(process) = noted {
             if self.settings_are_current() {
                 tracing::info!(pid = process.id.pid, "Envoy runs already");
                 // What an earlier agent told it may be in force: a removal waits for its answer, although it has not connected yet.
@@ -128,6 +148,20 @@ impl Envoy {
                 }
                 Err(error)
             }
+        }
+    }
+}
+
+/// Asks an Envoy to end, and kills it after [`GRACE`].
+async fn end(process: &Process) -> Result<(), EnvoyError> {
+    let pid = process.id.pid;
+    let failed = |operation| move |source| EnvoyError::Process { operation, pid, source };
+    process.signal(Signal::TERM).map_err(failed("end"))?;
+    match tokio::time::timeout(GRACE, process.ended()).await {
+        Ok(result) => result.map_err(failed("wait for")),
+        Err(_) => {
+            process.signal(Signal::KILL).map_err(failed("kill"))?;
+            process.ended().await.map_err(failed("wait for"))
         }
     }
 }

@@ -1,0 +1,87 @@
+//! The mark of an Envoy that an agent started: its first argument (`argv[0]`), which names its directory. The next agent finds the process by
+//! the mark when the file with the process number is lost.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+};
+
+use super::{Envoy, EnvoyError};
+use crate::process::Process;
+
+/// The path of the directory follows.
+const PREFIX: &str = "wharf-envoy ";
+
+impl Envoy {
+    /// The first argument of the process.
+    pub(super) fn mark(&self) -> OsString {
+        let directory = std::path::absolute(&self.directory).unwrap_or_else(|_| self.directory.clone());
+        let mut mark = OsString::from(PREFIX);
+        mark.push(directory);
+        mark
+    }
+
+    /// Processes with this directory's mark in the network namespace of this thread. One agent serves a network namespace, so no other
+    /// agent started them.
+    pub(super) fn marked(&self) -> Result<Vec<Process>, EnvoyError> {
+        let (mark, mut found) = (self.mark(), Vec::new());
+        let failed = |source| EnvoyError::File { operation: "list the processes in", path: "/proc".into(), source };
+        let own = fs::metadata("/proc/thread-self/ns/net").map_err(failed)?;
+        let has_mark = |pid: i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).next() == Some(mark.as_bytes())
+        };
+        let is_here = |pid: i32| {
+            let namespace = fs::metadata(format!("/proc/{pid}/ns/net"));
+            namespace.is_ok_and(|other| (other.dev(), other.ino()) == (own.dev(), own.ino()))
+        };
+        for entry in fs::read_dir("/proc").map_err(failed)? {
+            let Some(pid) = entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            if !has_mark(pid) {
+                continue;
+            }
+            let failed = |source: io::Error| EnvoyError::Process { operation: "look at", pid, source };
+            // The second look is at the process that the descriptor names, or that process has ended.
+            if let Some(process) = Process::find(pid).map_err(failed)?
+                && has_mark(pid)
+                && is_here(pid)
+                && !process.has_ended()
+            {
+                found.push(process);
+            }
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::process::CommandExt as _, process::Command};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_is_found_by_the_mark_of_its_directory() {
+        let [own, other] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let envoy = |directory: &tempfile::TempDir| Envoy {
+            program: "sleep".into(),
+            directory: directory.path().to_owned(),
+            user: None,
+            threads: 1,
+            ends_with_agent: false,
+        };
+        let (own, other) = (envoy(&own), envoy(&other));
+        let started = Command::new("sleep").arg0(own.mark()).arg("60").spawn();
+        let mut child = started.expect("sleep");
+        let pids =
+            |envoy: &Envoy| envoy.marked().expect("listed").iter().map(|process| process.id.pid).collect::<Vec<_>>();
+        assert_eq!(pids(&own), [i32::try_from(child.id()).expect("a pid")]);
+        assert_eq!(pids(&other), [0; 0], "another directory");
+        own.stop().await.expect("it ends");
+        child.wait().expect("reaped");
+        assert_eq!(pids(&own), [0; 0]);
+    }
+}

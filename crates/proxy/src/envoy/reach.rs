@@ -1,0 +1,110 @@
+//! How Envoy's user reaches the program and the directory, also below directories that the user may not enter.
+//!
+//! The new process keeps `CAP_DAC_READ_SEARCH` until it becomes Envoy, so that it finds the program. Then the directory is Envoy's working directory and
+//! its files have relative paths, which need no permission on the directories above. Where the user can enter all of these, the paths are
+//! absolute: they stay right when the directory is removed and made again.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use nix::errno::Errno;
+
+use super::{Envoy, EnvoyError, User};
+
+impl Envoy {
+    /// Whether Envoy's user can enter every directory above Envoy's own.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.user.is_none_or(|user| self.directory.ancestors().skip(1).all(|above| is_open(above, user)))
+    }
+
+    /// A path below the directory, as Envoy opens it.
+    pub(super) fn as_envoy_sees(&self, path: PathBuf) -> PathBuf {
+        if self.is_reachable() {
+            return path;
+        }
+        path.strip_prefix(&self.directory).map(Path::to_owned).unwrap_or(path)
+    }
+
+    /// The program could not be started.
+    pub(super) fn cannot_start(&self, source: io::Error) -> EnvoyError {
+        let hint = self.hint(&source);
+        EnvoyError::Start { program: self.program.clone(), source, hint }
+    }
+
+    fn hint(&self, why: &io::Error) -> String {
+        let (program, path) = (&self.program, self.program.display());
+        let user = self.user.map_or_else(|| "the agent's user".to_owned(), |user| format!("user {}", user.uid));
+        match why.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENOENT) => {
+                format!("{path} or its ELF interpreter is missing: install Envoy there, or set --envoy to its program")
+            }
+            Some(Errno::EPERM) => {
+                format!("the agent needs CAP_SETUID, CAP_SETGID, CAP_NET_ADMIN and CAP_NET_RAW to run Envoy as {user}")
+            }
+            Some(Errno::EACCES) => {
+                let mode = fs::metadata(program).map_or(0o755, |file| file.mode() & 0o7777);
+                if mode & 0o001 == 0 {
+                    return format!("{user} may not execute it, because its mode is {mode:04o}: chmod o+x {path}");
+                }
+                let closed = |user: User| program.ancestors().skip(1).find(|above| !is_open(above, user));
+                match self.user.and_then(closed) {
+                    Some(above) => format!(
+                        "{user} may not enter {}: give the agent CAP_DAC_READ_SEARCH, or install Envoy in a directory that is open to all users",
+                        above.display()
+                    ),
+                    None => format!(
+                        "{user} may not execute it: check for a file system mounted noexec, and for access control lists"
+                    ),
+                }
+            }
+            _ => format!("check that {user} can run `{path} --version`"),
+        }
+    }
+}
+
+/// Whether the user can enter the directory, by its mode. A symbolic link counts as closed, because the directories above its target are not
+/// examined.
+fn is_open(directory: &Path, user: User) -> bool {
+    let Ok(meta) = fs::symlink_metadata(directory) else { return false };
+    let bit = match (meta.uid() == user.uid, meta.gid() == user.gid) {
+        (true, _) => 0o100,
+        (_, true) => 0o010,
+        _ => 0o001,
+    };
+    meta.is_dir() && meta.mode() & bit != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_relative_below_a_directory_that_the_user_cannot_enter() {
+        let root = tempfile::tempdir().expect("a directory");
+        let mode = |mode| fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).expect("a mode");
+        let directory = root.path().join("proxy");
+        let user = Some(User { uid: 65_534, gid: 65_534 });
+        let program = root.path().join("envoy");
+        fs::write(&program, "").expect("written");
+        let envoy = Envoy { program, directory: directory.clone(), user, threads: 1, ends_with_agent: false };
+        let seen = |envoy: &Envoy| envoy.as_envoy_sees(envoy.admin_socket());
+        mode(0o755);
+        assert_eq!(seen(&envoy), directory.join("admin/admin.sock"));
+        mode(0o700);
+        assert_eq!(seen(&envoy), Path::new("admin/admin.sock"));
+        assert_eq!(seen(&Envoy { user: None, ..envoy.clone() }), directory.join("admin/admin.sock"), "root");
+
+        let hint = |why: Errno| envoy.cannot_start(why.into()).to_string();
+        fs::set_permissions(&envoy.program, fs::Permissions::from_mode(0o700)).expect("a mode");
+        assert!(hint(Errno::EACCES).contains("0700: chmod o+x"));
+        fs::set_permissions(&envoy.program, fs::Permissions::from_mode(0o711)).expect("a mode");
+        let closed = format!("enter {}: give the agent CAP_DAC_READ_SEARCH", root.path().display());
+        assert!(hint(Errno::EACCES).contains(&closed));
+        assert!(hint(Errno::ENOENT).contains("--envoy"));
+    }
+}
