@@ -97,12 +97,11 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let _turn = if dry_run { None } else { Some(take_turn(&directories)?) };
     let found = leftovers::list(&directories.bpffs, &directories.run)?;
     let files = files(&directories)?;
-    let envoy = directories.run.join(envoy::DIRECTORY);
-    let verb = if dry_run { "would remove" } else { "removed" };
+    let envoy = Proxy::in_directory(&directories.run)?;
     let living = living(&found);
     if !living.is_empty() && !force {
         if dry_run {
-            tell(&found, &files, &envoy, verb);
+            list(&found, &files, &envoy)?;
         }
         bail!("endpoints live: {}; delete their containers, or pass --force, which cuts them off", first_of(&living));
     }
@@ -110,20 +109,42 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         records::must_owe_nothing(&directories.run)?;
     }
     if !dry_run {
-        for leftover in &found.ours {
-            leftovers::remove(leftover)?;
-        }
-        end_envoy(&directories.run)?;
-        for file in &files.ours {
-            // Any other directory is one whose content is an agent's.
-            remove(file, ![&directories.run, &directories.state].contains(&file))?;
-        }
+        return remove_all(&found, &files, &envoy, &directories);
     }
-    tell(&found, &files, &envoy, verb);
+    list(&found, &files, &envoy)?;
     // A dry run only reports a running agent: `cargo xtask uninstall` does the dry run before it stops the agent. The
     // lock is released at once.
-    if dry_run && let Err(error) = turn::Turn::take() {
+    if let Err(error) = turn::Turn::take() {
         eprintln!("wharf-agent cleanup: without --dry-run this is refused: {error:#}");
+    }
+    Ok(())
+}
+
+/// Removes everything, and reports each removal. A file that stays does not keep the others; what stays in the kernel ends the cleanup, because
+/// the files explain it.
+fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Directories) -> anyhow::Result<()> {
+    for leftover in &found.ours {
+        leftovers::remove(leftover)?;
+        println!("removed {leftover}");
+    }
+    let ended = envoy.end()?;
+    ended.iter().for_each(|pid| println!("removed {}", envoy_of(*pid)));
+    let mut kept = 0;
+    for file in &files.ours {
+        // Any other directory is one whose content is an agent's.
+        match remove(file, ![&directories.run, &directories.state].contains(&file)) {
+            Ok(Removed::Whole) => println!("removed {}", file.display()),
+            Ok(Removed::Content) => println!("emptied {}: it is a mount point", file.display()),
+            Err(error) => {
+                eprintln!("wharf-agent cleanup: {error:#}");
+                kept += 1;
+            }
+        }
+    }
+    list_foreign(found, files);
+    list_nothing(found, files, &ended);
+    if kept > 0 {
+        bail!("{kept} files are left; remove them by hand, or run the cleanup again");
     }
     Ok(())
 }
@@ -169,24 +190,28 @@ fn first_of(living: &[String]) -> String {
     text
 }
 
-/// `envoy`: the directory of the Envoy that an agent started.
-fn tell(found: &Leftovers, files: &Files, envoy: &Path, verb: &str) {
-    for leftover in &found.ours {
-        println!("{verb} {leftover}");
-    }
-    for file in &files.ours {
-        if file == envoy {
-            println!("{verb} the Envoy of {}, if it runs", file.display());
-        }
-        println!("{verb} {}", file.display());
-    }
-    for foreign in &found.foreign {
-        println!("left alone: {foreign}");
-    }
-    for foreign in &files.foreign {
-        println!("left alone: {}", foreign.display());
-    }
-    if found.ours.is_empty() && files.ours.is_empty() {
+/// Lists what a cleanup removes.
+fn list(found: &Leftovers, files: &Files, envoy: &Proxy) -> anyhow::Result<()> {
+    let living = envoy.pids()?;
+    found.ours.iter().for_each(|leftover| println!("would remove {leftover}"));
+    living.iter().for_each(|pid| println!("would remove {}", envoy_of(*pid)));
+    files.ours.iter().for_each(|file| println!("would remove {}", file.display()));
+    list_foreign(found, files);
+    list_nothing(found, files, &living);
+    Ok(())
+}
+
+fn envoy_of(pid: i32) -> String {
+    format!("Envoy (process {pid})")
+}
+
+fn list_foreign(found: &Leftovers, files: &Files) {
+    found.foreign.iter().for_each(|foreign| println!("left alone: {foreign}"));
+    files.foreign.iter().for_each(|foreign| println!("left alone: {}", foreign.display()));
+}
+
+fn list_nothing(found: &Leftovers, files: &Files, envoys: &[i32]) {
+    if found.ours.is_empty() && files.ours.is_empty() && envoys.is_empty() {
         println!("nothing of Wharf's is left on this node");
     }
 }
@@ -251,23 +276,48 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a == b || matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Ends the Envoy that an agent with this run directory started, if it lives.
-fn end_envoy(run_dir: &Path) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
-    Ok(runtime.block_on(envoy::process_in(run_dir, None).stop())?)
+/// Each Envoy that an agent with a run directory started.
+struct Proxy {
+    process: wharf_proxy::Envoy,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Proxy {
+    fn in_directory(run_dir: &Path) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
+        Ok(Self { process: envoy::process_in(run_dir, None), runtime })
+    }
+
+    fn pids(&self) -> anyhow::Result<Vec<i32>> {
+        Ok(self.runtime.block_on(async { self.process.pids() })?)
+    }
+
+    fn end(&self) -> anyhow::Result<Vec<i32>> {
+        Ok(self.runtime.block_on(self.process.stop())?)
+    }
+}
+
+/// What became of a path.
+#[derive(Debug, PartialEq, Eq)]
+enum Removed {
+    Whole,
+    /// The directory is a mount point, and empty now.
+    Content,
 }
 
 /// `whole`: a directory goes with its content.
-fn remove(path: &Path, whole: bool) -> anyhow::Result<()> {
+fn remove(path: &Path, whole: bool) -> anyhow::Result<Removed> {
     let removed = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() && whole => fs::remove_dir_all(path),
         Ok(meta) if meta.is_dir() => fs::remove_dir(path),
         Ok(_) => fs::remove_file(path),
         Err(e) => Err(e),
     };
+    let is_empty = || fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
     match removed {
+        Err(e) if e.kind() == io::ErrorKind::ResourceBusy && is_empty() => Ok(Removed::Content),
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).with_context(|| format!("remove {}", path.display())),
-        _ => Ok(()),
+        _ => Ok(Removed::Whole),
     }
 }
 
@@ -285,7 +335,8 @@ mod tests {
         let directories = Directories { run: run.clone(), state: state.clone(), bpffs: root.path().join("bpf") };
         let Files { ours, foreign } = files(&directories).expect("listed");
         assert_eq!((ours, foreign), (vec![run.join("proxy")], vec![run.join("other"), state.join("proxy")]));
-        end_envoy(&run).expect("none runs");
+        let envoy = Proxy::in_directory(&run).expect("a runtime");
+        assert_eq!((envoy.pids().expect("listed"), envoy.end().expect("none runs")), (Vec::new(), Vec::new()));
         remove(&run.join("other"), true).expect("removed");
         let Files { ours, .. } = files(&directories).expect("listed");
         assert_eq!(ours, [run.join("proxy"), run.clone()]);

@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
+use nix::mount::{MsFlags, mount};
 use wharf_common::ABI_VERSION;
 use wharf_tests::{
     Node, NodeConfig,
@@ -123,5 +124,19 @@ fn files_that_are_not_the_agents_stay_where_they_are() -> Result<()> {
     ensure!(names(&run)? == ["notes.txt", "state.redb.mine"], "{:?}", names(&run)?);
     let again = cleanup(&node, &[])?.ok()?;
     ensure!(!again.lines().any(|line| line.starts_with("removed")), "{again}");
+    Ok(())
+}
+
+#[test]
+fn a_mount_point_is_emptied_and_the_rest_is_removed() -> Result<()> {
+    let mut node = Node::without_agent(NodeConfig::default())?;
+    let (run, state) = (node.dirs().run.clone(), node.dirs().state.clone());
+    mount(Some("wharf-test"), &state, Some("tmpfs"), MsFlags::empty(), Some("mode=0700"))?;
+    node.start_agent()?;
+    node.stop_agent()?;
+    let done = cleanup(&node, &[])?.ok()?;
+    ensure!(done.contains(&format!("emptied {}: it is a mount point", state.display())), "{done}");
+    ensure!(done.contains(&format!("removed {}\n", run.display())) && done.contains("wharf0"), "{done}");
+    ensure!(names(&state)?.is_empty() && !run.exists(), "{:?}\n{done}", names(&state)?);
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::{
 const STATE: &str = "/var/lib/wharf";
 
 /// The agent's configuration, which names its directories.
-const CONFIG: &str = "/etc/wharf/agent.toml";
+pub(crate) const CONFIG: &str = "/etc/wharf/agent.toml";
 
 /// The command.
 pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
@@ -122,10 +122,18 @@ pub(crate) fn take_away(manifest: &Manifest, arguments: &UninstallArgs) -> Resul
         match fs::remove_dir_all(&state) {
             Ok(()) => report.push(format!("removed   {STATE}")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // A mount point, whose content is removed.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_empty(&state) => {
+                report.push(format!("emptied   {STATE} (a mount point)"));
+            }
             Err(error) => return Err(error).with_context(|| format!("remove {}", state.display())),
         }
     }
     Ok(report)
+}
+
+fn is_empty(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 /// Whether a configuration file is still as it was delivered.
