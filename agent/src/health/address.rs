@@ -114,7 +114,7 @@ pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) 
                 notes.push(format!("{ip}, kept from before, cannot be had again ({why}); another was taken"));
                 None
             }
-            None => held(&life.addresses, v6),
+            None => held(life, v6),
         };
         let ip = match had {
             Some(ip) => ip,
@@ -150,12 +150,15 @@ pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) 
     Ok(got)
 }
 
-/// Leases a previous address of the health endpoint, even while the address rests: no other owner had it since.
+/// Leases a previous address of the health endpoint, even while the address rests: no other owner had it since. An address outside the pools is
+/// refused, also when the store still has its lease.
 fn claim<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Result<Lease, IpamError> {
-    let pool = pool_of(&life.config, ip).unwrap_or_else(|| life.config.default_pool.clone());
+    let pool = pool_of(&life.config, ip);
+    let in_a_pool = pool.is_some();
+    let pool = pool.unwrap_or_else(|| life.config.default_pool.clone());
     let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
     let mut ipam = lock(&life.addresses.ipam);
-    if let Some(held) = ipam.get(ip).filter(|held| holds(&held.owner)) {
+    if let Some(held) = ipam.get(ip).filter(|held| in_a_pool && holds(&held.owner)) {
         return Ok(held.clone());
     }
     ipam.claim(lease.clone())?;
@@ -166,9 +169,10 @@ fn pool_of(config: &AgentConfig, ip: IpAddr) -> Option<PoolName> {
     config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
 }
 
-/// An address of that family that the store holds for the health endpoint, for use when the file has none.
-fn held<K: Kernel>(addresses: &Addresses<K>, v6: bool) -> Option<IpAddr> {
-    lock(&addresses.ipam).owned_by(holds).into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6)
+/// An address of that family in a pool that the store holds for the health endpoint, for use when the file has none.
+fn held<K: Kernel>(life: &Lifecycle<K>, v6: bool) -> Option<IpAddr> {
+    let leases = lock(&life.addresses.ipam).owned_by(holds);
+    leases.into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6 && pool_of(&life.config, *ip).is_some())
 }
 
 async fn take<K: Kernel>(addresses: &Addresses<K>, v6: bool) -> Result<Lease, HealthError> {

@@ -157,6 +157,26 @@ fn of_no_pool_any_more_it_becomes_another_and_that_is_said() -> Result<()> {
 }
 
 #[test]
+fn with_another_pool_its_lease_is_released() -> Result<()> {
+    let mut node = Node::start(config())?;
+    let before = await_ok(&node)?.ipv4.context("an address")?;
+    node.stop_agent()?;
+    node.set_flag("--ipv4-pool=10.99.0.0/24", true);
+    node.start_agent()?;
+    let after = await_ok(&node)?;
+    let note = after.address_note.as_deref().context("a note")?;
+    ensure!(note.contains(&before.to_string()) && note.contains("no pool has it"), "{note}");
+    ensure!(after.ipv4.is_some_and(|ip| ip.octets()[..3] == [10, 99, 0]), "{after:?}");
+    let listed = node.wharf(&["ipam", "list"])?.ok()?;
+    ensure!(
+        !listed.lines().any(|line| line.starts_with(&format!("{before} ")) && line.contains("wharf-health")),
+        "{listed}"
+    );
+    end(&mut node, &after)?;
+    node.finish()
+}
+
+#[test]
 fn a_damaged_file_is_told_and_replaced() -> Result<()> {
     scenario(config(), |node| {
         let before = await_ok(node)?;
