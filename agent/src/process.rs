@@ -19,7 +19,8 @@ use crate::{
     addresses::pools,
     agent, capabilities, cleanup,
     config::{self, AgentConfig},
-    delegate, health, memory, pages,
+    delegate, health, memory, pages, policy,
+    proxy::envoy,
     refused::{BAD_SETTINGS, refuse},
     store, telemetry,
 };
@@ -43,8 +44,13 @@ pub fn main() -> ExitCode {
         Ok(usable) => usable,
         Err(ended) => return ended,
     };
-    match if settings.check_only { show(&settings.config) } else { run(settings.config, settings.ipam) } {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = if settings.check_only {
+        show(&settings.config)
+    } else {
+        run(settings.config, settings.ipam).map(|()| ExitCode::SUCCESS)
+    };
+    match done {
+        Ok(status) => status,
         Err(error) => {
             eprintln!("wharf-agent: {error:#}");
             ExitCode::FAILURE
@@ -77,15 +83,39 @@ impl Settings {
     }
 }
 
-/// Prints the effective settings, one per line, with the origin of each.
-fn show(config: &AgentConfig) -> anyhow::Result<()> {
+/// Prints the effective settings, one per line, with the origin of each, and checks what a start looks for on the node.
+fn show(config: &AgentConfig) -> anyhow::Result<ExitCode> {
     let mut text = String::new();
     for (name, value) in config::effective(config) {
         let origin = config.origins.get(&name).map_or("default", |origin| origin.as_str());
         text.push_str(&format!("{name} = {value}  ({origin})\n"));
     }
-    text.push_str("the configuration is valid\n");
-    io::stdout().write_all(text.as_bytes()).context("write to standard output")
+    let problems = problems(config);
+    if problems.is_empty() {
+        text.push_str("the configuration is valid\n");
+    }
+    io::stdout().write_all(text.as_bytes()).context("write to standard output")?;
+    for problem in &problems {
+        eprintln!("wharf-agent: {problem}");
+    }
+    Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_SETTINGS) })
+}
+
+/// What a start with these settings would fail for on this node. Nothing is changed.
+fn problems(config: &AgentConfig) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(Err(error)) = config.policy_dir.as_deref().map(policy::check_directory) {
+        problems.push(format!("setting policy-dir: {error}"));
+    }
+    if let Some(Err(error)) = config.envoy.as_deref().map(envoy::check_program) {
+        problems.push(format!("setting envoy: {error}"));
+    }
+    if config.delegate.is_none()
+        && let Err(error) = pools::check(config)
+    {
+        problems.push(format!("{error:#}"));
+    }
+    problems
 }
 
 /// Whatever umask the caller has, nobody else writes to what this process makes; the unit's is stricter. Before the first thread.

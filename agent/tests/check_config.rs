@@ -1,4 +1,4 @@
-//! `wharf-agent --check-config`: the settings are judged without a look at the node, by an ordinary user too.
+//! `wharf-agent --check-config`: the settings are checked without a change of the node, by an ordinary user too.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::process::Command;
@@ -54,4 +54,29 @@ fn bad_settings_are_told_once_with_where_they_come_from() {
         let (code, _, again) = agent(arguments, variables);
         assert_eq!((code, again.lines().next()), (Some(3), err.lines().next()), "{arguments:?} {variables:?}");
     }
+}
+
+#[test]
+fn files_that_a_start_needs_are_checked() {
+    let directory = tempfile::tempdir().expect("make directory");
+    let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
+    let (absent, plain, policies) = (path("absent"), path("plain"), path("policies"));
+    std::fs::write(&plain, "").expect("write");
+    std::fs::create_dir(&policies).expect("make directory");
+    let check = |flag: &str, value: &str| agent(&["--check-config", flag, value], &[]);
+    for (flag, value, words) in [
+        ("--policy-dir", &absent, "No such file"),
+        ("--envoy", &absent, "No such file"),
+        ("--envoy", &plain, "chmod o+x"),
+        ("--envoy", &policies, "it is not a file"),
+    ] {
+        let (code, out, err) = check(flag, value);
+        assert_eq!((code, out.contains("is valid")), (Some(3), false), "{flag} {value}: {out}");
+        let setting = format!("setting {}: ", flag.trim_start_matches('-'));
+        assert!(err.contains(&setting) && err.contains(words), "{err}");
+    }
+    assert_eq!(check("--policy-dir", &policies).0, Some(0));
+    std::fs::write(format!("{policies}/a.yaml"), "kind: None").expect("write");
+    let (code, _, err) = check("--policy-dir", &policies);
+    assert!(code == Some(3) && err.contains("a.yaml"), "{err}");
 }

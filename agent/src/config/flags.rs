@@ -157,8 +157,8 @@ pub struct Flags {
     /// Load the programs with debug log records compiled in (slow; for developers)
     #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub debug_programs: Option<bool>,
-    /// Check the settings, print those that would be in force, and end: 0 when they can be used, 3 when not. Nothing of the
-    /// node is looked at or changed
+    /// Check the settings, the files that they name and the pools against the node's networks; print the settings that would be in force,
+    /// and end: 0 when they can be used, 3 when not. Nothing is changed
     #[arg(long)]
     pub check_config: bool,
 }

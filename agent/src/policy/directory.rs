@@ -61,6 +61,17 @@ pub(super) struct Found {
     pub(super) texts: Texts,
 }
 
+/// Whether a start without kept policies can use the directory.
+///
+/// # Errors
+/// The directory cannot be read, or a file is refused.
+pub fn check(directory: &Path) -> Result<(), PolicyError> {
+    let mut files = Files::default();
+    files.look(directory, Age::Any)?;
+    let refused = files.files.values().find_map(|file| file.refused.clone());
+    refused.map_or(Ok(()), |why| Err(PolicyError::Directory { path: directory.to_owned(), why }))
+}
+
 /// What was last found.
 #[derive(Debug, Default)]
 pub(super) struct Files {

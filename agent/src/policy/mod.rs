@@ -84,6 +84,7 @@ use crate::{
     proxy::{ProxyError, Redirects},
 };
 
+pub use directory::check as check_directory;
 pub use look::{Ask, Summary, api_enforcement, destination};
 pub use names::{CONTROLLER as NAMES_CONTROLLER, INTERVAL as NAMES_INTERVAL};
 pub use probes::Probes;

@@ -1,8 +1,11 @@
 //! Envoy as the proxy.
 
 use std::{
+    fs,
     future::Future,
+    io,
     net::IpAddr,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex},
@@ -87,6 +90,24 @@ fn user(name: &str) -> User {
          `useradd --system --user-group {name}`"
     );
     NOBODY
+}
+
+/// Whether the path is a program.
+///
+/// # Errors
+/// There is no file, or it is not executable.
+pub fn check_program(path: &Path) -> io::Result<()> {
+    let named = |why: &str| io::Error::other(format!("{}: {why}", path.display()));
+    let file =
+        fs::metadata(path).map_err(|error| named(&format!("{error}; install Envoy there, or change the setting")))?;
+    if !file.is_file() {
+        return Err(named("it is not a file"));
+    }
+    // Envoy's user is in no group.
+    if file.permissions().mode() & 0o001 == 0 {
+        return Err(named(&format!("other users may not execute it: chmod o+x {}", path.display())));
+    }
+    Ok(())
 }
 
 /// Envoy's directory below the run directory.
