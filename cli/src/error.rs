@@ -2,7 +2,10 @@
 
 use std::{fmt, fs, io, os::unix::fs::MetadataExt as _, path::Path, process::ExitCode};
 
-use wharf_api::{ErrorCode, Verdict, client::ClientError};
+use wharf_api::{
+    ErrorCode, Verdict,
+    client::{ClientError, why_agent_is_away},
+};
 use wharf_sandbox::SandboxError;
 
 use crate::{args::BadLabel, render::text::safe};
@@ -133,9 +136,7 @@ impl From<ClientError> for CliError {
             ClientError::Connect { .. } => Self {
                 exit,
                 message: error.to_string(),
-                hint: Some(
-                    "`systemctl status wharf-agent`; another agent's socket: --socket or WHARF_SOCKET".to_owned(),
-                ),
+                hint: Some(format!("{}; another agent's socket: --socket or WHARF_SOCKET", why_agent_is_away())),
             },
             other => Self { exit, message: other.to_string(), hint: None },
         }

@@ -221,7 +221,7 @@ fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
     let fault = add(&machine, &impatient()).unwrap_err();
     assert_eq!(fault.code, Code::TryAgain);
     assert!(fault.msg.contains("is wharf-agent running"), "{}", fault.msg);
-    assert!(fault.details.contains("systemctl status wharf-agent"), "{}", fault.details);
+    assert!(fault.details.contains(wharf_api::client::why_agent_is_away()), "{}", fault.details);
     assert!(!machine.queue().path().exists(), "an ADD leaves nothing");
 
     // It may have made the endpoint: whether to ask again is the runtime's to say, after a DEL.

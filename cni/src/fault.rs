@@ -3,7 +3,10 @@
 use std::{fmt, path::PathBuf};
 
 use serde::Serialize;
-use wharf_api::{ApiError, ErrorCode, client::ClientError};
+use wharf_api::{
+    ApiError, ErrorCode,
+    client::{ClientError, why_agent_is_away},
+};
 
 use crate::{netconf::Version, retry::NOT_NOW};
 
@@ -64,8 +67,6 @@ impl Code {
     }
 }
 
-/// What to do when no agent is there.
-const START_IT: &str = "nothing was changed; see why the agent is away: `systemctl status wharf-agent`";
 /// At most this many items of a list are told in one message.
 const MAX_TOLD: usize = 5;
 
@@ -136,7 +137,7 @@ impl Fault {
                 let op = error.op.as_ref().map(|op| format!("operation {op} in the agent's log"));
                 fault.with_details(error.hint.iter().cloned().chain(op).collect::<Vec<_>>().join("; "))
             }
-            error if is_absent(error) => fault.with_details(START_IT),
+            error if is_absent(error) => fault.with_details(format!("nothing was changed; {}", why_agent_is_away())),
             _ => fault,
         }
     }

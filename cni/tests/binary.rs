@@ -155,7 +155,7 @@ fn agent_away_or_somebody_else_there() {
         let outcome = run().go();
         assert_eq!(outcome.code(), code, "{command}");
         assert!(outcome.stdout.contains("is wharf-agent running"), "{}", outcome.stdout);
-        assert!(outcome.stdout.contains("systemctl status wharf-agent"), "{}", outcome.stdout);
+        assert!(outcome.stdout.contains(wharf_api::client::why_agent_is_away()), "{}", outcome.stdout);
         assert!(!outcome.queue().path().exists(), "{command} leaves nothing");
         // Died with the request in hand.
         assert_eq!(run().raw_answer(b"").go().code(), code, "{command}");

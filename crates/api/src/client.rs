@@ -3,6 +3,7 @@
 //! A connection costs tens of microseconds on a unix socket and leaves no state behind, so there is no pool: a client
 //! that outlives an agent's restart needs no care. Nothing runs in the background; dropping a call's future closes its
 //! connection, which is how the agent learns that the caller gave up.
+mod absent;
 mod error;
 mod exchange;
 mod monitor;
@@ -21,7 +22,7 @@ use std::{
 use hyper::{Method, StatusCode, header::HeaderValue};
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use self::{error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monitor};
+pub use self::{absent::why_agent_is_away, error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monitor};
 use crate::{
     AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, DeleteQuery,
     DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth, EndpointLabels,

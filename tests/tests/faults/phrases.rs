@@ -134,7 +134,7 @@ pub(crate) const STUCK_DELETE: Fault = Fault {
 
 pub(crate) const AGENT_DOWN: Fault = Fault {
     title: "The agent was down while containers ended",
-    status: &["is wharf-agent running?", "systemctl status wharf-agent"],
+    status: &["is wharf-agent running?"],
     explain: &["deleted", "its link is gone"],
     audit: &[],
     other: &[

@@ -102,7 +102,7 @@ impl QueueError {
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::Full { .. } => "start wharf-agent, which takes them up (see `systemctl status wharf-agent`)",
+            Self::Full { .. } => "start wharf-agent, which takes them up",
             Self::Invalid { .. } | Self::Name { .. } => "correct the name",
             Self::NotADirectory { .. } => "move it out of the way; the directory is made when it is needed",
             Self::Io { cause, .. } => match cause.kind() {
