@@ -80,5 +80,5 @@ fn private_tmpfs() -> Result<PathBuf> {
 pub fn mount_bpffs(dir: &Path) -> Result<()> {
     fs::create_dir(dir).with_context(|| format!("create {}", dir.display()))?;
     mount(Some("bpf"), dir, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
-        .with_context(|| format!("mount a bpffs on {}", dir.display()))
+        .with_context(|| format!("mount a bpffs on {} (the kernel needs CONFIG_BPF_SYSCALL)", dir.display()))
 }
