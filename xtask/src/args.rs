@@ -52,7 +52,8 @@ pub(crate) enum Task {
     Bench(Passed),
     /// Serve this machine for real: build, then run wharf-agent in the foreground
     ///
-    /// Arguments go to the agent as they are, e.g. `cargo xtask run -- --ipv4-pool 10.88.0.0/16`. Stop it with Ctrl-C.
+    /// Arguments go to the agent as they are, e.g. `cargo xtask run -- --ipv4-pool 10.88.0.0/16`. The settings of /etc/wharf/agent.toml
+    /// apply where that file exists and no argument is `--config`. Stop the agent with Ctrl-C.
     Run(Passed),
     /// Put binaries, CNI network, configuration, manual pages and systemd unit in place
     Install(InstallArgs),

@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     os::unix::process::CommandExt,
+    path::Path,
     process::{Command, ExitStatus},
 };
 
@@ -14,6 +15,7 @@ use crate::{
     privilege::Privilege,
     progress::{Progress, describe},
     setup,
+    uninstall::CONFIG,
     workspace::Workspace,
 };
 
@@ -64,9 +66,21 @@ pub(crate) fn agent(
     privilege.confirm("the agent (it configures this machine's network)")?;
     prepare(workspace, privilege, verbose)?;
     let mut command = as_root(workspace, privilege, "wharf-agent", passed);
+    // Root's environment reaches the agent, sudo's caller's does not.
+    let variable = *privilege == Privilege::Root && std::env::var_os("WHARF_CONFIG").is_some();
+    if !variable && Path::new(CONFIG).exists() && takes_installed_settings(&passed.args) {
+        eprintln!("\nthe settings of {CONFIG} apply; other ones: `cargo xtask run -- --config FILE`");
+        command.args(["--config", CONFIG]);
+    }
     eprintln!("\nstarting {}; Ctrl-C stops it, containers keep their network", describe(&command));
     let error = command.exec();
     Err(error).with_context(|| format!("start `{}`", describe(&command)))
+}
+
+/// Whether these arguments of the agent leave its settings to the installed file: they are settings, and name no file.
+fn takes_installed_settings(arguments: &[String]) -> bool {
+    arguments.first().is_none_or(|first| first.starts_with('-'))
+        && !arguments.iter().any(|argument| argument == "--config" || argument.starts_with("--config="))
 }
 
 fn prepare(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<()> {
@@ -92,4 +106,19 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, name: &str, passed: &Pa
 
 fn run(mut command: Command) -> Result<ExitStatus> {
     command.status().with_context(|| format!("start `{}`", describe(&command)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_installed_settings_apply_unless_the_arguments_name_others() {
+        let takes = |arguments: &[&str]| {
+            takes_installed_settings(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert!(takes(&[]) && takes(&["--mtu", "1400"]));
+        assert!(!takes(&["--mtu", "1400", "--config", "a.toml"]) && !takes(&["--config=a.toml"]));
+        assert!(!takes(&["cleanup", "--dry-run"]), "another command");
+    }
 }
