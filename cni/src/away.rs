@@ -53,7 +53,12 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
         wharf_crash::point("shim/del/after-link-removed");
     }
     say(Level::Info, format!("the agent will finish it: {}", queue.path().join(record).display()));
-    Ok(Done { stdout: None, deferred: true })
+    Ok(Done { deferred: true, ..Done::default() })
+}
+
+/// Whether a service makes the networks of this agent (delegated mode).
+pub(crate) fn is_delegated(conf: &NetConf) -> bool {
+    Queue::unfinished(Queue::of_socket(&conf.socket).run_dir()).path().exists()
 }
 
 /// Whether the service of a delegated agent is owed a DEL of the attachment, and may have it with its addresses. Where the agent makes the network itself

@@ -1,7 +1,11 @@
-//! CHECK's comparison: what the runtime was told at ADD, what the agent holds, what the kernel holds.
+//! CHECK's comparison: what the runtime was told at ADD, what the agent holds, what the kernel holds. [`kernel`] compares without an
+//! agent.
+
+pub(crate) mod kernel;
 
 use std::{net::IpAddr, os::unix::fs::MetadataExt as _};
 
+use ipnet::IpNet;
 use wharf_api::{Endpoint, EndpointHealth, EndpointMode, Finding, Health, MendedBy};
 
 use crate::{
@@ -16,6 +20,8 @@ use crate::{
 pub(crate) struct PrevResult {
     interfaces: Vec<Interface>,
     ips: Vec<Ip>,
+    /// Destination and gateway; routes without a gateway and those that do not parse are left out.
+    routes: Vec<(IpNet, IpAddr)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +34,7 @@ struct Interface {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ip {
     address: IpAddr,
+    gateway: Option<IpAddr>,
     /// Index into the interfaces.
     interface: Option<usize>,
 }
@@ -49,16 +56,31 @@ impl PrevResult {
                 Fault::config(format!("netconf: key {:?}: {:?} {rule}", item.path_of("address"), cut(text)))
             })?;
             let interface = item.u32("interface")?.and_then(|index| usize::try_from(index).ok());
-            parsed.ips.push(Ip { address, interface });
+            // Only a look without an agent reads gateways and routes: what does not parse is no reason to fail before.
+            let gateway = item.value("gateway").and_then(|gateway| gateway.as_str()?.parse().ok());
+            parsed.ips.push(Ip { address, gateway, interface });
         }
+        let routes = prev.value("routes").and_then(|routes| routes.as_array()).into_iter().flatten();
+        parsed.routes = routes
+            .filter_map(|route| {
+                let part = |key| route.get(key)?.as_str();
+                Some((part("dst")?.parse::<IpNet>().ok()?.trunc(), part("gw")?.parse().ok()?))
+            })
+            .collect();
         Ok(Some(parsed))
+    }
+
+    /// The interface of the container, with its index.
+    fn container_side(&self, ifname: &str) -> Option<(usize, &Interface)> {
+        self.interfaces.iter().enumerate().find(|(_, i)| i.name == ifname && !i.sandbox.is_empty())
     }
 
     /// What does not match the endpoint.
     fn differences(&self, ifname: &str, endpoint: &Endpoint) -> Vec<String> {
         let mut differences = Vec::new();
-        let ours = self.interfaces.iter().position(|i| i.name == ifname && !i.sandbox.is_empty());
-        match ours.and_then(|index| self.interfaces.get(index)) {
+        let side = self.container_side(ifname);
+        let ours = side.map(|(index, _)| index);
+        match side.map(|(_, side)| side) {
             None => differences.push(format!("prevResult has no interface {ifname} with a sandbox")),
             Some(i) if !i.mac.is_empty() && !i.mac.eq_ignore_ascii_case(&endpoint.container_mac) => differences.push(
                 format!("prevResult has MAC {} for {ifname}, the endpoint {}", cut(&i.mac), endpoint.container_mac),

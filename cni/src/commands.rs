@@ -15,7 +15,7 @@ use crate::{
     args::ContainerArgs,
     away,
     chain::Chain,
-    check::{self, PrevResult},
+    check::{self, PrevResult, kernel::Seen},
     fault::{Code, Fault, first_of, is_absent},
     ipam::Ipam,
     leased::Leased,
@@ -24,7 +24,7 @@ use crate::{
     report::Run,
     request::{Ask, Command, Target},
     result,
-    retry::{self, Absence},
+    retry::{self, Absence, NOT_NOW},
     status,
     turn::Turn,
 };
@@ -42,6 +42,8 @@ pub(crate) struct Limits {
     pub(crate) add_absent: Duration,
     /// The same of DEL, which has another way when this is over.
     pub(crate) del_absent: Duration,
+    /// How long CHECK waits for an agent that is not there, when the kernel does not match the result of the ADD.
+    pub(crate) check_absent: Duration,
     /// How long DEL waits for one answer of an agent that is there. The agent's steps are bounded below it.
     pub(crate) del_answer: Duration,
     /// How long an IPAM plugin may take that changes something: some ask a server.
@@ -56,6 +58,7 @@ impl Default for Limits {
             grace: Duration::from_secs(5),
             add_absent: Duration::from_secs(1),
             del_absent: Duration::from_secs(2),
+            check_absent: Duration::from_secs(2),
             del_answer: wharf_handover::DELETE_ANSWER,
             ipam: Duration::from_secs(30),
         }
@@ -69,6 +72,8 @@ pub(crate) struct Done {
     pub(crate) stdout: Option<String>,
     /// A deletion record stands for the rest of it, and the agent did not answer.
     pub(crate) deferred: bool,
+    /// A DEL of an attachment that the agent does not know.
+    pub(crate) found_nothing: bool,
 }
 
 /// Runs the command. `told` is what the agent counts it by.
@@ -85,7 +90,7 @@ pub(crate) fn run(ask: &Ask, limits: &Limits, told: Option<&Run>) -> Result<Done
         match &ask.command {
             Command::Add { target, netns, args, chain } => {
                 let result = agent.add(target, netns, args, chain.as_ref()).await;
-                result.map(|result| Done { stdout: Some(result), deferred: false })
+                result.map(|result| Done { stdout: Some(result), ..Done::default() })
             }
             Command::Del { target } => agent.del(target).await,
             Command::Check { target, netns, prev } => {
@@ -335,7 +340,7 @@ impl Agent<'_> {
             // Never added, or deleted before: both are what DEL is for.
             Err(e) if e.is_not_found() => {
                 self.conf.log.say(Level::Info, format_args!("{subject}: not known to the agent"));
-                Ok(Done::default())
+                Ok(Done { found_nothing: true, ..Done::default() })
             }
             Err(e) if is_absent(&e) || went_away(&e) || self.is_stuck(&e) => {
                 away::delete(subject, self.conf, target, &e).await
@@ -350,32 +355,93 @@ impl Agent<'_> {
         matches!(error, ClientError::Timeout { after, .. } if *after >= self.limits.del_answer)
     }
 
+    /// The agent's verdict. Without an answer of the agent the kernel is looked at: the containers of a runtime that starts are checked
+    /// one after another, so only a network that looks wrong is worth a wait for the agent.
     async fn check(&self, target: &Target, netns: &str, prev: Option<&PrevResult>) -> Result<(), Fault> {
         let subject = self.subject("CHECK", target);
-        let failed = |e: ClientError| match &e {
-            // The service of delegated mode has words of its own.
-            ClientError::Api { error: ApiError { cni_code: None, .. }, .. } if e.is_not_found() => {
-                Fault::new(Code::UnknownContainer, format!("{subject}: the agent knows no such attachment"))
-            }
-            e => Fault::of_client(&subject, e),
-        };
-        let id = id(target);
         let deadline = Instant::now() + self.limits.look;
-        let log = self.conf.log;
-        let endpoint = retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint(&id).await);
-        let endpoint = endpoint.await.map_err(failed)?;
-        if endpoint.mode == EndpointMode::Chained {
-            self.told.inspect(|run| run.set_chained());
+        let mut answer = self.ask_check(&subject, target, netns, prev, deadline, Absence::FINAL).await;
+        if let Err(why) = &answer
+            && is_unanswered(why)
+        {
+            let mut seen = self.look(&subject, target, netns, prev, why).await;
+            if seen.is_err() {
+                let absence = Absence { patience: self.limits.check_absent, shows: |e| is_absent(e) || went_away(e) };
+                answer = self.ask_check(&subject, target, netns, prev, deadline, absence).await;
+                if let Err(why) = &answer
+                    && is_unanswered(why)
+                {
+                    seen = self.look(&subject, target, netns, prev, why).await;
+                }
+            }
+            if answer.as_ref().err().is_some_and(is_unanswered) {
+                answer = Ok(seen);
+            }
         }
-        let Some(prev) = prev else { return Err(check::without_result(&subject, &self.conf.name, &endpoint)) };
-        check::same_namespace(&subject, netns, &endpoint)?;
-        let health =
-            retry::until(deadline, Absence::FINAL, log, async |left| self.within(left).endpoint_health(&id).await)
-                .await;
-        check::verdict(&subject, &self.conf.name, target, prev, &endpoint, &health.map_err(failed)?)?;
+        answer.unwrap_or_else(|e| {
+            Err(match &e {
+                // The service of delegated mode words its errors itself.
+                ClientError::Api { error: ApiError { cni_code: None, .. }, .. } if e.is_not_found() => {
+                    Fault::new(Code::UnknownContainer, format!("{subject}: the agent knows no such attachment"))
+                }
+                e => Fault::of_client(&subject, e),
+            })
+        })?;
         match self.ipam {
             Some(ipam) => ipam.ask(&subject, "CHECK", self.limits.look).await,
             None => Ok(()),
+        }
+    }
+
+    /// The verdict by what the agent says.
+    async fn ask_check(
+        &self,
+        subject: &str,
+        target: &Target,
+        netns: &str,
+        prev: Option<&PrevResult>,
+        deadline: Instant,
+        absence: Absence,
+    ) -> Result<Result<(), Fault>, ClientError> {
+        let (id, log) = (id(target), self.conf.log);
+        let endpoint = retry::until(deadline, absence, log, async |left| self.within(left).endpoint(&id).await).await?;
+        if endpoint.mode == EndpointMode::Chained {
+            self.told.inspect(|run| run.set_chained());
+        }
+        let Some(prev) = prev else { return Ok(Err(check::without_result(subject, &self.conf.name, &endpoint))) };
+        if let Err(fault) = check::same_namespace(subject, netns, &endpoint) {
+            return Ok(Err(fault));
+        }
+        let health = retry::until(deadline, absence, log, async |left| self.within(left).endpoint_health(&id).await);
+        Ok(check::verdict(subject, &self.conf.name, target, prev, &endpoint, &health.await?))
+    }
+
+    /// The verdict by what the kernel has; `why` is how the agent failed to answer.
+    async fn look(
+        &self,
+        subject: &str,
+        target: &Target,
+        netns: &str,
+        prev: Option<&PrevResult>,
+        why: &ClientError,
+    ) -> Result<(), Fault> {
+        let is_delegated = away::is_delegated(self.conf);
+        let has_said = matches!(why, ClientError::Api { .. });
+        // An agent that answers for a service has said that the service is away.
+        let Some(prev) = prev.filter(|_| !(is_delegated && has_said)) else {
+            return Err(Fault::of_client(subject, why));
+        };
+        match check::kernel::look(subject, self.conf, target, netns, prev, !is_delegated).await {
+            Seen::Well => {
+                let text = format_args!("{subject}: {why}; the kernel has what prevResult says");
+                self.conf.log.say(Level::Info, text);
+                Ok(())
+            }
+            Seen::Fault(fault) => Err(fault.with_details(format!("seen without the agent: {why}"))),
+            Seen::Failed(error) => {
+                let fault = Fault::of_client(subject, why);
+                Err(Fault { msg: format!("{}; {error}", fault.msg), ..fault })
+            }
         }
     }
 
@@ -452,6 +518,16 @@ fn id(target: &Target) -> String {
 /// gone, and gone twice is gone.
 fn went_away(error: &ClientError) -> bool {
     matches!(error, ClientError::Closed { .. })
+}
+
+/// The agent is away, or did not answer in the time that there was.
+fn is_unanswered(error: &ClientError) -> bool {
+    let is_late = match error {
+        ClientError::Timeout { .. } => true,
+        ClientError::Api { status, .. } => NOT_NOW.contains(status),
+        _ => false,
+    };
+    is_late || is_absent(error) || went_away(error)
 }
 
 /// Names the variable at fault, which code 4 asks for.

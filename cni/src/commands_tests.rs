@@ -15,7 +15,7 @@ use super::*;
 /// Nobody has a link of this container, in whatever namespace the tests run.
 const CONTAINER: &str = "wharf-cni-unit-test";
 /// A DEL that left a record.
-const DEFERRED: Done = Done { stdout: None, deferred: true };
+const DEFERRED: Done = Done { stdout: None, deferred: true, found_nothing: false };
 
 /// A machine with a run directory and no agent.
 struct Machine {

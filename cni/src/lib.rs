@@ -6,7 +6,7 @@
 //! - `commands`: each command's request to the agent, with `retry`; `check` and `status` judge its answer;
 //! - `ipam`: the IPAM plugin that the network names, if any, one command after another by `turn`; [`leased`]: its result; `routes`: routes of either;
 //! - `away`: a DEL that finds no agent leaves a record for it and takes the container's link away itself, by `link`,
-//!   the shim's only netlink;
+//!   the shim's only netlink; `check::kernel`: a CHECK that finds no agent compares `prevResult` with the kernel, by `link::sides`;
 //! - `runtime`: which program runs the plugin;
 //! - `result`: the result of ADD in the version asked for; [`fault`]: errors and their CNI codes;
 //! - `report`: what the agent is told of this run, with each request or by a report; `log`: lines on stderr.
@@ -85,7 +85,8 @@ fn answer(ask: &Ask, run: Option<Run>) -> ExitCode {
     if let Some(Err(e)) = done.stdout.as_deref().map(print) {
         return failed(Fault::new(Code::Io, format!("writing the result to standard output: {e}")));
     }
-    let end = if done.deferred { End::Deferred } else { End::Success { counted: true } };
+    let success = End::Success { counted: true, found_nothing: done.found_nothing };
+    let end = if done.deferred { End::Deferred } else { success };
     report(run, &end, &origin, conf.log);
     ExitCode::SUCCESS
 }

@@ -1,8 +1,10 @@
 //! The shim's only netlink: the container's link in the node's own namespace, found by its owner's mark.
 //!
-//! No namespace is entered, so a stale `CNI_NETNS` does no harm. A link is this container's only when it is a veth,
+//! A DEL enters no namespace, so a stale `CNI_NETNS` does no harm. A link is this container's only when it is a veth,
 //! its alias is the mark of the attachment, and its name matches the mark. Removing the host side removes the whole
-//! pair.
+//! pair. [`sides`] reads both sides for a CHECK.
+
+pub(crate) mod sides;
 
 use std::{fmt, io, time::Duration};
 
@@ -25,7 +27,7 @@ use crate::{netconf::NetConf, request::Target};
 
 /// Timeout of the kernel's answer, which takes milliseconds, or a second on a busy node.
 const KERNEL_LIMIT: Duration = Duration::from_secs(10);
-/// Most attempts to list links. A list that changed during the dump is requested again.
+/// Most attempts at a dump. One that changed while it was read is requested again.
 const LIST_TRIES: usize = 5;
 
 /// A link that was identified as an attachment's.
@@ -57,6 +59,11 @@ pub(crate) enum LinkError {
     List(#[source] Cause),
     #[error("remove link {0}: {1}")]
     Remove(String, #[source] Cause),
+    /// The path leads to no network namespace.
+    #[error("open network namespace {0}: {1}")]
+    Netns(String, #[source] io::Error),
+    #[error("look at {0}: {1}")]
+    Look(String, #[source] Cause),
 }
 
 /// What went wrong between the shim and the kernel.
@@ -79,16 +86,16 @@ pub(crate) enum Cause {
 
 /// The links of an attachment: one or none, or several after an earlier failure.
 pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, LinkError> {
-    let links = in_kernel(async |mut handle| {
-        for _ in 0..LIST_TRIES {
-            if let Some(links) = try_list(&mut handle).await? {
-                return Ok(links);
-            }
-        }
-        Err(Cause::Answer("it changed each time it was read"))
-    });
+    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
+        .build();
+    let links = in_kernel(async |mut handle| dump(&mut handle, RouteNetlinkMessage::GetLink(message)).await);
     let links = links.await.map_err(LinkError::List)?;
-    Ok(links.iter().filter_map(|link| marked(link, conf, target)).collect())
+    let ours = |message: &RouteNetlinkMessage| match message {
+        RouteNetlinkMessage::NewLink(link) => marked(link, conf, target),
+        _ => None,
+    };
+    Ok(links.iter().filter_map(ours).collect())
 }
 
 /// Removes a link, if it is still the one that was found.
@@ -128,20 +135,30 @@ async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, Cause>) -> Res
     }
 }
 
-/// All veth links; `None` when the list changed while it was read, so that one may be missing.
-async fn try_list(handle: &mut Handle) -> Result<Option<Vec<LinkMessage>>, Cause> {
-    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
-        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
-        .build();
-    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(message));
+/// All objects that the question is about.
+async fn dump(handle: &mut Handle, question: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Cause> {
+    for _ in 0..LIST_TRIES {
+        if let Some(objects) = try_dump(handle, question.clone()).await? {
+            return Ok(objects);
+        }
+    }
+    Err(Cause::Answer("it changed each time it was read"))
+}
+
+/// [`dump`]; `None` when the objects changed while they were read, so that one may be missing.
+async fn try_dump(
+    handle: &mut Handle,
+    question: RouteNetlinkMessage,
+) -> Result<Option<Vec<RouteNetlinkMessage>>, Cause> {
+    let mut request = NetlinkMessage::from(question);
     request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
     let mut answers = std::pin::pin!(handle.request(request)?);
-    let (mut links, mut whole) = (Vec::new(), true);
+    let (mut objects, mut whole) = (Vec::new(), true);
     while let Some(answer) = answers.next().await {
         whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
         match answer.payload {
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => links.push(link),
-            NetlinkPayload::Done(done) if done.code == 0 => return Ok(whole.then_some(links)),
+            NetlinkPayload::InnerMessage(object) => objects.push(object),
+            NetlinkPayload::Done(done) if done.code == 0 => return Ok(whole.then_some(objects)),
             NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(done.code.saturating_neg()).into()),
             NetlinkPayload::Error(error) => return Err(error.to_io().into()),
             NetlinkPayload::Overrun(_) => return Ok(None),

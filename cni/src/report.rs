@@ -85,7 +85,7 @@ impl Run {
     /// the runtime; the error is for the shim's log.
     pub(crate) fn report(self, end: &End<'_>, origin: &Origin) -> Result<(), String> {
         let counted = match end {
-            End::Success { counted } => *counted,
+            End::Success { counted, .. } => *counted,
             End::Deferred => false,
             End::Failure(fault) => fault.counted,
         };
@@ -102,6 +102,7 @@ impl Run {
         let report = Report {
             version: VERSION,
             outcome,
+            found_nothing: matches!(end, End::Success { found_nothing: true, .. }),
             code: fault.map(|fault| fault.code.number()),
             message: fault.map(|fault| fault.msg.clone()).unwrap_or_default(),
             duration_us: number(self.began.elapsed().as_micros()),
@@ -123,6 +124,8 @@ pub(crate) enum End<'a> {
     Success {
         /// The agent answered, and has counted the command.
         counted: bool,
+        /// A DEL of an attachment that the agent does not know.
+        found_nothing: bool,
     },
     /// A DEL that succeeded by a deletion record.
     Deferred,

@@ -1,4 +1,4 @@
-//! DEL, ADD and STATUS while no agent runs, and the deletion queue between plugin and agent.
+//! DEL, ADD, CHECK and STATUS while no agent runs, and the deletion queue between plugin and agent.
 
 use std::{
     fs,
@@ -12,14 +12,15 @@ use nix::{
     sys::{signal::Signal, stat::Mode},
     unistd::mkfifo,
 };
-use wharf_api::AgentStatus;
+use wharf_api::{AgentStatus, Endpoint};
 use wharf_handover::queue::{self, Deletion, Entry, Queue};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
     cni::{Answer, NETWORK},
     echo::{self, EchoServer},
     icmp::ping,
-    scenario, wait,
+    process::ip,
+    programs, scenario, wait,
 };
 
 /// CNI's "try again later".
@@ -372,6 +373,75 @@ fn add_and_status_without_an_agent_say_later_and_make_nothing() -> Result<()> {
         ping(a.space()?, ea.gateways()?[0])?.must_answer()?;
         node.detach(&ea)
     })
+}
+
+/// A change of a container or its link, and the words that a CHECK without an agent must have.
+type Tampering = (&'static str, fn(&Node, &Sandbox, &Endpoint) -> Result<()>, &'static str);
+
+const TAMPERINGS: [Tampering; 6] = [
+    ("well", |_, _, _| Ok(()), ""),
+    ("address", |_, s, _| ip(s.space()?, "-4 addr flush dev eth0").map(drop), "address 10."),
+    ("route", |_, s, _| ip(s.space()?, "-6 route del default").map(drop), "route to ::/0"),
+    ("link", |n, _, e| ip(n.space(), &format!("link del {}", e.host_ifname)).map(drop), "no interface eth0"),
+    ("up", |n, _, e| ip(n.space(), &format!("link set {} down", e.host_ifname)).map(drop), "expected up, is down"),
+    ("program", take_off, "no program of Wharf's is on ingress"),
+];
+
+/// Detaches the endpoint's first program: a tcx link goes with its pin.
+fn take_off(node: &Node, _: &Sandbox, endpoint: &Endpoint) -> Result<()> {
+    let pin = node.dirs().endpoint_pins().join(endpoint.id.to_string()).join("link_from_container");
+    if pin.exists() {
+        return fs::remove_file(&pin).with_context(|| format!("remove {}", pin.display()));
+    }
+    programs::take_off(node.space(), &endpoint.host_ifname, "ingress")
+}
+
+fn checks_without_an_agent(mode: &str) -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--attach-mode", mode]), |node| {
+        let all = TAMPERINGS.iter().map(|(name, ..)| {
+            let sandbox = node.sandbox(name)?;
+            let end = node.attach(&sandbox)?;
+            let endpoint = node.endpoint(&end)?;
+            anyhow::Ok((sandbox, end, endpoint))
+        });
+        let all = all.collect::<Result<Vec<_>>>()?;
+        node.kill_agent()?;
+        for (_, end, _) in &all {
+            node.check(end)?.silent().context("CHECK without an agent")?;
+        }
+        for ((name, tamper, _), (sandbox, _, endpoint)) in TAMPERINGS.iter().zip(&all) {
+            tamper(node, sandbox, endpoint).with_context(|| format!("tamper with: {name}"))?;
+        }
+        // Each that fails has waited for the agent: all wait together.
+        let calls = all.iter().map(|(_, end, _)| {
+            let conf = end.conf.clone().after(&end.result);
+            anyhow::Ok(std::thread::spawn({
+                let call = node.cni("CHECK").of(&end.container, &end.netns, &end.ifname).conf(&conf).ready()?;
+                move || call.run()
+            }))
+        });
+        for ((name, _, words), call) in TAMPERINGS.iter().zip(calls.collect::<Result<Vec<_>>>()?) {
+            let answer = call.join().map_err(|_| anyhow::anyhow!("the CHECK of {name} panicked"))??;
+            if words.is_empty() {
+                answer.silent().with_context(|| format!("CHECK of {name}"))?;
+                continue;
+            }
+            let failure = answer.failure().with_context(|| format!("CHECK of {name}"))?;
+            ensure!(failure.code == 110 && failure.msg.contains(words), "{name}: {failure:?}");
+        }
+        node.start_agent()?;
+        all.iter().try_for_each(|(_, end, _)| node.detach(end))
+    })
+}
+
+#[test]
+fn check_without_an_agent_succeeds_where_traffic_flows_and_names_what_is_wrong() -> Result<()> {
+    checks_without_an_agent("clsact")
+}
+
+#[test]
+fn check_without_an_agent_sees_tcx_links() -> Result<()> {
+    checks_without_an_agent("tcx")
 }
 
 #[test]

@@ -52,6 +52,9 @@ fn each_command_is_counted_once_and_an_operators_request_is_not() -> Result<()> 
         node.detach(&added)?;
         let gc = node.netconf().with("cni.dev/valid-attachments", serde_json::json!([]));
         node.cni("GC").conf(&gc).run()?.silent()?;
+        // A runtime's further DELs find nothing: counted, and no line for the operator.
+        line(node, "the GC", |l| l["command"] == "GC")?;
+        ensure!(!node.log().contains("CNI DEL"), "{}", node.log());
         let all = [
             ("ADD", "success", 1),
             ("ADD", "failure", 1),

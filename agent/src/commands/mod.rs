@@ -55,6 +55,8 @@ pub struct Ended {
     pub command: Command,
     /// How it ended.
     pub outcome: Outcome,
+    /// A DEL that succeeded because nothing of the attachment is there. Runtimes send several DELs for a pod.
+    pub found_nothing: bool,
     /// The code of the failure: a code of the API, or the number of a CNI error.
     pub code: Option<String>,
     /// Why it failed.
@@ -96,7 +98,7 @@ impl Commands {
 
     /// Counts, logs and exports a command that has ended.
     pub fn ended(&self, ended: Ended) {
-        let Ended { command, outcome, code, message, took, ended_unix_ms } = &ended;
+        let Ended { command, outcome, found_nothing, code, message, took, ended_unix_ms } = &ended;
         let mode = self.mode.of(command);
         self.metrics.ended(command.verb, &command.network, mode, *outcome, *took);
         let Command { verb, network, container_id, ifname, pod_name, pod_namespace, .. } = command;
@@ -121,6 +123,7 @@ impl Commands {
             };
         }
         match outcome {
+            Outcome::Success if *found_nothing => line!(debug, "CNI {verb} succeeded: nothing was there"),
             Outcome::Success => line!(info, "CNI {verb} succeeded"),
             Outcome::Deferred => line!(info, "CNI {verb} succeeded by a deletion record"),
             Outcome::Failure => {
@@ -209,6 +212,13 @@ impl Running {
         }
     }
 
+    /// The request's answer ends the command: nothing of the attachment is there.
+    pub fn end_with_nothing(mut self) {
+        if let Some(ended) = self.take(Outcome::Success, None, String::new()) {
+            self.commands.ended(Ended { found_nothing: true, ..ended });
+        }
+    }
+
     /// The request's answer does not end the command.
     pub fn pass(mut self) {
         self.command = None;
@@ -217,7 +227,8 @@ impl Running {
     fn take(&mut self, outcome: Outcome, code: Option<String>, message: String) -> Option<Ended> {
         let took = self.age.saturating_add(self.began.elapsed());
         let ended_unix_ms = clock::unix_ms();
-        self.command.take().map(|command| Ended { command, outcome, code, message, took, ended_unix_ms })
+        let found_nothing = false;
+        self.command.take().map(|command| Ended { command, outcome, found_nothing, code, message, took, ended_unix_ms })
     }
 }
 
@@ -265,6 +276,7 @@ pub(crate) mod tests {
         commands.reported(Ended {
             command: command(8, Verb::Del),
             outcome,
+            found_nothing: false,
             code: None,
             message,
             took,

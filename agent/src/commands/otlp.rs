@@ -174,7 +174,7 @@ fn is_retryable(code: Code) -> bool {
 }
 
 fn span(ended: &Ended, mode: Mode) -> Span {
-    let Ended { command, outcome, code, message, took, ended_unix_ms } = ended;
+    let Ended { command, outcome, found_nothing: _, code, message, took, ended_unix_ms } = ended;
     let Command { id, verb, network, container_id, ifname, pod_name, pod_namespace, chained: _ } = command;
     let end = ended_unix_ms.saturating_mul(1_000_000);
     let start = end.saturating_sub(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
@@ -292,6 +292,7 @@ mod tests {
         Arc::new(Ended {
             command: command(id, Verb::Add),
             outcome,
+            found_nothing: false,
             code: failed.then(|| "exists".to_owned()),
             message: if failed { "it is there".to_owned() } else { String::new() },
             took: Duration::from_millis(4),

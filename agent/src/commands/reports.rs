@@ -114,13 +114,14 @@ fn tell(commands: &Commands, entry: &Entry) {
             return;
         }
     };
-    let Report { command, outcome, code, message, duration_us, ended_unix_ms, dropped, .. } = report.clone();
+    let report = report.clone();
+    let Report { command, outcome, found_nothing, code, message, duration_us, ended_unix_ms, dropped, .. } = report;
     if dropped > 0 {
         commands.metrics().lost(Loss::Full, dropped);
         tracing::warn!(dropped, "reports of CNI commands were dropped by the plugin, because too many waited");
     }
     let (took, code) = (Duration::from_micros(duration_us), code.map(|code| code.to_string()));
-    commands.reported(Ended { command, outcome, code, message, took, ended_unix_ms });
+    commands.reported(Ended { command, outcome, found_nothing, code, message, took, ended_unix_ms });
 }
 
 async fn blocking<T: Send + 'static>(
@@ -152,6 +153,7 @@ mod tests {
             version: VERSION,
             command: command(id, Verb::Del),
             outcome,
+            found_nothing: false,
             code: (outcome == Outcome::Failure).then_some(11),
             message: String::new(),
             duration_us: 1_500,

@@ -30,6 +30,8 @@ pub struct Deferred;
 enum End {
     /// The plugin asks again, or reports that it gave up.
     NotYet,
+    /// A DEL has ended that found no endpoint: the attachment was never added, or is deleted already.
+    Nothing,
     /// The command has ended.
     Ended(Outcome, Option<ErrorCode>, String),
 }
@@ -56,6 +58,10 @@ pub async fn measure(
     let mut response = next.run(request).await;
     match end(verb, response.status(), response.extensions().get::<Told>()) {
         End::NotYet => running.pass(),
+        End::Nothing => {
+            running.end_with_nothing();
+            response.extensions_mut().insert(Counted);
+        }
         End::Ended(Outcome::Success, ..) if response.extensions().get::<Deferred>().is_some() => {
             running.end(Outcome::Deferred, None, String::new());
         }
@@ -86,8 +92,7 @@ fn end(verb: Verb, status: StatusCode, told: Option<&Told>) -> End {
             let message = "steps of it failed and are tried again; the lines of this operation name them";
             End::Ended(Outcome::Failure, None, message.to_owned())
         }
-        // Never added, or deleted before: both are what DEL is for.
-        StatusCode::NOT_FOUND if verb == Verb::Del => End::Ended(Outcome::Success, None, String::new()),
+        StatusCode::NOT_FOUND if verb == Verb::Del => End::Nothing,
         status if status.is_success() => End::Ended(Outcome::Success, None, String::new()),
         status => {
             let (code, message) = told.map_or((None, status.to_string()), |t| (Some(t.code), t.message.clone()));
@@ -106,7 +111,7 @@ mod tests {
         let success = || End::Ended(Outcome::Success, None, String::new());
         assert_eq!((of(Verb::Add, 429), of(Verb::Del, 503)), (End::NotYet, End::NotYet));
         assert_eq!((of(Verb::Add, 201), of(Verb::Del, 200), of(Verb::Gc, 200)), (success(), success(), success()));
-        assert_eq!(of(Verb::Del, 404), success());
+        assert_eq!(of(Verb::Del, 404), End::Nothing);
         for (verb, status) in [(Verb::Del, 206), (Verb::Gc, 206), (Verb::Gc, 404), (Verb::Add, 409), (Verb::Add, 500)] {
             assert!(matches!(of(verb, status), End::Ended(Outcome::Failure, ..)), "{verb:?} {status}");
         }

@@ -347,7 +347,14 @@ pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
 }
 
 fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
-    id::find(&node.life.registry, &id::parse(text)?, text)
+    match id::find(&node.life.registry, &id::parse(text)?, text) {
+        // During a restore the endpoint may be one that is not restored yet, and a CHECK must not take it for gone.
+        Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
+            accepts_work(node, "find endpoint")?;
+            Err(Failure(unknown))
+        }
+        found => found,
+    }
 }
 
 /// Refuses new work until restore is done, and from the moment the agent stops.

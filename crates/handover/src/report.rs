@@ -79,6 +79,9 @@ pub struct Report {
     pub command: Command,
     /// Its end.
     pub outcome: Outcome,
+    /// A DEL that succeeded because nothing of the attachment is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub found_nothing: bool,
     /// The code of the CNI error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<u32>,
@@ -312,6 +315,7 @@ mod tests {
             version: VERSION,
             command,
             outcome,
+            found_nothing: false,
             code: Some(11),
             message,
             duration_us: 5,

@@ -1,11 +1,12 @@
 //! Names and ids that all crates share. They depend on nothing but `wharf_common`.
 //!
-//! [`ids`]: a type for each id, parsed once at the edge. [`rules`]: the rules behind them. [`link`]: the name of the
+//! [`attached`]: names of attached programs. [`ids`]: a type for each id, parsed once at the edge. [`rules`]: the rules behind them. [`link`]: the name of the
 //! host side of an endpoint's link. [`mark`]: the alias of the host side, which names the link's owner. [`port`]: which published ports exclude each
 //! other.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking"))]
 
+pub mod attached;
 pub mod ids;
 pub mod link;
 pub mod mark;

@@ -37,7 +37,7 @@ const ALL_PROTOCOLS: u16 = 3;
 /// Handle of our filter. Handles that the kernel or people choose are small.
 const HANDLE: u32 = 0x7768_0001;
 /// Prefix of our filters' names (`tc filter show` prints them).
-const NAME_PREFIX: &str = "wharf/";
+const NAME_PREFIX: &str = wharf_names::attached::FILTER_PREFIX;
 /// Kind of a filter that is a BPF program.
 const BPF: &str = "bpf";
 /// Kind of the qdisc.

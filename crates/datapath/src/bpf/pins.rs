@@ -25,6 +25,7 @@ use wharf_core::{
     ids::{EndpointId, IfName},
     kernel::{KernelErrorKind, Result},
 };
+use wharf_names::attached;
 
 use crate::error::{fail, wrap};
 
@@ -32,8 +33,8 @@ use crate::error::{fail, wrap};
 pub(crate) const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 /// Directory of Wharf's pins, of every ABI version.
-pub(crate) const ROOT: &str = "wharf";
-const ENDPOINTS_DIR: &str = "endpoints";
+pub(crate) const ROOT: &str = attached::PIN_ROOT;
+const ENDPOINTS_DIR: &str = attached::PIN_ENDPOINTS;
 const CLOSING_DIR: &str = "closing";
 
 /// Program pins of an endpoint, in the order of `Programs::program_ids`.
@@ -41,7 +42,7 @@ pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliv
 /// Map pins of an endpoint, in the order of `Programs::map_ids`.
 pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Link pins of an endpoint, for the first two programs.
-pub(crate) const LINKS: [&str; 2] = ["link_from_container", "link_to_container"];
+pub(crate) const LINKS: [&str; 2] = attached::LINK_PINS;
 /// Shared maps.
 pub(crate) const SHARED_MAPS: [&str; 19] = [
     map::ENDPOINTS,
@@ -65,7 +66,7 @@ pub(crate) const SHARED_MAPS: [&str; 19] = [
     map::POLICY_STATE,
 ];
 /// Name of the sink's pin, and of its program.
-pub(crate) const SINK: &str = "sink";
+pub(crate) const SINK: &str = attached::SINK;
 /// Shared map of log records. It exists only after programs with log records were loaded.
 pub(crate) const LOGS: &str = "AYA_LOGS";
 
