@@ -25,18 +25,34 @@ fn configurations(text: &str) -> Vec<Value> {
     found
 }
 
-/// What a runtime gives our plugin on standard input.
+/// What a runtime gives our plugin on standard input, for each version that the list offers.
 fn inputs(configuration: Value) -> Vec<Value> {
     let Some(plugins) = configuration.get("plugins").and_then(Value::as_array) else { return vec![configuration] };
+    let versions = configuration.get("cniVersions").and_then(Value::as_array).cloned();
+    let versions = versions.unwrap_or_else(|| vec![configuration["cniVersion"].clone()]);
     let ours = plugins.iter().filter(|plugin| plugin["type"] == "wharf-cni");
-    ours.map(|plugin| {
-        let mut input = plugin.clone();
-        for key in ["cniVersion", "name"] {
-            input[key] = configuration[key].clone();
-        }
-        input
+    ours.flat_map(|plugin| {
+        versions.iter().map(|version| {
+            let mut input = plugin.clone();
+            input["cniVersion"] = version.clone();
+            input["name"] = configuration["name"].clone();
+            input
+        })
     })
     .collect()
+}
+
+/// Runtimes that know `cniVersions` send STATUS and GC; older ones refuse a `cniVersion` above 1.0.0.
+#[test]
+fn the_shipped_list_offers_status_and_keeps_old_runtimes() {
+    let text = fs::read_to_string(Path::new(ROOT).join("dist/10-wharf.conflist")).expect("read the list");
+    let list: Value = serde_json::from_str(&text).expect("a list");
+    assert_eq!(list["cniVersion"], "1.0.0");
+    let status = |input: &Value| {
+        let env = Env { command: Some("STATUS".into()), ..Env::default() };
+        Request::read(&env, &mut input.to_string().as_bytes()).is_ok()
+    };
+    assert_eq!(inputs(list).iter().map(status).collect::<Vec<_>>(), [false, true]);
 }
 
 #[test]
