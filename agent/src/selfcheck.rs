@@ -36,7 +36,7 @@ use crate::{
         jobs::Jobs,
         lifecycle::Lifecycle,
         registry::Registry,
-        self_checks::{PACE, SelfChecks},
+        self_checks::{Lane, PACE, SelfChecks},
     },
     policy::{Policy, Probes},
 };
@@ -143,7 +143,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
 
     /// Checks endpoints in one batch, then checks each mismatching endpoint again by itself.
     async fn visit_each(&self, handles: &[Handle]) -> Result<(), CheckError> {
-        self.results.turn().await;
+        let _turn = self.results.turn(Lane::Background).await;
         let mut questions = Vec::with_capacity(handles.len());
         for handle in handles {
             questions.extend(self.question(handle).await);
@@ -155,7 +155,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         let answers = self.put(&questions).await?;
         for (question, answer) in questions.into_iter().zip(answers) {
             let handle = question.handle.clone();
-            match self.judge(question, answer).await {
+            match self.judge(question, answer, Lane::Background).await {
                 Ok(None) => {}
                 Ok(Some(found)) if found.iter().all(|j| j.same) => {
                     self.metrics.self_check();
@@ -172,7 +172,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
     /// # Errors
     /// When the kernel could not be read; this is no finding about the endpoint.
     pub async fn visit(&self, handle: &Handle) -> Result<(), CheckError> {
-        let Some(found) = self.check(handle).await? else { return Ok(()) };
+        let Some(found) = self.check(handle, Lane::Background).await? else { return Ok(()) };
         if self.note(handle, &found) {
             return Ok(());
         }
@@ -183,16 +183,17 @@ impl<'a, K: Kernel> Checker<'a, K> {
         }
         // A check right after the regeneration ends the alarm without waiting for the next round.
         if self.mend(handle).await
-            && let Some(found) = self.check(handle).await?
+            && let Some(found) = self.check(handle, Lane::Background).await?
         {
             self.note(handle, &found);
         }
         Ok(())
     }
 
-    /// Checks an endpoint for a client; returns the last result when the client gets no turn in time.
+    /// Checks an endpoint for a client, without the pace of the background; returns the last result when the client gets no
+    /// turn in time.
     pub async fn ask(&self, handle: &Handle) -> SelfCheck {
-        let error = match timeout(TURN_LIMIT, self.check(handle)).await {
+        let error = match timeout(TURN_LIMIT, self.check(handle, Lane::Asked)).await {
             Ok(Ok(Some(found))) => {
                 self.note(handle, &found);
                 None
@@ -206,10 +207,10 @@ impl<'a, K: Kernel> Checker<'a, K> {
 
     /// Looks until two looks in a row agree or one shows no mismatch. `None` when they never agree or the endpoint is in
     /// flight.
-    async fn check(&self, handle: &Handle) -> Result<Option<Vec<Judged>>, CheckError> {
+    async fn check(&self, handle: &Handle, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let mut before: Option<BTreeSet<String>> = None;
         for _ in 0..LOOKS {
-            let Some(found) = self.look(handle).await? else { return Ok(None) };
+            let Some(found) = self.look(handle, lane).await? else { return Ok(None) };
             let amiss: BTreeSet<String> = found.iter().filter(|j| !j.same).map(|j| j.name.clone()).collect();
             if amiss.is_empty() || before.as_ref() == Some(&amiss) {
                 self.metrics.self_check();
@@ -246,18 +247,20 @@ impl<'a, K: Kernel> Checker<'a, K> {
     }
 
     /// Runs one batch of test packets for an endpoint.
-    async fn look(&self, handle: &Handle) -> Result<Option<Vec<Judged>>, CheckError> {
-        self.results.turn().await;
+    async fn look(&self, handle: &Handle, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
+        let turn = self.results.turn(lane).await;
         let Some(question) = self.question(handle).await else { return Ok(None) };
         let answer = self.put(std::slice::from_ref(&question)).await?.pop();
+        // The judgement may take another turn.
+        drop(turn);
         match answer {
-            Some(answer) => self.judge(question, answer).await,
+            Some(answer) => self.judge(question, answer, lane).await,
             None => Err(CheckError::Empty(handle.id)),
         }
     }
 
     /// Compares an answer with the desired state; none when something worked on the endpoint meanwhile.
-    async fn judge(&self, asked: Question, answer: Answer) -> Result<Option<Vec<Judged>>, CheckError> {
+    async fn judge(&self, asked: Question, answer: Answer, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let Question { handle, view, peer, cases, rules } = asked;
         // A concurrent change may explain any mismatch.
         if !self.unchanged(&handle, &view) || self.policy.stamp().await != rules {
@@ -274,7 +277,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         let judged: Vec<(Kind, Judged)> = cases.iter().zip(&results).map(|(c, r)| (c.kind, c.judge(r))).collect();
         let peer_amiss = judged.iter().any(|(kind, j)| *kind == Kind::ToPeer && !j.same);
         let counts = match peer {
-            Some((peer, view)) if peer_amiss => self.is_well(peer, view).await,
+            Some((peer, view)) if peer_amiss => self.is_well(peer, view, lane).await,
             _ => true,
         };
         Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
@@ -282,7 +285,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
 
     /// True when the peer passes its own cases and is not in flight. Only then does a mismatch in a peer case count
     /// against the checked endpoint; otherwise the peer's own check reports it.
-    async fn is_well(&self, handle: Handle, view: View) -> bool {
+    async fn is_well(&self, handle: Handle, view: View, lane: Lane) -> bool {
         let alone = Question {
             cases: cases(&view.record, &self.desired(&view), None).into(),
             handle,
@@ -290,7 +293,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
             peer: None,
             rules: 0,
         };
-        self.results.turn().await;
+        let _turn = self.results.turn(lane).await;
         let answer = self.put(std::slice::from_ref(&alone)).await;
         let all_same = |results: &[CaseResult]| alone.cases.iter().zip(results).all(|(c, r)| c.judge(r).same);
         matches!(answer.as_deref(), Ok([Ok(results)]) if all_same(results))

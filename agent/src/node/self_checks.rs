@@ -2,21 +2,45 @@
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::Instant,
+};
 use wharf_api::SelfCheck;
 use wharf_core::ids::{EndpointId, Epoch};
 
 use crate::{node::endpoint::Handle, sync::lock};
 
-/// Minimum time between two batches of test packets: a batch takes the kernel about a millisecond.
+/// Minimum time between two batches of test packets in the background: a batch takes the kernel about a millisecond.
 pub const PACE: Duration = Duration::from_millis(20);
 
+/// Checks that clients wait for, run at the same time: each occupies a blocking thread for about a millisecond.
+const ASKED: usize = 4;
+
+/// Who waits for a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// The agent's own round: one batch every [`PACE`].
+    Background,
+    /// A client, such as a runtime's CHECK: at once, a bounded number at a time.
+    Asked,
+}
+
 /// The last self-check of every endpoint.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SelfChecks {
     rows: Mutex<BTreeMap<EndpointId, Row>>,
-    /// When the last batch began. Held while a task waits for its turn, so that batches are at least [`PACE`] apart.
+    /// When the last background batch began. Held while a task waits for its turn, so that batches are at least [`PACE`]
+    /// apart.
     turn: tokio::sync::Mutex<Option<Instant>>,
+    /// Permits of [`Lane::Asked`].
+    asked: Semaphore,
+}
+
+impl Default for SelfChecks {
+    fn default() -> Self {
+        Self { rows: Mutex::default(), turn: tokio::sync::Mutex::default(), asked: Semaphore::new(ASKED) }
+    }
 }
 
 #[derive(Debug)]
@@ -72,12 +96,19 @@ impl SelfChecks {
         (failing, checked, oldest)
     }
 
-    /// Waits until the next batch may run.
-    pub(crate) async fn turn(&self) {
-        let mut last = self.turn.lock().await;
-        if let Some(last) = *last {
-            tokio::time::sleep_until(last + PACE).await;
+    /// Waits until the next batch of the lane may run. The permit, where the lane has permits, is held during the batch.
+    pub(crate) async fn turn(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
+        match lane {
+            // The semaphore is never closed.
+            Lane::Asked => self.asked.acquire().await.ok(),
+            Lane::Background => {
+                let mut last = self.turn.lock().await;
+                if let Some(last) = *last {
+                    tokio::time::sleep_until(last + PACE).await;
+                }
+                *last = Some(Instant::now());
+                None
+            }
         }
-        *last = Some(Instant::now());
     }
 }

@@ -1,8 +1,12 @@
 //! Every endpoint's own check: an alarm that a second look confirms, one regeneration for it, and never a false one.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use wharf_agent::{endpoint::build::desired_config, node::endpoint::Handle, selfcheck};
+use wharf_agent::{
+    endpoint::build::desired_config,
+    node::{endpoint::Handle, self_checks::PACE},
+    selfcheck,
+};
 use wharf_api::{Health, LogStatus, SelfCheck};
 use wharf_common::SetsRow;
 use wharf_core::{
@@ -57,6 +61,25 @@ fn an_endpoint_that_does_as_desired_raises_no_alarm() {
             Health::Ok
         );
         agent.assert_healthy().await;
+    });
+}
+
+/// A runtime that starts sends a CHECK for each of its containers.
+#[test]
+fn clients_do_not_wait_for_the_pace_of_the_background() {
+    Machine::new().life(async |agent| {
+        let handles = [agent.create("a").await, agent.create("b").await, agent.create("c").await];
+        tokio::time::pause();
+        let began = tokio::time::Instant::now();
+        visit(&agent, &handles[0]).await;
+        let checker = agent.checker();
+        let asked = handles.iter().cycle().take(30).map(|handle| checker.ask(handle));
+        let seen = futures::future::join_all(asked).await;
+        assert!(seen.iter().all(|s| s.state == Health::Ok && s.error.is_none()), "{seen:?}");
+        assert_eq!(began.elapsed(), Duration::ZERO, "clients waited");
+        visit(&agent, &handles[0]).await;
+        assert!(began.elapsed() >= PACE, "the background has no pace");
+        tokio::time::resume();
     });
 }
 
