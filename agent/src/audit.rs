@@ -168,6 +168,8 @@ pub async fn audit_and<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Mend) -> Re
     let later = life.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
+    // Status names these, and the agent deletes them after their grace time.
+    in_flight.extend(life.registry.list().iter().filter(|h| h.is_abandoned()).map(|h| h.id));
     let prepared: BTreeSet<_> = prepared_before.union(&life.prepared.ids()).copied().collect();
     let mut node_part = life.kernel.observe_node(&life.spec()).await?;
     pools::look(&life.addresses).await?;

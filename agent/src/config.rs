@@ -96,6 +96,8 @@ pub struct AgentConfig {
     pub proxy_port: u16,
     /// Rest of an address that was given back, milliseconds.
     pub ip_rest_ms: u64,
+    /// How long an endpoint whose network namespace is gone waits for its DEL.
+    pub gone_grace: std::time::Duration,
     /// Pace of the leak audit; zero is never.
     pub audit_interval: std::time::Duration,
     /// In which time each endpoint's programs are given test packets; zero is never.

@@ -104,7 +104,7 @@ use crate::{
     admin::Admin,
     commands::{Commands, Ended, reports},
     config::AgentConfig,
-    endpoint::{deletions, mtu, prepared, refusals, relink, resume},
+    endpoint::{abandoned, deletions, mtu, prepared, refusals, relink, resume},
     monitor::Judged,
     node::{
         LinuxNode, Node,
@@ -421,6 +421,8 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     every(life, "store-file", store::LOOK, |life| async move { life.store.ping().await });
     every(life, "address-rest", resting::TICK, |life| async move { resting::wake(&life.addresses).await });
     every(life, "delete-resume", resume::INTERVAL, |life| async move { resume::resume(&life).await });
+    let interval = abandoned::interval(life.config.gone_grace);
+    every(life, abandoned::CONTROLLER, interval, |life| async move { abandoned::look(&life).await });
     if !life.config.audit_interval.is_zero() {
         let owned = Arc::clone(node);
         tasks.operations.spawn(async move {

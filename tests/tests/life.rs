@@ -228,6 +228,27 @@ fn an_address_given_back_is_not_given_out_next() -> Result<()> {
     })
 }
 
+/// As after a plugin that was killed in its DEL, under a runtime that sends no other.
+#[test]
+fn a_container_that_dies_and_gets_no_del_is_deleted_by_the_agent() -> Result<()> {
+    scenario(NodeConfig::default().flags(&["--gone-grace-ms", "0"]), |node| {
+        let [(mut a, ea), (mut b, eb)] = two(node)?;
+        // Its path is gone and its namespace lives, as for an agent in other mounts.
+        let held = std::fs::File::open(b.path())?;
+        b.vanish()?;
+        a.vanish()?;
+        wait::until("the agent to delete the dead container's endpoint", || {
+            Ok(node.endpoint(&ea).is_err().then_some(()))
+        })?;
+        ensure!(node.endpoint(&eb)?.state == wharf_api::EndpointState::Ready, "{:?}", node.endpoint(&eb)?);
+        ensure!(node.log().contains("no DEL came within 0 s"), "not in the log");
+        node.detach(&ea).context("a DEL that comes later")?;
+        node.detach(&eb)?;
+        drop(held);
+        Ok(())
+    })
+}
+
 #[test]
 fn a_container_that_took_its_interface_down_and_up_is_connected_again() -> Result<()> {
     scenario(NodeConfig::default(), |node| {

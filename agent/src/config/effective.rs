@@ -56,6 +56,7 @@ pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
         ("envoy".to_owned(), config.envoy.as_ref().map(|path| path.display().to_string()).unwrap_or_default()),
         ("proxy-port".to_owned(), config.proxy_port.to_string()),
         ("ip-rest-ms".to_owned(), config.ip_rest_ms.to_string()),
+        ("gone-grace-ms".to_owned(), config.gone_grace.as_millis().to_string()),
         ("audit-interval-ms".to_owned(), config.audit_interval.as_millis().to_string()),
         ("selfcheck-interval-ms".to_owned(), config.selfcheck_interval.as_millis().to_string()),
         ("timeline-keep-s".to_owned(), config.timeline_keep.as_secs().to_string()),

@@ -46,6 +46,7 @@ pub(super) struct File {
     pub(super) envoy: Option<PathBuf>,
     pub(super) proxy_port: Option<u16>,
     pub(super) ip_rest_ms: Option<u64>,
+    pub(super) gone_grace_ms: Option<u64>,
     pub(super) audit_interval_ms: Option<u64>,
     pub(super) health_interval_ms: Option<u64>,
     pub(super) selfcheck_interval_ms: Option<u64>,

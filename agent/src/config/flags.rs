@@ -138,6 +138,10 @@ pub struct Flags {
     /// How long an address rests after its release, milliseconds; cut short when a pool runs out [default: 30000]
     #[arg(long, env = "WHARF_IP_REST_MS", value_name = "MS")]
     pub ip_rest_ms: Option<u64>,
+    /// How long an endpoint whose network namespace is gone waits for the runtime's DEL before the agent deletes it, milliseconds [default:
+    /// 60000]
+    #[arg(long, env = "WHARF_GONE_GRACE_MS", value_name = "MS")]
+    pub gone_grace_ms: Option<u64>,
     /// How often kernel and store are compared and leaks removed, milliseconds; 0 is never [default: 60000]
     #[arg(long, env = "WHARF_AUDIT_INTERVAL_MS", value_name = "MS")]
     pub audit_interval_ms: Option<u64>,

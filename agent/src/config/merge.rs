@@ -207,6 +207,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         envoy: flags.envoy.or(file.envoy),
         proxy_port,
         ip_rest_ms: flags.ip_rest_ms.or(file.ip_rest_ms).unwrap_or(30_000),
+        gone_grace: Duration::from_millis(flags.gone_grace_ms.or(file.gone_grace_ms).unwrap_or(60_000)),
         audit_interval: Duration::from_millis(audit_interval_ms),
         health_interval: Duration::from_millis(health_interval_ms),
         selfcheck_interval: Duration::from_millis(selfcheck_interval_ms),

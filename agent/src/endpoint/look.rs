@@ -50,7 +50,9 @@ pub async fn each<K: Kernel>(kernel: &K, handles: &[Handle]) -> Result<Vec<Look>
     let found = kernel.observe_endpoints(&records).await?;
     let look = |((handle, view), found): ((&Handle, View), Vec<EndpointProblem>)| {
         let problems = joined(found).into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
-        let settled = view.is_settled() && handle.shared.read(|now| now.is_as(&view));
+        // No build runs for a container that is gone.
+        let quiet = view.is_settled() || handle.is_abandoned();
+        let settled = quiet && handle.shared.read(|now| now.is_as(&view));
         Look { view, problems, settled }
     };
     Ok(handles.iter().zip(views).zip(found).map(look).collect())

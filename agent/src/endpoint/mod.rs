@@ -8,6 +8,7 @@
 //! [`Command`]: crate::node::endpoint::Command
 //! [`Shared`]: crate::node::endpoint::Shared
 
+pub mod abandoned;
 pub mod build;
 mod claim;
 pub mod collect;

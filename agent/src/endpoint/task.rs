@@ -244,6 +244,7 @@ impl<K: Kernel> EndpointTask<K> {
             }
             Command::Edit(edit, done) => self.on_edit(*edit, done).await,
             Command::Mtu(mtu, done) => drop(done.send(self.set_mtu(mtu).await)),
+            Command::Abandon => self.abandon(),
             Command::Teardown(span, reply) => {
                 self.answer_waiting(&Err(CommandError::Deleted));
                 // A release that the kernel refused needs another removal.
@@ -270,6 +271,29 @@ impl<K: Kernel> EndpointTask<K> {
             }
         }
         false
+    }
+
+    /// The container is gone: the endpoint waits for its delete.
+    fn abandon(&mut self) {
+        let state = self.shared.read(|v| v.fsm.state);
+        if self.cancel.is_cancelled() || state == State::Disconnecting || !self.transition(Event::NetnsGone) {
+            return;
+        }
+        self.answer_waiting(&Err(CommandError::Deleted));
+        let (grace, id) = (self.life.config.gone_grace, self.handle.id);
+        self.shared.update(|v| {
+            v.status.last_error = None;
+            v.status.waits_for = "the runtime's DEL: its network namespace and its link are gone".into();
+            v.status.ends_when = format!(
+                "a DEL, `wharf endpoint delete {id}`, or {} s without either, when the agent deletes it (--gone-grace-ms)",
+                grace.as_secs_f64()
+            );
+        });
+        let text = "the network namespace and the link are gone, and no DEL has come";
+        tracing::info!(endpoint = id.get(), epoch = self.handle.epoch.0, "{text}; waits {grace:?} for one");
+        self.shared.log(LogStatus::Warning, "netns-gone", text);
+        let attachment = self.shared.read(|v| v.record.attachment.to_string());
+        self.life.monitor.agent(Some(id), "endpoint-netns-gone", format!("{attachment}: {text}"));
     }
 
     pub(super) fn request(&mut self, level: Level, done: Done) {
@@ -353,7 +377,7 @@ impl<K: Kernel> EndpointTask<K> {
                     drop(reply.send(torn));
                 }
                 Command::Finish(_, reply) => drop(reply.send(())),
-                Command::Retire => {}
+                Command::Retire | Command::Abandon => {}
                 Command::Regenerate(_, done)
                 | Command::Edit(_, done)
                 | Command::Trace(_, done)

@@ -249,6 +249,8 @@ pub enum Command {
     Trace(bool, Done),
     /// Give the link this MTU.
     Mtu(u32, Done),
+    /// The container is gone, and no delete has begun.
+    Abandon,
     /// Phase one of a delete, within the delete's span: removes everything but addresses and record. The intent is
     /// already written.
     Teardown(Span, oneshot::Sender<Torn>),
@@ -297,6 +299,12 @@ impl Handle {
         let (id, epoch) = (view.record.id, view.record.epoch);
         let (mailbox, commands) = mpsc::channel(MAILBOX);
         (Self { id, epoch, mailbox, shared: Shared::new(view), cancel: CancellationToken::new() }, commands)
+    }
+
+    /// True while the container is gone and no delete has begun: each delete sets [`Self::cancel`] first.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        !self.cancel.is_cancelled() && self.shared.read(|v| v.fsm.state == State::Disconnecting)
     }
 
     /// The span of an operation on this endpoint.

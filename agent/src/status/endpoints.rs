@@ -34,7 +34,7 @@ async fn seen<K: Kernel>(life: &Lifecycle<K>) -> Fill {
             (state, waits || v.status.last_error.is_some())
         });
         *states.entry(state.as_str().to_owned()).or_default() += 1;
-        if unlinked.as_ref().is_ok_and(|ids| ids.contains(&handle.id)) {
+        if unlinked.as_ref().is_ok_and(|ids| ids.contains(&handle.id)) || handle.is_abandoned() {
             failing.push(format!("endpoint {} (its link is gone)", handle.id));
         } else if bad {
             failing.push(format!("endpoint {}", handle.id));

@@ -5,6 +5,7 @@
 //! released, and where a deadline is the subject it is a short one or tokio's clock is moved by hand.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod abandoned;
 mod answered;
 mod audit;
 mod bandwidth;

@@ -22,7 +22,7 @@ pub enum State {
     Ready,
     /// Read from the store after a restart and not regenerated yet. The pinned programs carry traffic meanwhile.
     Restoring,
-    /// A delete runs.
+    /// A delete runs, or the container is gone and its delete is awaited.
     Disconnecting,
     /// Deleted.
     Disconnected,
@@ -118,6 +118,8 @@ pub enum Event {
     RestoreStarted,
     /// The first build failed permanently, and the create was undone.
     CreateFailed,
+    /// The container's network namespace and the link are gone. The endpoint waits for its delete.
+    NetnsGone,
     /// The endpoint is to be deleted.
     DeleteRequested,
     /// Every step of the delete has been done or recorded as failed.
@@ -126,7 +128,7 @@ pub enum Event {
 
 impl Event {
     /// Every event, in the order of the table.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::IdentityResolved,
         Self::IdentityLost,
         Self::BuildRequested(Level::Policy),
@@ -136,6 +138,7 @@ impl Event {
         Self::BuildFailed,
         Self::RestoreStarted,
         Self::CreateFailed,
+        Self::NetnsGone,
         Self::DeleteRequested,
         Self::DeleteFinished,
     ];
@@ -153,6 +156,7 @@ impl Event {
             Self::BuildFailed => "build-failed",
             Self::RestoreStarted => "restore-started",
             Self::CreateFailed => "create-failed",
+            Self::NetnsGone => "netns-gone",
             Self::DeleteRequested => "delete-requested",
             Self::DeleteFinished => "delete-finished",
         }
@@ -293,6 +297,7 @@ impl Fsm {
             }
             Event::BuildRequested(level) => Ok((Self { owed: self.owed.max(Some(level)), ..self.clone() }, vec![])),
             Event::CreateFailed => self.create_failed(event, now_ms),
+            Event::NetnsGone => self.netns_gone(event, now_ms),
             Event::DeleteRequested => self.delete(now_ms),
             Event::IdentityLost => self.reject(event, "it waits for an identity already"),
             Event::BuildStarted => self.reject(event, "it has no identity to build for"),
@@ -311,6 +316,7 @@ impl Fsm {
             Event::BuildStarted => self.build_started(now_ms),
             Event::RestoreStarted => self.restore_started(event, now_ms),
             Event::CreateFailed => self.create_failed(event, now_ms),
+            Event::NetnsGone => self.netns_gone(event, now_ms),
             Event::DeleteRequested => self.delete(now_ms),
             Event::IdentityResolved => self.reject(event, NOT_WAITING_FOR_IDENTITY),
             Event::BuildSucceeded | Event::BuildFailed => self.reject(event, NO_BUILD_RUNS),
@@ -340,6 +346,7 @@ impl Fsm {
             Event::CreateFailed => self.create_failed(event, now_ms),
             Event::DeleteRequested => self.delete(now_ms),
             Event::IdentityResolved => self.reject(event, NOT_WAITING_FOR_IDENTITY),
+            Event::NetnsGone => self.reject(event, "a build of it runs"),
             Event::BuildStarted => self.reject(event, "a build of it runs already"),
             Event::DeleteFinished => self.reject(event, NO_DELETE_RUNS),
         }
@@ -350,6 +357,7 @@ impl Fsm {
             Event::IdentityLost => self.identity_lost(now_ms),
             Event::BuildRequested(level) => self.owe(State::WaitingToRegenerate, level, now_ms),
             Event::RestoreStarted => self.restore_started(event, now_ms),
+            Event::NetnsGone => self.netns_gone(event, now_ms),
             Event::DeleteRequested => self.delete(now_ms),
             Event::IdentityResolved => self.reject(event, NOT_WAITING_FOR_IDENTITY),
             Event::BuildStarted => self.reject(event, "no build is owed"),
@@ -369,6 +377,7 @@ impl Fsm {
                 self.reject(event, "its record says its identity; labels change after the rebuild")
             }
             Event::BuildSucceeded | Event::BuildFailed => self.reject(event, NO_BUILD_RUNS),
+            Event::NetnsGone => self.reject(event, "its restore decides whether it lives"),
             Event::CreateFailed => self.reject(event, CREATED),
             Event::DeleteFinished => self.reject(event, NO_DELETE_RUNS),
         }
@@ -413,6 +422,14 @@ impl Fsm {
         }
         let next = Self { owed: None, building: None, ..self.moved(State::Invalid, now_ms) };
         Ok((next, vec![Action::CancelBuild, Action::PublishRemoval]))
+    }
+
+    fn netns_gone(&self, event: Event, now_ms: u64) -> Step {
+        if !self.realized {
+            return self.reject(event, "its create has not ended, and undoes itself");
+        }
+        let next = Self { owed: None, building: None, ..self.moved(State::Disconnecting, now_ms) };
+        Ok((next, if self.state == State::Ready { vec![] } else { vec![Action::CancelBuild] }))
     }
 
     fn delete(&self, now_ms: u64) -> Step {

@@ -103,6 +103,7 @@ impl Machine {
             envoy: None,
             proxy_port: 15_000,
             ip_rest_ms: 0,
+            gone_grace: Duration::from_secs(60),
             audit_interval: Duration::ZERO,
             health_interval: Duration::ZERO,
             selfcheck_interval: Duration::ZERO,

@@ -109,8 +109,8 @@ impl EndpointProblem {
         let regenerate = format!("`wharf endpoint regenerate {id} --level datapath`");
         match self {
             Self::Netns { .. } => format!(
-                "`wharf endpoint delete {id}` if the container is gone; if it runs, recreate it: nothing else brings its \
-                 network back"
+                "`wharf endpoint delete {id}` if the container is gone; the agent deletes it (--gone-grace-ms) once the \
+                 link is gone too. If the container runs, recreate it: nothing else brings its network back"
             ),
             Self::LinkMissing { side: Node, .. } | Self::LinkDeleted { .. } | Self::LinkReplaced { .. } => {
                 "recreate the container: nothing else brings its network back".to_owned()

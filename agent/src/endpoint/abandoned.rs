@@ -1,0 +1,121 @@
+//! Endpoints whose container is gone and whose DEL never came, because the plugin or the runtime was killed.
+//!
+//! The proof is twofold: nothing of the endpoint's network namespace is at its path, and the host side of the link is gone. The kernel
+//! destroys both sides of a veth pair with the namespace of one, so a namespace that the agent only cannot see still has its
+//! link. Such an endpoint is disconnecting, and is deleted after a grace time for the runtime's DEL. This holds for links of other
+//! plugins too, and not for delegated mode, where the service knows its attachments.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::mpsc::error::TrySendError;
+use wharf_core::{
+    finding::{EndpointProblem, Side},
+    kernel::{Kernel, KernelError, LinkRef},
+    plan::DeleteOptions,
+    timeline::{Operation, Outcome},
+};
+
+use crate::{
+    clock,
+    endpoint::delete,
+    node::{
+        endpoint::{Command, Handle, View},
+        health,
+        lifecycle::Lifecycle,
+    },
+};
+
+/// Name of the controller.
+pub const CONTROLLER: &str = "abandoned-endpoints";
+/// The interval of the look, unless the grace time is shorter. A look costs a lookup of each link by name.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// The shortest interval.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why a look failed, or which deletes failed.
+#[derive(Debug, thiserror::Error)]
+pub enum AbandonedError {
+    /// The kernel could not be read.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Each delete that failed, with step and cause. [`super::resume`] tries it again.
+    #[error("delete endpoints whose network namespace is gone: {}", .0.join("; "))]
+    Delete(Vec<String>),
+}
+
+/// The interval of the look.
+#[must_use]
+pub fn interval(grace: Duration) -> Duration {
+    grace.clamp(MIN_INTERVAL, INTERVAL)
+}
+
+/// Finds endpoints whose container is gone, and deletes those whose grace time is over.
+///
+/// # Errors
+/// When the kernel could not be read, or a delete failed.
+pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedError> {
+    find(life).await?;
+    let now = clock::monotonic_ms();
+    let grace = life.config.gone_grace;
+    let is_due = |v: &View| Duration::from_millis(now.saturating_sub(v.fsm.since_ms)) >= grace;
+    let due = life.registry.list().into_iter().filter(|h| h.is_abandoned() && h.shared.read(is_due));
+    let mut failed = Vec::new();
+    for handle in due {
+        let attachment = handle.shared.read(|v| v.record.attachment.to_string());
+        let text = format!("no DEL came within {} s; deleted by the agent", grace.as_secs_f64());
+        tracing::warn!(
+            endpoint = handle.id.get(),
+            epoch = handle.epoch.0,
+            attachment,
+            "the network namespace is gone and {text}"
+        );
+        handle.shared.note(Operation::Delete, "netns-gone", None, Outcome::Warning, &text);
+        life.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
+        let result = delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished).await;
+        failed.extend(result.errors.into_iter().map(|e| format!("{}: {}: {}", e.endpoint, e.step, e.message)));
+    }
+    if failed.is_empty() { Ok(()) } else { Err(AbandonedError::Delete(failed)) }
+}
+
+async fn find<K: Kernel>(life: &Lifecycle<K>) -> Result<(), KernelError> {
+    // The health task recreates the health endpoint when its process has ended.
+    let is_watched = |v: &View| v.is_settled() && !health::is_reserved(&v.record.attachment);
+    let idle = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(is_watched);
+    let handles: Vec<Handle> = life.registry.list().into_iter().filter(idle).collect();
+    let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
+    let missing = life.kernel.observe_missing(&links).await?;
+    for handle in handles.into_iter().filter(|h| missing.contains(&h.id)) {
+        let before = handle.shared.view();
+        let found = life.kernel.observe_endpoint(&before.record).await?;
+        // Work on the endpoint meanwhile explains a missing link.
+        if !is_gone(&found) || !idle(&handle) || !handle.shared.read(|v| v.is_as(&before)) {
+            continue;
+        }
+        match handle.mailbox.try_send(Command::Abandon) {
+            // The next look tries again.
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Closed(_)) => {}
+        }
+    }
+    Ok(())
+}
+
+fn is_gone(found: &[EndpointProblem]) -> bool {
+    let netns = |p: &EndpointProblem| matches!(p, EndpointProblem::Netns { .. });
+    let link = |p: &EndpointProblem| matches!(p, EndpointProblem::LinkMissing { side: Side::Node, .. });
+    found.iter().any(netns) && found.iter().any(link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_proofs_are_needed() {
+        let netns = EndpointProblem::Netns { path: "/run/netns/c1".to_owned(), cause: "gone".to_owned() };
+        let missing = |side| EndpointProblem::LinkMissing { side, name: "l".to_owned() };
+        assert!(is_gone(&[missing(Side::Node), netns.clone()]));
+        for found in [vec![netns.clone()], vec![missing(Side::Node)], vec![netns, missing(Side::Container)], vec![]] {
+            assert!(!is_gone(&found), "{found:?}");
+        }
+    }
+}
