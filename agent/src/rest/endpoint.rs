@@ -76,7 +76,7 @@ pub async fn list(
             && filter.pod_name.as_ref().is_none_or(|p| r.pod_name.as_ref() == Some(p))
     };
     let mut fitting = node.life.registry.list();
-    fitting.retain(|handle| handle.shared.read(&fits));
+    fitting.retain(|handle| handle.shared.read(fits));
     Ok(Json(explain::links::with_problems(&node, &fitting).await))
 }
 

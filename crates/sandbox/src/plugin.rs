@@ -213,7 +213,7 @@ impl Call<'_> {
         let mut child = command.spawn().map_err(io("execute it"))?;
         drop(inherited);
         let mut lines = Lines::of(&err);
-        let said = || lines.new().iter().for_each(|line| told(&format!("plugin {plugin}: {line}")));
+        let said = || lines.new_lines().iter().for_each(|line| told(&format!("plugin {plugin}: {line}")));
         let Some(status) = wait(&mut child, self.limit, said).map_err(io("wait for it"))? else {
             return Err(Failure::Late { limit: self.limit });
         };
@@ -276,7 +276,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Those that were completed since the last call, without what cannot be read.
-    fn new(&mut self) -> Vec<String> {
+    fn new_lines(&mut self) -> Vec<String> {
         let mut bytes = vec![0; MAX_NEW];
         let read = self.file.read_at(&mut bytes, self.read).unwrap_or_default();
         bytes.truncate(read);
