@@ -171,7 +171,7 @@ fn an_endpoint_spends_its_share_and_no_other_ones() {
         assert!(request(OTHER_CLIENT, GET).await.starts_with("HTTP/1.1 200 "), "another endpoint has its own");
         let told = async {
             while !world.proxy.status().spent.contains_key(&own) {
-                tokio::task::yield_now().await
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await
             }
         };
         tokio::time::timeout(LONG, told).await.expect("it is told");

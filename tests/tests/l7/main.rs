@@ -134,6 +134,9 @@ fn the_proxy_goes_on_without_the_agent_and_the_agent_without_the_proxy() -> Resu
         ensure!(client.ask("GET", "/public", "db", "")? == 200, "an old connection, without an agent");
         ensure!(scene.get("/public")? == 200 && scene.get("/secret")? == 403, "new ones, without an agent");
         node.start_agent()?;
+        // Envoy connects again some time after the agent is ready.
+        let change = import(node, &pods::network_policy("other", "{podSelector: {matchLabels: {app: other}}}"))?;
+        ensure!(change.realized == change.revision, "right after the agent's start: {change:?}");
         ensure!(client.ask("GET", "/public", "db", "")? == 200, "after the agent's start");
         await_realized(node)?;
         ensure!(node.envoy() == Some(envoy), "the next agent takes it over");
