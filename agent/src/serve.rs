@@ -123,8 +123,10 @@ async fn serve<L: Listener>(
             );
             if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
                 http.header_read_timeout(REFUSAL_TIMEOUT).keep_alive(false);
-                let connection =
-                    http.serve_connection(TokioIo::new(io), service_fn(move |_| std::future::ready(refuse(limit))));
+                let connection = http.serve_connection(
+                    TokioIo::new(io),
+                    service_fn(move |_| std::future::ready(Ok::<_, Infallible>(refuse(limit)))),
+                );
                 tasks.spawn(async move {
                     // The client may have gone.
                     connection.await.ok();
@@ -160,7 +162,7 @@ async fn serve<L: Listener>(
 }
 
 /// The answer where there is no place.
-fn refuse(limit: Limit) -> Result<hyper::Response<String>, Infallible> {
+fn refuse(limit: Limit) -> hyper::Response<String> {
     let error = ApiError {
         code: ErrorCode::Overloaded,
         message: format!("serve connection: users other than root have {} places, and all have requests", limit.others),
@@ -174,5 +176,5 @@ fn refuse(limit: Limit) -> Result<hyper::Response<String>, Infallible> {
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    Ok(answer)
+    answer
 }

@@ -175,7 +175,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use wharf_policy::{
-        compile::{Listener, Share},
+        compile::{self, Listener},
         model::Direction,
         requests,
     };
@@ -187,7 +187,7 @@ mod tests {
     fn look(state: EnvoyState, fails_open: &[bool]) -> Look {
         let redirect = |(port, fails_open): (u16, &bool)| {
             let requests = requests::Requests { fails_open: *fails_open, ..Default::default() }.into();
-            let listener = Listener { direction: Direction::Ingress, requests, share: Share::default() }.into();
+            let listener = Listener { direction: Direction::Ingress, requests, share: compile::Share::default() }.into();
             (port, Redirect { listener, members: BTreeMap::new(), rounds: BTreeMap::new() })
         };
         let (proxy, _records) = Proxy::new(1);
