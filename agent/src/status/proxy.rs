@@ -187,7 +187,8 @@ mod tests {
     fn look(state: EnvoyState, fails_open: &[bool]) -> Look {
         let redirect = |(port, fails_open): (u16, &bool)| {
             let requests = requests::Requests { fails_open: *fails_open, ..Default::default() }.into();
-            let listener = Listener { direction: Direction::Ingress, requests, share: compile::Share::default() }.into();
+            let listener =
+                Listener { direction: Direction::Ingress, requests, share: compile::Share::default() }.into();
             (port, Redirect { listener, members: BTreeMap::new(), rounds: BTreeMap::new() })
         };
         let (proxy, _records) = Proxy::new(1);

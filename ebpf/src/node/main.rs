@@ -8,6 +8,10 @@
 //! | [`neighbour`] | `egress` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
 //! | [`collect`] | user space | removes the rows of flows that are over |
+#![allow(
+    clippy::needless_borrows_for_generic_args,
+    reason = "a key passed by value is a copy on the stack of 512 bytes"
+)]
 #![no_std]
 #![no_main]
 

@@ -110,7 +110,7 @@ pub fn judge(
     let destination = u32::from(port) | u32::from(packet.protocol) << 16;
     let alone = if test_packet::is_test(ctx) { ALONE } else { 0 };
     let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 } | alone;
-    let which = which | (rule & BY_SERVICE) / (BY_SERVICE / TRANSLATED);
+    let which = which | ((rule & BY_SERVICE) / (BY_SERVICE / TRANSLATED));
     let which = which | u32::from(flags & (FLOW_UPSTREAM | FLOW_LET_IN));
     // SAFETY: the context the program was called with.
     let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
