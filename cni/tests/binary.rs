@@ -145,7 +145,7 @@ fn agent_errors_become_cni_errors() {
 #[test]
 fn agent_away_or_somebody_else_there() {
     // What DEL does is shown below.
-    for (command, code) in [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
+    for (command, code) in [("ADD", 11), ("CHECK", 110), ("GC", 11), ("STATUS", 50)] {
         let run = || Run::new(command, "1.1.0");
         let run = || {
             // Keys that one command needs and the others pass over.
@@ -154,8 +154,11 @@ fn agent_away_or_somebody_else_there() {
         };
         let outcome = run().go();
         assert_eq!(outcome.code(), code, "{command}");
-        assert!(outcome.stdout.contains("is wharf-agent running"), "{}", outcome.stdout);
-        assert!(outcome.stdout.contains(wharf_api::client::why_agent_is_away()), "{}", outcome.stdout);
+        // CHECK compares the kernel with a result that names no interface.
+        if command != "CHECK" {
+            assert!(outcome.stdout.contains("is wharf-agent running"), "{}", outcome.stdout);
+            assert!(outcome.stdout.contains(wharf_api::client::why_agent_is_away()), "{}", outcome.stdout);
+        }
         assert!(!outcome.queue().path().exists(), "{command} leaves nothing");
         // Died with the request in hand.
         assert_eq!(run().raw_answer(b"").go().code(), code, "{command}");

@@ -70,10 +70,6 @@ pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolcha
         build_object(step, workspace, toolchain, Some("next-abi"), &copies)?;
         let mut command = workspace.cargo();
         command.args(["build", "--release", "--locked", "--package", "wharf-agent"]);
-        // Half the optimisation for half the build time: only tests run this agent.
-        for package in ["wharf-agent", "wharf-datapath", "wharf-policy"] {
-            command.args(["--config", &format!("profile.release.package.{package}.opt-level=1")]);
-        }
         step.run(command.args(["--features", "next-abi", "--bin", NEXT_AGENT]))?;
         if !workspace.release().join(NEXT_AGENT).is_file() {
             bail!("build {NEXT_AGENT}: cargo succeeded, yet it is not in {}", workspace.release().display());

@@ -84,8 +84,8 @@ fn a_thousand_endpoints_and_five_hundred_rules_take_rows_for_identities_alone() 
     let Sizes { ipcache, rules, sets, .. } = engine.tables().sizes();
     assert_eq!((ipcache, sets), (2_002, 100));
     assert!(
-        rules <= 100 * (1 + 5 * 3 * 2),
-        "{rules}: isolation, and for each rule three identities and two classes of ports"
+        rules <= 100 * (1 + 5 * 3 * 3),
+        "{rules}: isolation, and for each rule three identities, each with two classes of ports and the unknown port"
     );
 
     let added = rule(Action::Accept, vec![Peer::Endpoints(app(3))], &[8080]);

@@ -145,7 +145,8 @@ impl Envoy {
     pub fn remember(&self, proxy: &Proxy) -> Result<(), EnvoyError> {
         let path = self.directory.join("told.pid");
         let process = noted(&path)?;
-        let process = if process.is_none() && !path.exists() { self.marked()?.pop() } else { process };
+        let is_lost = process.is_none() && !path.exists() && self.noted()?.is_none();
+        let process = if is_lost { self.marked()?.pop() } else { process };
         proxy.shared.lock().told = Some(path);
         if let Some(process) = process {
             tracing::info!(pid = process.id.pid, "Envoy has listeners of an earlier agent");
