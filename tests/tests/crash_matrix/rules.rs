@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, ensure};
+use wharf_common::policy::PORT_UNKNOWN;
 use wharf_tests::Node;
 
 /// A row of a map in readable form.
@@ -36,14 +37,18 @@ pub(crate) fn observe(node: &Node) -> Result<Rules> {
         let of = format!("{}/{}", cell(row, "protocol")?, cell(row, "ports")?);
         ports_of.entry((cell(row, "set")?, cell(row, "class")?)).or_default().insert(of);
     }
-    let any = BTreeSet::from(["any".to_owned()]);
+    let [any, unknown] = ["any", "unknown"].map(|ports| BTreeSet::from([ports.to_owned()]));
     let mut rows_of: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     let mut verdicts_of: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for row in &cells {
         let (set, class, port) = (cell(row, "set")?, cell(row, "class")?, cell(row, "port_class")?);
         let peers = if class == "0" { Some(&any) } else { peers_of.get(class) };
         let peers = peers.with_context(|| format!("a row of peer class {class}, which no address has: {row:?}"))?;
-        let ports = if port == "0" { Some(&any) } else { ports_of.get(&(set, port)) };
+        let ports = match port {
+            "0" => Some(&any),
+            port if port == PORT_UNKNOWN.to_string() => Some(&unknown),
+            port => ports_of.get(&(set, port)),
+        };
         let ports = ports.with_context(|| format!("a row of port class {port}, which no port has: {row:?}"))?;
         let hits = ["admin", "rest"].map(|tier| cell(row, tier)).into_iter().collect::<Result<Vec<_>>>()?;
         let told = hits.iter().map(|hit| without_number(hit)).collect::<Vec<_>>().join("; ");
