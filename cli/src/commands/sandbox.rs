@@ -239,7 +239,7 @@ async fn exec(worker: &Worker, args: ExecArgs) -> Result<Exit, CliError> {
         return signals.wait(&handle, is_alone, None, move || started.wait()).await.map(Exit::Command);
     };
     let session = terminal.join(started, stdin).map_err(not_awaited)?;
-    let (handle, resizer) = (session.handle().map_err(not_awaited)?, session.resizer().map_err(not_awaited)?);
+    let (handle, resizer) = (session.handle().map_err(not_awaited)?, session.resizer());
     signals.wait(&handle, true, Some(&resizer), move || session.run()).await.map(Exit::Command)
 }
 

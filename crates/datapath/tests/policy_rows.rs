@@ -396,6 +396,7 @@ fn another_table_in_the_place_of_ours_is_not_written() {
         other.pin(&path).expect("pin");
         k.change_policy(vec![peer("::/0", 1)], AUDITS).await.expect("the table that the programs use");
         assert_eq!(rows(k).await.peers.len(), 1);
+        let other: LpmTrie<_, EndpointKey, PeerRow> = Map::LpmTrie(pinned(&w, "IPCACHE")).try_into().expect("peers");
         assert_eq!(other.keys().count(), 0, "the table that is pinned now");
     });
 }

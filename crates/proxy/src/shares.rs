@@ -18,6 +18,8 @@ use crate::{
 
 /// Descriptors that are not for connections.
 const OWN_FILES: u64 = 512;
+/// As many connections as Envoy's heap is made for ([`crate::bootstrap`]), whatever number of files it may open.
+const MOST: u64 = 32_512;
 /// Endpoints that can spend their whole share before the pool is empty.
 const ENDPOINTS: u64 = 16;
 /// Listeners that can.
@@ -45,7 +47,7 @@ pub struct Connections {
 impl Connections {
     /// As many as descriptors suffice for: each client's connection may need a second one, to its server.
     pub(crate) fn of(files: u64) -> Self {
-        let all = files.saturating_sub(OWN_FILES).max(2) / 2;
+        let all = (files.saturating_sub(OWN_FILES).max(2) / 2).min(MOST);
         Self { all, of_listener: (all / LISTENERS).max(1), of_endpoint: (all / ENDPOINTS).max(1) }
     }
 

@@ -3,7 +3,7 @@
 use std::{
     io::{self, IsTerminal as _, Write as _},
     os::fd::{AsFd as _, OwnedFd},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 use rustix::{
@@ -19,6 +19,8 @@ use crate::command::{Handle, Started};
 const CHUNK: usize = 4096;
 /// The character that ends the input of a terminal (VEOF, termios(3)).
 const END_OF_INPUT: u8 = 4;
+/// Reads of what a terminal still holds once the command has ended: more than its buffer.
+const LAST_READS: usize = 16;
 
 /// A new pseudoterminal.
 #[derive(Debug)]
@@ -59,22 +61,22 @@ impl Terminal {
     /// # Errors
     /// A descriptor cannot be copied.
     pub fn join(self, started: Started, input: bool) -> io::Result<Session> {
-        Ok(Session { handle: started.handle()?, control: self.control, started, input })
+        Ok(Session { handle: started.handle()?, control: Arc::new(self.control), started, input })
     }
 }
 
 /// A command at its terminal.
 #[derive(Debug)]
 pub struct Session {
-    control: OwnedFd,
+    control: Arc<OwnedFd>,
     started: Started,
     handle: Handle,
     input: bool,
 }
 
-/// Passes on the size of this process's terminal.
+/// Passes on the size of this process's terminal. It does not keep the command's terminal open.
 #[derive(Debug)]
-pub struct Resizer(OwnedFd);
+pub struct Resizer(Weak<OwnedFd>);
 
 impl Resizer {
     /// Gives the command's terminal the size that this process's terminal has now.
@@ -82,17 +84,15 @@ impl Resizer {
     /// # Errors
     /// The kernel refuses.
     pub fn resize(&self) -> io::Result<()> {
-        resize(&self.0)
+        self.0.upgrade().map_or(Ok(()), |control| resize(&control))
     }
 }
 
 impl Session {
     /// What changes of the size are passed on through.
-    ///
-    /// # Errors
-    /// The descriptor cannot be copied.
-    pub fn resizer(&self) -> io::Result<Resizer> {
-        self.control.try_clone().map(Resizer)
+    #[must_use]
+    pub fn resizer(&self) -> Resizer {
+        Resizer(Arc::downgrade(&self.control))
     }
 
     /// What signals are sent through.
@@ -142,8 +142,9 @@ impl Session {
             let control = if is_open { seen.next().unwrap_or(PollFlags::empty()) } else { PollFlags::empty() };
             let may_read = reads && seen.next().is_some_and(|seen| !seen.is_empty());
             if has_ended {
-                // The output until here: a process that the command leaves behind may print for ever.
-                while is_open && self.print()? == Printed::Some {}
+                // A process that the command leaves behind may print for ever.
+                let mut reads = 0..LAST_READS;
+                while is_open && reads.next().is_some() && self.print()? == Printed::Some {}
                 return Ok(());
             }
             if control.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {

@@ -49,13 +49,14 @@ impl Envoy {
         // Envoy must not wait for an agent that does not read: what does not fit is lost.
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
         let mut command = Command::new(absolute(&self.program).map_err(failed)?);
-        if !self.is_reachable() {
-            command.current_dir(&self.directory);
+        if self.is_reachable() {
+            command.arg("--config-path").arg(self.bootstrap_path());
+        } else {
+            // Envoy resolves the path of a settings file from the root, which its user cannot do here.
+            command.current_dir(&self.directory).arg("--config-yaml").arg(self.settings());
         }
         command
             .arg0(self.mark())
-            .arg("--config-path")
-            .arg(self.as_envoy_sees(self.bootstrap_path()))
             .args(["--log-level", "warning", "--log-format", "%l %n %v", "--disable-hot-restart"])
             .args(["--concurrency", &self.threads.max(1).to_string()])
             .args(["--drain-time-s", &DRAIN_SECONDS.to_string(), "--drain-strategy", "immediate"])

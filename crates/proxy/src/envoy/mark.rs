@@ -7,6 +7,8 @@ use std::{
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
 };
 
+use nix::unistd::geteuid;
+
 use super::{Envoy, EnvoyError};
 use crate::process::Process;
 
@@ -22,19 +24,29 @@ impl Envoy {
         mark
     }
 
-    /// Processes with this directory's mark in the network namespace of this thread. One agent serves a network namespace, so no other
-    /// agent started them.
+    /// Processes with this directory's mark in the network and PID namespaces of this thread, of a user that runs Envoy. One agent serves
+    /// a network namespace, so no other agent started them; processes of other users and of containers may imitate the mark.
     pub(super) fn marked(&self) -> Result<Vec<Process>, EnvoyError> {
         let (mark, mut found) = (self.mark(), Vec::new());
         let failed = |source| EnvoyError::File { operation: "list the processes in", path: "/proc".into(), source };
-        let own = fs::metadata("/proc/thread-self/ns/net").map_err(failed)?;
+        let namespace_of = |process: &str, kind: &str| {
+            fs::metadata(format!("/proc/{process}/ns/{kind}")).map(|file| (file.dev(), file.ino()))
+        };
+        let own =
+            ["net", "pid"].map(|kind| namespace_of("thread-self", kind)).into_iter().collect::<io::Result<Vec<_>>>();
+        let own = own.map_err(failed)?;
         let has_mark = |pid: i32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             line.split(|byte| *byte == 0).next() == Some(mark.as_bytes())
         };
         let is_here = |pid: i32| {
-            let namespace = fs::metadata(format!("/proc/{pid}/ns/net"));
-            namespace.is_ok_and(|other| (other.dev(), other.ino()) == (own.dev(), own.ino()))
+            let other = ["net", "pid"].map(|kind| namespace_of(&pid.to_string(), kind).ok());
+            other.into_iter().eq(own.iter().copied().map(Some))
+        };
+        let users = [Some(0), Some(geteuid().as_raw()), self.user.map(|user| user.uid)];
+        let is_of_user = |pid: i32| {
+            let owner = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
+            owner.is_ok_and(|uid| users.contains(&Some(uid)))
         };
         for entry in fs::read_dir("/proc").map_err(failed)? {
             let Some(pid) = entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse().ok()) else {
@@ -48,6 +60,7 @@ impl Envoy {
             if let Some(process) = Process::find(pid).map_err(failed)?
                 && has_mark(pid)
                 && is_here(pid)
+                && is_of_user(pid)
                 && !process.has_ended()
             {
                 found.push(process);

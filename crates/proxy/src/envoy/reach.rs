@@ -1,7 +1,7 @@
 //! How Envoy's user reaches the program and the directory, also below directories that the user may not enter.
 //!
-//! The new process keeps `CAP_DAC_READ_SEARCH` until it becomes Envoy, so that it finds the program. Then the directory is Envoy's working directory and
-//! its files have relative paths, which need no permission on the directories above. Where the user can enter all of these, the paths are
+//! The new process keeps `CAP_DAC_READ_SEARCH` until it becomes Envoy, so that it finds the program. Then the directory is Envoy's
+//! working directory and its sockets have relative paths, which need no permission on the directories above; the settings are an argument. Where the user can enter all of these, the paths are
 //! absolute: they stay right when the directory is removed and made again.
 
 use std::{
