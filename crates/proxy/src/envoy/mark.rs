@@ -24,8 +24,9 @@ impl Envoy {
         mark
     }
 
-    /// Processes with this directory's mark in the network and PID namespaces of this thread, of a user that runs Envoy. One agent serves
-    /// a network namespace, so no other agent started them; processes of other users and of containers may imitate the mark.
+    /// Processes with this directory's mark in the network and PID namespaces of this thread. One agent serves a network namespace, so no
+    /// other agent started them. Processes of other users may imitate the mark: where Envoy's user is known, only processes of root, of
+    /// this process's user and of Envoy's user count.
     pub(super) fn marked(&self) -> Result<Vec<Process>, EnvoyError> {
         let (mark, mut found) = (self.mark(), Vec::new());
         let failed = |source| EnvoyError::File { operation: "list the processes in", path: "/proc".into(), source };
@@ -43,10 +44,10 @@ impl Envoy {
             let other = ["net", "pid"].map(|kind| namespace_of(&pid.to_string(), kind).ok());
             other.into_iter().eq(own.iter().copied().map(Some))
         };
-        let users = [Some(0), Some(geteuid().as_raw()), self.user.map(|user| user.uid)];
         let is_of_user = |pid: i32| {
+            let Some(user) = self.user else { return true };
             let owner = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
-            owner.is_ok_and(|uid| users.contains(&Some(uid)))
+            owner.is_ok_and(|uid| [0, geteuid().as_raw(), user.uid].contains(&uid))
         };
         for entry in fs::read_dir("/proc").map_err(failed)? {
             let Some(pid) = entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse().ok()) else {
