@@ -549,7 +549,10 @@ async fn follow_links(life: &Arc<Life>, watch: &mut LinkWatch, relinks: &mut rel
                     match relink::restore(life, link).await {
                         Ok(true) => {}
                         Ok(false) => relinks.plan(vec![link], Instant::now()),
-                        Err(why) => tracing::warn!("look at a link that came up again: {why}"),
+                        Err(why) => {
+                            tracing::warn!("look at a link that came up again: {why}; it is tried again");
+                            relinks.plan(vec![link], Instant::now());
+                        }
                     }
                 }
             }

@@ -103,6 +103,8 @@ impl Bpf {
             Ok(info) if own.is(&info) => None,
             Ok(info) => Some(BadPin::Another(own.another(info.id()))),
             Err(e) if e.kind == KernelErrorKind::NotFound => Some(BadPin::Missing),
+            // Without a descriptor or memory the pin cannot be examined, and a good one must not be replaced.
+            Err(e) if e.kind == KernelErrorKind::Exhausted => None,
             Err(e) => Some(BadPin::Another(e.cause)),
         }
     }
