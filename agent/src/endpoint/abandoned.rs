@@ -54,7 +54,7 @@ pub fn interval(grace: Duration) -> Duration {
 /// # Errors
 /// When the kernel could not be read, or a delete failed.
 pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedError> {
-    find(life).await?;
+    let found = find(life).await;
     let now = clock::monotonic_ms();
     let grace = life.config.gone_grace;
     let is_due = |v: &View| Duration::from_millis(now.saturating_sub(v.fsm.since_ms)) >= grace;
@@ -74,7 +74,7 @@ pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedEr
         let result = delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished).await;
         failed.extend(result.errors.into_iter().map(|e| format!("{}: {}: {}", e.endpoint, e.step, e.message)));
     }
-    if failed.is_empty() { Ok(()) } else { Err(AbandonedError::Delete(failed)) }
+    if failed.is_empty() { Ok(found?) } else { Err(AbandonedError::Delete(failed)) }
 }
 
 async fn find<K: Kernel>(life: &Lifecycle<K>) -> Result<(), KernelError> {
@@ -84,9 +84,17 @@ async fn find<K: Kernel>(life: &Lifecycle<K>) -> Result<(), KernelError> {
     let handles: Vec<Handle> = life.registry.list().into_iter().filter(idle).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
     let missing = life.kernel.observe_missing(&links).await?;
+    let mut outcome = Ok(());
     for handle in handles.into_iter().filter(|h| missing.contains(&h.id)) {
         let before = handle.shared.view();
-        let found = life.kernel.observe_endpoint(&before.record).await?;
+        let found = match life.kernel.observe_endpoint(&before.record).await {
+            Ok(found) => found,
+            Err(why) => {
+                // The other endpoints are examined all the same.
+                outcome = outcome.and(Err(why));
+                continue;
+            }
+        };
         // Work on the endpoint meanwhile explains a missing link.
         if !is_gone(&found) || !idle(&handle) || !handle.shared.read(|v| v.is_as(&before)) {
             continue;
@@ -96,7 +104,7 @@ async fn find<K: Kernel>(life: &Lifecycle<K>) -> Result<(), KernelError> {
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Closed(_)) => {}
         }
     }
-    Ok(())
+    outcome
 }
 
 fn is_gone(found: &[EndpointProblem]) -> bool {
