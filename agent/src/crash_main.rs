@@ -1,6 +1,15 @@
-//! `wharf-agent-crash`: the agent with its crash points armed, for the crash tests alone.
+//! `wharf-agent-crash`: the agent with its crash points armed, for tests alone. With `WHARF_NEXT_ABI`, a directory of BPF
+//! objects, it is the agent of the next ABI version, which the tests of upgrade and downgrade upgrade to.
 
-fn main() -> std::process::ExitCode {
+use std::{path::PathBuf, process::ExitCode};
+
+fn main() -> ExitCode {
     wharf_crash::arm();
+    if let Some(objects) = std::env::var_os("WHARF_NEXT_ABI").map(PathBuf::from)
+        && let Err(error) = wharf_datapath::use_next_abi(&objects)
+    {
+        eprintln!("wharf-agent-crash: read the objects of the next ABI version in {}: {error}", objects.display());
+        return ExitCode::FAILURE;
+    }
     wharf_agent::process::main()
 }

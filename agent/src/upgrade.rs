@@ -58,7 +58,7 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
     let endpoints = plan.take_over.into_iter().map(takeover).collect();
     let done = kernel.upgrade(endpoints, plan.keep.clone(), more_time()).await?;
     let from = others.iter().map(|tree| format!("v{}", tree.version)).collect::<Vec<_>>().join(", ");
-    let to = wharf_common::ABI_VERSION;
+    let to = wharf_common::abi::version();
     if let Some((endpoints, why)) = done.counters_lost {
         tracing::warn!(endpoints, "upgrade from {from} to v{to}: counters begin at zero: {why}");
     }

@@ -1,7 +1,7 @@
 //! Finds the BPF objects and says where they are, so that `bpf/objects.rs` can embed them.
 //!
 //! They come from another target and another workspace (`ebpf/`), which `cargo xtask build` builds first and places in
-//! `target/bpf`; `WHARF_BPF_DIR` names another place. Those of the tests' next ABI version are in `next` beside them.
+//! `target/bpf`; `WHARF_BPF_DIR` names another place.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -11,14 +11,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(dir) => PathBuf::from(dir),
         None => PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../target/bpf"),
     };
-    let dir = if env::var_os("CARGO_FEATURE_NEXT_ABI").is_some() { dir.join("next") } else { dir };
     let dir = dir.canonicalize().unwrap_or(dir);
     let mut code = String::new();
     for (name, constant) in [("endpoint.o", "ENDPOINT"), ("node.o", "NODE"), ("sink.o", "SINK")] {
         let path = dir.join(name);
         println!("cargo::rerun-if-changed={}", path.display());
         if path.is_file() {
-            code += &format!("pub(crate) static {constant}: &[u8] = aya::include_bytes_aligned!({path:?});\n");
+            code += &format!("static {constant}: &[u8] = aya::include_bytes_aligned!({path:?});\n");
         } else {
             println!("cargo::error=BPF object {} is missing; run `cargo xtask build`", path.display());
         }
@@ -27,12 +26,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let debug = dir.join("endpoint-debug.o");
     if debug.is_file() {
         println!("cargo::rerun-if-changed={}", debug.display());
-        code += &format!(
-            "pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = Some(aya::include_bytes_aligned!({debug:?}));\n"
-        );
+        code += &format!("static ENDPOINT_DEBUG: Option<&[u8]> = Some(aya::include_bytes_aligned!({debug:?}));\n");
     } else {
         // Cargo would take a file that is not there for one that has changed, in each build.
-        code += "pub(crate) static ENDPOINT_DEBUG: Option<&[u8]> = None;\n";
+        code += "static ENDPOINT_DEBUG: Option<&[u8]> = None;\n";
     }
     fs::write(PathBuf::from(env::var("OUT_DIR")?).join("objects.rs"), code)?;
     Ok(())

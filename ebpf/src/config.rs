@@ -8,7 +8,7 @@ use core::{
 use aya_ebpf::Global;
 use wharf_common::{
     Direction, EndpointConfig, EndpointConsts,
-    map::{FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, limit_flag},
+    map::{CONFIG_ROW, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, limit_flag},
 };
 
 use crate::{maps::CONFIG, parse::Ipv6Address};
@@ -71,10 +71,10 @@ pub fn debug() -> bool {
 pub struct Config(*const EndpointConfig);
 
 impl Config {
-    /// The row; `None` only if the map has none, which an array of one cannot be.
+    /// The row; `None` only if the map lacks it, which is not so in this version's map.
     #[inline(always)]
     pub fn load() -> Option<Self> {
-        CONFIG.get_ptr(0).map(Self)
+        CONFIG.get_ptr(CONFIG_ROW).map(Self)
     }
 
     /// The endpoint may send and receive.

@@ -10,7 +10,7 @@ use wharf_common::{
     FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey,
     SetsRow, StackPathKey, StackPathRow,
     map::{
-        BANDWIDTH_MAX, CALLS_MAX, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX,
+        BANDWIDTH_MAX, CALLS_MAX, CONFIG_ROW, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX,
         FLOWS_RECENT_MAX, FRAGMENT_SLOTS_MAX, FRAGMENTS_MAX, IPCACHE_MAX, METRICS_MAX, NODE_CALLS_MAX,
         POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
     },
@@ -98,7 +98,7 @@ pub static POLICY_STATE: Array<PolicyState, 1> = Array::new();
 
 /// This endpoint's configuration.
 #[btf_map]
-pub static CONFIG: Array<EndpointConfig, 1> = Array::new();
+pub static CONFIG: Array<EndpointConfig, { CONFIG_ROW as usize + 1 }> = Array::new();
 
 /// This endpoint's counters.
 #[btf_map]

@@ -12,11 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use nix::{sys::signal::Signal, unistd::Pid};
 
-use crate::{
-    crash,
-    process::{command_in, wait},
-    space::Space,
-};
+use crate::process::wait;
 
 /// How long an agent may take from start to ready, from SIGTERM to its end, and to a crash point.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -115,13 +111,12 @@ impl Agent {
         }
     }
 
-    /// Starts one with crash points ([`crash`]) and waits until it is ready; `None` when it was killed at a point first.
+    /// Starts one with crash points ([`crate::crash`]) and waits until it is ready; `None` when it was killed at a point
+    /// first.
     ///
     /// # Errors
     /// As [`Self::start`], for any other end.
-    pub fn start_armed(space: &Space, dirs: &Dirs, program: &Path, arguments: &[String]) -> Result<Option<Self>> {
-        let mut command = command_in(space, program)?;
-        command.envs(crash::environment(dirs));
+    pub fn start_armed(command: Command, dirs: &Dirs, arguments: &[String]) -> Result<Option<Self>> {
         match Self::spawn(command, dirs, arguments)? {
             Started::Ready(agent) => Ok(Some(agent)),
             Started::Ended(status) if status.signal() == Some(libc::SIGKILL) => Ok(None),

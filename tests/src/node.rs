@@ -12,8 +12,8 @@ use crate::{
     agent::{Agent, Dirs, read_log},
     attached::Attached,
     cni::{Call, NetConf},
-    http,
-    process::{Finished, bin, bounded, command_in, crash_bin, next_agent, run},
+    crash, http,
+    process::{Finished, bin, bounded, command_in, crash_bin, next_abi, run},
     sandbox::Sandbox,
     scratch,
     space::Space,
@@ -169,7 +169,7 @@ impl Node {
     /// When one runs already, or it does not get ready.
     pub fn start_agent(&mut self) -> Result<()> {
         ensure!(self.agent.is_none(), "an agent runs already");
-        let mut command = self.command(self.program()?)?;
+        let mut command = self.agent_command(false)?;
         if let Some(unit) = &self.unit {
             bounded(&mut command, unit)?;
         }
@@ -187,8 +187,17 @@ impl Node {
         self.next_version = next;
     }
 
-    fn program(&self) -> Result<PathBuf> {
-        if self.next_version { next_agent() } else { bin("wharf-agent") }
+    /// The agent without arguments, with its crash points if it is `armed`.
+    fn agent_command(&self, armed: bool) -> Result<Command> {
+        let is_other = armed || self.next_version;
+        let mut command = self.command(if is_other { crash_bin("wharf-agent") } else { bin("wharf-agent") }?)?;
+        if armed {
+            command.envs(crash::environment(&self.dirs));
+        }
+        if self.next_version {
+            command.envs([next_abi()?]);
+        }
+        Ok(command)
     }
 
     /// From the next start on, the agent has this flag, or has it no more.
@@ -205,8 +214,7 @@ impl Node {
     /// When one runs already, or it ends in another way.
     pub fn start_armed_agent(&mut self) -> Result<bool> {
         ensure!(self.agent.is_none(), "an agent runs already");
-        let program = if self.next_version { next_agent() } else { crash_bin("wharf-agent") }?;
-        self.agent = Agent::start_armed(&self.space, &self.dirs, &program, &self.flags)?;
+        self.agent = Agent::start_armed(self.agent_command(true)?, &self.dirs, &self.flags)?;
         Ok(self.agent.is_some())
     }
 
@@ -429,7 +437,7 @@ impl Node {
     /// # Errors
     /// When it cannot be started, or does not end.
     pub fn run_agent_to_end(&self, flags: &[&str]) -> Result<Finished> {
-        let mut command = self.command(self.program()?)?;
+        let mut command = self.agent_command(false)?;
         command.args(self.dirs.flags()).args(&self.flags).args(flags).env("NO_COLOR", "1");
         run(command, b"", wait::PATIENCE)
     }

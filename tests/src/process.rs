@@ -79,12 +79,23 @@ pub fn crash_bin(name: &str) -> Result<PathBuf> {
     bin(&format!("{name}-crash")).with_context(|| format!("`{command}` builds it"))
 }
 
-/// Path of the agent of the next ABI version, which has crash points too: beside the binaries under test.
+/// Where the BPF objects are: `WHARF_BPF_DIR`, or `target/bpf` of the workspace.
+#[must_use]
+pub fn bpf_dir() -> PathBuf {
+    env::var_os("WHARF_BPF_DIR")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bpf")))
+}
+
+/// The variable that makes `wharf-agent-crash` the agent of the next ABI version, and its value: the directory of that
+/// version's objects.
 ///
 /// # Errors
-/// When it was not built.
-pub fn next_agent() -> Result<PathBuf> {
-    bin("wharf-agent-next").context("`cargo xtask test` builds it, with its BPF objects")
+/// When they were not built.
+pub fn next_abi() -> Result<(&'static str, PathBuf)> {
+    let path = bpf_dir().join("next");
+    ensure!(path.is_dir(), "{} is not there: `cargo xtask test` makes it", path.display());
+    Ok(("WHARF_NEXT_ABI", path.canonicalize().with_context(|| format!("resolve {}", path.display()))?))
 }
 
 /// A command that runs inside the namespace, dies with this thread, and inherits no `WHARF_*` setting.

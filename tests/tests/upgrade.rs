@@ -1,5 +1,5 @@
 //! Upgrade to another ABI version, and downgrade from it, while containers talk. The other version is the next one: the same
-//! agent with another layout of `CONFIG` (feature `next-abi`).
+//! agent with another layout of `CONFIG` ([`wharf_common::abi`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

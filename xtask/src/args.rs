@@ -121,7 +121,7 @@ pub(crate) struct TestArgs {
     /// Go on to the tests when a check has failed.
     #[arg(long)]
     pub(crate) keep_going: bool,
-    /// Kill Wharf at all crash points: half an hour more. Without it a run of all tests takes a quarter of them, another for each commit.
+    /// Kill Wharf at all crash points: half an hour more. Without it a run of all tests takes an eighth of them, another for each commit.
     #[arg(long)]
     pub(crate) all_points: bool,
     /// Run only tests whose names contain one of these, at all of their crash points.

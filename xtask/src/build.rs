@@ -45,9 +45,12 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// Builds the programs with armed crash points beside the product, of the same libraries.
-pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> Result<()> {
-    progress.step("Programs with crash points", |step| {
+/// Builds the programs with armed crash points beside the product, of the same libraries, and the objects of the next ABI
+/// version, with which the agent of these programs is the one that the upgrade tests upgrade to.
+pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    progress.step("Programs with crash points, and the next ABI version", |step| {
+        let copies = NEXT_OBJECTS.map(|name| (name.trim_end_matches(".o"), name));
+        build_object(step, workspace, toolchain, Some("next-abi"), &workspace.next_bpf_objects(), &copies)?;
         for package in ["wharf-agent", "wharf-cni", "wharf"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();
@@ -62,24 +65,8 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace) -> 
     })
 }
 
-/// Builds the agent of the next ABI version with its objects, which the upgrade tests upgrade to. It is optimised, because the
-/// tests also run it on emulated processors.
-pub(crate) fn next_agent(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
-    progress.step("The agent of the next ABI version", |step| {
-        let copies = [("endpoint", "next/endpoint.o"), ("node", "next/node.o"), ("sink", "next/sink.o")];
-        build_object(step, workspace, toolchain, Some("next-abi"), &copies)?;
-        let mut command = workspace.cargo();
-        command.args(["build", "--release", "--locked", "--package", "wharf-agent"]);
-        step.run(command.args(["--features", "next-abi", "--bin", NEXT_AGENT]))?;
-        if !workspace.release().join(NEXT_AGENT).is_file() {
-            bail!("build {NEXT_AGENT}: cargo succeeded, yet it is not in {}", workspace.release().display());
-        }
-        Ok(())
-    })
-}
-
-/// Name of the program that [`next_agent`] builds.
-pub(crate) const NEXT_AGENT: &str = "wharf-agent-next";
+/// The objects of the next ABI version, in [`Workspace::next_bpf_objects`].
+pub(crate) const NEXT_OBJECTS: [&str; 3] = ["endpoint.o", "node.o", "sink.o"];
 
 /// The objects, and their names in `target/bpf`.
 const OBJECTS: [(&str, &str); 5] = [
@@ -96,18 +83,19 @@ fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> R
     for (features, copies) in
         [(None, OBJECTS.as_slice()), (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice())]
     {
-        changed += build_object(step, workspace, toolchain, features, copies)?;
+        changed += build_object(step, workspace, toolchain, features, &workspace.bpf_objects(), copies)?;
     }
     step.note(if changed == 0 { "unchanged".to_owned() } else { format!("{changed} objects new") });
     Ok(())
 }
 
-/// One build of the BPF programs; the objects that are copied, and how many of them are new.
+/// One build of the BPF programs, from which objects are copied to a directory; how many of these are new.
 fn build_object(
     step: &Step,
     workspace: &Workspace,
     toolchain: &Toolchain,
     features: Option<&str>,
+    directory: &Path,
     copies: &[(&str, &str)],
 ) -> Result<usize> {
     let mut command = bpf_cargo(workspace, toolchain, "build")?;
@@ -120,7 +108,7 @@ fn build_object(
     for (built, object) in copies {
         let built = bpf_target(workspace).join(BPF_TARGET).join("release").join(built);
         let bytes = fs::read(&built).with_context(|| format!("read the BPF object {}", built.display()))?;
-        changed += usize::from(write_if_changed(&workspace.bpf_objects().join(object), &bytes)?);
+        changed += usize::from(write_if_changed(&directory.join(object), &bytes)?);
     }
     Ok(changed)
 }

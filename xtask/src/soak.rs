@@ -89,7 +89,7 @@ pub(crate) fn run(
     let mut progress = Progress::new(setup::STEPS + build::STEPS + 2 + PARTS.len(), verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::TEST, CoreSources::Auto)?;
     build::ensure(&mut progress, workspace, &toolchain, &[])?;
-    build::crash_programs(&mut progress, workspace)?;
+    build::crash_programs(&mut progress, workspace, &toolchain)?;
     let variable = cargo_target_variable(&toolchain.rustc.host, "RUNNER");
     let soak = Soak { workspace, runner: privilege.test_runner().map(|runner| (variable, runner)) };
     progress.step("Test binaries", |step| {
@@ -168,10 +168,10 @@ impl Soak<'_> {
     }
 }
 
-/// Of the crash points of each operation those that a run kills at: a quarter, another for each number, and all in four that follow
-/// each other. All of them take an hour.
+/// Of the crash points of each operation those that a run kills at: an eighth, another for each number, and all in eight
+/// that follow each other. All of them take an hour.
 pub(crate) fn share(number: u64) -> String {
-    format!("{}/4", number % 4)
+    format!("{}/8", number % 8)
 }
 
 /// True when another run, as long as the longest so far, ends in time.

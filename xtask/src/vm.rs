@@ -79,9 +79,8 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     } else {
         let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::VM, CoreSources::Auto)?;
         build::ensure(&mut progress, workspace, &toolchain, &[])?;
-        build::next_agent(&mut progress, workspace, &toolchain)?;
+        build::crash_programs(&mut progress, workspace, &toolchain)?;
     }
-    build::crash_programs(&mut progress, workspace)?;
     let files = progress.step("Test binaries", |step| plan::make(step, workspace, &arguments.tests))?;
     let planned = files.iter().map(|file| file.tests.len()).sum();
 

@@ -42,6 +42,11 @@ impl Workspace {
         self.target().join("bpf")
     }
 
+    /// BPF objects of the next ABI version, to which the upgrade tests upgrade.
+    pub(crate) fn next_bpf_objects(&self) -> PathBuf {
+        self.bpf_objects().join("next")
+    }
+
     /// The BPF toolchain that `setup` makes.
     pub(crate) fn bpf_toolchain(&self) -> PathBuf {
         self.target().join("ebpf-toolchain")

@@ -31,7 +31,7 @@ impl Delegation {
             overall: components.iter().map(|c| c.health).max().unwrap_or(Health::Ok),
             serving: self.serves(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            abi_version: wharf_common::ABI_VERSION,
+            abi_version: wharf_common::abi::version(),
             node_name: self.config.node_name.clone(),
             pid: std::process::id(),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),

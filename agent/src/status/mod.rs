@@ -113,7 +113,7 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
         overall: Health::Ok,
         serving: process::serves(node),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        abi_version: wharf_common::ABI_VERSION,
+        abi_version: wharf_common::abi::version(),
         node_name: node.life.config.node_name.clone(),
         pid: std::process::id(),
         uptime_ms: millis(node.started.elapsed()),

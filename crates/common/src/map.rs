@@ -316,8 +316,8 @@ pub const fn limit_flag(direction: Direction) -> u32 {
     }
 }
 
-/// Bytes of padding in [`EndpointConfig`]; in the tests' next ABI version more, which moves what comes after it.
-const CONFIG_PAD: usize = if cfg!(feature = "next-abi") { 20 } else { 4 };
+/// The row of [`CONFIG`] that programs read: another one in the tests' next ABI version ([`crate::abi`]).
+pub const CONFIG_ROW: u32 = if cfg!(feature = "next-abi") { 1 } else { 0 };
 
 /// Value of [`CONFIG`]. An absent family has an all-zero address, and packets of that family drop with
 /// [`crate::DropReason::InvalidSourceIp`] (they cannot have a valid source).
@@ -341,7 +341,7 @@ pub struct EndpointConfig {
     /// The gateway it sees (the node's router address), network byte order; ARP for it is answered.
     pub gateway4: [u8; 4],
     /// Zero.
-    pub _pad: [u8; CONFIG_PAD],
+    pub _pad: [u8; 4],
     /// The endpoint's IPv6 address, network byte order; zero when it has none.
     pub ipv6: [u8; 16],
     /// The IPv6 gateway it sees; neighbour solicitations for it are answered.
@@ -432,7 +432,7 @@ const _: () = {
     assert!(size_of::<StackPathKey>() == 40);
     assert!(size_of::<StackPathRow>() == 24);
     assert!(size_of::<EndpointConsts>() == 24);
-    assert!(size_of::<EndpointConfig>() == 60 + CONFIG_PAD);
+    assert!(size_of::<EndpointConfig>() == 64);
     assert!(size_of::<EndpointProfile>() == size_of::<EndpointConfig>() + 16);
     assert!(size_of::<Counter>() == 16);
     assert!(size_of::<Bucket>() == 24);

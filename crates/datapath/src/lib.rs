@@ -61,6 +61,7 @@ mod speakers;
 
 pub use address_changes::AddressChanges;
 pub use bpf::loader::Loader;
+pub use bpf::objects::use_next_abi;
 pub use bpf::pins::{ensure_pin_root, has_pin_root};
 pub use events::EventReader;
 pub use fake::FakeKernel;

@@ -1,6 +1,6 @@
 //! What one packet costs in the endpoint's own programs, by `BPF_PROG_TEST_RUN` on the programs as the agent pinned them.
 
-use std::{fs, net::IpAddr, path::PathBuf};
+use std::{fs, net::IpAddr};
 
 use anyhow::{Context, Result, ensure};
 use aya::{
@@ -232,7 +232,7 @@ impl Mirror {
 
 /// An object of the BPF programs, where the build leaves it.
 pub(super) fn object(name: &str) -> Result<Vec<u8>> {
-    let dir = std::env::var_os("WHARF_BPF_DIR").map_or_else(|| super::target_dir().join("bpf"), PathBuf::from);
+    let dir = crate::process::bpf_dir();
     let path = dir.join(name);
     fs::read(&path).with_context(|| format!("read {}; `cargo xtask build` makes it", path.display()))
 }

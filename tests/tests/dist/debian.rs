@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount, umount};
 use wharf_tests::{
     Attached, Sandbox, icmp,
-    process::{command_in, ip, next_agent, run},
+    process::{command_in, crash_bin, ip, next_abi, run},
     stream::{TcpFlow, UdpStream},
     wait,
 };
@@ -36,8 +36,14 @@ fn newer(machine: &Machine) -> Result<PathBuf> {
     let text = fs::read_to_string(&control)?.replace(env!("CARGO_PKG_VERSION"), NEWER);
     fs::write(&control, text)?;
     let agent = tree.join("usr/bin/wharf-agent");
-    fs::copy(next_agent()?, &agent)?;
+    fs::copy(crash_bin("wharf-agent")?, &agent)?;
     fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))?;
+    let (variable, objects) = next_abi()?;
+    let unit = tree.join(UNIT.trim_start_matches('/'));
+    let text = fs::read_to_string(&unit)?;
+    let exec = text.find("ExecStart=").context("the unit has no ExecStart=")?;
+    let (head, tail) = text.split_at(exec);
+    fs::write(&unit, format!("{head}Environment={variable}={}\n{tail}", objects.display()))?;
     OpenOptions::new().append(true).open(tree.join("etc/wharf/agent.toml"))?.write_all(b"# A later version's.\n")?;
     tool("dpkg-deb", &["-Znone", "--build", &tree.display().to_string(), &out.display().to_string()])?.ok()?;
     fs::remove_dir_all(&tree)?;

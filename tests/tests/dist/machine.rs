@@ -2,7 +2,7 @@
 //! and a stand-in for systemd.
 //!
 //! What it does not model: systemd itself. `/usr/bin/systemctl` is a script that hands its arguments to the test, which starts
-//! and stops the agent as the installed unit says (command, capabilities, directories, readiness by notification), and does
+//! and stops the agent as the installed unit says (command, variables, capabilities, directories, readiness by notification), and does
 //! nothing else that the unit says.
 
 use std::{
@@ -195,6 +195,8 @@ impl Machine {
             fs::create_dir_all(directory)?;
             fs::set_permissions(directory, fs::Permissions::from_mode(mode(&unit, setting)?))?;
         }
+        let variables = unit.lines().filter_map(|line| line.strip_prefix("Environment=")?.split_once('='));
+        command.envs(variables);
         bounded(&mut command, &unit)?;
         self.agent = Some(Agent::start(command, &self.dirs, &words.collect::<Vec<_>>())?);
         Ok(())

@@ -3,7 +3,6 @@
 use std::{
     cell::OnceCell,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::PathBuf,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -22,7 +21,13 @@ use wharf_common::{
     drop_reason::{REASONS, metrics_index},
     map::{self, FLAG_LIVE, FLAG_TRACE, NodeCall},
 };
-use wharf_tests::{frame::Mac, process::ip, programs::on_interface, scratch, space::Space};
+use wharf_tests::{
+    frame::Mac,
+    process::{bpf_dir, ip},
+    programs::on_interface,
+    scratch,
+    space::Space,
+};
 use zerocopy::FromBytes;
 
 /// Hook verdicts, from `linux/pkt_cls.h`.
@@ -144,9 +149,7 @@ pub(crate) struct Endpoint {
 
 /// Where the build leaves the objects.
 pub(crate) fn object(name: &str) -> Result<Vec<u8>> {
-    let dir = std::env::var_os("WHARF_BPF_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/bpf"), PathBuf::from);
-    let path = dir.join(name);
+    let path = bpf_dir().join(name);
     std::fs::read(&path).with_context(|| format!("read {}; `cargo xtask build` makes it", path.display()))
 }
 

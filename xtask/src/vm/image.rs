@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{apt::empty_directory, kernel::Kernel, plan::TestFile, tools::Tools};
 use crate::{
-    build::NEXT_AGENT,
+    build::NEXT_OBJECTS,
     progress::Step,
     workspace::{Workspace, find_program},
 };
@@ -41,8 +41,8 @@ const EXTENSIONS: &[&str] = &[
     "libxt_udp.so",
 ];
 
-/// Wharf's programs, and the agent that they are upgraded to.
-const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf", NEXT_AGENT];
+/// Wharf's programs.
+const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
 
 /// Programs with crash points, which tests stop at a chosen step.
 const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash", "wharf-crash"];
@@ -160,6 +160,10 @@ pub(crate) fn make(
     }
     for object in ["endpoint.o", "node.o", "sink.o", "endpoint-debug.o"] {
         tree.copy(&workspace.bpf_objects().join(object), &Path::new("/wharf/bpf").join(object))?;
+    }
+    for object in NEXT_OBJECTS {
+        let place = Path::new("/wharf/bpf/next").join(object);
+        tree.copy(&workspace.next_bpf_objects().join(object), &place)?;
     }
     // Tests find their files beside their package, by the path it was compiled at.
     for package in ["tests", "crates/datapath"] {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use wharf_common::{
-    ABI_VERSION, Counter, Direction, DropReason, EndpointConfig, EndpointConsts,
+    Counter, Direction, DropReason, EndpointConfig, EndpointConsts, abi,
     drop_reason::REASONS,
     map::{self, FLAG_CHAINED, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, METRICS_MAX},
 };
@@ -14,7 +14,8 @@ use wharf_core::{
 use wharf_crash as crash;
 
 use super::{
-    Bpf, bandwidth, loader, maps, objects,
+    Bpf, bandwidth, loader, maps,
+    objects::objects,
     pins::{self, LINKS, LOGS, MAPS, PROGRAMS, upcoming},
     shared::pin_upcoming,
 };
@@ -64,8 +65,8 @@ impl Bpf {
             self.check_pinned(&path, name)?;
             paths.push((name, path));
         }
-        let object = match (spec.debug, objects::ENDPOINT_DEBUG) {
-            (false, _) => objects::ENDPOINT,
+        let object = match (spec.debug, objects().endpoint_debug) {
+            (false, _) => objects().endpoint,
             (true, Some(object)) => {
                 // All programs share one buffer of log records, so the reader sees new programs too.
                 paths.push((LOGS, self.pins.shared(LOGS)));
@@ -78,7 +79,7 @@ impl Bpf {
             }
         };
         let consts = EndpointConsts {
-            abi_version: ABI_VERSION,
+            abi_version: abi::version(),
             endpoint_id: u32::from(spec.id.get()),
             container_mac: spec.container_mac.0,
             host_mac: spec.host_mac.0,
@@ -151,7 +152,7 @@ impl Bpf {
         };
         // Before the flag: a program that sees the flag finds the limit.
         self.ensure_bandwidth(id, &spec.bandwidth)?;
-        maps::config(&path)?.set(0, config, 0).map_err(|e| wrap("write configuration", about(id), &e))?;
+        maps::config(&path)?.set(config).map_err(|e| wrap("write configuration", about(id), &e))?;
         crash::point("datapath/config/after-write");
         Ok(())
     }
@@ -159,7 +160,7 @@ impl Bpf {
     /// An endpoint's configuration row.
     pub(crate) fn config(&self, id: EndpointId) -> Result<EndpointConfig> {
         let path = self.pins.endpoint(id, map::CONFIG);
-        maps::config(&path)?.get(&0, 0).map_err(|e| wrap("read configuration", about(id), &e))
+        maps::config(&path)?.get().map_err(|e| wrap("read configuration", about(id), &e))
     }
 
     /// The endpoint's counters that are not zero, summed over CPUs.

@@ -49,7 +49,7 @@ impl PinTree {
     /// version's tree every pin name counts as ours.
     pub(crate) fn listing(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut ours, mut foreign) = (Vec::new(), Vec::new());
-        let foreign_version = self.version() != wharf_common::ABI_VERSION;
+        let foreign_version = self.version() != wharf_common::abi::version();
         let shared = |name: &str| {
             foreign_version || SHARED_MAPS.contains(&name) || [SINK, LOGS].contains(&name) || name == upcoming(SINK)
         };

@@ -11,7 +11,7 @@ use aya::{
     programs::ProgramInfo,
 };
 use wharf_common::{
-    Bucket, Direction, EndpointConfig,
+    Bucket, Direction,
     map::{self, FLAG_CHAINED, FLAG_LIVE, limit_flag},
 };
 use wharf_core::{
@@ -175,8 +175,7 @@ impl Bpf {
 
 fn observe_config(data: MapData, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
     let read = |e: &(dyn std::error::Error + 'static)| wrap("read configuration", format!("endpoint {}", record.id), e);
-    let rows: Array<_, EndpointConfig> = Array::try_from(Map::Array(data)).map_err(|e| read(&e))?;
-    let config = rows.get(&0, 0).map_err(|e| read(&e))?;
+    let config = maps::Config::of(data).and_then(|config| config.get()).map_err(|e| read(&e))?;
     let mut field = |field, expected: String, found: String| {
         if expected != found {
             problems.push(EndpointProblem::Config { field, expected, found });

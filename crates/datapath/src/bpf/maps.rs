@@ -13,7 +13,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, Pr
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
     FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, SetsRow, StackPathKey,
-    StackPathRow, map,
+    StackPathRow, abi, map,
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
 
@@ -150,7 +150,8 @@ fn shape(name: &str) -> Option<Shape> {
             Shape { kind: MapType::Array, key: number, value: size_of::<PolicyState>(), max_entries: 1, flags: 0 }
         }
         map::CONFIG => {
-            Shape { kind: MapType::Array, key: number, value: size_of::<EndpointConfig>(), max_entries: 1, flags: 0 }
+            let max_entries = abi::config_row() + 1;
+            Shape { kind: MapType::Array, key: number, value: size_of::<EndpointConfig>(), max_entries, flags: 0 }
         }
         map::METRICS => Shape {
             kind: MapType::PerCpuArray,
@@ -248,9 +249,26 @@ pub(crate) fn is_missing(error: &MapError) -> bool {
     }
 }
 
+/// An endpoint's configuration: the row of `CONFIG` that its programs read.
+pub(crate) struct Config(Array<MapData, EndpointConfig>);
+
+impl Config {
+    pub(crate) fn of(map: MapData) -> std::result::Result<Self, MapError> {
+        Array::try_from(Map::Array(map)).map(Self)
+    }
+
+    pub(crate) fn get(&self) -> std::result::Result<EndpointConfig, MapError> {
+        self.0.get(&abi::config_row(), 0)
+    }
+
+    pub(crate) fn set(&mut self, config: EndpointConfig) -> std::result::Result<(), MapError> {
+        self.0.set(abi::config_row(), config, 0)
+    }
+}
+
 /// Opens an endpoint's configuration.
-pub(crate) fn config(path: &Path) -> Result<Array<MapData, EndpointConfig>> {
-    typed(path, Array::try_from(Map::Array(open(path, map::CONFIG)?)))
+pub(crate) fn config(path: &Path) -> Result<Config> {
+    typed(path, Config::of(open(path, map::CONFIG)?))
 }
 
 /// Opens an endpoint's limits of bandwidth.

@@ -11,7 +11,7 @@ mod kept;
 pub(crate) mod loader;
 mod look;
 pub(crate) mod maps;
-mod objects;
+pub(crate) mod objects;
 pub(crate) mod pins;
 pub(crate) mod policy;
 mod proxy;

@@ -128,7 +128,7 @@ impl PinTree {
     /// Checks that `bpffs` is a bpffs; changes nothing.
     pub(crate) fn open(bpffs: &Path) -> Result<Self> {
         check_bpffs(bpffs)?;
-        let root = bpffs.join(ROOT).join(format!("v{}", wharf_common::ABI_VERSION));
+        let root = bpffs.join(ROOT).join(format!("v{}", wharf_common::abi::version()));
         Ok(Self { bpffs: bpffs.to_owned(), root })
     }
 

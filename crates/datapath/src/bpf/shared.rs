@@ -19,7 +19,8 @@ use wharf_crash as crash;
 use super::{
     Bpf,
     held::{BadPin, SharedMap},
-    loader, maps, objects,
+    loader, maps,
+    objects::objects,
     pins::{self, PinTree, SHARED_MAPS, SINK, upcoming},
     rows::read_slot,
 };
@@ -99,7 +100,7 @@ impl Bpf {
         if missing {
             // Loading the objects creates the maps that are missing. Their programs are not loaded, and an endpoint's own maps are
             // dropped at once.
-            for object in [objects::ENDPOINT, objects::NODE] {
+            for object in [objects().endpoint, objects().node] {
                 let made = self.loader.load(object, None, self.shared_pins());
                 made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
             }
@@ -182,7 +183,7 @@ impl Bpf {
         let path = self.pins.shared(map::NODE_CALLS);
         let subject = || path.display().to_string();
         let failed = |e: &aya::EbpfError| wrap("load the node's programs", subject(), e);
-        let mut ebpf = self.load(objects::NODE, None, Vec::new(), failed)?;
+        let mut ebpf = self.load(objects().node, None, Vec::new(), failed)?;
         let mut slots = self.program_slots(map::NODE_CALLS)?;
         let mut ids = Vec::new();
         for call in NodeCall::ALL {
@@ -219,7 +220,7 @@ impl Bpf {
         let subject = || path.display().to_string();
         // The sink has no maps. Passing the shared pin paths avoids a new loader.
         let pins = self.shared_pins();
-        let mut ebpf = self.loader.load(objects::SINK, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
+        let mut ebpf = self.loader.load(objects().sink, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
         let program = loader::classifier(&mut ebpf, SINK)?;
         program.load().map_err(|e| loader::load_error(subject(), &e))?;
         pin_program(program, &path)?;

@@ -71,7 +71,7 @@ use std::{collections::BTreeSet, fs, io, path::Path, sync::atomic::Ordering};
 use aya::{maps::PerCpuValues, programs::ProgramInfo};
 use nix::net::if_::if_nameindex;
 use wharf_common::{
-    ABI_VERSION, Counter,
+    Counter, abi,
     map::{self, METRICS_MAX},
 };
 use wharf_core::{
@@ -134,7 +134,7 @@ impl Bpf {
             let cause = format!(
                 "{error}; {state}; start the version that uses {from}, or remove the cause and start this one again"
             );
-            let subject = format!("from {from} to v{ABI_VERSION}");
+            let subject = format!("from {from} to v{}", abi::version());
             return Err(KernelError { operation: "upgrade endpoints", subject, cause, kind: error.kind });
         }
         wait_for_programs();
