@@ -1,13 +1,10 @@
 //! The version of the layouts that this process uses.
 //!
-//! It is [`CURRENT`], except in the agent of the tests of upgrade and downgrade: that one loads programs of the next
+//! It is [`crate::ABI_VERSION`], except in the agent of the tests of upgrade and downgrade: that one loads programs of the next
 //! version, whose [`crate::map::CONFIG`] has two rows of which they read the second. A program that found the map of the
 //! other version would drop every packet of its endpoint.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-
-/// The version of this crate's layouts.
-pub const CURRENT: u32 = 3;
 
 static IS_NEXT: AtomicBool = AtomicBool::new(false);
 
@@ -19,7 +16,7 @@ pub fn use_next() {
 /// The version in use.
 #[must_use]
 pub fn version() -> u32 {
-    CURRENT + u32::from(IS_NEXT.load(Ordering::Relaxed))
+    crate::ABI_VERSION + u32::from(IS_NEXT.load(Ordering::Relaxed))
 }
 
 /// The row of [`crate::map::CONFIG`] that the programs read, which is its last one.

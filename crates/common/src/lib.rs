@@ -7,6 +7,7 @@
 //! opens a map that another version laid out.
 #![no_std]
 
+#[cfg(feature = "user")]
 pub mod abi;
 pub mod drop_reason;
 pub mod event;
@@ -34,8 +35,10 @@ pub use test_packet::TestReport;
 /// | 3 | [`FlowUse`] counts recent flows; [`map::FLOWS_RECENT`], [`map::FRAGMENT_SLOTS`] |
 ///
 /// The programs that are built with the feature `next-abi` have the version after, in which [`map::CONFIG`] has another
-/// layout. The tests of upgrade and downgrade upgrade to it. User space asks [`abi`] for the version in use.
-pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { abi::CURRENT + 1 } else { abi::CURRENT };
+/// layout. The tests of upgrade and downgrade upgrade to it. User space asks `abi` for the version in use.
+pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
+
+const CURRENT_VERSION: u32 = 3;
 
 /// Highest endpoint id (ids start at 1; 0 means "none"). Bounds [`map::CALLS`] and twice that [`map::ENDPOINTS`].
 pub const MAX_ENDPOINT_ID: u32 = 16_383;

@@ -316,7 +316,7 @@ pub const fn limit_flag(direction: Direction) -> u32 {
     }
 }
 
-/// The row of [`CONFIG`] that programs read: another one in the tests' next ABI version ([`crate::abi`]).
+/// The row of [`CONFIG`] that programs read: another one in the tests' next ABI version (`crate::abi`).
 pub const CONFIG_ROW: u32 = if cfg!(feature = "next-abi") { 1 } else { 0 };
 
 /// Value of [`CONFIG`]. An absent family has an all-zero address, and packets of that family drop with

@@ -8,7 +8,7 @@ use core::ptr;
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::lpm_trie::Key, programs::TcContext};
 use wharf_common::{
-    CellKey, Direction, DropReason, PolicyState, PortKey,
+    CellKey, CellRow, Direction, DropReason, PolicyState, PortKey,
     flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
     policy::{
         BY_SERVICE, Choice, DENY, IDENTITY_NODE, MARK_BY_SERVICE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS,
@@ -262,7 +262,9 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         _ => 0,
     };
     let mut choice = Choice::NONE;
-    let (mut judges, mut is_unknown) = (None, false);
+    // A pointer and no `Option`: without a row it is on the stack all the same, where Linux before 6.3 allows no read of
+    // what was never written.
+    let (mut judges, mut is_unknown) = (ptr::null_mut::<CellRow>(), false);
     for which in 0..4_u32 {
         let (any_class, any_port) = (which & 2 != 0, which & 1 != 0);
         let key = CellKey { set, class: if any_class { 0 } else { class }, port: if any_port { 0 } else { port } };
@@ -272,16 +274,14 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         let decides = choice.decides().rank;
         // SAFETY: as above.
         if unsafe { (*row).admin.rank == decides || (*row).rest.rank == decides } {
-            (judges, is_unknown) = (Some(row), !any_port && port == PORT_UNKNOWN);
+            (judges, is_unknown) = (row, !any_port && port == PORT_UNKNOWN);
         }
     }
-    if let Some(row) = judges
-        && !test_packet::is_test(ctx)
-    {
+    if !judges.is_null() && !test_packet::is_test(ctx) {
         // SAFETY: a map value, added to atomically.
         unsafe {
-            atomic::increment(&raw mut (*row).packets);
-            atomic::add(&raw mut (*row).bytes, u64::from(ctx.len()));
+            atomic::increment(&raw mut (*judges).packets);
+            atomic::add(&raw mut (*judges).bytes, u64::from(ctx.len()));
         }
     }
     let decides = choice.decides();
