@@ -106,12 +106,13 @@ pub(crate) enum Command {
 Exit status:
   0  ok: the agent serves and nothing is amiss (a part that is pending is no fault)
   1  degraded: the agent serves, and something is amiss or stale
-  2  down: the agent does not serve, a part of it fails, or it cannot be reached
+  2  down: the agent does not serve, a part of it fails, or it cannot be reached; also when this user may not use its
+     socket, for which --brief prints no-permission
   3  the command line is wrong
 
 Examples:
   wharf status                       the whole screen
-  wharf status --brief               one word, ok, degraded or down, with the same exit status
+  wharf status --brief               one word (ok, degraded, down, no-permission), with the same exit status
   wharf status --all-controllers     with every controller, healthy or not, those of endpoints too
   wharf status --verbose             with every BPF map too
   wharf status --watch               again after each change, until interrupted

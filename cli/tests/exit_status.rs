@@ -245,6 +245,10 @@ fn labels_have_kubectls_grammar_wherever_they_are_written() {
         &["endpoint", "labels", "7", "app=a,app-"],
         &["namespace", "set", "shop", "team"],
         &["namespace", "set", "shop", "cni:team=a"],
+        &["namespace", "label", "shop", "cni:team-"],
+        &["namespace", "label", "shop", "team=a", "team-"],
+        &["endpoint", "labels", "7", "--set", "app=a,app=b"],
+        &["endpoint", "labels", "7", "app=a", "k8s:app=b"],
         &["sandbox", "create", "web", "--label", "app"],
         &["sandbox", "create", "web", "--label", "app=a,app=b"],
     ] {

@@ -352,7 +352,7 @@ fn without_root_the_socket_is_closed_to_strangers() -> Result<()> {
         let mut command = node.command(runnable_by_all("wharf")?)?;
         as_nobody(command.arg("--socket").arg(node.dirs().socket()).args(["status", "--brief"]));
         let finished = run(command, b"", Duration::from_secs(10))?;
-        ensure!(finished.code() == 2 && finished.stdout == "no permission\n", "{}", finished.describe());
+        ensure!(finished.code() == 2 && finished.stdout == "no-permission\n", "{}", finished.describe());
         ensure!(!finished.stderr.contains("systemctl") && finished.stderr.contains("group"), "{}", finished.describe());
         Ok(())
     })

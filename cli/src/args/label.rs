@@ -1,7 +1,7 @@
 //! Labels on a command line, as kubectl has them: `KEY=VALUE`, several with commas between, and `KEY-` to remove one.
 //! A source and `:` may stand before the key.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use wharf_policy::read::{is_label_key, is_label_value};
 
@@ -50,10 +50,12 @@ pub(crate) enum BadLabel {
     Value(String, String),
     #[error("the source {0:?} is none: write lower-case letters and digits, for example k8s:app=web")]
     Source(String),
-    #[error("label {0} is there twice: give it one value, for example {0}=web")]
-    Twice(String),
-    #[error("labels of {0} have no other source than {1}: write KEY=VALUE, for example app=web")]
-    OtherSource(&'static str, &'static str),
+    /// Two changes of one label.
+    #[error("label {key} is given twice, as {first} and {second}: give it once, for example {first}")]
+    Twice { key: String, first: String, second: String },
+    /// A label of a subject whose labels are all of one source.
+    #[error("{given}: each label of {subject} has the source {source_name}: leave the source out, for example {plain}")]
+    OtherSource { given: String, subject: &'static str, source_name: &'static str, plain: String },
 }
 
 impl FromStr for Label {
@@ -119,12 +121,6 @@ impl FromStr for LabelChanges {
     }
 }
 
-impl From<Label> for Labels {
-    fn from(label: Label) -> Self {
-        Self(vec![label])
-    }
-}
-
 impl Labels {
     /// The labels of several arguments.
     pub(crate) fn all(arguments: Vec<Self>) -> Vec<Label> {
@@ -137,17 +133,13 @@ impl Labels {
         subject: &'static str,
         source: &'static str,
     ) -> Result<BTreeMap<String, String>, BadLabel> {
-        let mut all = BTreeMap::new();
-        for label in Self::all(arguments) {
-            let Label { source: of, key, value } = label;
-            if of.is_some_and(|of| of != source) {
-                return Err(BadLabel::OtherSource(subject, source));
-            }
-            if all.insert(key.clone(), value).is_some() {
-                return Err(BadLabel::Twice(key));
-            }
+        let all: Vec<LabelChange> = Self::all(arguments).into_iter().map(LabelChange::Set).collect();
+        each_once(&all)?;
+        let mut labels = BTreeMap::new();
+        for change in all {
+            change.of_source(subject, source)?.apply(&mut labels);
         }
-        Ok(all)
+        Ok(labels)
     }
 }
 
@@ -155,15 +147,79 @@ impl LabelChanges {
     /// The changes of several arguments; each label is changed once.
     pub(crate) fn all(arguments: Vec<Self>) -> Result<Vec<LabelChange>, BadLabel> {
         let all: Vec<LabelChange> = arguments.into_iter().flat_map(|changes| changes.0).collect();
-        let mut names = std::collections::BTreeSet::new();
-        for change in &all {
-            let (LabelChange::Set(Label { source, key, .. }) | LabelChange::Remove { source, key }) = change;
-            if !names.insert((source, key)) {
-                return Err(BadLabel::Twice(key.clone()));
-            }
-        }
+        each_once(&all)?;
         Ok(all)
     }
+
+    /// The labels of several arguments, which replace all others; each label is set once.
+    pub(crate) fn set(arguments: Vec<Labels>) -> Result<Vec<LabelChange>, BadLabel> {
+        let all: Vec<LabelChange> = Labels::all(arguments).into_iter().map(LabelChange::Set).collect();
+        each_once(&all)?;
+        Ok(all)
+    }
+}
+
+impl LabelChange {
+    fn name(&self) -> (Option<&str>, &str) {
+        let (Self::Set(Label { source, key, .. }) | Self::Remove { source, key }) = self;
+        (source.as_deref(), key)
+    }
+
+    /// Checks the change against the one source of the labels of `subject`.
+    ///
+    /// # Errors
+    /// The change names another source.
+    pub(crate) fn of_source(self, subject: &'static str, source: &'static str) -> Result<Self, BadLabel> {
+        if self.name().0.is_none_or(|of| of == source) {
+            return Ok(self);
+        }
+        let given = self.to_string();
+        let plain = match self {
+            Self::Set(label) => Self::Set(Label { source: None, ..label }),
+            Self::Remove { key, .. } => Self::Remove { source: None, key },
+        };
+        Err(BadLabel::OtherSource { given, subject, source_name: source, plain: plain.to_string() })
+    }
+
+    /// Changes labels by key, which are all of one source.
+    pub(crate) fn apply(self, labels: &mut BTreeMap<String, String>) {
+        match self {
+            Self::Set(Label { key, value, .. }) => drop(labels.insert(key, value)),
+            Self::Remove { key, .. } => drop(labels.remove(&key)),
+        }
+    }
+}
+
+impl fmt::Display for LabelChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (source, key) = self.name();
+        if let Some(source) = source {
+            write!(f, "{source}:")?;
+        }
+        match self {
+            Self::Set(Label { value, .. }) => write!(f, "{key}={value}"),
+            Self::Remove { .. } => write!(f, "{key}-"),
+        }
+    }
+}
+
+/// Refuses two changes of one label. A change without a source may be about any source, so it conflicts with every other change of its key.
+fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
+    let mut by_key: BTreeMap<&str, Vec<&LabelChange>> = BTreeMap::new();
+    for change in changes {
+        let (source, key) = change.name();
+        let others = by_key.entry(key).or_default();
+        let is_same = |other: &&&LabelChange| {
+            let of = other.name().0;
+            source.is_none() || of.is_none() || source == of
+        };
+        if let Some(first) = others.iter().find(is_same) {
+            let (first, second) = (first.to_string(), change.to_string());
+            return Err(BadLabel::Twice { key: key.to_owned(), first, second });
+        }
+        others.push(change);
+    }
+    Ok(())
 }
 
 /// The labels of an endpoint (`source:key=value`) after the changes. A label without a source keeps the source of the
@@ -233,12 +289,47 @@ mod tests {
         let of = |texts: &[&str]| {
             Labels::by_key(texts.iter().map(|text| text.parse().unwrap()).collect(), "a sandbox", "cni")
         };
-        assert_eq!(of(&["a=1", "b=2,a=1"]), Err(BadLabel::Twice("a".to_owned())));
-        assert_eq!(of(&["k8s:a=1"]), Err(BadLabel::OtherSource("a sandbox", "cni")));
+        let told = |result: Result<_, BadLabel>| result.map(|_: BTreeMap<_, _>| ()).expect_err("refused").to_string();
+        let twice = "label a is given twice, as a=1 and a=2: give it once, for example a=1";
+        assert_eq!(told(of(&["a=1", "b=2,a=2"])), twice);
+        assert!(told(of(&["a=1,cni:a=1"])).contains("as a=1 and cni:a=1"));
+        let other = "k8s:a=1: each label of a sandbox has the source cni: leave the source out, for example a=1";
+        assert_eq!(told(of(&["k8s:a=1"])), other);
         let (a, b) = (("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned()));
         assert_eq!(of(&["b=2", "cni:a=1"]), Ok(BTreeMap::from([a, b])));
-        let twice = ["a=1", "a-"].map(|text| text.parse().unwrap()).to_vec();
-        assert_eq!(LabelChanges::all(twice), Err(BadLabel::Twice("a".to_owned())));
+    }
+
+    #[test]
+    fn a_label_is_changed_once() {
+        let changes = |texts: &[&str]| LabelChanges::all(texts.iter().map(|text| text.parse().unwrap()).collect());
+        for (texts, both) in [
+            (&["a=1", "a-"] as &[&str], "as a=1 and a-"),
+            (&["a-,a-"], "as a- and a-"),
+            (&["k8s:a=1,k8s:a=2"], "as k8s:a=1 and k8s:a=2"),
+            (&["cni:a=1,a=2"], "as cni:a=1 and a=2"),
+            (&["cni:a=1", "k8s:a=2", "a-"], "as cni:a=1 and a-"),
+        ] {
+            let why = changes(texts).unwrap_err().to_string();
+            assert!(why.contains(both) && why.contains("for example"), "{texts:?}: {why}");
+        }
+        assert_eq!(changes(&["cni:a=1", "k8s:a-,b=1"]).map(|all| all.len()), Ok(3), "of two sources");
+        let set = |text: &str| LabelChanges::set(vec![text.parse().unwrap()]);
+        assert!(set("app=a,app=b").unwrap_err().to_string().contains("as app=a and app=b"));
+        assert_eq!(set("cni:app=a,k8s:app=b").map(|all| all.len()), Ok(2));
+    }
+
+    #[test]
+    fn a_change_of_another_source_changes_nothing() {
+        let mut labels = BTreeMap::from([("stage".to_owned(), "test".to_owned())]);
+        let change = |text: &str| text.parse::<LabelChange>().unwrap().of_source("a namespace", "k8s");
+        let why = change("cni:stage-").unwrap_err().to_string();
+        assert_eq!(
+            why,
+            "cni:stage-: each label of a namespace has the source k8s: leave the source out, for example stage-"
+        );
+        change("k8s:stage-").expect("the source of the labels").apply(&mut labels);
+        change("team=a").expect("no source").apply(&mut labels);
+        assert_eq!(labels, BTreeMap::from([("team".to_owned(), "a".to_owned())]));
     }
 
     #[test]

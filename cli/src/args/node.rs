@@ -19,7 +19,7 @@ use crate::target::Target;
 /// Arguments of `wharf status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// One word: ok, degraded or down.
+    /// One word: ok, degraded, down, or no-permission when this user may not use the socket.
     #[arg(long, conflicts_with_all = ["verbose", "all_controllers", "watch"])]
     pub(crate) brief: bool,
     /// Everything: kernel features, every controller, BPF maps, counters.

@@ -5,8 +5,8 @@ use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health, Me
 use super::{Context, describe, watch};
 use crate::{
     args::{
-        Choice, DeleteArgs, EndpointCommand, EndpointSetting, LabelChange, LabelChanges, Labels, Level, ListFilter,
-        NamespaceName, changed,
+        Choice, DeleteArgs, EndpointCommand, EndpointSetting, LabelChanges, Labels, Level, ListFilter, NamespaceName,
+        changed,
     },
     error::{CliError, Exit},
     output::remark,
@@ -98,7 +98,7 @@ async fn patch(cx: &Context, id: &str, patch: EndpointPatch) -> Result<Endpoint,
 async fn labels(cx: &Context, id: &Target, changes: Vec<LabelChanges>, set: Vec<Labels>) -> Result<Exit, CliError> {
     let replaces = !set.is_empty();
     let mut all = LabelChanges::all(changes)?;
-    all.extend(Labels::all(set).into_iter().map(LabelChange::Set));
+    all.extend(LabelChanges::set(set)?);
     let endpoint = cx.client.endpoint(id.as_str()).await?;
     let id = endpoint.id.to_string();
     if !all.is_empty() {

@@ -33,18 +33,13 @@ pub(super) async fn run(cx: &Context, command: NamespaceCommand) -> Result<Exit,
             repeat::show(cx, follow.watch, ask, |all, style| list(all, style)).await?;
         }
         NamespaceCommand::Label { name: NamespaceName(name), changes } => {
-            let changes = LabelChanges::all(changes)?;
+            let of_namespace = |change: LabelChange| change.of_source("a namespace", "k8s");
+            let changes = LabelChanges::all(changes)?.into_iter().map(of_namespace).collect::<Result<Vec<_>, _>>()?;
             let mut all = cx.client.namespaces().await?;
             let known = all.iter_mut().find(|namespace| namespace.name == name);
             let mut labels = known.map(|namespace| std::mem::take(&mut namespace.labels)).unwrap_or_default();
             for change in changes {
-                match change {
-                    LabelChange::Set(label) => {
-                        let one = Labels::by_key(vec![Labels::from(label)], "a namespace", "k8s")?;
-                        labels.extend(one);
-                    }
-                    LabelChange::Remove { key, .. } => drop(labels.remove(&key)),
-                }
+                change.apply(&mut labels);
             }
             let done = cx.client.put_namespace(&name, &NamespaceLabels { labels }).await?;
             cx.out.emit(&done, |_| labelled(&done))?;

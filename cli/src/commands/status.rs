@@ -46,11 +46,11 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     Ok(s.verdict().into())
 }
 
-/// What `--brief` prints. An agent that this user may not ask is not known to be down.
+/// What `--brief` prints: one word without white space. An agent that this user may not ask is not known to be down.
 fn word(answer: &Result<AgentStatus, ClientError>) -> &'static str {
     match answer {
         Ok(status) => status.verdict().as_str(),
-        Err(error) if error.is_no_permission() => "no permission",
+        Err(error) if error.is_no_permission() => "no-permission",
         Err(_) => Verdict::Down.as_str(),
     }
 }
@@ -112,8 +112,9 @@ mod tests {
     #[test]
     fn an_agent_that_may_not_be_asked_is_not_called_down() {
         let failed = |kind: io::ErrorKind| word(&Err(ClientError::Connect { socket: "x".into(), cause: kind.into() }));
-        assert_eq!(failed(io::ErrorKind::PermissionDenied), "no permission");
+        assert_eq!(failed(io::ErrorKind::PermissionDenied), "no-permission");
         assert_eq!(failed(io::ErrorKind::NotFound), "down");
         assert_eq!(failed(io::ErrorKind::ConnectionRefused), "down");
+        assert_eq!(failed(io::ErrorKind::TimedOut), "down");
     }
 }
