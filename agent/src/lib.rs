@@ -324,7 +324,7 @@ async fn stop(
 /// Serves Envoy, starts it if that is a setting, and reads what it tells.
 fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
-    process.remember(&proxy)?;
+    process.remember(&proxy, life.config.envoy.is_some())?;
     let socket = process.socket();
     let (served, halt) = (proxy.clone(), tasks.halt.clone());
     if life.config.envoy.is_some() {

@@ -90,32 +90,33 @@ fn show(config: &AgentConfig) -> anyhow::Result<ExitCode> {
         let origin = config.origins.get(&name).map_or("default", |origin| origin.as_str());
         text.push_str(&format!("{name} = {value}  ({origin})\n"));
     }
-    let problems = problems(config);
+    let (problems, remarks) = problems(config);
     if problems.is_empty() {
         text.push_str("the configuration is valid\n");
     }
     io::stdout().write_all(text.as_bytes()).context("write to standard output")?;
-    for problem in &problems {
-        eprintln!("wharf-agent: {problem}");
+    for line in remarks.iter().chain(&problems) {
+        eprintln!("wharf-agent: {line}");
     }
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_SETTINGS) })
 }
 
-/// What a start with these settings would fail for on this node. Nothing is changed.
-fn problems(config: &AgentConfig) -> Vec<String> {
-    let mut problems = Vec::new();
+/// What a start with these settings would fail for on this node, and what this user could not check. Nothing is changed.
+fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
+    let (mut problems, mut remarks) = (Vec::new(), Vec::new());
     if let Some(Err(error)) = config.policy_dir.as_deref().map(policy::check_directory) {
         problems.push(format!("setting policy-dir: {error}"));
     }
-    if let Some(Err(error)) = config.envoy.as_deref().map(envoy::check_program) {
-        problems.push(format!("setting envoy: {error}"));
+    match envoy::check_program(config) {
+        Ok(unchecked) => remarks.extend(unchecked.map(|why| format!("setting envoy: {why}"))),
+        Err(error) => problems.push(format!("setting envoy: {error}")),
     }
     if config.delegate.is_none()
         && let Err(error) = pools::check(config)
     {
         problems.push(format!("{error:#}"));
     }
-    problems
+    (problems, remarks)
 }
 
 /// Whatever umask the caller has, nobody else writes to what this process makes; the unit's is stricter. Before the first thread.

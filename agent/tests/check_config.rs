@@ -76,6 +76,20 @@ fn files_that_a_start_needs_are_checked() {
         assert!(err.contains(&setting) && err.contains(words), "{err}");
     }
     assert_eq!(check("--policy-dir", &policies).0, Some(0));
+    let set_mode = |path: &str, mode| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("a mode");
+    };
+    set_mode(&plain, 0o755);
+    for mode in [0o755, 0o700] {
+        set_mode(&directory.path().to_string_lossy(), mode);
+        let (code, out, err) = check("--envoy", &plain);
+        assert_eq!((code, err.as_str()), (Some(0), ""), "a directory of mode {mode:o}: {out}");
+    }
+    let in_path = |name: &str| agent(&["--check-config", "--envoy", name], &[("PATH", "/usr/bin:/bin")]);
+    let (code, _, err) = in_path("sleep");
+    assert_eq!((code, err.as_str()), (Some(0), ""), "a name that PATH finds");
+    let (code, _, err) = in_path("wharf-no-such-program");
+    assert!(code == Some(3) && err.contains("PATH (/usr/bin:/bin)"), "{err}");
     std::fs::write(format!("{policies}/a.yaml"), "kind: None").expect("write");
     let (code, _, err) = check("--policy-dir", &policies);
     assert!(code == Some(3) && err.contains("a.yaml"), "{err}");

@@ -128,8 +128,8 @@ pub struct Flags {
     /// How long a delete waits for the proxy's acknowledgement, milliseconds, 3000 at most [default: 3000]
     #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
     pub proxy_timeout_ms: Option<u64>,
-    /// Envoy, which the agent starts as its proxy for rules about requests; without it one that connects to `xds.sock` in the run directory
-    /// (page "HTTP, TLS and DNS rules")
+    /// Envoy, which the agent starts as its proxy for rules about requests; without it one that connects to `proxy/xds.sock` below the run
+    /// directory (page "HTTP, TLS and DNS rules")
     #[arg(long, env = "WHARF_ENVOY", value_name = "PATH")]
     pub envoy: Option<PathBuf>,
     /// The first of 1000 ports of the node's that the proxy listens at [default: 15000]

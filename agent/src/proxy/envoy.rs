@@ -1,11 +1,8 @@
 //! Envoy as the proxy.
 
 use std::{
-    fs,
     future::Future,
-    io,
     net::IpAddr,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, Mutex},
@@ -14,7 +11,7 @@ use std::{
 
 use wharf_core::ids::{EndpointId, Epoch};
 use wharf_policy::compile;
-use wharf_proxy::{Listener, ListenerKey, Member, Proxy, User, Wait, WaitError};
+use wharf_proxy::{EnvoyError, Listener, ListenerKey, Member, Proxy, User, Wait, WaitError};
 
 use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
 use crate::{accounts, config::AgentConfig, sync::lock};
@@ -92,22 +89,12 @@ fn user(name: &str) -> User {
     NOBODY
 }
 
-/// Whether the path is a program.
+/// Checks whether a start with these settings would find and execute Envoy. Returns why this process could not examine it, if so.
 ///
 /// # Errors
-/// There is no file, or it is not executable.
-pub fn check_program(path: &Path) -> io::Result<()> {
-    let named = |why: &str| io::Error::other(format!("{}: {why}", path.display()));
-    let file =
-        fs::metadata(path).map_err(|error| named(&format!("{error}; install Envoy there, or change the setting")))?;
-    if !file.is_file() {
-        return Err(named("it is not a file"));
-    }
-    // Envoy's user is in no group.
-    if file.permissions().mode() & 0o001 == 0 {
-        return Err(named(&format!("other users may not execute it: chmod o+x {}", path.display())));
-    }
-    Ok(())
+/// The start would fail.
+pub fn check_program(config: &AgentConfig) -> Result<Option<String>, EnvoyError> {
+    if config.envoy.is_some() { process(config).check_program() } else { Ok(None) }
 }
 
 /// Envoy's directory below the run directory.
@@ -373,7 +360,7 @@ mod tests {
 
         let speakers = || {
             let (proxy, _records) = Proxy::new(1);
-            process_in(dir.path(), None).remember(&proxy).expect("read");
+            process_in(dir.path(), None).remember(&proxy, false).expect("read");
             Envoy::new(proxy, false).speakers(IpAddr::from([10, 0, 0, 7]))
         };
         let [unknown] = &speakers()[..] else { panic!("{:?}", speakers()) };

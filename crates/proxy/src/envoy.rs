@@ -1,5 +1,6 @@
 //! Envoy as a process: started, watched, started again; taken over from an agent that ended before it.
 
+mod check;
 pub(crate) mod directory;
 mod launch;
 mod mark;

@@ -138,14 +138,15 @@ impl Envoy {
     }
 
     /// Looks for the Envoy that an earlier agent told listeners, whoever started it, and has the one that this agent tells noted for
-    /// the next agent. Comes before [`Proxy::serve`]. When the run directory was lost, an Envoy with this directory's mark counts.
+    /// the next agent. Comes before [`Proxy::serve`]. When the run directory was lost, an agent that starts Envoy (`supervised`) looks for
+    /// this directory's mark. Any other agent ignores the mark: the Envoy may be another program's.
     ///
     /// # Errors
     /// The file that names the process, or the list of processes, could not be read.
-    pub fn remember(&self, proxy: &Proxy) -> Result<(), EnvoyError> {
+    pub fn remember(&self, proxy: &Proxy, supervised: bool) -> Result<(), EnvoyError> {
         let path = self.directory.join("told.pid");
         let process = noted(&path)?;
-        let is_lost = process.is_none() && !path.exists() && self.noted()?.is_none();
+        let is_lost = supervised && process.is_none() && !path.exists() && self.noted()?.is_none();
         let process = if is_lost { self.marked()?.pop() } else { process };
         proxy.shared.lock().told = Some(path);
         if let Some(process) = process {

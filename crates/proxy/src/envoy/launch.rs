@@ -3,7 +3,6 @@
 use std::{
     io,
     os::{fd::OwnedFd, unix::process::CommandExt as _},
-    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -48,7 +47,9 @@ impl Envoy {
         let (reader, writer) = io::pipe().map_err(failed)?;
         // Envoy must not wait for an agent that does not read: what does not fit is lost.
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
-        let mut command = Command::new(absolute(&self.program).map_err(failed)?);
+        // By a path that does not depend on the working directory; a bare name is looked up in `PATH`.
+        let program = if self.is_bare() { Ok(self.program.clone()) } else { std::path::absolute(&self.program) };
+        let mut command = Command::new(program.map_err(failed)?);
         if self.is_reachable() {
             command.arg("--config-path").arg(self.bootstrap_path());
         } else {
@@ -74,13 +75,8 @@ impl Envoy {
     }
 }
 
-/// The program by a path that does not depend on the working directory; a bare name is looked up in `PATH`.
-fn absolute(program: &Path) -> io::Result<PathBuf> {
-    if program.components().count() > 1 { std::path::absolute(program) } else { Ok(program.to_owned()) }
-}
-
 /// What a new process does before it becomes Envoy. `agent`: the process that it ends with, its parent.
-fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Result<()> {
+pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Result<()> {
     // A session of its own: a Ctrl-C on the agent's terminal is not meant for it.
     nix::unistd::setsid()?;
     // As many descriptors as it may have: its connections are limited to what these suffice for.

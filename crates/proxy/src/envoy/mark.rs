@@ -94,6 +94,13 @@ mod tests {
             |envoy: &Envoy| envoy.marked().expect("listed").iter().map(|process| process.id.pid).collect::<Vec<_>>();
         assert_eq!(pids(&own), [i32::try_from(child.id()).expect("a pid")]);
         assert_eq!(pids(&other), [0; 0], "another directory");
+        let inherited = |supervised| {
+            let (proxy, _records) = crate::Proxy::new(1);
+            own.remember(&proxy, supervised).expect("read");
+            proxy.inherited()
+        };
+        assert_eq!(inherited(true), i32::try_from(child.id()).ok());
+        assert_eq!(inherited(false), None, "an agent that starts no Envoy ignores the mark");
         own.stop().await.expect("it ends");
         child.wait().expect("reaped");
         assert_eq!(pids(&own), [0; 0]);

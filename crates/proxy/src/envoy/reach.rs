@@ -34,10 +34,21 @@ impl Envoy {
         EnvoyError::Start { program: self.program.clone(), source, hint }
     }
 
+    /// Whether the file's mode lets Envoy's user execute it.
+    pub(super) fn has_bit(&self, file: &fs::Metadata) -> bool {
+        file.mode() & self.user.map_or(0o111, |user| class(file, user)) != 0
+    }
+
     fn hint(&self, why: &io::Error) -> String {
-        let (program, path) = (&self.program, self.program.display());
+        let found = self.candidates().unwrap_or_default().into_iter().find(|path| path.exists());
+        let program = found.as_deref().unwrap_or(&self.program);
+        let path = program.display();
         let user = self.user.map_or_else(|| "the agent's user".to_owned(), |user| format!("user {}", user.uid));
         match why.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENOENT) if self.is_bare() && found.is_none() => format!(
+                "no directory of PATH ({}) has a program of this name: install Envoy in one of them, or set --envoy to its path",
+                std::env::var_os("PATH").unwrap_or_default().display()
+            ),
             Some(Errno::ENOENT) => {
                 format!("{path} or its ELF interpreter is missing: install Envoy there, or set --envoy to its program")
             }
@@ -45,8 +56,12 @@ impl Envoy {
                 format!("the agent needs CAP_SETUID, CAP_SETGID, CAP_NET_ADMIN and CAP_NET_RAW to run Envoy as {user}")
             }
             Some(Errno::EACCES) => {
-                let mode = fs::metadata(program).map_or(0o755, |file| file.mode() & 0o7777);
-                if mode & 0o001 == 0 {
+                let file = fs::metadata(program).ok();
+                if file.as_ref().is_some_and(|file| !file.is_file()) {
+                    return format!("{path}: it is not a file; set --envoy to Envoy's program");
+                }
+                if let Some(file) = file.filter(|file| !self.has_bit(file)) {
+                    let mode = file.mode() & 0o7777;
                     return format!("{user} may not execute it, because its mode is {mode:04o}: chmod o+x {path}");
                 }
                 let closed = |user: User| program.ancestors().skip(1).find(|above| !is_open(above, user));
@@ -69,12 +84,16 @@ impl Envoy {
 /// examined.
 fn is_open(directory: &Path, user: User) -> bool {
     let Ok(meta) = fs::symlink_metadata(directory) else { return false };
-    let bit = match (meta.uid() == user.uid, meta.gid() == user.gid) {
+    meta.is_dir() && meta.mode() & class(&meta, user) != 0
+}
+
+/// The bit of the mode by which the user may execute a file or enter a directory; the user has one group.
+fn class(meta: &fs::Metadata, user: User) -> u32 {
+    match (meta.uid() == user.uid, meta.gid() == user.gid) {
         (true, _) => 0o100,
         (_, true) => 0o010,
         _ => 0o001,
-    };
-    meta.is_dir() && meta.mode() & bit != 0
+    }
 }
 
 #[cfg(test)]

@@ -48,7 +48,13 @@ impl Envoy {
         let mut backoff = FIRST_BACKOFF;
         loop {
             let began = Instant::now();
-            let failure = match self.take_over_or_start(&shared).await {
+            // Dropped only while it waits for Envoys to end: a launch does not wait.
+            let started = tokio::select! {
+                biased;
+                () = &mut shutdown => break,
+                started = self.take_over_or_start(&shared) => started,
+            };
+            let failure = match started {
                 Ok(running) => {
                     on_running(&shared, running.process.id);
                     let process = Arc::clone(&running.process);
@@ -83,16 +89,14 @@ impl Envoy {
         }
     }
 
-    /// Ends each Envoy that an agent started with this directory: sends SIGTERM, and after 5 s SIGKILL. Then takes back the directory that Envoy's
+    /// Ends each Envoy that an agent started with this directory, all at once: sends SIGTERM, and after 5 s SIGKILL. Then takes back the directory that Envoy's
     /// user owned, so that this process may remove it. Returns the process numbers.
     ///
     /// # Errors
     /// The processes could not be listed, or the kernel did not let this process end one.
     pub async fn stop(&self) -> Result<Vec<i32>, EnvoyError> {
         let living = self.living()?;
-        for process in &living {
-            end(process).await?;
-        }
+        end_all(&living).await?;
         self.take_back()?;
         Ok(living.iter().map(|process| process.id.pid).collect())
     }
@@ -118,12 +122,12 @@ impl Envoy {
 
     async fn take_over_or_start(&self, shared: &Shared) -> Result<Running, EnvoyError> {
         let noted = self.noted()?;
-        for stray in self.marked()? {
-            if noted.as_ref().is_none_or(|process| process.id != stray.id) {
-                tracing::warn!(pid = stray.id.pid, "an Envoy of an earlier agent, whose file was lost, is ended");
-                end(&stray).await?;
-            }
+        let mut strays = self.marked()?;
+        strays.retain(|stray| noted.as_ref().is_none_or(|process| process.id != stray.id));
+        for stray in &strays {
+            tracing::warn!(pid = stray.id.pid, "an Envoy of an earlier agent, whose file was lost, is ended");
         }
+        end_all(&strays).await?;
         if let Some(process) = noted {
             if self.settings_are_current() {
                 tracing::info!(pid = process.id.pid, "Envoy runs already");
@@ -152,6 +156,11 @@ impl Envoy {
     }
 }
 
+/// Ends each of these Envoys; they have [`GRACE`] together. Gives the first failure, which keeps no other Envoy from being ended.
+async fn end_all(processes: &[Process]) -> Result<(), EnvoyError> {
+    futures::future::join_all(processes.iter().map(end)).await.into_iter().collect()
+}
+
 /// Asks an Envoy to end, and kills it after [`GRACE`].
 async fn end(process: &Process) -> Result<(), EnvoyError> {
     let pid = process.id.pid;
@@ -161,7 +170,10 @@ async fn end(process: &Process) -> Result<(), EnvoyError> {
         Ok(result) => result.map_err(failed("wait for")),
         Err(_) => {
             process.signal(Signal::KILL).map_err(failed("kill"))?;
-            process.ended().await.map_err(failed("wait for"))
+            let ended = tokio::time::timeout(GRACE, process.ended()).await;
+            ended
+                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+                .map_err(failed("wait for the end of the killed"))
         }
     }
 }
@@ -231,18 +243,87 @@ fn on_failure(shared: &Shared, failure: String) {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::process::CommandExt as _, process::Command};
+
     use super::*;
+
+    fn envoy(directory: &tempfile::TempDir) -> Envoy {
+        let directory = directory.path().join("envoy");
+        Envoy { program: "/nowhere/envoy".into(), directory, user: None, threads: 1, ends_with_agent: false }
+    }
+
+    /// A stray that is stopped, so that it ends by no signal but SIGKILL.
+    struct Stray(Child);
+
+    impl Stray {
+        async fn start(envoy: &Envoy) -> Self {
+            let stray = Self(Command::new("sleep").arg0(envoy.mark()).arg("600").spawn().expect("sleep"));
+            stray.signal(nix::sys::signal::Signal::SIGSTOP);
+            // A signal before the stop would end it.
+            while !stray.line("State:").starts_with('T') {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            stray
+        }
+
+        fn signal(&self, signal: nix::sys::signal::Signal) {
+            let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("a pid"));
+            nix::sys::signal::kill(pid, signal).expect("a signal");
+        }
+
+        /// A line of its status (proc_pid_status(5)).
+        fn line(&self, name: &str) -> String {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("its status");
+            status.lines().find_map(|line| line.strip_prefix(name)).expect("a line").trim().to_owned()
+        }
+
+        async fn is_asked_to_end(&self) {
+            let sigterm = 1 << (nix::libc::SIGTERM - 1);
+            while u64::from_str_radix(&self.line("ShdPnd:"), 16).expect("a mask") & sigterm == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+
+    impl Drop for Stray {
+        fn drop(&mut self) {
+            self.0.kill().and_then(|()| self.0.wait()).expect("it ends");
+        }
+    }
+
+    #[tokio::test]
+    async fn strays_are_asked_to_end_all_at_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let envoy = envoy(&directory);
+        let mut strays = [Stray::start(&envoy).await, Stray::start(&envoy).await, Stray::start(&envoy).await];
+        let stop = envoy.stop();
+        tokio::pin!(stop);
+        let asked = futures::future::join_all(strays.iter().map(Stray::is_asked_to_end));
+        tokio::select! {
+            ended = &mut stop => panic!("it ended before each was asked: {ended:?}"),
+            _ = asked => {}
+        }
+        for stray in &mut strays {
+            assert!(stray.0.try_wait().expect("its state").is_none(), "it is stopped");
+            stray.signal(nix::sys::signal::Signal::SIGCONT);
+        }
+        assert_eq!(stop.await.expect("they end").len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_shutdown_does_not_wait_for_strays() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let envoy = envoy(&directory);
+        let mut stray = Stray::start(&envoy).await;
+        let (proxy, _records) = Proxy::new(1);
+        envoy.supervise(&proxy, stray.is_asked_to_end()).await;
+        assert!(stray.0.try_wait().expect("its state").is_none(), "the agent waited until it was killed");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn each_failure_doubles_the_time_until_the_next_start() {
         let directory = tempfile::tempdir().expect("a directory");
-        let envoy = Envoy {
-            program: "/nowhere/envoy".into(),
-            directory: directory.path().join("envoy"),
-            user: None,
-            threads: 1,
-            ends_with_agent: false,
-        };
+        let envoy = envoy(&directory);
         let (proxy, _records) = Proxy::new(1);
         let began = Instant::now();
         let starts = async {

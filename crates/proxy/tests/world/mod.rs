@@ -148,7 +148,7 @@ impl World {
     }
 
     pub fn serve(&mut self) {
-        self.envoy.remember(&self.proxy).expect("what an earlier agent noted");
+        self.envoy.remember(&self.proxy, true).expect("what an earlier agent noted");
         let (proxy, socket) = (self.proxy.clone(), self.envoy.socket());
         let (stop, stopped) = oneshot::channel();
         self.stop_server = Some(stop);
