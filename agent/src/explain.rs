@@ -39,6 +39,7 @@ use crate::{
         endpoint::{Handle, View, api_endpoint, api_state},
         health,
         lifecycle::Lifecycle,
+        looks::Purpose,
         queue::{Deletions, QueueFailure},
     },
     proxy::Look,
@@ -319,14 +320,14 @@ fn tell(answer: &mut Explanation, entries: &Entries) {
 }
 
 /// Queries the kernel within [`DEADLINE`], which includes the wait for a permit. Permits limit the number of
-/// concurrent queries. A query continues after its caller has given up.
+/// concurrent queries of each purpose. A query continues after its caller has given up.
 async fn look<K: Kernel, T: Send + 'static>(
     node: &Node<K>,
+    purpose: Purpose,
     work: impl Future<Output = Result<T, KernelError>> + Send + 'static,
 ) -> Result<T, Unknown> {
-    let turn = Arc::clone(&node.looks).acquire_owned();
     let asked = async {
-        let permit = turn.await.ok()?;
+        let permit = node.looks.turn(purpose).await?;
         let (reply, answer) = oneshot::channel();
         node.life.tasks.operations.spawn(async move {
             let result = work.await;
@@ -362,8 +363,8 @@ enum Unknown {
 /// Problems of an endpoint in the kernel, or why they could not be observed. A running build gets a moment to end.
 async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, Unknown> {
     let (asked, handle) = (Arc::clone(&node.life.kernel), handle.clone());
-    let looked = look(node, async move { endpoint::look::settled(&*asked, &handle, BUILD_PATIENCE).await }).await;
-    let looked = looked?;
+    let work = async move { endpoint::look::settled(&*asked, &handle, BUILD_PATIENCE).await };
+    let looked = look(node, Purpose::Explanation, work).await?;
     if looked.settled || verdict(&looked.problems) == Verdict::Well { Ok(looked.problems) } else { Err(Unknown::Build) }
 }
 
@@ -381,7 +382,7 @@ fn kernel_look(problems: &Result<Vec<Problem>, Unknown>, owner: &str) -> KernelL
 /// Counters of an endpoint's programs.
 async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, Unknown> {
     let kernel = Arc::clone(&node.life.kernel);
-    match look(node, async move { kernel.observe_counters(id).await }).await {
+    match look(node, Purpose::Explanation, async move { kernel.observe_counters(id).await }).await {
         Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
         // The endpoint's maps are gone, or do not exist yet.
         Err(Unknown::Kernel(e)) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),

@@ -190,10 +190,10 @@ impl<'a, K: Kernel> Checker<'a, K> {
         Ok(())
     }
 
-    /// Checks an endpoint for a client, without the pace of the background; returns the last result when the client gets no
-    /// turn in time.
-    pub async fn ask(&self, handle: &Handle) -> SelfCheck {
-        let error = match timeout(TURN_LIMIT, self.check(handle, Lane::Asked)).await {
+    /// Checks an endpoint for a client in the client's lane, without the pace of the background; returns the last result when the client
+    /// gets no turn in time.
+    pub async fn ask(&self, handle: &Handle, lane: Lane) -> SelfCheck {
+        let error = match timeout(TURN_LIMIT, self.check(handle, lane)).await {
             Ok(Ok(Some(found))) => {
                 self.note(handle, &found);
                 None

@@ -11,13 +11,14 @@ use crate::{
     node::{
         Node,
         endpoint::{Handle, api_endpoint},
+        looks::Purpose,
     },
 };
 
 /// These endpoints in the API's words, with the problems that a look at their links shows. The kernel has
 /// [`super::DEADLINE`] to answer.
-pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -> Vec<Endpoint> {
-    let unlinked = unlinked(node, handles.to_vec()).await;
+pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, purpose: Purpose, handles: &[Handle]) -> Vec<Endpoint> {
+    let unlinked = unlinked(node, purpose, handles.to_vec()).await;
     let masquerades = node.life.config.masquerade.is_some();
     let shown = |handle: &Handle| {
         let mut shown = handle.shared.read(|view| api_endpoint(view, masquerades));
@@ -32,11 +33,12 @@ pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, handles: &[Handle]) -
 
 async fn unlinked<K: Kernel>(
     node: &Arc<Node<K>>,
+    purpose: Purpose,
     handles: Vec<Handle>,
 ) -> Result<BTreeSet<wharf_core::ids::EndpointId>, Unknown> {
     if handles.is_empty() {
         return Ok(BTreeSet::new());
     }
     let life = Arc::clone(&node.life);
-    look(node, async move { endpoint::look::unlinked(&life, &handles).await }).await
+    look(node, purpose, async move { endpoint::look::unlinked(&life, &handles).await }).await
 }

@@ -12,7 +12,11 @@ use wharf_core::{
 };
 
 use super::{DEADLINE, blank, conclude, end_in_words, fact, look, named, subject::Found, tell};
-use crate::{clock, endpoint::out_of_service, node::Node};
+use crate::{
+    clock,
+    endpoint::out_of_service,
+    node::{Node, looks::Purpose},
+};
 
 /// Explains a life that has ended.
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
@@ -84,7 +88,7 @@ pub(super) async fn left_in_kernel<K: Kernel>(
         None => node.life.jobs.is_in_flight(id) || node.life.prepared.ids().contains(&id),
     };
     let before = is_others();
-    match look(node, async move { kernel.dump().await }).await {
+    match look(node, Purpose::Explanation, async move { kernel.dump().await }).await {
         Ok(dump) => {
             let others = before || is_others();
             KernelLook { could_not_look: None, findings: left_in(&dump, id, epoch, others, attachment) }

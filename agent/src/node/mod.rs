@@ -10,6 +10,7 @@ pub mod health;
 pub mod jobs;
 pub mod leftovers;
 pub mod lifecycle;
+pub mod looks;
 pub mod part;
 pub mod prepared;
 pub mod queue;
@@ -23,7 +24,7 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use wharf_core::{identities::Identities, ipam::Ipam, kernel::Kernel};
 use wharf_datapath::LinuxKernel;
 
@@ -31,14 +32,11 @@ use crate::{
     commands::{Commands, Ended, Mode},
     config::AgentConfig,
     findings::Left,
-    node::{flows::Flows, health::Health, lifecycle::Lifecycle, part::Parts, self_checks::SelfChecks},
+    node::{flows::Flows, health::Health, lifecycle::Lifecycle, looks::Looks, part::Parts, self_checks::SelfChecks},
     proxy::Redirects,
     pulse::Pulses,
     store::Store,
 };
-
-/// Kernel looks that may run at once: a look continues until the kernel answers, even when its client went away.
-pub const LOOKS: usize = 4;
 
 /// The whole agent, one for each process. Only the composition root and what answers the outside take it.
 pub struct Node<K: Kernel> {
@@ -54,8 +52,8 @@ pub struct Node<K: Kernel> {
     pub flows: Arc<Flows>,
     /// Findings that the last leak audit left; none before the first audit.
     pub audit_findings: Mutex<Option<Left>>,
-    /// Permits for kernel looks of explanations and for reads of the flow tables.
-    pub looks: Arc<Semaphore>,
+    /// Permits for looks at the kernel that clients wait for.
+    pub looks: Looks,
     /// Settings that were changed while the agent runs.
     pub changed_settings: Mutex<BTreeSet<&'static str>>,
     /// Set once restore is done.
@@ -93,7 +91,7 @@ impl<K: Kernel> Node<K> {
             self_checks: Arc::default(),
             flows: Arc::default(),
             audit_findings: Mutex::default(),
-            looks: Arc::new(Semaphore::new(LOOKS)),
+            looks: Looks::default(),
             changed_settings: Mutex::default(),
             serving: AtomicBool::new(false),
             pulses: Pulses::default(),

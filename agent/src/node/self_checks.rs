@@ -14,16 +14,19 @@ use crate::{node::endpoint::Handle, sync::lock};
 /// Minimum time between two batches of test packets in the background: a batch takes the kernel about a millisecond.
 pub const PACE: Duration = Duration::from_millis(20);
 
-/// Checks that clients wait for, run at the same time: each occupies a blocking thread for about a millisecond.
-const ASKED: usize = 4;
+/// Checks of one lane that run at the same time: each occupies a blocking thread for about a millisecond, so that a hundred CHECKs
+/// need about 25 ms of the kernel.
+pub const AT_ONCE: usize = 4;
 
 /// Who waits for a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// The agent's own round: one batch every [`PACE`].
     Background,
-    /// A client, such as a runtime's CHECK: at once, a bounded number at a time.
-    Asked,
+    /// A CHECK of the CNI plugin: without a pace, [`AT_ONCE`] at a time.
+    Check,
+    /// Another client, such as `wharf endpoint health`: the same, with permits of its own.
+    Client,
 }
 
 /// The last self-check of every endpoint.
@@ -33,13 +36,16 @@ pub struct SelfChecks {
     /// When the last background batch began. Held while a task waits for its turn, so that batches are at least [`PACE`]
     /// apart.
     turn: tokio::sync::Mutex<Option<Instant>>,
-    /// Permits of [`Lane::Asked`].
-    asked: Semaphore,
+    /// Permits of [`Lane::Check`].
+    checks: Semaphore,
+    /// Permits of [`Lane::Client`].
+    clients: Semaphore,
 }
 
 impl Default for SelfChecks {
     fn default() -> Self {
-        Self { rows: Mutex::default(), turn: tokio::sync::Mutex::default(), asked: Semaphore::new(ASKED) }
+        let [checks, clients] = [(); 2].map(|()| Semaphore::new(AT_ONCE));
+        Self { rows: Mutex::default(), turn: tokio::sync::Mutex::default(), checks, clients }
     }
 }
 
@@ -99,8 +105,9 @@ impl SelfChecks {
     /// Waits until the next batch of the lane may run. The permit, where the lane has permits, is held during the batch.
     pub(crate) async fn turn(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
         match lane {
-            // The semaphore is never closed.
-            Lane::Asked => self.asked.acquire().await.ok(),
+            // The semaphores are never closed.
+            Lane::Check => self.checks.acquire().await.ok(),
+            Lane::Client => self.clients.acquire().await.ok(),
             Lane::Background => {
                 let mut last = self.turn.lock().await;
                 if let Some(last) = *last {

@@ -1,13 +1,17 @@
 //! `/v1/endpoint`.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, net::Ipv4Addr, sync::Arc, time::Duration};
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{
+    Json,
+    extract::{FromRequestParts, State},
+    http::{StatusCode, request::Parts},
+};
 use tokio::{sync::oneshot, time::Instant};
 use wharf_api::{
-    ApiError, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
-    EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, NamedPort, PolicyEnforcement, PortProtocol,
-    PublishedPort, RegenerateLevel, SelfCheck,
+    ApiError, COMMAND_HEADER, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter,
+    EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, NamedPort, PolicyEnforcement,
+    PortProtocol, PublishedPort, RegenerateLevel, SelfCheck,
 };
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
@@ -36,6 +40,8 @@ use crate::{
         edit::Edit,
         endpoint::{Command, Done, Handle, View, api_endpoint, api_state},
         health,
+        looks::Purpose,
+        self_checks::Lane,
     },
     rest::{
         addressing,
@@ -43,6 +49,7 @@ use crate::{
         id::{self, IdRef},
     },
     selfcheck::Checker,
+    serve::Peer,
 };
 
 /// Deadline of a create that names none; runtimes allow an ADD a minute or more.
@@ -77,7 +84,7 @@ pub async fn list(
     };
     let mut fitting = node.life.registry.list();
     fitting.retain(|handle| handle.shared.read(fits));
-    Ok(Json(explain::links::with_problems(&node, &fitting).await))
+    Ok(Json(explain::links::with_problems(&node, Purpose::List, &fitting).await))
 }
 
 /// Creates an endpoint: addresses, link, programs, maps, all of it or nothing. The id is `cni-attachment-id:ID:IFNAME`.
@@ -99,7 +106,7 @@ pub async fn put(
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Endpoint>> {
     let handle = handle(&node, &text)?;
-    let shown = explain::links::with_problems(&node, std::slice::from_ref(&handle)).await;
+    let shown = explain::links::with_problems(&node, Purpose::Endpoint, std::slice::from_ref(&handle)).await;
     shown
         .into_iter()
         .next()
@@ -262,12 +269,30 @@ pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
     Ok(Json(handle(&node, &text)?.shared.log_lines()))
 }
 
+/// The lane of the test packets: the CNI plugin's CHECK does not wait for other clients.
+pub struct CheckLane(Lane);
+
+impl<S: Send + Sync> FromRequestParts<S> for CheckLane {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        // Any user can send the header; the plugin runs as root.
+        let is_root = parts.extensions.get::<Peer>().is_some_and(|peer| peer.is_root);
+        let is_command = parts.headers.contains_key(COMMAND_HEADER);
+        Ok(Self(if is_root && is_command { Lane::Check } else { Lane::Client }))
+    }
+}
+
 /// What the kernel holds for the endpoint against what it should hold, looked at now, and what its programs do with test
 /// packets.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/healthz", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointHealth), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointHealth>> {
+pub async fn health(
+    State(node): State<Arc<LinuxNode>>,
+    CheckLane(lane): CheckLane,
+    Segment(text): Segment,
+) -> Answer<Json<EndpointHealth>> {
     let handle = handle(&node, &text)?;
     let look = look::settled(&*node.life.kernel, &handle, BUILD_PATIENCE).await?;
     let status = &look.view.status;
@@ -297,7 +322,7 @@ pub async fn health(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
     };
     let owner = look.view.record.attachment.to_string();
     let findings = look.problems.iter().map(|p| findings::finding(p, Some(owner.clone()))).collect();
-    let self_check = Checker::new(&node.life, &node.self_checks).ask(&handle).await;
+    let self_check = Checker::new(&node.life, &node.self_checks).ask(&handle, lane).await;
     let overall = bpf.max(connected).max(policy).max(self_check.state);
     Ok(Json(EndpointHealth {
         overall,
@@ -546,6 +571,26 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn only_the_plugin_of_root_has_the_lane_of_check() {
+        for (is_root, is_command, expected) in [
+            (Some(true), true, Lane::Check),
+            (Some(true), false, Lane::Client),
+            (Some(false), true, Lane::Client),
+            (None, true, Lane::Client),
+        ] {
+            let (mut parts, ()) = axum::http::Request::new(()).into_parts();
+            if let Some(is_root) = is_root {
+                parts.extensions.insert(Peer { is_root });
+            }
+            if is_command {
+                parts.headers.insert(COMMAND_HEADER, axum::http::HeaderValue::from_static("CHECK"));
+            }
+            let CheckLane(lane) = CheckLane::from_request_parts(&mut parts, &()).await.expect("a lane");
+            assert_eq!(lane, expected, "{is_root:?} {is_command}");
+        }
+    }
 
     #[test]
     fn a_label_has_one_value() {

@@ -13,7 +13,7 @@ use wharf_core::{
 
 use crate::{
     flows,
-    node::{LinuxNode, registry::Registry},
+    node::{LinuxNode, looks::Purpose, registry::Registry},
     rest::{
         endpoint::accepts_work,
         error::{Answer, Failure, Query},
@@ -51,8 +51,7 @@ async fn bounded<T: Send + 'static>(
     node: &LinuxNode,
     call: impl Future<Output = Result<T, KernelError>> + Send + 'static,
 ) -> Answer<T> {
-    // The semaphore is never closed.
-    let permit = Arc::clone(&node.looks).acquire_owned().await.ok();
+    let permit = node.looks.turn(Purpose::Explanation).await;
     let work = async move {
         let result = call.await;
         drop(permit);

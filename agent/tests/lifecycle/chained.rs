@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use wharf_agent::endpoint::create::{CreateSpec, External};
+use wharf_agent::{
+    endpoint::create::{CreateSpec, External},
+    node::self_checks::Lane,
+};
 use wharf_api::{EndpointMode, ErrorCode};
 use wharf_core::{
     endpoint::{HooksFound, IpOwner, LinkOwner},
@@ -246,7 +249,7 @@ fn an_endpoint_of_ours_beside_it_is_as_ever() {
         let made = agent.try_create(chained(&agent, "c1")).await.expect("created");
         let own = agent.create("own").await;
         for handle in [agent.handle(made.id), own.clone()] {
-            let found = agent.checker().ask(&handle).await;
+            let found = agent.checker().ask(&handle, Lane::Client).await;
             assert!(found.error.is_none() && found.cases.iter().all(|case| case.ok), "{found:?}");
         }
         let options = DeleteOptions::default();

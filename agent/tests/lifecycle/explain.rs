@@ -1,7 +1,14 @@
 //! The timeline of endpoints and what is explained with it: over creates, failed creates, deletes, stops and kills.
 
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
-use wharf_agent::{clock, explain, rest::id};
+use wharf_agent::{
+    clock, explain,
+    node::{
+        endpoint::Handle,
+        looks::{LOOKS, Purpose},
+    },
+    rest::id,
+};
 use wharf_api::{ErrorCode, Explanation, Health, LogStatus, SubjectKind, TimelineEntry};
 use wharf_core::{
     kernel::{EndpointKernel as _, KernelErrorKind as Kind, ProgramSpec},
@@ -14,6 +21,40 @@ use crate::support::*;
 
 const TIMELINE: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("timeline");
 const DAY_MS: u64 = 86_400_000;
+
+/// The problem that a GET of one endpoint shows.
+async fn problem_of(agent: &Agent, handle: &Handle) -> Option<String> {
+    let shown = explain::links::with_problems(&agent.node, Purpose::Endpoint, std::slice::from_ref(handle)).await;
+    shown.into_iter().next().expect("the endpoint").status.problem
+}
+
+#[test]
+fn one_endpoint_is_shown_while_explanations_and_lists_wait_for_the_kernel() {
+    for operation in [Op::ObserveCounters, Op::ObserveMissing] {
+        Machine::new().life(async |agent| {
+            let handle = agent.create("a").await;
+            let calls = || agent.kernel.call_log().iter().filter(|(op, _)| *op == operation).count();
+            let before = calls();
+            let stuck = agent.kernel.hold(operation);
+            let mut others = tokio::task::JoinSet::new();
+            for _ in 0..LOOKS {
+                let (agent, handle) = (agent.clone(), handle.clone());
+                others.spawn(async move {
+                    match operation {
+                        Op::ObserveCounters => drop(explained(&agent, &handle.id.to_string()).await),
+                        _ => drop(explain::links::with_problems(&agent.node, Purpose::List, &[handle]).await),
+                    }
+                });
+            }
+            eventually("all others stand in the kernel", || calls() == before + LOOKS).await;
+            // Calls that come from now on pass; those at the first hold stay there.
+            agent.kernel.hold(operation).release();
+            assert_eq!(problem_of(&agent, &handle).await, None, "{operation:?}: the look waited for the others");
+            stuck.release();
+            others.join_all().await;
+        });
+    }
+}
 
 async fn explained(agent: &Agent, subject: &str) -> Explanation {
     explain::explain(&agent.node, subject).await.expect("a question that can be asked")

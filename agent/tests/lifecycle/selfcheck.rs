@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use wharf_agent::{
     endpoint::build::desired_config,
-    node::{endpoint::Handle, self_checks::PACE},
+    node::{
+        endpoint::Handle,
+        self_checks::{AT_ONCE, Lane, PACE},
+    },
     selfcheck,
 };
 use wharf_api::{Health, LogStatus, SelfCheck};
@@ -73,13 +76,41 @@ fn clients_do_not_wait_for_the_pace_of_the_background() {
         let began = tokio::time::Instant::now();
         visit(&agent, &handles[0]).await;
         let checker = agent.checker();
-        let asked = handles.iter().cycle().take(30).map(|handle| checker.ask(handle));
+        let asked = handles.iter().cycle().take(30).map(|handle| checker.ask(handle, Lane::Client));
         let seen = futures::future::join_all(asked).await;
         assert!(seen.iter().all(|s| s.state == Health::Ok && s.error.is_none()), "{seen:?}");
         assert_eq!(began.elapsed(), Duration::ZERO, "clients waited");
         visit(&agent, &handles[0]).await;
         assert!(began.elapsed() >= PACE, "the background has no pace");
         tokio::time::resume();
+    });
+}
+
+/// A hundred CHECKs come at once while other clients' checks do not end.
+#[test]
+fn a_check_waits_for_no_other_client_and_takes_one_look() {
+    Machine::new().life(async |agent| {
+        let handles = [agent.create("a").await, agent.create("b").await, agent.create("c").await];
+        let looks = || agent.kernel.call_log().iter().filter(|(op, _)| *op == Op::ObserveVerdicts).count();
+        let before = looks();
+        let stuck = agent.kernel.hold(Op::ObserveVerdicts);
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..2 * AT_ONCE {
+            let (agent, handle) = (agent.clone(), handles[0].clone());
+            clients.spawn(async move { agent.checker().ask(&handle, Lane::Client).await });
+        }
+        eventually("clients stand in the kernel", || looks() == before + AT_ONCE).await;
+        let_all_run().await;
+        assert_eq!(looks(), before + AT_ONCE, "a bounded number at a time");
+        // Calls that come from now on pass; those at the first hold stay there.
+        agent.kernel.hold(Op::ObserveVerdicts).release();
+        let checker = agent.checker();
+        let checks = handles.iter().cycle().take(100).map(|handle| checker.ask(handle, Lane::Check));
+        let seen = futures::future::join_all(checks).await;
+        assert!(seen.iter().all(|s| s.state == Health::Ok && s.error.is_none()), "{seen:?}");
+        assert_eq!(looks(), before + AT_ONCE + 100, "one look for each, while no other client got a turn");
+        stuck.release();
+        clients.join_all().await;
     });
 }
 
@@ -144,7 +175,7 @@ fn a_client_that_sees_the_endpoint_well_ends_the_alarm() {
         eventually("the retry succeeds", || regenerations(&handle) > 0).await;
         agent.quiet().await;
         assert!(last(&agent, &handle).alarm.is_some(), "nobody has looked since");
-        let asked = agent.checker().ask(&handle).await;
+        let asked = agent.checker().ask(&handle, Lane::Client).await;
         assert_eq!((asked.state, asked.alarm), (Health::Ok, None));
         assert_eq!(
             selfcheck::component(&agent.node.self_checks, agent.life.config.selfcheck_interval).health,
@@ -217,7 +248,7 @@ fn a_kernel_that_cannot_be_asked_says_nothing_about_the_endpoint() {
         assert!(why.to_string().starts_with(&format!("check endpoint {}: ", handle.id)), "{why}");
         assert_eq!((last(&agent, &handle), told(&handle)), (SelfCheck::default(), vec![]));
         agent.kernel.fail_next(Op::ObserveVerdicts, Kind::Exhausted);
-        let shown = agent.checker().ask(&handle).await;
+        let shown = agent.checker().ask(&handle, Lane::Client).await;
         assert_eq!((shown.state, shown.error.is_some()), (Health::Pending, true));
         agent.assert_healthy().await;
     });
@@ -242,12 +273,12 @@ fn a_client_is_shown_a_mismatch_and_changes_nothing() {
         let handle = agent.create("a").await;
         close_behind_the_back(&agent, &handle).await;
         let before = regenerations(&handle);
-        let shown = agent.checker().ask(&handle).await;
+        let shown = agent.checker().ask(&handle, Lane::Client).await;
         assert_eq!((shown.state, shown.alarm), (Health::Failing, None));
         assert!(shown.cases.iter().any(|c| !c.ok && c.got.contains("endpoint-not-ready")), "{:?}", shown.cases);
         assert_eq!((regenerations(&handle), told(&handle)), (before, vec![]));
         visit(&agent, &handle).await;
-        assert_eq!(agent.checker().ask(&handle).await.state, Health::Ok);
+        assert_eq!(agent.checker().ask(&handle, Lane::Client).await.state, Health::Ok);
         agent.assert_healthy().await;
     });
 }
