@@ -8,9 +8,9 @@
 //! | kernel call ([`node::jobs`]), one at a time for each endpoint id | a step of a create, build, delete or undo | kernel changes |
 //! | store writer ([`store`], a thread) | change sets | commits |
 //! | events | the ring buffer of the programs | [`monitor`] |
-//! | links ([`endpoint::relink`]) | changes of the node's links | regenerations |
+//! | links ([`endpoint::links`]) | changes of the node's links | regenerations |
 //! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
-//! | node addresses | notifications of the kernel | rows of policy |
+//! | node addresses ([`policy::addresses`]) | notifications of the kernel | rows of policy |
 //! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
 //! | reports of CNI commands ([`commands::reports`]) | the directory's events, a tick | counters, the log |
 //! | OTLP exporter, with `--otlp-endpoint` | CNI commands that ended | spans for the collector |
@@ -87,15 +87,14 @@ use nix::{
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
-    time::Instant,
 };
 use tracing::Instrument as _;
 use wharf_core::{
     identities::LocalIdentities,
     ipam::Ipam,
-    kernel::{KernelError, NatKernel as _, NodeKernel as _},
+    kernel::{NatKernel as _, NodeKernel as _},
 };
-use wharf_datapath::{Carriers, LinkWatch, LinuxKernel, Loader, OpenOptions};
+use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 use wharf_handover::report::Reports;
 use wharf_proxy::Proxy;
 
@@ -104,7 +103,7 @@ use crate::{
     admin::Admin,
     commands::{Commands, Ended, reports},
     config::AgentConfig,
-    endpoint::{abandoned, deletions, mtu, prepared, refusals, relink, resume},
+    endpoint::{abandoned, deletions, links, mtu, prepared, refusals, resume},
     monitor::Judged,
     node::{
         LinuxNode, Node,
@@ -126,11 +125,6 @@ type Life = Lifecycle<LinuxKernel>;
 
 /// Records of requests, and of queries, that wait for the monitor: some milliseconds of a busy proxy.
 const RECORDS: usize = 4_096;
-
-/// Name of the controller that watches links.
-const LINKS: &str = "links";
-/// Between two watches of links.
-const LINKS_PAUSE: Duration = Duration::from_secs(1);
 
 /// CNI commands that wait for the OTLP collector: those of a minute and more on a busy node.
 const EXPORTS: usize = 1_024;
@@ -247,7 +241,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     tasks.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
     tasks.operations.spawn(read_events(Arc::clone(life), events));
-    tasks.operations.spawn(watch_links(Arc::clone(life)));
+    tasks.operations.spawn(links::watch(Arc::clone(life)));
     tasks.operations.spawn(follow_addresses(Arc::clone(life), address_changes));
     if life.config.debug_programs {
         tasks.operations.spawn(read_program_log(Arc::clone(life)));
@@ -504,81 +498,9 @@ async fn read_events(life: Arc<Life>, mut events: wharf_datapath::EventReader) {
     }
 }
 
-/// Restores the network of containers whose interface was down.
-async fn watch_links(life: Arc<Life>) {
-    let (mut known, mut relinks) = (Carriers::default(), relink::Relinks::default());
-    loop {
-        match life.kernel.watch_links(known.clone()).await {
-            Ok(mut watch) => {
-                life.tasks.controllers.record(LINKS, Ok::<_, &KernelError>(()));
-                let Some(why) = follow_links(&life, &mut watch, &mut relinks).await else { return };
-                // A burst of changes overflows the socket. The next watch compares.
-                tracing::debug!("{why}; the links are read again");
-                known = watch.carriers();
-            }
-            Err(why) => {
-                tracing::warn!("{why}; a container whose interface was down stays without routes");
-                life.tasks.controllers.record(LINKS, Err(&why));
-            }
-        }
-        tokio::select! {
-            () = life.tasks.stop.cancelled() => return,
-            () = tokio::time::sleep(LINKS_PAUSE) => {}
-        }
-    }
-}
-
-/// Follows one watch to its error; none when the agent stops.
-async fn follow_links(life: &Arc<Life>, watch: &mut LinkWatch, relinks: &mut relink::Relinks) -> Option<KernelError> {
-    loop {
-        let next = relinks.next();
-        let due = async {
-            match next {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = life.tasks.stop.cancelled() => return None,
-            links = watch.next() => match links {
-                Ok(links) => relinks.plan(links, Instant::now()),
-                Err(why) => return Some(why),
-            },
-            () = due => {
-                for link in relinks.take(Instant::now()) {
-                    match relink::restore(life, link).await {
-                        Ok(true) => {}
-                        Ok(false) => relinks.plan(vec![link], Instant::now()),
-                        Err(why) => {
-                            tracing::warn!("look at a link that came up again: {why}; it is tried again");
-                            relinks.plan(vec![link], Instant::now());
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Keeps policy's rows of the node's addresses current.
-async fn follow_addresses(life: Arc<Life>, mut changes: wharf_datapath::AddressChanges) {
-    loop {
-        let changed = tokio::select! {
-            () = life.tasks.stop.cancelled() => return,
-            changed = changes.next() => changed,
-        };
-        if let Err(error) = changed {
-            life.tasks.controllers.record("node-addresses", Err(&error));
-            tracing::error!(
-                "{error}; policy learns of a new address of the node after 2 s until the agent is restarted"
-            );
-            return;
-        }
-        if let Err(why) = life.policy.follow_addresses().await {
-            life.tasks.controllers.record(policy::CONTROLLER, Err(&why));
-            tracing::warn!("follow addresses of the node: {why}; it is tried again");
-        }
-    }
+async fn follow_addresses(life: Arc<Life>, changes: wharf_datapath::AddressChanges) {
+    let Tasks { controllers, stop, .. } = &life.tasks;
+    policy::addresses::follow(&life.policy, changes, controllers, stop).await;
 }
 
 /// Copies the programs' log to the agent's log; only with `--debug-programs`. Every endpoint's `deliver` writes to one buffer, which

@@ -58,9 +58,9 @@ pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedEr
     let now = clock::monotonic_ms();
     let grace = life.config.gone_grace;
     let is_due = |v: &View| Duration::from_millis(now.saturating_sub(v.fsm.since_ms)) >= grace;
-    let due = life.registry.list().into_iter().filter(|h| h.is_abandoned() && h.shared.read(is_due));
-    let mut failed = Vec::new();
-    for handle in due {
+    let due: Vec<Handle> =
+        life.registry.list().into_iter().filter(|h| h.is_abandoned() && h.shared.read(is_due)).collect();
+    for handle in &due {
         let attachment = handle.shared.read(|v| v.record.attachment.to_string());
         let text = format!("no DEL came within {} s; deleted by the agent", grace.as_secs_f64());
         tracing::warn!(
@@ -71,9 +71,14 @@ pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedEr
         );
         handle.shared.note(Operation::Delete, "netns-gone", None, Outcome::Warning, &text);
         life.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
-        let result = delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished).await;
-        failed.extend(result.errors.into_iter().map(|e| format!("{}: {}: {}", e.endpoint, e.step, e.message)));
     }
+    if due.is_empty() {
+        return Ok(found?);
+    }
+    // All at once: the bounds of their steps run at the same time.
+    let result = delete::delete(life, due, DeleteOptions::default(), delete::Answer::Finished).await;
+    let failure = |e: wharf_api::StepError| format!("{}: {}: {}", e.endpoint, e.step, e.message);
+    let failed: Vec<String> = result.errors.into_iter().map(failure).collect();
     if failed.is_empty() { Ok(found?) } else { Err(AbandonedError::Delete(failed)) }
 }
 

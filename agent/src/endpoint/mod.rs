@@ -19,6 +19,7 @@ mod edit;
 pub mod error;
 mod external;
 pub mod identity;
+pub mod links;
 pub mod look;
 pub mod mtu;
 pub mod orphan;

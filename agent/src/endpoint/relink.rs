@@ -25,22 +25,27 @@ use crate::{
 
 /// Delay of a look, so that a container that takes its interface down and up several times is looked at once.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Time between two looks at an endpoint: a container that keeps toggling its interface costs the node one look in this time.
+/// Least time between two looks at an endpoint. It doubles, up to [`MAX_PACE`], for a container that keeps toggling its interface: each
+/// look may cost a regeneration and a line of the log.
 const PACE: Duration = Duration::from_secs(10);
+const MAX_PACE: Duration = Duration::from_secs(80);
+/// Longest time for one look.
+pub const LIMIT: Duration = Duration::from_secs(5);
 
 /// When to look at which link.
 #[derive(Debug, Default)]
 pub struct Relinks {
     due: BTreeMap<IfIndex, Instant>,
-    looked: BTreeMap<IfIndex, Instant>,
+    /// When each link was looked at last, and the least time until the next look.
+    looked: BTreeMap<IfIndex, (Instant, Duration)>,
 }
 
 impl Relinks {
     /// Plans a look at links that came up again.
     pub fn plan(&mut self, links: Vec<IfIndex>, now: Instant) {
-        self.looked.retain(|_, looked| now.duration_since(*looked) < PACE);
+        self.looked.retain(|_, (looked, pace)| now.duration_since(*looked) < *pace * 2);
         for link in links {
-            let next = self.looked.get(&link).map_or(now, |looked| *looked + PACE);
+            let next = self.looked.get(&link).map_or(now, |(looked, pace)| *looked + *pace);
             self.due.entry(link).or_insert(next.max(now + SETTLE));
         }
     }
@@ -56,7 +61,8 @@ impl Relinks {
         let due: Vec<IfIndex> = self.due.iter().filter(|(_, due)| **due <= now).map(|(link, _)| *link).collect();
         for link in &due {
             self.due.remove(link);
-            self.looked.insert(*link, now);
+            let pace = self.looked.get(link).map_or(PACE, |(_, pace)| MAX_PACE.min(*pace * 2));
+            self.looked.insert(*link, (now, pace));
         }
         due
     }
@@ -112,5 +118,21 @@ mod tests {
         assert_eq!(relinks.take(at(10_200)), [link]);
         relinks.plan(vec![link], at(60_000));
         assert_eq!(relinks.next(), Some(at(60_200)));
+    }
+
+    #[test]
+    fn a_link_that_keeps_toggling_is_looked_at_less_often() {
+        let (start, link) = (Instant::now(), IfIndex(7));
+        let (mut relinks, mut at, mut waits) = (Relinks::default(), start, Vec::new());
+        for _ in 0..6 {
+            relinks.plan(vec![link], at);
+            let next = relinks.next().expect("planned");
+            waits.push(next.duration_since(at).as_secs());
+            assert_eq!(relinks.take(next), [link]);
+            at = next;
+        }
+        assert_eq!(waits, [0, 10, 20, 40, 80, 80]);
+        relinks.plan(vec![link], at + 2 * MAX_PACE);
+        assert_eq!(relinks.next(), Some(at + 2 * MAX_PACE + SETTLE), "it was quiet");
     }
 }

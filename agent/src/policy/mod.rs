@@ -31,6 +31,7 @@
 //! policies were lost. It keeps the kernel's rows as they are, and refuses what needs others ([`PolicyError::Lost`]), until an import or
 //! the removal of all policies says what is wanted. Without that, containers would be reached that were closed.
 
+pub mod addresses;
 mod directory;
 mod documents;
 pub mod error;

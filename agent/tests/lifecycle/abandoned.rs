@@ -67,6 +67,27 @@ fn the_agent_deletes_it_after_the_grace_time() {
 }
 
 #[test]
+fn one_delete_that_does_not_end_keeps_no_other_waiting() {
+    let mut machine = Machine::new();
+    machine.config.gone_grace = Duration::ZERO;
+    machine.life(async |agent| {
+        for name in ["a", "b", "c"] {
+            agent.create(name).await;
+            agent.kernel.remove_netns(&netns_path(name));
+        }
+        look(&agent).await;
+        let unpinned = || agent.kernel.call_log().iter().filter(|(op, _)| *op == Op::RemovePrograms).count();
+        let (before, hold) = (unpinned(), agent.kernel.hold(Op::RemovePrograms));
+        let deleting = agent.clone();
+        let deleting = tokio::spawn(async move { abandoned::look(&deleting.life).await });
+        eventually("all deletes come to the same step", || unpinned() == before + 3).await;
+        hold.release();
+        deleting.await.expect("ends").expect("deleted");
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
 fn a_delete_that_fails_is_resumed_as_any_other() {
     let mut machine = Machine::new();
     machine.config.gone_grace = Duration::ZERO;
