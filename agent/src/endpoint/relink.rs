@@ -25,8 +25,8 @@ use crate::{
 
 /// Delay of a look, so that a container that takes its interface down and up several times is looked at once.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Least time between two looks at an endpoint. It doubles, up to [`MAX_PACE`], for a container that keeps toggling its interface: each
-/// look may cost a regeneration and a line of the log.
+/// Least time between two looks at an endpoint. It doubles, up to [`MAX_PACE`], for a container that keeps toggling its
+/// interface: each look may cost a regeneration and a line of the log.
 const PACE: Duration = Duration::from_secs(10);
 const MAX_PACE: Duration = Duration::from_secs(80);
 /// Longest time for one look.

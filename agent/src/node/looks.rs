@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Looks of one purpose that may run at once: a look continues until the kernel answers, even when its client went away.
+/// Looks of one purpose that may run at once. A look continues until the kernel answers, even when its client went
+/// away.
 pub const LOOKS: usize = 4;
 
 /// What a look is for. Looks for different purposes do not wait for each other.

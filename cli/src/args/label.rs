@@ -203,7 +203,8 @@ impl fmt::Display for LabelChange {
     }
 }
 
-/// Refuses two changes of one label. A change without a source may be about any source, so it conflicts with every other change of its key.
+/// Refuses two changes of one label. A change without a source may be about any source, so it conflicts with every other
+/// change of its key.
 fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
     let mut by_key: BTreeMap<&str, Vec<&LabelChange>> = BTreeMap::new();
     for change in changes {

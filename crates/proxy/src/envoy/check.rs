@@ -1,7 +1,7 @@
 //! Whether a start would find and execute Envoy's program, without a start.
 //!
-//! A child process becomes Envoy's user as a new Envoy does, and asks the kernel what an exec would do. A process that may not become
-//! another user examines modes.
+//! A child process becomes Envoy's user as a new Envoy does, and asks the kernel what an exec would do. A process that
+//! may not become another user examines modes.
 
 use std::{
     ffi::{CStr, CString},
@@ -21,8 +21,8 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 const EXECUTABLE: Errno = Errno::ECANCELED;
 
 impl Envoy {
-    /// Checks whether a start would find and execute the program, which is not run. Returns why the program could not be examined by this
-    /// process, if so.
+    /// Checks whether a start would find and execute the program, which is not run. Returns why the program could not be
+    /// examined by this process, if so.
     ///
     /// # Errors
     /// A start would fail: there is no such program, or Envoy's user may not execute it.
@@ -35,8 +35,8 @@ impl Envoy {
         // The closure always fails, so nothing is executed.
         let mut command = Command::new("/dev/null");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: the closure runs between fork and exec in a process of one thread. It makes system calls alone, on values that were
-        // made before the fork: no memory is allocated, no lock taken.
+        // SAFETY: the closure runs between fork and exec in a process of one thread. It makes system calls alone, on
+        // values that were made before the fork: no memory is allocated, no lock taken.
         unsafe {
             command.pre_exec(move || {
                 set_up_process(user, None)?;
@@ -116,7 +116,8 @@ fn may_execute(path: &CStr) -> Result<(), Errno> {
     if nix::sys::stat::stat(path)?.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Err(Errno::EACCES);
     }
-    // With the effective capabilities, as exec has them: access(2) ignores them, and so do libraries that imitate this call.
+    // With the effective capabilities, as exec has them: access(2) ignores them, and so do libraries that imitate this
+    // call.
     // SAFETY: the path is a string that outlives the call.
     let result =
         unsafe { libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) };
