@@ -442,5 +442,5 @@ pub fn component(results: &SelfChecks, interval: Duration) -> ComponentStatus {
         let age = clock::unix_ms().saturating_sub(oldest) / 1_000;
         (Health::Ok, format!("{checked} endpoints as desired, looked at within {age} s"))
     };
-    ComponentStatus { name: "self-check".to_owned(), health, message, stale_ms: None }
+    ComponentStatus::new("self-check", health, message)
 }

@@ -113,6 +113,7 @@ Exit status:
 Examples:
   wharf status                       the whole screen
   wharf status --brief               one word (ok, degraded, down, no-permission), with the same exit status
+  wharf status --ready               the same for readiness probes, apart from what containers open
   wharf status --all-controllers     with every controller, healthy or not, those of endpoints too
   wharf status --verbose             with every BPF map too
   wharf status --watch               again after each change, until interrupted

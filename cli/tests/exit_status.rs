@@ -66,9 +66,28 @@ fn status_says_how_it_is() {
         assert!(ran.out.contains("node-a"), "{ran:?}");
         let ran = agent.run(&["status", "--brief"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(code), format!("{word}\n").as_str()), "{ran:?}");
+        let ran = agent.run(&["status", "--ready"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(code), format!("{word}\n").as_str()), "{ran:?}");
         let ran = agent.run(&["status", "-o", "json"]);
         assert_eq!(ran.code, Some(code));
         assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("JSON"), status(overall, serving));
+    }
+}
+
+#[test]
+fn what_a_container_does_with_its_share_degrades_the_status_and_not_the_readiness() {
+    let component = |name: &str, health: &str| json!({"name": name, "health": health, "message": "as the test says"});
+    let proxy =
+        json!({"name": "proxy", "health": "degraded", "message": "a share is spent", "without_containers": "ok"});
+    for (other, code, word) in [("ok", 0, "ok"), ("degraded", 1, "degraded"), ("failing", 2, "down")] {
+        let overall = if other == "failing" { "failing" } else { "degraded" };
+        let mut answer = status(overall, true);
+        answer["components"] = json!([component("store", other), proxy]);
+        let agent = Agent::start(vec![Answer::new("GET /v1/healthz", 200, answer)]);
+        let ran = agent.run(&["status", "--ready"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(code), format!("{word}\n").as_str()), "{ran:?}");
+        let ran = agent.run(&["status", "--brief"]);
+        assert_eq!(ran.code, Some(code.max(1)), "{ran:?}");
     }
 }
 
@@ -91,6 +110,13 @@ fn an_api_that_is_silent_is_looked_at_through_the_admin_thread() {
     assert!(ran.err.contains("from the admin thread"), "{ran:?}");
     let ran = run(&["status", "--brief"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(2), "down\n"), "{ran:?}");
+    let mut well = status("ok", true);
+    well["from_admin"] = true.into();
+    let agent = Agent::start(vec![Answer::new("GET /v1/healthz", 200, well)]);
+    std::fs::remove_file(dir.path().join("admin.sock")).expect("removed");
+    std::os::unix::fs::symlink(agent.socket(), dir.path().join("admin.sock")).expect("a link");
+    let ran = run(&["status", "--ready"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), "degraded\n"), "the API does not answer: {ran:?}");
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub fn component(health: &Health) -> ComponentStatus {
     } else {
         format!("{}: {}; see `wharf health status`", view.state.as_str(), view.message)
     };
-    ComponentStatus { name: "health".to_owned(), health, message, stale_ms: None }
+    ComponentStatus::new("health", health, message)
 }
 
 #[cfg(test)]

@@ -172,6 +172,8 @@ fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: imp
                 component.health = component.health.max(health).max(Health::Degraded);
                 component.message = format!("{}; no answer for {}: {why}", component.message, seconds(waiting));
                 component.stale_ms = Some(millis(age));
+                // That the part does not answer is no container's doing.
+                component.without_containers = None;
             }
             if !stale.is_empty() {
                 return;

@@ -55,7 +55,9 @@ fn connections(tracked: Tracked) -> ComponentStatus {
                     net.netfilter.nf_conntrack_max (`sysctl -w`), or find who opens them (`conntrack -L`, \
                     /proc/net/nf_conntrack)";
     }
+    // Containers open connections: the node is as well as without that.
     ComponentStatus::new("connections", of(tracked.is_nearly_full(), Health::Degraded), message)
+        .by_containers(Health::Ok)
 }
 
 /// Health of what the node does for packets that leave it, and what is told of it. `publishers`: containers with ports.
@@ -121,7 +123,7 @@ mod tests {
         let row = |entries, limit| connections(Tracked { entries, limit });
         assert_eq!((row(79, 100).health, row(79, 100).message.as_str()), (Health::Ok, "79 of 100 tracked"));
         for full in [row(80, 100), row(100, 100), row(u64::MAX, u64::MAX)] {
-            assert_eq!(full.health, Health::Degraded);
+            assert_eq!((full.health, full.readiness()), (Health::Degraded, Health::Ok));
             assert!(full.message.contains("nf_conntrack_max"), "{}", full.message);
         }
         assert_eq!(row(7, 0).health, Health::Ok, "no limit");

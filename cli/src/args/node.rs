@@ -22,6 +22,9 @@ pub(crate) struct StatusArgs {
     /// One word: ok, degraded, down, or no-permission when this user may not use the socket.
     #[arg(long, conflicts_with_all = ["verbose", "all_controllers", "watch"])]
     pub(crate) brief: bool,
+    /// The same word for readiness probes: without what containers do with their shares of the node's pools.
+    #[arg(long, conflicts_with_all = ["brief", "verbose", "all_controllers", "watch"])]
+    pub(crate) ready: bool,
     /// Everything: kernel features, every controller, BPF maps, counters.
     #[arg(long)]
     pub(crate) verbose: bool,

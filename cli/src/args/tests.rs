@@ -183,6 +183,7 @@ fn wrong_command_lines_are_refused() {
         &["config", "set", "ipv4-pool=10.0.0.0/8"],
         &["status", "--brief", "--verbose"],
         &["status", "--brief", "--watch"],
+        &["status", "--brief", "--ready"],
         &["status", "-o", "xml"],
         &["endpoint", "describe"],
         &["endpoint", "list", "-l", "app in web"],

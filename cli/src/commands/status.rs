@@ -32,24 +32,26 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
         return Ok(Exit::Ok);
     }
     let answer = ask(cx, all).await;
-    if args.brief {
+    let verdict = if args.ready { AgentStatus::readiness } else { AgentStatus::verdict };
+    let one_word = args.brief || args.ready;
+    if one_word {
         // A probe reads one word on standard output whatever happens; the reason is still said on standard error.
-        write_text(&format!("{}\n", word(&answer)))?;
+        write_text(&format!("{}\n", word(&answer, verdict)))?;
     }
     let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e.into() })?;
-    if s.from_admin && (args.brief || !cx.out.is_table()) {
+    if s.from_admin && (one_word || !cx.out.is_table()) {
         remark(&format!("wharf: {}", status::FROM_ADMIN));
     }
-    if !args.brief {
+    if !one_word {
         cx.out.emit(&s, |style| status::status(&s, style, detail))?;
     }
-    Ok(s.verdict().into())
+    Ok(verdict(&s).into())
 }
 
-/// What `--brief` prints: one word without white space. An agent that this user may not ask is not known to be down.
-fn word(answer: &Result<AgentStatus, ClientError>) -> &'static str {
+/// What `--brief` and `--ready` print: one word without white space. An agent that this user may not ask is not known to be down.
+fn word(answer: &Result<AgentStatus, ClientError>, verdict: fn(&AgentStatus) -> Verdict) -> &'static str {
     match answer {
-        Ok(status) => status.verdict().as_str(),
+        Ok(status) => verdict(status).as_str(),
         Err(error) if error.is_no_permission() => "no-permission",
         Err(_) => Verdict::Down.as_str(),
     }
@@ -111,7 +113,10 @@ mod tests {
 
     #[test]
     fn an_agent_that_may_not_be_asked_is_not_called_down() {
-        let failed = |kind: io::ErrorKind| word(&Err(ClientError::Connect { socket: "x".into(), cause: kind.into() }));
+        let failed = |kind: io::ErrorKind| {
+            let error = ClientError::Connect { socket: "x".into(), cause: kind.into() };
+            word(&Err(error), AgentStatus::verdict)
+        };
         assert_eq!(failed(io::ErrorKind::PermissionDenied), "no-permission");
         assert_eq!(failed(io::ErrorKind::NotFound), "down");
         assert_eq!(failed(io::ErrorKind::ConnectionRefused), "down");

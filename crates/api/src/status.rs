@@ -20,13 +20,29 @@ pub struct ComponentStatus {
     /// is then at least degraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_ms: Option<u64>,
+    /// Health apart from what containers do with their shares of the node's pools: readiness follows this one. Absent
+    /// where it is `health`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub without_containers: Option<Health>,
 }
 
 impl ComponentStatus {
     /// What a part says of itself now.
     #[must_use]
     pub fn new(name: impl Into<String>, health: Health, message: impl Into<String>) -> Self {
-        Self { name: name.into(), health, message: message.into(), stale_ms: None }
+        Self { name: name.into(), health, message: message.into(), stale_ms: None, without_containers: None }
+    }
+
+    /// The component, whose health would be `health` if no container spent its share.
+    #[must_use]
+    pub fn by_containers(self, health: Health) -> Self {
+        Self { without_containers: (health != self.health).then_some(health), ..self }
+    }
+
+    /// Health that the node's readiness follows.
+    #[must_use]
+    pub fn readiness(&self) -> Health {
+        self.without_containers.unwrap_or(self.health)
     }
 }
 
@@ -390,7 +406,21 @@ impl AgentStatus {
     /// What a script makes of it. A part that is pending (not known yet, or not applicable) is no fault.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        match self.overall {
+        self.verdict_on(self.overall)
+    }
+
+    /// As [`Self::verdict`], apart from what containers do with their shares of the node's pools: what a readiness
+    /// probe follows, so that no container can make the node unready.
+    #[must_use]
+    pub fn readiness(&self) -> Verdict {
+        let of_components = self.components.iter().map(ComponentStatus::readiness).max().unwrap_or(Health::Ok);
+        // The API, which everybody uses, did not answer.
+        let of_api = if self.from_admin { Health::Degraded } else { Health::Ok };
+        self.verdict_on(of_components.max(of_api))
+    }
+
+    fn verdict_on(&self, health: Health) -> Verdict {
+        match health {
             _ if !self.serving => Verdict::Down,
             Health::Failing => Verdict::Down,
             Health::Degraded => Verdict::Degraded,
