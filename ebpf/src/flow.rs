@@ -68,7 +68,9 @@ impl Asked {
     }
 }
 
-/// The way of a packet between two endpoints, or to the proxy.
+/// The way of a packet between two endpoints, or to the proxy. As wide as a [`DropReason`], so that both have one place in a
+/// result: with two places, one of them is not written, and the verifier refuses a program that computes with what it has there.
+#[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Direct,

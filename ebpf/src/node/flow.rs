@@ -141,8 +141,13 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             return Err(DropReason::ProxyUnavailable);
         }
         // About a flow that policy did not let pass, it is a packet of its own.
-        if about as u32 != policy.generation {
-            policy::judge(ctx, asked, &packet, true, 0, 0)?;
+        let rule = if about as u32 == policy.generation {
+            rule_about(about)
+        } else {
+            policy::judge(ctx, asked, &packet, true, 0, 0)?.rule()
+        };
+        if !mark_service(ctx, asked, rule) {
+            return Err(DropReason::PolicyDenied);
         }
         if about & ABOUT_PROXY != 0 {
             return redirect::mark(ctx, asked).map(|()| Way::Proxy);
@@ -226,16 +231,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     (flags, by_owner, replaces) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
     let known = forget(u64::from(rule) << 32 | u64::from(policy.generation));
     (rule, policy.generation) = ((known >> 32) as u32, known as u32);
-    if rule & BY_SERVICE != 0 {
-        if asked.direction as u32 == Direction::Egress as u32 {
-            let mark = if rule == UNDECIDED { MARK_UNDECIDED } else { MARK_BY_SERVICE };
-            // SAFETY: the context the program was called with, and a field that programs of this kind may write.
-            unsafe { (*ctx.skb.skb).mark |= mark };
-        } else if rule == UNDECIDED && policy::service_mark(ctx) != 0 {
-            // An answer that passed at its sender because the address of the service was accepted, which it is no
-            // longer.
-            return Err(DropReason::PolicyDenied);
-        }
+    if !mark_service(ctx, asked, rule) {
+        return Err(DropReason::PolicyDenied);
     }
     let way = match found {
         Some((row, table)) => go_on(ctx, asked, &packet, &key, by_high, signals, row, table, now),
@@ -245,6 +242,23 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         return redirect::mark(ctx, asked).map(|()| Way::Proxy);
     }
     Ok(way)
+}
+
+/// Marks a packet to a service by the rule that lets its flow pass, for the hook of the endpoint behind the service. Returns false
+/// for an answer that is to be dropped: it passed at its sender because the address of the service was accepted, which it is no
+/// longer.
+#[inline(always)]
+fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
+    if rule & BY_SERVICE != 0 {
+        if asked.direction as u32 == Direction::Egress as u32 {
+            let mark = if rule == UNDECIDED { MARK_UNDECIDED } else { MARK_BY_SERVICE };
+            // SAFETY: the context the program was called with, and a field that programs of this kind may write.
+            unsafe { (*ctx.skb.skb).mark |= mark };
+        } else if rule == UNDECIDED && policy::service_mark(ctx) != 0 {
+            return false;
+        }
+    }
+    true
 }
 
 /// The number, of which the verifier knows nothing from here on. It then follows one way where it would follow each that gave the number
@@ -267,6 +281,22 @@ const ABOUT_STACK: u64 = 1 << 32;
 const ABOUT_PROXY: u64 = 1 << 33;
 /// In what [`wharf_about`] answers: the error's sender has no part in the flow, because the proxy is in its place.
 const ABOUT_STRANGE: u64 = 1 << 34;
+/// In what [`wharf_about`] answers: the flow's rule is [`UNDECIDED`].
+const ABOUT_UNDECIDED: u64 = 1 << 35;
+/// In what [`wharf_about`] answers: the flow's rule has [`BY_SERVICE`].
+const ABOUT_BY_SERVICE: u64 = 1 << 36;
+
+/// What [`mark_service`] needs to know of the rule of a flow that an error is about.
+#[inline(always)]
+fn rule_about(about: u64) -> u32 {
+    if about & ABOUT_UNDECIDED != 0 {
+        UNDECIDED
+    } else if about & ABOUT_BY_SERVICE != 0 {
+        BY_SERVICE
+    } else {
+        0
+    }
+}
 
 /// The flow of the packet at `offset`, which an ICMP error is about: the generation by which it was judged, zero without a row, and
 /// the bits above. The error is at the hook of the endpoint `own` with this epoch.
@@ -292,7 +322,7 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
     }
     let (key, by_high) = about.key();
     let Some((row, _)) = find(&key) else { return answer };
-    let flags = row.flags;
+    let (flags, rule) = (row.flags, row.rule);
     // The error goes the other way.
     let by_owner = by_high != (flags & FLOW_BY_HIGH != 0);
     answer
@@ -300,6 +330,8 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
         | if flags & FLOW_BY_STACK != 0 { ABOUT_STACK } else { 0 }
         | if redirect::is_for_proxy(flags, by_owner) { ABOUT_PROXY } else { 0 }
         | if redirect::is_strange(ctx, flags, by_owner) { ABOUT_STRANGE } else { 0 }
+        | if rule == UNDECIDED { ABOUT_UNDECIDED } else { 0 }
+        | if rule & BY_SERVICE != 0 { ABOUT_BY_SERVICE } else { 0 }
 }
 
 /// Beside the offset: the endpoint sends the error.

@@ -48,6 +48,8 @@ const REDIRECTED: u64 = 1 << 34;
 const OPEN: u64 = 1 << 35;
 /// In what [`wharf_rules`] answers, with [`DENIED`]: because the packet's transport header is not found.
 const UNKNOWN: u64 = 1 << 36;
+/// In what [`wharf_rules`] answers, with [`DENIED`]: because the peer's address is not known, whatever the rules say.
+const UNRESOLVED: u64 = 1 << 37;
 /// Beside [`REDIRECTED`]: place of the proxy's port, host byte order.
 const PORT_SHIFT: u32 = 48;
 /// In what [`wharf_rules`] and [`wharf_judge`] answer: the rule.
@@ -173,8 +175,8 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     // Where the flow arrives, its packets say by their mark what the sender's rules say of the address that the sender
     // wrote; for answers, the row says it. The hook of the flow's sender judges that address itself.
     let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
-    if !own_began && translated && sent & (DENIED | UNKNOWN | RULE) == DENIED {
-        // Isolation denies, and no rule: the address that the sender wrote is accepted in place of this one.
+    if !own_began && translated && sent & (DENIED | UNKNOWN | UNRESOLVED | RULE) == DENIED {
+        // Isolation denies, and no rule, of an address that is known: the address that the sender wrote is accepted in place of this one.
         (sent, by_service) = (0, BY_SERVICE);
     }
     if (sent | received) & DENIED != 0 && state().flags & POLICY_AUDITS == 0 {
@@ -227,8 +229,8 @@ fn ingress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
 }
 
-/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] with [`TO_SERVICE`] and
-/// [`UNKNOWN`], or [`REDIRECTED`]. `destination`: port (network byte order), from bit 16 on the protocol,
+/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] with [`TO_SERVICE`],
+/// [`UNKNOWN`] and [`UNRESOLVED`], or [`REDIRECTED`]. `destination`: port (network byte order), from bit 16 on the protocol,
 /// [`TO_ENDPOINT`], [`OF_SOURCE`].
 ///
 /// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
@@ -243,9 +245,9 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         return 0;
     }
     let ctx = &TcContext::new(skb);
-    let Some(peer) = address(ctx, destination & OF_SOURCE != 0) else { return DENIED };
-    // Every address has a row as long as there are rules; without one it is not known what to do with it.
-    let Some(peer) = IPCACHE.get(&Key::new(ADDRESS_BITS, *peer.as_shared())) else { return DENIED };
+    let Some(peer) = address(ctx, destination & OF_SOURCE != 0) else { return DENIED | UNRESOLVED };
+    // Every address has a row as long as there are rules; without one it is not known which rules are about it.
+    let Some(peer) = IPCACHE.get(&Key::new(ADDRESS_BITS, *peer.as_shared())) else { return DENIED | UNRESOLVED };
     if peer.identity == IDENTITY_NODE && destination & TO_ENDPOINT != 0 {
         return 0;
     }

@@ -20,6 +20,7 @@ use wharf_common::{
     Event, EventBudget,
     drop_reason::{REASONS, metrics_index},
     map::{self, FLAG_LIVE, FLAG_TRACE, NodeCall},
+    test_packet::MARK_OFFSET,
 };
 use wharf_tests::{
     frame::Mac,
@@ -320,6 +321,27 @@ impl Endpoint {
     pub(crate) fn run_times(&self, program: &str, packet: &[u8], times: u32) -> Result<Outcome> {
         on_link(self.program(program)?, packet, times)
             .with_context(|| format!("run {program} on {} bytes", packet.len()))
+    }
+
+    /// Runs a program once on a packet with this mark that the interface `came_by` brought to the node; zero for none.
+    /// Returns the verdict, and the mark after it.
+    pub(crate) fn run_marked(&self, program: &str, packet: &[u8], mark: u32, came_by: u32) -> Result<(u32, u32)> {
+        /// Place of `ingress_ifindex` in `struct __sk_buff` (linux/bpf.h).
+        const CAME_BY: usize = 36;
+        /// More than the kernel writes of it: it refuses less room than that.
+        const CONTEXT_ROOM: usize = 1_024;
+        let context = with(on_interface(link()?).to_vec(), MARK_OFFSET, &mark.to_ne_bytes());
+        let context = with(context, CAME_BY, &came_by.to_ne_bytes());
+        let (mut left, mut out) = (vec![0; CONTEXT_ROOM], vec![0; packet.len() + 256]);
+        let result = self.program(program)?.test_run(TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            ctx_out: Some(&mut left),
+            ..TestRunOptions::default()
+        })?;
+        let mark = left.get(MARK_OFFSET..).and_then(<[u8]>::first_chunk).context("a mark")?;
+        Ok((result.return_value, u32::from_ne_bytes(*mark)))
     }
 }
 

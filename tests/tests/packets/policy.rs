@@ -1,13 +1,19 @@
 //! What becomes of packets that policy denies: also of those that the endpoint's own program has counted as forwarded before.
 
+use std::net::IpAddr;
+
 use anyhow::{Context, Result, ensure};
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, HashMap, LpmTrie, MapData, lpm_trie::Key};
 use wharf_common::{
+    CellKey, CellRow,
     Direction::{Egress, Ingress},
     DropReason::{ForwardedLocal, ForwardedStack, PeerPolicyDenied, PolicyDenied},
-    PolicyState, SetsRow, map,
-    policy::POLICY_AUDITS,
+    EndpointKey, PeerRow, PolicyState, SetsRow,
+    flow::{ICMP, ICMPV6, UDP},
+    map,
+    policy::{ACCEPT, DENY, Hit, MARK_BY_SERVICE, MARK_UNDECIDED, PEER_SERVICE, POLICY_AUDITS},
 };
+use wharf_tests::frame;
 
 use crate::fixture::{A, B, ELSEWHERE4, ELSEWHERE6, Endpoint, FROM_CONTAINER, OK, SHOT, TO_CONTAINER, pair, udp, with};
 
@@ -76,6 +82,87 @@ fn a_flow_that_policy_let_pass_is_judged_again_after_a_change() -> Result<()> {
     for (sets, generation, action) in [(SetsRow::default(), 1, OK), (denies, 1, OK), (denies, 2, SHOT)] {
         set(&mut a, [sets, SetsRow::default()], PolicyState { generation, flags: 0 })?;
         assert_eq!(a.run(FROM_CONTAINER, &packet)?.action, action, "{sets:?}, generation {generation}");
+    }
+    Ok(())
+}
+
+/// One cell of the rule set [`DENIES`], about every peer and port.
+fn decide(a: &mut Endpoint, rule: u32, ruling: u32) -> Result<()> {
+    let mut cells: HashMap<&mut MapData, CellKey, CellRow> =
+        a.node.map_mut(map::POLICY_CELLS).context("cells")?.try_into()?;
+    let row = CellRow { admin: Hit::NONE, rest: Hit { rank: 0, rule, ruling }, packets: 0, bytes: 0 };
+    Ok(cells.insert(CellKey { set: DENIES, class: 0, port: 0 }, row, 0)?)
+}
+
+fn key_of(address: IpAddr) -> EndpointKey {
+    match address {
+        IpAddr::V4(a) => EndpointKey::v4(a.octets()),
+        IpAddr::V6(a) => EndpointKey::v6(a.octets()),
+    }
+}
+
+/// Makes an address known, with this identity.
+fn resolve(a: &mut Endpoint, address: IpAddr, identity: u32) -> Result<()> {
+    let mut peers: LpmTrie<&mut MapData, EndpointKey, PeerRow> =
+        a.node.map_mut(map::IPCACHE).context("peers")?.try_into()?;
+    Ok(peers.insert(&Key::new(128, key_of(address)), PeerRow { identity, class: 7 }, 0)?)
+}
+
+/// An ICMP error (destination unreachable) of A to `to`, about a UDP packet from there to A's port.
+fn error(from: IpAddr, to: IpAddr, port: u16) -> Vec<u8> {
+    let (protocol, kind, ethertype) =
+        if from.is_ipv4() { (ICMP, [3, 3], frame::IPV4) } else { (ICMPV6, [1, 4], frame::IPV6) };
+    let about = frame::ip(to, from, UDP, &[&[0, 53][..], &port.to_be_bytes(), &[0, 8, 0, 0]].concat());
+    let message = [&kind[..], &[0; 6], &about].concat();
+    frame::ethernet(A.host_mac, A.mac, ethertype, &frame::ip(from, to, protocol, &message))
+}
+
+#[test]
+fn an_error_to_a_service_has_the_mark_of_any_packet_there() -> Result<()> {
+    const WORLD: u32 = 2;
+    let (mut a, _b) = pair()?;
+    for (generation, identity, rule, ruling, expected) in [
+        (1, PEER_SERVICE | WORLD, 0, DENY, MARK_UNDECIDED),
+        (2, PEER_SERVICE | WORLD, 9, DENY, MARK_UNDECIDED),
+        (3, PEER_SERVICE | WORLD, 9, ACCEPT, MARK_BY_SERVICE),
+        (4, WORLD, 9, ACCEPT, 0),
+    ] {
+        decide(&mut a, rule, ruling)?;
+        let sets = [SetsRow { egress: DENIES, ingress: 0 }, SetsRow::default()];
+        set(&mut a, sets, PolicyState { generation, flags: 0 })?;
+        for (from, to) in [(IpAddr::from(A.v4), IpAddr::from(ELSEWHERE4)), (A.v6.into(), ELSEWHERE6.into())] {
+            resolve(&mut a, to, identity)?;
+            for (what, packet) in [
+                ("a packet", udp(from, to)),
+                ("an error about its flow", error(from, to, 4_000)),
+                ("an error about no flow", error(from, to, 4_001)),
+            ] {
+                let outcome = a.run_marked(FROM_CONTAINER, &packet, 0, 0)?;
+                ensure!(outcome == (OK, expected), "{what} to {to}, rule {rule}, ruling {ruling}: {outcome:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A rule that accepts a service's address counts in the place of isolation, for containers that the rules know.
+#[test]
+fn the_mark_of_a_service_opens_no_way_to_an_address_that_is_not_known() -> Result<()> {
+    let (mut a, _b) = pair()?;
+    decide(&mut a, 0, DENY)?;
+    let sets = [SetsRow::default(), SetsRow { egress: DENIES, ingress: 0 }];
+    set(&mut a, sets, PolicyState { generation: 1, flags: 0 })?;
+    for (from, to) in [(IpAddr::from(B.v4), IpAddr::from(A.v4)), (B.v6.into(), A.v6.into())] {
+        let packet = with(udp(from, to), 6, &A.host_mac);
+        for (known, mark, expected) in
+            [(false, 0, SHOT), (false, MARK_BY_SERVICE, SHOT), (true, 0, SHOT), (true, MARK_BY_SERVICE, OK)]
+        {
+            if known {
+                resolve(&mut a, to, A.identity)?;
+            }
+            let (action, _) = a.run_marked(TO_CONTAINER, &packet, mark, B.ifindex)?;
+            ensure!(action == expected, "to {to}, known: {known}, mark {mark:#x}: {action}");
+        }
     }
     Ok(())
 }
