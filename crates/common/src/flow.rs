@@ -38,6 +38,18 @@ pub struct FlowKey {
     pub _pad: [u8; 2],
 }
 
+impl FlowKey {
+    /// A number other than zero by which a collection names the key whose row it removes ([`FlowUse::recent_counted`]).
+    /// Few keys share a number; the flow of such a key begins in [`crate::map::FLOWS_NEW`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn mark(&self) -> u32 {
+        let [low, high] = [self.low.last_word(), self.high.last_word()];
+        let ports = self.low_port as u32 | (self.high_port as u32) << 16;
+        (low ^ high.rotate_left(11) ^ ports.rotate_left(17)) | 1
+    }
+}
+
 /// Value of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`].
 ///
 /// A row counts while the epochs are those of the endpoints that have the addresses, so that an endpoint never inherits the
@@ -313,7 +325,8 @@ pub struct FlowUse {
     /// Rows of [`crate::map::FLOWS`] with [`FLOW_RECENT`], counted like `rows`. CPUs that race may leave it below zero (two's
     /// complement) until the next collection.
     pub recent: u32,
-    /// As `counted`, of `recent`.
+    /// As `counted`, of `recent`. In row 0 the mark of the key ([`FlowKey::mark`]) whose row a collection is about to remove,
+    /// zero for none.
     pub recent_counted: u32,
     /// Recent flows that it began, since the table was made: the next place in its ring.
     pub next: u32,

@@ -191,6 +191,14 @@ impl EndpointKey {
         Self { addr: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]] }
     }
 
+    /// The last four bytes of the address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn last_word(&self) -> u32 {
+        let [.., a, b, c, d] = self.addr;
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
     /// Key of an IPv6 address given in network byte order.
     #[inline(always)]
     #[must_use]

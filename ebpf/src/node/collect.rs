@@ -13,6 +13,18 @@
 //! - **A row that replaces another is not in `FLOWS` during a collection.** A packet that replaces a row puts the new one into the
 //!   LRU table while the collection runs (`recent::is_collecting`), and no flow moves from there to `FLOWS`. So the delete
 //!   finds the row that was checked, or none.
+//! - **No flow begins in `FLOWS` with the key that is being removed.** Only the CPU whose packet removed a row knows that it
+//!   replaced one: a packet of the same flow on another CPU finds no row and begins the flow. So this program first publishes
+//!   the key's mark (`FlowUse::recent_counted` of row 0), then looks the row up by its key and checks it once more, and
+//!   deletes that row. A packet that finds no row looks at the mark before it adds one (`recent::is_being_removed`). If it sees
+//!   the mark, its flow begins in the LRU table. If it does not, the mark is published after the packet found the key without a
+//!   row, so the second lookup finds no row, or the new one, which is not over. This needs each CPU's accesses in their order:
+//!   the addition that publishes the mark is a full barrier on x86-64. Where it is none, the second check still leaves but the
+//!   time between two helper calls.
+//!
+//!   The mark is of one key at a time. If every flow that begins during a collection began in the LRU table instead, a flood
+//!   could evict it there: the share of recent flows (`recent.rs`) would not hold for the time that a collection takes, some
+//!   milliseconds in every few seconds with a full table.
 //! - A row without its endpoint can be refreshed by the other end. Its flow leads nowhere, and the next packet begins another one.
 
 use core::{ffi::c_void, ptr};
@@ -26,6 +38,8 @@ use wharf_ebpf::{
     atomic,
     maps::{ENDPOINTS, FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_RECENT, FRAGMENT_SLOTS},
 };
+
+use crate::packet::Key;
 
 /// Ticks without a packet after which the endpoints of a flow are looked up. One that is gone sends nothing.
 const LOOKED_AT: u32 = 8;
@@ -52,6 +66,7 @@ pub fn run() {
     // longer than a packet that was under way before the mark.
     unsafe {
         ptr::write_volatile(&raw mut (*node).counted, 1);
+        ptr::write_volatile(&raw mut (*node).recent_counted, 0);
         bpf_for_each_map_elem(uses, begin as *mut c_void, sweep_ptr, 0);
         bpf_for_each_map_elem(flows, row as *mut c_void, sweep_ptr, 0);
         bpf_for_each_map_elem(places, place as *mut c_void, sweep_ptr, 0);
@@ -94,15 +109,7 @@ unsafe extern "C" fn begin(_map: *mut c_void, id: *const u32, used: *mut FlowUse
 unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow, sweep: *mut Sweep) -> i64 {
     // SAFETY: key and value of the map that the kernel walks over, and the context that `run` gave.
     unsafe {
-        let protocol = (*key).protocol;
-        let idle = (*row).idle((*sweep).now);
-        if (*row).is_over(protocol, (*sweep).now.wrapping_sub(MARGIN)) {
-            (*sweep).expired += 1;
-        } else if idle > LOOKED_AT
-            && !(is_alive(&(*key).low, (*row).low_epoch) && is_alive(&(*key).high, (*row).high_epoch))
-        {
-            (*sweep).orphaned += 1;
-        } else {
+        if fate(key, row, (*sweep).now) == Fate::Stays {
             let recent = (*row).flags & FLOW_RECENT != 0;
             (*sweep).rows += u64::from(!recent);
             if let Some(used) = FLOW_USE.get_ptr_mut(u32::from((*row).owner)) {
@@ -111,9 +118,53 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
             }
             return 0;
         }
-        bpf_map_delete_elem(map, key.cast());
+        let Some(node) = FLOW_USE.get_ptr_mut(NODE) else { return 0 };
+        // A copy: a packet may remove the row now, and another flow may get its memory.
+        let key = ptr::read(key.cast::<Key>());
+        let key = key.as_shared();
+        let removed = &raw mut (*node).recent_counted;
+        // It is zero: one collection runs at a time.
+        atomic::add(removed, key.mark());
+        if let Some(row) = FLOWS.get_ptr(key) {
+            let fate = fate(key, row, (*sweep).now);
+            (*sweep).expired += u64::from(fate == Fate::Expired);
+            (*sweep).orphaned += u64::from(fate == Fate::Orphaned);
+            if fate != Fate::Stays {
+                bpf_map_delete_elem(map, ptr::from_ref(key).cast_mut().cast());
+            }
+        }
+        ptr::write_volatile(removed, 0);
     }
     0
+}
+
+/// What a collection does with a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    /// Removed: the flow is over.
+    Expired,
+    /// Removed: an endpoint of the flow is gone.
+    Orphaned,
+}
+
+/// # Safety
+///
+/// `key` and `row` are of the map of flows.
+#[inline(always)]
+unsafe fn fate(key: *const FlowKey, row: *const FlowRow, now: u32) -> Fate {
+    // SAFETY: the caller's word.
+    unsafe {
+        if (*row).is_over((*key).protocol, now.wrapping_sub(MARGIN)) {
+            Fate::Expired
+        } else if (*row).idle(now) > LOOKED_AT
+            && !(is_alive(&(*key).low, (*row).low_epoch) && is_alive(&(*key).high, (*row).high_epoch))
+        {
+            Fate::Orphaned
+        } else {
+            Fate::Stays
+        }
+    }
 }
 
 /// Frees the places of flows that are no longer recent: the memory of endpoints that are idle or gone.

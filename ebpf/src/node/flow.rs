@@ -509,8 +509,8 @@ fn begin(
     let flags = direction | by_stack | of_proxy;
     let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation, rule };
     row.flags = row.flags_after(signals, by_high);
-    // A collection may be about to remove the row that this one replaces, by the same key.
-    let enters = !(replaces && recent::is_collecting());
+    // A collection may be about to remove the row that this one replaces, by the same key; another CPU may have removed it.
+    let enters = !(replaces && recent::is_collecting() || recent::is_being_removed(key.as_shared()));
     if !(enters && recent::enter(key, row, !egress && peer == 0)) {
         // Of two CPUs that begin one flow, the first tells who began it. Else this fails only without memory: the LRU evicts.
         let _ = FLOWS_NEW.insert(key.as_shared(), row, u64::from(BPF_NOEXIST));

@@ -161,3 +161,12 @@ pub fn is_collecting() -> bool {
     // SAFETY: a map value, read whole.
     FLOW_USE.get_ptr(NODE).is_some_and(|node| unsafe { ptr::read_volatile(&raw const (*node).counted) } != 0)
 }
+
+/// True while a collection is about to remove the row of this key from `FLOWS` (`collect.rs`).
+#[inline(always)]
+pub fn is_being_removed(key: &FlowKey) -> bool {
+    // SAFETY: a map value, read whole.
+    FLOW_USE
+        .get_ptr(NODE)
+        .is_some_and(|node| unsafe { ptr::read_volatile(&raw const (*node).recent_counted) } == key.mark())
+}

@@ -130,6 +130,34 @@ fn a_row_that_a_collection_may_be_removing_has_no_successor_in_its_table() -> Re
     Ok(())
 }
 
+/// Another CPU's packet may have removed the row, so that this one's finds none.
+#[test]
+fn a_flow_whose_row_a_collection_is_removing_begins_in_the_other_table() -> Result<()> {
+    let (mut a, _b) = pair()?;
+    let (removed, other) = (flow(1), flow(2));
+    let node = FlowUse { counted: 1, recent_counted: removed.key().mark(), ..FlowUse::default() };
+    use_of(&mut a)?.set(0, node, 0)?;
+    for sent in [removed, other] {
+        send(&a, sent)?;
+        ensure!(row(&mut a, &sent.key())?.is_some(), "{sent:?}: no row");
+    }
+    ensure!(!is_safe(&mut a, removed)?, "the collection would remove the row");
+    ensure!(is_safe(&mut a, other)?, "other flows have their share also during a collection");
+    // A collection removes rows, and leaves no key that is being removed.
+    let over = FlowRow { seen: now()?.wrapping_sub(1_000), owner: 1, ..FlowRow::default() };
+    table(&mut a, map::FLOWS)?.insert(of_others(1), over, 0)?;
+    let before = totals(&a)?.expired;
+    collect(&mut a)?;
+    let node = use_of(&mut a)?.get(&0, 0)?;
+    ensure!((node.counted, node.recent_counted) == (0, 0), "{node:?}");
+    ensure!(totals(&a)?.expired == before + 1, "{:?}", totals(&a)?);
+    ensure!(table(&mut a, map::FLOWS)?.get(&of_others(1), 0).is_err(), "the row is there");
+    ensure!(is_safe(&mut a, other)?, "a flow that goes on was removed");
+    send(&a, removed)?;
+    ensure!(row(&mut a, &removed.key())?.is_some(), "{removed:?}: the row is gone");
+    Ok(())
+}
+
 #[test]
 fn a_flood_of_fragments_of_others_loses_no_packet_of_an_endpoint() -> Result<()> {
     const MORE: u16 = 0x2000;
