@@ -107,11 +107,12 @@ impl LinkWatch {
     pub async fn next(&mut self) -> Result<Vec<IfIndex>> {
         while self.reported.is_empty() {
             let mut guard = self.socket.readable_mut().await.map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))?;
-            let messages = guard.get_inner_mut().0.heard(Instant::now())?;
-            if messages.is_empty() {
-                guard.clear_ready();
+            match guard.get_inner_mut().0.heard_datagram(Instant::now())? {
+                Some(messages) => self.reported = self.carriers.record(messages),
+                // Only now the socket is empty. After a datagram without a known message more may be queued, for which the
+                // kernel does not report the socket as readable again.
+                None => guard.clear_ready(),
             }
-            self.reported = self.carriers.record(messages);
         }
         Ok(mem::take(&mut self.reported))
     }
@@ -125,18 +126,58 @@ impl LinkWatch {
 
 #[cfg(test)]
 mod tests {
-    use rtnetlink::packet_route::link::LinkMessage;
+    use std::{os::unix::net::UnixDatagram, time::Duration};
+
+    use rtnetlink::{
+        packet_core::NetlinkMessage,
+        packet_route::link::{LinkAttribute, LinkMessage},
+    };
 
     use super::*;
+
+    /// Name of a host side.
+    fn host_side() -> String {
+        let id = wharf_core::ids::EndpointId::try_from(7).expect("an id");
+        wharf_core::endpoint::host_ifname(id, wharf_core::ids::Epoch(9)).to_string()
+    }
+
+    /// The kernel's message about a host side whose carrier came up so often.
+    fn about_link(ifindex: u32, carrier_ups: u32) -> Vec<u8> {
+        let mut link = LinkMessage::default();
+        link.header.index = ifindex;
+        link.attributes = vec![LinkAttribute::IfName(host_side()), LinkAttribute::CarrierUpCount(carrier_ups)];
+        let mut message = NetlinkMessage::from(RouteNetlinkMessage::NewLink(link));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        bytes
+    }
+
+    #[tokio::test]
+    async fn a_datagram_without_a_known_message_holds_no_later_one_back() {
+        let (ours, kernel) = UnixDatagram::pair().expect("a socket pair");
+        ours.set_nonblocking(true).expect("not blocking");
+        let mut carriers = Carriers::default();
+        carriers.0.insert(IfIndex(5), 1);
+        let mut watch = LinkWatch::new(Opened(Connection::over(ours.into()), carriers, Vec::new())).expect("a watch");
+        // A header alone, of a kind that no message has.
+        let unknown = [&16_u32.to_ne_bytes()[..], &u16::MAX.to_ne_bytes(), &[0; 10]].concat();
+        for datagram in [unknown.clone(), unknown, about_link(5, 2)] {
+            kernel.send(&datagram).expect("send");
+        }
+        let again = tokio::time::timeout(Duration::from_secs(5), watch.next()).await;
+        assert_eq!(again.expect("it waits for another datagram").expect("a report"), [IfIndex(5)]);
+        // A watch of an empty socket waits.
+        assert!(tokio::time::timeout(Duration::from_millis(50), watch.next()).await.is_err());
+        kernel.send(&about_link(5, 3)).expect("send");
+        assert_eq!(watch.next().await.expect("a report"), [IfIndex(5)]);
+    }
 
     #[test]
     fn only_a_later_carrier_of_an_endpoints_link_counts() {
         let mut carriers = Carriers::default();
-        let name = wharf_core::endpoint::host_ifname(
-            wharf_core::ids::EndpointId::try_from(7).expect("an id"),
-            wharf_core::ids::Epoch(9),
-        );
-        let mut seen = LinkSeen { name: name.to_string(), ..link::read(&LinkMessage::default()) };
+        let name = host_side();
+        let mut seen = LinkSeen { name, ..link::read(&LinkMessage::default()) };
         for (ups, expected) in [(0, false), (1, false), (1, false), (2, true), (2, false), (600, true)] {
             seen.carrier_ups = ups;
             assert_eq!(carriers.came_up_again(&seen), expected, "{ups}");

@@ -150,6 +150,15 @@ impl Connection {
         Ok(connection)
     }
 
+    /// A connection over another socket, whose other end a test has.
+    #[cfg(test)]
+    pub(crate) fn over(socket: std::os::fd::OwnedFd) -> Self {
+        use std::os::fd::{FromRawFd as _, IntoRawFd as _};
+        // SAFETY: the descriptor is an open socket that nothing else owns.
+        let socket = unsafe { Socket::from_raw_fd(socket.into_raw_fd()) };
+        Self { socket, sequence: 0, heard: Heard::default(), datagram: Vec::new() }
+    }
+
     /// The descriptor, for socket options that tell of the namespace.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
@@ -236,30 +245,34 @@ impl Connection {
     /// The next multicast messages, or none when none arrives before `until`. Messages kept while waiting for an
     /// answer come first.
     pub(crate) fn heard(&mut self, until: Instant) -> Result<Vec<RouteNetlinkMessage>> {
+        Ok(self.heard_datagram(until)?.unwrap_or_default())
+    }
+
+    /// As [`Self::heard`]; `None` when nothing arrived. The messages of a datagram may be none, because messages that cannot be
+    /// parsed are left out.
+    pub(crate) fn heard_datagram(&mut self, until: Instant) -> Result<Option<Vec<RouteNetlinkMessage>>> {
         let frames = match self.heard.take() {
             frames if frames.is_empty() => {
                 self.listen(until).map_err(|e| wrap("listen to changes", "NETLINK_ROUTE", &e))?
             }
-            frames => frames,
+            frames => Some(frames),
         };
-        Ok(frames
-            .into_iter()
-            .filter_map(|frame| match frame.body {
-                Body::Message(bytes) => parse(&bytes),
-                _ => None,
-            })
-            .collect())
+        let message = |frame: Frame| match frame.body {
+            Body::Message(bytes) => parse(&bytes),
+            _ => None,
+        };
+        Ok(frames.map(|frames| frames.into_iter().filter_map(message).collect()))
     }
 
-    fn listen(&mut self, until: Instant) -> io::Result<Vec<Frame>> {
+    fn listen(&mut self, until: Instant) -> io::Result<Option<Vec<Frame>>> {
         // A zero timeout would mean no timeout.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         self.set_timeout(left)?;
         let received = self.receive_any();
         self.set_timeout(ANSWER_TIMEOUT)?;
         match received {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Vec::new()),
-            other => other.map(|(frames, _)| frames),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            other => other.map(|(frames, _)| Some(frames)),
         }
     }
 
