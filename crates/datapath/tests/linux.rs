@@ -524,36 +524,42 @@ fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
     });
 }
 
+/// Mounts a bpffs at a path.
+fn mount_bpffs(bpffs: &Path) {
+    mount(Some("bpf"), bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount a bpffs");
+}
+
 #[test]
-fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
+fn nothing_is_pinned_in_a_bpffs_that_is_mounted_over_ours() {
     in_linux_world(None, |w| async move {
         let k = &w.kernel;
         k.ensure_node(&node_spec()).await.expect("node");
         let a = new_endpoint(&w, 1, 10).await;
         let b = new_endpoint(&w, 2, 11).await;
-        let id =
-            |name: &str| MapData::from_pin(w.pins().join("shared").join(name)).expect("map").info().expect("info").id();
-        let names = SHARED;
-        let before = names.map(id);
         let bpffs = w.bpffs();
-        mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount over it");
+        mount_bpffs(&bpffs);
         let told = k.observe_node(&node_spec()).await.expect("observe");
-        assert_eq!(
-            told.iter().filter(|p| matches!(p, NodeProblem::PinMissing { .. })).count(),
-            names.len() + 1,
-            "the maps and the sink: {told:?}"
+        assert!(
+            matches!(&told[..], [NodeProblem::Pin { path, cause, repairable: false }]
+                if Path::new(path) == bpffs && cause.contains("mounted over") && cause.contains("unmount it")),
+            "{told:?}"
         );
         let dump = k.dump().await.expect("an audit needs it, to tell of the pins");
         assert_eq!((dump.endpoint_rows.len(), dump.call_slots.len()), (4, 2), "{dump:?}");
         let speakers = k.observe_speakers(first_address(&a)).await.expect("observe");
         assert_eq!(speakers.len(), 2, "the row is in the table that the programs use: {speakers:?}");
-        // Made again there: the same maps, so that what is attached and what is written are one.
-        k.ensure_node(&node_spec()).await.expect("node again");
-        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
-        assert_eq!(names.map(id), before);
+        for refused in [k.ensure_node(&node_spec()).await, k.ensure_programs(&program_spec(&a)).await.map(drop)] {
+            let e = refused.expect_err("it would be pinned in the wrong bpffs");
+            assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
+            assert!(e.to_string().contains("unmount it"), "{e}");
+        }
+        assert_eq!(fs::read_dir(&bpffs).expect("list").count(), 0, "something was made in it");
+        // A delete does not wait for the sink's pin.
+        k.remove_attached(&link_ref(&b)).await.expect("detached");
         umount2(&bpffs, MntFlags::MNT_DETACH).expect("unmount");
-        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), [], "the old pins are the same maps");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), [], "the pins are there");
         assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+        k.ensure_node(&node_spec()).await.expect("node again");
         // Something that is no bpffs.
         mount(Some("tmpfs"), &bpffs, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("mount over it");
         let told = k.observe_node(&node_spec()).await.expect("observe");
@@ -568,6 +574,97 @@ fn a_bpffs_mounted_over_ours_is_told_and_the_maps_in_use_are_pinned_again() {
         delete(k, &a).await;
         delete(k, &b).await;
         assert_no_endpoints(k).await;
+    });
+}
+
+#[test]
+fn the_maps_in_use_are_pinned_in_a_bpffs_that_took_the_place_of_ours() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let id =
+            |name: &str| MapData::from_pin(w.pins().join("shared").join(name)).expect("map").info().expect("info").id();
+        let before = SHARED.map(id);
+        let bpffs = w.bpffs();
+        umount2(&bpffs, MntFlags::MNT_DETACH).expect("unmount");
+        mount_bpffs(&bpffs);
+        let told = k.observe_node(&node_spec()).await.expect("observe");
+        let missing = told.iter().filter(|p| matches!(p, NodeProblem::PinMissing { .. })).count();
+        assert_eq!(missing, SHARED.len() + 1, "the maps and the sink: {told:?}");
+        k.ensure_node(&node_spec()).await.expect("node again");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+        assert_eq!(SHARED.map(id), before, "what is attached and what is written are one");
+        delete(k, &a).await;
+        assert_no_endpoints(k).await;
+    });
+}
+
+/// An agent that dies between the two steps of pinning a map again leaves it under the other name.
+#[test]
+fn a_start_finishes_what_an_agent_left_that_died_while_it_pinned_a_map_again() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let shared = w.pins().join("shared");
+        let id = |path: &Path| MapData::from_pin(path).expect("map").info().expect("info").id();
+        for name in ["ENDPOINTS", "CALLS", "POLICY_STATE"] {
+            let (path, next) = (shared.join(name), shared.join(format!("next_{name}")));
+            let before = id(&path);
+            for replaced in [false, true] {
+                fs::rename(&path, &next).expect("as the agent left it");
+                if replaced {
+                    Array::<MapData, u32>::create(7, 0).expect("map").pin(&path).expect("pin");
+                }
+                let dump = k.dump().await.expect("dump");
+                assert_eq!(dump.foreign_pins, Vec::<std::path::PathBuf>::new(), "{name}: it is Wharf's own");
+                drop(open(&w.bpffs()).expect("the next start"));
+                assert!(!next.exists(), "{name}, replaced: {replaced}");
+                assert_eq!(id(&path), before, "{name}, replaced: {replaced}: the map that the programs use");
+            }
+            // What is no such map is removed.
+            Array::<MapData, u32>::create(7, 0).expect("map").pin(&next).expect("pin");
+            drop(open(&w.bpffs()).expect("the next start"));
+            assert!(!next.exists() && id(&path) == before, "{name}");
+        }
+        k.ensure_node(&node_spec()).await.expect("its programs are in their slots again");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+    });
+}
+
+/// Readers of a pin (`wharf bpf`, another program) find a map at each moment.
+#[test]
+fn a_pin_that_is_replaced_is_missing_at_no_moment() {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    };
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let (path, other) = (w.pins().join("shared/PROFILES"), w.pins().join("shared/next_OTHER"));
+        let before = MapData::from_pin(&path).expect("map").info().expect("info").id();
+        let done = Arc::new(AtomicBool::new(false));
+        let reader = std::thread::spawn({
+            let (path, done) = (path.clone(), Arc::clone(&done));
+            move || {
+                let mut looks = 0_u32;
+                while !done.load(Relaxed) {
+                    assert!(path.symlink_metadata().is_ok(), "no pin after {looks} looks");
+                    looks += 1;
+                }
+                looks
+            }
+        });
+        for _ in 0..50 {
+            Array::<MapData, u32>::create(7, 0).expect("map").pin(&other).expect("pin");
+            fs::rename(&other, &path).expect("replace the pin");
+            k.ensure_node(&node_spec()).await.expect("pinned again");
+        }
+        done.store(true, Relaxed);
+        let looked = reader.join().expect("the pin is always there");
+        assert!(looked > 50, "{looked} looks");
+        assert_eq!(MapData::from_pin(&path).expect("map").info().expect("info").id(), before);
     });
 }
 

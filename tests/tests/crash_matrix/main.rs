@@ -60,6 +60,11 @@ fn regenerate_datapath() -> Result<()> {
 }
 
 #[test]
+fn shared_pin_made_again() -> Result<()> {
+    matrix::run(&operation::REPAIR_PIN)
+}
+
+#[test]
 fn restart_with_a_dead_endpoint_and_an_interrupted_add() -> Result<()> {
     matrix::run(&operation::RESTORE)
 }

@@ -176,6 +176,24 @@ pub(crate) const REGENERATE_DATAPATH: Operation = Operation {
     go_on: |scene, _| retry_regenerate(scene, "datapath"),
 };
 
+pub(crate) const REPAIR_PIN: Operation = Operation {
+    name: "a shared pin made again while the agent runs",
+    least: 3,
+    flags: FLAGS,
+    victim: Victim::Agent,
+    prepare: armed_with_x,
+    act: |scene| {
+        let shared = scene.node.dirs().bpffs.join(format!("wharf/v{}/shared", wharf_common::ABI_VERSION));
+        std::fs::remove_file(shared.join("CALLS")).context("unpin the map")?;
+        scene.node.wharf_command(&["audit", "--repair"]).map(Act::Cli)
+    },
+    // An audit that fails is repeated. That nothing is amiss is checked afterwards.
+    go_on: |scene, _| {
+        let audit = scene.node.wharf_command(&["audit", "--repair"])?;
+        run(audit, b"", Duration::from_secs(60)).map(drop)
+    },
+};
+
 pub(crate) const RESTORE: Operation = Operation {
     name: "restart with a dead endpoint and an interrupted ADD",
     least: 80,

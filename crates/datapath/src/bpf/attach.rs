@@ -198,7 +198,7 @@ impl Bpf {
     /// Replaces the endpoint's programs on the hooks by the sink.
     pub(crate) fn remove_attached(&self, link: &LinkRef) -> Result<()> {
         let Some(link) = &here(link)? else { return Ok(()) };
-        let mut sink = open_program(&self.pins.shared(SINK))?;
+        let mut sink = self.sink()?;
         let done = match self.mode_of(link.owner) {
             AttachMode::Tcx => self.sink_tcx(&mut sink, link),
             AttachMode::Clsact => self.sink_clsact(&mut sink, link),

@@ -41,6 +41,7 @@ fn about(id: EndpointId) -> String {
 impl Bpf {
     /// Loads an endpoint's programs and pins them. Pinned maps are reused, so counters survive.
     pub(crate) fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
+        self.check_uncovered()?;
         let dir = self.pins.endpoint_dir(spec.id);
         let fresh = match fs::create_dir(&dir) {
             Ok(()) => true,

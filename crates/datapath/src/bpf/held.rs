@@ -4,7 +4,7 @@
 //! written through the descriptors, and programs are loaded only while every pin is that of the held map.
 
 use std::{
-    io,
+    fs, io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{MutexGuard, PoisonError},
@@ -78,6 +78,27 @@ fn data_of(map: &Map) -> Option<&MapData> {
     }
 }
 
+/// Cause of what is refused while [`Place::Covered`].
+pub(super) const COVERED: &str = "another bpffs is mounted over the one that the agent opened, and nothing is pinned in it: \
+                                  unmount it, or restart the agent, which then uses the other one";
+
+/// The bpffs that is mounted at the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The one that this process opened.
+    Ours,
+    /// Another one, mounted over it: the one that this process opened, and its pins, are still there.
+    Covered,
+    /// Another one: the one that this process opened was unmounted, and its pins are gone with it.
+    Replaced,
+}
+
+/// True when a mount of this list (`proc_pid_mountinfo(5)`) is of the file system with this device number.
+fn has_device(mounts: &str, device: u64) -> bool {
+    let device = format!("{}:{}", libc::major(device), libc::minor(device));
+    mounts.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()))
+}
+
 /// Why the pin of a held map cannot be used.
 pub(super) enum BadPin {
     Missing,
@@ -86,13 +107,42 @@ pub(super) enum BadPin {
 }
 
 impl Bpf {
-    /// True when another bpffs is mounted over the agent's. Its pins may be another agent's, so none is replaced.
-    pub(super) fn is_covered(&self) -> Result<bool> {
-        Ok(self.pins.device()? != self.device)
+    /// Compares the bpffs at the path with the one that this process opened.
+    pub(super) fn place(&self) -> Result<Place> {
+        let device = self.pins.device()?;
+        if device == self.device {
+            return Ok(Place::Ours);
+        }
+        // `thread-self`: a thread can have another mount namespace than its process. If the mounts cannot be read, the bpffs
+        // counts as covered, so that nothing is written to a bpffs that may be another agent's.
+        let is_mounted = match fs::read_to_string("/proc/thread-self/mountinfo") {
+            Ok(mounts) => has_device(&mounts, self.device),
+            Err(error) => {
+                tracing::debug!(%error, "read the mounts");
+                true
+            }
+        };
+        Ok(if is_mounted { Place::Covered } else { Place::Replaced })
     }
 
-    pub(super) fn covered(&self, name: &str, cause: &str) -> KernelError {
-        let cause = format!("{cause}; another bpffs is mounted over the agent's: unmount it, or restart the agent");
+    /// Checks that no other bpffs is mounted over the one that this process opened, before a pin is made.
+    ///
+    /// # Errors
+    /// `Conflict` when one is. A held descriptor of the agent's bpffs could still reach it, but would keep an operator from
+    /// unmounting it, so nothing is pinned until the other one is unmounted.
+    pub(super) fn check_uncovered(&self) -> Result<()> {
+        match self.place()? {
+            Place::Ours | Place::Replaced => Ok(()),
+            Place::Covered => {
+                Err(fail("pin", self.pins.bpffs().display().to_string(), KernelErrorKind::Conflict, COVERED))
+            }
+        }
+    }
+
+    pub(super) fn replaced(&self, name: &str, cause: &str) -> KernelError {
+        let cause = format!(
+            "{cause}; another bpffs was mounted in the place of the agent's: remove the pin, or restart the agent"
+        );
         fail("open map", self.pins.shared(name).display().to_string(), KernelErrorKind::Conflict, cause)
     }
 
@@ -153,6 +203,7 @@ impl Bpf {
 
     /// Checks that every shared map is pinned, and is the one that this process has open.
     pub(super) fn check_shared(&self) -> Result<()> {
+        self.check_uncovered()?;
         for own in &*self.held() {
             match self.look_at_pin(own) {
                 None => {}
@@ -205,5 +256,21 @@ impl Bpf {
 
     pub(super) fn shared_pins(&self) -> Vec<(&'static str, PathBuf)> {
         SHARED_MAPS.map(|name| (name, self.pins.shared(name))).to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_is_found_among_the_mounts_by_its_device() {
+        let mounts = "22 1 0:21 / /sys rw,nosuid - sysfs sysfs rw\n\
+                      31 22 0:27 / /sys/fs/bpf rw - bpf bpf rw,mode=700\n\
+                      90 31 0:127 / /sys/fs/bpf rw shared:3 - bpf bpf rw\n";
+        for (minor, expected) in [(27, true), (127, true), (2, false), (7, false), (12, false)] {
+            assert_eq!(has_device(mounts, libc::makedev(0, minor)), expected, "{minor}");
+        }
+        assert!(!has_device(mounts, libc::makedev(27, 0)) && !has_device("", 0) && !has_device("1 2\n\n", 0));
     }
 }

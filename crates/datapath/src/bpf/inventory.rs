@@ -19,7 +19,7 @@ use wharf_core::{
 
 use super::{
     Bpf, maps,
-    pins::{self, LINKS, LOGS, MAPS, PROGRAMS, PinTree, SHARED_MAPS, SINK, upcoming},
+    pins::{self, LINKS, MAPS, PROGRAMS, PinTree, SHARED_MAPS, upcoming},
 };
 use crate::error::{fail, wrap};
 
@@ -50,9 +50,7 @@ impl PinTree {
     pub(crate) fn listing(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut ours, mut foreign) = (Vec::new(), Vec::new());
         let foreign_version = self.version() != wharf_common::abi::version();
-        let shared = |name: &str| {
-            foreign_version || SHARED_MAPS.contains(&name) || [SINK, LOGS].contains(&name) || name == upcoming(SINK)
-        };
+        let shared = |name: &str| foreign_version || pins::is_shared(name);
         let of_endpoint = |name: &str| foreign_version || is_ours(name);
         let mut sort = |dir: &Path, known: &dyn Fn(&str) -> bool| -> Result<()> {
             let (mine, others): (Vec<_>, Vec<_>) = pins::names(dir)?.into_iter().partition(|name| known(name));
@@ -90,9 +88,9 @@ impl Bpf {
         };
         self.dump_directories(&self.pins.endpoints_dir(), "", |name| name.parse::<EndpointId>().is_ok(), &mut dump)?;
         self.dump_directories(&self.pins.closing_dir(), "closing/", |_| true, &mut dump)?;
-        let shared = |name: &str| SHARED_MAPS.contains(&name) || [SINK, LOGS].contains(&name) || name == upcoming(SINK);
         let top = |name: &str| ["shared", "endpoints", "closing"].contains(&name);
-        for (dir, ours) in [(self.pins.shared_dir(), &shared as &dyn Fn(&str) -> bool), (self.pins.root().into(), &top)]
+        for (dir, ours) in
+            [(self.pins.shared_dir(), &pins::is_shared as &dyn Fn(&str) -> bool), (self.pins.root().into(), &top)]
         {
             let foreign = pins::names(&dir)?.into_iter().filter(|name| !ours(name)).map(|name| dir.join(name));
             dump.foreign_pins.extend(foreign);

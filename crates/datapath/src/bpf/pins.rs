@@ -70,9 +70,14 @@ pub(crate) const SINK: &str = attached::SINK;
 /// Shared map of log records. It exists only after programs with log records were loaded.
 pub(crate) const LOGS: &str = "AYA_LOGS";
 
-/// Name under which a new program is pinned before it is moved to its final name.
+/// Name under which a program or a shared map is pinned before it is moved to its final name.
 pub(crate) fn upcoming(name: &str) -> String {
     format!("next_{name}")
+}
+
+/// True for a name of a pin in the directory of the shared ones.
+pub(crate) fn is_shared(name: &str) -> bool {
+    name == LOGS || SHARED_MAPS.into_iter().chain([SINK]).any(|shared| name == shared || name == upcoming(shared))
 }
 
 /// ABI version in a directory's name: `v` and a decimal number without leading zeros.
@@ -143,6 +148,10 @@ impl PinTree {
     /// Checks that the bpffs is still mounted: it may have been unmounted or mounted over.
     pub(crate) fn check_bpffs(&self) -> Result<()> {
         check_bpffs(&self.bpffs)
+    }
+
+    pub(crate) fn bpffs(&self) -> &Path {
+        &self.bpffs
     }
 
     /// Device number of the bpffs, which each mount of a new bpffs changes.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use aya::{
-    maps::{Array, MapData, RingBuf},
-    programs::SchedClassifier,
+    Ebpf,
+    maps::{Array, Map, MapData, RingBuf},
+    programs::{ProgramError, SchedClassifier},
 };
 use wharf_common::map::{self, NodeCall};
 use wharf_core::{
@@ -18,7 +19,8 @@ use wharf_crash as crash;
 
 use super::{
     Bpf,
-    held::{BadPin, SharedMap},
+    attach::open_program,
+    held::{BadPin, COVERED, Place, SharedMap},
     loader, maps,
     objects::objects,
     pins::{self, PinTree, SHARED_MAPS, SINK, upcoming},
@@ -60,21 +62,43 @@ impl Bpf {
 
     /// [`Self::ensure_shared`] at start: also replaces older programs by this version's.
     pub(super) fn ensure_shared_anew(&self) -> Result<()> {
+        self.finish_pins()?;
         self.ensure_shared_maps()?;
         self.renew_node_programs()?;
         self.renew_sink()
     }
 
+    /// Finishes what an agent left that died while it pinned a map again. The map under the upcoming name is the one that the
+    /// attached programs use.
+    fn finish_pins(&self) -> Result<()> {
+        for name in SHARED_MAPS {
+            let path = self.pins.shared(name);
+            let next = upcoming_path(&path);
+            match maps::open(&next, name) {
+                Ok(_) => {
+                    tracing::info!(pin = %path.display(), "a map that was to be pinned here is moved to its name");
+                    pins::replace(&next, &path)?;
+                }
+                Err(e) if e.kind == KernelErrorKind::NotFound => {}
+                // Without a descriptor or memory the pin cannot be examined.
+                Err(e) if e.kind == KernelErrorKind::Exhausted => return Err(e),
+                Err(_) => drop(pins::unpin(&next)?),
+            }
+        }
+        Ok(())
+    }
+
     fn ensure_shared_maps(&self) -> Result<()> {
         self.pins.check_bpffs()?;
-        let covered = self.is_covered()?;
+        self.check_uncovered()?;
+        let replaced = self.place()? == Place::Replaced;
         let mut held = self.held();
         let (mut unpinned, mut wanted) = (Vec::new(), Vec::new());
         // Every map is compared before anything is created.
         for name in SHARED_MAPS {
             match held.iter().find(|map| map.name == name) {
                 Some(own) => match self.look_at_pin(own) {
-                    Some(BadPin::Another(cause)) if covered => return Err(self.covered(name, &cause)),
+                    Some(BadPin::Another(cause)) if replaced => return Err(self.replaced(name, &cause)),
                     Some(bad) => unpinned.push((own, bad)),
                     None => {}
                 },
@@ -92,10 +116,9 @@ impl Bpf {
             let path = self.pins.shared(own.name);
             if let BadPin::Another(cause) = bad {
                 tracing::warn!(pin = %path.display(), "{cause}; the agent's map is pinned in its place");
-                pins::unpin(&path)?;
             }
             // The attached programs use this map; a new one in its place would have no effect.
-            own.map.pin(&path).map_err(|e| wrap("pin map", path.display().to_string(), &e))?;
+            pin_map(&own.map, &path)?;
         }
         if missing {
             // Loading the objects creates the maps that are missing. Their programs are not loaded, and an endpoint's own maps are
@@ -137,7 +160,13 @@ impl Bpf {
             wrong.push(NodeProblem::Bpffs { path: e.subject, cause: e.cause });
             return wrong;
         }
-        let covered = self.is_covered().unwrap_or_default();
+        let place = self.place().unwrap_or(Place::Ours);
+        if place == Place::Covered {
+            // The pins at the path are not the agent's.
+            let path = self.pins.bpffs().display().to_string();
+            wrong.push(NodeProblem::Pin { path, cause: COVERED.to_owned(), repairable: false });
+            return wrong;
+        }
         let held = self.held();
         for name in SHARED_MAPS {
             let path = self.pins.shared(name).display().to_string();
@@ -149,8 +178,8 @@ impl Bpf {
             match bad {
                 None => {}
                 Some(BadPin::Missing) => wrong.push(NodeProblem::PinMissing { path }),
-                Some(BadPin::Another(cause)) if covered => {
-                    let cause = self.covered(name, &cause).cause;
+                Some(BadPin::Another(cause)) if place == Place::Replaced => {
+                    let cause = self.replaced(name, &cause).cause;
                     wrong.push(NodeProblem::Pin { path, cause, repairable: false });
                 }
                 Some(BadPin::Another(cause)) => wrong.push(NodeProblem::Pin { path, cause, repairable: true }),
@@ -217,15 +246,34 @@ impl Bpf {
 
     fn renew_sink(&self) -> Result<()> {
         let path = self.pins.shared(SINK);
-        let subject = || path.display().to_string();
+        let mut ebpf = self.load_sink()?;
+        pin_program(loader::classifier(&mut ebpf, SINK)?, &path)?;
+        crash::point("datapath/shared/after-sink");
+        Ok(())
+    }
+
+    /// The object with the sink, loaded and not pinned.
+    fn load_sink(&self) -> Result<Ebpf> {
+        let subject = || self.pins.shared(SINK).display().to_string();
         // The sink has no maps. Passing the shared pin paths avoids a new loader.
         let pins = self.shared_pins();
         let mut ebpf = self.loader.load(objects().sink, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
-        let program = loader::classifier(&mut ebpf, SINK)?;
-        program.load().map_err(|e| loader::load_error(subject(), &e))?;
-        pin_program(program, &path)?;
-        crash::point("datapath/shared/after-sink");
-        Ok(())
+        loader::classifier(&mut ebpf, SINK)?.load().map_err(|e| loader::load_error(subject(), &e))?;
+        Ok(ebpf)
+    }
+
+    /// The sink: as pinned, or another one while its pin is missing, because a delete must not wait for the pin.
+    pub(super) fn sink(&self) -> Result<SchedClassifier> {
+        let path = self.pins.shared(SINK);
+        match open_program(&path) {
+            Err(e) if e.kind == KernelErrorKind::NotFound => {
+                let failed = |e: &ProgramError| wrap("load sink", path.display().to_string(), e);
+                let mut ebpf = self.load_sink()?;
+                let info = loader::classifier(&mut ebpf, SINK)?.info().map_err(|e| failed(&e))?;
+                SchedClassifier::from_program_info(info, SINK.into()).map_err(|e| failed(&e))
+            }
+            opened => opened,
+        }
     }
 
     /// False when the map is not pinned; an error when its shape differs from this version's.
@@ -253,6 +301,7 @@ impl Bpf {
         self.held().clear();
         for name in SHARED_MAPS.into_iter().chain([SINK, pins::LOGS]) {
             pins::unpin(&self.pins.shared(name))?;
+            pins::unpin(&self.pins.shared(&upcoming(name)))?;
         }
         for dir in [self.pins.shared_dir(), self.pins.closing_dir(), self.pins.endpoints_dir()] {
             pins::remove_dir(&dir)?;
@@ -285,10 +334,24 @@ pub(super) fn pin_program(program: &mut SchedClassifier, path: &Path) -> Result<
     pins::replace(&next, path)
 }
 
+/// Pins a map and atomically replaces an existing pin, as [`pin_program`].
+fn pin_map(map: &Map, path: &Path) -> Result<()> {
+    let next = upcoming_path(path);
+    pins::unpin(&next)?;
+    map.pin(&next).map_err(|e| wrap("pin map", next.display().to_string(), &e))?;
+    crash::point("datapath/shared/before-map-moves");
+    pins::replace(&next, path)
+}
+
+/// Path of a pin under its upcoming name.
+fn upcoming_path(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(upcoming(&name))
+}
+
 /// Pins a program under its upcoming name.
 pub(super) fn pin_upcoming(program: &mut SchedClassifier, path: &Path) -> Result<PathBuf> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let next = path.with_file_name(upcoming(&name));
+    let next = upcoming_path(path);
     // An upcoming pin may be left over from a crash between pin and rename.
     pins::unpin(&next)?;
     program.pin(&next).map_err(|e| wrap("pin program", next.display().to_string(), &e))?;
