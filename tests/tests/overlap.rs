@@ -346,11 +346,15 @@ fn leases_that_smaller_pools_leave_outside_are_listed_until_they_are_given_back(
         ensure!(listed()? == ["10.87.200.9", "10.87.200.10", "fd57:4a7f:e8f::2"], "{:?}", listed()?);
         let status = node.wharf(&["status"])?;
         ensure!(status.stdout.contains("2 leased addresses are in no pool"), "{}", status.stdout);
-        ensure!(node.audit()?.findings.is_empty(), "{:?}", node.audit()?.findings);
+        let audit = node.wharf(&["audit"])?;
+        let told =
+            ["10.87.200.9", "10.87.200.10", "no pool has it today", "wharf ipam release 10.87.200.10", "recreate"];
+        ensure!(audit.code() == 1 && told.iter().all(|part| audit.stdout.contains(part)), "{}", audit.describe());
         wharf_tests::icmp::ping(sandbox.space()?, "10.87.0.1".parse()?)?.must_answer()?;
         node.wharf(&["ipam", "release", "10.87.200.10"])?.ok()?;
         node.cni("DEL").of(sandbox.name(), sandbox.path(), "eth0").conf(&conf).run()?.silent()?;
         ensure!(listed()?.is_empty(), "{:?}", listed()?);
+        ensure!(node.audit()?.findings.is_empty(), "{:?}", node.audit()?.findings);
         Ok(())
     })
 }

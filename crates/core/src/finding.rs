@@ -122,6 +122,7 @@ impl Problem {
                 Kept::RecordAside { .. } | Kept::RecordUnreadable { .. } => Mender::Removal,
                 Kept::LeaseMissing { .. }
                 | Kept::LeaseHeld { .. }
+                | Kept::LeaseOutside { .. }
                 | Kept::SharedAddress { .. }
                 | Kept::RecordMissing { .. }
                 | Kept::QueueAside { .. }

@@ -8,7 +8,7 @@ use wharf_names::mark::Mark;
 
 use crate::{
     endpoint::LinkOwner,
-    finding::{EndpointProblem, Problem, Side, Stray},
+    finding::{EndpointProblem, Kept, Problem, Side, Stray},
     ids::{EndpointId, Epoch},
 };
 
@@ -251,11 +251,13 @@ impl Auditor<'_> {
     pub(super) fn leases(&self, findings: &mut Vec<AuditFinding>) {
         for lease in &self.view.snapshot.leases {
             let problem = match &lease.owner {
-                LeaseOwner::Caller { .. } => continue,
                 LeaseOwner::Node if self.view.router.contains(&Some(lease.ip)) => continue,
                 LeaseOwner::Node => Stray::NodeLease { ip: lease.ip },
-                LeaseOwner::Attachment { .. } if self.is_lease_explained(lease) => continue,
-                LeaseOwner::Attachment { .. } => Stray::Lease { ip: lease.ip },
+                LeaseOwner::Attachment { .. } if !self.is_lease_explained(lease) => Stray::Lease { ip: lease.ip },
+                LeaseOwner::Attachment { .. } | LeaseOwner::Caller { .. } => {
+                    findings.extend(self.lease_outside(lease));
+                    continue;
+                }
             };
             findings.push(AuditFinding {
                 problem: Problem::Stray(problem),
@@ -263,6 +265,26 @@ impl Auditor<'_> {
                 repair: Some(Repair::ReleaseLease(lease.ip)),
             });
         }
+    }
+
+    /// A lease of an endpoint or a caller whose address no pool contains, because the pools were changed.
+    fn lease_outside(&self, lease: &Lease) -> Option<AuditFinding> {
+        if self.view.pool_cidrs.iter().any(|c| c.contains(&lease.ip)) {
+            return None;
+        }
+        let id = match &lease.owner {
+            // A record that is out of service, or an operation that runs, is reported by itself.
+            LeaseOwner::Attachment { attachment, epoch } => {
+                Some(self.record_of_attachment.get(&(attachment, *epoch)).filter(|r| !self.is_unjudged(r.id))?.id)
+            }
+            LeaseOwner::Caller { .. } => None,
+            LeaseOwner::Node => return None,
+        };
+        Some(AuditFinding {
+            problem: Problem::Kept(Kept::LeaseOutside { ip: lease.ip, pool: lease.pool.to_string(), id }),
+            owner: Some(describe_owner(&lease.owner)),
+            repair: None,
+        })
     }
 
     /// True when the lease belongs to an endpoint, may belong to one in flight, or belongs to a record that is out of

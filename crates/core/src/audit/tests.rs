@@ -422,7 +422,41 @@ fn addresses_that_the_caller_owns_need_a_lease_of_anyone() {
     // Without the pool nobody else can be given the address.
     node.pool_cidrs.retain(|c| matches!(c, IpNet::V4(_)));
     node.dump.routes.retain(|r| r.destination != "fd00::/64".parse().unwrap());
-    assert_eq!(node.audit(), []);
+    assert_eq!(node.found(), ["lease fd00::2: no repair"], "of the endpoint that holds its own lease");
+}
+
+#[test]
+fn leases_of_addresses_that_no_pool_has_are_an_operators_matter() {
+    let mut node = Node::healthy();
+    node.snapshot.leases.push(lease("192.0.2.7", LeaseOwner::Caller { name: "somebody".to_owned() }));
+    node.snapshot.leases.push(lease("10.0.0.63", LeaseOwner::Caller { name: "somebody".to_owned() }));
+    node.pool_cidrs.retain(|c| matches!(c, IpNet::V4(_)));
+    node.dump.routes.retain(|r| r.destination != "fd00::/64".parse().unwrap());
+    let findings = node.audit();
+    let lines: Vec<String> = findings
+        .iter()
+        .map(|f| {
+            let (problem, owner) = (&f.problem, f.owner.as_deref().unwrap_or_default());
+            assert_eq!((problem.object(), problem.mender(), &f.repair), ("lease", Mender::Operator, &None));
+            assert_eq!(problem.verdict(), crate::finding::Verdict::Amiss, "the status counts it");
+            format!("{} of {owner}: {problem}\n-> {}", problem.subject(), problem.remedy())
+        })
+        .collect();
+    let words = "leased, but no pool has it today (it was of pool default); its owner keeps it until it is released";
+    let of = |n: u8, epoch: u8| {
+        format!(
+            "fd00::{n} of net/c{n}:eth0 (epoch {epoch}): {words}\n-> recreate the container of endpoint {n}: it gets an \
+             address of a pool; or start the agent with a pool that has this address"
+        )
+    };
+    let of_caller = format!(
+        "192.0.2.7 of somebody: {words}\n-> when no container has it: `wharf ipam release 192.0.2.7`; or start the agent \
+         with a pool that has this address"
+    );
+    assert_eq!(lines, [of(1, 10), of(2, 20), of_caller]);
+    // Those of an endpoint that is being deleted are not judged.
+    node.in_flight = BTreeSet::from([id(1), id(2)]);
+    assert_eq!(node.found(), ["lease 192.0.2.7: no repair"]);
 }
 
 #[test]

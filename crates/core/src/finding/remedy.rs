@@ -76,6 +76,13 @@ impl Problem {
                 Kept::LeaseHeld { id, .. } => {
                     format!("recreate the container of endpoint {id}: it gets another address")
                 }
+                Kept::LeaseOutside { id: Some(id), .. } => format!(
+                    "recreate the container of endpoint {id}: it gets an address of a pool; or start the agent with a pool \
+                     that has this address"
+                ),
+                Kept::LeaseOutside { ip, id: None, .. } => format!(
+                    "when no container has it: `wharf ipam release {ip}`; or start the agent with a pool that has this address"
+                ),
                 Kept::SharedAddress { .. } => {
                     "delete all but one of these endpoints (`wharf endpoint delete`)".to_owned()
                 }

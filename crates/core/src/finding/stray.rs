@@ -126,6 +126,15 @@ pub enum Kept {
         /// Who holds it.
         holder: String,
     },
+    /// An address is leased and no pool has it.
+    LeaseOutside {
+        /// Address.
+        ip: IpAddr,
+        /// Pool of which it was.
+        pool: String,
+        /// Endpoint that holds the lease; none when a caller of the API does.
+        id: Option<EndpointId>,
+    },
     /// Several endpoints have one address.
     SharedAddress {
         /// Address.

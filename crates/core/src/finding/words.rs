@@ -26,7 +26,7 @@ impl Problem {
                 Stray::Intent { .. } | Stray::Delete { .. } => "intent",
             },
             Self::Kept(kept) => match kept {
-                Kept::LeaseMissing { .. } | Kept::LeaseHeld { .. } => "lease",
+                Kept::LeaseMissing { .. } | Kept::LeaseHeld { .. } | Kept::LeaseOutside { .. } => "lease",
                 Kept::SharedAddress { .. } | Kept::RecordMissing { .. } => "endpoint",
                 Kept::RestLeased { .. } | Kept::RestOutside { .. } => "rest",
                 Kept::RecordAside { .. } | Kept::RecordUnreadable { .. } => "record",
@@ -363,6 +363,7 @@ impl Kept {
         match self {
             Self::LeaseMissing { ip, .. }
             | Self::LeaseHeld { ip, .. }
+            | Self::LeaseOutside { ip, .. }
             | Self::SharedAddress { ip, .. }
             | Self::RestLeased { ip, .. }
             | Self::RestOutside { ip, .. } => ip.to_string(),
@@ -381,6 +382,12 @@ impl fmt::Display for Kept {
                 write!(f, "missing: the pool may give the address of endpoint {id} to another")
             }
             Self::LeaseHeld { id, holder, .. } => write!(f, "held by {holder}, not by endpoint {id}"),
+            Self::LeaseOutside { pool, .. } => {
+                write!(
+                    f,
+                    "leased, but no pool has it today (it was of pool {pool}); its owner keeps it until it is released"
+                )
+            }
             Self::SharedAddress { count, .. } => write!(f, "{count} endpoints have this address"),
             Self::RestLeased { holder, .. } => write!(f, "rests, and is leased to {holder}; the lease counts"),
             Self::RestOutside { pool, .. } => write!(f, "rests, but no pool has it today (it was of pool {pool})"),
