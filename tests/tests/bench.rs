@@ -57,6 +57,9 @@ fn the_smoke_run_measures_everything_but_policy_and_requests() -> Result<()> {
     let titles = [
         "ADD, one at a time",
         "DEL, one at a time",
+        "until a new address of the node is in IPCACHE",
+        "CHECK in the agent, one at a time",
+        "CHECKs of all endpoints at once",
         "ADD with masquerading and ports",
         "DEL beside flows",
         "start of a pod, one at a time",
@@ -65,7 +68,7 @@ fn the_smoke_run_measures_everything_but_policy_and_requests() -> Result<()> {
         "one packet in the programs",
         "memory of the agent",
     ];
-    smoke(&parts, &titles, 23)
+    smoke(&parts, &titles, 26)
 }
 
 #[test]

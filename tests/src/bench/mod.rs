@@ -10,6 +10,7 @@
 //! | [`programs`] | nanoseconds a packet in the programs |
 //! | [`churn`] | ADD and DEL through the CNI binaries of each [`plugin`] |
 //! | [`pods`] | start and stop of pods by containerd |
+//! | [`times`] | a new address of the node until policy knows it; CHECK, one at a time and of many endpoints at once |
 //! | [`nat`] | ADD with masquerading and published ports, the first packet to one of many ports |
 //! | [`flows`] | DEL beside half a million flows; a million connections while flows are collected |
 //! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
@@ -33,6 +34,7 @@ mod rest;
 pub mod scale;
 pub mod stats;
 pub mod table;
+pub mod times;
 pub mod traffic;
 pub mod wires;
 
@@ -64,7 +66,8 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 10] = ["traffic", "programs", "one", "nat", "flows", "many", "pods", "scale", "policy", "l7"];
+pub const PARTS: [&str; 11] =
+    ["traffic", "programs", "one", "times", "nat", "flows", "many", "pods", "scale", "policy", "l7"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -103,6 +106,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         }
         "programs" => programs::measure(agent, options.rounds(3, 9), quick),
         "one" => churn::one_at_a_time(agent, options.rounds(3, 100)),
+        "times" => times::measure(agent, options.rounds(10, 50).min(250), if quick { 10 } else { 100 }),
         "nat" => nat::measure(agent, options.rounds(3, 50), if quick { 50 } else { 2_000 }),
         "flows" => flows::measure(agent, options.rounds(3, 50), if quick { 2_000 } else { 1_000_000 }),
         "many" => churn::many_at_once(agent, options.rounds(1, 10), options.rounds(1, 3), if quick { 2 } else { 8 }),

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use wharf_api::{PolicyDeleteQuery, PolicyImport};
 
+pub(super) use self::tables::open;
 use self::{
     crowd::{Crowd, Used},
     pair::{PLAIN, POLICED, Runs},
@@ -209,7 +210,7 @@ fn changes(crowds: &[Crowd; 2], extent: &Extent) -> Result<Part> {
 }
 
 /// Imports policies; the time from the request until the kernel has them.
-fn import(node: &Node, text: String) -> Result<Duration> {
+pub(super) fn import(node: &Node, text: String) -> Result<Duration> {
     let import = PolicyImport { file: "bench.yaml".to_owned(), text };
     let start = Instant::now();
     let change = node.ask(async |client| client.with_timeout(LIMIT).import_policy(&import).await)?;
@@ -219,7 +220,7 @@ fn import(node: &Node, text: String) -> Result<Duration> {
 }
 
 /// Deletes all policies.
-fn forget(node: &Node) -> Result<()> {
+pub(super) fn forget(node: &Node) -> Result<()> {
     let all = PolicyDeleteQuery { all: Some(true), ..PolicyDeleteQuery::default() };
     node.ask(async |client| client.with_timeout(LIMIT).delete_policy(&all).await).map(drop)
 }

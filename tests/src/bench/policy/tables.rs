@@ -75,7 +75,8 @@ fn written<K: Ord, V: PartialEq>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>
     (put + gone) as f64
 }
 
-fn open(node: &Node, name: &str) -> Result<MapData> {
+/// Opens a shared map by its pin.
+pub(in crate::bench) fn open(node: &Node, name: &str) -> Result<MapData> {
     let shared: PathBuf = node.dirs().endpoint_pins().parent().context("the directory of the pins")?.join("shared");
     MapData::from_pin(shared.join(name)).with_context(|| format!("open {name}"))
 }
