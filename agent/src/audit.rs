@@ -53,7 +53,11 @@ pub async fn audit<K: Kernel>(
     // findings that only an operator can decide.
     let left = audited.left();
     if let Some(told) = lock(told).as_mut() {
-        *told = Left { amiss: told.amiss.min(left.amiss), containers: told.containers.min(left.containers) };
+        *told = Left {
+            amiss: told.amiss.min(left.amiss),
+            outside: told.outside.min(left.outside),
+            containers: told.containers.min(left.containers),
+        };
     }
     if repair && let Err(why) = orphan::forget_gone(life).await {
         tracing::warn!("audit: forget endpoints without a record whose link is gone: {why}");
@@ -124,7 +128,9 @@ impl Outcome {
     pub fn left(&self) -> Left {
         let mut left = Left::default();
         for audited in self.findings.iter().filter(|a| !matches!(a.outcome, Some(Ok(())))) {
-            match audited.finding.problem.verdict() {
+            let problem = &audited.finding.problem;
+            left.outside += u64::from(matches!(problem, Problem::Kept(Kept::LeaseOutside { .. })));
+            match problem.verdict() {
                 Verdict::Well => {}
                 Verdict::ContainersOwn => left.containers += 1,
                 Verdict::Amiss => left.amiss += 1,

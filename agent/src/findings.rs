@@ -8,6 +8,8 @@ use wharf_core::finding::{Mender, Problem, Verdict};
 pub struct Left {
     /// Of the node.
     pub amiss: u64,
+    /// Of these, leases whose addresses no pool has: the operator's choice of pools, with which everything works.
+    pub outside: u64,
     /// Containers' own doing: the node is well.
     pub containers: u64,
 }

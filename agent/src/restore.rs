@@ -242,7 +242,7 @@ fn claim_addresses(
 ) -> Vec<IpAddr> {
     let mut unclaimed = Vec::new();
     for lease in &snapshot.leases {
-        if orphan::link_of(lease).is_some_and(|link| !links.contains_key(link)) {
+        if lease.owner.link_without_record().is_some_and(|link| !links.contains_key(link)) {
             changes.push(Change::RemoveLease(lease.ip));
         } else if let Err(error) = ipam.claim(lease.clone()) {
             if ipam.keep_outside(lease.clone()) {

@@ -75,10 +75,11 @@ pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedEr
     if due.is_empty() {
         return Ok(found?);
     }
-    // All at once: the bounds of their steps run at the same time.
-    let result = delete::delete(life, due, DeleteOptions::default(), delete::Answer::Finished).await;
+    // All at once, and each by itself: none waits for one whose steps come to their bounds.
+    let delete = |handle| delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished);
+    let results = futures::future::join_all(due.into_iter().map(delete)).await;
     let failure = |e: wharf_api::StepError| format!("{}: {}: {}", e.endpoint, e.step, e.message);
-    let failed: Vec<String> = result.errors.into_iter().map(failure).collect();
+    let failed: Vec<String> = results.into_iter().flat_map(|result| result.errors).map(failure).collect();
     if failed.is_empty() { Ok(found?) } else { Err(AbandonedError::Delete(failed)) }
 }
 

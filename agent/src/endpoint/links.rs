@@ -62,7 +62,8 @@ async fn follow(
             },
             () = due => {
                 for link in relinks.take(Instant::now()) {
-                    // A look at one container that does not end keeps neither a stop nor the other containers waiting.
+                    // A look that does not end holds up a stop not at all, and other containers for this long. Its kernel
+                    // call goes on.
                     let restored = tokio::select! {
                         () = life.tasks.stop.cancelled() => return None,
                         restored = tokio::time::timeout(relink::LIMIT, relink::restore(life, link)) => restored,
@@ -76,7 +77,7 @@ async fn follow(
                     if let Some(why) = why {
                         tracing::warn!(ifindex = link.0, "look at a link that came up again: {why}; it is tried again");
                     }
-                    relinks.plan(vec![link], Instant::now());
+                    relinks.retry(link, Instant::now());
                 }
             }
         }

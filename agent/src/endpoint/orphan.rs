@@ -31,18 +31,6 @@ use crate::{
     sync::lock,
 };
 
-/// Prefix of the lease owner's name for an orphan's address; the link's name follows.
-const PREFIX: &str = "lost-record:";
-
-/// The link of the orphan that a lease is held for.
-#[must_use]
-pub fn link_of(lease: &Lease) -> Option<&str> {
-    match &lease.owner {
-        LeaseOwner::Caller { name } => name.strip_prefix(PREFIX),
-        LeaseOwner::Attachment { .. } | LeaseOwner::Node => None,
-    }
-}
-
 /// Closes the links of other plugins that no record names: without one, nothing tells what policy their containers are under. Those of endpoints
 /// that were made since stay.
 pub async fn close<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
@@ -121,7 +109,7 @@ pub async fn keep<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
 pub fn recognise(registry: &Registry, orphans: &Aside<Orphan>, dump: &KernelDump, leases: &[Lease]) {
     let mut held: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
     for lease in leases {
-        if let Some(link) = link_of(lease) {
+        if let Some(link) = lease.owner.link_without_record() {
             held.entry(link).or_default().push(lease.ip);
         }
     }
@@ -174,12 +162,12 @@ pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iter
 pub async fn remove<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(orphan) = life.orphans.get(id) else { return Ok(Vec::new()) };
     let _guard = life.jobs.working_on(id);
-    let name = format!("{PREFIX}{}", orphan.link.host_ifname);
+    let owner = LeaseOwner::lost_record(orphan.link.host_ifname.as_str());
     let held = orphan.held.clone();
     remove::all(life, &Subject::Remnant { id, links: vec![orphan.link], rows: orphan.rows }).await?;
     let leases: Vec<Lease> = {
         let ipam = lock(&life.addresses.ipam);
-        let ours = |l: &&Lease| matches!(&l.owner, LeaseOwner::Caller { name: holder } if *holder == name);
+        let ours = |l: &&Lease| l.owner == owner;
         held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
     resting::release(&life.addresses, &leases, Vec::new()).await?;
@@ -211,7 +199,7 @@ fn hold<K: Kernel>(addresses: &Addresses<K>, config: &AgentConfig, ip: IpAddr, l
     let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)));
     // An address of another IPAM is in no pool. The orphan is found again by its lease all the same.
     let pool = pool.map_or(&config.default_pool, |pool| &pool.name).clone();
-    let owner = LeaseOwner::Caller { name: format!("{PREFIX}{link}") };
+    let owner = LeaseOwner::lost_record(link);
     let lease = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };
     let mut ipam = lock(&addresses.ipam);
     match ipam.claim(lease.clone()) {

@@ -1,6 +1,9 @@
 //! Restores the network of a container whose interface was down: the kernel removed the routes and IPv6 addresses.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc::error::TrySendError, oneshot},
@@ -45,9 +48,19 @@ impl Relinks {
     pub fn plan(&mut self, links: Vec<IfIndex>, now: Instant) {
         self.looked.retain(|_, (looked, pace)| now.duration_since(*looked) < *pace * 2);
         for link in links {
-            let next = self.looked.get(&link).map_or(now, |(looked, pace)| *looked + *pace);
-            self.due.entry(link).or_insert(next.max(now + SETTLE));
+            let Entry::Vacant(due) = self.due.entry(link) else { continue };
+            let next = self.looked.get_mut(&link).map_or(now, |(looked, pace)| {
+                let next = *looked + *pace;
+                *pace = MAX_PACE.min(*pace * 2);
+                next
+            });
+            due.insert(next.max(now + SETTLE));
         }
+    }
+
+    /// Plans another look at a link, because the last one did not succeed.
+    pub fn retry(&mut self, link: IfIndex, now: Instant) {
+        self.due.entry(link).or_insert(now + PACE);
     }
 
     /// When the next look is due; none when none is planned.
@@ -61,8 +74,7 @@ impl Relinks {
         let due: Vec<IfIndex> = self.due.iter().filter(|(_, due)| **due <= now).map(|(link, _)| *link).collect();
         for link in &due {
             self.due.remove(link);
-            let pace = self.looked.get(link).map_or(PACE, |(_, pace)| MAX_PACE.min(*pace * 2));
-            self.looked.insert(*link, (now, pace));
+            self.looked.entry(*link).or_insert((now, PACE)).0 = now;
         }
         due
     }
@@ -134,5 +146,18 @@ mod tests {
         assert_eq!(waits, [0, 10, 20, 40, 80, 80]);
         relinks.plan(vec![link], at + 2 * MAX_PACE);
         assert_eq!(relinks.next(), Some(at + 2 * MAX_PACE + SETTLE), "it was quiet");
+    }
+
+    #[test]
+    fn a_look_that_did_not_succeed_is_no_toggling() {
+        let (mut at, link, mut relinks) = (Instant::now(), IfIndex(7), Relinks::default());
+        relinks.plan(vec![link], at);
+        at += SETTLE;
+        for _ in 0..4 {
+            assert_eq!(relinks.take(at), [link]);
+            relinks.retry(link, at);
+            assert_eq!(relinks.next(), Some(at + PACE));
+            at += PACE;
+        }
     }
 }

@@ -9,7 +9,6 @@ use wharf_core::{kernel::Kernel, store::LeaseOwner};
 use super::{blank, conclude, end_in_words, fact};
 use crate::{
     clock,
-    endpoint::orphan,
     node::{health, lifecycle::Lifecycle},
     sync::lock,
 };
@@ -50,7 +49,7 @@ pub(super) fn explain<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Explanation
                     Health::Ok,
                     format!("held {held} for the health endpoint; the agent keeps it and does not give it back"),
                 ),
-                LeaseOwner::Caller { name } => match (orphan::link_of(lease), lease.owner.kept()) {
+                LeaseOwner::Caller { name } => match (lease.owner.link_without_record(), lease.owner.kept()) {
                     (Some(link), _) => {
                         let what = format!("held {held} for the endpoint behind link {link}, whose record was lost");
                         (Health::Degraded, what)

@@ -25,19 +25,21 @@ fn look<K: Kernel>(node: &Node<K>) -> Fill {
     let findings = *lock(&node.audit_findings);
     let leaks = match findings {
         None => "not looked for yet".to_owned(),
-        Some(Left { amiss: 0, containers: 0 }) => "none".to_owned(),
-        Some(Left { amiss: 0, containers }) => {
+        Some(Left { amiss: 0, containers: 0, .. }) => "none".to_owned(),
+        Some(Left { amiss: 0, containers, .. }) => {
             format!("none; {} of containers' own doing; see `wharf audit`", counted(containers))
         }
         Some(Left { amiss, .. }) => format!("{}; see `wharf audit`", counted(amiss)),
     };
+    let is_ready = findings.is_none_or(|left| left.amiss == left.outside);
     let findings = findings.map(|left| left.amiss);
     let quarantined = quarantined(node);
     let lost = node.life.orphans.list().len();
     Arc::new(move |status| {
         status.components.push(ComponentStatus::new("deletion-queue", queue_health, queue_message.clone()));
         let health = of(findings.is_some_and(|n| n > 0), Health::Degraded);
-        status.components.push(ComponentStatus::new("leaks", health, leaks.clone()));
+        let leaks = ComponentStatus::new("leaks", health, leaks.clone());
+        status.components.push(leaks.by_containers(of(!is_ready, Health::Degraded)));
         if quarantined.len() + lost > 0 {
             let mut parts = Vec::new();
             match quarantined.len() {

@@ -33,6 +33,8 @@ pub enum LeaseOwner {
 
 /// Prefix of the owner names of leases that a delete kept.
 const KEPT: &str = "kept:";
+/// Prefix of the owner names of leases for endpoints without a record; the link's name follows.
+const LOST_RECORD: &str = "lost-record:";
 
 impl LeaseOwner {
     /// The owner of an address whose endpoint was deleted without releasing it. The address is kept for the same
@@ -40,6 +42,21 @@ impl LeaseOwner {
     #[must_use]
     pub fn kept_for(attachment: &Attachment) -> Self {
         Self::Caller { name: format!("{KEPT}{}:{}", attachment.container_id, attachment.ifname) }
+    }
+
+    /// The owner of an address of an endpoint whose record is lost, by the name of the endpoint's link.
+    #[must_use]
+    pub fn lost_record(link: &str) -> Self {
+        Self::Caller { name: format!("{LOST_RECORD}{link}") }
+    }
+
+    /// The link of the endpoint without a record that the address is held for.
+    #[must_use]
+    pub fn link_without_record(&self) -> Option<&str> {
+        match self {
+            Self::Caller { name } => name.strip_prefix(LOST_RECORD),
+            Self::Attachment { .. } | Self::Node => None,
+        }
     }
 
     /// The container and interface for which a delete kept the address; none for other owners.

@@ -277,6 +277,8 @@ impl Auditor<'_> {
             LeaseOwner::Attachment { attachment, epoch } => {
                 Some(self.record_of_attachment.get(&(attachment, *epoch)).filter(|r| !self.is_unjudged(r.id))?.id)
             }
+            // An endpoint without a record is reported by itself, and its address may be of another IPAM.
+            LeaseOwner::Caller { .. } if lease.owner.link_without_record().is_some() => return None,
             LeaseOwner::Caller { .. } => None,
             LeaseOwner::Node => return None,
         };

@@ -93,10 +93,12 @@ pub(super) enum Place {
     Replaced,
 }
 
-/// True when a mount of this list (`proc_pid_mountinfo(5)`) is of the file system with this device number.
+/// True when a mount of this list (`proc_pid_mountinfo(5)`) is of the bpffs with this device number. Another file system may
+/// have the number of one that was unmounted.
 fn has_device(mounts: &str, device: u64) -> bool {
     let device = format!("{}:{}", libc::major(device), libc::minor(device));
-    mounts.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()))
+    let is_bpffs = |line: &str| line.split_once(" - ").is_some_and(|(_, rest)| rest.starts_with("bpf "));
+    mounts.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()) && is_bpffs(line))
 }
 
 /// Why the pin of a held map cannot be used.
@@ -123,6 +125,11 @@ impl Bpf {
             }
         };
         Ok(if is_mounted { Place::Covered } else { Place::Replaced })
+    }
+
+    /// True while another bpffs is mounted over the one that this process opened.
+    pub(super) fn is_covered(&self) -> bool {
+        matches!(self.place(), Ok(Place::Covered))
     }
 
     /// Checks that no other bpffs is mounted over the one that this process opened, before a pin is made.

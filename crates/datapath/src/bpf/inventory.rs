@@ -86,6 +86,10 @@ impl Bpf {
             call_slots: unless_removed(self.call_slots())?.into_iter().map(|(slot, _)| slot).collect(),
             ..KernelDump::default()
         };
+        if self.is_covered() {
+            // The pins at the path may be another agent's.
+            return Ok(dump);
+        }
         self.dump_directories(&self.pins.endpoints_dir(), "", |name| name.parse::<EndpointId>().is_ok(), &mut dump)?;
         self.dump_directories(&self.pins.closing_dir(), "closing/", |_| true, &mut dump)?;
         let top = |name: &str| ["shared", "endpoints", "closing"].contains(&name);

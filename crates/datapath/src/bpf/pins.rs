@@ -154,7 +154,7 @@ impl PinTree {
         &self.bpffs
     }
 
-    /// Device number of the bpffs, which each mount of a new bpffs changes.
+    /// Device number of the bpffs. Another bpffs has another number while this one is mounted.
     pub(crate) fn device(&self) -> Result<u64> {
         let read = fs::metadata(&self.bpffs).map_err(|e| wrap("open bpffs", self.bpffs.display().to_string(), &e))?;
         Ok(read.dev())
