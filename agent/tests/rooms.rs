@@ -72,7 +72,7 @@ fn files() -> BTreeMap<String, Vec<String>> {
         let room = path.file_stem().expect("a name").to_string_lossy().into_owned();
         read(&path, rooms.entry(room).or_default());
     }
-    for root in ["lib", "process", "main", "crash_main", "next_main"] {
+    for root in ["lib", "process", "main", "crash_main"] {
         rooms.remove(root).expect("part of the composition root");
     }
     rooms

@@ -130,7 +130,10 @@ fn fit_container(container: &ContainerId, text: &str) -> Option<Fit> {
     match container.as_str() {
         whole if whole == text => Some(Fit::Whole),
         _ if container.sandbox_name() == Some(text) => Some(Fit::Name),
-        longer if longer.starts_with(text) => Some(Fit::Beginning),
+        // The beginning of another sandbox's name is no name of it.
+        longer if longer.starts_with(text) && container.sandbox_name().is_none_or(|name| text.len() > name.len()) => {
+            Some(Fit::Beginning)
+        }
         _ => None,
     }
 }
@@ -325,8 +328,9 @@ mod tests {
     fn the_whole_name_of_a_sandbox_wins_over_the_beginning_of_an_id() {
         let fit = |id: &str, text| fit_container(&ContainerId::parse(id).expect("an id"), text);
         assert_eq!(fit("web-0a1b2c3d", "web"), Some(Fit::Name));
-        assert_eq!(fit("web2-0a1b2c3d", "web"), Some(Fit::Beginning));
-        assert_eq!(fit("web-api-0a1b2c3d", "web"), Some(Fit::Beginning));
+        assert_eq!(fit("web2-0a1b2c3d", "web"), None, "a sandbox of another name");
+        assert_eq!(fit("web-api-0a1b2c3d", "web"), None);
+        assert_eq!(fit("web-api-0a1b2c3d", "web-api-0"), Some(Fit::Beginning));
         assert_eq!(fit("web-0a1b2c3d", "web-0a1b2c3d"), Some(Fit::Whole));
         assert_eq!(fit("web-0a1b2c3d", "web-0a"), Some(Fit::Beginning));
         assert_eq!(fit("web-0a1b2c3d", "b-0a"), None);

@@ -66,23 +66,25 @@ fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64) -> Fill {
 /// `name`: an endpoint's pod or container.
 fn component(look: &Look, run_dir: &Path, name: &dyn Fn(u16) -> Option<String>) -> ComponentStatus {
     let state = look.state();
-    let (health, message) = match (state, look.wanted.is_empty()) {
-        (ProxyState::Serving, _) => match spent(look, name) {
-            Some(spent) => (Health::Degraded, format!("{spent}; {}", serving(look).1)),
-            None => serving(look),
-        },
+    let (own, message) = match (state, look.wanted.is_empty()) {
+        (ProxyState::Serving, _) => serving(look),
         (ProxyState::Absent, true) if !look.supervised => (Health::Ok, "Envoy is not asked for".to_owned()),
         (_, true) => (idle(look), unserved(look, run_dir)),
         (_, false) => (Health::Degraded, format!("{}; {}", missing(look), unserved(look, run_dir))),
     };
-    let (health, message) = match look.dns_refused.values().next() {
+    let (own, message) = match look.dns_refused.values().next() {
         Some(why) => {
-            (health.max(Health::Degraded), format!("{why}; queries that rules with dns judge are dropped; {message}"))
+            (own.max(Health::Degraded), format!("{why}; queries that rules with dns judge are dropped; {message}"))
         }
-        None if look.dns.is_empty() => (health, message),
-        None => (health, format!("the agent serves {} of DNS; {message}", listeners(look.dns.len()))),
+        None if look.dns.is_empty() => (own, message),
+        None => (own, format!("the agent serves {} of DNS; {message}", listeners(look.dns.len()))),
     };
-    ComponentStatus::new("proxy", health, message)
+    match spent(look, name).filter(|_| state == ProxyState::Serving) {
+        Some(spent) => {
+            ComponentStatus::new("proxy", own.max(Health::Degraded), format!("{spent}; {message}")).by_containers(own)
+        }
+        None => ComponentStatus::new("proxy", own, message),
+    }
 }
 
 /// An endpoint's pod or container.
@@ -244,6 +246,8 @@ mod tests {
         let used = "endpoint 7 (pod shop/web) has used its share of 100 proxy connections at the listener ingress-15000: 12 were refused";
         let serves = "Envoy 1.36.2 serves 1 listener";
         assert_eq!(told(&serving), (Health::Degraded, format!("{used}; {serves}")));
+        let readiness = component(&serving, Path::new("/run/wharf"), &|_| None).readiness();
+        assert_eq!(readiness, Health::Ok, "no container makes the agent unready");
         let status = serving.status.as_mut().expect("status");
         status.spent.extend([(member(8), 1), (Share::Listener(key), 2), (Share::All(key), 3)]);
         let message = told(&serving).1;

@@ -137,6 +137,10 @@ impl Sandboxes {
     /// # Errors
     /// The name is taken, a network cannot be used, or a plugin or the system refuses.
     pub fn create(&self, name: &SandboxName, spec: &Spec) -> Result<Details, SandboxError> {
+        if name.names_an_endpoint() {
+            let why = "other commands read it as the number or the address of an endpoint; choose a name such as web-1";
+            return Err(io("create sandbox", name.as_ref())(io::Error::new(io::ErrorKind::InvalidInput, why)));
+        }
         let attachments = self.attachments(spec)?;
         Plugins::installed(&self.dirs.plugins, &attachments)?;
         self.store.ensure()?;

@@ -1,6 +1,6 @@
 //! Names of sandboxes.
 
-use std::{fmt, path::Path, str::FromStr};
+use std::{fmt, net::IpAddr, path::Path, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use wharf_names::rules;
@@ -18,6 +18,11 @@ impl SandboxName {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// True for digits alone and for addresses: commands that take an endpoint read them as its number or its address.
+    pub(crate) fn names_an_endpoint(&self) -> bool {
+        self.0.bytes().all(|b| b.is_ascii_digit()) || self.0.parse::<IpAddr>().is_ok()
     }
 }
 
@@ -62,6 +67,13 @@ impl fmt::Display for SandboxName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_and_addresses_name_endpoints() {
+        for (name, expected) in [("3", true), ("10.87.0.7", true), ("web", false), ("3a", false), ("10.87", false)] {
+            assert_eq!(name.parse::<SandboxName>().unwrap().names_an_endpoint(), expected, "{name}");
+        }
+    }
 
     #[test]
     fn no_name_leads_out_of_its_directory() {

@@ -24,6 +24,7 @@ impl Sandboxes {
                 // It was removed since.
                 Ok(None) => {}
                 Ok(Some(record)) => all.push(self.summary(record)?),
+                Err(error) if !matches!(error, SandboxError::Damaged { .. }) => return Err(error),
                 Err(error) => all.push(Summary {
                     name,
                     state: State::Damaged,

@@ -112,13 +112,19 @@ impl Bpf {
         for name in wanted {
             missing |= !self.share_with_other_versions(name)?;
         }
+        let mut failed = None;
         for (own, bad) in unpinned {
             let path = self.pins.shared(own.name);
             if let BadPin::Another(cause) = bad {
                 tracing::warn!(pin = %path.display(), "{cause}; the agent's map is pinned in its place");
             }
             // The attached programs use this map; a new one in its place would have no effect.
-            pin_map(&own.map, &path)?;
+            if let Err(error) = pin_map(&own.map, &path) {
+                failed.get_or_insert(error);
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         if missing {
             // Loading the objects creates the maps that are missing. Their programs are not loaded, and an endpoint's own maps are
@@ -180,6 +186,10 @@ impl Bpf {
                 Some(BadPin::Missing) => wrong.push(NodeProblem::PinMissing { path }),
                 Some(BadPin::Another(cause)) if place == Place::Replaced => {
                     let cause = self.replaced(name, &cause).cause;
+                    wrong.push(NodeProblem::Pin { path, cause, repairable: false });
+                }
+                Some(BadPin::Another(_)) if Path::new(&path).is_dir() => {
+                    let cause = "a directory is in its place: remove it, and the agent pins its map there".to_owned();
                     wrong.push(NodeProblem::Pin { path, cause, repairable: false });
                 }
                 Some(BadPin::Another(cause)) => wrong.push(NodeProblem::Pin { path, cause, repairable: true }),
@@ -340,7 +350,8 @@ fn pin_map(map: &Map, path: &Path) -> Result<()> {
     pins::unpin(&next)?;
     map.pin(&next).map_err(|e| wrap("pin map", next.display().to_string(), &e))?;
     crash::point("datapath/shared/before-map-moves");
-    pins::replace(&next, path)
+    // The rename fails where a directory is in the way; the start would move what is left here into place.
+    pins::replace(&next, path).inspect_err(|_| drop(pins::unpin(&next)))
 }
 
 /// Path of a pin under its upcoming name.
