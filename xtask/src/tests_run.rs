@@ -181,8 +181,8 @@ fn phases(
         // nextest leaves these to cargo.
         report.tests("Examples in documentation", |step, workspace| {
             let mut command = workspace.cargo();
-            // The only package that has any. For each other one rustdoc would look for none, for seconds.
-            command.args(["test", "--doc", "--package", "wharf-tests", "--locked", "--quiet"]);
+            // One package alone would have other features, and its libraries be built anew.
+            command.args(["test", "--doc", "--workspace", "--locked", "--quiet"]);
             libtest::run(step, privilege, &mut command)
         });
     }

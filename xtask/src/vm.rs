@@ -73,7 +73,7 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     }
     let kernels = if arguments.kernels.is_empty() { VmKernel::DEFAULT.to_vec() } else { unique(&arguments.kernels) };
     let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS + 1 };
-    let mut progress = Progress::new(building + 4 + 2 * kernels.len(), verbose, privilege);
+    let mut progress = Progress::new(building + 3 + 2 * kernels.len(), verbose, privilege);
     if arguments.prebuilt {
         build::must_be_there(&workspace.release())?;
     } else {
