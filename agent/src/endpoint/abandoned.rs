@@ -72,10 +72,7 @@ pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedEr
         handle.shared.note(Operation::Delete, "netns-gone", None, Outcome::Warning, &text);
         life.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
     }
-    if due.is_empty() {
-        return Ok(found?);
-    }
-    // All at once, and each by itself: none waits for one whose steps come to their bounds.
+    // All at the same time, and each by itself: a delete whose steps come to their bounds delays no other.
     let delete = |handle| delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished);
     let results = futures::future::join_all(due.into_iter().map(delete)).await;
     let failure = |e: wharf_api::StepError| format!("{}: {}: {}", e.endpoint, e.step, e.message);

@@ -62,8 +62,8 @@ async fn follow(
             },
             () = due => {
                 for link in relinks.take(Instant::now()) {
-                    // A look that does not end holds up a stop not at all, and other containers for this long. Its kernel
-                    // call goes on.
+                    // When the kernel does not answer, a stop does not wait, and the other containers wait for `LIMIT`. The
+                    // kernel call itself cannot be cancelled.
                     let restored = tokio::select! {
                         () = life.tasks.stop.cancelled() => return None,
                         restored = tokio::time::timeout(relink::LIMIT, relink::restore(life, link)) => restored,
