@@ -22,7 +22,7 @@
 //! | admin ([`admin`], a thread with a runtime of its own) | requests on `admin.sock`, looks of the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | signs of life ([`pulse`]), the store | systemd |
 //! | heartbeat ([`pulse`]) | time | the sign of life of the main runtime |
-//! | controllers ([`controller`]): prepared programs, node datapath, flows, policy, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
+//! | controllers ([`controller`]): prepared programs, node datapath, flows, clients of the proxies, policy, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
 //!
 //! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
 //! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
@@ -111,7 +111,7 @@ use crate::{
         queue, timeline,
     },
     proxy::{
-        Proxies,
+        Proxies, clients,
         dns::Dns,
         envoy::{self, Envoy},
     },
@@ -404,6 +404,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     tasks.operations.spawn(reports::watch(Arc::clone(&node.commands), reports, controllers, tasks.stop.clone()));
     tasks.operations.spawn(stuck::watch(Arc::clone(life)));
     tasks.operations.spawn(refusals::watch(Arc::clone(life)));
+    tasks.operations.spawn(clients::watch(Arc::clone(life), Arc::clone(&node.proxy_clients)));
     if !life.config.health_interval.is_zero() {
         tasks.operations.spawn(health::run(Arc::clone(life), Arc::clone(&node.health), health::ThisHost));
     }

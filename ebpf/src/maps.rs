@@ -1,18 +1,19 @@
 //! The maps, as `wharf_common::map` describes them. The statics' names are the names the loader knows them by.
 
 use aya_ebpf::{
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
     macros::btf_map,
 };
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event, EventBudget,
     FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey,
-    SetsRow, StackPathKey, StackPathRow,
+    ProxyUse, SetsRow, StackPathKey, StackPathRow,
     map::{
         BANDWIDTH_MAX, CALLS_MAX, CONFIG_ROW, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX,
         FLOWS_RECENT_MAX, FRAGMENT_SLOTS_MAX, FRAGMENTS_MAX, IPCACHE_MAX, METRICS_MAX, NODE_CALLS_MAX,
-        POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
+        POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, PROXY_USE_MAX, STACK_PATHS_MAX,
+        STACK_USERS_MAX,
     },
 };
 
@@ -74,6 +75,10 @@ pub static FLOW_USE: Array<FlowUse, { FLOW_USE_MAX as usize }> = Array::new();
 /// Node-wide: totals of the flow tables.
 #[btf_map]
 pub static FLOW_TOTALS: Array<FlowTotals, 1> = Array::new();
+
+/// Node-wide: connections to the proxies, by the endpoint id of the client.
+#[btf_map]
+pub static PROXY_USE: Array<ProxyUse, { PROXY_USE_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// Node-wide: classes of peers' addresses.
 #[btf_map]

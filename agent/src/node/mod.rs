@@ -33,7 +33,7 @@ use crate::{
     config::AgentConfig,
     findings::Left,
     node::{flows::Flows, health::Health, lifecycle::Lifecycle, looks::Looks, part::Parts, self_checks::SelfChecks},
-    proxy::Redirects,
+    proxy::{Redirects, clients::Clients},
     pulse::Pulses,
     store::Store,
 };
@@ -50,6 +50,8 @@ pub struct Node<K: Kernel> {
     pub self_checks: Arc<SelfChecks>,
     /// The last collections of the flow tables.
     pub flows: Arc<Flows>,
+    /// Clients of the proxies that had their share of connections.
+    pub proxy_clients: Arc<Clients>,
     /// Findings that the last leak audit left; none before the first audit.
     pub audit_findings: Mutex<Option<Left>>,
     /// Permits for looks at the kernel that clients wait for.
@@ -90,6 +92,7 @@ impl<K: Kernel> Node<K> {
             life,
             self_checks: Arc::default(),
             flows: Arc::default(),
+            proxy_clients: Arc::default(),
             audit_findings: Mutex::default(),
             looks: Looks::default(),
             changed_settings: Mutex::default(),

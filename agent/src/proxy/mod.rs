@@ -5,6 +5,7 @@
 //! has acknowledged. [`Proxies`] is both proxies of a node; tests put another one in its place.
 
 mod awaited;
+pub mod clients;
 pub mod dns;
 pub mod envoy;
 mod look;

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use tokio::time::Instant;
 use wharf_api::{ComponentStatus, Health, ProxyRequests, ProxyState, ProxyStatus};
 use wharf_core::{endpoint::EndpointRecord, ids::EndpointId, kernel::Kernel};
 use wharf_proxy::{Connections, Share};
@@ -28,14 +29,14 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
         look: |node| {
             Box::pin(async move {
                 let name_addresses = node.life.policy.name_addresses().await;
-                look(&node.life, name_addresses)
+                look(&node.life, name_addresses, &node.proxy_clients.spent(Instant::now()))
             })
         },
         silent: |_| (Health::Degraded, "a change of its listeners does not end".into()),
     }
 }
 
-fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64) -> Fill {
+fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64, clients: &[EndpointId]) -> Fill {
     let (look, redirects) = (life.proxy.redirects.look(), &life.proxy.redirects);
     let Requests { forwarded, denied, failed } = life.monitor.requests();
     let count = |of: fn(&wharf_proxy::Status) -> u64| look.status.as_ref().map_or(0, of);
@@ -56,15 +57,20 @@ fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64) -> Fill {
         let id = EndpointId::try_from(id).ok()?;
         Some(life.registry.get(id)?.shared.read(|view| words(&view.record)))
     };
-    let component = component(&look, &life.config.run_dir, &name);
+    let component = component(&look, clients, &life.config.run_dir, &name);
     Arc::new(move |status| {
         status.proxy = proxy.clone();
         status.components.push(component.clone());
     })
 }
 
-/// `name`: an endpoint's pod or container.
-fn component(look: &Look, run_dir: &Path, name: &dyn Fn(u16) -> Option<String>) -> ComponentStatus {
+/// `clients`: endpoints that had their share of connections open; `name`: an endpoint's pod or container.
+fn component(
+    look: &Look,
+    clients: &[EndpointId],
+    run_dir: &Path,
+    name: &dyn Fn(u16) -> Option<String>,
+) -> ComponentStatus {
     let state = look.state();
     let (own, message) = match (state, look.wanted.is_empty()) {
         (ProxyState::Serving, _) => serving(look),
@@ -79,7 +85,7 @@ fn component(look: &Look, run_dir: &Path, name: &dyn Fn(u16) -> Option<String>) 
         None if look.dns.is_empty() => (own, message),
         None => (own, format!("the agent serves {} of DNS; {message}", listeners(look.dns.len()))),
     };
-    match spent(look, name).filter(|_| state == ProxyState::Serving) {
+    match spent(look, clients, name).filter(|_| state == ProxyState::Serving) {
         Some(spent) => {
             ComponentStatus::new("proxy", own.max(Health::Degraded), format!("{spent}; {message}")).by_containers(own)
         }
@@ -95,22 +101,24 @@ fn words(record: &EndpointRecord) -> String {
     }
 }
 
-/// Shares of Envoy's connections that are in use. Endpoints first: who opens connections is their peer or the endpoint.
-fn spent(look: &Look, name: &dyn Fn(u16) -> Option<String>) -> Option<String> {
+/// Shares of Envoy's connections that are in use. Clients first, who open the connections; then the endpoints whose rules redirect.
+fn spent(look: &Look, clients: &[EndpointId], name: &dyn Fn(u16) -> Option<String>) -> Option<String> {
     let status = look.status.as_ref()?;
-    let Connections { all, of_listener, of_endpoint } = status.connections;
+    let Connections { all, of_listener, of_endpoint, of_client } = status.connections;
+    let named = |id: u16| name(id).map_or_else(|| format!("endpoint {id}"), |name| format!("endpoint {id} ({name})"));
     let told = |(share, refused): (&Share, &u64)| {
         let (who, share, at) = match share {
-            Share::Endpoint(key, member) => {
-                let who = name(member.id).map_or_else(String::new, |name| format!(" ({name})"));
-                (format!("endpoint {}{who}", member.id), of_endpoint, format!(" at the listener {key}"))
-            }
+            Share::Endpoint(key, member) => (named(member.id), of_endpoint, format!(" at the listener {key}")),
             Share::Listener(key) => (format!("the listener {key}"), of_listener, String::new()),
             Share::All(key) => ("Envoy".to_owned(), all, format!(", seen at the listener {key}")),
         };
         format!("{who} has used its share of {share} proxy connections{at}: {refused} were refused")
     };
-    let mut spent: Vec<_> = status.spent.iter().rev().map(told).collect();
+    let opened = |id: &EndpointId| {
+        let who = named(id.get());
+        format!("{who} had its share of {of_client} proxy connections open as a client: further ones are dropped")
+    };
+    let mut spent: Vec<_> = clients.iter().map(opened).chain(status.spent.iter().rev().map(told)).collect();
     let more = spent.len().saturating_sub(NAMED);
     spent.truncate(NAMED);
     if more > 0 {
@@ -200,7 +208,7 @@ mod tests {
 
     fn told(look: &Look) -> (Health, String) {
         let of = |id: u16| (id == 7).then(|| "pod shop/web".to_owned());
-        let ComponentStatus { name, health, message, .. } = component(look, Path::new("/run/wharf"), &of);
+        let ComponentStatus { name, health, message, .. } = component(look, &[], Path::new("/run/wharf"), &of);
         assert_eq!(name, "proxy");
         (health, message)
     }
@@ -241,12 +249,12 @@ mod tests {
         let key = ListenerKey { direction: Direction::Ingress, port: 15_000 };
         let member = |id| Share::Endpoint(key, Member { id, epoch: 3 });
         let status = serving.status.as_mut().expect("status");
-        status.connections = Connections { all: 1_600, of_listener: 400, of_endpoint: 100 };
+        status.connections = Connections { all: 1_600, of_listener: 400, of_endpoint: 100, of_client: 50 };
         status.spent = [(member(7), 12)].into();
         let used = "endpoint 7 (pod shop/web) has used its share of 100 proxy connections at the listener ingress-15000: 12 were refused";
         let serves = "Envoy 1.36.2 serves 1 listener";
         assert_eq!(told(&serving), (Health::Degraded, format!("{used}; {serves}")));
-        let readiness = component(&serving, Path::new("/run/wharf"), &|_| None).readiness();
+        let readiness = component(&serving, &[], Path::new("/run/wharf"), &|_| None).readiness();
         assert_eq!(readiness, Health::Ok, "no container makes the agent unready");
         let status = serving.status.as_mut().expect("status");
         status.spent.extend([(member(8), 1), (Share::Listener(key), 2), (Share::All(key), 3)]);
@@ -254,6 +262,10 @@ mod tests {
         let of_listener = "; the listener ingress-15000 has used its share of 400 proxy connections: 2 were refused; 1 more shares are used; ";
         assert!(message.starts_with("endpoint 8 has used ") && message.contains(used), "{message}");
         assert!(message.contains(of_listener), "{message}");
+        let client = EndpointId::try_from(9).expect("an id");
+        let named = component(&serving, &[client], Path::new("/run/wharf"), &|_| Some("pod shop/loud".to_owned()));
+        let begin = "endpoint 9 (pod shop/loud) had its share of 50 proxy connections open as a client: further ones are dropped; ";
+        assert!(named.message.starts_with(begin) && named.readiness() == Health::Ok, "{}", named.message);
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub const PACKET_REASONS: &[&str] = &[
     "peer-policy-denied",
     "proxy-unavailable",
     "transport-header-not-found",
+    "proxy-share-spent",
 ];
 
 /// A packet seen by an endpoint's program.

@@ -124,6 +124,8 @@ reasons! {
     /// The search for the transport header did not end at one ([`crate::flow::UNKNOWN_TRANSPORT`]), and a rule about
     /// ports could decide; or the first fragment of a packet does not hold all of its headers.
     UnknownTransport = 29, "transport-header-not-found";
+    /// The endpoint has its share of connections to the node's proxies open ([`crate::ProxyUse`]).
+    ProxyShareSpent = 30, "proxy-share-spent";
 }
 
 impl DropReason {

@@ -103,6 +103,9 @@ pub const FLOW_UPSTREAM: u16 = 1 << 7;
 pub const FLOW_LET_IN: u16 = 1 << 8;
 /// [`FlowRow::flags`]: the row is in [`crate::map::FLOWS`] as a recent flow of its endpoint, and not kept.
 pub const FLOW_RECENT: u16 = 1 << 9;
+/// [`FlowRow::flags`]: beside [`FLOW_PROXIED`], of TCP: the proxy's socket was seen established, so the flow's packets open no connection
+/// that [`ProxyUse`] does not count.
+pub const FLOW_ADMITTED: u16 = 1 << 10;
 /// The flags of a flow that the proxy has an end of.
 pub const FLOW_OF_PROXY: u16 = FLOW_PROXIED | FLOW_UPSTREAM | FLOW_LET_IN;
 
@@ -334,6 +337,31 @@ pub struct FlowUse {
     pub next_outside: u32,
 }
 
+/// Value of [`crate::map::PROXY_USE`]: connections to the node's proxies that an endpoint began as their client.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct ProxyUse {
+    /// Packets that could open a connection and were let through, since the map was made; wraps. Only programs write it. In row 0
+    /// those of all endpoints.
+    pub opened: u32,
+    /// Count in `opened` from which on further ones are dropped. Only user space writes it. In row 0 the last tick in which
+    /// limits hold.
+    pub limit: u32,
+}
+
+impl ProxyUse {
+    /// True when the next connection is refused while limits hold.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_spent(self) -> bool {
+        self.limit.wrapping_sub(self.opened).cast_signed() <= 0
+    }
+}
+
 /// Value of [`crate::map::FLOW_TOTALS`]: the tables as a whole, since they were made.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -357,7 +385,7 @@ pub struct FlowTotals {
 }
 
 #[cfg(feature = "user")]
-crate::pod!(FlowKey, FlowRow, FragmentKey, FragmentRow, FragmentSlot, FlowUse, FlowTotals);
+crate::pod!(FlowKey, FlowRow, FragmentKey, FragmentRow, FragmentSlot, FlowUse, ProxyUse, FlowTotals);
 
 const _: () = {
     use core::mem::size_of;
@@ -367,5 +395,6 @@ const _: () = {
     assert!(size_of::<FragmentRow>() == 16);
     assert!(size_of::<FragmentSlot>() == 56);
     assert!(size_of::<FlowUse>() == 32);
+    assert!(size_of::<ProxyUse>() == 8);
     assert!(size_of::<FlowTotals>() == 48);
 };

@@ -18,7 +18,7 @@ pub mod test_packet;
 
 pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
-pub use flow::{FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot};
+pub use flow::{FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, ProxyUse};
 pub use map::{
     Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointProfile, EndpointRow, EventBudget,
     StackPathKey, StackPathRow,
@@ -33,12 +33,13 @@ pub use test_packet::TestReport;
 /// | 1 | the first; user space kept counts of test packets in rows 24 and up of each half of [`map::METRICS`] |
 /// | 2 | every row of [`map::METRICS`] is a reason's; the programs recognise test packets ([`test_packet`]) and count none |
 /// | 3 | [`FlowUse`] counts recent flows; [`map::FLOWS_RECENT`], [`map::FRAGMENT_SLOTS`] |
+/// | 4 | [`map::PROXY_USE`] |
 ///
 /// The programs that are built with the feature `next-abi` have the version after, in which [`map::CONFIG`] has another
 /// layout. The tests of upgrade and downgrade upgrade to it. User space asks `abi` for the version in use.
 pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
 
-const CURRENT_VERSION: u32 = 3;
+const CURRENT_VERSION: u32 = 4;
 
 /// Highest endpoint id (ids start at 1; 0 means "none"). Bounds [`map::CALLS`] and twice that [`map::ENDPOINTS`].
 pub const MAX_ENDPOINT_ID: u32 = 16_383;

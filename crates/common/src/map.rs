@@ -16,6 +16,7 @@
 //! | `FRAGMENTS` | LRU hash | node | [`crate::FragmentKey`] -> [`crate::FragmentRow`] | the same of packets that lost their place; needed for moments |
 //! | `FLOW_USE` | array | node | endpoint id -> [`crate::FlowUse`] | quotas: one load, no hash |
 //! | `FLOW_TOTALS` | array of 1 | node | 0 -> [`crate::FlowTotals`] | fill, collection and what was refused; added to on rare paths only |
+//! | `PROXY_USE` | array, memory shared with user space | node | endpoint id -> [`crate::ProxyUse`] | connections to the proxies of each client: one load, no hash; programs and user space write one word each of a row, which an update through the kernel could not do |
 //! | `IPCACHE` | LPM trie | node | prefix of [`EndpointKey`] -> [`crate::PeerRow`] | who has an address, as policy sees it: endpoints and the networks that rules name; memory only for rows in use |
 //! | `POLICY_PORTS` | LPM trie | node | prefix of [`crate::PortKey`] -> port class | ranges of ports are few prefixes |
 //! | `POLICY_CELLS` | hash, no prealloc | node | [`crate::CellKey`] -> [`crate::CellRow`] | the rules, of all rule sets in one table: endpoints with the same rules share them; memory only for rows in use |
@@ -56,6 +57,8 @@ pub const FRAGMENTS: &str = "FRAGMENTS";
 pub const FLOW_USE: &str = "FLOW_USE";
 /// Node-wide totals of the flow tables, one row.
 pub const FLOW_TOTALS: &str = "FLOW_TOTALS";
+/// Node-wide array of the connections to the proxies, by the endpoint id of the client.
+pub const PROXY_USE: &str = "PROXY_USE";
 /// Node-wide table of the classes of peers' addresses.
 pub const IPCACHE: &str = "IPCACHE";
 /// Node-wide table of the classes of ports.
@@ -109,6 +112,8 @@ pub const FRAGMENT_SLOTS_MAX: u32 = 65_536;
 pub const FRAGMENTS_MAX: u32 = 8_192;
 /// Rows of [`FLOW_USE`]: index is the endpoint id; row 0 is the whole node's.
 pub const FLOW_USE_MAX: u32 = CALLS_MAX;
+/// Rows of [`PROXY_USE`]: index is the endpoint id; row 0 is the whole node's. 128 KiB.
+pub const PROXY_USE_MAX: u32 = CALLS_MAX;
 /// Rows of [`IPCACHE`]: two addresses of each endpoint id, and as many networks again and more.
 pub const IPCACHE_MAX: u32 = 131_072;
 /// Rows of [`POLICY_PORTS`].

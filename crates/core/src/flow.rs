@@ -98,6 +98,15 @@ pub struct FlowUsage {
     pub took: Duration,
 }
 
+/// Connections that endpoints have open to the node's proxies, as one count found them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProxyClients {
+    /// Those of all endpoints.
+    pub open: u64,
+    /// Endpoints that have their share.
+    pub spent: Vec<EndpointId>,
+}
+
 impl FlowUsage {
     /// Share of the table from which an operator is warned, percent.
     const WARN_PERCENT: u64 = 80;

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
-    flow::{FlowFilter, FlowList, FlowUsage},
+    flow::{FlowFilter, FlowList, FlowUsage, ProxyClients},
     ids::{ContainerId, EndpointId, Epoch, IfName},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
@@ -506,6 +506,14 @@ impl FlowKernel for LinuxKernel {
     /// `ENDPOINTS`, `CALLS`, `<endpoint id>/CONFIG` or `<endpoint id>/METRICS`; `EVENTS` has no rows (`Unsupported`).
     async fn collect_flows(&self) -> Result<FlowUsage> {
         self.blocking("collect flows", |k| k.bpf.collect_flows()).await
+    }
+
+    async fn observe_opened_to_proxies(&self) -> Result<u32> {
+        self.inner.bpf.opened_to_proxies()
+    }
+
+    async fn limit_proxy_clients(&self, share: u32) -> Result<ProxyClients> {
+        self.blocking("limit clients of the proxies", move |k| k.bpf.limit_proxy_clients(share)).await
     }
 
     async fn observe_flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {

@@ -175,6 +175,7 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
                 "POLICY_SETS",
                 "POLICY_STATE",
                 "PROFILES",
+                "PROXY_USE",
                 "STACK_PATHS",
                 "STACK_USERS",
                 "sink"

@@ -391,7 +391,7 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
         [
             &["ENDPOINTS", "CALLS", "NODE_CALLS", "PROFILES", "EVENTS", "STACK_PATHS", "STACK_USERS"][..],
             &["FLOWS", "FLOWS_RECENT", "FLOWS_NEW", "FRAGMENT_SLOTS", "FRAGMENTS", "FLOW_USE", "FLOW_TOTALS"],
-            &["IPCACHE", "POLICY_PORTS", "POLICY_CELLS", "POLICY_SETS", "POLICY_STATE"],
+            &["PROXY_USE", "IPCACHE", "POLICY_PORTS", "POLICY_CELLS", "POLICY_SETS", "POLICY_STATE"],
             &own
         ]
         .concat()

@@ -486,7 +486,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 /// The shared maps.
-const SHARED: [&str; 19] = [
+const SHARED: [&str; 20] = [
     "ENDPOINTS",
     "CALLS",
     "NODE_CALLS",
@@ -501,6 +501,7 @@ const SHARED: [&str; 19] = [
     "FRAGMENTS",
     "FLOW_USE",
     "FLOW_TOTALS",
+    "PROXY_USE",
     "IPCACHE",
     "POLICY_PORTS",
     "POLICY_CELLS",

@@ -24,6 +24,8 @@ const MOST: u64 = 32_512;
 const ENDPOINTS: u64 = 16;
 /// Listeners that can.
 const LISTENERS: u64 = 4;
+/// Clients that can.
+const CLIENTS: u64 = 32;
 /// How long a share counts as spent after the last connection that was refused for it.
 const SHOWN: Duration = Duration::from_secs(60);
 
@@ -42,17 +44,22 @@ pub struct Connections {
     pub of_listener: u64,
     /// Of an endpoint at a listener: so many of HTTP, and so many of TLS.
     pub of_endpoint: u64,
+    /// Of an endpoint as the client, at all listeners together: no client alone spends the share of a server. The BPF programs
+    /// refuse further ones, before Envoy sees them.
+    pub of_client: u64,
 }
 
 impl Connections {
     /// As many as descriptors suffice for: each client's connection may need a second one, to its server.
     pub(crate) fn of(files: u64) -> Self {
         let all = (files.saturating_sub(OWN_FILES).max(2) / 2).min(MOST);
-        Self { all, of_listener: (all / LISTENERS).max(1), of_endpoint: (all / ENDPOINTS).max(1) }
+        let part = |of: u64| (all / of).max(1);
+        Self { all, of_listener: part(LISTENERS), of_endpoint: part(ENDPOINTS), of_client: part(CLIENTS) }
     }
 
     /// Those of an Envoy that has this process's limit of descriptors.
-    pub(crate) fn here() -> Self {
+    #[must_use]
+    pub fn here() -> Self {
         // A limit that cannot be read is taken for the smallest that is usual.
         Self::of(getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, most)| most))
     }
@@ -142,8 +149,11 @@ mod tests {
 
     #[test]
     fn a_share_is_a_part_of_the_pool_and_never_nothing() {
-        assert_eq!(Connections::of(65_536), Connections { all: 32_512, of_listener: 8_128, of_endpoint: 2_032 });
-        assert_eq!(Connections::of(10), Connections { all: 1, of_listener: 1, of_endpoint: 1 });
+        assert_eq!(
+            Connections::of(65_536),
+            Connections { all: 32_512, of_listener: 8_128, of_endpoint: 2_032, of_client: 1_016 }
+        );
+        assert_eq!(Connections::of(10), Connections { all: 1, of_listener: 1, of_endpoint: 1, of_client: 1 });
     }
 
     #[test]

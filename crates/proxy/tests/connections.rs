@@ -153,7 +153,7 @@ fn an_endpoint_spends_its_share_and_no_other_ones() {
         let members: &[(u16, &[&str])] = &[(7, &[CLIENT]), (8, &[OTHER_CLIENT])];
         let everything = || allow([HttpRule::default()]);
         world.ensure(listener(EGRESS, Direction::Egress, everything(), members)).await;
-        let Connections { all, of_listener, of_endpoint } = world.proxy.status().connections;
+        let Connections { all, of_listener, of_endpoint, .. } = world.proxy.status().connections;
         assert_eq!((all, of_listener, of_endpoint), (512, 128, 32));
         let own =
             Share::Endpoint(ListenerKey { direction: Direction::Egress, port: EGRESS }, Member { id: 7, epoch: 107 });

@@ -18,8 +18,8 @@ use aya_ebpf::{
 use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
     flow::{
-        FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PROXIED, FLOW_RECENT, FLOW_REPLIED, FLOW_UPSTREAM,
-        FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TICK_SHIFT,
+        FLOW_ADMITTED, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PROXIED, FLOW_RECENT, FLOW_REPLIED,
+        FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
     },
     map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
     policy::{BY_SERVICE, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
@@ -34,6 +34,7 @@ use wharf_ebpf::{
 };
 
 use crate::{
+    clients,
     packet::{Key, PACKET_MAX, Packet, address, echo_request, identification},
     policy, recent, redirect, stack_path,
 };
@@ -44,8 +45,8 @@ const ICMP_ERROR_BYTES: usize = 8;
 /// Finds the packet's flow, and with it the packet's way; lets pass what policy allows.
 ///
 /// # Errors
-/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`; `Malformed` for a packet
-/// that is cut short, when there is policy.
+/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`, `ProxyShareSpent`; `Malformed`
+/// for a packet that is cut short, when there is policy.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
@@ -61,6 +62,7 @@ pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
         PEER_POLICY_DENIED => Err(DropReason::PeerPolicyDenied),
         UNKNOWN_TRANSPORT => Err(DropReason::UnknownTransport),
         PROXY_UNAVAILABLE => Err(DropReason::ProxyUnavailable),
+        PROXY_SHARE_SPENT => Err(DropReason::ProxyShareSpent),
         _ => Err(DropReason::LoneFragment),
     }
 }
@@ -73,6 +75,7 @@ const POLICY_DENIED: u32 = DropReason::PolicyDenied as u32;
 const PEER_POLICY_DENIED: u32 = DropReason::PeerPolicyDenied as u32;
 const UNKNOWN_TRANSPORT: u32 = DropReason::UnknownTransport as u32;
 const PROXY_UNAVAILABLE: u32 = DropReason::ProxyUnavailable as u32;
+const PROXY_SHARE_SPENT: u32 = DropReason::ProxyShareSpent as u32;
 
 /// [`way`], with [`Asked::numbers`]. Answers [`DIRECT`], [`STACK`], [`PROXY`], or the reason of a drop as a number.
 ///
@@ -95,7 +98,7 @@ pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u3
 
 /// The ticks since boot.
 #[inline(always)]
-fn now() -> u32 {
+pub fn now() -> u32 {
     // SAFETY: a helper without arguments.
     (unsafe { bpf_ktime_get_coarse_ns() } >> TICK_SHIFT) as u32
 }
@@ -225,6 +228,14 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
                 ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_PROXIED | flags & FLOW_PROXIED);
                 policy::note(&raw mut **row, policy.generation, rule);
             }
+        }
+    }
+    if flags & FLOW_PROXIED != 0 && by_owner && packet.protocol == TCP && !clients::is_admitted(flags) {
+        let admitted = clients::admit(ctx, &packet)?;
+        flags = flags & !FLOW_ADMITTED | admitted;
+        if let Some((row, _)) = &mut found {
+            // SAFETY: the row is a map value, whose fields are written whole.
+            unsafe { ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_ADMITTED | admitted) };
         }
     }
     let known = forget(u64::from(flags) | u64::from(by_owner) << 16 | u64::from(replaces) << 17);

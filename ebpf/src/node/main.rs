@@ -15,6 +15,7 @@
 #![no_std]
 #![no_main]
 
+mod clients;
 mod collect;
 mod event;
 mod flow;

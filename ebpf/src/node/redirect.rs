@@ -342,15 +342,24 @@ pub unsafe extern "C" fn wharf_upstream(skb: *mut __sk_buff, ports: u32) -> u32 
     if Profile::of(0).is_none_or(|node| node.ifindex() == 0) {
         return 0;
     }
-    let mut tuple = [0; 9];
-    let state = if is_v4(ctx) {
-        tuple[2] = ports;
-        if load(ctx, offset_of!(Ipv4, source), &mut tuple, 0, 2) { state(ctx, &mut tuple, 3) } else { NO_SOCKET }
-    } else {
-        tuple[8] = ports;
-        if load(ctx, offset_of!(Ipv6, source), &mut tuple, 0, 8) { state(ctx, &mut tuple, 9) } else { NO_SOCKET }
-    };
+    let state = tcp_state(ctx, ports);
     if state == NO_SOCKET || state == LISTEN { 0 } else { FLOW_PROXIED.into() }
+}
+
+/// State of the TCP socket that takes the packet at hand (`BPF_TCP_*` of `linux/bpf.h`), zero without one. `ports`: [`Packet::ports`].
+#[inline(always)]
+pub fn tcp_state(ctx: &TcContext, ports: u32) -> u32 {
+    let mut tuple = [0; 9];
+    if is_v4(ctx) {
+        tuple[2] = ports;
+        return if load(ctx, offset_of!(Ipv4, source), &mut tuple, 0, 2) {
+            state(ctx, &mut tuple, 3)
+        } else {
+            NO_SOCKET
+        };
+    }
+    tuple[8] = ports;
+    if load(ctx, offset_of!(Ipv6, source), &mut tuple, 0, 8) { state(ctx, &mut tuple, 9) } else { NO_SOCKET }
 }
 
 /// True when a TCP socket listens at this port of the node's loopback address of the packet's family, or of any address; any socket of UDP does

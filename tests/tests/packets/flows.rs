@@ -27,10 +27,10 @@ use crate::{
     hostile::Dice,
 };
 
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
+pub(crate) const FIN: u8 = 1;
+pub(crate) const SYN: u8 = 2;
+pub(crate) const RST: u8 = 4;
+pub(crate) const ACK: u8 = 16;
 
 /// A packet between A and somebody else.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ impl Sent {
         if self.by_a { FROM_CONTAINER } else { TO_CONTAINER }
     }
 
-    fn packet(&self) -> Vec<u8> {
+    pub(crate) fn packet(&self) -> Vec<u8> {
         let (from, to, ports) = if self.by_a {
             (self.a(), self.other, self.ports)
         } else {

@@ -6,6 +6,7 @@
 //! The test runs name an interface, as traffic has one: the programs do not count what comes on the loopback interface,
 //! see `test_packets`.
 
+mod clients;
 mod deliver;
 mod events;
 mod fixture;

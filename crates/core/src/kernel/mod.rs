@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use crate::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
-    flow::{FlowFilter, FlowList, FlowUsage},
+    flow::{FlowFilter, FlowList, FlowUsage, ProxyClients},
     ids::{ContainerId, EndpointId, Epoch, IfName},
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -311,6 +311,17 @@ pub trait FlowKernel: Send + Sync + 'static {
     /// Removes the rows of flows that are over from the flow tables, and tells how full they are. One collection runs at a time.
     fn collect_flows(&self) -> impl Future<Output = Result<FlowUsage>> + Send {
         async move { Err(unsupported("collect", "flows".to_owned())) }
+    }
+
+    /// Connections to the node's proxies that endpoints began, since the kernel's table was made; wraps.
+    fn observe_opened_to_proxies(&self) -> impl Future<Output = Result<u32>> + Send {
+        async move { Err(unsupported("observe", "connections to the proxies".to_owned())) }
+    }
+
+    /// Counts the connections to the node's proxies that each endpoint has open as their client, and has the programs refuse
+    /// those beyond `share` of one endpoint. The limits hold for about 10 s, so that an agent that is gone refuses nobody.
+    fn limit_proxy_clients(&self, share: u32) -> impl Future<Output = Result<ProxyClients>> + Send {
+        async move { Err(unsupported("limit", format!("clients of the proxies to {share} connections"))) }
     }
 
     /// The flows that are meant, `limit` at most. Costs two calls of the kernel for each row of the tables.

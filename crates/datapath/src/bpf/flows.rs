@@ -158,7 +158,7 @@ impl Bpf {
 }
 
 /// The ticks since boot, as the programs count them.
-fn now() -> Result<u32> {
+pub(super) fn now() -> Result<u32> {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|e| wrap("read clock", "CLOCK_MONOTONIC", &e))?;
     // A hundred years fit.
     Ok(u32::try_from(Duration::from(time).as_nanos() >> TICK_SHIFT).unwrap_or(u32::MAX))

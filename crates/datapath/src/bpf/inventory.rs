@@ -9,7 +9,7 @@ use std::{
 
 use aya::maps::{Array, HashMap, MapData, MapType};
 use wharf_common::{
-    FlowUse, StackPathKey, StackPathRow,
+    FlowUse, ProxyUse, StackPathKey, StackPathRow,
     map::{self, FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
 };
 use wharf_core::{
@@ -180,7 +180,7 @@ impl Bpf {
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
             let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, \
-                         FLOW_USE, FLOW_TOTALS, IPCACHE, POLICY_PORTS, POLICY_CELLS, POLICY_SETS, POLICY_STATE, \
+                         FLOW_USE, FLOW_TOTALS, PROXY_USE, IPCACHE, POLICY_PORTS, POLICY_CELLS, POLICY_SETS, POLICY_STATE, \
                          <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
@@ -212,6 +212,7 @@ impl Bpf {
             map::STACK_PATHS => Ok(self.stack_paths()?.into_iter().map(|(key, path)| path_row(&key, &path)).collect()),
             map::STACK_USERS => self.stack_users(),
             map::FLOW_USE => self.flow_uses(),
+            map::PROXY_USE => self.proxy_uses(),
             map::FLOW_TOTALS => {
                 let totals = self.flow_totals()?;
                 Ok(vec![row([
@@ -292,6 +293,20 @@ impl Bpf {
             ]));
         }
         Ok(rows)
+    }
+
+    /// What the endpoints have of the proxies' connections: what they opened, and where the next one is refused.
+    fn proxy_uses(&self) -> Result<Vec<Row>> {
+        let uses: Array<_, ProxyUse> = self.open_held(map::PROXY_USE)?;
+        let read = |id: EndpointId| {
+            let used = uses.get(&u32::from(id.get()), 0).map_err(|e| wrap("read map", map::PROXY_USE, &e))?;
+            Ok(row([
+                ("endpoint", id.to_string()),
+                ("opened", used.opened.to_string()),
+                ("limit", used.limit.to_string()),
+            ]))
+        };
+        self.pinned_endpoints()?.into_iter().map(read).collect()
     }
 
     fn config_row(&self, id: EndpointId) -> Result<Row> {

@@ -12,14 +12,15 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, lpm_trie::Key};
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
-    FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, SetsRow, StackPathKey,
-    StackPathRow, abi, map,
+    FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, ProxyUse, SetsRow,
+    StackPathKey, StackPathRow, abi, map,
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
 
 use crate::error::{fail, wrap};
 
 const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
 
 /// The expected shape of a map.
 struct Shape {
@@ -118,6 +119,13 @@ fn shape(name: &str) -> Option<Shape> {
         map::FLOW_TOTALS => {
             Shape { kind: MapType::Array, key: number, value: size_of::<FlowTotals>(), max_entries: 1, flags: 0 }
         }
+        map::PROXY_USE => Shape {
+            kind: MapType::Array,
+            key: number,
+            value: size_of::<ProxyUse>(),
+            max_entries: map::PROXY_USE_MAX,
+            flags: BPF_F_MMAPABLE,
+        },
         map::IPCACHE => Shape {
             kind: MapType::LpmTrie,
             key: size_of::<Key<EndpointKey>>(),

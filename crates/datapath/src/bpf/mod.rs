@@ -2,6 +2,7 @@
 
 mod attach;
 mod bandwidth;
+mod clients;
 pub(crate) mod clsact;
 mod endpoint;
 mod flows;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,
-//!     FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,IPCACHE,POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
+//!     FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,PROXY_USE,IPCACHE,POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
@@ -44,7 +44,7 @@ pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Link pins of an endpoint, for the first two programs.
 pub(crate) const LINKS: [&str; 2] = attached::LINK_PINS;
 /// Shared maps.
-pub(crate) const SHARED_MAPS: [&str; 19] = [
+pub(crate) const SHARED_MAPS: [&str; 20] = [
     map::ENDPOINTS,
     map::CALLS,
     map::NODE_CALLS,
@@ -59,6 +59,7 @@ pub(crate) const SHARED_MAPS: [&str; 19] = [
     map::FRAGMENTS,
     map::FLOW_USE,
     map::FLOW_TOTALS,
+    map::PROXY_USE,
     map::IPCACHE,
     map::POLICY_PORTS,
     map::POLICY_CELLS,

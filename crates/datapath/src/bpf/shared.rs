@@ -29,7 +29,7 @@ use super::{
 use crate::error::{fail, wrap};
 
 /// The shared maps of the node's programs whose rows mean the same to every ABI version.
-const OF_ALL_VERSIONS: [&str; 14] = [
+const OF_ALL_VERSIONS: [&str; 15] = [
     map::STACK_PATHS,
     map::STACK_USERS,
     map::FLOWS,
@@ -39,6 +39,7 @@ const OF_ALL_VERSIONS: [&str; 14] = [
     map::FRAGMENTS,
     map::FLOW_USE,
     map::FLOW_TOTALS,
+    map::PROXY_USE,
     map::IPCACHE,
     map::POLICY_PORTS,
     map::POLICY_CELLS,

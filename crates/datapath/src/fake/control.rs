@@ -55,6 +55,8 @@ operations! {
     ObserveMaps = "observe_maps",
     DumpMap = "dump_map",
     CollectFlows = "collect_flows",
+    ObserveOpenedToProxies = "observe_opened_to_proxies",
+    LimitProxyClients = "limit_proxy_clients",
     ObserveFlows = "observe_flows",
     RemoveFlows = "remove_flows",
     RemoveEndpointRow = "remove_endpoint_row",

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ipnet::IpNet;
 use wharf_core::{
     finding::NodeProblem,
-    flow::{Flow, FlowFilter, FlowList, FlowUsage},
+    flow::{Flow, FlowFilter, FlowList, FlowUsage, ProxyClients},
     ids::{ContainerId, EndpointId, Epoch},
     kernel::{
         FlowKernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, LinkRow, MapInfo, NatKernel, NatView,
@@ -117,6 +117,7 @@ impl NodeKernel for FakeKernel {
                 info(map::FRAGMENTS.to_owned(), "lru_hash", None, map::FRAGMENTS_MAX),
                 info(map::FLOW_USE.to_owned(), "array", None, map::FLOW_USE_MAX),
                 info(map::FLOW_TOTALS.to_owned(), "array", None, 1),
+                info(map::PROXY_USE.to_owned(), "array", None, map::PROXY_USE_MAX),
                 info(map::IPCACHE.to_owned(), "lpm_trie", None, map::IPCACHE_MAX),
                 info(map::POLICY_PORTS.to_owned(), "lpm_trie", None, map::POLICY_PORTS_MAX),
                 info(map::POLICY_CELLS.to_owned(), "hash", None, map::POLICY_CELLS_MAX),
@@ -304,6 +305,14 @@ impl FlowKernel for FakeKernel {
             Ok(s.flow_usage)
         })
         .await
+    }
+
+    async fn observe_opened_to_proxies(&self) -> Result<u32> {
+        self.call(Operation::ObserveOpenedToProxies, "clients of the proxies".to_owned(), |_| Ok(0)).await
+    }
+
+    async fn limit_proxy_clients(&self, share: u32) -> Result<ProxyClients> {
+        self.call(Operation::LimitProxyClients, format!("{share} connections"), |_| Ok(ProxyClients::default())).await
     }
 
     async fn observe_flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {

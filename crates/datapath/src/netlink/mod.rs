@@ -14,5 +14,6 @@ pub mod nft;
 pub(crate) mod proxy;
 pub(crate) mod route;
 pub(crate) mod rule;
+pub(crate) mod sockets;
 
 pub(crate) use batch::{Connection, Refusal, Request};

@@ -1,0 +1,99 @@
+//! `PROXY_USE`: limits of the connections that endpoints have open to the node's proxies.
+//!
+//! The programs and this process write one word each of a row, at any time. An update of a row by the kernel's call would write
+//! both, so the map's memory is shared (`BPF_F_MMAPABLE`, Linux 5.5), and each word is loaded and stored whole.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    num::NonZeroUsize,
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use aya::maps::{Array, MapData};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use wharf_common::{
+    ProxyUse,
+    map::{self, PROXY_USE_MAX},
+};
+use wharf_core::{flow::ProxyClients, ids::EndpointId, kernel::Result};
+
+use super::{Bpf, flows::now};
+use crate::{error::wrap, netlink::sockets};
+
+/// Ticks (about a second each) for which limits hold: an agent that counts writes them every few seconds.
+const HOLDS: u32 = 10;
+
+impl Bpf {
+    /// Connections to the proxies that endpoints began since the map was made; wraps.
+    pub(crate) fn opened_to_proxies(&self) -> Result<u32> {
+        let uses: Array<_, ProxyUse> = self.open_held(map::PROXY_USE)?;
+        Ok(uses.get(&0, 0).map_err(|e| wrap("read map", map::PROXY_USE, &e))?.opened)
+    }
+
+    /// Counts the connections that each endpoint has open to the proxies, and limits them to `share`.
+    pub(crate) fn limit_proxy_clients(&self, share: u32) -> Result<ProxyClients> {
+        let rows = Rows::of(&self.held_data(map::PROXY_USE)?)?;
+        // Before the sockets are counted: what opens meanwhile is counted twice, until the next count.
+        let opened: Vec<u32> = rows.all().map(|row| row.opened.load(Ordering::Acquire)).collect();
+        let mut open: HashMap<u32, u32> = HashMap::new();
+        for (address, count) in sockets::of_proxies()? {
+            if let Some(row) = self.endpoint_row(address)? {
+                *open.entry(row.endpoint_id).or_default() += count;
+            }
+        }
+        let mut clients = ProxyClients::default();
+        for (id, (row, opened)) in (0_u16..).zip(rows.all().zip(opened)) {
+            let Ok(id) = EndpointId::try_from(id) else { continue };
+            let open = open.get(&id.get().into()).copied().unwrap_or_default();
+            let limit = opened.wrapping_add(share.saturating_sub(open));
+            row.limit.store(limit, Ordering::Release);
+            clients.open += u64::from(open);
+            let is_spent = ProxyUse { opened: row.opened.load(Ordering::Acquire), limit }.is_spent();
+            clients.spent.extend(is_spent.then_some(id));
+        }
+        // Last: every limit is in force when limits hold.
+        if let Some(node) = rows.all().next() {
+            node.limit.store(now()?.wrapping_add(HOLDS), Ordering::Release);
+        }
+        Ok(clients)
+    }
+}
+
+/// [`ProxyUse`] in memory that the programs share.
+#[repr(C)]
+struct Row {
+    opened: AtomicU32,
+    limit: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Row>() == size_of::<ProxyUse>() && align_of::<Row>() == align_of::<ProxyUse>());
+
+/// The map's memory.
+struct Rows(NonNull<c_void>);
+
+const ROWS: usize = PROXY_USE_MAX as usize;
+const BYTES: usize = ROWS * size_of::<Row>();
+
+impl Rows {
+    fn of(data: &MapData) -> Result<Self> {
+        let length = NonZeroUsize::new(BYTES).unwrap_or(NonZeroUsize::MIN);
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, of which this value is the only owner. The map has been compared with its shape, so it has these bytes.
+        let memory = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, data.fd(), 0) };
+        memory.map(Self).map_err(|e| wrap("map memory of map", map::PROXY_USE, &e))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Row> {
+        // SAFETY: the mapping has `ROWS` rows of two words, valid for any bits, and lives as long as `self`; others write them whole.
+        unsafe { std::slice::from_raw_parts(self.0.cast::<Row>().as_ptr(), ROWS) }.iter()
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `of` made; no reference to it outlives `self`. A mapping that is there can be removed.
+        let _ = unsafe { munmap(self.0, BYTES) };
+    }
+}
