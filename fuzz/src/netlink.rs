@@ -1,8 +1,8 @@
-//! Datagrams of route netlink's, and messages of ctnetlink's and nf_tables'.
+//! Datagrams of route netlink, and messages of ctnetlink, nf_tables and sock_diag.
 
 use std::{collections::HashSet, net::IpAddr};
 
-use wharf_datapath::outside::{conntrack_message, netlink_datagram, nft_message};
+use wharf_datapath::outside::{conntrack_message, netlink_datagram, nft_message, socket_message};
 
 /// Length of a message's header.
 const HEADER: usize = 16;
@@ -15,6 +15,8 @@ pub fn run(data: &[u8]) {
     connection(data);
     // Whatever it says, it is read without a panic.
     let _either = nft_message(data);
+    let client = socket_message(data);
+    assert_eq!(client, client.map(|address| address.to_canonical()), "a client has one address");
 }
 
 fn datagram(data: &[u8]) {

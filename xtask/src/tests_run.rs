@@ -258,11 +258,14 @@ fn run_tests(
 ) -> Result<(Tally, bool)> {
     let mut command = runner(workspace, privilege, rustc, &arguments.filters);
     if arguments.filters.is_empty() && !arguments.all_points {
-        let share = soak::share(commits(workspace));
+        let commits = commits(workspace);
+        let share = soak::share(commits);
         println!(
-            "crash tests: the share {share} of the points, by the number of commits (`--all-points`: all of them)"
+            "crash points: the share {share}; model: {MODEL_CASES} histories of the seed {commits}; by the number of commits \
+             (`--all-points`: all points, and the histories of the fixed seed)"
         );
         command.env("WHARF_CRASH_SHARE", share);
+        command.env("WHARF_MODEL_CASES", MODEL_CASES).env("WHARF_MODEL_SEED", commits.to_string());
     }
     if !has_nextest() {
         return libtest::run(step, privilege, &mut command);
@@ -272,6 +275,9 @@ fn run_tests(
     let status = step.run_open(&mut command)?;
     Ok((read_junit(&junit)?, status.success()))
 }
+
+/// Histories of the model that a run of all tests plays: about a minute of a processor. `cargo xtask soak` plays thousands.
+const MODEL_CASES: &str = "96";
 
 /// How many commits lead to this one, so that the commits that follow each other test all shares; 0 where no git tells.
 fn commits(workspace: &Workspace) -> u64 {

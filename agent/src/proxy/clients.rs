@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const BUSY: Duration = Duration::from_secs(1);
 /// The same while none has: limits hold for about 10 s.
 const IDLE: Duration = Duration::from_secs(4);
+/// Part of the time that counts take at most: the kernel lists every TCP socket of the node.
+const PART: u32 = 20;
 /// How long a client is told after a count that found its share spent.
 const TOLD: Duration = Duration::from_secs(60);
 
@@ -60,6 +62,8 @@ pub fn share() -> u32 {
 #[derive(Debug, Clone, Copy)]
 struct Count {
     at: Instant,
+    /// How long it took.
+    took: Duration,
     /// Connections opened until then, since the table was made.
     opened: u32,
     /// Connections that were open.
@@ -70,8 +74,12 @@ impl Count {
     /// Whether another one is due when `opened` connections were opened until now.
     fn is_over(self, opened: u32, share: u32, now: Instant) -> bool {
         let more = opened.wrapping_sub(self.opened);
-        let wait = if more > 0 || self.open > 0 { BUSY } else { IDLE };
-        more > share / 4 || now.saturating_duration_since(self.at) >= wait
+        let wait = match more {
+            _ if more > share / 4 => Duration::ZERO,
+            0 if self.open == 0 => IDLE,
+            _ => BUSY,
+        };
+        now.saturating_duration_since(self.at) >= wait.max(self.took * PART)
     }
 }
 
@@ -95,9 +103,12 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, clients: Arc<Clients>) {
             }
             let ProxyClients { open, spent } = life.kernel.limit_proxy_clients(share).await?;
             clients.note(spent, now);
-            Ok::<_, KernelError>(Some(Count { at: now, opened, open }))
+            Ok::<_, KernelError>(Some(Count { at: now, took: now.elapsed(), opened, open }))
         };
-        let looked = looked.await;
+        let looked = tokio::select! {
+            () = tasks.stop.cancelled() => return,
+            looked = looked => looked,
+        };
         wait = if looked.is_err() { BUSY } else { LOOK };
         match looked {
             Ok(None) => {}
@@ -117,7 +128,7 @@ mod tests {
     #[test]
     fn a_count_comes_sooner_when_many_connections_open() {
         let began = Instant::now();
-        let count = Count { at: began, opened: u32::MAX - 1, open: 0 };
+        let count = Count { at: began, took: Duration::ZERO, opened: u32::MAX - 1, open: 0 };
         let is_over =
             |count: Count, more: u32, after| count.is_over(count.opened.wrapping_add(more), 1_016, began + after);
         assert!(!is_over(count, 0, IDLE - LOOK) && is_over(count, 0, IDLE));
@@ -125,6 +136,8 @@ mod tests {
         assert!(!is_over(count, 254, LOOK) && is_over(count, 255, LOOK), "a quarter");
         let busy = Count { open: 1, ..count };
         assert!(!is_over(busy, 0, BUSY - LOOK) && is_over(busy, 0, BUSY), "one that is refused opens nothing");
+        let slow = Count { took: LOOK, ..count };
+        assert!(!is_over(slow, 255, LOOK * 19) && is_over(slow, 255, LOOK * 20), "a twentieth of the time");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! After each step the agent's memory, its store and the kernel are held against the model; the rows of policy against those of an
 //! engine that was just made.
 //!
-//! The histories are the same in every run, so that a run tells the same on every machine; `WHARF_MODEL_CASES=N` tries N
-//! others, those of `WHARF_MODEL_SEED` if it is set. A history that failed is shrunk and kept in `regressions.txt`, and
+//! The histories are the same in every run; `WHARF_MODEL_CASES=N` plays N others, of the seed `WHARF_MODEL_SEED` if it is set.
+//! `cargo xtask test` plays other ones for each commit, the same on every machine. A history that failed is shrunk and kept in `regressions.txt`, and
 //! replayed first from then on.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 

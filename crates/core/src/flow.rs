@@ -98,15 +98,6 @@ pub struct FlowUsage {
     pub took: Duration,
 }
 
-/// Connections that endpoints have open to the node's proxies, as one count found them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProxyClients {
-    /// Those of all endpoints.
-    pub open: u64,
-    /// Endpoints that have their share.
-    pub spent: Vec<EndpointId>,
-}
-
 impl FlowUsage {
     /// Share of the table from which an operator is warned, percent.
     const WARN_PERCENT: u64 = 80;
@@ -116,6 +107,15 @@ impl FlowUsage {
     pub const fn is_nearly_full(&self) -> bool {
         self.limit > 0 && self.rows.saturating_mul(100) >= self.limit.saturating_mul(Self::WARN_PERCENT)
     }
+}
+
+/// Connections that endpoints have open to the node's proxies, as one count found them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProxyClients {
+    /// Those of all endpoints.
+    pub open: u64,
+    /// Endpoints that have their share.
+    pub spent: Vec<EndpointId>,
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ mod rest;
 
 pub use error::{CidrProblem, IpamError};
 use family::FamilyPool;
+pub use family::is_leasable;
 pub use quarantine::RestView;
 
 /// Address family.

@@ -26,6 +26,13 @@ pub fn conntrack_message(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<boo
     netlink::conntrack::is_of(message, wanted)
 }
 
+/// A message of sock_diag: the client of the connection that a proxy has with it. None for another socket, and for a message that is no
+/// socket's.
+#[must_use]
+pub fn socket_message(message: &[u8]) -> Option<IpAddr> {
+    netlink::sockets::client_of(message).ok().flatten()
+}
+
 /// A message of nf_tables about a table, a chain, a rule, a set or elements: read as each of them, and as entries of
 /// endpoints. Says whether it can be read as any.
 #[must_use]

@@ -14,8 +14,8 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The packages whose tests need a kernel.
-const PACKAGES: &[&str] = &["wharf-tests", "wharf-datapath"];
+/// The packages whose tests need a kernel, by the ends of the paths of their manifests.
+const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 
 /// What runs unless the caller chooses: by the beginning of `FILE::NAME`, each part of the kernel that Wharf goes through. The
 /// scenarios that say more about the agent than about the kernel run on the machine's own.
@@ -122,10 +122,8 @@ pub(crate) struct TestFile {
 pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Result<Vec<TestFile>> {
     let build = || {
         let mut command = workspace.cargo();
-        command.args(["test", "--no-run", "--locked"]);
-        for package in PACKAGES {
-            command.args(["--package", package]);
-        }
+        // All packages, as `cargo xtask test` builds them: with other features, everything would be built once more.
+        command.args(["test", "--no-run", "--locked", "--workspace"]);
         command
     };
     step.run(&mut build())?;
@@ -188,7 +186,8 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
 /// Name and path of a test binary that cargo tells of: those of `tests/` and of libraries.
 fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
     let message: Value = serde_json::from_str(line).ok()?;
-    let is_test = message.pointer("/profile/test")?.as_bool()?;
+    let manifest = message.get("manifest_path")?.as_str()?;
+    let is_test = message.pointer("/profile/test")?.as_bool()? && PACKAGES.iter().any(|end| manifest.ends_with(end));
     let kind = message.pointer("/target/kind/0")?.as_str()?;
     let name = message.pointer("/target/name")?.as_str()?;
     let path = message.get("executable")?.as_str()?;
@@ -221,7 +220,7 @@ mod tests {
     fn test_binaries_are_told_from_other_artifacts() {
         let artifact = |kind: &str, test: bool, executable: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","target":{{"kind":["{kind}"],"name":"life"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/crates/datapath/Cargo.toml","target":{{"kind":["{kind}"],"name":"life"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
             )
         };
         let found = Some(("life".to_owned(), PathBuf::from("/t/life-1")));
@@ -229,6 +228,8 @@ mod tests {
         assert_eq!(parse_artifact(&artifact("lib", true, "\"/t/life-1\"")), found);
         assert_eq!(parse_artifact(&artifact("bin", true, "\"/t/life-1\"")), None);
         assert_eq!(parse_artifact(&artifact("lib", false, "null")), None);
+        let elsewhere = artifact("test", true, "\"/t/life-1\"").replace("datapath", "core");
+        assert_eq!(parse_artifact(&elsewhere), None);
         assert_eq!(parse_artifact("not json"), None);
     }
 

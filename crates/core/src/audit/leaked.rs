@@ -10,6 +10,7 @@ use crate::{
     endpoint::LinkOwner,
     finding::{EndpointProblem, Kept, Problem, Side, Stray},
     ids::{EndpointId, Epoch},
+    ipam::is_leasable,
 };
 
 impl Auditor<'_> {
@@ -267,9 +268,9 @@ impl Auditor<'_> {
         }
     }
 
-    /// A lease of an endpoint or a caller whose address no pool contains, because the pools were changed.
+    /// A lease of an endpoint or a caller whose address no pool may lease, because the pools were changed.
     fn lease_outside(&self, lease: &Lease) -> Option<AuditFinding> {
-        if self.view.pool_cidrs.iter().any(|c| c.contains(&lease.ip)) {
+        if self.view.pool_cidrs.iter().any(|cidr| is_leasable(cidr, lease.ip)) {
             return None;
         }
         let id = match &lease.owner {

@@ -430,6 +430,8 @@ fn leases_of_addresses_that_no_pool_has_are_an_operators_matter() {
     let mut node = Node::healthy();
     node.snapshot.leases.push(lease("192.0.2.7", LeaseOwner::Caller { name: "somebody".to_owned() }));
     node.snapshot.leases.push(lease("10.0.0.63", LeaseOwner::Caller { name: "somebody".to_owned() }));
+    // The broadcast address of a CIDR that was made smaller.
+    node.snapshot.leases.push(lease("10.0.0.255", LeaseOwner::Caller { name: "somebody".to_owned() }));
     node.pool_cidrs.retain(|c| matches!(c, IpNet::V4(_)));
     node.dump.routes.retain(|r| r.destination != "fd00::/64".parse().unwrap());
     let findings = node.audit();
@@ -449,14 +451,16 @@ fn leases_of_addresses_that_no_pool_has_are_an_operators_matter() {
              address of a pool; or start the agent with a pool that has this address"
         )
     };
-    let of_caller = format!(
-        "192.0.2.7 of somebody: {words}\n-> when no container has it: `wharf ipam release 192.0.2.7`; or start the agent \
-         with a pool that has this address"
-    );
-    assert_eq!(lines, [of(1, 10), of(2, 20), of_caller]);
+    let of_caller = |ip: &str| {
+        format!(
+            "{ip} of somebody: {words}\n-> when no container has it: `wharf ipam release {ip}`; or start the agent with a \
+             pool that has this address"
+        )
+    };
+    assert_eq!(lines, [of(1, 10), of(2, 20), of_caller("192.0.2.7"), of_caller("10.0.0.255")]);
     // Those of an endpoint that is being deleted are not judged.
     node.in_flight = BTreeSet::from([id(1), id(2)]);
-    assert_eq!(node.found(), ["lease 192.0.2.7: no repair"]);
+    assert_eq!(node.found(), ["lease 192.0.2.7: no repair", "lease 10.0.0.255: no repair"]);
 }
 
 #[test]

@@ -85,6 +85,12 @@ impl AddressSet {
     }
 }
 
+/// True when a pool with this CIDR may lease the address.
+#[must_use]
+pub fn is_leasable(cidr: &IpNet, ip: IpAddr) -> bool {
+    cidr.contains(&ip) && Range::of(cidr).contains(number(ip))
+}
+
 /// The usable addresses of a CIDR, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {

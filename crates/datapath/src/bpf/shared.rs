@@ -108,11 +108,8 @@ impl Bpf {
             }
         }
         self.pins.ensure_directories()?;
-        crash::point("datapath/shared/after-directories");
-        let mut missing = false;
-        for name in wanted {
-            missing |= !self.share_with_other_versions(name)?;
-        }
+        // First: while a map has no pin, only this process keeps it. The kernel empties a program array whose last pin and
+        // descriptor are gone (`bpf_fd_array_map_clear`), and the attached programs then drop packets.
         let mut failed = None;
         for (own, bad) in unpinned {
             let path = self.pins.shared(own.name);
@@ -126,6 +123,11 @@ impl Bpf {
         }
         if let Some(error) = failed {
             return Err(error);
+        }
+        crash::point("datapath/shared/after-directories");
+        let mut missing = false;
+        for name in wanted {
+            missing |= !self.share_with_other_versions(name)?;
         }
         if missing {
             // Loading the objects creates the maps that are missing. Their programs are not loaded, and an endpoint's own maps are
