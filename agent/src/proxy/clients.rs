@@ -27,10 +27,12 @@ const CONTROLLER: &str = "proxy-clients";
 const LOOK: Duration = Duration::from_millis(100);
 /// Time between two counts while clients have connections.
 const BUSY: Duration = Duration::from_secs(1);
-/// The same while none has: limits hold for about 10 s.
-const IDLE: Duration = Duration::from_secs(4);
-/// Part of the time that counts take at most: the kernel lists every TCP socket of the node.
+/// The same while none has, and the longest in any case: limits hold for about 4 s.
+const IDLE: Duration = Duration::from_secs(2);
+/// Counts take a twentieth of the time, if that makes none later than [`IDLE`]: the kernel lists every TCP socket of the node.
 const PART: u32 = 20;
+/// More than any client can have: when the agent ends, nothing counts until the next one.
+const NO_SHARE: u32 = u32::MAX / 2;
 /// How long a client is told after a count that found its share spent.
 const TOLD: Duration = Duration::from_secs(60);
 
@@ -79,7 +81,7 @@ impl Count {
             0 if self.open == 0 => IDLE,
             _ => BUSY,
         };
-        now.saturating_duration_since(self.at) >= wait.max(self.took * PART)
+        now.saturating_duration_since(self.at) >= wait.max((self.took * PART).min(IDLE))
     }
 }
 
@@ -89,7 +91,7 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, clients: Arc<Clients>) {
     let (mut last, mut wait): (Option<Count>, _) = (None, LOOK);
     loop {
         tokio::select! {
-            () = tasks.stop.cancelled() => return,
+            () = tasks.stop.cancelled() => break,
             () = tokio::time::sleep(wait) => {}
         }
         if life.proxy.redirects.count() == 0 {
@@ -106,7 +108,7 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, clients: Arc<Clients>) {
             Ok::<_, KernelError>(Some(Count { at: now, took: now.elapsed(), opened, open }))
         };
         let looked = tokio::select! {
-            () = tasks.stop.cancelled() => return,
+            () = tasks.stop.cancelled() => break,
             looked = looked => looked,
         };
         wait = if looked.is_err() { BUSY } else { LOOK };
@@ -118,6 +120,11 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, clients: Arc<Clients>) {
             }
             Err(why) => _ = tasks.controllers.record(CONTROLLER, Err(why)),
         }
+    }
+    if last.is_some()
+        && let Err(why) = life.kernel.limit_proxy_clients(NO_SHARE).await
+    {
+        tracing::warn!("the limits of the proxies' clients hold for some seconds more: {why}");
     }
 }
 
@@ -136,8 +143,9 @@ mod tests {
         assert!(!is_over(count, 254, LOOK) && is_over(count, 255, LOOK), "a quarter");
         let busy = Count { open: 1, ..count };
         assert!(!is_over(busy, 0, BUSY - LOOK) && is_over(busy, 0, BUSY), "one that is refused opens nothing");
-        let slow = Count { took: LOOK, ..count };
-        assert!(!is_over(slow, 255, LOOK * 19) && is_over(slow, 255, LOOK * 20), "a twentieth of the time");
+        let slow = Count { took: LOOK / 2, ..count };
+        assert!(!is_over(slow, 255, LOOK * 9) && is_over(slow, 255, LOOK * 10), "a twentieth of the time");
+        assert!(is_over(Count { took: BUSY, ..slow }, 0, IDLE), "limits do not lapse");
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn component(
         None if look.dns.is_empty() => (own, message),
         None => (own, format!("the agent serves {} of DNS; {message}", listeners(look.dns.len()))),
     };
-    match spent(look, clients, name).filter(|_| state == ProxyState::Serving) {
+    match spent(look, clients, name).filter(|_| state == ProxyState::Serving || !clients.is_empty()) {
         Some(spent) => {
             ComponentStatus::new("proxy", own.max(Health::Degraded), format!("{spent}; {message}")).by_containers(own)
         }

@@ -498,7 +498,13 @@ impl NatKernel for LinuxKernel {
 
     async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {
         let ips = ips.to_vec();
-        self.blocking("remove connections", move |_| netlink::conntrack::remove(&ips)).await
+        self.blocking("remove connections", move |k| {
+            // Without redirects no proxy has connections.
+            let redirects = *k.redirects() == Some(true);
+            let ended = if redirects { netlink::sockets::end(&ips)? } else { 0 };
+            Ok(ended + netlink::conntrack::remove(&ips)?)
+        })
+        .await
     }
 }
 
@@ -509,7 +515,7 @@ impl FlowKernel for LinuxKernel {
     }
 
     async fn observe_opened_to_proxies(&self) -> Result<u32> {
-        self.inner.bpf.opened_to_proxies()
+        self.blocking("observe clients of the proxies", |k| k.bpf.opened_to_proxies()).await
     }
 
     async fn limit_proxy_clients(&self, share: u32) -> Result<ProxyClients> {

@@ -18,9 +18,6 @@ use wharf_common::policy::MARK_PROXIED_EGRESS;
 
 use crate::{proxy::Error, record::Transport};
 
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
-
 /// `IPV6_TRANSPARENT` (linux/in6.h).
 #[derive(Debug, Clone, Copy)]
 struct Ipv6Transparent;
@@ -74,7 +71,8 @@ fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
     // Connections of an earlier listener may linger (TIME_WAIT).
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
-    listen(&socket, Backlog::new(BACKLOG)?)?;
+    // Handshakes of all clients wait there: one client must not fill it with a few.
+    listen(&socket, Backlog::MAXCONN)?;
     TcpListener::from_std(std::net::TcpListener::from(socket))
 }
 

@@ -12,10 +12,10 @@ use core::ptr;
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
-    DropReason, ProxyUse,
+    DropReason, EndpointRow, ProxyUse,
     flow::{FLOW_ADMITTED, FLOW_FIN, FLOW_FIN_REPLY, FLOW_RESET},
 };
-use wharf_ebpf::{atomic, endpoints::endpoint, maps::PROXY_USE};
+use wharf_ebpf::{atomic, endpoints::endpoint, maps::PROXY_USE, parse::Ipv6Address};
 
 use crate::{
     flow::now,
@@ -28,6 +28,8 @@ const NODE: u32 = 0;
 /// States of a TCP socket in which a proxy may hold it, as bits: all but no socket, `SYN_SENT`, `SYN_RECV`, `TIME_WAIT`, `CLOSE`,
 /// `LISTEN` and `NEW_SYN_RECV` (`BPF_TCP_*` of `linux/bpf.h`).
 const HELD: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
+/// `BPF_TCP_TIME_WAIT`: only a first packet opens a connection there.
+const TIME_WAIT: u32 = 6;
 /// Answer of [`wharf_admit`] beside [`FLOW_ADMITTED`]: the client has its share.
 const SPENT: u32 = 1 << 16;
 
@@ -64,10 +66,17 @@ pub fn admit(ctx: &TcContext, packet: &Packet) -> Result<u16, DropReason> {
 pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, first: u32) -> u32 {
     let ctx = &TcContext::new(skb);
     let admitted = u32::from(FLOW_ADMITTED);
-    // A client that is not on this node has no share of its own.
-    let Some(client) = address(ctx, true).and_then(endpoint) else { return if first != 0 { 0 } else { admitted } };
-    if first == 0 && HELD >> (tcp_state(ctx, ports) & 31) & 1 != 0 {
-        return admitted;
+    let Some(client) = address(ctx, true).and_then(|source| client(ctx, source)) else {
+        return if first != 0 { 0 } else { admitted };
+    };
+    if first == 0 {
+        let state = tcp_state(ctx, ports) & 31;
+        if HELD >> state & 1 != 0 {
+            return admitted;
+        }
+        if state == TIME_WAIT {
+            return 0;
+        }
     }
     let (Some(used), Some(node)) = (PROXY_USE.get_ptr_mut(client.endpoint_id.into()), PROXY_USE.get_ptr_mut(NODE))
     else {
@@ -84,6 +93,15 @@ pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, first: u32
         }
     }
     0
+}
+
+/// The endpoint that has the source address, when its link or the node itself brought the packet. A client elsewhere has no share, also one
+/// that forges the address of an endpoint.
+#[inline(always)]
+fn client(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
+    // SAFETY: the context the program was called with.
+    let came_by = unsafe { (*ctx.skb.skb).ingress_ifindex };
+    endpoint(source).filter(|row| came_by == 0 || came_by == row.ifindex)
 }
 
 /// # Safety

@@ -230,7 +230,9 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
         }
     }
-    if flags & FLOW_PROXIED != 0 && by_owner && packet.protocol == TCP && !clients::is_admitted(flags) {
+    // A reset opens nothing.
+    let may_open = by_owner && packet.protocol == TCP && signals & SIGNAL_RST == 0;
+    if flags & FLOW_PROXIED != 0 && may_open && !clients::is_admitted(flags) {
         let admitted = clients::admit(ctx, &packet)?;
         flags = flags & !FLOW_ADMITTED | admitted;
         if let Some((row, _)) = &mut found {

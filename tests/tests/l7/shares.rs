@@ -6,7 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::resource::{Resource, setrlimit};
 use wharf_api::Health;
 use wharf_tests::{
-    Node, NodeConfig, scenario, wait,
+    Node, NodeConfig,
+    process::{command_in, run},
+    scenario, wait,
     web::{WebServer, get},
 };
 
@@ -68,6 +70,20 @@ fn a_client_that_spends_its_share_of_the_proxy_leaves_the_server_to_other_client
 
         drop(held);
         wait::until("the share is free", || Ok((scene.get("/public").ok() == Some(200)).then_some(())))?;
+
+        // The next owner of its address has none of its connections, though no packet told their end.
+        let gone = Pod::container(node, "gone", "gone")?;
+        let held = half_requests(&gone, db)?;
+        let address = gone.end.v4()?.to_string();
+        let open = || {
+            let mut list = command_in(node.space(), "ss")?;
+            list.args(["-Htn", "state", "established", "dst", &address]);
+            anyhow::Ok(run(list, b"", wait::PATIENCE)?.ok()?.lines().count())
+        };
+        ensure!(open()? >= OF_CLIENT / 2, "{} connections of the one that goes", open()?);
+        node.detach(&gone.end)?;
+        wait::until("the proxy's connections of a client that is gone", || Ok((open()? == 0).then_some(())))?;
+        drop(held);
         node.detach(&other.end)?;
         scene.end(node)
     })

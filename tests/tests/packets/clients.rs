@@ -28,8 +28,6 @@ use crate::{
 const SHARE: u32 = 3;
 /// The server's port.
 const PORT: u16 = 443;
-/// Of no interface that is there: what a container sends came by one, what the node sends did not.
-const CAME_BY: u32 = 7_777;
 
 /// A connection of A's from this port.
 const fn from(port: u16) -> Sent {
@@ -69,7 +67,7 @@ fn uses(a: &mut Endpoint) -> Result<Array<&mut MapData, ProxyUse>> {
 /// A sends a packet, or the proxy answers. Returns whether it passed.
 fn passes(a: &Endpoint, sent: Sent) -> Result<bool> {
     let (before, packet) = (a.counters()?, sent.packet());
-    let (program, came_by) = if sent.by_a { (FROM_CONTAINER, CAME_BY) } else { (TO_CONTAINER, 0) };
+    let (program, came_by) = if sent.by_a { (FROM_CONTAINER, A.ifindex) } else { (TO_CONTAINER, 0) };
     let (action, _) = a.run_marked(program, &packet, 0, came_by)?;
     let counted = a.counters()?.since(&before)?;
     match action {
@@ -110,6 +108,11 @@ fn a_client_opens_its_share_of_connections_and_no_more() -> Result<()> {
     for flags in [RST, FIN | ACK] {
         ensure!(passes(&a, from(1).back().with(flags))?, "the proxy's {flags}");
         ensure!(!passes(&a, from(6).with(SYN))?, "after the proxy's {flags}");
+    }
+    // A packet from elsewhere with the client's address, which nobody checked, counts for nobody.
+    for port in 8..=9 {
+        let (action, _) = a.run_marked(FROM_CONTAINER, &from(port).packet(), 0, A.ifindex + 1)?;
+        ensure!(action == OK && opened(&mut a)? == [SHARE, SHARE], "{port}: forged elsewhere");
     }
     // The agent's next count does.
     uses(&mut a)?.set(A.id, ProxyUse { opened: SHARE, limit: SHARE + 1 }, 0)?;
@@ -157,6 +160,7 @@ fn a_connection_that_the_proxy_has_goes_on_beyond_the_share() -> Result<()> {
     drop(connection);
     ensure!(passes(&a, first)?, "no end was seen");
     ensure!(passes(&a, first.with(RST))? && !passes(&a, first)?, "after a reset");
+    ensure!(passes(&a, first.with(RST))?, "a reset opens nothing");
     Ok(())
 }
 

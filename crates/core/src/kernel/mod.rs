@@ -297,8 +297,9 @@ pub trait NatKernel: Send + Sync + 'static {
         async move { Err(unsupported("take back", subject)) }
     }
 
-    /// Removes the node's conntrack entries in which any of the addresses occurs, in either direction, and returns
-    /// their number: 0 where the kernel tracks no connections. One pass over the table serves all of the addresses.
+    /// Removes the node's conntrack entries in which any of the addresses occurs, in either direction, and ends the
+    /// connections that the proxies have with clients of these addresses; returns the number of both. One pass over each
+    /// table serves all of the addresses.
     /// A DEL never waits for it; an ADD does only for a port or an address that is about to be free.
     fn remove_connections(&self, ips: &[IpAddr]) -> impl Future<Output = Result<u64>> + Send {
         let subject = format!("{} addresses", ips.len());
@@ -319,7 +320,7 @@ pub trait FlowKernel: Send + Sync + 'static {
     }
 
     /// Counts the connections to the node's proxies that each endpoint has open as their client, and has the programs refuse
-    /// those beyond `share` of one endpoint. The limits hold for about 10 s, so that an agent that is gone refuses nobody.
+    /// those beyond `share` of one endpoint. The limits hold for about 4 s, so that an agent that is gone refuses nobody.
     fn limit_proxy_clients(&self, share: u32) -> impl Future<Output = Result<ProxyClients>> + Send {
         async move { Err(unsupported("limit", format!("clients of the proxies to {share} connections"))) }
     }

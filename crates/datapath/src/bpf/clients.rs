@@ -22,8 +22,9 @@ use wharf_core::{flow::ProxyClients, ids::EndpointId, kernel::Result};
 use super::{Bpf, flows::now};
 use crate::{error::wrap, netlink::sockets};
 
-/// Ticks (about a second each) for which limits hold: an agent that counts writes them every few seconds.
-const HOLDS: u32 = 10;
+/// Ticks (about a second each) for which limits hold: longer than the agent's longest time between two counts, and short, because nothing
+/// frees places while no agent counts.
+const HOLDS: u32 = 4;
 
 impl Bpf {
     /// Connections to the proxies that endpoints began since the map was made; wraps.

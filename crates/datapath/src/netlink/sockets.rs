@@ -5,9 +5,10 @@
 //! attributes that are read here come without being asked for (`inet_diag_msg_attrs_fill` of `net/ipv4/inet_diag.c`).
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -16,13 +17,13 @@ use nix::sys::{
     time::TimeVal,
 };
 use rtnetlink::{
-    packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlasIterator},
+    packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NlasIterator},
     sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG},
 };
 use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS};
 use wharf_core::kernel::{KernelErrorKind, Result};
 
-use super::batch::{Body, HEADER_LEN, frames};
+use super::batch::{Body, Frame, HEADER_LEN, frames};
 use crate::error::{fail, wrap};
 
 const OPERATION: &str = "count connections of the proxies";
@@ -30,12 +31,15 @@ const SUBJECT: &str = "sock_diag";
 
 /// `SOCK_DIAG_BY_FAMILY` of `linux/sock_diag.h`.
 const BY_FAMILY: u16 = 20;
+/// `SOCK_DESTROY`.
+const DESTROY: u16 = 21;
 /// Length of `struct inet_diag_req_v2`: family, protocol, attributes, pad, states, and a `struct inet_diag_sockid`.
 const REQUEST_LEN: usize = 56;
 /// Length of `struct inet_diag_msg`.
 const MESSAGE_LEN: usize = 72;
 /// Places in it.
 const STATE: usize = 1;
+const ID: Range<usize> = 4..52;
 const REMOTE: usize = 24;
 const INODE: usize = 68;
 /// `INET_DIAG_MARK`: 32 bits, for those who may know (`CAP_NET_ADMIN`).
@@ -49,42 +53,68 @@ const ESTABLISHED: u8 = 1;
 const FIN_WAIT1: u8 = 4;
 const FIN_WAIT2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
-const STATES: [u8; 4] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT];
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
+const STATES: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
+const FAMILIES: [i32; 2] = [libc::AF_INET, libc::AF_INET6];
 /// The kernel answers at once; this only bounds a wait that a bug would make endless.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Counts the connections by the client's address, in the calling thread's network namespace.
 pub(crate) fn of_proxies() -> Result<HashMap<IpAddr, u32>> {
     let mut counts = HashMap::new();
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        each(family, &mut |client| *counts.entry(client).or_default() += 1)?;
+    for family in FAMILIES {
+        each(family, &mut |client, _| *counts.entry(client).or_default() += 1)?;
     }
     Ok(counts)
 }
 
-/// Calls `with` with the client of each connection of this family. A connection that comes or goes meanwhile may be left out.
-fn each(family: i32, with: &mut dyn FnMut(IpAddr)) -> Result<()> {
-    let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
-    let socket = open().map_err(|e| failed(&e))?;
-    let request = request(family);
-    if socket.send(&request, 0).map_err(|e| failed(&e))? != request.len() {
-        return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Other, "the kernel took only a part of the request"));
+/// Ends the connections with clients of these addresses, whose endpoints are gone: the next owner of an address would have
+/// them in its share. Returns their number: 0 where the kernel cannot end connections of others (`CONFIG_INET_DIAG_DESTROY`);
+/// they then end by the proxy's idle timeout.
+pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
+    let wanted: HashSet<IpAddr> = ips.iter().map(IpAddr::to_canonical).collect();
+    let mut ended = 0;
+    for family in FAMILIES {
+        let mut ids = Vec::new();
+        match each(family, &mut |client, id| ids.extend(wanted.contains(&client).then(|| id.to_owned()))) {
+            Err(e) if e.kind == KernelErrorKind::Unsupported => return Ok(ended),
+            other => other?,
+        }
+        for id in ids {
+            let socket = ask(&request(DESTROY, NLM_F_REQUEST | NLM_F_ACK, family, &id))?;
+            for frame in receive(&socket)? {
+                match frame.body {
+                    Body::Refused(refusal) if refusal.is(libc::EOPNOTSUPP) => return Ok(ended),
+                    // It has ended meanwhile.
+                    Body::Refused(refusal) if refusal.is(libc::ENOENT) => {}
+                    Body::Refused(refusal) => return Err(refusal.into_error("end connections of the proxies", SUBJECT)),
+                    Body::Ack | Body::Done | Body::Message(_) => ended += 1,
+                }
+            }
+        }
     }
+    Ok(ended)
+}
+
+/// Calls `with` with the client of each connection of this family, and the kernel's id of the socket. A connection that comes or
+/// goes meanwhile may be left out.
+fn each(family: i32, with: &mut dyn FnMut(IpAddr, &[u8])) -> Result<()> {
+    let socket = ask(&request(BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, family, &[]))?;
     let until = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        let datagram = match socket.recv_from_full() {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            other => other.map_err(|e| failed(&e))?.0,
-        };
-        for frame in frames(&datagram).map_err(|e| failed(&e))? {
+        for frame in receive(&socket)? {
             match frame.body {
-                Body::Message(message) => match client_of(&message) {
-                    Ok(client) => client.into_iter().for_each(&mut *with),
-                    Err(Unreadable) => {
-                        let cause = "the kernel answered with a socket that cannot be read";
-                        return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Other, cause));
+                Body::Message(message) => {
+                    match (client_of(&message), message.get(HEADER_LEN..).and_then(|m| m.get(ID))) {
+                        (Ok(Some(client)), Some(id)) => with(client, id),
+                        (Ok(None), _) => {}
+                        (Err(Unreadable), _) | (_, None) => {
+                            let cause = "the kernel answered with a socket that cannot be read";
+                            return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Other, cause));
+                        }
                     }
-                },
+                }
                 Body::Refused(refusal) if refusal.is(libc::ENOENT) => {
                     let cause = "the kernel cannot list TCP sockets; load tcp_diag";
                     return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Unsupported, cause));
@@ -100,30 +130,53 @@ fn each(family: i32, with: &mut dyn FnMut(IpAddr)) -> Result<()> {
     }
 }
 
-fn open() -> io::Result<Socket> {
-    let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    let timeout = TimeVal::new(ANSWER_TIMEOUT.as_secs().cast_signed(), 0);
-    setsockopt(&socket, sockopt::ReceiveTimeout, &timeout)?;
+/// Sends a request on a socket of its own, so that answers need no sequence number.
+fn ask(request: &[u8]) -> Result<Socket> {
+    let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
+    let open = || {
+        let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        let timeout = TimeVal::new(ANSWER_TIMEOUT.as_secs().cast_signed(), 0);
+        setsockopt(&socket, sockopt::ReceiveTimeout, &timeout)?;
+        Ok(socket)
+    };
+    let socket = open().map_err(|e| failed(&e))?;
+    if socket.send(request, 0).map_err(|e| failed(&e))? != request.len() {
+        return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Other, "the kernel took only a part of the request"));
+    }
     Ok(socket)
 }
 
-/// Asks for all TCP sockets of a family in [`STATES`].
-fn request(family: i32) -> Vec<u8> {
+/// The messages of the next datagram.
+fn receive(socket: &Socket) -> Result<Vec<Frame>> {
+    let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
+    loop {
+        match socket.recv_from_full() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Ok((datagram, _)) if datagram.is_empty() => {
+                return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Other, "empty answer"));
+            }
+            other => return frames(&other.map_err(|e| failed(&e))?.0).map_err(|e| failed(&e)),
+        }
+    }
+}
+
+/// A request about TCP sockets of a family in [`STATES`]: all, or the one with this id (`struct inet_diag_sockid`).
+fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
     let length = HEADER_LEN + REQUEST_LEN;
     let mut buffer = Vec::with_capacity(length);
     buffer.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
-    buffer.extend(BY_FAMILY.to_ne_bytes());
-    buffer.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    // Sequence number and port: one request for each socket.
+    buffer.extend(kind.to_ne_bytes());
+    buffer.extend(flags.to_ne_bytes());
+    // Sequence number and port.
     buffer.extend([0; 8]);
     let protocol = libc::IPPROTO_TCP;
     buffer.extend([family, protocol].map(|number| u8::try_from(number).unwrap_or_default()));
     buffer.extend([0; 2]);
     let states = STATES.iter().fold(0_u32, |states, state| states | 1 << state);
     buffer.extend(states.to_ne_bytes());
-    // The kernel reads no address or port for a dump.
+    buffer.extend(id);
     buffer.resize(length, 0);
     buffer
 }
@@ -207,8 +260,8 @@ mod tests {
 
     #[test]
     fn a_request_has_the_kernels_layout() {
-        let request = request(libc::AF_INET6);
+        let request = request(BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, libc::AF_INET6, &[]);
         assert_eq!((request.len(), request[16], request[17]), (72, 10, 6));
-        assert_eq!(request[20..24], (1_u32 << 1 | 1 << 4 | 1 << 5 | 1 << 8).to_ne_bytes());
+        assert_eq!(request[20..24], (1_u32 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11).to_ne_bytes());
     }
 }
