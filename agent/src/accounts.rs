@@ -1,28 +1,28 @@
-//! Users and groups of the node, as `/etc/passwd` and `/etc/group` have them.
+//! Users and groups, from `/etc/passwd` and `/etc/group`.
 //!
-//! The C library's look-ups load shared objects that `nsswitch.conf` names, which a statically linked agent must not:
-//! they may belong to another C library, or not be there.
+//! The C library's lookups load the shared objects of `nsswitch.conf`, which a statically linked agent must not: they
+//! may be missing, or belong to another C library.
 
 use std::{fs, io};
 
-/// The number of a group; `None` where the node has none of that name.
+/// A group's id, if it exists.
 ///
 /// # Errors
-/// `/etc/group` cannot be read.
+/// When `/etc/group` cannot be read.
 pub fn group(name: &str) -> io::Result<Option<u32>> {
     Ok(row(&read("/etc/group")?, name).and_then(|(gid, _)| gid.parse().ok()))
 }
 
-/// The numbers of a user and of its group; `None` where the node has none of that name.
+/// The ids of a user and its group, if it exists.
 ///
 /// # Errors
-/// `/etc/passwd` cannot be read.
+/// When `/etc/passwd` cannot be read.
 pub fn user(name: &str) -> io::Result<Option<(u32, u32)>> {
     let numbers = |(uid, rest): (&str, &str)| Some((uid.parse().ok()?, rest.split(':').next()?.parse().ok()?));
     Ok(row(&read("/etc/passwd")?, name).and_then(numbers))
 }
 
-/// The database's text; an image may come without one. Comments of users need not be UTF-8.
+/// An image may lack the file. Comments need not be UTF-8.
 fn read(path: &str) -> io::Result<String> {
     match fs::read(path) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -31,7 +31,6 @@ fn read(path: &str) -> io::Result<String> {
     }
 }
 
-/// What the line `NAME:PASSWORD:NUMBER:REST` has as number and rest.
 fn row<'a>(text: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
     let fields = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':')?.split_once(':')?.1.split_once(':');
     text.lines().find_map(fields)

@@ -1,9 +1,8 @@
-//! The admin thread: answers requests when the agent's main runtime does not.
+//! The admin thread: answers when the main runtime does not.
 //!
-//! A thread with its own runtime serves `<run-dir>/admin.sock`, with the mode and group of the API's socket. The
-//! status never blocks ([`crate::status`]). Every other request runs on a separate thread with a time limit, so that
-//! a lock or a kernel call that hangs takes one of eight slots and not the admin thread. The status's observations
-//! and systemd's watchdog ([`crate::watchdog`]) also run here.
+//! A thread with its own runtime serves `<run-dir>/admin.sock`, with mode and group of the API's socket. The status
+//! never blocks ([`crate::status`]). Other requests run on separate threads with a time limit, so that a hang takes
+//! one of eight slots. The status's observations and the watchdog ([`crate::watchdog`]) also run here.
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -32,14 +31,13 @@ use crate::{
     telemetry::LogFilter,
 };
 
-/// Maximum number of concurrent requests other than for the status.
+/// Concurrent requests other than for the status.
 const APART: usize = 8;
 /// Time limit for a request other than for the status.
 const READ_LIMIT: Duration = Duration::from_secs(10);
-/// How long running requests may take at a stop.
+/// Time limit for running requests at a stop.
 const GRACE: Duration = Duration::from_secs(2);
-/// Maximum number of blocking threads of the admin runtime: each part of the status and each request has at most one
-/// of its own and one in the kernel.
+/// Blocking threads: one per part of the status and per request, and one more for each in the kernel.
 const BLOCKING: usize = 64;
 
 /// The running admin thread.
@@ -53,7 +51,7 @@ impl Admin {
     /// Binds the socket and starts the thread.
     ///
     /// # Errors
-    /// When the socket cannot be bound, or the thread not be started.
+    /// When the socket cannot be bound, or the thread not started.
     pub async fn start(node: &Arc<LinuxNode>, log: LogFilter) -> anyhow::Result<Self> {
         let (socket, stop) = (node.life.config.admin_socket(), CancellationToken::new());
         let (ready, bound) = oneshot::channel();
@@ -68,7 +66,7 @@ impl Admin {
         Ok(Self { stop, handle, thread })
     }
 
-    /// Handle to the thread's runtime, for tasks that must run even if the main runtime hangs.
+    /// For tasks that must run even if the main runtime hangs.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
@@ -96,7 +94,7 @@ fn run(
     let begun = begin(&socket, node.pulses.admin_socket.clone());
     let (runtime, listener) = match begun {
         Ok(begun) => begun,
-        // The starter waits for this message; if it has gone, the thread is not needed.
+        // The starter waits for this.
         Err(error) => return drop(ready.send(Err(error))),
     };
     node.parts.look_on(runtime.handle().clone());
@@ -114,7 +112,7 @@ fn run(
             () = patience => {}
         }
     });
-    // Threads that are stuck in the kernel are not waited for.
+    // Threads may be stuck in the kernel.
     runtime.shutdown_background();
 }
 
@@ -129,7 +127,7 @@ fn begin(socket: &std::path::Path, reach: Reach) -> anyhow::Result<(Runtime, Soc
     Ok((runtime, listener))
 }
 
-/// The API's read-only routes, and the settings that can be changed at run time.
+/// Read-only routes, and settings that can change at run time.
 fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
     let places = Arc::new(Semaphore::new(APART));
     let guard = {
@@ -159,7 +157,6 @@ async fn serve_one(node: Arc<LinuxNode>, places: Arc<Semaphore>, request: Reques
     }
 }
 
-/// Serves a request on a blocking thread.
 async fn apart(places: Arc<Semaphore>, request: Request, next: Next) -> Response {
     let what = format!("{} {}", request.method(), request.uri().path());
     let Ok(place) = places.try_acquire_owned() else {

@@ -1,4 +1,4 @@
-//! Capabilities that the agent keeps: those of its systemd unit, whoever starts it.
+//! Capabilities of the agent, as in its systemd unit.
 
 use anyhow::Context;
 use caps::{
@@ -6,7 +6,7 @@ use caps::{
     Capability::{self, *},
 };
 
-/// What the agent uses; docs/security.md has the reason for each.
+/// docs/security.md has the reasons.
 const NEEDED: [Capability; 12] = [
     CAP_BPF,
     CAP_NET_ADMIN,
@@ -22,15 +22,15 @@ const NEEDED: [Capability; 12] = [
     CAP_KILL,
 ];
 
-/// Gives up every other capability, for this thread and for the threads and processes that come from it. The answer names those that it lacks.
+/// Drops all other capabilities of this thread and its children. Returns the missing needed ones.
 ///
 /// # Errors
-/// The kernel refuses, which it never does to a process that gives up rights.
+/// When the kernel refuses, which it never does for dropped rights.
 pub fn keep_needed() -> anyhow::Result<Vec<String>> {
     keep(&NEEDED)
 }
 
-/// Gives up all that a delegated agent has no use for: it gives its socket to a group, and no more.
+/// Drops all but the capability to set the socket's group.
 ///
 /// # Errors
 /// As [`keep_needed`].
@@ -39,9 +39,9 @@ pub fn keep_delegated() -> anyhow::Result<Vec<String>> {
 }
 
 fn keep(needed: &[Capability]) -> anyhow::Result<Vec<String>> {
-    // Without it the kernel gives a process of root's every capability back at exec.
+    // Otherwise the kernel restores root's capabilities at exec.
     nix::sys::prctl::set_no_new_privs().context("give up capabilities: set no_new_privs")?;
-    // The permitted set comes last: the effective set must be a subset of it.
+    // Permitted last: it must include the effective set.
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
         let kept = caps::read(None, set).map(|mut has| {
             has.retain(|capability| needed.contains(capability));
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn nothing_else_is_kept_and_a_new_program_gets_nothing_back() {
-        // A thread of its own: it gives up what other tests need.
+        // Other tests need the capabilities of their threads.
         let own = || {
             let had = caps::read(None, CapSet::Permitted).expect("read");
             let lacks = keep_needed().expect("kept");

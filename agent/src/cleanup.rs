@@ -1,7 +1,7 @@
-//! `wharf-agent cleanup`: removes every trace of an agent from a node on which none runs.
+//! `wharf-agent cleanup`: removes every trace of an agent from a node without one.
 //!
-//! Removes links, routes, the router and pins, ends the Envoy that an agent started, then removes the files in the run and state directories. Objects that are not
-//! provably Wharf's are listed and kept.
+//! Removes links, routes, the router, pins and the agent's Envoy, then the files in the run and state directories.
+//! Keeps and lists objects that are not provably Wharf's.
 
 use std::{
     ffi::OsString,
@@ -48,7 +48,8 @@ struct Arguments {
     /// List what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Also while endpoints live: their containers lose their network; or while deletions wait for the service of --delegate
+    /// Also while endpoints live: their containers lose their network; or while deletions wait for the service of
+    /// --delegate
     #[arg(long)]
     force: bool,
     /// Run directory of the agent [default: /run/wharf]
@@ -65,12 +66,12 @@ struct Arguments {
     config: Option<PathBuf>,
 }
 
-/// What completions of the agent's command line are made from.
+/// The command line, for completions.
 pub fn command() -> clap::Command {
     Arguments::command().name(COMMAND)
 }
 
-/// Runs the cleanup if the first argument names it; `None` otherwise.
+/// Runs the cleanup if the first argument names it.
 pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.next()? != COMMAND {
         return None;
@@ -93,7 +94,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { dry_run, force, run_dir, state_dir, bpffs, config } = arguments;
     wharf_datapath::check_capabilities()?;
     let directories = config::directories(&Flags { run_dir, state_dir, bpffs, config, ..Flags::default() })?;
-    // The locks are held to the end, so that no agent starts meanwhile.
+    // Held to the end, so that no agent starts meanwhile.
     let _turn = if dry_run { None } else { Some(take_turn(&directories)?) };
     let found = leftovers::list(&directories.bpffs, &directories.run)?;
     let files = files(&directories)?;
@@ -112,16 +113,14 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         return remove_all(&found, &files, &envoy, &directories);
     }
     list(&found, &files, &envoy)?;
-    // A dry run only reports a running agent: `cargo xtask uninstall` does the dry run before it stops the agent. The
-    // lock is released at once.
+    // Only reported: `cargo xtask uninstall` does the dry run before it stops the agent. Releases the lock at once.
     if let Err(error) = turn::Turn::take() {
         eprintln!("wharf-agent cleanup: without --dry-run this is refused: {error:#}");
     }
     Ok(())
 }
 
-/// Removes everything, and reports each removal. A file that stays does not keep the others; what stays in the kernel ends the cleanup, because
-/// the files explain it.
+/// Reports each removal. A failure for a kernel object ends the cleanup, because the files explain the object.
 fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Directories) -> anyhow::Result<()> {
     for leftover in &found.ours {
         leftovers::remove(leftover)?;
@@ -131,7 +130,7 @@ fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Dir
     ended.iter().for_each(|pid| println!("removed {}", envoy_of(*pid)));
     let mut kept = 0;
     for file in &files.ours {
-        // Any other directory is one whose content is an agent's.
+        // Other directories are Wharf's with their content.
         match remove(file, ![&directories.run, &directories.state].contains(&file)) {
             Ok(Removed::Whole) => println!("removed {}", file.display()),
             Ok(Removed::Content) => println!("emptied {}: it is a mount point", file.display()),
@@ -149,7 +148,7 @@ fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Dir
     Ok(())
 }
 
-/// Takes the locks of an agent, for the bpffs and the state directory only if they exist.
+/// For bpffs and state directory only if they exist.
 fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
     let mut held = turn::Turn::take()?;
     if wharf_datapath::has_pin_root(&directories.bpffs) {
@@ -161,11 +160,11 @@ fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
     Ok(held)
 }
 
-/// Owners of the existing links, without the health endpoint, which is the agent's own.
+/// Owners of links, except the health endpoint.
 fn living(found: &Leftovers) -> Vec<String> {
     let owner = |leftover: &Leftover| match leftover {
         Leftover::Link { mark, .. } if !is_health(mark) => Some(mark.owner.clone()),
-        // A link that is closed is, too: without the filter, what its container sends would pass, judged by nobody.
+        // A closed link counts too: without the filter, its container's packets would pass unpoliced.
         Leftover::Filters { name, .. } => Some(format!("the container behind link {name} of another plugin")),
         _ => None,
     };
@@ -179,7 +178,6 @@ fn is_health(mark: &Mark) -> bool {
     health::attachment().is_ok_and(of)
 }
 
-/// Maximum number of endpoints that a message names.
 const TOLD: usize = 5;
 
 fn first_of(living: &[String]) -> String {
@@ -190,7 +188,6 @@ fn first_of(living: &[String]) -> String {
     text
 }
 
-/// Lists what a cleanup removes.
 fn list(found: &Leftovers, files: &Files, envoy: &Proxy) -> anyhow::Result<()> {
     let living = envoy.pids()?;
     found.ours.iter().for_each(|leftover| println!("would remove {leftover}"));
@@ -216,8 +213,7 @@ fn list_nothing(found: &Leftovers, files: &Files, envoys: &[i32]) {
     }
 }
 
-/// Files and directories of an agent, the content of a directory before the directory. A directory with foreign files
-/// is kept.
+/// The content of a directory comes before it. A directory with foreign files is kept.
 #[derive(Debug, Default)]
 struct Files {
     ours: Vec<PathBuf>,
@@ -226,7 +222,7 @@ struct Files {
 
 fn files(directories: &Directories) -> anyhow::Result<Files> {
     let mut files = Files::default();
-    // Only an agent creates these (mode 0700, 0750); their content is not checked.
+    // Only an agent creates these (mode 0700, 0750).
     let whole = [queue::DIRECTORY, queue::UNFINISHED, report::DIRECTORY, envoy::DIRECTORY, IPAM_TURNS];
     let in_run = |name: &str| {
         [config::SOCKET, wharf_api::ADMIN_SOCKET].contains(&name)
@@ -241,7 +237,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
     if is_same(&directories.run, &directories.state) {
         places = vec![(&directories.run, &in_either)];
     }
-    // One directory may contain the other, so the deeper one is listed first.
+    // One may contain the other; the deeper one is first.
     places.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.components().count()));
     for (directory, known) in places {
         let (mut mine, mut others) = (Vec::new(), Vec::new());
@@ -276,7 +272,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a == b || matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Each Envoy that an agent with a run directory started.
+/// The Envoys of agents with this run directory.
 struct Proxy {
     process: wharf_proxy::Envoy,
     runtime: tokio::runtime::Runtime,
@@ -297,15 +293,14 @@ impl Proxy {
     }
 }
 
-/// What became of a path.
 #[derive(Debug, PartialEq, Eq)]
 enum Removed {
     Whole,
-    /// The directory is a mount point, and empty now.
+    /// A mount point, now empty.
     Content,
 }
 
-/// `whole`: a directory goes with its content.
+/// `whole`: with its content.
 fn remove(path: &Path, whole: bool) -> anyhow::Result<Removed> {
     let removed = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() && whole => fs::remove_dir_all(path),

@@ -1,7 +1,7 @@
 //! Settings: low arguments (flags, environment, TOML) become one checked [`AgentConfig`].
 //!
-//! A flag wins over its `WHARF_*` variable, which wins over the file, which wins over the default. Unknown keys of the
-//! file are errors: a misspelt setting that is silently ignored is worse than an agent that does not start.
+//! A flag overrides its `WHARF_*` variable, which overrides the file. Unknown keys of the file are errors: a misspelt
+//! setting must not be ignored.
 
 mod cidr;
 mod delegate;
@@ -30,33 +30,33 @@ use file::{File, read_file};
 use flags::given;
 pub use flags::{AttachChoice, Cidrs, Enforcement, Flags, LocalDelivery, Switch, parse};
 
-/// Name of the agent's socket in the run directory.
+/// File name of the agent's socket in the run directory.
 pub const SOCKET: &str = "wharf.sock";
 
-/// Name of the pool that `--ipv4-pool` and `--ipv6-pool` make.
+/// Name of the pool of `--ipv4-pool` and `--ipv6-pool`.
 pub const DEFAULT_POOL: &str = "default";
 
-/// Ports of the proxy: as many listeners may be there, those of a change beside those before it.
+/// Bound of the proxy's listeners, old and new together.
 pub const PROXY_PORTS: u16 = 1_000;
 
 /// Checked settings.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
-    /// Socket and store.
+    /// Directory of socket and store.
     pub run_dir: PathBuf,
-    /// What outlives a boot.
+    /// State that outlives a boot.
     pub state_dir: PathBuf,
     /// BPF file system.
     pub bpffs: PathBuf,
     /// Pools, the default pool first.
     pub pools: Vec<PoolConfig>,
-    /// The pool used when a request names none.
+    /// For requests without a pool.
     pub default_pool: PoolName,
-    /// Why the default pool has no IPv6 although no setting says so: IPv6 is off on the node.
+    /// Why the default pool has no IPv6: it is off on the node.
     pub ipv6_off: Option<&'static str>,
     /// Node name.
     pub node_name: String,
-    /// Prometheus listener.
+    /// Address of the Prometheus listener.
     pub metrics_listen: Option<SocketAddr>,
     /// OpenTelemetry collector, `http://HOST:PORT`.
     pub otlp_endpoint: Option<String>,
@@ -64,58 +64,58 @@ pub struct AgentConfig {
     pub log_level: String,
     /// Log format.
     pub log_format: LogFormat,
-    /// MTU of links whose creator asks for none, bytes; `None` is that of the uplinks.
+    /// Default MTU of links, bytes; `None` for the uplinks'.
     pub mtu: Option<u32>,
-    /// Attach mode asked for; `None` is auto.
+    /// Requested attach mode; `None` is auto.
     pub attach_mode: Option<AttachMode>,
-    /// Way of packets between two endpoints of the node.
+    /// Path between two endpoints of the node.
     pub local_delivery: LocalDelivery,
-    /// What is masqueraded, and how; `None` leaves the node's firewall and forwarding alone.
+    /// `None` leaves firewall and forwarding unchanged.
     pub masquerade: Option<Masquerade>,
-    /// The node answers neighbours for addresses of pools that are a part of their network.
+    /// The node answers neighbours for pool addresses in their network.
     pub announce: bool,
-    /// Directory whose files are policies.
+    /// Directory of policy files.
     pub policy_dir: Option<PathBuf>,
-    /// Addresses of services, which the node translates to those of endpoints.
+    /// Service addresses, translated by the node.
     pub service_cidr: Vec<IpNet>,
     /// When policy is enforced.
     pub policy_enforcement: Enforcement,
-    /// What policy would drop passes.
+    /// Packets that policy would drop pass.
     pub policy_audit: bool,
-    /// Connections go on when a change of policy would no longer let them begin.
+    /// Connections survive a policy change that forbids them.
     pub policy_keep_flows: bool,
-    /// How long a pod's endpoint that comes without labels waits for them; zero takes those that it comes with for all.
+    /// Wait for labels of a pod's endpoint; zero is none.
     pub labels_timeout: std::time::Duration,
-    /// Program sets kept ready.
+    /// Number of program sets kept ready.
     pub prepared_programs: usize,
-    /// Bound of the wait for the proxy at delete.
+    /// A delete's wait for the proxy.
     pub proxy_timeout: std::time::Duration,
-    /// Envoy's binary; `None` for one that somebody else starts, or none.
+    /// Envoy to start, if any.
     pub envoy: Option<std::path::PathBuf>,
-    /// First of the [`PROXY_PORTS`] ports of the proxy, host byte order.
+    /// First of the [`PROXY_PORTS`] ports, host byte order.
     pub proxy_port: u16,
-    /// Rest of an address that was given back, milliseconds.
+    /// Rest of a released address, milliseconds.
     pub ip_rest_ms: u64,
-    /// How long an endpoint whose network namespace is gone waits for its DEL.
+    /// Wait for the DEL of an endpoint without its namespace.
     pub gone_grace: std::time::Duration,
-    /// Pace of the leak audit; zero is never.
+    /// Audit interval; zero is off.
     pub audit_interval: std::time::Duration,
-    /// In which time each endpoint's programs are given test packets; zero is never.
+    /// Self-check interval; zero is off.
     pub selfcheck_interval: std::time::Duration,
-    /// How long the timeline of a deleted endpoint is kept.
+    /// Retention of deleted endpoints' timelines.
     pub timeline_keep: std::time::Duration,
-    /// Pace of the health endpoint's probes; zero turns it off.
+    /// Health probe interval; zero is off.
     pub health_interval: std::time::Duration,
-    /// Socket of the service that makes the network in the agent's place.
+    /// Socket of the service of delegated mode.
     pub delegate: Option<PathBuf>,
-    /// Debug programs.
+    /// Load debug programs.
     pub debug_programs: bool,
-    /// Where those settings come from that are not defaults, by flag name.
+    /// Sources of non-default settings, by flag name.
     pub origins: BTreeMap<String, SettingOrigin>,
 }
 
 impl AgentConfig {
-    /// The settings of a parsed command line and environment, and of the file that they name.
+    /// Settings of a parsed command line, environment and file.
     ///
     /// # Errors
     /// As [`AgentConfig::load`].
@@ -128,10 +128,10 @@ impl AgentConfig {
         Ok(config)
     }
 
-    /// Reads the file named by the flags, if any, and merges.
+    /// Merges flags and their file.
     ///
     /// # Errors
-    /// When the file cannot be read or parsed, or a setting breaks its rule.
+    /// When the file cannot be read or parsed, or a setting breaks a rule.
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
         let (file, keys) = match &flags.config {
             Some(path) => read_file(path)?,
@@ -142,7 +142,7 @@ impl AgentConfig {
         Ok(config)
     }
 
-    /// Gives the default pool the IPv6 CIDR that it did not get because IPv6 is off on the node.
+    /// Restores the IPv6 CIDR that the default pool lacks because IPv6 is off.
     pub fn keep_ipv6(&mut self) {
         self.ipv6_off = None;
         for pool in self.pools.iter_mut().filter(|pool| pool.name == self.default_pool) {
@@ -169,7 +169,6 @@ impl AgentConfig {
     }
 }
 
-/// Names where the value of a refused setting comes from.
 fn with_origin(error: ConfigError, given: &BTreeMap<String, SettingOrigin>, file: Option<&Path>) -> ConfigError {
     let ConfigError::Setting { name, message, .. } = error else { return error };
     let variable = || {
@@ -185,18 +184,18 @@ fn with_origin(error: ConfigError, given: &BTreeMap<String, SettingOrigin>, file
     ConfigError::Setting { name, origin, message }
 }
 
-/// Where an agent keeps its things.
+/// The directories of an agent.
 #[derive(Debug, Clone)]
 pub struct Directories {
     /// Socket and store.
     pub run: PathBuf,
-    /// What outlives a boot.
+    /// State that outlives a boot.
     pub state: PathBuf,
     /// BPF file system.
     pub bpffs: PathBuf,
 }
 
-/// The directories that these flags and the file they name give an agent, whatever else the file says.
+/// The directories of flags and file, without a check of other settings.
 ///
 /// # Errors
 /// When the file cannot be read or parsed, or a directory is the root or has no name.

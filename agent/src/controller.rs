@@ -1,7 +1,7 @@
-//! Controllers: named periodic tasks and the outcomes of their runs.
+//! Controllers: named periodic tasks and their outcomes.
 //!
-//! Controllers of the node have a name; controllers of an endpoint also have its id, and their rows are removed with
-//! it. A row shows the current run, so a hanging run is visible.
+//! An endpoint's controllers also have its id, and their rows are removed with it. A row shows the current run, so a
+//! hang is visible.
 
 use std::{
     collections::BTreeMap,
@@ -24,54 +24,52 @@ use wharf_core::{
 
 use crate::{clock, sync::lock};
 
-/// A longer run is overdue: the longest normal run, an audit of a full node, takes seconds.
+/// The longest normal run, an audit of a full node, takes seconds.
 pub const OVERDUE: Duration = Duration::from_secs(60);
-/// Maximum number of rows of endpoints: two for each possible endpoint. Controllers of the node are few and named in
-/// the code.
+/// Two per possible endpoint; controllers of the node are few constants.
 const MAX_ENDPOINT_ROWS: usize = 2 * MAX_ENDPOINT_ID as usize;
-/// Maximum length of a kept error, bytes: an error may quote foreign text.
+/// Longest error, bytes: it may quote foreign text.
 const MAX_ERROR: usize = 1024;
 
-/// Controllers of the node sort first, by name; then those of endpoints.
+/// Controllers of the node sort first.
 type Key = (Option<EndpointId>, String);
 
-/// Successful and failed runs since start, by controller name. Runs for endpoints are summed by name.
+/// Successful and failed runs since start, by name, over all endpoints.
 pub type Runs = BTreeMap<String, (u64, u64)>;
 
 /// The table of controllers, shared by its clones.
 #[derive(Clone, Default)]
 pub struct Controllers {
     rows: Arc<Mutex<BTreeMap<Key, Row>>>,
-    /// Kept apart from the rows: rows of endpoints are removed, and counts must not decrease.
+    /// Outlives the rows of endpoints, because counts must not decrease.
     runs: Arc<Mutex<Runs>>,
-    /// Rows refused because the table was full.
     omitted: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
 struct Row {
     status: ControllerStatus,
-    /// When the current run began, on the monotonic clock; `running_since_unix_ms` is wall-clock time for display.
+    /// Monotonic; `running_since_unix_ms` is for display.
     running: Option<Instant>,
 }
 
 impl Controllers {
-    /// Records the outcome of a run. Returns the failures since the last success.
+    /// Records an outcome. Returns the failures since the last success.
     pub fn record(&self, name: &str, result: Result<(), impl Display>) -> u64 {
         self.ended(&(None, name.to_owned()), result)
     }
 
-    /// Begins a run. [`Run::end`] records its outcome; a dropped run leaves no outcome.
+    /// Begins a run, whose outcome [`Run::end`] records.
     pub fn begin(&self, name: &str) -> Run {
         self.began((None, name.to_owned()))
     }
 
-    /// [`Self::begin`] for a controller of one endpoint.
+    /// [`Self::begin`] for an endpoint's controller.
     pub fn begin_for(&self, endpoint: EndpointId, name: &str) -> Run {
         self.began((Some(endpoint), name.to_owned()))
     }
 
-    /// Sets the interval and the next run of a controller that is not driven by [`Self::run`].
+    /// Sets interval and next run of a controller without [`Self::run`].
     pub fn plan(&self, name: &str, interval: Duration, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(None, name.to_owned())) {
             row.status.interval_ms = Some(millis(interval));
@@ -79,19 +77,19 @@ impl Controllers {
         }
     }
 
-    /// Sets the next run of a controller of an endpoint.
+    /// Sets the next run of an endpoint's controller.
     pub fn plan_for(&self, endpoint: EndpointId, name: &str, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(Some(endpoint), name.to_owned())) {
             row.status.next_run_unix_ms = Some(clock::unix_ms().saturating_add(millis(wait)));
         }
     }
 
-    /// Removes the rows of a deleted endpoint. A run that ends later adds no row.
+    /// Removes a deleted endpoint's rows. Runs that end later add none.
     pub fn forget(&self, endpoint: EndpointId) {
         lock(&self.rows).retain(|(of, _), _| *of != Some(endpoint));
     }
 
-    /// All rows: controllers of the node by name, then those of endpoints by id.
+    /// All rows, by endpoint and name.
     #[must_use]
     pub fn list(&self) -> Vec<ControllerStatus> {
         let now = Instant::now();
@@ -110,13 +108,13 @@ impl Controllers {
         lock(&self.runs).clone()
     }
 
-    /// Row updates of endpoints refused since start because the table was full.
+    /// Refused row updates since start, because the table was full.
     #[must_use]
     pub fn omitted(&self) -> u64 {
         self.omitted.load(Ordering::Relaxed)
     }
 
-    /// The first of the named controllers with an overdue run, and the age of that run.
+    /// The first named controller with an overdue run, and its age.
     #[must_use]
     pub fn overdue(&self, names: &[&str]) -> Option<(String, Duration)> {
         let rows = lock(&self.rows);
@@ -126,8 +124,8 @@ impl Controllers {
         })
     }
 
-    /// Runs `work` every `interval` until `stop`; a failed run is retried sooner, with backoff. At the stop, the
-    /// current run ends first.
+    /// Runs `work` every `interval` until `stop`; a failed run is retried sooner, with backoff. The current run ends
+    /// first.
     pub async fn run<F, Fut, E>(&self, name: &str, interval: Duration, stop: CancellationToken, mut work: F)
     where
         F: FnMut() -> Fut,
@@ -136,7 +134,7 @@ impl Controllers {
     {
         let key = (None, name.to_owned());
         self.change(&key, |row| row.status.interval_ms = Some(millis(interval)));
-        // Failures are counted here too, so the backoff works without a row in the table.
+        // Counted here too, for the backoff without a row.
         let mut failed = 0;
         loop {
             let run = self.began(key.clone());
@@ -174,7 +172,7 @@ impl Controllers {
     fn ended(&self, key: &Key, result: Result<(), impl Display>) -> u64 {
         {
             let mut runs = lock(&self.runs);
-            // Controller names are constants in the code, so the map stays small.
+            // Names are constants, so the map stays small.
             let counts = runs.entry(key.1.clone()).or_default();
             if result.is_ok() { counts.0 += 1 } else { counts.1 += 1 }
         }
@@ -202,7 +200,7 @@ impl Controllers {
         .unwrap_or(0)
     }
 
-    /// Changes a row, and inserts it if the table has room.
+    /// Inserts the row if the table has room.
     fn change<T>(&self, key: &Key, change: impl FnOnce(&mut Row) -> T) -> Option<T> {
         let mut rows = lock(&self.rows);
         if !rows.contains_key(key) {
@@ -231,7 +229,7 @@ impl Run {
     /// Records the outcome. Returns the failures since the last success.
     pub fn end(mut self, result: Result<(), impl Display>) -> u64 {
         self.open = false;
-        // The endpoint may have been deleted meanwhile, with its rows.
+        // The endpoint may have been deleted meanwhile.
         if self.key.0.is_some() && !lock(&self.controllers.rows).contains_key(&self.key) {
             return 0;
         }

@@ -1,5 +1,5 @@
-//! `wharf-agent-crash`: the agent with its crash points armed, for tests alone. With `WHARF_NEXT_ABI`, a directory of BPF
-//! objects, it is the agent of the next ABI version, which the tests of upgrade and downgrade upgrade to.
+//! `wharf-agent-crash`: the agent with armed crash points, for tests. `WHARF_NEXT_ABI`, a directory of BPF objects,
+//! makes it the agent of the next ABI version for upgrade tests.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -1,7 +1,7 @@
-//! Explain: one answer to "what is it with this endpoint, this container, this address?".
+//! Explain: one report on an endpoint, a container or an address.
 //!
-//! The agent's memory always answers. The store and the kernel are queried with a deadline each; if one does not
-//! answer, the explanation says so and omits its part. Explain changes nothing.
+//! The agent's memory always answers. Store and kernel have a deadline each; a part that misses it is omitted and
+//! named. Explain changes nothing.
 
 mod address;
 mod conclude;
@@ -45,16 +45,14 @@ use crate::{
     proxy::Look,
 };
 
-/// How long the kernel, the store and the deletion queue each may take to answer.
+/// Time limit for kernel, store and deletion queue, each.
 pub const DEADLINE: Duration = Duration::from_secs(2);
-/// How long an observation of an endpoint waits for a running build; less than [`DEADLINE`].
+/// Wait for a running build; less than [`DEADLINE`].
 const BUILD_PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum number of errors listed.
 const MAX_ERRORS: usize = 8;
-/// Maximum number of former owners, candidates and similar names listed.
 const MAX_LISTED: usize = 16;
 
-/// Explains what `text` names.
+/// Explains the subject that `text` names.
 ///
 /// # Errors
 /// When the text has no known form.
@@ -75,7 +73,7 @@ pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Expla
         },
         _ => several(text, &found),
     };
-    // Earlier owners are listed without the life that is explained.
+    // Earlier owners exclude the life that is explained.
     if answer.kind != SubjectKind::Several {
         let shown = (answer.kind == SubjectKind::PastEndpoint).then(|| last_of_one(&found.past)).flatten();
         found.past.retain(|p| Some(p) != shown.as_ref());
@@ -84,7 +82,6 @@ pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Expla
     Ok(answer)
 }
 
-/// An explanation without any findings yet.
 fn blank(subject: String, kind: SubjectKind, health: Health, summary: String) -> Explanation {
     Explanation {
         subject,
@@ -109,7 +106,7 @@ fn fact(name: &str, value: impl Into<String>) -> Fact {
     Fact { name: name.to_owned(), value: value.into() }
 }
 
-/// The last life, when all of them are of one attachment, or of one interface of the sandboxes or pods of one name.
+/// The last life, if all are of one attachment, or of one interface and one sandbox or pod name.
 fn last_of_one(past: &[PastLife]) -> Option<PastLife> {
     let last = past.first()?;
     let is_same = |p: &&PastLife| {
@@ -123,7 +120,6 @@ fn last_of_one(past: &[PastLife]) -> Option<PastLife> {
     past.iter().all(|p| is_same(&p)).then(|| last.clone())
 }
 
-/// Whether a deletion record names this attachment.
 fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
     deletion.canary.is_none()
         && deletion.network == a.network.as_str()
@@ -131,7 +127,6 @@ fn asks_for(deletion: &Deletion, a: &Attachment) -> bool {
         && deletion.ifname == a.ifname.as_str()
 }
 
-/// The pending deletion records, or why they cannot be listed.
 async fn deletion_records(queue: &Deletions) -> Result<Vec<Deletion>, Unknown> {
     match timeout(DEADLINE, queue.blocking(Queue::list)).await {
         Ok(Ok(entries)) => Ok(entries.into_iter().filter_map(|e| e.content.ok()).collect()),
@@ -140,7 +135,6 @@ async fn deletion_records(queue: &Deletions) -> Result<Vec<Deletion>, Unknown> {
     }
 }
 
-/// Explains an existing endpoint.
 async fn living<K: Kernel>(
     node: &Arc<Node<K>>,
     handle: &Handle,
@@ -148,7 +142,7 @@ async fn living<K: Kernel>(
 ) -> Explanation {
     let is_looked_at = |v: &View| v.committed && !v.fsm.state.is_terminal() && v.fsm.state != State::Disconnecting;
     let found = if handle.shared.read(is_looked_at) { Some(problems(node, handle).await) } else { None };
-    // The state is read after the observation, because a build may have ended meanwhile.
+    // Read last, because a build may have ended meanwhile.
     let (view, entries) = (handle.shared.view(), handle.shared.entries());
     let r = &view.record;
     let now_ms = clock::unix_ms();
@@ -218,7 +212,7 @@ async fn living<K: Kernel>(
     answer
 }
 
-/// For the health endpoint, a failing probe takes precedence over the conclusion.
+/// A failing probe of the health endpoint takes precedence.
 fn with_probes(probes: &health::Health, r: &EndpointRecord, concluded: (Health, String)) -> (Health, String) {
     let (health, summary) = concluded;
     let probed = probes.view();
@@ -231,7 +225,7 @@ fn with_probes(probes: &health::Health, r: &EndpointRecord, concluded: (Health, 
     }
 }
 
-/// Start of the current state. For a repeated delete, this is the start of the first attempt.
+/// Start of the state; of a repeated delete, start of the first attempt.
 fn since(view: &View, entries: &Entries) -> u64 {
     if view.fsm.state != State::Disconnecting {
         return view.status.since_unix_ms;
@@ -240,7 +234,6 @@ fn since(view: &View, entries: &Entries) -> u64 {
     begun.map_or(view.status.since_unix_ms, |e| e.at_unix_ms)
 }
 
-/// Facts that identify the endpoint.
 fn facts(node_name: &str, view: &View) -> Vec<Fact> {
     let r = &view.record;
     let addresses: Vec<String> = r.addresses().map(|ip| ip.to_string()).collect();
@@ -274,7 +267,6 @@ fn facts(node_name: &str, view: &View) -> Vec<Fact> {
     facts
 }
 
-/// What the proxy does for the endpoint.
 fn redirects(proxy: &Look, id: EndpointId) -> Vec<Fact> {
     let told = |(direction, PolicyRedirect { port, passes, problem, .. }): (String, PolicyRedirect)| {
         let problem = problem.map_or_else(String::new, |why| format!("; {why}"));
@@ -296,7 +288,6 @@ fn named(identity: Identity) -> String {
     format!("{identity} (reserved:{name})")
 }
 
-/// Adds the timeline and its errors.
 fn tell(answer: &mut Explanation, entries: &Entries) {
     answer.timeline = entries
         .list()
@@ -319,8 +310,8 @@ fn tell(answer: &mut Explanation, entries: &Entries) {
         answer.timeline.iter().rev().filter(|e| e.outcome == LogStatus::Failure).take(MAX_ERRORS).cloned().collect();
 }
 
-/// Queries the kernel within [`DEADLINE`], which includes the wait for a permit. Permits limit the number of
-/// concurrent queries of each purpose. A query continues after its caller has given up.
+/// Queries the kernel within [`DEADLINE`], including the wait for a permit. A query continues after its caller has
+/// given up.
 async fn look<K: Kernel, T: Send + 'static>(
     node: &Node<K>,
     purpose: Purpose,
@@ -343,7 +334,6 @@ async fn look<K: Kernel, T: Send + 'static>(
     }
 }
 
-/// Why a part of the explanation is not known.
 #[derive(Debug, thiserror::Error)]
 enum Unknown {
     #[error(transparent)]
@@ -360,7 +350,7 @@ enum Unknown {
     QueueSilent,
 }
 
-/// Problems of an endpoint in the kernel, or why they could not be observed. A running build gets a moment to end.
+/// Waits a moment for a running build.
 async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, Unknown> {
     let (asked, handle) = (Arc::clone(&node.life.kernel), handle.clone());
     let work = async move { endpoint::look::settled(&*asked, &handle, BUILD_PATIENCE).await };
@@ -368,7 +358,6 @@ async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec
     if looked.settled || verdict(&looked.problems) == Verdict::Well { Ok(looked.problems) } else { Err(Unknown::Build) }
 }
 
-/// The kernel findings as an API object.
 fn kernel_look(problems: &Result<Vec<Problem>, Unknown>, owner: &str) -> KernelLook {
     match problems {
         Ok(problems) => KernelLook {
@@ -379,7 +368,6 @@ fn kernel_look(problems: &Result<Vec<Problem>, Unknown>, owner: &str) -> KernelL
     }
 }
 
-/// Counters of an endpoint's programs.
 async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, Unknown> {
     let kernel = Arc::clone(&node.life.kernel);
     match look(node, Purpose::Explanation, async move { kernel.observe_counters(id).await }).await {
@@ -390,7 +378,7 @@ async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<Metri
     }
 }
 
-/// Drops of packets that a container sent from a foreign address or MAC, by reason.
+/// Drops of packets from a foreign address or MAC, by reason.
 fn in_anothers_name(rows: &[MetricRow]) -> Vec<(String, u64)> {
     let reasons = [DropReason::InvalidSourceIp, DropReason::InvalidSourceMac, DropReason::NeighbourSpoof];
     let of = |reason: DropReason| {
@@ -432,7 +420,6 @@ fn end_in_words(end: End) -> &'static str {
     }
 }
 
-/// The text names several subjects; lists them as candidates.
 fn several(text: &str, found: &Found) -> Explanation {
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut add = |subject: String, what: String| {
@@ -465,8 +452,7 @@ fn several(text: &str, found: &Found) -> Explanation {
     Explanation { candidates, ..blank(text.to_owned(), SubjectKind::Several, Health::Pending, summary) }
 }
 
-/// The text names no endpoint, present or past. Reports a matching deletion record, or else what was searched and
-/// similar names.
+/// Reports a matching deletion record, or what was searched and similar names.
 fn nothing<K: Kernel>(
     life: &Lifecycle<K>,
     text: &str,

@@ -1,20 +1,20 @@
-//! Findings in the API's words, for everything that shows them.
+//! Findings as API objects.
 
 use wharf_api::{Finding, Health, MendedBy};
 use wharf_core::finding::{Mender, Problem, Verdict};
 
-/// Findings that are left.
+/// Remaining findings, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Of the node.
+    /// Problems of the node.
     pub amiss: u64,
-    /// Of these, leases whose addresses no pool has: the operator's choice of pools, with which everything works.
+    /// The part of `amiss` that are leases outside the pools, which work.
     pub outside: u64,
-    /// Containers' own doing: the node is well.
+    /// Caused by containers.
     pub containers: u64,
 }
 
-/// A problem as a finding. What a repair did is filled in where one was made.
+/// A problem as a finding, before a repair.
 #[must_use]
 pub fn finding(problem: &Problem, owner: Option<String>) -> Finding {
     let mender = problem.mender();
@@ -30,7 +30,6 @@ pub fn finding(problem: &Problem, owner: Option<String>) -> Finding {
     }
 }
 
-/// `audit --repair` may mend it.
 const fn is_repairable(mender: Mender) -> bool {
     match mender {
         Mender::Regeneration(_) | Mender::Repair | Mender::Removal => true,
@@ -49,7 +48,7 @@ const fn mended_by(mender: Mender) -> MendedBy {
     }
 }
 
-/// The health of an endpoint with that verdict.
+/// An endpoint's health for a verdict.
 #[must_use]
 pub const fn endpoint_health(verdict: Verdict) -> Health {
     match verdict {

@@ -1,4 +1,4 @@
-//! The flow tables: their collection, and what people see of them.
+//! The flow tables: garbage collection and API view.
 
 use std::time::Duration;
 
@@ -16,27 +16,25 @@ use crate::{
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "flows";
-/// How often flows that are over are collected. The shortest timeout, that of a closed flow, is as long: a faster pace would
-/// find few rows more.
+/// The shortest timeout, of a closed flow; a shorter interval would find few more rows.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Collects the flows that are over, and keeps what the tables told.
+/// Collects expired flows, and keeps the tables' usage.
 ///
 /// # Errors
-/// When the kernel refuses: what was told before stays.
+/// When the kernel refuses; the last usage stays.
 pub async fn collect<K: FlowKernel>(kernel: &K, flows: &Flows) -> Result<(), KernelError> {
     let usage = kernel.collect_flows().await?;
     flows.note(Collection { usage, at_unix_ms: clock::unix_ms() });
     Ok(())
 }
 
-/// The flows that are meant, `limit` at most, by source, destination and protocol.
+/// At most `limit` matching flows, sorted.
 ///
 /// # Errors
 /// When the kernel cannot be read.
 pub async fn list<K: FlowKernel>(kernel: &K, filter: &FlowFilter, limit: usize) -> Result<api::FlowList, KernelError> {
     let mut found = kernel.observe_flows(filter, limit).await?;
-    // The kernel's tables have no order.
     found.flows.sort_unstable();
     Ok(api::FlowList { flows: found.flows.iter().map(in_api).collect(), more: found.more })
 }
@@ -80,7 +78,6 @@ mod tests {
             row.split('|').skip(1).take(5).map(|cell| cell.trim().replace(',', "")).collect::<Vec<_>>()
         };
         for state in FlowState::ALL.iter().copied() {
-            // Only what can be closed has a time for it.
             let is_open = matches!(state, FlowState::New | FlowState::Established);
             let time = |protocol| match protocol {
                 TCP | SCTP => state.timeout(protocol).to_string(),

@@ -1,8 +1,8 @@
-//! The gate: admission of creates.
+//! Admission of creates.
 //!
-//! [`Admission`] decides by the measured cost of creates; the gate drives it. Creates pass a turnstile in arrival
-//! order, and the first waits there until the kernel has room. Deletes never wait. While deletes run, fewer creates
-//! are admitted, because deletes free the resources that creates need.
+//! [`Admission`] decides by the measured cost of creates. Creates pass a turnstile in arrival order, and the first
+//! waits there for room. Deletes never wait, and reduce the admitted creates, because deletes free the resources that
+//! creates need.
 
 use std::{
     sync::{
@@ -18,16 +18,15 @@ use wharf_core::admission::{Admission, AdmissionConfig, Refusal, Ticket};
 
 use crate::sync::lock;
 
-/// Interval at which the first waiting create checks whether it has waited long enough to start beside deletes; all
-/// other conditions are notified.
+/// Interval of the time check for a create that waits for deletes; other conditions are notified.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The gate of a node.
 pub struct Gate {
     admission: Mutex<Admission>,
-    /// Notified when a create or delete ends or a place is given up.
+    /// A create or delete ended, or a place was dropped.
     changed: Notify,
-    /// Admits one waiter at a time; tokio semaphores are fair (FIFO).
+    /// One waiter at a time, FIFO (tokio semaphores are fair).
     turnstile: Semaphore,
     /// Creates that got a place since start.
     pub offered: AtomicU64,
@@ -62,7 +61,7 @@ impl Gate {
     /// Offers a place to a create whose caller waits for `patience`.
     ///
     /// # Errors
-    /// When the predicted wait exceeds the patience or the limit; the refusal says when to retry.
+    /// When the predicted wait is too long; with the retry delay.
     pub fn offer(self: &Arc<Self>, patience: Duration) -> Result<Place, Refusal> {
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         match lock(&self.admission).offer(patience_ms, self.now_ms()) {
@@ -77,7 +76,7 @@ impl Gate {
         }
     }
 
-    /// Notes running deletes; fewer creates are admitted while the guard lives.
+    /// Registers deletes; fewer creates are admitted while the guard lives.
     #[must_use]
     pub fn deletes(self: &Arc<Self>, count: usize) -> Deletes {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -85,7 +84,7 @@ impl Gate {
         Deletes { gate: Arc::clone(self), count }
     }
 
-    /// Nothing waits and nothing runs.
+    /// No create or delete waits or runs.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let view = lock(&self.admission).view(self.now_ms());
@@ -113,22 +112,22 @@ impl Gate {
     }
 }
 
-/// A create's place in the queue; dropping it gives it up.
+/// A place in the queue, released on drop.
 pub struct Place {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,
 }
 
 impl Place {
-    /// Waits for the turn of the create and for room.
+    /// Waits for turn and room.
     pub async fn start(mut self) -> Running {
         let gate = Arc::clone(&self.gate);
-        // The semaphore is never closed, so `acquire` cannot fail.
+        // The semaphore is never closed.
         let _turn = gate.turnstile.acquire().await;
         loop {
             let changed = gate.changed.notified();
             tokio::pin!(changed);
-            // Registers for changes before admission is checked, so none is missed.
+            // Before the admission check, so no change is missed.
             changed.as_mut().enable();
             let now = gate.now_ms();
             {
@@ -155,7 +154,7 @@ impl Drop for Place {
     }
 }
 
-/// A running create; dropping it ends its admission.
+/// A running create, ended on drop.
 pub struct Running {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,
@@ -170,7 +169,7 @@ impl Drop for Running {
     }
 }
 
-/// Deletes under way.
+/// Running deletes.
 pub struct Deletes {
     gate: Arc<Gate>,
     count: u32,

@@ -1,4 +1,4 @@
-//! Files of the state directory: read with a bound, and written whole or not at all.
+//! Bounded reads and atomic writes of state files.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -7,12 +7,12 @@ use std::{
     path::Path,
 };
 
-/// The content of a file; `None` where there is none.
+/// The content; `None` without a file.
 ///
 /// # Errors
-/// The file cannot be read, is no regular file, or has more than `most` bytes.
+/// When the file is unreadable, not regular, or longer than `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
-    // Without O_NONBLOCK, opening a FIFO that has no writer blocks forever.
+    // Opening a FIFO without a writer would block forever.
     let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -29,10 +29,10 @@ pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-/// Writes a file of the owner's alone: after a crash, the old one or the new one is there.
+/// Writes a file with mode 0600. A crash leaves the old or the new file.
 ///
 /// # Errors
-/// The file system's; the old file is there then.
+/// The file system's; the old file remains.
 pub fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");

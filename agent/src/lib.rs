@@ -3,9 +3,9 @@
 //! | task | inputs | outputs |
 //! |---|---|---|
 //! | api ([`serve`], [`socket`]) | requests on the unix socket | commands to endpoints, answers |
-//! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its picture |
-//! | delete, one for each request | the endpoints | teardown commands, one store transaction |
-//! | kernel call ([`node::jobs`]), one at a time for each endpoint id | a step of a create, build, delete or undo | kernel changes |
+//! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its view |
+//! | delete, one per request | the endpoints | teardown commands, one store transaction |
+//! | kernel call ([`node::jobs`]), one per endpoint id | a step of a create, build, delete or undo | kernel changes |
 //! | store writer ([`store`], a thread) | change sets | commits |
 //! | events | the ring buffer of the programs | [`monitor`] |
 //! | links ([`endpoint::links`]) | changes of the node's links | regenerations |
@@ -13,19 +13,19 @@
 //! | node addresses ([`policy::addresses`]) | notifications of the kernel | rows of policy |
 //! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
 //! | reports of CNI commands ([`commands::reports`]) | the directory's events, a tick | counters, the log |
-//! | OTLP exporter, with `--otlp-endpoint` | CNI commands that ended | spans for the collector |
-//! | held-back log lines ([`telemetry`]) | time | the log |
+//! | OTLP exporter, with `--otlp-endpoint` | ended CNI commands | spans for the collector |
+//! | suppressed log lines ([`telemetry`]) | time | the log |
 //! | stuck steps ([`stuck`]) | time | the log, the monitor |
-//! | refused listeners ([`endpoint::refusals`]) | time, what the proxy refused | endpoints' logs |
-//! | health endpoint ([`health`]) | time, its process, who asks for a round | the health endpoint, its picture |
+//! | refused listeners ([`endpoint::refusals`]) | time, the proxy's refusals | endpoints' logs |
+//! | health endpoint ([`health`]) | time, its process, requested rounds | the health endpoint, its view |
 //! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
-//! | admin ([`admin`], a thread with a runtime of its own) | requests on `admin.sock`, looks of the [`status`] | answers |
-//! | watchdog ([`watchdog`]), on the admin thread | signs of life ([`pulse`]), the store | systemd |
-//! | heartbeat ([`pulse`]) | time | the sign of life of the main runtime |
-//! | controllers ([`controller`]): prepared programs, node datapath, flows, clients of the proxies, policy, address rest, leak audit | time, what was taken | kernel changes, their rows in status |
+//! | admin ([`admin`], a thread with its runtime) | requests on `admin.sock`, the [`status`] | answers |
+//! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`pulse`]), the store | systemd |
+//! | heartbeat ([`pulse`]) | time | the heartbeat of the main runtime |
+//! | controllers ([`controller`]): program sets, node, flows, proxy clients, policy, addresses, audit | time | kernel, status |
 //!
-//! At a stop: no new work, requests that run are answered, operations end, endpoint tasks end, prepared sets are
-//! unpinned, the store is closed. Endpoints keep their programs; traffic goes on.
+//! Order of a stop: no new work, running requests are answered, operations end, endpoint tasks end, prepared sets are
+//! unpinned, the store is closed. Endpoints keep their programs, so traffic continues.
 
 pub mod accounts;
 pub mod addresses;
@@ -123,34 +123,33 @@ use crate::{
 
 type Life = Lifecycle<LinuxKernel>;
 
-/// Records of requests, and of queries, that wait for the monitor: some milliseconds of a busy proxy.
+/// Records of requests or queries for the monitor: some milliseconds of a busy proxy.
 const RECORDS: usize = 4_096;
 
-/// CNI commands that wait for the OTLP collector: those of a minute and more on a busy node.
+/// CNI commands for the OTLP exporter: a minute and more on a busy node.
 const EXPORTS: usize = 1_024;
 
-/// How long running requests and operations may take at a stop.
+/// Time limit for running requests and operations at a stop.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// How often the node's own objects (the router's link, shared pins, pools' routes) are restored. Without the shared
+/// Interval of restoring the node's own objects (the router's link, shared pins, pools' routes). Without the shared
 /// pins no endpoint can be created or deleted; a check takes a millisecond.
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
-/// The controller of masquerading and forwarding.
 const MASQUERADE: &str = "masquerade";
-/// How often the policy directory is looked at, and what failed is tried again. Changes of the node's addresses are followed by
-/// notifications; this look covers what a failure left.
+/// Interval of reading the policy directory and retrying failures. The node's address changes arrive as
+/// notifications.
 const POLICY_INTERVAL: Duration = Duration::from_secs(2);
-/// How often the pools are compared with the node's networks; a comparison reads every route of the node.
+/// Interval of comparing pools and node networks, which reads every route.
 const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Runs an agent until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When the agent cannot start. The error names the operation, its subject, the cause and the remedy.
+/// When the agent cannot start: operation, subject, cause and remedy.
 pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    // The locks are taken before the kernel is opened, because the open installs this version's sink.
+    // Locks come before the kernel is opened, which installs this version's sink.
     let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
     delegate::records::leave(&config.run_dir)?;
     let loader = Loader::default();
@@ -177,8 +176,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
 
     let (config, ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
     restore::fits(&opened.snapshot, &kernel.dump().await?, &ipam)?;
-    // The upgrade follows every check that may refuse the start, so that a refusal leaves other versions' endpoints
-    // unchanged.
+    // After every check that may refuse the start, so that a refusal leaves other versions' endpoints unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let identities = Arc::new(LocalIdentities::default());
@@ -190,7 +188,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let node = Node::new(config, kernel, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities, exporter);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
-    // To the end of all operations, which wait for it.
+    // Runs until all operations have ended, because they wait for it.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
     export(&node.life.config, &node.commands, tasks, commands::Mode::Own, queue)?;
@@ -203,7 +201,6 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let api = tokio::spawn(serve::api(listener, rest::router(Arc::clone(&node), log), tasks.stop.clone(), beat));
     let owned = Arc::clone(&node);
     tasks.endpoints.spawn(async move {
-        // The heartbeat runs until the endpoint tasks are told to end.
         tokio::select! {
             () = owned.life.tasks.halt.cancelled() => {}
             () = owned.pulses.runtime.keep() => {}
@@ -212,7 +209,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     mtu::observe(life).await?;
     life.kernel.ensure_node(&life.spec()).await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
-    // Containers of a node that cannot masquerade reach each other. After every check that may refuse the start.
+    // After every check that may refuse the start. Without masquerading, containers of the node still reach each
+    // other.
     let masquerading = life.kernel.ensure_nat(&life.spec()).await;
     if let Err(why) = &masquerading {
         tracing::warn!("containers do not reach other networks: {why}");
@@ -221,23 +219,23 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
-    // An Envoy that outlived the last agent drops the listeners that it does not find: restore has told the proxy all of them.
+    // After the restore, which sends all listeners: an Envoy that outlived the last agent drops missing ones.
     tell(life, requests);
     tell(life, queries);
     let owned = Arc::clone(life);
     tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
     if let Err(why) = start_proxy(life, proxy) {
-        // Containers without rules about requests need no proxy; connections of the others are dropped, or pass with `failOpen`.
+        // Without Envoy, connections of containers with L7 rules are dropped, or pass with `failOpen`.
         tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
     }
     health::reserve(life, &node.health).await;
-    // The queue is drained before the agent serves: an endpoint deleted while no agent ran must be gone before its
-    // container is added again.
+    // Before the agent serves: an endpoint deleted while no agent ran must be gone before its container is added
+    // again.
     let drained = deletions::drain(life, queue::Cause::Start).await.map(drop);
     if let Err(why) = &drained {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
     }
-    // From its first answer on, status tells how the queue fares.
+    // The first status shows the queue's state.
     tasks.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
     tasks.operations.spawn(read_events(Arc::clone(life), events));
@@ -275,7 +273,7 @@ fn give_memory_back() {
     }
 }
 
-/// Stops the agent; the crate documentation gives the order.
+/// The crate documentation has the order.
 async fn stop(
     node: Arc<LinuxNode>,
     api: tokio::task::JoinHandle<()>,
@@ -302,12 +300,10 @@ async fn stop(
     if let Err(why) = write_timeline(Arc::clone(&node.life)).await {
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
-    // The admin thread stops late, so that a hanging stop can be inspected, but before the store, because it holds a
-    // handle to the store.
+    // Late, so that a hanging stop can be inspected, but before the store, to which it holds a handle.
     admin.stop().await;
     drop(node);
-    // The writer commits everything queued, and ends when the last handle to the store is dropped. A task that
-    // exceeded its grace period may still hold one.
+    // The writer ends when the last handle to the store is dropped, which a late task may still hold.
     let joined = tokio::time::timeout(GRACE, tokio::task::spawn_blocking(move || writer.join())).await;
     if !matches!(joined, Ok(Ok(Ok(())))) {
         tracing::warn!("the store's thread did not end; what it was asked to write is in the store or not, as a whole");
@@ -315,7 +311,6 @@ async fn stop(
     tracing::info!("stopped; endpoints keep their programs");
 }
 
-/// Serves Envoy, starts it if that is a setting, and reads what it tells.
 fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
     process.remember(&proxy, life.config.envoy.is_some())?;
@@ -324,7 +319,7 @@ fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
     if life.config.envoy.is_some() {
         proxy.serve_only_supervised();
     }
-    // To the end of all operations, which wait for Envoy's answers.
+    // Runs until all operations have ended, because they wait for Envoy's answers.
     tasks.endpoints.spawn(async move {
         if let Err(error) = served.serve(socket, halt.cancelled_owned()).await {
             tracing::error!(%error, "rules about requests do not change until the agent is restarted");
@@ -334,13 +329,12 @@ fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
         let stop = tasks.stop.clone();
         tasks.operations.spawn(async move { process.supervise(&proxy, stop.cancelled_owned()).await });
     } else {
-        // Somebody else may start one with it.
+        // Another program may start Envoy with these files.
         process.prepare()?;
     }
     Ok(())
 }
 
-/// Sends CNI commands to the collector that is set.
 #[cfg(feature = "otlp")]
 fn export(
     config: &AgentConfig,
@@ -357,7 +351,7 @@ fn export(
     Ok(())
 }
 
-/// Without the feature the settings name no collector.
+/// Without the feature there is no collector.
 #[cfg(not(feature = "otlp"))]
 #[allow(clippy::unnecessary_wraps, reason = "as with the feature")]
 fn export(
@@ -370,7 +364,6 @@ fn export(
     Ok(())
 }
 
-/// Tells the monitor what a proxy judged, until the agent stops.
 fn tell<R: Judged + Send + 'static>(life: &Arc<Life>, mut records: mpsc::Receiver<R>) {
     let owned = Arc::clone(life);
     life.tasks.operations.spawn(async move {
@@ -412,7 +405,7 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
         tasks.operations.spawn(selfcheck::watch(Arc::clone(life), Arc::clone(&node.self_checks)));
     }
     every(life, "timeline", timeline::INTERVAL, write_timeline);
-    // A lost store file must be found while the agent runs: when the agent ends, the records are gone.
+    // A lost store file must be found while the agent has the records.
     every(life, "store-file", store::LOOK, |life| async move { life.store.ping().await });
     every(life, "address-rest", resting::TICK, |life| async move { resting::wake(&life.addresses).await });
     every(life, "delete-resume", resume::INTERVAL, |life| async move { resume::resume(&life).await });
@@ -457,7 +450,6 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
     }
 }
 
-/// Runs `work` as a controller at an interval until the agent stops.
 fn every<F, E>(
     life: &Arc<Life>,
     name: &'static str,
@@ -504,8 +496,8 @@ async fn follow_addresses(life: Arc<Life>, changes: wharf_datapath::AddressChang
     policy::addresses::follow(&life.policy, changes, controllers, stop).await;
 }
 
-/// Copies the programs' log to the agent's log; only with `--debug-programs`. Every endpoint's `deliver` writes to one buffer, which
-/// is reachable through any of them. A set is therefore prepared, and then given back for normal use.
+/// With `--debug-programs`, copies the programs' log to the agent's. Every endpoint's `deliver` writes to one buffer,
+/// reachable through any of them, so a prepared set is used and returned.
 async fn read_program_log(life: Arc<Life>) {
     let read = async {
         let (set, programs, guard) = prepared::load(&life).await?;
@@ -533,7 +525,7 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
-/// Makes a directory that only its owner writes to, whatever the umask is. The agent must be able to write to one that exists.
+/// Makes a directory that only its owner may write, for any umask; an existing one must be writable.
 fn make_directory(path: &Path) -> anyhow::Result<()> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
     made.with_context(|| format!("make directory {}", path.display()))?;

@@ -1,5 +1,4 @@
-//! The last lines of the agent's log, in memory, for `wharf debuginfo`: where standard error went, and whether it was kept,
-//! is for others to know.
+//! The agent's last log lines, for `wharf debuginfo`, because standard error may not be kept.
 
 use std::{
     collections::VecDeque,
@@ -10,11 +9,10 @@ use wharf_api::AgentLog;
 
 use crate::sync::lock;
 
-/// Lines that are kept.
 const MAX_LINES: usize = 2_000;
-/// Bytes of lines that are kept.
+/// Maximum size of the kept lines, bytes.
 const MAX_BYTES: usize = 512 * 1024;
-/// Longest line, bytes; the rest of it is cut off.
+/// Longest line, bytes; a longer one is truncated.
 const MAX_LINE: usize = 8 * 1024;
 
 /// The ring. Clones share it.
@@ -31,7 +29,7 @@ struct Inner {
 }
 
 impl LogRing {
-    /// Adds a finished line, whose hostile bytes are escaped already; its colours and its end are left out.
+    /// Adds an escaped line, without colours and newline.
     pub fn push(&self, line: &str) {
         let mut line = without_colours(line.trim_end_matches('\n'));
         if line.len() > MAX_LINE {
@@ -48,7 +46,7 @@ impl LogRing {
         }
     }
 
-    /// What is kept, oldest first.
+    /// The kept lines, oldest first.
     #[must_use]
     pub fn tail(&self) -> AgentLog {
         let inner = lock(&self.inner);
@@ -56,7 +54,7 @@ impl LogRing {
     }
 }
 
-/// A line without the escape sequences that colour it (ECMA-48 SGR: `ESC [ ... m`).
+/// Strips colours (ECMA-48 SGR: `ESC [ ... m`).
 fn without_colours(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     let mut rest = line;

@@ -1,8 +1,7 @@
-//! Memory: the allocator, and what the agent's control group allows.
+//! The allocator, and the limit of the agent's control group.
 //!
-//! Most of an endpoint's memory is kernel memory (its link, programs and maps), which the kernel charges to the
-//! agent's control group. At the group's limit the kernel kills the agent, and every restart of it. A create is
-//! therefore refused before the agent's own reserve is used up.
+//! The kernel charges an endpoint's kernel memory (link, programs, maps) to the agent's control group, and kills the
+//! agent and its restarts at the limit. Creates are therefore refused before the agent's reserve is used up.
 
 use std::{
     fs, io,
@@ -14,29 +13,29 @@ use std::{
 
 use crate::sync::lock;
 
-/// Kernel memory of an endpoint: a fixed part, and a part for each processor (docs/sizing.md).
+/// An endpoint's kernel memory: a fixed part and a part per processor (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;
 const ENDPOINT_CPU_BYTES: u64 = 6 << 10;
-/// Bounds of the reserve for the agent itself, which is an eighth of the limit. The next start needs the reserve: it
-/// takes 25 MiB of anonymous memory at its peak, then 15 MiB of kernel memory while the node's programs are verified, and 3 to 8 MiB
-/// after both (docs/sizing.md), while endpoints may use nearly all of the limit.
+/// Bounds of the agent's reserve, an eighth of the limit. The next start needs it: 25 MiB of anonymous memory at its
+/// peak, then 15 MiB of kernel memory while the node's programs are verified, and 3 to 8 MiB after both
+/// (docs/sizing.md).
 const LEAST_RESERVE: u64 = 32 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
-/// Version 1 limits from this value on mean no limit: the kernel reports the highest possible number of pages.
+/// Version 1 reports the highest possible number of pages for no limit.
 const NO_LIMIT: u64 = 1 << 62;
-/// How long a look that found no limit counts: a create asks three times, and the files take longer than its lease.
+/// Cache time of "no limit": a create asks three times, and reading the files takes longer than its lease.
 const UNLIMITED: Duration = Duration::from_secs(1);
-/// jemalloc returns freed memory from a thread of its own, soon after it is freed (docs/sizing.md).
+/// jemalloc's thread returns freed memory soon (docs/sizing.md).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The process's memory and its limits.
 #[derive(Debug)]
 pub struct Memory {
-    /// Control groups that may have a limit, the agent's own first.
+    /// Groups that may have a limit, the agent's first.
     groups: Vec<Group>,
     endpoint_bytes: u64,
-    /// When no group had a limit; [`Self::admit`] asks again after [`UNLIMITED`].
+    /// Time of a check without a limit; cached for [`UNLIMITED`].
     unlimited: Mutex<Option<Instant>>,
 }
 
@@ -45,9 +44,9 @@ pub struct Memory {
 pub struct Room {
     /// Limit, bytes.
     pub limit: u64,
-    /// In use, bytes, without page cache that the kernel can drop.
+    /// In use, bytes, without droppable page cache.
     pub used: u64,
-    /// Number of endpoints that still fit.
+    /// Number of further endpoints that fit.
     pub endpoints: u64,
 }
 
@@ -87,10 +86,10 @@ impl Memory {
         self.groups.iter().filter_map(Group::usage).map(of).min_by_key(|room| room.endpoints)
     }
 
-    /// Whether there is memory for another endpoint. A new limit counts after a second at the latest.
+    /// Checks for the memory of another endpoint. A new limit is seen within a second.
     ///
     /// # Errors
-    /// When the endpoint's kernel memory could get the agent killed.
+    /// When the endpoint could get the agent killed.
     pub fn admit(&self) -> Result<(), NoRoom> {
         if lock(&self.unlimited).is_some_and(|since| since.elapsed() < UNLIMITED) {
             return Ok(());
@@ -106,21 +105,20 @@ impl Memory {
     }
 }
 
-/// What is kept of a limit for the agent itself.
 fn reserve(limit: u64) -> u64 {
     (limit / 8).clamp(LEAST_RESERVE, MOST_RESERVE)
 }
 
-/// The lowest limit, in whole MiB, that has room for so many bytes and its reserve.
+/// The lowest limit, in whole MiB, for `bytes` and the reserve.
 fn least_limit(bytes: u64) -> u64 {
-    // Without bounds the reserve is an eighth of the limit, a seventh of the rest.
+    // An eighth of the limit is a seventh of the rest.
     let limit = bytes.saturating_add((bytes / 7).clamp(LEAST_RESERVE, MOST_RESERVE));
     limit.saturating_add(2 << 20) >> 20 << 20
 }
 
-/// Keeps huge pages from this process and its children (prctl(2), PR_SET_THP_DISABLE), where the kernel would give them
-/// unasked (`transparent_hugepage=always`, Debian's default): the kernel fills holes of freed pages with them again, and
-/// before 6.7 a thread's stack of a few pages gets 2 MiB.
+/// Disables huge pages for this process and its children (prctl(2), PR_SET_THP_DISABLE), for
+/// `transparent_hugepage=always`, Debian's default. The kernel refills holes of freed pages with them, and before 6.7
+/// a thread's stack of a few pages gets 2 MiB.
 ///
 /// # Errors
 /// When a filter of system calls refuses it.
@@ -128,15 +126,15 @@ pub fn refuse_huge_pages() -> nix::Result<()> {
     nix::sys::prctl::set_thp_disable(true)
 }
 
-/// Has the allocator end its own thread and make a new one, which has the capabilities that the calling thread has now.
+/// Restarts the allocator's thread, with the calling thread's capabilities.
 ///
 /// # Errors
-/// The allocator cannot make the thread.
+/// When the thread cannot be created.
 pub fn renew_thread() -> io::Result<()> {
     for mut on in [false, true] {
         let new = (&raw mut on).cast();
-        // SAFETY: the name ends with a zero byte and is that of a setting of type `bool` (jemalloc(3), `background_thread`);
-        // `new` points to one, whose size is passed.
+        // SAFETY: the name is NUL-terminated and names a `bool` setting (jemalloc(3), `background_thread`); `new`
+        // points to a `bool` of the passed size.
         let error = unsafe {
             tikv_jemalloc_sys::mallctl(c"background_thread".as_ptr(), null_mut(), null_mut(), new, size_of::<bool>())
         };
@@ -147,20 +145,20 @@ pub fn renew_thread() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns all freed memory to the kernel, unless the allocator's own thread is doing so. For the end of the start,
-/// which frees more than a third of what it took: the first create must not be refused for it.
+/// Returns freed memory to the kernel, unless the allocator's thread is doing so. A start frees more than a third of
+/// its memory, which must not refuse the first create.
 ///
 /// # Errors
 /// When the allocator does not know the operation.
 pub fn give_back() -> io::Result<()> {
-    // SAFETY: the name ends with a zero byte and is that of an operation without input and output (jemalloc(3),
-    // `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL), for which null pointers are what the call expects.
+    // SAFETY: the name is NUL-terminated and names an operation without input and output (jemalloc(3),
+    // `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL), which requires null pointers.
     let refused =
         unsafe { tikv_jemalloc_sys::mallctl(c"arena.4096.purge".as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
     if refused == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(refused)) }
 }
 
-/// Resident memory of this process (proc(5), /proc/self/statm, second field, in pages); 0 when it cannot be read.
+/// Resident memory (proc(5), /proc/self/statm, second field, in pages); 0 when unreadable.
 #[must_use]
 pub fn resident_bytes() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm")
@@ -171,7 +169,6 @@ pub fn resident_bytes() -> u64 {
     pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
 }
 
-/// Files of a control group's memory controller.
 #[derive(Debug, PartialEq, Eq)]
 struct Group {
     limit: PathBuf,
@@ -190,9 +187,9 @@ impl Group {
         Self { limit: file("memory.limit_in_bytes"), usage: file("memory.usage_in_bytes"), stat: file("memory.stat") }
     }
 
-    /// Limit, and bytes in use that cannot be dropped; `None` without a limit.
+    /// Limit, and undroppable bytes in use; `None` without a limit.
     fn usage(&self) -> Option<(u64, u64)> {
-        // "max" means no limit, and does not parse as a number.
+        // "max" does not parse as a number.
         let limit = number(&self.limit).filter(|limit| *limit < NO_LIMIT)?;
         let used = number(&self.usage)?;
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
@@ -210,13 +207,13 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The memory control groups of this process and their ancestors; each of them may have a limit.
+/// This process's groups and their ancestors; each may have a limit.
 fn own_groups() -> Vec<Group> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
 }
 
-/// Finds the groups in /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo.
+/// From /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo.
 fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
@@ -231,13 +228,13 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
             continue;
         };
         let Ok(inside) = Path::new(path).strip_prefix(root) else { continue };
-        // An empty path joined would end the directory's name with a slash.
+        // Joining an empty path would append a slash.
         found.extend(inside.ancestors().map(|at| of(&point.join(at))));
     }
     found
 }
 
-/// Root and mount point, if the line is a mount of a memory hierarchy.
+/// Root and mount point of a memory hierarchy.
 fn mounted(line: &str, version2: bool) -> Option<(&Path, &Path)> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut kind = kind.split(' ');
@@ -291,7 +288,7 @@ mod tests {
         let (left, refused) = room(&mib(64).to_string(), mib(57), 0);
         assert_eq!(left, Some(0));
         assert!(refused.expect_err("refused").to_string().contains("57 MiB of memory in use and may have 64 MiB"));
-        // The limit that a refusal names admits an endpoint, and little less does not.
+        // The limit in a refusal suffices, and a slightly lower one does not.
         for used in [mib(39), mib(221), mib(300), mib(447), mib(600), mib(5_000)] {
             let refused = room(&used.to_string(), used, 0).1.expect_err("refused");
             assert!(room(&refused.least_limit.to_string(), used, 0).1.is_ok(), "{refused}");

@@ -1,5 +1,5 @@
-//! Prometheus metrics: counters and histograms that live here, gauges computed for each scrape. docs/metrics.md lists
-//! them; a test compares the two.
+//! Prometheus metrics: counters and histograms, and gauges computed for each scrape. docs/metrics.md lists them; a
+//! test compares.
 
 mod commands;
 mod exposition;
@@ -89,7 +89,7 @@ struct Build {
 /// A gauge of fractions or seconds.
 type Real = Gauge<f64, AtomicU64>;
 
-/// Metrics that the agent counts. Label values are fixed words, so the families cannot grow without bound.
+/// Metrics with fixed label words, so that families stay bounded.
 #[derive(Debug)]
 pub struct Metrics {
     phases: Family<Phase, Histogram, fn() -> Histogram>,
@@ -105,7 +105,7 @@ pub struct Metrics {
     pub commands: Arc<CommandMetrics>,
     /// State transitions refused since start.
     pub refused_transitions: AtomicU64,
-    /// Packets and bytes of deleted endpoints by direction and reason, so that the node's totals never decrease.
+    /// Counters of deleted endpoints by direction and reason: the node's totals never decrease.
     pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
 }
 
@@ -134,12 +134,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A phase of a create, regeneration or delete ended.
+    /// Records a phase of a create, regeneration or delete.
     pub fn phase(&self, operation: &'static str, phase: &'static str, took: Duration) {
         self.phases.get_or_create(&Phase { operation, phase }).observe(took.as_secs_f64());
     }
 
-    /// A regeneration ended.
+    /// Records the end of a regeneration.
     pub fn regeneration(&self, level: Level, took: Duration, succeeded: bool) {
         let operation = match level {
             Level::Policy => "regenerate-policy",
@@ -148,7 +148,7 @@ impl Metrics {
         self.operation(operation, took, succeeded);
     }
 
-    /// Adds a deleted endpoint's last counters to the node's totals.
+    /// Keeps a deleted endpoint's last counters.
     pub fn keep_counters(&self, rows: &[CounterRow]) {
         let mut past = lock(&self.past_counters);
         for row in rows {
@@ -158,28 +158,28 @@ impl Metrics {
         }
     }
 
-    /// An operation ended.
+    /// Records the end of an operation.
     pub fn operation(&self, operation: &'static str, took: Duration, succeeded: bool) {
         let outcome = if succeeded { "success" } else { "failure" };
         self.operations.get_or_create(&Outcome { operation, outcome }).observe(took.as_secs_f64());
     }
 
-    /// An endpoint's programs were given test packets.
+    /// Counts a self-check of an endpoint.
     pub fn self_check(&self) {
         self.self_checks.inc();
     }
 
-    /// A self-check's alarm began.
+    /// Counts a self-check alarm.
     pub fn self_check_alarm(&self) {
         self.self_check_alarms.inc();
     }
 
-    /// The result of the last round of health probes.
+    /// Sets the result of the last round of health probes.
     pub fn health(&self, health: &NodeHealth) {
         self.health_up.set(i64::from(health.state == HealthState::Ok));
-        // The health endpoint's controller keeps this count.
+        // Counted by the health endpoint's controller.
         self.health_launches.inner().store(health.launches, Ordering::Relaxed);
-        // Times of an endpoint that is gone must not be shown as current.
+        // Old times must not be shown as current.
         self.health_trips.clear();
         self.health_losses.clear();
         for probe in &health.probes {
@@ -217,14 +217,13 @@ impl Metrics {
         packets(&mut registry, verdicts);
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
-            // Writing to a String does not fail; a failure would be reported in the scrape.
+            // Writing to a String does not fail.
             text.clear();
             writeln!(text, "# encoding failed: {error}").ok();
         }
         format.of(text)
     }
 
-    /// Registers the agent's own counters and histograms.
     fn own(&self, to: &mut Registry) {
         let phases = self.phases.clone();
         to.register_with_unit("phase_duration", "Duration of each phase of an operation", Unit::Seconds, phases);
@@ -327,7 +326,6 @@ fn gauges(registry: &mut Registry, status: &AgentStatus) {
     registry.register("bpf_map_pressure", "Share of a map's entries in use, 0 to 1", pressure);
 }
 
-/// The flow tables, as the last collection left them.
 fn flow_tables(registry: &mut Registry, flows: &FlowStatus) {
     gauge(registry, "flows", "Flows in the table from which nothing is evicted", flows.rows);
     gauge(registry, "flows_limit", "Maximum of flows in that table", flows.limit);
@@ -353,7 +351,7 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
     registry.register(name, help, gauge);
 }
 
-/// A count kept elsewhere since the agent's start; the encoder adds `_total`.
+/// A count since start; the encoder adds `_total`.
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter: Counter = Counter::default();
     counter.inc_by(value);
@@ -374,7 +372,7 @@ fn pools(registry: &mut Registry, status: &AgentStatus) {
     registry.register("ip_addresses_resting", "Released addresses in quarantine", resting);
 }
 
-/// Runs by controller: those of endpoints are summed by name, so the labels stay as few as the names in the code.
+/// Endpoints' runs are summed, so the labels are few constants.
 fn controllers(registry: &mut Registry, status: &AgentStatus, runs: &Runs, stale: u64) {
     let unwell = status.controllers_unwell;
     gauge(registry, "controllers_failing", "Controllers whose last run failed or does not end", unwell);

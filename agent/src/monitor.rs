@@ -1,6 +1,6 @@
-//! Events for readers: drops and traces from the programs, and the agent's actions.
+//! Events for readers: drops, traces and actions of the agent.
 //!
-//! One bounded broadcast channel. A reader that is too slow loses the oldest events and is told how many.
+//! One bounded broadcast channel: a slow reader loses the oldest events and receives their number.
 
 mod packet;
 mod request;
@@ -19,7 +19,7 @@ use crate::clock;
 
 pub use request::{Judged, Requests};
 
-/// Events that a reader may lag before it loses some: about four seconds of one endpoint's full event rate.
+/// Lag before a reader loses events: about four seconds of one endpoint's full event rate.
 const DEPTH: usize = 1024;
 
 /// Sender side; cheap to clone.
@@ -46,13 +46,13 @@ impl Default for Monitor {
 }
 
 impl Monitor {
-    /// A new reader, which receives events from now on.
+    /// A reader of events from now on.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<MonitorEvent>> {
         self.sender.subscribe()
     }
 
-    /// Sends an event about an action of the agent.
+    /// Sends an event of the agent.
     pub fn agent(&self, endpoint: Option<EndpointId>, event: &str, message: String) {
         tracing::debug!(endpoint = endpoint.map(EndpointId::get), event, "{message}");
         self.send(MonitorEvent::Agent(AgentEvent {
@@ -63,8 +63,7 @@ impl Monitor {
         }));
     }
 
-    /// Sends packet events, each with the rule of policy that decided. The clock's offset turns the kernel's monotonic time
-    /// into wall time.
+    /// Sends packet events with the deciding policy rule. Kernel timestamps become wall time.
     pub fn packets(&self, events: impl ExactSizeIterator<Item = (Event, Option<String>)>) {
         self.packets.fetch_add(events.len() as u64, Ordering::Relaxed);
         if self.sender.receiver_count() == 0 {
@@ -81,7 +80,7 @@ impl Monitor {
         }
     }
 
-    /// Sends what a proxy tells of a request.
+    /// Sends a proxy's record of a request.
     pub fn request(&self, record: impl Judged) {
         if !record.is_counted() {
             self.requests.count(record.verdict());
@@ -91,14 +90,14 @@ impl Monitor {
         }
     }
 
-    /// Requests by verdict since the agent's start, without those that Envoy counts.
+    /// Requests by verdict since start, without those counted by Envoy.
     #[must_use]
     pub fn requests(&self) -> Requests {
         self.requests.told()
     }
 
-    /// Sends one in `one_in` of the traced packets that the programs report; 0 and 1 send all. Drops are always sent.
-    /// The programs' event budget applies first: packets that a busy endpoint does not report cannot be picked here.
+    /// Sends one in `one_in` traced packets; 0 and 1 send all. Drops are always sent. The programs' event budget
+    /// applies first.
     pub fn set_sampling(&self, one_in: u32) {
         self.sampling.store(one_in, Ordering::Relaxed);
     }
@@ -116,7 +115,7 @@ impl Monitor {
             && !self.traced.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
     }
 
-    /// Packet events read from the ring buffer since start.
+    /// Packet events since start.
     #[must_use]
     pub fn packet_events(&self) -> u64 {
         self.packets.load(Ordering::Relaxed)
@@ -129,12 +128,10 @@ impl Monitor {
     }
 
     fn send(&self, event: MonitorEvent) {
-        // An error means that there is no reader, which is normal.
         self.sender.send(Arc::new(event)).ok();
     }
 }
 
-/// Wall clock minus CLOCK_MONOTONIC, milliseconds.
 fn wall_clock_offset_ms() -> i64 {
     let monotonic = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .map_or(0, |t| t.tv_sec() * 1000 + t.tv_nsec() / 1_000_000);

@@ -1,5 +1,5 @@
-//! The agent's manual page and completion scripts, made from the command line's own description, for packaging:
-//! `wharf-agent man DIR` and `wharf-agent completion SHELL`. The help does not list them.
+//! Manual page and completion scripts, for packaging: `wharf-agent man DIR` and `wharf-agent completion SHELL`, which
+//! the help does not list.
 
 use std::{
     ffi::OsString,
@@ -18,13 +18,10 @@ use clap_mangen::{
 
 use crate::{cleanup, config::Flags};
 
-/// The program's name: the package's.
 const NAME: &str = env!("CARGO_PKG_NAME");
 
-/// When what the page says last changed.
 const DATE: &str = "2026-11-22";
 
-/// What the agent reads, makes and keeps, with the default settings.
 const FILES: &[(&str, &str)] = &[
     ("/etc/wharf/agent.toml", "Settings, when --config names it, as the systemd unit does."),
     ("/run/wharf/wharf.sock", "The REST API: mode 0660, group wharf where that group exists."),
@@ -35,10 +32,9 @@ const FILES: &[(&str, &str)] = &[
     ("/sys/fs/bpf/wharf/", "Pinned programs, maps and links."),
 ];
 
-/// Variables that are no settings.
 const SERVICE_VARIABLES: &str = "NOTIFY_SOCKET, WATCHDOG_USEC";
 
-/// Writes pages when the arguments ask for that; `None` when they ask for an agent.
+/// Writes pages if the arguments ask for them.
 pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let written = match arguments.next()?.to_str()? {
         "man" => man(arguments.next()),
@@ -65,7 +61,7 @@ fn man(directory: Option<OsString>) -> anyhow::Result<()> {
     std::fs::write(&file, page).with_context(|| format!("write {}", file.display()))
 }
 
-/// The sections in the order of man-pages(7).
+/// Sections in the order of man-pages(7).
 fn page() -> io::Result<String> {
     let command = command();
     let man = Man::new(command.clone()).section("8").manual("Wharf").date(DATE);
@@ -77,7 +73,7 @@ fn page() -> io::Result<String> {
         let mut text = Vec::new();
         render(&mut text)?;
         let text = String::from_utf8_lossy(&text);
-        // Each part comes with the preamble that the page has already.
+        // Each part repeats the preamble.
         page.push_str(text.strip_prefix(&preamble).unwrap_or(&text));
         io::Result::Ok(())
     };
@@ -101,11 +97,11 @@ fn page() -> io::Result<String> {
     rest.text([bold("wharf"), roman("(1),")]);
     rest.text([bold("wharf-cni"), roman("(8)")]);
     add(&|to| rest.to_writer(to))?;
-    // What the generator writes for an empty line, in the macro that means it.
+    // The generator's empty lines become the proper macro.
     Ok(page.replace("\n.br\n\n.br\n", "\n.sp\n"))
 }
 
-/// The lines below a heading of the help's last part; those below no heading when it is empty.
+/// The lines below a heading of the help's last part; an empty heading selects the first lines.
 fn help_section(command: &clap::Command, heading: &str) -> String {
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let (mut found, mut current) = (Vec::new(), "");
@@ -114,7 +110,7 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
             current = line;
             continue;
         }
-        // A line that is not indented ends the section before it.
+        // Not indented: ends the section.
         if !line.is_empty() && !line.starts_with(' ') {
             current = "";
         }
@@ -123,7 +119,6 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
     found.join("\n").trim_matches('\n').to_owned()
 }
 
-/// A section whose lines stay as they are.
 fn as_written(to: &mut Roff, heading: &str, text: &str) {
     to.control("SH", [heading]);
     to.control("nf", []);
@@ -133,7 +128,6 @@ fn as_written(to: &mut Roff, heading: &str, text: &str) {
     to.control("fi", []);
 }
 
-/// A section of terms and what they mean.
 fn list<'a>(to: &mut Roff, heading: &str, rows: impl Iterator<Item = (&'a str, &'a str)>) {
     to.control("SH", [heading]);
     for (term, meaning) in rows {
@@ -148,7 +142,7 @@ fn completion(shell: Option<OsString>) -> anyhow::Result<()> {
         let known: Vec<String> = Shell::value_variants().iter().map(ToString::to_string).collect();
         bail!("write completions: name a shell, one of {}", known.join(", "));
     };
-    // Into memory first: the generator panics when its writer fails, as a pipe to `head` does.
+    // The generator panics when its writer fails, as a pipe to `head` does.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command().subcommand(cleanup::command()), NAME, &mut script);
     std::io::stdout().write_all(&script).context("write completions")
@@ -220,7 +214,7 @@ mod tests {
     #[test]
     fn the_sample_configuration_has_each_setting_with_its_default() {
         let sample = include_str!("../../dist/agent.toml");
-        // Its tables, and what only developers set, are not defaults.
+        // Tables and developer settings are not defaults.
         let keys = sample.lines().take_while(|line| *line != "#[[pool]]").filter_map(|line| line.strip_prefix('#'));
         let keys: Vec<&str> = keys.filter(|line| !line.starts_with(' ') && line.contains(" = ")).collect();
         for argument in Flags::command().get_arguments() {

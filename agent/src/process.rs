@@ -28,7 +28,7 @@ use crate::{
 /// Runs the process and returns its exit status.
 #[must_use]
 pub fn main() -> ExitCode {
-    // Only the agent starts these modes, so help does not list them as commands.
+    // Only the agent starts these modes, so help does not list them.
     match std::env::args_os().nth(1) {
         Some(mode) if mode == health::server::MODE => return health::server::main(),
         Some(mode) if mode == store::check::MODE => return store::check::main(),
@@ -58,18 +58,14 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What the process was asked to do.
 struct Settings {
     config: AgentConfig,
-    /// The pools that the settings define.
     ipam: Ipam,
-    /// Only check the settings.
     check_only: bool,
 }
 
 impl Settings {
-    /// Reads and checks the settings of this process, without looking at the node. Invalid settings are reported on
-    /// standard error, and the exit status is returned.
+    /// Checks the settings, but not the node. Prints errors to standard error; the error is the exit status.
     fn of_process() -> Result<Self, ExitCode> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let matches = config::parse(&arguments).map_err(|error| refuse(&error))?;
@@ -83,7 +79,7 @@ impl Settings {
     }
 }
 
-/// Prints the effective settings, one per line, with the origin of each, and checks what a start looks for on the node.
+/// Prints the settings with their origins, and checks what a start needs on the node.
 fn show(config: &AgentConfig) -> anyhow::Result<ExitCode> {
     let mut text = String::new();
     for (name, value) in config::effective(config) {
@@ -101,7 +97,7 @@ fn show(config: &AgentConfig) -> anyhow::Result<ExitCode> {
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_SETTINGS) })
 }
 
-/// What a start with these settings would fail for on this node, and what this user could not check. Nothing is changed.
+/// Obstacles to a start on this node, and checks that this user cannot make. Changes nothing.
 fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     let (mut problems, mut remarks) = (Vec::new(), Vec::new());
     if let Some(Err(error)) = config.policy_dir.as_deref().map(policy::check_directory) {
@@ -119,12 +115,12 @@ fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     (problems, remarks)
 }
 
-/// Whatever umask the caller has, nobody else writes to what this process makes; the unit's is stricter. Before the first thread.
+/// Other users must not write new files, for any inherited umask; the unit's is stricter. Before the first thread.
 fn keep_others_from_writing() {
     umask(umask(Mode::S_IWOTH) | Mode::S_IWOTH);
 }
 
-/// A shell's limit of 1,024 open files is less than the connections of the API take.
+/// A shell's limit of 1,024 is below the number of API connections.
 fn allow_all_files() -> nix::Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)
@@ -133,7 +129,7 @@ fn allow_all_files() -> nix::Result<()> {
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     keep_others_from_writing();
     allow_all_files().context("raise the limit of open files")?;
-    // Each thread has capabilities of its own: before the first one is made, and the allocator's is made anew.
+    // Capabilities are per thread: before the first thread, with the allocator's recreated.
     let lacks = match config.delegate {
         Some(_) => capabilities::keep_delegated()?,
         None => capabilities::keep_needed()?,
@@ -166,7 +162,7 @@ fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
         Some(service) => runtime.block_on(delegate::agent(config, &service, log)),
         None => runtime.block_on(agent(config, ipam, log)),
     };
-    // A kernel call that never returns must not keep a stopped agent alive.
+    // A hanging kernel call must not keep a stopped agent alive.
     runtime.shutdown_timeout(Duration::from_secs(5));
     result
 }

@@ -1,4 +1,4 @@
-//! Signs of life: who beats, and how long ago it did. Plain atomics, so that they can be read whatever is stuck.
+//! Heartbeats as plain atomics, readable when a part is stuck.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,14 +7,14 @@ use std::{
 
 use crate::socket::Reach;
 
-/// How often what lives beats.
+/// Interval of heartbeats.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// The last beat of something.
+/// The last heartbeat of a part.
 #[derive(Debug)]
 pub struct Pulse {
     born: Instant,
-    /// Milliseconds after `born` of the last beat, plus one; 0 before the first.
+    /// Milliseconds from `born`, plus one; 0 before the first beat.
     last: AtomicU64,
 }
 
@@ -25,20 +25,20 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// It lives.
+    /// Records a beat.
     pub fn beat(&self) {
         let ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(ms.saturating_add(1), Ordering::Release);
     }
 
-    /// How long ago it beat last; none before the first beat.
+    /// Age of the last beat; `None` before the first.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let last = self.last.load(Ordering::Acquire).checked_sub(1)?;
         Some(self.born.elapsed().saturating_sub(Duration::from_millis(last)))
     }
 
-    /// Beats for as long as the runtime that it is awaited on lets it.
+    /// Beats while the current runtime runs tasks.
     pub async fn keep(&self) {
         loop {
             self.beat();
@@ -47,16 +47,16 @@ impl Pulse {
     }
 }
 
-/// What the agent cannot be without.
+/// Parts that the agent needs.
 #[derive(Debug, Default)]
 pub struct Pulses {
-    /// The main runtime: a task of it is run.
+    /// The main runtime.
     pub runtime: Pulse,
-    /// The API's listener: it takes connections, or waits for a place for one.
+    /// The API's listener: it accepts, or waits for a place.
     pub api: Pulse,
-    /// The name of the API's socket.
+    /// The file of the API's socket.
     pub api_socket: Reach,
-    /// The name of the admin thread's socket.
+    /// The file of the admin thread's socket.
     pub admin_socket: Reach,
 }
 

@@ -1,13 +1,12 @@
-//! Command lines that are not carried out.
+//! Rejected command lines.
 
 use std::process::ExitCode;
 
-/// Exit status when the settings cannot be used: starting again does not help, correcting them does.
+/// Exit status for unusable settings, for which a restart does not help.
 pub(crate) const BAD_SETTINGS: u8 = 3;
 
-/// Prints why a command line is not carried out, and gives the exit status.
 pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
-    // Help and version are answers, everything else is a mistake. Nobody may be left to read either.
+    // Help and version are answers. The reader may be gone.
     let _ = error.print();
     if error.use_stderr() { ExitCode::from(BAD_SETTINGS) } else { ExitCode::SUCCESS }
 }

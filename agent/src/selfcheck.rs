@@ -1,10 +1,9 @@
-//! The self-check of endpoints: runs test packets through the pinned programs and compares the verdicts with the
-//! desired state.
+//! The self-check: runs test packets through an endpoint's pinned programs and compares the verdicts with the desired
+//! state.
 //!
-//! The checks are spread over the interval, and each endpoint is checked once in it. A mismatch raises an alarm only
-//! when nothing worked on the endpoint meanwhile and a second look shows the same. The begin and the end of an alarm
-//! are reported once: in the endpoint's log, the monitor, the agent's log, status and metrics. Each alarm requests
-//! one regeneration of the datapath.
+//! Each endpoint is checked once per interval. A mismatch raises an alarm only if the endpoint did not change
+//! meanwhile and a second check agrees. An alarm's begin and end are reported once, in the endpoint's log, the
+//! monitor, the agent's log, status and metrics. Each alarm requests one regeneration of the datapath.
 
 use std::{
     collections::BTreeSet,
@@ -43,23 +42,22 @@ use crate::{
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "endpoint-selfcheck";
-/// Endpoints whose checks fall within this time are checked in one batch.
+/// Checks within this time share a batch.
 const GATHER: Duration = Duration::from_millis(500);
-/// Maximum number of looks at an endpoint until two in a row agree.
+/// Maximum number of runs until two in a row agree.
 const LOOKS: usize = 4;
-/// Endpoints tried as the peer of a test packet.
 const PEERS: usize = 16;
-/// Bound of a batch, which normally takes a millisecond.
+/// A batch normally takes a millisecond.
 const BATCH_LIMIT: Duration = Duration::from_secs(5);
-/// How long a client waits for its turn behind other clients.
+/// How long a client waits behind other clients.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
-/// How long an alarm waits for its regeneration: less than the limit of a controller's run.
+/// How long an alarm waits for its regeneration; below the limit of a controller's run.
 const REGENERATION_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why endpoints could not be checked. It says nothing about the endpoints.
+/// Why a check failed; no finding.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// The kernel refused to run the test packets of these endpoints.
+    /// The kernel refused to run the packets.
     #[error("check endpoint {0}: {1}")]
     Kernel(String, #[source] KernelError),
     /// No answer in time for these endpoints.
@@ -79,9 +77,9 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, results: Arc<SelfChecks>)
         let handles = life.registry.list();
         results.keep(&handles.iter().map(|h| (h.id, h.epoch)).collect());
         life.metrics.self_checks_failing(results.failing());
-        // The extra pause separates the last check of a round from the first of the next.
+        // The extra pause separates the rounds.
         let pause = (interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX)).max(PACE);
-        // With many endpoints, several share a batch: a wake-up for each would cost more than its check.
+        // A wake-up for each of many endpoints would cost more than its check.
         let together = usize::try_from(GATHER.as_millis() / pause.as_millis().max(1)).unwrap_or(1).max(1);
         for handles in handles.chunks(together) {
             let pause = pause * u32::try_from(handles.len()).unwrap_or(1);
@@ -105,7 +103,7 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, results: Arc<SelfChecks>)
     }
 }
 
-/// What a check takes.
+/// Context of a check.
 pub struct Checker<'a, K: Kernel> {
     registry: &'a Registry,
     jobs: &'a Jobs<K>,
@@ -120,28 +118,26 @@ pub struct Checker<'a, K: Kernel> {
     results: &'a SelfChecks,
 }
 
-/// The test packets for an endpoint's programs.
 struct Question {
     handle: Handle,
-    /// The view of the endpoint before the check.
+    /// From before the check.
     view: View,
-    /// The peer of some test packets.
+    /// Peer of some packets.
     peer: Option<(Handle, View)>,
     cases: Arc<[Case]>,
-    /// [`Probes::stamp`] of the cases that try the rules of policy.
+    /// [`Probes::stamp`] of the policy cases.
     rules: u64,
 }
 
 type Answer = Result<Vec<CaseResult>, KernelError>;
 
 impl<'a, K: Kernel> Checker<'a, K> {
-    /// Checks these endpoints, and keeps what it finds in `results`.
+    /// A checker that stores its results in `results`.
     pub fn new(life: &'a Lifecycle<K>, results: &'a SelfChecks) -> Self {
         let Lifecycle { config, registry, jobs, kernel, policy, trace_all, monitor, metrics, tasks, .. } = life;
         Self { registry, jobs, kernel, policy, config, trace_all, monitor, metrics, stop: &tasks.stop, results }
     }
 
-    /// Checks endpoints in one batch, then checks each mismatching endpoint again by itself.
     async fn visit_each(&self, handles: &[Handle]) -> Result<(), CheckError> {
         let _turn = self.results.turn(Lane::Background).await;
         let mut questions = Vec::with_capacity(handles.len());
@@ -170,18 +166,18 @@ impl<'a, K: Kernel> Checker<'a, K> {
     /// Checks an endpoint, and raises or ends its alarm.
     ///
     /// # Errors
-    /// When the kernel could not be read; this is no finding about the endpoint.
+    /// When the kernel could not be read; no finding.
     pub async fn visit(&self, handle: &Handle) -> Result<(), CheckError> {
         let Some(found) = self.check(handle, Lane::Background).await? else { return Ok(()) };
         if self.note(handle, &found) {
             return Ok(());
         }
         self.raise_alarm(handle, &found);
-        // Rules that somebody changed are written again.
+        // Rewrites rules changed from outside.
         if let Err(why) = self.policy.put_right().await {
             tracing::warn!(endpoint = handle.id.get(), "self-check: write the rules of policy again: {why}");
         }
-        // A check right after the regeneration ends the alarm without waiting for the next round.
+        // Ends the alarm without waiting for the next round.
         if self.mend(handle).await
             && let Some(found) = self.check(handle, Lane::Background).await?
         {
@@ -190,8 +186,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         Ok(())
     }
 
-    /// Checks an endpoint for a client in the client's lane, without the pace of the background; returns the last result when the client
-    /// gets no turn in time.
+    /// Checks for a client, without the background's pace. Returns the last result when the client gets no turn.
     pub async fn ask(&self, handle: &Handle, lane: Lane) -> SelfCheck {
         let error = match timeout(TURN_LIMIT, self.check(handle, lane)).await {
             Ok(Ok(Some(found))) => {
@@ -205,7 +200,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         SelfCheck { error, ..self.results.last(handle.id, handle.epoch) }
     }
 
-    /// Looks until two looks in a row agree or one shows no mismatch. `None` when they never agree or the endpoint is in
+    /// Tests until two runs agree or one shows no mismatch. `None` when they never agree or the endpoint is in
     /// flight.
     async fn check(&self, handle: &Handle, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let mut before: Option<BTreeSet<String>> = None;
@@ -221,7 +216,6 @@ impl<'a, K: Kernel> Checker<'a, K> {
         Ok(None)
     }
 
-    /// The question for an endpoint in its current state; none while the endpoint is in flight.
     async fn question(&self, handle: &Handle) -> Option<Question> {
         let view = self.settled(handle)?;
         let peer = self.peer_of(handle.id);
@@ -236,7 +230,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         desired_config(self.config, self.trace_all, &view.record, view.trace)
     }
 
-    /// Runs the test packets of each endpoint. The caller has waited for its turn.
+    /// The caller holds the turn.
     async fn put(&self, questions: &[Question]) -> Result<Vec<Answer>, CheckError> {
         let checks: Vec<_> = questions.iter().map(|q| (q.handle.id, Arc::clone(&q.cases))).collect();
         let ids = || questions.iter().map(|q| q.handle.id.to_string()).collect::<Vec<_>>().join(", ");
@@ -246,12 +240,10 @@ impl<'a, K: Kernel> Checker<'a, K> {
         }
     }
 
-    /// Runs one batch of test packets for an endpoint.
     async fn look(&self, handle: &Handle, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let turn = self.results.turn(lane).await;
         let Some(question) = self.question(handle).await else { return Ok(None) };
         let answer = self.put(std::slice::from_ref(&question)).await?.pop();
-        // The judgement may take another turn.
         drop(turn);
         match answer {
             Some(answer) => self.judge(question, answer, lane).await,
@@ -259,7 +251,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         }
     }
 
-    /// Compares an answer with the desired state; none when something worked on the endpoint meanwhile.
+    /// `None` when the endpoint changed meanwhile.
     async fn judge(&self, asked: Question, answer: Answer, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let Question { handle, view, peer, cases, rules } = asked;
         // A concurrent change may explain any mismatch.
@@ -283,8 +275,8 @@ impl<'a, K: Kernel> Checker<'a, K> {
         Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
     }
 
-    /// True when the peer passes its own cases and is not in flight. Only then does a mismatch in a peer case count
-    /// against the checked endpoint; otherwise the peer's own check reports it.
+    /// Whether the peer passes its own cases. Only then does a mismatch count against the checked endpoint; otherwise
+    /// the peer's check reports it.
     async fn is_well(&self, handle: Handle, view: View, lane: Lane) -> bool {
         let alone = Question {
             cases: cases(&view.record, &self.desired(&view), None).into(),
@@ -300,22 +292,19 @@ impl<'a, K: Kernel> Checker<'a, K> {
             && self.unchanged(&alone.handle, &alone.view)
     }
 
-    /// The view of an endpoint that is ready and not in flight.
     fn settled(&self, handle: &Handle) -> Option<View> {
         let view = handle.shared.view();
         let quiet = view.committed && view.fsm.state == State::Ready && !self.jobs.is_in_flight(handle.id);
         quiet.then_some(view)
     }
 
-    /// True when nothing has worked on the endpoint since `before`.
     fn unchanged(&self, handle: &Handle, before: &View) -> bool {
         handle.shared.read(|v| v.is_as(before))
             && !self.jobs.is_in_flight(handle.id)
             && self.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
     }
 
-    /// The peer for an endpoint: the next one by id that is settled. None when the next [`PEERS`] are all busy; the next
-    /// round tries again.
+    /// The next settled endpoint by id. `None` when the next [`PEERS`] are busy.
     fn peer_of(&self, id: EndpointId) -> Option<(Handle, View)> {
         let mut at = id;
         for _ in 0..PEERS {
@@ -328,7 +317,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         None
     }
 
-    /// Keeps a result; true when all is as desired. An alarm must not outlive such a result, which clients see.
+    /// True when it matches. An alarm must not outlive a match, which clients see.
     fn note(&self, handle: &Handle, found: &[Judged]) -> bool {
         let well = found.iter().all(|j| j.same);
         let case = |j: &Judged| SelfCheckCase {
@@ -377,7 +366,7 @@ impl<'a, K: Kernel> Checker<'a, K> {
         self.monitor.agent(Some(handle.id), "self-check-ended", message);
     }
 
-    /// Requests a regeneration, once in each alarm. True when it succeeded.
+    /// Once per alarm. True when it succeeded.
     async fn mend(&self, handle: &Handle) -> bool {
         if self.results.update(handle, |row| row.asked) {
             return false;
@@ -417,7 +406,6 @@ impl<'a, K: Kernel> Checker<'a, K> {
     }
 }
 
-/// The first mismatch in words, and the number of further ones.
 fn words(found: &[Judged]) -> String {
     let amiss: Vec<&Judged> = found.iter().filter(|j| !j.same).collect();
     let first = amiss.first().map(|j| format!("{}: expected {}; got {}", j.name, j.expected, j.got));
@@ -426,7 +414,7 @@ fn words(found: &[Judged]) -> String {
     format!("{}{more}", first.unwrap_or_default())
 }
 
-/// The self-checks in status. `interval`: of the checks.
+/// The status component; `interval` of the checks.
 #[must_use]
 pub fn component(results: &SelfChecks, interval: Duration) -> ComponentStatus {
     let (failing, checked, oldest) = results.summary();

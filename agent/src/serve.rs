@@ -1,4 +1,4 @@
-//! Listeners: the unix socket, and the metrics port when one is asked for.
+//! Listeners: the unix socket and the metrics port.
 
 mod places;
 
@@ -26,30 +26,27 @@ use wharf_api::{ApiError, ErrorCode};
 use self::places::{Answer, Busy, Places};
 use crate::{pulse::BEAT, socket::Socket};
 
-/// Connections at once.
 #[derive(Clone, Copy)]
 struct Limit {
     all: usize,
-    /// Those of users other than root. The CNI plugin runs as root, so the rest is kept for it.
+    /// Users other than root; the CNI plugin runs as root and needs the rest.
     others: usize,
 }
 
-/// Of the API; a shim or a CLI needs one each.
+/// A shim or a CLI needs one connection.
 const API: Limit = Limit { all: 1024, others: 960 };
 
-/// Of the metrics port, whose clients have no user.
+/// Metrics clients have no user.
 const METRICS: Limit = Limit { all: 64, others: 64 };
 
-/// Of the admin thread's socket.
 const ADMIN: Limit = Limit { all: 32, others: 24 };
 
-/// Connections that are answered that there is no place; further ones are closed.
+/// Connections that get an "overloaded" answer; further ones are closed.
 const REFUSALS: usize = 32;
 
-/// Longest time for the head of a request that is refused.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The user at the other end of a connection, as an extension of each request.
+/// A connection's user, as an extension of its requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer {
     /// The user is root.
@@ -62,27 +59,27 @@ impl Peer {
     }
 }
 
-/// Longest time for a request's head, and for the pause between two requests on one connection.
+/// Time limit for a request's head, and for the pause between requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves the API until told to stop; requests that run are answered first. Beats while it takes connections.
+/// Serves the API until `stop`, and answers running requests. Calls `beat` while it accepts.
 pub async fn api(listener: Socket, router: Router, stop: CancellationToken, beat: impl Fn() + Send) {
     serve(listener, API, Peer::of, router, stop, beat).await;
 }
 
-/// Serves the admin thread's socket until told to stop.
+/// Serves the admin thread's socket until `stop`.
 pub async fn admin(listener: Socket, router: Router, stop: CancellationToken) {
     serve(listener, ADMIN, Peer::of, router, stop, || {}).await;
 }
 
-/// Serves metrics until told to stop.
+/// Serves metrics until `stop`.
 pub async fn metrics(listener: TcpListener, router: Router, stop: CancellationToken) {
     serve(listener, METRICS, |_| Peer { is_root: false }, router, stop, || {}).await;
 }
 
-/// Accepts as many connections as there are places; further ones wait in the kernel's backlog. A client that takes longer
-/// than [`HEADER_TIMEOUT`] for a request's head, or sends none, loses its place. Where users other than root have all of
-/// theirs, a further connection gets the place of the longest idle connection, and is refused if all have requests.
+/// Further connections wait in the kernel's backlog. A client that exceeds [`HEADER_TIMEOUT`] for a request's head
+/// loses its place. When users other than root have all their places, a further connection replaces the longest idle
+/// one, and is refused if none is idle.
 async fn serve<L: Listener>(
     mut listener: L,
     limit: Limit,
@@ -100,7 +97,7 @@ async fn serve<L: Listener>(
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let accept = async {
-            // The semaphore is never closed, so there is always a permit in the end.
+            // The semaphore is never closed, so a permit comes eventually.
             let permit = Arc::clone(&all).acquire_owned().await.ok();
             (listener.accept().await.0, permit)
         };
@@ -161,7 +158,6 @@ async fn serve<L: Listener>(
     tasks.wait().await;
 }
 
-/// The answer where there is no place.
 fn refuse(limit: Limit) -> hyper::Response<String> {
     let error = ApiError {
         code: ErrorCode::Overloaded,

@@ -1,7 +1,6 @@
-//! A unix socket with a name in the file system, which is bound again when its file is gone.
+//! A unix socket that is bound again when its file is gone.
 //!
-//! Removing a socket's file, or the directory around it, leaves a listener that no client can reach. The accept loop
-//! therefore compares the file at the path with the bound one once a second.
+//! Without the file no client can reach the listener, so the accept loop checks the file once a second.
 
 use std::{
     io,
@@ -20,36 +19,33 @@ use tokio::{
 
 use crate::{accounts, make_directory, sync::lock};
 
-/// Group that may connect to the agent, if the system has it.
+/// Group that may connect, if it exists.
 const GROUP: &str = "wharf";
-/// Interval between checks of the file.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long status reports that a socket was bound again.
+/// How long status reports a new bind.
 const RECENT: Duration = Duration::from_secs(30);
 
-/// Device and inode of a file.
 type FileId = (u64, u64);
 
-/// Whether clients can reach the socket; read by status. Clones share it.
+/// Whether clients can reach the socket. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Reach(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Why the socket can be neither reached nor bound again.
+    /// Why the socket is lost and cannot be bound again.
     lost: Option<String>,
-    /// When the socket was bound again.
     again: Option<Instant>,
 }
 
 impl Reach {
-    /// Why clients cannot reach the socket, while they cannot.
+    /// Why clients cannot reach the socket.
     #[must_use]
     pub fn lost(&self) -> Option<String> {
         lock(&self.0).lost.clone()
     }
 
-    /// How long ago the socket was bound again, while that is recent.
+    /// Time since a recent new bind.
     #[must_use]
     pub fn bound_again(&self) -> Option<Duration> {
         lock(&self.0).again.map(|at| at.elapsed()).filter(|ago| *ago < RECENT)
@@ -67,8 +63,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds the socket with mode 0660, and group `wharf` if it exists. A stale socket file is replaced; a live one
-    /// is not.
+    /// Binds with mode 0660, and group `wharf` if it exists. Replaces only a stale socket file.
     ///
     /// # Errors
     /// When another agent answers there, or the file system refuses.
@@ -79,7 +74,7 @@ impl Socket {
         Ok(Self { path: path.to_owned(), listener, file, looks, reach })
     }
 
-    /// Binds the socket again when its file is gone. Each loss is logged once.
+    /// Binds again when the file is gone. Each loss is logged once.
     async fn look(&mut self) {
         let problem = match file_id(&self.path) {
             Ok(there) if there == self.file => {
@@ -123,7 +118,7 @@ impl Listener for Socket {
     async fn accept(&mut self) -> (UnixStream, SocketAddr) {
         loop {
             tokio::select! {
-                // Clients in the old listener's queue are accepted before the listener is replaced.
+                // Empties the old listener's queue before it is replaced.
                 biased;
                 accepted = Listener::accept(&mut self.listener) => return accepted,
                 _ = self.looks.tick() => {}
@@ -138,7 +133,7 @@ impl Listener for Socket {
 }
 
 impl Drop for Socket {
-    /// Removes the socket's file, unless another file has replaced it.
+    /// Keeps a file that has replaced the socket's.
     fn drop(&mut self) {
         if file_id(&self.path).is_ok_and(|there| there == self.file)
             && let Err(error) = std::fs::remove_file(&self.path)

@@ -1,9 +1,8 @@
 //! The store: one redb file, one writer thread, one transaction for an endpoint and its leases.
 //!
-//! redb's commits block (they sync the file), so a dedicated thread owns the database. Callers queue changes over a
-//! bounded channel and await their commit. Queued changes are committed together, and each caller's changes are
-//! applied as a whole or not at all (a redb transaction is atomic). Sixteen concurrent creates thus cost two commits
-//! instead of thirty-two.
+//! redb's commits block on fsync, so a dedicated thread owns the database. Callers await their commit over a bounded
+//! channel. Queued changes are committed together, each caller's as a whole or not at all: sixteen concurrent creates
+//! cost two commits instead of thirty-two.
 
 pub mod check;
 mod error;
@@ -34,22 +33,21 @@ use file::File;
 use opening::CACHE_BYTES;
 use tables::{read_lives, read_one_life, read_snapshot, write_meta};
 
-/// Changes that may wait for the writer. The admission limit lets fewer through at once, so a full channel means that
-/// the disk is stuck. Callers then wait, bounded by their own deadlines.
+/// The admission limit is lower, so a full channel means a stuck disk. Callers then wait until their deadlines.
 const QUEUE: usize = 256;
-/// Epochs reserved with one write, so that a create needs no commit of its own to get its epoch.
+/// Reserved with one write, so that a create needs no commit for its epoch.
 const EPOCH_BLOCK: u64 = 4096;
 
-/// Maximum number of ended lives kept for [`Store::take_untold`].
+/// Ended lives kept for [`Store::take_untold`].
 const MAX_UNTOLD: usize = 256;
 
-/// Interval between checks of the file while the store is idle. The store is lost only if the agent is killed between
-/// the loss of the file and the next check.
+/// Interval of file checks while idle. The store is lost only if the agent is killed between the loss and the next
+/// check.
 pub const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// How long status shows a failed commit or a rewrite of the file.
+/// How long status shows a failed commit or a rewrite.
 const RECENT: std::time::Duration = std::time::Duration::from_secs(30);
-/// A commit that takes longer than this is shown in status.
+/// Status shows longer commits.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
 
 enum Job {
@@ -60,7 +58,7 @@ enum Job {
     Life { id: EndpointId, epoch: Epoch, reply: oneshot::Sender<Result<Option<Life>, StoreError>> },
 }
 
-/// Handle to the writer thread. Clones share it; when the last is dropped, the thread commits what is queued and ends.
+/// Handle to the writer thread. When the last clone is dropped, the thread commits the queue and ends.
 #[derive(Clone)]
 pub struct Store {
     jobs: mpsc::Sender<Job>,
@@ -79,25 +77,22 @@ pub struct Stats {
     pub failures: AtomicU64,
     /// The last commit succeeded.
     pub healthy: AtomicBool,
-    /// Time of the last failed commit, monotonic milliseconds; 0 when none failed.
+    /// Last failed commit, monotonic milliseconds; 0 for none.
     pub last_failure: AtomicU64,
-    /// Start of the writer's current work, monotonic milliseconds; 0 when the writer is idle.
+    /// Start of the writer's current work, monotonic milliseconds; 0 when idle.
     pub busy_since: AtomicU64,
-    /// Change sets whose timeline changes were dropped because the full commit failed.
+    /// Change sets committed without their timeline changes.
     pub timeline_dropped: AtomicU64,
-    /// The file was rewritten without the timeline.
     timeline_lost: AtomicBool,
-    /// Cause of the last failed commit.
     last_cause: Mutex<String>,
-    /// When the file was rewritten after a loss, and how it was lost.
+    /// Time of the rewrite, and how the file was lost.
     rewritten: Mutex<Option<(std::time::Instant, String)>>,
-    /// Ended lives that were dropped from their commits, until the next timeline batch takes them.
+    /// Lives dropped from their commits, until the next timeline batch.
     untold: Mutex<VecDeque<Life>>,
 }
 
 impl Stats {
-    /// Age and cause of the last failed commit, while it is recent. On a nearly full disk, small commits succeed
-    /// between failing ones.
+    /// Age and cause of a recent failed commit. On a nearly full disk, small commits succeed between failures.
     #[must_use]
     pub fn failed_recently(&self) -> Option<(std::time::Duration, String)> {
         let last = self.last_failure.load(Ordering::Relaxed);
@@ -105,7 +100,7 @@ impl Stats {
         (last > 0 && ago < RECENT).then(|| (ago, lock(&self.last_cause).clone()))
     }
 
-    /// How long ago the file was rewritten and how it was lost, while that is recent.
+    /// Age of a recent rewrite, and how the file was lost.
     #[must_use]
     pub fn rewritten_recently(&self) -> Option<(std::time::Duration, String)> {
         let rewritten = lock(&self.rewritten);
@@ -119,7 +114,7 @@ impl Stats {
         *lock(&self.last_cause) = error.cause.to_string();
     }
 
-    /// Keeps the ended lives of a change set that was committed without its timeline changes.
+    /// Keeps the ended lives of a commit without timeline.
     fn keep_untold(&self, changes: Vec<Change>) {
         let mut untold = lock(&self.untold);
         for change in changes {
@@ -134,7 +129,7 @@ impl Stats {
         }
     }
 
-    /// How long the writer has been busy with its current work, when that exceeds `SLOW`.
+    /// How long the writer has been busy, beyond `SLOW`.
     #[must_use]
     pub fn writing_for(&self) -> Option<std::time::Duration> {
         let since = self.busy_since.load(Ordering::Relaxed);
@@ -152,19 +147,19 @@ struct Epochs {
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// Content of the store when it was opened.
+    /// Content at the start.
     pub snapshot: Snapshot,
-    /// Set when a file was put aside, with the reason.
+    /// Why a file was set aside.
     pub set_aside: Option<String>,
-    /// The records of this boot were lost, or there was no file. Endpoints may exist that the store does not know.
+    /// The boot's records were lost, or there was no file: unknown endpoints may exist.
     pub lost: bool,
-    /// The writer thread; joined at shutdown after every [`Store`] is dropped.
+    /// The writer thread; ends after every [`Store`] is dropped.
     pub writer: std::thread::JoinHandle<()>,
 }
 
 impl Store {
-    /// Opens or creates the file. A file of another boot is set aside, because its endpoints ended with that boot. A
-    /// damaged file is set aside with a message. A file with a newer schema is refused.
+    /// Opens or creates the file. Sets aside a damaged file, and a file of another boot, whose endpoints ended with
+    /// it.
     ///
     /// # Errors
     /// When the file cannot be opened or created, is held by another agent, or has a newer schema.
@@ -172,7 +167,7 @@ impl Store {
         Self::open_with(path, boot_id, |path| Database::builder().set_cache_size(CACHE_BYTES).create(path))
     }
 
-    /// [`Self::open`] with a custom opener, for tests that simulate a full or slow disk.
+    /// [`Self::open`] with a custom opener, for tests.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -204,10 +199,10 @@ impl Store {
         Ok(Opened { store, snapshot, set_aside, lost, writer })
     }
 
-    /// Makes all changes durable, together or not at all.
+    /// Makes all changes durable, or none.
     ///
     /// # Errors
-    /// When the commit failed; then none of the changes is in the store.
+    /// When the commit failed; the store is unchanged.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         if changes.is_empty() {
             return Ok(());
@@ -215,7 +210,7 @@ impl Store {
         self.ask("commit", |reply| Job::Commit { changes, reply }).await
     }
 
-    /// Reads the whole store, after all jobs queued earlier; for the audit.
+    /// Reads the store, after all earlier jobs.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -223,7 +218,7 @@ impl Store {
         self.ask("read", |reply| Job::Read { reply }).await
     }
 
-    /// Every life in the timeline, and the number of unreadable rows.
+    /// All lives, and the number of unreadable rows.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -231,7 +226,7 @@ impl Store {
         self.ask("read", |reply| Job::Lives { reply }).await
     }
 
-    /// One life in the timeline; `None` when it is absent or unreadable.
+    /// One life; `None` when absent or unreadable.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -239,25 +234,24 @@ impl Store {
         self.ask("read", |reply| Job::Life { id, epoch, reply }).await
     }
 
-    /// Takes the ended lives that were dropped from their commits. The caller must write them now.
+    /// Ended lives dropped from their commits. The caller must write them now.
     #[must_use]
     pub fn take_untold(&self) -> Vec<Life> {
         lock(&self.stats.untold).drain(..).collect()
     }
 
-    /// Whether the timeline was lost since the last call. The caller must then write its copy of the timeline again.
+    /// Whether the timeline was lost since the last call. The caller must rewrite it.
     #[must_use]
     pub fn take_timeline_lost(&self) -> bool {
         self.stats.timeline_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// The ended life of one endpoint, if [`Self::take_untold`] has not taken it yet.
+    /// An ended life, until [`Self::take_untold`].
     #[must_use]
     pub fn untold(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
         lock(&self.stats.untold).iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
     }
 
-    /// Gives the writer thread a job and awaits its reply.
     async fn ask<T>(
         &self,
         operation: &'static str,
@@ -269,9 +263,8 @@ impl Store {
         answer.await.map_err(|_| ended())?
     }
 
-    /// Answers after the writer thread has done all jobs queued earlier, which proves that the thread and its disk
-    /// respond. A file that was closed after a failure is reopened. A file that was removed, replaced or modified by
-    /// another process is rewritten.
+    /// Answers after all earlier jobs, which proves that thread and disk respond. Reopens a file closed after a
+    /// failure, and rewrites a file removed, replaced or modified by another process.
     ///
     /// # Errors
     /// When the file cannot be reopened, was lost since the last check, or the thread has ended.
@@ -279,13 +272,13 @@ impl Store {
         self.ask("read", |reply| Job::Ping { reply }).await
     }
 
-    /// The next epoch. It is reserved durably before use, so that a crash never reissues it.
+    /// The next epoch, reserved durably first, so that a crash never reissues it.
     ///
     /// # Errors
-    /// When a new block of epochs cannot be reserved.
+    /// When a block of epochs cannot be reserved.
     pub async fn next_epoch(&self) -> Result<Epoch, StoreError> {
         let epoch = self.epochs.next.fetch_add(1, Ordering::Relaxed);
-        // Every caller takes this lock, but only one in EPOCH_BLOCK creates holds it across a commit.
+        // Only one in EPOCH_BLOCK creates holds the lock across a commit.
         let mut reserved = self.epochs.reserved.lock().await;
         if epoch >= *reserved {
             let high = epoch + EPOCH_BLOCK;
@@ -295,7 +288,7 @@ impl Store {
         Ok(Epoch(epoch))
     }
 
-    /// Never issues an epoch up to `up_to`. A kernel object carries it, and the store that recorded it was lost.
+    /// Never issues an epoch up to `up_to`, which a kernel object carries after the loss of its record.
     pub fn skip_epochs(&self, up_to: Epoch) {
         self.epochs.next.fetch_max(up_to.0.saturating_add(1), Ordering::Relaxed);
     }
@@ -306,7 +299,7 @@ impl Store {
         &self.stats
     }
 
-    /// Boot id that all records of the store belong to.
+    /// Boot id of all records.
     #[must_use]
     pub fn boot_id(&self) -> &str {
         &self.boot_id
@@ -319,7 +312,6 @@ impl Store {
     }
 }
 
-/// A request for lives, with its reply channel.
 enum Lives {
     All(oneshot::Sender<Result<(Vec<Life>, u64), StoreError>>),
     One(EndpointId, Epoch, oneshot::Sender<Result<Option<Life>, StoreError>>),
@@ -354,7 +346,6 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
         }
         for job in lives {
             match job {
-                // The caller may have gone.
                 Lives::All(reply) => drop(reply.send(file.read(read_lives))),
                 Lives::One(id, epoch, reply) => drop(reply.send(file.read(|d| read_one_life(d, id, epoch)))),
             }
@@ -365,12 +356,12 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
         }
         stats.busy_since.store(0, Ordering::Relaxed);
     }
-    // Closing the file writes to it, so a lost file is rewritten first.
+    // Closing writes to the file, so a lost file is rewritten first.
     write_back(&mut file, stats);
 }
 
-/// Rewrites the file when it was removed, replaced or modified by another process. Queued changes are refused even
-/// so: reporting them durable would be wrong if the other process interferes again.
+/// Rewrites a file that was removed, replaced or modified by another process. Queued changes are refused, because the
+/// other process may interfere again.
 fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
     let what = file.check().err()?;
     let cause = match file.write_anew() {
@@ -394,16 +385,14 @@ fn refuse_all(commits: Vec<Commit>, error: &StoreError, stats: &Stats) -> u64 {
     0
 }
 
-/// A change set and the reply channel of its caller.
 type Commit = (Vec<Change>, oneshot::Sender<Result<(), StoreError>>);
 
-/// Returns how many changes were committed.
 fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
     if commits.is_empty() {
         return 0;
     }
     let count = commits.iter().map(|(changes, _)| changes.len() as u64).sum();
-    // A change is committed even if its caller no longer waits for it.
+    // Even if the caller no longer waits.
     let all = file.commit(commits.iter().flat_map(|(changes, _)| changes));
     if all.is_ok() {
         stats.commits.fetch_add(1, Ordering::Relaxed);
@@ -411,10 +400,10 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
         commits.into_iter().for_each(|(_, reply)| drop(reply.send(Ok(()))));
         return count;
     }
-    // A single change set may be the cause, so each is committed alone and only that one fails.
+    // One change set may be the cause.
     for (changes, reply) in commits {
         let mut result = file.commit(changes.iter());
-        // A timeline row must not block a create or a delete.
+        // The timeline must not block a create or a delete.
         if result.is_err() && changes.iter().any(Change::is_of_timeline) {
             let needed = || changes.iter().filter(|c| !c.is_of_timeline());
             if needed().next().is_some() {

@@ -1,6 +1,6 @@
-//! Stuck steps: steps that overran their deadline.
+//! Steps that overran their deadline.
 //!
-//! A step's deadline frees its caller; this module reports the step until it ends.
+//! The deadline releases the caller; this module reports the step until it ends.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -15,14 +15,14 @@ use crate::node::{jobs::Jobs, lifecycle::Lifecycle, registry::Registry};
 
 /// Interval of the check.
 pub const TICK: Duration = Duration::from_secs(1);
-/// Time after its deadline at which a step counts as stuck: the step's own timeout is reported first.
+/// The step's own timeout is reported first.
 const GRACE_MS: u64 = 1_000;
 
 /// Steps that overran, by endpoint.
 #[must_use]
 pub fn stuck<K: Kernel>(registry: &Registry, jobs: &Jobs<K>, proxy_timeout: Duration) -> Vec<StuckStep> {
     let mut found = Vec::new();
-    // A step runs while its endpoint is in flight: an idle endpoint has none.
+    // Only endpoints in flight run a step.
     for handle in jobs.in_flight().into_iter().filter_map(|id| registry.get(id)) {
         handle.shared.read(|v| {
             if v.status.phase.is_empty() {
@@ -41,7 +41,7 @@ pub fn stuck<K: Kernel>(registry: &Registry, jobs: &Jobs<K>, proxy_timeout: Dura
             }
         });
     }
-    // Kernel calls that still run after their step timed out.
+    // Kernel calls that outlive their step.
     for (id, job) in jobs.running() {
         let for_ms = u64::try_from(job.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (endpoint, bound_ms) = (id.get(), bound_ms(proxy_timeout, job.step));
@@ -55,7 +55,7 @@ pub fn stuck<K: Kernel>(registry: &Registry, jobs: &Jobs<K>, proxy_timeout: Dura
     found
 }
 
-/// The deadline of a step by name; the longest one when creates and deletes share the name.
+/// The longest deadline of the steps with this name.
 fn bound_ms(proxy_timeout: Duration, step: &str) -> u64 {
     if step == DeleteStep::AwaitProxy.name() {
         return u64::try_from(proxy_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -65,7 +65,7 @@ fn bound_ms(proxy_timeout: Duration, step: &str) -> u64 {
     create.chain(delete).max().unwrap_or(CreateStep::EnsurePrograms.deadline_ms())
 }
 
-/// Checks until the agent stops. Reports each stuck step once: in the log, the endpoint's log and the monitor.
+/// Reports each stuck step once, in log, endpoint log and monitor, until the agent stops.
 pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
     let mut told: BTreeSet<(u16, String)> = BTreeSet::new();
     loop {

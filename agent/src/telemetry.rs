@@ -1,8 +1,7 @@
-//! Logs: set up once; filter and format change while the agent runs.
+//! Logs, whose filter and format may change at run time.
 //!
-//! A line belongs to an operation when it is written inside that operation's span ([`operation`]). It then carries
-//! the operation's id and its endpoint. [`lines`] writes all lines, escapes foreign text in them and limits floods
-//! ([`limit`]).
+//! A line inside an operation's span ([`operation`]) carries its id and endpoint. [`lines`] writes and escapes all
+//! lines, and limits floods ([`limit`]).
 
 mod directives;
 pub mod limit;
@@ -22,26 +21,26 @@ use self::lines::{Lines, Shape};
 pub use self::{directives::FilterError, lines::LogFormat};
 use crate::{log_ring::LogRing, sync::lock};
 
-/// Changes log filter and format while the agent runs. Cheap to clone.
+/// Changes filter and format; cheap to clone.
 #[derive(Clone)]
 pub struct LogFilter {
     handle: reload::Handle<EnvFilter, Registry>,
-    /// The filter as requested; the filter in force also enables the operations' spans.
+    /// As requested; the filter in force also enables the operations' spans.
     text: Arc<Mutex<String>>,
     shape: Arc<Shape>,
     ring: LogRing,
 }
 
 impl LogFilter {
-    /// Checks a filter without applying it.
+    /// Checks a filter.
     ///
     /// # Errors
-    /// What is wrong with the filter, and what is allowed.
+    /// The problem, and the allowed forms.
     pub fn check(filter: &str) -> Result<(), FilterError> {
         directives::parse(filter).map(drop)
     }
 
-    /// Puts a new filter in force.
+    /// Applies a new filter.
     ///
     /// # Errors
     /// When the filter does not parse; the old one stays.
@@ -77,8 +76,7 @@ impl LogFilter {
     }
 }
 
-/// Each second until `stop`, logs a summary of the lines that were suppressed in floods that have ended ("suppressed
-/// N like this").
+/// Summarises suppressed lines each second until `stop` ("suppressed N like this").
 pub async fn tell_suppressed(log: LogFilter, stop: CancellationToken) {
     while tokio::time::timeout(limit::WINDOW, stop.cancelled()).await.is_err() {
         log.shape.sweep();

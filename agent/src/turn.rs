@@ -8,25 +8,25 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// Represents the network namespace: a sysctl with an inode of its own in each namespace, which only the namespace's
-/// administrator may open (mode 0600). The file is locked, and neither read nor written.
+/// A sysctl with one inode per network namespace, which only its administrator may open (mode 0600). The file is only
+/// locked.
 const NAMESPACE: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
-/// Lock file of the state directory. Other users may be able to open the directory itself.
+/// Lock file of the state directory, which other users may be able to open.
 pub const STATE_LOCK: &str = "lock";
 
-/// Exclusive use of a network namespace, a bpffs and a state directory, held while this value lives. The kernel
-/// releases the locks when the process ends, however it ends.
+/// Exclusive use of a network namespace, a bpffs and a state directory. The kernel releases the locks when the
+/// process ends.
 ///
-/// Each lock is on a file that only root may open, so that no other user can keep the agent from starting.
+/// Only root may open the lock files, so no other user can prevent the agent's start.
 #[derive(Debug)]
 pub struct Turn {
     _locks: Vec<File>,
 }
 
 impl Turn {
-    /// Locks the network namespace of this thread. Two agents in one namespace would each remove objects that only
-    /// the other's records explain.
+    /// Locks this thread's network namespace. Two agents would each remove objects that only the other's records
+    /// explain.
     ///
     /// # Errors
     /// When another agent holds the lock, or this process may not administer the namespace.
@@ -51,7 +51,7 @@ impl Turn {
         Ok(self)
     }
 
-    /// Also locks a state directory. Two agents would overwrite each other's files.
+    /// Also locks a state directory: two agents would overwrite each other's files.
     ///
     /// # Errors
     /// When another agent holds the lock, or the directory is not writable.
@@ -96,7 +96,7 @@ mod tests {
             refused.contains("another agent uses the state directory") && refused.contains("--state-dir"),
             "{refused}"
         );
-        // The directory itself may be open to others: a lock on it keeps nobody out.
+        // Another user may lock the directory itself without effect.
         drop(held);
         let _others = File::open(directory.path()).map(|d| d.lock()).expect("lock the directory");
         take().expect("free again");

@@ -1,7 +1,7 @@
-//! Upgrade and downgrade at a start: endpoints of other ABI versions are taken over before the agent serves.
+//! Takes over endpoints of other ABI versions before the agent serves.
 //!
-//! `wharf_core::upgrade` selects the endpoints. `wharf-datapath` takes them over, and restores the other version when
-//! that fails. The agent then does not start: it never runs beside endpoints that it failed to take over.
+//! `wharf_core::upgrade` selects them. `wharf-datapath` takes them over, or restores the other version. The agent
+//! never serves with endpoints of another version.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,11 @@ use wharf_datapath::LinuxKernel;
 
 use crate::{config::AgentConfig, endpoint::build};
 
-/// Time that systemd grants beyond TimeoutStartSec= from each request on, and the interval of the requests.
+/// Extension of systemd's TimeoutStartSec=, and interval of requests.
 const MORE_TIME: Duration = Duration::from_secs(60);
 const ASKED_EVERY: Duration = Duration::from_secs(5);
 
-/// To be called after each endpoint: ten thousand take longer than a start usually may, and a start that systemd ends
-/// begins anew (sd_notify(3), EXTEND_TIMEOUT_USEC=).
+/// Called after each endpoint: ten thousand take longer than the start timeout (sd_notify(3), EXTEND_TIMEOUT_USEC=).
 fn more_time() -> impl Fn() + Send {
     let asked = std::cell::Cell::new(None::<Instant>);
     let usec = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
@@ -33,11 +32,10 @@ fn more_time() -> impl Fn() + Send {
     }
 }
 
-/// Takes over the endpoints that other ABI versions have pinned, if there are any.
+/// Takes over the endpoints of other ABI versions.
 ///
 /// # Errors
-/// When an endpoint cannot be taken over. The previous programs are then in force again, and the message gives the
-/// remedy.
+/// When an endpoint cannot be taken over. The previous programs are in force again; the message has the remedy.
 pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snapshot) -> anyhow::Result<()> {
     let others = kernel.other_versions().await?;
     if others.is_empty() {
@@ -51,7 +49,7 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
     let plan = plan_upgrade(&others, snapshot, &links, &gone.into_iter().collect());
     let takeover = |record: EndpointRecord| Takeover {
         programs: ProgramSpec { keep: true, ..build::desired_programs(config, &record) },
-        // Tracing that the previous agent enabled is not carried over.
+        // The previous agent's tracing is not carried over.
         config: build::config_of(config, &record, false),
         record,
     };

@@ -1,15 +1,14 @@
-//! systemd's watchdog (sd_watchdog_enabled(3)), fed only while the parts that matter move.
-//!
-//! It runs on the admin thread: what it judges is not what it runs on.
+//! systemd's watchdog (sd_watchdog_enabled(3)), notified while the important parts make progress. It runs on the
+//! unwatched admin thread.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{endpoint::deletions, node::LinuxNode, notify, pulse::Pulse, status};
 
-/// Controllers without which the node goes wrong while the agent looks alive.
+/// Their hang damages the node while the agent looks alive.
 pub const CRITICAL: [&str; 2] = ["node-datapath", deletions::CONTROLLER];
 
-/// Feeds it until the agent stops, three times in each interval.
+/// Notifies three times per interval, until the agent stops.
 pub async fn feed(node: Arc<LinuxNode>, interval: Duration) {
     let work = || async {
         moves(&node, interval).await?;
@@ -19,7 +18,6 @@ pub async fn feed(node: Arc<LinuxNode>, interval: Duration) {
     node.life.tasks.controllers.run("watchdog", interval / 3, node.life.tasks.stop.clone(), work).await;
 }
 
-/// A part of the agent that does not move.
 #[derive(Debug, thiserror::Error)]
 enum Stalled {
     #[error("{0} shows no sign of life for {silent} ms", silent = .1.as_millis())]
@@ -33,7 +31,7 @@ enum Stalled {
 }
 
 async fn moves(node: &Arc<LinuxNode>, interval: Duration) -> Result<(), Stalled> {
-    // Half of the interval is what the rest of it can make good before systemd acts.
+    // The rest is time to recover before systemd acts.
     let bound = interval / 2;
     beats("the main runtime", &node.pulses.runtime, bound)?;
     beats("the API's listener", &node.pulses.api, bound)?;

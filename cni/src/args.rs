@@ -1,7 +1,6 @@
-//! What is asked for one container: `CNI_ARGS`, and netconf's `args.cni` and `runtimeConfig`.
+//! Settings of one container: `CNI_ARGS`, netconf's `args.cni` and `runtimeConfig`.
 //!
-//! The three say the same things in different places and ages of the specification; a runtime may use several at once
-//! (podman does). They are joined: what agrees counts once, what contradicts is an error.
+//! A runtime may use several at once (podman does). Equal values are merged; contradictions are an error.
 
 use std::net::IpAddr;
 
@@ -16,39 +15,34 @@ use crate::{
     rules::{self, cut},
 };
 
-/// `runtimeConfig` key of the pod's annotations, sent when netconf's `capabilities` ask for it.
+/// The pod's annotations, if netconf's `capabilities` ask for them.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// Annotation: IPAM pool; goes before netconf's `pool`.
+/// IPAM pool; overrides netconf's `pool`.
 const ANNOTATION_POOL: &str = "wharf/pool";
-/// Annotation: addresses, joined by commas.
 const ANNOTATION_IPS: &str = "wharf/ips";
-/// Annotation: MAC address.
 const ANNOTATION_MAC: &str = "wharf/mac";
 
-/// What a container asks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ContainerArgs {
     pub(crate) pod_name: Option<String>,
     pub(crate) pod_namespace: Option<String>,
     /// `source:key=value`.
     pub(crate) labels: Vec<String>,
-    /// Six lower-case hex bytes joined by `:`.
+    /// Six lower-case hex bytes separated by `:`.
     pub(crate) mac: Option<String>,
-    /// At most one of each family.
+    /// At most one per family.
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) pool: Option<String>,
     pub(crate) ports: Vec<PublishedPort>,
     pub(crate) bandwidth: Bandwidth,
-    /// In place of the default routes.
+    /// Replace the default routes.
     pub(crate) routes: Option<Vec<ContainerRoute>>,
-    /// For the result.
     pub(crate) dns: Dns,
-    /// Whether ADD fails at once when the agent answers "not now".
+    /// ADD fails at once when the agent answers "not now".
     pub(crate) no_wait: bool,
 }
 
 impl ContainerArgs {
-    /// Reads all places.
     pub(crate) fn parse(cni_args: &str, conf: &NetConf) -> Result<Self, Fault> {
         let mut found = Self { pool: conf.pool.clone(), dns: conf.dns.clone(), ..Self::default() };
         found.add_environment(cni_args)?;
@@ -65,8 +59,8 @@ impl ContainerArgs {
         Ok(found)
     }
 
-    /// `CNI_ARGS`: `KEY=VALUE` joined by `;`. Keys that we do not know are passed over, with or without
-    /// `IgnoreUnknown`: runtimes add their own and do not always say so.
+    /// `CNI_ARGS`: `KEY=VALUE` separated by `;`. Ignores unknown keys: runtimes add their own without
+    /// `IgnoreUnknown`.
     fn add_environment(&mut self, cni_args: &str) -> Result<(), Fault> {
         for pair in cni_args.split(';').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair
@@ -76,7 +70,7 @@ impl ContainerArgs {
                 continue;
             }
             match key {
-                // The label keys are those that the kubelet writes on containers.
+                // The label keys that the kubelet writes on containers.
                 "K8S_POD_NAME" => {
                     self.pod_name = Some(value.to_owned());
                     self.label("k8s", "io.kubernetes.pod.name", value);
@@ -89,14 +83,13 @@ impl ContainerArgs {
                 "IP" => self.add_ips("CNI_ARGS IP", value, Fault::environment)?,
                 "MAC" => self.add_mac("CNI_ARGS MAC", value, Fault::environment)?,
                 "NoWait" => self.no_wait = matches!(value, "1" | "true"),
-                // K8S_POD_INFRA_CONTAINER_ID is CNI_CONTAINERID said twice.
+                // K8S_POD_INFRA_CONTAINER_ID repeats CNI_CONTAINERID.
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// `args.cni`, as CNI's conventions have it.
     fn add_args(&mut self, args: &Object<'_>) -> Result<(), Fault> {
         for (path, item) in args.list("labels")? {
             let label = Object::at(path, item)?;
@@ -107,13 +100,13 @@ impl ContainerArgs {
         self.add_address_keys(args)
     }
 
-    /// `runtimeConfig`: what netconf's `capabilities` asked the runtime for.
+    /// `runtimeConfig`: values requested by netconf's `capabilities`.
     fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
         self.add_address_keys(runtime)?;
         self.ports = ports::parse(runtime)?;
         if let Some(dns) = runtime.object("dns")?.map(Object::in_any_case) {
             let Dns { nameservers, search, options, .. } = &mut self.dns;
-            // The capability's words differ from the result's.
+            // The capability's keys differ from the result's.
             for (to, key) in [(nameservers, "servers"), (search, "searches"), (options, "options")] {
                 let asked = dns.strings(key)?;
                 if !asked.is_empty() {
@@ -148,7 +141,6 @@ impl ContainerArgs {
         self.labels.push(format!("{source}:{key}={value}"));
     }
 
-    /// Addresses joined by commas.
     fn add_ips(&mut self, place: &str, list: &str, fault: fn(String) -> Fault) -> Result<(), Fault> {
         for item in list.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let ip = rules::address(item).map_err(|rule| fault(format!("{place}: {:?} {rule}", cut(item))))?;

@@ -1,7 +1,7 @@
-//! DEL without the agent: the shim writes a deletion record for the agent and removes the container's link itself.
+//! DEL without the agent: writes a deletion record and removes the container's link.
 //!
-//! The record is written first. Once it is on disk, the agent will finish the delete, so the DEL succeeds and the
-//! link may be removed. Before that nothing may be removed, because no process would clean up the rest.
+//! The record comes first: once it is on disk, the agent will finish the delete. Without it no process would clean
+//! up.
 
 use std::{
     fs, io,
@@ -23,7 +23,7 @@ use crate::{
 /// Identifies this boot (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Deletes an attachment without the agent; `why` is how the agent failed to answer.
+/// `why` is the agent's failure to answer.
 pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: &ClientError) -> Result<Done, Fault> {
     let say = |level, text: String| conf.log.say(level, format_args!("{subject}: {text}"));
     say(Level::Info, format!("{why}; going on without the agent"));
@@ -33,7 +33,7 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
         say(Level::Info, "no agent has run in this boot, so there is nothing to delete".into());
         return Ok(Done::default());
     }
-    // Without the list of links, the shim only writes the record, which is sufficient.
+    // The record is sufficient.
     let links = links.unwrap_or_else(|why| {
         say(Level::Warn, format!("{why}; the agent will remove the link"));
         Vec::new()
@@ -56,13 +56,13 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
     Ok(Done { deferred: true, ..Done::default() })
 }
 
-/// Whether a service makes the networks of this agent (delegated mode).
+/// Delegated mode: a service makes the networks.
 pub(crate) fn is_delegated(conf: &NetConf) -> bool {
     Queue::unfinished(Queue::of_socket(&conf.socket).run_dir()).path().exists()
 }
 
-/// Whether the service of a delegated agent is owed a DEL of the attachment, and may have it with its addresses. Where the agent makes the network itself
-/// there is no directory of unfinished ADDs: what is recorded there has no interface any more.
+/// Whether the service of a delegated agent has not accepted a DEL yet, and may still use the addresses. Without
+/// delegated mode there is no directory of unfinished ADDs, and a recorded attachment has no interface.
 pub(crate) fn is_owed(conf: &NetConf, target: &Target) -> bool {
     let deletions = Queue::of_socket(&conf.socket);
     let unfinished = Queue::unfinished(deletions.run_dir());
@@ -70,12 +70,12 @@ pub(crate) fn is_owed(conf: &NetConf, target: &Target) -> bool {
         && [deletions, unfinished].iter().any(|queue| queue.contains(&conf.name, &target.container_id, &target.ifname))
 }
 
-/// True when there is no run directory. The agent's first start in a boot creates it.
+/// The agent's first start in a boot creates the run directory.
 fn is_missing(queue: &Queue) -> bool {
     fs::symlink_metadata(queue.run_dir()).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
-/// Writes the record; problem and hint otherwise.
+/// The error is problem and hint.
 fn put(queue: &Queue, conf: &NetConf, target: &Target, links: &[Marked]) -> Result<String, (String, String)> {
     let boot_id = fs::read_to_string(BOOT_ID)
         .map_err(|e| (format!("read {BOOT_ID}: {e}"), "mount /proc where the runtime runs its plugins".to_owned()))?;
@@ -93,7 +93,7 @@ fn put(queue: &Queue, conf: &NetConf, target: &Target, links: &[Marked]) -> Resu
     queue.put(&deletion).map_err(|e| (e.problem(), e.hint().to_owned()))
 }
 
-/// The endpoint to delete. With several links none is named, and the agent deletes any endpoint of the attachment.
+/// Several links name no endpoint: the agent then deletes any endpoint of the attachment.
 fn endpoint(links: &[Marked]) -> Option<EndpointRef> {
     match links {
         [link] => Some(EndpointRef { id: link.mark.id, epoch: link.mark.epoch }),

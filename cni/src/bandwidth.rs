@@ -1,15 +1,13 @@
-//! Limits of bandwidth: the network's own (keys of netconf, as the reference plugin has them), and those that a runtime
-//! asks for one container (`runtimeConfig.bandwidth`). All numbers are bits, or bits a second.
+//! Bandwidth limits of the network (netconf's keys, as in the reference plugin) and of one container
+//! (`runtimeConfig.bandwidth`), in bits and bits per second.
 
 use wharf_api::{Bandwidth, BandwidthLimit};
 
 use crate::{fault::Fault, json::Object};
 
-/// `runtimeConfig` key.
 const KEY: &str = "bandwidth";
 
-/// Reads both places. A direction that the network limits has that limit, whatever the runtime asks: annotations of a pod
-/// may be written by more people than the network's configuration.
+/// The network's limit overrides the runtime's, because more people may write a pod's annotations.
 pub(crate) fn parse(netconf: &Object<'_>, runtime: Option<&Object<'_>>) -> Result<Bandwidth, Fault> {
     let network = limits(netconf)?;
     let asked = match runtime.map(|runtime| runtime.object(KEY)).transpose()?.flatten() {

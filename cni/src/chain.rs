@@ -1,4 +1,4 @@
-//! ADD behind another plugin: that plugin's result, which comes as `prevResult`, names the interface to take and its addresses, and is the answer.
+//! ADD behind another plugin: `prevResult` names the interface to take over, and is ADD's result.
 
 use std::net::IpAddr;
 
@@ -15,17 +15,15 @@ use crate::{
 
 const KEY: &str = "prevResult";
 
-/// The interface that another plugin made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// At most one of each family, one at least.
+    /// One or two, at most one per family.
     pub(crate) ips: Vec<IpAddr>,
-    /// The whole of `prevResult`.
     result: Map<String, Value>,
 }
 
 impl Chain {
-    /// None when netconf has no `prevResult`: wharf-cni is the first in its list, and makes the interface itself.
+    /// `None` if wharf-cni is the first plugin in its list and makes the interface.
     pub(crate) fn parse(conf: &NetConf, target: &Target, netns: &str) -> Result<Option<Self>, Fault> {
         let root = conf.document();
         let Some(prev) = root.object(KEY)? else { return Ok(None) };
@@ -42,7 +40,7 @@ impl Chain {
         Ok(Some(Self { ips, result: prev.map().clone() }))
     }
 
-    /// Refuses wishes for the interface that the plugin that made it did not fulfil.
+    /// Rejects requested addresses that the other plugin did not lease.
     pub(crate) fn fulfils(&self, args: &ContainerArgs) -> Result<(), Fault> {
         let unmet = args.ips.iter().find(|ip| !self.ips.contains(ip));
         unmet.map_or(Ok(()), |ip| {
@@ -54,14 +52,13 @@ impl Chain {
         })
     }
 
-    /// The result of ADD: as the other plugin wrote it, in the version asked for.
     pub(crate) fn result(&self, version: Version) -> String {
         let mut result = self.result.clone();
         result.insert("cniVersion".to_owned(), Value::from(version.as_str()));
         if version <= Version::V0_4_0
             && let Some(Value::Array(ips)) = result.get_mut("ips")
         {
-            // Each was read as an object with an address before.
+            // [`Self::parse`] has checked that each is an object.
             for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
                 let is_ipv6 = ip.get("address").and_then(Value::as_str).is_some_and(|text| text.contains(':'));
                 ip.entry("version").or_insert_with(|| Value::from(if is_ipv6 { "6" } else { "4" }));
@@ -71,7 +68,6 @@ impl Chain {
     }
 }
 
-/// Index of the container's interface among those of the result.
 fn interface(prev: &Object<'_>, target: &Target, netns: &str) -> Result<usize, Fault> {
     let mut fitting = Vec::new();
     for (at, (path, item)) in prev.list("interfaces")?.into_iter().enumerate() {
@@ -81,7 +77,7 @@ fn interface(prev: &Object<'_>, target: &Target, netns: &str) -> Result<usize, F
             fitting.push((at, sandbox == netns));
         }
     }
-    // Runtimes spell one path in several ways; a result about several namespaces is told apart by it.
+    // Runtimes spell one path in several ways, so the path only decides between several namespaces.
     let exact: Vec<usize> = fitting.iter().filter(|(_, same)| *same).map(|(at, _)| *at).collect();
     match (exact.as_slice(), fitting.as_slice()) {
         ([at], _) | ([], [(at, _)]) => Ok(*at),
@@ -93,7 +89,6 @@ fn interface(prev: &Object<'_>, target: &Target, netns: &str) -> Result<usize, F
     }
 }
 
-/// The addresses of this interface.
 fn addresses(prev: &Object<'_>, at: usize) -> Result<Vec<IpAddr>, Fault> {
     let interfaces = prev.list("interfaces")?;
     let mut sandboxed = 0;
@@ -114,7 +109,7 @@ fn addresses(prev: &Object<'_>, at: usize) -> Result<Vec<IpAddr>, Fault> {
             return Err(broken(&format!("is not of the IP version {:?} beside it", cut(family))));
         }
         let of = match item.u32("interface")? {
-            // Without an index it is the container's, if there is no doubt which interface that is.
+            // Unambiguous only if the result has one sandboxed interface.
             None if sandboxed == 1 => at,
             None => continue,
             Some(index) => match usize::try_from(index).ok().filter(|index| *index < interfaces.len()) {
@@ -183,12 +178,10 @@ mod tests {
     fn the_interface_and_its_addresses_are_found() {
         assert_eq!(ips(&prev()), ["10.1.0.2", "fd01::2"]);
         assert_eq!(parse(&Value::Null).unwrap(), None);
-        // Another spelling of the namespace, and no index where only one interface is the container's.
         let mut other = prev();
         other["interfaces"][1]["sandbox"] = json!("/var/run/netns/c1");
         other["ips"][0].as_object_mut().unwrap().remove("interface");
         assert_eq!(ips(&other), ["10.1.0.2", "fd01::2"]);
-        // Another interface's addresses are not this one's, and an address told twice is one.
         let mut more = prev();
         more["interfaces"].as_array_mut().unwrap().push(json!({"name": "eth1", "sandbox": NETNS}));
         more["ips"].as_array_mut().unwrap().extend([
@@ -197,7 +190,6 @@ mod tests {
             json!({"address": "10.1.0.2/32", "interface": 1}),
         ]);
         assert_eq!(ips(&more), ["10.1.0.2", "fd01::2"]);
-        // Of two namespaces in one result, the one that is asked about.
         let mut two = prev();
         two["interfaces"][0] = json!({"name": "eth0", "sandbox": "/run/netns/c2"});
         assert_eq!(ips(&two), ["10.1.0.2", "fd01::2"]);

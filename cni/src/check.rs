@@ -1,5 +1,4 @@
-//! CHECK's comparison: what the runtime was told at ADD, what the agent holds, what the kernel holds. [`kernel`] compares without an
-//! agent.
+//! CHECK: compares the result of the ADD, the agent's record and the kernel; [`kernel`] without an agent.
 
 pub(crate) mod kernel;
 
@@ -15,12 +14,12 @@ use crate::{
     rules::{self, cut},
 };
 
-/// What CHECK reads of `prevResult`. Later plugins of the chain may have added to it, so what is not ours is passed over.
+/// The part of `prevResult` that CHECK reads; later plugins may have added to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PrevResult {
     interfaces: Vec<Interface>,
     ips: Vec<Ip>,
-    /// Destination and gateway; routes without a gateway and those that do not parse are left out.
+    /// Destination and gateway, without unparsable routes and routes without a gateway.
     routes: Vec<(IpNet, IpAddr)>,
 }
 
@@ -35,12 +34,11 @@ struct Interface {
 struct Ip {
     address: IpAddr,
     gateway: Option<IpAddr>,
-    /// Index into the interfaces.
     interface: Option<usize>,
 }
 
 impl PrevResult {
-    /// None when netconf has no `prevResult`: the runtime holds no result of an ADD for this attachment.
+    /// `None` if the runtime has no result of an ADD.
     pub(crate) fn parse(root: &Object<'_>) -> Result<Option<Self>, Fault> {
         let Some(prev) = root.object("prevResult")? else { return Ok(None) };
         let mut parsed = Self::default();
@@ -56,7 +54,7 @@ impl PrevResult {
                 Fault::config(format!("netconf: key {:?}: {:?} {rule}", item.path_of("address"), cut(text)))
             })?;
             let interface = item.u32("interface")?.and_then(|index| usize::try_from(index).ok());
-            // Only a look without an agent reads gateways and routes: what does not parse is no reason to fail before.
+            // Only read without an agent, so an unparsable value is no error here.
             let gateway = item.value("gateway").and_then(|gateway| gateway.as_str()?.parse().ok());
             parsed.ips.push(Ip { address, gateway, interface });
         }
@@ -70,12 +68,10 @@ impl PrevResult {
         Ok(Some(parsed))
     }
 
-    /// The interface of the container, with its index.
     fn container_side(&self, ifname: &str) -> Option<(usize, &Interface)> {
         self.interfaces.iter().enumerate().find(|(_, i)| i.name == ifname && !i.sandbox.is_empty())
     }
 
-    /// What does not match the endpoint.
     fn differences(&self, ifname: &str, endpoint: &Endpoint) -> Vec<String> {
         let mut differences = Vec::new();
         let side = self.container_side(ifname);
@@ -87,9 +83,8 @@ impl PrevResult {
             ),
             Some(_) => {}
         }
-        // The host side's name holds the epoch, so this tells a later attachment from the one that was added.
-        // Another plugin's says nothing of the kind, and that plugin need not tell it; a network that the agent did not make may have
-        // none.
+        // The name of Wharf's host side contains the epoch, so it distinguishes a later attachment. Another plugin's
+        // name does not; a delegated network may have no host side.
         let (host, own) =
             (&endpoint.host_ifname, endpoint.mode == EndpointMode::Own && !endpoint.host_ifname.is_empty());
         if own && !self.interfaces.iter().any(|i| i.name == *host && i.sandbox.is_empty()) {
@@ -111,7 +106,7 @@ impl PrevResult {
     }
 }
 
-/// The fault of a CHECK whose runtime holds no result of an ADD, for an endpoint that is there.
+/// The ADD result of an existing endpoint is missing.
 pub(crate) fn without_result(subject: &str, network: &str, endpoint: &Endpoint) -> Fault {
     let id = name_of(endpoint);
     if endpoint.network != network {
@@ -126,8 +121,7 @@ pub(crate) fn without_result(subject: &str, network: &str, endpoint: &Endpoint) 
     )
 }
 
-/// Refuses a `CNI_NETNS` that is another namespace than the endpoint's. A path that cannot be looked at is left to the
-/// verdict: the runtime may see other mounts than the agent.
+/// Ignores an unreadable path: the runtime may see other mounts than the agent.
 pub(crate) fn same_namespace(subject: &str, netns: &str, endpoint: &Endpoint) -> Result<(), Fault> {
     let id = |path: &str| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     match (id(netns), id(&endpoint.netns)) {
@@ -139,7 +133,6 @@ pub(crate) fn same_namespace(subject: &str, netns: &str, endpoint: &Endpoint) ->
     }
 }
 
-/// The verdict: no fault, or one with the first of what was found.
 pub(crate) fn verdict(
     subject: &str,
     network: &str,
@@ -155,7 +148,7 @@ pub(crate) fn verdict(
     if !differences.is_empty() {
         return Err(fault(subject, Code::OtherAttachment, endpoint, &differences));
     }
-    // Pending is a build under way: CHECK may come right after ADD and must allow for it.
+    // Pending is a running build, normal right after ADD.
     if health.overall < Health::Degraded {
         return Ok(());
     }
@@ -183,7 +176,6 @@ fn finding(finding: &Finding) -> String {
     format!("{} {}: {}", finding.object, finding.subject, finding.problem)
 }
 
-/// By its number, or by its attachment where the agent gave it none.
 fn name_of(endpoint: &Endpoint) -> String {
     match endpoint.id {
         0 => format!("cni-attachment-id:{}:{}", endpoint.container_id, endpoint.ifname),

@@ -1,4 +1,4 @@
-//! Each command's request to the agent, and what its answer means.
+//! The agent requests of each command.
 
 use std::{
     fs,
@@ -29,24 +29,23 @@ use crate::{
     turn::Turn,
 };
 
-/// How long things may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// A command that changes something. Runtimes give a sandbox two minutes and more.
+    /// For changes. Runtimes allow two minutes and more for a sandbox.
     pub(crate) change: Duration,
-    /// A command that only looks.
+    /// For reads.
     pub(crate) look: Duration,
-    /// How much longer than ADD's deadline the agent has to answer that it passed, and that all is undone.
+    /// Time beyond ADD's deadline in which the agent reports the timeout and the rollback.
     pub(crate) grace: Duration,
-    /// How long ADD waits for an agent that is not there. A runtime that is told "later" comes back by itself.
+    /// Wait of ADD for an absent agent. The runtime retries after CNI error 11.
     pub(crate) add_absent: Duration,
-    /// The same of DEL, which has another way when this is over.
+    /// Wait of DEL for an absent agent, before it writes a deletion record.
     pub(crate) del_absent: Duration,
-    /// How long CHECK waits for an agent that is not there, when the kernel does not match the result of the ADD.
+    /// Wait of CHECK for an absent agent, when the kernel does not match the result of the ADD.
     pub(crate) check_absent: Duration,
-    /// How long DEL waits for one answer of an agent that is there. The agent's steps are bounded below it.
+    /// Wait of DEL for one answer of a running agent, whose steps are bounded below it.
     pub(crate) del_answer: Duration,
-    /// How long an IPAM plugin may take that changes something: some ask a server.
+    /// For changes by an IPAM plugin: some ask a server.
     pub(crate) ipam: Duration,
 }
 
@@ -65,18 +64,14 @@ impl Default for Limits {
     }
 }
 
-/// A command that succeeded.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// What goes to stdout.
     pub(crate) stdout: Option<String>,
-    /// A deletion record stands for the rest of it, and the agent did not answer.
+    /// The agent did not answer, and a deletion record was written.
     pub(crate) deferred: bool,
-    /// A DEL of an attachment that the agent does not know.
     pub(crate) found_nothing: bool,
 }
 
-/// Runs the command. `told` is what the agent counts it by.
 pub(crate) fn run(ask: &Ask, limits: &Limits, told: Option<&Run>) -> Result<Done, Fault> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -105,17 +100,15 @@ pub(crate) fn run(ask: &Ask, limits: &Limits, told: Option<&Run>) -> Result<Done
     outcome
 }
 
-/// What to do when the agent does not find the namespace that this process finds.
+/// Hint when only this process finds the namespace.
 const OTHER_MOUNTS: &str = "the plugin finds a namespace at this path and the agent does not: the agent runs in a mount \
     namespace of its own; start it in the runtime's (a unit without PrivateTmp=, ProtectSystem= and the like; a container \
     with /run and /var/run mounted with propagation)";
 
-/// Who gives a container its addresses.
 #[derive(Clone, Copy)]
 enum Addresses<'a> {
     Agent,
     Ipam(&'a Ipam, &'a Leased),
-    /// The plugin that made the interface.
     Chain(&'a Chain),
 }
 
@@ -123,15 +116,15 @@ struct Agent<'a> {
     client: Client,
     conf: &'a NetConf,
     runtime: Option<&'a str>,
-    /// Who leases the addresses, when the agent does not.
+    /// The plugin that leases the addresses; `None` when the agent does.
     ipam: Option<&'a Ipam>,
     limits: &'a Limits,
     told: Option<&'a Run>,
 }
 
 impl Agent<'_> {
-    /// The IPAM plugin first: the agent is given the addresses. Whatever fails after it, its lease is given back. A process that is
-    /// killed in between leaves the lease to the DEL that follows every ADD.
+    /// The IPAM plugin runs first, because the agent needs the addresses. A later failure releases the lease; after a
+    /// kill, the DEL that follows every ADD does.
     async fn add(
         &self,
         target: &Target,
@@ -154,7 +147,7 @@ impl Agent<'_> {
             Err(fault) => Err(fault),
         };
         match created {
-            // The DEL that follows each ADD gives it back, when the service has nothing of it any more.
+            // The DEL that follows each ADD releases the lease once the service has stopped using it.
             Err(fault) if away::is_owed(self.conf, target) => {
                 self.tell_kept(ipam);
                 Err(fault)
@@ -164,13 +157,13 @@ impl Agent<'_> {
         }
     }
 
-    /// Refuses an attachment that is there: it has the lease that an undo would give back. An agent that is away is told before
-    /// anything is leased.
+    /// Refuses an existing attachment, whose lease an undo would release. Reports an absent agent before anything is
+    /// leased.
     async fn must_be_new(&self, subject: &str, target: &Target) -> Result<(), Fault> {
         let id = id(target);
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         let deadline = Instant::now() + self.limits.look;
-        // Not told as the ADD, which this question does not end.
+        // This query does not end the ADD, so it is not counted.
         let ask = async |left| self.client.clone().with_timeout(left).endpoint(&id).await;
         let there = retry::until(deadline, absence, self.conf.log, ask);
         match there.await {
@@ -233,14 +226,14 @@ impl Agent<'_> {
             }
         }
         let id = id(target);
-        // Only while it is certain that nothing was begun: what an agent did that went away meanwhile is not known.
+        // Retries only if the agent surely has not begun, which is unknown after a disconnect.
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         wharf_crash::point("shim/add/before-ask");
         let mut ask = async |left: Duration| {
             create.deadline_ms = u64::try_from(left.as_millis()).ok();
             let agent = self.within(left.saturating_add(self.limits.grace));
             match agent.put_endpoint(&id, &create).await {
-                // An agent of before this field, during an upgrade or after a downgrade.
+                // An older agent, during an upgrade or after a downgrade.
                 Err(e) if e.to_string().contains("unknown field `runtime`") && create.runtime.take().is_some() => {
                     agent.put_endpoint(&id, &create).await
                 }
@@ -265,13 +258,12 @@ impl Agent<'_> {
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
 
-    /// The agent first, or the queue where it is away. Then the IPAM plugin, whatever the agent said, but for one thing: while
-    /// a retry may mend what the agent could not do, the container's interface may be there and have its address. Another
-    /// node could be given it, so it stays leased until the runtime's next DEL or GC.
+    /// The IPAM plugin runs after the agent or the queue, except when a retry may resolve an error: the interface may
+    /// still hold its address, which another node could receive. The lease then stays until the next DEL or GC.
     ///
-    /// A deletion that waits in the queue does not hold the address back, because no other DEL would come for it. On this
-    /// node the agent gives it to nobody before it has finished the deletion. One that the service of a delegated agent has not taken
-    /// does: the interface is there.
+    /// A queued deletion releases the lease, because no other DEL would follow, and the agent reuses the address only
+    /// after the deletion. A deletion that a delegated service has not accepted keeps it, because the interface
+    /// exists.
     async fn del(&self, target: &Target) -> Result<Done, Fault> {
         let subject = self.subject("DEL", target);
         let _turn = match self.ipam {
@@ -290,7 +282,6 @@ impl Agent<'_> {
         self.then_ipam(done, async |ipam, limit| ipam.ask(&subject, "DEL", limit).await).await
     }
 
-    /// Runs the IPAM plugin after the agent, unless a retry may mend what the agent failed at.
     async fn then_ipam<T>(
         &self,
         done: Result<T, Fault>,
@@ -318,7 +309,7 @@ impl Agent<'_> {
 
     async fn delete(&self, subject: &str, target: &Target) -> Result<Done, Fault> {
         let id = id(target);
-        // The interface may be another network's: an ADD that was refused for that is followed by a DEL all the same.
+        // The interface may belong to another network, for which an ADD was refused.
         let query = DeleteQuery { network: Some(self.conf.name.clone()), ..DeleteQuery::default() };
         let absence = Absence { patience: self.limits.del_absent, shows: |e| is_absent(e) || went_away(e) };
         wharf_crash::point("shim/del/before-ask");
@@ -330,14 +321,13 @@ impl Agent<'_> {
         match answer {
             Ok(done) => {
                 if done.deferred {
-                    // The agent has counted it as such.
                     self.conf.log.say(Level::Info, format_args!("{subject}: the agent recorded it, to be done later"));
                 } else {
                     self.conf.log.say(Level::Info, format_args!("{subject}: deleted endpoints {:?}", done.deleted));
                 }
                 finished(subject, &done).map(|()| Done::default())
             }
-            // Never added, or deleted before: both are what DEL is for.
+            // DEL of an unknown attachment succeeds.
             Err(e) if e.is_not_found() => {
                 self.conf.log.say(Level::Info, format_args!("{subject}: not known to the agent"));
                 Ok(Done { found_nothing: true, ..Done::default() })
@@ -349,14 +339,13 @@ impl Agent<'_> {
         }
     }
 
-    /// The agent had DEL's whole time for an answer and gave none. A shorter wait, at the end of a minute in which it
-    /// said "not now", tells nothing of the kind.
+    /// The agent used DEL's whole limit without an answer. A shorter wait after "not now" answers does not count.
     fn is_stuck(&self, error: &ClientError) -> bool {
         matches!(error, ClientError::Timeout { after, .. } if *after >= self.limits.del_answer)
     }
 
-    /// The agent's verdict. Without an answer of the agent the kernel is looked at: the containers of a runtime that starts are checked
-    /// one after another, so only a network that looks wrong is worth a wait for the agent.
+    /// The kernel is inspected before a wait for the agent: a starting runtime checks containers one by one, so only
+    /// a network that looks wrong is worth the wait.
     async fn check(&self, target: &Target, netns: &str, prev: Option<&PrevResult>) -> Result<(), Fault> {
         let subject = self.subject("CHECK", target);
         let deadline = Instant::now() + self.limits.look;
@@ -380,7 +369,7 @@ impl Agent<'_> {
         }
         answer.unwrap_or_else(|e| {
             Err(match &e {
-                // The service of delegated mode words its errors itself.
+                // The service of delegated mode words its own errors.
                 ClientError::Api { error: ApiError { cni_code: None, .. }, .. } if e.is_not_found() => {
                     Fault::new(Code::UnknownContainer, format!("{subject}: the agent knows no such attachment"))
                 }
@@ -393,7 +382,6 @@ impl Agent<'_> {
         }
     }
 
-    /// The verdict by what the agent says.
     async fn ask_check(
         &self,
         subject: &str,
@@ -416,7 +404,7 @@ impl Agent<'_> {
         Ok(check::verdict(subject, &self.conf.name, target, prev, &endpoint, &health.await?))
     }
 
-    /// The verdict by what the kernel has; `why` is how the agent failed to answer.
+    /// The verdict from the kernel; `why` is the agent's failure to answer.
     async fn look(
         &self,
         subject: &str,
@@ -427,7 +415,7 @@ impl Agent<'_> {
     ) -> Result<(), Fault> {
         let is_delegated = away::is_delegated(self.conf);
         let has_said = matches!(why, ClientError::Api { .. });
-        // An agent that answers for a service has said that the service is away.
+        // The agent answered: the delegated service is away.
         let Some(prev) = prev.filter(|_| !(is_delegated && has_said)) else {
             return Err(Fault::of_client(subject, why));
         };
@@ -445,7 +433,7 @@ impl Agent<'_> {
         }
     }
 
-    /// In the order of DEL, for the same reason.
+    /// Same order as DEL, for the same reason.
     async fn gc(&self, valid: &[GcAttachment]) -> Result<(), Fault> {
         let subject = format!("GC of network {}", self.conf.name);
         let done = self.collect(&subject, valid).await;
@@ -473,7 +461,7 @@ impl Agent<'_> {
 
     async fn status(&self) -> Result<(), Fault> {
         let subject = format!("STATUS of network {}", self.conf.name);
-        // Not asked again: "not now" is the answer that STATUS is there to give.
+        // No retry: "not now" is what STATUS reports.
         match self.within(self.limits.look).status().await {
             Ok(status) => status::verdict(&subject, self.conf, self.ipam.is_some(), &status)?,
             Err(e) => return Err(Fault { code: Code::NotAvailable, ..Fault::of_client(&subject, &e) }),
@@ -497,7 +485,6 @@ impl Agent<'_> {
     }
 }
 
-/// Addresses that are asked for must be those that the IPAM plugin leased: it may not know where they are asked for.
 fn as_asked(subject: &str, ipam: &Ipam, args: &ContainerArgs, leased: &Leased) -> Result<(), Fault> {
     match args.ips.iter().find(|ip| !leased.ips.contains(ip)) {
         Some(ip) => {
@@ -509,18 +496,16 @@ fn as_asked(subject: &str, ipam: &Ipam, args: &ContainerArgs, leased: &Leased) -
     }
 }
 
-/// An interface's name is unique in its container, so container and interface name the attachment whatever its network.
+/// Interface names are unique in a container.
 fn id(target: &Target) -> String {
     format!("cni-attachment-id:{}:{}", target.container_id, target.ifname)
 }
 
-/// The agent took the request and ended before it answered. DEL may be asked again all the same: it names what is to be
-/// gone, and gone twice is gone.
+/// The agent ended during the request. DEL is idempotent and may be repeated.
 fn went_away(error: &ClientError) -> bool {
     matches!(error, ClientError::Closed { .. })
 }
 
-/// The agent is away, or did not answer in the time that there was.
 fn is_unanswered(error: &ClientError) -> bool {
     let is_late = match error {
         ClientError::Timeout { .. } => true,
@@ -530,7 +515,7 @@ fn is_unanswered(error: &ClientError) -> bool {
     is_late || is_absent(error) || went_away(error)
 }
 
-/// Names the variable at fault, which code 4 asks for.
+/// Adds the variable at fault, which code 4 requires.
 fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientError) -> Fault {
     let mut fault = Fault::of_client(subject, error);
     let origin = match error.code() {
@@ -539,7 +524,6 @@ fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientE
             "CNI_CONTAINERID and CNI_IFNAME, or the addresses or ports asked for"
         }
         Some(ErrorCode::Exists) if asked.ips.is_empty() => "CNI_CONTAINERID and CNI_IFNAME",
-        // The address asked for may be what is taken.
         Some(ErrorCode::Exists) => "CNI_CONTAINERID and CNI_IFNAME, or the addresses asked for",
         _ => return fault,
     };
@@ -550,11 +534,11 @@ fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientE
     fault
 }
 
-/// Whether this process finds a namespace at the path, and not the node's own.
+/// Whether the path is a namespace other than the node's, for this process.
 fn is_container_namespace(path: &str) -> bool {
     let own = fs::metadata("/proc/self/ns/net");
     let there = fs::metadata(path);
-    // Every namespace is a file of one device.
+    // All namespace files are on one device.
     matches!((own, there), (Ok(own), Ok(there)) if own.dev() == there.dev() && own.ino() != there.ino())
 }
 

@@ -12,12 +12,10 @@ use wharf_handover::queue::{Deletion, MAX_RECORDS, Queue};
 
 use super::*;
 
-/// Nobody has a link of this container, in whatever namespace the tests run.
+/// No link of this container exists in the namespace of the tests.
 const CONTAINER: &str = "wharf-cni-unit-test";
-/// A DEL that left a record.
 const DEFERRED: Done = Done { stdout: None, deferred: true, found_nothing: false };
 
-/// A machine with a run directory and no agent.
 struct Machine {
     dir: TempDir,
 }
@@ -39,15 +37,14 @@ impl Machine {
         run(&ask(&self.socket(), Command::Del { target: target() }), limits, None)
     }
 
-    /// The one record there is.
     fn record(&self) -> Deletion {
         let mut entries = self.queue().list().unwrap();
         assert_eq!(entries.len(), 1, "{entries:?}");
         entries.remove(0).content.unwrap()
     }
 
-    /// An agent that answers the calls in turn with these bytes, and then ends; an empty answer hangs up, none at all
-    /// is silence until the caller hangs up. Returns how many requests came.
+    /// An agent that answers with these bytes in turn and ends. An empty answer closes the connection; `None` waits
+    /// until the caller closes it. Returns the number of requests.
     fn agent(&self, answers: Vec<Option<String>>) -> JoinHandle<usize> {
         let listener = UnixListener::bind(self.socket()).unwrap();
         let socket = self.socket();
@@ -55,7 +52,7 @@ impl Machine {
             let mut requests = 0;
             for answer in answers {
                 let (mut stream, _) = listener.accept().unwrap();
-                // A request without a body comes in one piece.
+                // A request without a body arrives in one piece.
                 assert_ne!(stream.read(&mut [0; 4096]).unwrap(), 0);
                 requests += 1;
                 match answer {
@@ -83,7 +80,7 @@ fn ask(socket: &Path, command: Command) -> Ask {
     }
 }
 
-/// What is long is short, what must not end early is long.
+/// Short limits, except those that must not expire early.
 fn impatient() -> Limits {
     Limits {
         add_absent: Duration::from_millis(50),
@@ -113,7 +110,6 @@ fn del_without_an_agent_leaves_a_record_and_succeeds() {
     );
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!((record.boot_id.as_str(), record.endpoint, record.canary), (boot_id.trim(), None, None));
-    // Again, and with a socket that a killed agent left.
     drop(UnixListener::bind(machine.socket()).unwrap());
     assert_eq!(machine.del(&impatient()), Ok(DEFERRED));
     assert_eq!(machine.record().written_unix_ms, record.written_unix_ms);
@@ -123,7 +119,6 @@ fn del_without_an_agent_leaves_a_record_and_succeeds() {
 fn del_waits_for_an_agent_that_comes_back() {
     let machine = Machine::new();
     let late = std::thread::scope(|scope| {
-        // The shim may look before or after the agent is there: it has its answer in both cases.
         let del = scope.spawn(|| {
             machine.del(&Limits {
                 del_absent: Duration::from_secs(600),
@@ -131,7 +126,7 @@ fn del_waits_for_an_agent_that_comes_back() {
                 ..Limits::default()
             })
         });
-        // The first one dies with the request in hand, the next one answers.
+        // The first agent dies with the request accepted.
         let first = machine.agent(vec![Some(String::new())]);
         assert_eq!(first.join().unwrap(), 1);
         let second = machine.agent(vec![answer(200, &json!({"deleted": [7], "errors": []}))]);
@@ -146,7 +141,6 @@ fn del_waits_for_an_agent_that_comes_back() {
 fn del_of_an_agent_that_is_silent_goes_by_the_queue() {
     let machine = Machine::new();
     let agent = machine.agent(vec![None]);
-    // Long enough for the request to get there on any machine.
     assert_eq!(machine.del(&Limits { del_answer: Duration::from_secs(1), ..impatient() }), Ok(DEFERRED));
     assert_eq!(agent.join().unwrap(), 1, "it had its time, and is not asked twice");
     assert_eq!(machine.record().container_id, CONTAINER);
@@ -164,7 +158,7 @@ fn del_of_an_agent_that_dies_each_time_goes_by_the_queue() {
 #[test]
 fn del_of_an_agent_that_says_later_is_to_be_tried_again() {
     let machine = Machine::new();
-    // The second one names no time to come back, so that ends it, as the end of the minute would.
+    // Without a retry delay, the second answer ends the retries.
     let full = answer(429, &json!({"code": "overloaded", "message": "full"}));
     let agent = machine.agent(vec![later(), full]);
     let fault = machine.del(&Limits::default()).unwrap_err();
@@ -224,7 +218,7 @@ fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
     assert!(fault.details.contains(wharf_api::client::why_agent_is_away()), "{}", fault.details);
     assert!(!machine.queue().path().exists(), "an ADD leaves nothing");
 
-    // It may have made the endpoint: whether to ask again is the runtime's to say, after a DEL.
+    // The agent may have made the endpoint, so only the runtime may retry, after a DEL.
     let agent = machine.agent(vec![Some(String::new())]);
     let patient = Limits { add_absent: Duration::from_secs(600), ..Limits::default() };
     assert_eq!(add(&machine, &patient).unwrap_err().code, Code::TryAgain);
@@ -242,7 +236,7 @@ fn only_a_whole_wait_without_an_answer_says_that_the_agent_is_stuck() {
     assert!(!agent.is_stuck(&timeout(Duration::from_secs(3))), "the rest of a minute of \"not now\"");
 }
 
-/// Starts a process of its own, notes its number, and does not end.
+/// Starts a child, records its process id, and does not end.
 const HANGS: &str = "#!/bin/sh\nsleep 600 &\necho $! >> \"${0%/*}/started\"\nwait\n";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Network configurations that the documents tell people to copy: the plugin takes each of them.
+//! The plugin accepts every network configuration in the documents.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -8,7 +8,7 @@ use crate::request::{Env, Request};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// Every JSON object of a text that begins a line and has a `cniVersion`.
+/// JSON objects with a `cniVersion` that begin a line.
 fn configurations(text: &str) -> Vec<Value> {
     let mut found = Vec::new();
     let mut begin = 0;
@@ -25,7 +25,6 @@ fn configurations(text: &str) -> Vec<Value> {
     found
 }
 
-/// What a runtime gives our plugin on standard input, for each version that the list offers.
 fn inputs(configuration: Value) -> Vec<Value> {
     let Some(plugins) = configuration.get("plugins").and_then(Value::as_array) else { return vec![configuration] };
     let versions = configuration.get("cniVersions").and_then(Value::as_array).cloned();

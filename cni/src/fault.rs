@@ -1,4 +1,4 @@
-//! Errors as CNI has them: a code, a short message, details.
+//! CNI errors: a code, a short message, details.
 
 use std::{fmt, path::PathBuf};
 
@@ -10,37 +10,32 @@ use wharf_api::{
 
 use crate::{netconf::Version, retry::NOT_NOW};
 
-/// Error codes. Below 100 they are the specification's (CNI 1.1.0, section 5, "Error"), from 100 on ours.
+/// Below 100 the specification's codes (CNI 1.1.0, section 5, "Error"), from 100 on Wharf's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// The version asked for is not supported, or does not know the command.
+    /// Unsupported version, or one without the command.
     IncompatibleVersion,
-    /// The container is not known.
     UnknownContainer,
-    /// A `CNI_*` variable is missing or wrong; the message names it.
+    /// A wrong or missing `CNI_*` variable; the message names it.
     Environment,
-    /// Reading, or talking to something that is not the agent.
+    /// A read failed, or the peer is not the agent.
     Io,
-    /// Stdin is not JSON.
     Decode,
-    /// The network configuration breaks a rule.
     Config,
-    /// A retry may mend it.
     TryAgain,
     /// STATUS: ADD would fail.
     NotAvailable,
-    /// STATUS: containers that are there may be limited, whether ADD would work or not.
+    /// STATUS: existing containers may be limited.
     Limited,
-    /// CHECK: the kernel, the programs or the agent's record are not what they should be.
+    /// CHECK: the state differs from the desired state.
     NotAsItShouldBe,
-    /// CHECK: `prevResult` tells of another attachment than the one that is there.
+    /// CHECK: `prevResult` describes another attachment.
     OtherAttachment,
-    /// An IPAM plugin's own, or that of the service of delegated mode.
+    /// The code of an IPAM plugin or a delegated service.
     Delegate(u32),
 }
 
 impl Code {
-    /// The code that the service of delegated mode gives.
     pub(crate) const fn of_service(code: u32) -> Self {
         match code {
             11 => Self::TryAgain,
@@ -48,7 +43,6 @@ impl Code {
         }
     }
 
-    /// As CNI has it.
     pub(crate) const fn number(self) -> u32 {
         match self {
             Self::IncompatibleVersion => 1,
@@ -67,10 +61,9 @@ impl Code {
     }
 }
 
-/// At most this many items of a list are told in one message.
+/// Maximum list items in a message.
 const MAX_TOLD: usize = 5;
 
-/// The first of a list, and how many more there are.
 pub(crate) fn first_of(items: &[String]) -> String {
     let told: Vec<&str> = items.iter().take(MAX_TOLD).map(String::as_str).collect();
     let rest = items.len().saturating_sub(told.len());
@@ -78,13 +71,13 @@ pub(crate) fn first_of(items: &[String]) -> String {
     told.join("; ") + &more
 }
 
-/// What went wrong. `msg` names operation, subject and cause; `details` what may help, empty if nothing does.
+/// `msg` names operation, subject and cause; `details` is a hint, or empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     pub(crate) code: Code,
     pub(crate) msg: String,
     pub(crate) details: String,
-    /// The agent answered so, and has counted the command.
+    /// The agent reported the error and counted the command.
     pub(crate) counted: bool,
 }
 
@@ -107,7 +100,7 @@ impl Fault {
         Self::new(Code::Environment, msg)
     }
 
-    /// Both of two failures, in the first one's code.
+    /// Joins two failures under the first one's code.
     pub(crate) fn and(self, other: Self) -> Self {
         let details: Vec<String> = [self.details, other.details].into_iter().filter(|text| !text.is_empty()).collect();
         Self {
@@ -123,17 +116,16 @@ impl Fault {
         self
     }
 
-    /// The fault for a failed call, the cause first; `subject` names the command and what it is about.
+    /// The cause comes first; `subject` names the command and its object.
     pub(crate) fn of_client(subject: &str, error: &ClientError) -> Self {
         let message = message_of(error);
-        // The agent names the attachment itself.
+        // The agent's message names the attachment.
         let msg = if message.contains("create endpoint ") { message } else { format!("{message} ({subject})") };
         let mut fault = Self::new(code_of(error), msg);
-        // "Not now" ends no command for the agent: it is asked again, or the shim tells that it gave up.
+        // "Not now" does not end the command: the shim retries, or reports that it gave up.
         fault.counted = matches!(error, ClientError::Api { status, .. } if !NOT_NOW.contains(status));
         match error {
             ClientError::Api { error, .. } => {
-                // What the agent's log calls it, for whoever looks there next.
                 let op = error.op.as_ref().map(|op| format!("operation {op} in the agent's log"));
                 fault.with_details(error.hint.iter().cloned().chain(op).collect::<Vec<_>>().join("; "))
             }
@@ -143,13 +135,12 @@ impl Fault {
     }
 }
 
-/// No agent listens on the socket. Whatever was asked, nothing of it was done.
 pub(crate) fn is_absent(error: &ClientError) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error, ClientError::Connect { cause, .. } if matches!(cause.kind(), NotFound | ConnectionRefused))
 }
 
-/// An agent's error without its hint, which has a place of its own; others as they are.
+/// Without the hint, which goes to the details.
 fn message_of(error: &ClientError) -> String {
     match error {
         ClientError::Api { error, .. } => error.message.clone(),
@@ -157,8 +148,8 @@ fn message_of(error: &ClientError) -> String {
     }
 }
 
-/// The rule: 11 for whatever a retry may mend, 4 and 7 for what the runtime or the configuration must mend, 5 when
-/// whoever answered is not the agent. `docs/cni.md` has this table for readers: change both together.
+/// 11: a retry may succeed. 4 and 7: the runtime or the configuration must change. 5: the peer is not the agent.
+/// `docs/cni.md` has the table: change both together.
 fn code_of(error: &ClientError) -> Code {
     match error {
         ClientError::Connect { cause, .. } if cause.kind() == std::io::ErrorKind::PermissionDenied => Code::Io,
@@ -166,9 +157,9 @@ fn code_of(error: &ClientError) -> Code {
         ClientError::Protocol { .. } => Code::Io,
         ClientError::Api { error: ApiError { cni_code: Some(code), .. }, .. } => Code::of_service(code.get()),
         ClientError::Api { error, .. } => match error.code {
-            // The service of delegated mode gives its code, or its answer cannot be used.
+            // The delegated service gave no code, or an unusable answer.
             ErrorCode::Delegate => Code::Io,
-            // NotFound is a pool here: what DEL and CHECK do with an unknown endpoint is decided before.
+            // NotFound is a pool here: unknown endpoints are handled earlier.
             ErrorCode::InvalidRequest | ErrorCode::NotFound | ErrorCode::Unsupported => Code::Config,
             ErrorCode::InvalidNetns | ErrorCode::Exists => Code::Environment,
             ErrorCode::PoolExhausted
@@ -184,21 +175,19 @@ fn code_of(error: &ClientError) -> Code {
     }
 }
 
-/// A fault with the version it is told in.
+/// A fault and the version to print it in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub(crate) version: String,
     pub(crate) fault: Fault,
-    /// What is known of the configuration.
     pub(crate) origin: Box<Origin>,
 }
 
-/// What a configuration says of itself, whatever else is wrong with it.
+/// Network and socket of a possibly invalid configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// Network; empty where there is none with a valid name.
+    /// Network; empty without a valid name.
     pub(crate) network: String,
-    /// The agent's socket.
     pub(crate) socket: Option<PathBuf>,
 }
 
@@ -217,22 +206,20 @@ impl Failure {
         Self { version: version.to_owned(), fault, origin: Box::default() }
     }
 
-    /// A failure before a version was read.
     pub(crate) fn unversioned(fault: Fault) -> Self {
         Self::new(Version::NEWEST.as_str(), fault)
     }
 
-    /// With what is known of the configuration.
     pub(crate) fn of(self, origin: Origin) -> Self {
         Self { origin: Box::new(origin), ..self }
     }
 
-    /// What goes to stdout.
+    /// The error as JSON, for stdout.
     #[must_use]
     pub fn to_json(&self) -> String {
         let Fault { code, msg, details, counted: _ } = &self.fault;
         let body = Body { cni_version: &self.version, code: code.number(), msg, details };
-        // Four plain fields cannot fail to serialise; an answer without details is still better than none.
+        // Four plain fields cannot fail to serialise.
         serde_json::to_string(&body).unwrap_or_else(|_| format!(r#"{{"code":{},"msg":"error"}}"#, code.number()))
     }
 }

@@ -1,7 +1,7 @@
-//! Delegated IPAM: the plugin that netconf's `ipam.type` names, run as the specification has it (CNI 1.1.0, section 4).
+//! Delegated IPAM: runs the plugin of netconf's `ipam.type` (CNI 1.1.0, section 4).
 //!
-//! It gets this process's environment and the netconf as it came. Its answer and what it says besides are read to bounds, and
-//! its time is bounded: a plugin that hangs must not hang the runtime. What it says on stderr goes to ours.
+//! The plugin gets this process's environment and the unchanged netconf. Its output and run time are bounded, so that
+//! a hang cannot block the runtime.
 
 use std::{
     env,
@@ -29,35 +29,30 @@ use crate::{
     rules::cut,
 };
 
-/// Longest answer that is read, bytes; an address, a gateway and routes are a few hundred.
+/// Longest answer, bytes; usual ones have a few hundred.
 const MAX_ANSWER: usize = 1 << 20;
-/// How much of what it says on stderr is passed on, bytes.
+/// Longest copied stderr, bytes.
 const MAX_STDERR: usize = 64 << 10;
-/// How much of its message and details is told, characters.
+/// Longest reported message and details, characters.
 const MAX_TOLD: usize = 1_000;
 
-/// The IPAM plugin of a network, with what it is to be given.
 #[derive(Clone)]
 pub(crate) struct Ipam {
-    /// Its type, a name that keeps [`crate::rules::name`].
+    /// Checked by [`crate::rules::name`].
     pub(crate) plugin: String,
-    /// `CNI_PATH`.
     pub(crate) path: Option<OsString>,
-    /// Netconf as it came.
     pub(crate) netconf: Vec<u8>,
-    /// The version that netconf asks for.
     pub(crate) version: Version,
     pub(crate) log: Level,
 }
 
-/// Without the netconf, which is the request's.
+/// Omits the netconf.
 impl fmt::Debug for Ipam {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ipam").field("plugin", &self.plugin).field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-/// A CNI error as a plugin prints it.
 #[derive(Deserialize)]
 struct Answered {
     code: u32,
@@ -67,7 +62,6 @@ struct Answered {
     details: String,
 }
 
-/// The answer to VERSION.
 #[derive(Deserialize)]
 struct Versions {
     #[serde(rename = "supportedVersions", default)]
@@ -75,14 +69,14 @@ struct Versions {
 }
 
 impl Ipam {
-    /// ADD. After a failure the lease is given back, if there is one.
+    /// A failure releases a lease that the plugin may have made.
     pub(crate) async fn add(&self, subject: &str, limit: Duration) -> Result<Leased, Fault> {
         let answer = self.run(subject, "ADD", &self.netconf, limit).await;
         let leased = match answer {
             Ok(answer) => {
                 Leased::parse(&answer).map_err(|why| self.fault(subject, why.code, &why.msg).with_details(why.details))
             }
-            // It cannot have leased anything.
+            // The plugin did not run, so it leased nothing.
             Err(Failed::NotRun(fault)) => return Err(fault),
             Err(Failed::Ran(fault)) => Err(fault),
         };
@@ -92,7 +86,7 @@ impl Ipam {
         }
     }
 
-    /// DEL after a failure of ADD, which is told with what the DEL failed by.
+    /// DEL after a failed ADD. An error of the DEL is added to the details.
     pub(crate) async fn undo(&self, subject: &str, fault: Fault, limit: Duration) -> Fault {
         let Err(failed) = self.run(subject, "DEL", &self.netconf, limit).await else { return fault };
         let text = format!("giving the lease back failed as well: {}", failed.into_fault().msg);
@@ -101,17 +95,17 @@ impl Ipam {
         Fault { details, ..fault }
     }
 
-    /// A command that answers nothing.
     pub(crate) async fn ask(&self, subject: &str, command: &str, limit: Duration) -> Result<(), Fault> {
         self.run(subject, command, &self.netconf, limit).await.map(drop).map_err(Failed::into_fault)
     }
 
-    /// GC. A plugin of before CNI 1.1.0 does not know it, and collects nothing.
+    /// A plugin older than CNI 1.1.0 does not know GC and collects nothing.
     pub(crate) async fn gc(&self, subject: &str, limit: Duration) -> Result<(), Fault> {
         self.known(self.ask(subject, "GC", limit).await).map(drop)
     }
 
-    /// STATUS. A plugin of before CNI 1.1.0 does not know it. What its ADD would then say of netconf's version, VERSION says.
+    /// A plugin older than CNI 1.1.0 does not know STATUS; its VERSION shows whether ADD would accept netconf's
+    /// version.
     pub(crate) async fn status(&self, subject: &str, limit: Duration) -> Result<(), Fault> {
         if self.known(self.ask(subject, "STATUS", limit).await)? {
             return Ok(());
@@ -130,12 +124,11 @@ impl Ipam {
         ))
     }
 
-    /// Whether the plugin knows the command that was answered so; other failures stay.
     fn known(&self, answer: Result<(), Fault>) -> Result<bool, Fault> {
         match answer {
             Ok(()) => Ok(true),
-            // The reference plugins' library of before CNI 1.1.0 answers so: the command is unknown (4), or it misses the container
-            // (3) that neither command has; some compare versions first (1).
+            // The reference plugins' library before CNI 1.1.0 reports an unknown command (4) or a missing container
+            // (3), which neither command has. Some compare versions first (1).
             Err(Fault { code: Code::Delegate(code @ (1 | 3 | 4)), msg, .. })
                 if code != 4 || msg.contains("CNI_COMMAND") =>
             {
@@ -146,7 +139,6 @@ impl Ipam {
         }
     }
 
-    /// Runs the plugin to its end; its stdout.
     async fn run(&self, subject: &str, command: &str, stdin: &[u8], limit: Duration) -> Result<Vec<u8>, Failed> {
         let program = self.find(subject).map_err(Failed::NotRun)?;
         let io = |what: &str, e: &io::Error| {
@@ -157,7 +149,7 @@ impl Ipam {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A group of its own, so that all of it can be killed.
+            // Allows killing the plugin's children.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -186,14 +178,14 @@ impl Ipam {
         }))
     }
 
-    /// The plugin's program: a regular file that may be executed, in one of the directories of `CNI_PATH`.
+    /// An executable regular file in a directory of `CNI_PATH`.
     fn find(&self, subject: &str) -> Result<PathBuf, Fault> {
         let Some(path) = self.path.as_ref().filter(|path| !path.is_empty()) else {
             let why = "CNI_PATH is not set, and names the directories that it is looked for in";
             return Err(self.fault(subject, Code::Environment, why));
         };
         let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-        // The working directory is the runtime's.
+        // Relative paths would depend on the runtime's working directory.
         let directories = env::split_paths(path).filter(|directory| directory.is_absolute());
         directories.map(|directory| directory.join(&self.plugin)).find(is_program).ok_or_else(|| {
             let why = format!("CNI_PATH ({}) has no such program", cut(&Path::new(path).to_string_lossy()));
@@ -213,7 +205,6 @@ impl Ipam {
     }
 }
 
-/// A failure of a plugin that was run, or of one that could not be.
 enum Failed {
     NotRun(Fault),
     Ran(Fault),
@@ -227,7 +218,6 @@ impl Failed {
     }
 }
 
-/// How a plugin ended, and what it said.
 struct Said {
     status: ExitStatus,
     out: Vec<u8>,
@@ -235,14 +225,13 @@ struct Said {
     too_long: bool,
 }
 
-/// Gives a plugin its input, and reads what it says until it ends.
 async fn converse(child: &mut Child, stdin: &[u8]) -> io::Result<Said> {
     let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
     let mut input = child.stdin.take().ok_or_else(missing)?;
     let (out, err) = (child.stdout.take().ok_or_else(missing)?, child.stderr.take().ok_or_else(missing)?);
     let write = async move {
         match input.write_all(stdin).await {
-            // It need not read all of it: VERSION of some reads nothing.
+            // VERSION of some plugins reads no input.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             done => done,
         }
@@ -253,7 +242,7 @@ async fn converse(child: &mut Child, stdin: &[u8]) -> io::Result<Said> {
     Ok(Said { status: status?, out, err: err?.0, too_long })
 }
 
-/// The first bytes of a stream, read to its end; and whether there were more.
+/// Reads to the end; returns the first bytes and whether more followed.
 async fn read(mut stream: impl AsyncRead + Unpin, most: usize) -> io::Result<(Vec<u8>, bool)> {
     let mut kept = Vec::new();
     let mut piece = [0; 8192];
@@ -269,9 +258,8 @@ async fn read(mut stream: impl AsyncRead + Unpin, most: usize) -> io::Result<(Ve
     }
 }
 
-/// Kills a plugin and what it started.
 async fn kill(child: &mut Child) {
-    // It is not reaped yet, so the number is still that of its group.
+    // Not reaped yet, so the number still names the group.
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(group) = group {
         let _gone_already = kill_process_group(group, Signal::KILL);
@@ -287,7 +275,6 @@ fn ended_how(status: ExitStatus) -> String {
     }
 }
 
-/// The last line of what it said besides, to stand behind how it ended.
 fn last_words(err: &[u8]) -> String {
     let text = String::from_utf8_lossy(err);
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty());

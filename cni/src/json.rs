@@ -1,13 +1,12 @@
-//! Reading JSON objects key by key, with errors that name the key's path, the type wanted and the type found.
+//! Typed access to JSON objects; errors name the key's path and both types.
 //!
-//! Unknown keys are passed over, as CNI wants; a known key of a wrong type is an error; `null` is an absent key, because
-//! runtimes written in Go send it for empty lists and maps.
+//! Unknown keys are ignored, as CNI requires. `null` is an absent key, because runtimes written in Go send it for
+//! empty lists and maps.
 
 use serde_json::{Map, Value};
 
 use crate::fault::Fault;
 
-/// An object and where it stands in the document.
 #[derive(Debug, Clone)]
 pub(crate) struct Object<'a> {
     path: String,
@@ -20,7 +19,6 @@ impl<'a> Object<'a> {
         Self { path: String::new(), map, any_case: false }
     }
 
-    /// `value` as an object; `path` is for errors.
     pub(crate) fn at(path: String, value: &'a Value) -> Result<Self, Fault> {
         match value {
             Value::Object(map) => Ok(Self { path, map, any_case: false }),
@@ -28,19 +26,16 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The same object, whose keys are found in any case of their letters where none is spelled as it should be. containerd
-    /// spells `HostPort` and `IngressRate` (github.com/containerd/go-cni, opts of a namespace), and plugins in Go read it, because their
-    /// JSON package ignores case.
+    /// Ignores case for keys without an exact match. containerd sends `HostPort` and `IngressRate`
+    /// (github.com/containerd/go-cni, namespace opts), which Go's JSON package accepts.
     pub(crate) fn in_any_case(self) -> Self {
         Self { any_case: true, ..self }
     }
 
-    /// The object itself.
     pub(crate) fn map(&self) -> &'a Map<String, Value> {
         self.map
     }
 
-    /// Path of a key, as errors name it.
     pub(crate) fn path_of(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
@@ -49,7 +44,7 @@ impl<'a> Object<'a> {
         self.map.contains_key(key)
     }
 
-    /// The key's value, unless absent or null.
+    /// `None` if absent or null.
     pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
         let value = match self.map.get(key) {
             None if self.any_case => {
@@ -68,7 +63,6 @@ impl<'a> Object<'a> {
         self.value(key).map(|value| text(&self.path_of(key), value)).transpose()
     }
 
-    /// A string that is there and not empty.
     pub(crate) fn required_string(&self, key: &str) -> Result<&'a str, Fault> {
         match self.string(key)? {
             Some(text) if !text.is_empty() => Ok(text),
@@ -95,7 +89,7 @@ impl<'a> Object<'a> {
         value.as_u64().map(Some).ok_or_else(|| mismatch(&self.path_of(key), wanted, value))
     }
 
-    /// Elements of a list with their paths; an absent list is empty.
+    /// Elements with their paths; an absent list is empty.
     pub(crate) fn list(&self, key: &str) -> Result<Vec<(String, &'a Value)>, Fault> {
         match self.value(key) {
             None => Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! What an IPAM plugin answers to ADD.
+//! The result of an IPAM plugin's ADD.
 
 use std::net::IpAddr;
 
@@ -13,35 +13,35 @@ use crate::{
     rules::{self, cut},
 };
 
-/// Addresses that an IPAM plugin leased, and what it wants with them.
+/// Addresses leased by an IPAM plugin, with gateways, routes and DNS settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leased {
-    /// At least one, at most one of each family.
+    /// One or two, at most one per family.
     pub(crate) ips: Vec<IpAddr>,
-    /// At most one of each family, only of families that have an address.
+    /// At most one per family that has an address.
     pub(crate) gateways: Vec<IpAddr>,
-    /// None where it says nothing of routes.
+    /// `None` if the result has no routes.
     pub(crate) routes: Option<Vec<ContainerRoute>>,
     pub(crate) dns: Dns,
 }
 
 impl Leased {
-    /// Its addresses.
+    /// The leased addresses.
     #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         &self.ips
     }
 
-    /// Its gateways.
+    /// The gateways.
     #[must_use]
     pub fn gateways(&self) -> &[IpAddr] {
         &self.gateways
     }
 
-    /// Reads a result. Interfaces are passed over: an IPAM plugin makes none.
+    /// Parses a result. Interfaces are ignored: an IPAM plugin makes none.
     ///
     /// # Errors
-    /// What of it breaks a rule: code 6 where it is no result, 7 where it is one that an endpoint cannot have.
+    /// Code 6 for an invalid result, 7 for a result that an endpoint cannot have.
     pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
         let document = match serde_json::from_slice(bytes) {
             Ok(Value::Object(document)) => document,
@@ -49,7 +49,7 @@ impl Leased {
             Err(e) => return Err(Fault::new(Code::Decode, format!("its answer is no JSON: {e}"))),
         };
         Self::read(&Object::root(&document)).map_err(|fault| {
-            // The reader's words are for the configuration.
+            // The reader's messages name the configuration.
             let what = fault.msg.strip_prefix("netconf: ").unwrap_or(&fault.msg);
             Fault { msg: format!("its answer: {what}"), ..fault }
         })

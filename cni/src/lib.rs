@@ -1,18 +1,17 @@
-//! The CNI plugin `wharf-cni`: environment and stdin become one request to the agent, its answer becomes stdout.
+//! The CNI plugin `wharf-cni`: turns environment and stdin into one request to the agent, and the answer into stdout.
 //!
-//! No policy, no state. In order of use:
-//! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), by way of
-//!   `netconf` (the network configuration), `args` (what is asked for this one container), `json` and `rules`;
-//! - `commands`: each command's request to the agent, with `retry`; `check` and `status` judge its answer;
-//! - `ipam`: the IPAM plugin that the network names, if any, one command after another by `turn`; [`leased`]: its result; `routes`: routes of either;
-//! - `away`: a DEL that finds no agent leaves a record for it and takes the container's link away itself, by `link`,
-//!   the shim's only netlink; `check::kernel`: a CHECK that finds no agent compares `prevResult` with the kernel, by `link::sides`;
-//! - `runtime`: which program runs the plugin;
-//! - `result`: the result of ADD in the version asked for; [`fault`]: errors and their CNI codes;
-//! - `report`: what the agent is told of this run, with each request or by a report; `log`: lines on stderr.
+//! It has no policy and no state. In order of use:
+//! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), with `netconf` (the network
+//!   configuration), `args` (settings of one container), `json` and `rules`;
+//! - `commands`: the requests of each command, with `retry`; `check` and `status` evaluate the answer;
+//! - `ipam`: the network's IPAM plugin, serialised by `turn`; [`leased`]: its result; `routes`;
+//! - `away`: DEL without an agent, through `link`, the shim's only netlink; `check::kernel`: CHECK without an agent,
+//!   through `link::sides`;
+//! - `runtime`: the program that runs the plugin;
+//! - `result`: ADD's result in the version asked for; [`fault`]: errors and their CNI codes;
+//! - `report`: the description of this run for the agent; `log`: lines on stderr.
 //!
-//! Stdout holds the result, or the error, or nothing. The exit status is 0 or 1. This is a library so that what reads
-//! bytes from outside can be fuzzed; nobody else links it.
+//! Stdout holds the result, the error, or nothing. The exit status is 0 or 1. The library exists for fuzz targets.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking"))]
 
@@ -55,7 +54,7 @@ use crate::{
     request::{Ask, Env, Request},
 };
 
-/// The whole run of the plugin, with this process's environment, stdin and stdout.
+/// Runs the plugin with this process's environment, stdin and stdout.
 #[must_use]
 pub fn run() -> ExitCode {
     let env = Env::of_process();
@@ -70,7 +69,6 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Asks the agent, prints what it answers, and tells how that ended.
 fn answer(ask: &Ask, run: Option<Run>) -> ExitCode {
     let conf = &ask.conf;
     let origin = Origin { network: conf.name.clone(), socket: Some(conf.socket.clone()) };
@@ -81,7 +79,7 @@ fn answer(ask: &Ask, run: Option<Run>) -> ExitCode {
         Ok(done) => done,
         Err(fault) => return failed(fault),
     };
-    // Whoever ran us must not take silence for success.
+    // A missing result must not look like success.
     if let Some(Err(e)) = done.stdout.as_deref().map(print) {
         return failed(Fault::new(Code::Io, format!("writing the result to standard output: {e}")));
     }
@@ -91,9 +89,8 @@ fn answer(ask: &Ask, run: Option<Run>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Prints the error, and tells of it.
 fn fail(failure: &Failure, run: Option<Run>, log: Level) -> ExitCode {
-    // The exit status says it where nobody reads.
+    // Stdout may be closed; the exit status reports the failure.
     let _ = print(&failure.to_json());
     report(run, &End::Failure(&failure.fault), &failure.origin, log);
     ExitCode::FAILURE

@@ -1,8 +1,8 @@
-//! The shim's only netlink: the container's link in the node's own namespace, found by its owner's mark.
+//! The shim's only netlink: finds the container's link in the node's namespace.
 //!
-//! A DEL enters no namespace, so a stale `CNI_NETNS` does no harm. A link is this container's only when it is a veth,
-//! its alias is the mark of the attachment, and its name matches the mark. Removing the host side removes the whole
-//! pair. [`sides`] reads both sides for a CHECK.
+//! A DEL enters no namespace, so a stale `CNI_NETNS` does no harm. The link must be a veth whose alias is the mark of
+//! the attachment and whose name matches the mark. Removing the host side removes the pair. [`sides`] reads both
+//! sides for a CHECK.
 
 pub(crate) mod sides;
 
@@ -25,12 +25,11 @@ use wharf_names::{
 
 use crate::{netconf::NetConf, request::Target};
 
-/// Timeout of the kernel's answer, which takes milliseconds, or a second on a busy node.
+/// The kernel takes milliseconds, or a second on a busy node.
 const KERNEL_LIMIT: Duration = Duration::from_secs(10);
-/// Most attempts at a dump. One that changed while it was read is requested again.
+/// A dump that changed while it was read is repeated.
 const LIST_TRIES: usize = 5;
 
-/// A link that was identified as an attachment's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Marked {
     index: u32,
@@ -44,36 +43,31 @@ impl fmt::Display for Marked {
     }
 }
 
-/// Result of a link's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     Removed,
-    /// The link was gone, or another link has its index now.
+    /// The link was gone, or another link has its index.
     Gone,
 }
 
-/// Why an attachment's links cannot be found, or one of them cannot be removed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     #[error("list links: {0}")]
     List(#[source] Cause),
     #[error("remove link {0}: {1}")]
     Remove(String, #[source] Cause),
-    /// The path leads to no network namespace.
     #[error("open network namespace {0}: {1}")]
     Netns(String, #[source] io::Error),
     #[error("look at {0}: {1}")]
     Look(String, #[source] Cause),
 }
 
-/// What went wrong between the shim and the kernel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Cause {
     #[error("open netlink socket: {0}")]
     Socket(#[source] io::Error),
     #[error("no answer within {} s", KERNEL_LIMIT.as_secs())]
     TimedOut,
-    /// No answer, or none that can be used.
     #[error("{0}")]
     Answer(&'static str),
     #[error("look at it: {0}")]
@@ -84,7 +78,7 @@ pub(crate) enum Cause {
     Kernel(#[from] io::Error),
 }
 
-/// The links of an attachment: one or none, or several after an earlier failure.
+/// One or none, or several after an earlier failure.
 pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, LinkError> {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
@@ -98,10 +92,10 @@ pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>,
     Ok(links.iter().filter_map(ours).collect())
 }
 
-/// Removes a link, if it is still the one that was found.
+/// Removes the link, if unchanged.
 pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Result<Removal, LinkError> {
     let removed = in_kernel(async |handle| {
-        // Indexes are reused, so the link is checked immediately before its removal.
+        // Indexes are reused.
         let mut found = std::pin::pin!(handle.link().get().match_index(link.index).execute());
         let there = match found.next().await {
             Some(Ok(message)) => marked(&message, conf, target),
@@ -121,11 +115,11 @@ pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Re
     removed.await.map_err(|cause| LinkError::Remove(link.name.clone(), cause))
 }
 
-/// Runs `work` on a connection of its own, with the connection driven beside it.
+/// Runs `work` while polling its connection.
 async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, Cause>) -> Result<T, Cause> {
     // Unsolicited messages are dropped with the receiver.
     let (mut connection, handle, _unasked) = new_connection_with_strict_check().map_err(Cause::Socket)?;
-    // The final message of a dump says whether the dump is complete.
+    // The final message shows whether the dump is complete.
     connection.set_forward_done(true);
     tokio::select! {
         biased;
@@ -135,7 +129,6 @@ async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, Cause>) -> Res
     }
 }
 
-/// All objects that the question is about.
 async fn dump(handle: &mut Handle, question: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Cause> {
     for _ in 0..LIST_TRIES {
         if let Some(objects) = try_dump(handle, question.clone()).await? {
@@ -145,7 +138,7 @@ async fn dump(handle: &mut Handle, question: RouteNetlinkMessage) -> Result<Vec<
     Err(Cause::Answer("it changed each time it was read"))
 }
 
-/// [`dump`]; `None` when the objects changed while they were read, so that one may be missing.
+/// `None` when the dump changed while it was read.
 async fn try_dump(
     handle: &mut Handle,
     question: RouteNetlinkMessage,
@@ -168,7 +161,6 @@ async fn try_dump(
     Err(Cause::Answer("the answer was cut short"))
 }
 
-/// The link, if it is this attachment's.
 fn marked(link: &LinkMessage, conf: &NetConf, target: &Target) -> Option<Marked> {
     let (mut name, mut alias, mut veth) = (None, None, false);
     for attribute in &link.attributes {

@@ -1,8 +1,8 @@
-//! Lines on stderr, which runtimes keep beside the plugin's answer.
+//! Log lines on stderr, which runtimes keep with the plugin's answer.
 
 use std::{fmt, io::Write};
 
-/// How much is told; each level includes those before it.
+/// Each level includes the levels before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Error,
@@ -12,7 +12,7 @@ pub(crate) enum Level {
 }
 
 impl Level {
-    /// Names as netconf's `log-level` has them; `trace` is accepted for the agent's sake and means `debug`.
+    /// `trace`, an agent level, means `debug`.
     pub(crate) const NAMES: &'static str = "error, warn, info, debug or trace";
 
     pub(crate) fn parse(name: &str) -> Option<Self> {
@@ -34,10 +34,9 @@ impl Level {
         }
     }
 
-    /// Writes a line of level `line` if this level includes it.
     pub(crate) fn say(self, line: Level, text: fmt::Arguments<'_>) {
         if line <= self {
-            // A closed stderr must not keep us from our work; `eprintln!` would panic.
+            // `eprintln!` would panic on a closed stderr.
             let _ = writeln!(std::io::stderr(), "wharf-cni: {}: {text}", line.name());
         }
     }

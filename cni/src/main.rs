@@ -1,4 +1,4 @@
-//! `wharf-cni`, the CNI plugin. All of it is in the library.
+//! The CNI plugin `wharf-cni`; its code is in the library.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

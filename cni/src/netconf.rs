@@ -13,10 +13,10 @@ use crate::{
     rules::{self, cut},
 };
 
-/// Longest path of a unix socket, bytes: `sun_path` less its terminator.
+/// Longest path of a unix socket, bytes: `sun_path` without its terminator.
 const MAX_SOCKET_BYTES: usize = 107;
 
-/// Versions of the specification that we speak, oldest first.
+/// Supported versions, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
     V0_3_1,
@@ -42,13 +42,11 @@ impl Version {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// All of them, for messages.
     pub(crate) fn list() -> String {
         Self::ALL.map(Self::as_str).join(", ")
     }
 }
 
-/// DNS settings, passed through to the result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Dns {
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -62,7 +60,6 @@ pub(crate) struct Dns {
 }
 
 impl Dns {
-    /// The same, with another's where it says nothing.
     pub(crate) fn or(self, other: Self) -> Self {
         let list = |own: Vec<String>, other| if own.is_empty() { other } else { own };
         Self {
@@ -86,19 +83,18 @@ impl From<&EndpointDns> for Dns {
     }
 }
 
-/// A configuration whose keys, but for those of one container ([`crate::args`]) and one command, are checked.
+/// A checked configuration, except for keys of one container ([`crate::args`]) and of single commands.
 #[derive(Debug, Clone)]
 pub(crate) struct NetConf {
     pub(crate) version: Version,
-    /// Network.
     pub(crate) name: String,
     /// The agent's socket, absolute.
     pub(crate) socket: PathBuf,
-    /// MTU, bytes; the agent's default when absent.
+    /// MTU, bytes; `None` for the agent's default.
     pub(crate) mtu: Option<u32>,
-    /// IPAM pool; the agent's default when absent.
+    /// IPAM pool; `None` for the agent's default.
     pub(crate) pool: Option<String>,
-    /// Whether the node masquerades the container; as the agent has it for the pool when absent.
+    /// `None` for the pool's setting in the agent.
     pub(crate) ip_masq: Option<bool>,
     pub(crate) log: Level,
     pub(crate) dns: Dns,
@@ -106,26 +102,24 @@ pub(crate) struct NetConf {
 }
 
 impl NetConf {
-    /// Checks a decoded document. `deletes`: the command, if it deletes: what a deletion does not need may be wrong.
+    /// `deletes` names a deleting command, for which unneeded keys may be invalid.
     pub(crate) fn parse(document: Map<String, Value>, deletes: Option<&str>) -> Result<Self, Fault> {
         let root = Object::root(&document);
         let version = root.string("cniVersion")?.unwrap_or_default();
         let Some(version) = Version::parse(version) else {
-            // A document without a version means 0.1.0, which we do not speak.
             let asked = if version.is_empty() { "no cniVersion, which means 0.1.0" } else { version };
             return Err(Fault::new(Code::IncompatibleVersion, format!("netconf asks for {:?}", cut(asked)))
                 .with_details(format!("supported: {}", Version::list())));
         };
         let name = root.required_string("name")?;
         rules::name(name).map_err(|rule| Fault::config(format!("netconf: name {:?} {rule}", cut(name))))?;
-        // The runtime found us by it; that it is there is all we need.
         root.required_string("type")?;
         let log = or_pass(log_level(&root), Level::Warn, deletes, Level::Warn)?;
         Ok(Self {
             version,
             name: name.to_owned(),
             socket: socket(&root)?,
-            // As with other plugins 0 is "no wish".
+            // As in other plugins, 0 means unset.
             mtu: or_pass(root.u32("mtu"), None, deletes, log)?.filter(|mtu| *mtu != 0),
             pool: or_pass(root.string("pool"), None, deletes, log)?.filter(|pool| !pool.is_empty()).map(str::to_owned),
             ip_masq: or_pass(root.boolean("ipMasq"), None, deletes, log)?,
@@ -135,16 +129,16 @@ impl NetConf {
         })
     }
 
-    /// Type of the IPAM plugin that leases the network's addresses; the agent leases them itself where there is none.
+    /// `None` when the agent leases the addresses.
     pub(crate) fn ipam_type(&self) -> Result<Option<&str>, Fault> {
         let root = self.document();
         let hint = "name an IPAM plugin, or remove the key: the agent then leases from the pool that \"pool\" names";
         let Some(ipam) = root.object("ipam").map_err(|fault| fault.with_details(hint))? else { return Ok(None) };
         let plugin = ipam.required_string("type").map_err(|fault| fault.with_details(hint))?;
-        // A name alone: it is looked for in CNI_PATH and nowhere else.
+        // Plugins are only searched in CNI_PATH.
         rules::name(plugin)
             .map_err(|rule| Fault::config(format!("netconf: key \"ipam.type\": {:?} {rule}", cut(plugin))))?;
-        // It would run itself, which would run itself.
+        // The plugin would run itself without end.
         if Some(plugin) == root.string("type")? {
             let msg = format!("netconf: key \"ipam.type\": {plugin:?} is this plugin itself");
             return Err(Fault::config(msg).with_details(hint));
@@ -152,14 +146,12 @@ impl NetConf {
         Ok(Some(plugin))
     }
 
-    /// The document, for keys that only one command reads.
     pub(crate) fn document(&self) -> Object<'_> {
         Object::root(&self.document)
     }
 }
 
 impl Origin {
-    /// Of any JSON object.
     pub(crate) fn of(document: &Map<String, Value>) -> Self {
         let root = Object::root(document);
         let network = root.string("name").ok().flatten().filter(|name| rules::name(name).is_ok()).unwrap_or_default();
@@ -167,7 +159,7 @@ impl Origin {
     }
 }
 
-/// A key that a deletion does not need: a configuration that was changed under living containers must not keep them from being deleted.
+/// A key that a deletion does not need. A changed configuration must not prevent the deletion of living containers.
 fn or_pass<T>(read: Result<T, Fault>, otherwise: T, deletes: Option<&str>, log: Level) -> Result<T, Fault> {
     match (read, deletes) {
         (Err(fault), Some(command)) => {
@@ -180,7 +172,7 @@ fn or_pass<T>(read: Result<T, Fault>, otherwise: T, deletes: Option<&str>, log: 
 
 fn socket(root: &Object<'_>) -> Result<PathBuf, Fault> {
     let path = root.string("socket")?.filter(|path| !path.is_empty()).unwrap_or(DEFAULT_SOCKET);
-    // The runtime's working directory is not ours to guess.
+    // The runtime's working directory is unknown.
     if !path.starts_with('/') || path.len() > MAX_SOCKET_BYTES || path.contains('\0') {
         return Err(Fault::config(format!(
             "netconf: socket {:?} must be an absolute path of at most {MAX_SOCKET_BYTES} bytes",
@@ -196,7 +188,6 @@ fn log_level(root: &Object<'_>) -> Result<Level, Fault> {
         .ok_or_else(|| Fault::config(format!("netconf: log-level {:?} must be {}", cut(name), Level::NAMES)))
 }
 
-/// DNS settings of a configuration or a result.
 pub(crate) fn dns(root: &Object<'_>) -> Result<Dns, Fault> {
     let Some(dns) = root.object("dns")? else { return Ok(Dns::default()) };
     Ok(Dns {
@@ -286,7 +277,7 @@ mod tests {
             let fault = with(key, value.clone()).expect_err(&format!("{key} = {value}"));
             assert_eq!(fault.code, Code::Config, "{key} = {value}");
             assert!(fault.msg.contains(key), "{}", fault.msg);
-            // A deletion needs to know who is asked for what, and no more.
+            // A deletion needs only name, type and socket.
             let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni", key: value});
             let deletes = NetConf::parse(document.as_object().unwrap().clone(), Some("DEL"));
             assert_eq!(deletes.is_err(), ["name", "type", "socket"].contains(&key), "{key}: {deletes:?}");

@@ -10,11 +10,9 @@ use wharf_names::port::share_address;
 
 use crate::{fault::Fault, json::Object, rules::cut};
 
-/// `runtimeConfig` key.
 const KEY: &str = "portMappings";
 
-/// Reads the list. Two entries may not claim one port of one address, even when they say the same: a runtime that sends
-/// both meant something else with one of them.
+/// Rejects two entries for one port of one address, even if identical: one is a mistake of the runtime.
 pub(crate) fn parse(runtime: &Object<'_>) -> Result<Vec<PublishedPort>, Fault> {
     let mut ports: Vec<(String, PublishedPort)> = Vec::new();
     for (path, item) in runtime.list(KEY)? {
@@ -95,7 +93,7 @@ mod tests {
             {"hostPort": 1, "containerPort": 65535, "protocol": "Sctp", "hostIP": "127.0.0.1"},
             {"hostPort": 1, "containerPort": 65535, "protocol": "sctp", "hostIP": "::1"},
             {"hostPort": 9, "containerPort": 9, "protocol": null, "hostIP": null, "extra": []},
-            // As containerd spells them.
+            // containerd's spelling.
             {"HostPort": 10, "ContainerPort": 11, "Protocol": "udp", "HostIP": "127.0.0.1"},
         ]))
         .unwrap();

@@ -1,4 +1,4 @@
-//! What is told of this run: to the agent with each request, and by a report where the agent cannot know the end.
+//! The description of this run for the agent, in requests and reports.
 
 use std::{
     cell::Cell,
@@ -18,19 +18,17 @@ use crate::{
     rules,
 };
 
-/// This run of the plugin.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
     command: Command,
-    /// What the command finds out while it runs.
     chained: Cell<bool>,
-    /// The agent's answer does not end the command: the shim has the last word, and reports it.
+    /// The shim reports the outcome, because the agent's answer does not end the command.
     is_judge: bool,
     began: Instant,
 }
 
 impl Run {
-    /// A run with this environment that began now; none for a command that is not counted.
+    /// `None` for a command that is not counted.
     pub(crate) fn of(env: &Env) -> Option<Self> {
         let text = |value: &Option<std::ffi::OsString>| value.as_deref().and_then(OsStr::to_str).map(str::to_owned);
         let verb = Verb::parse(&text(&env.command)?)?;
@@ -40,7 +38,6 @@ impl Run {
         let args = text(&env.args).unwrap_or_default();
         Some(Self {
             command: Command {
-                // The standard library seeds its hashers from the kernel.
                 id: RandomState::new().hash_one(0_u8),
                 verb,
                 network: String::new(),
@@ -56,13 +53,11 @@ impl Run {
         })
     }
 
-    /// The same run, whose configuration names this network.
     pub(crate) fn on(mut self, network: &str) -> Self {
         network.clone_into(&mut self.command.network);
         self
     }
 
-    /// The command is about an interface that another plugin made.
     pub(crate) fn set_chained(&self) {
         self.chained.set(true);
     }
@@ -71,25 +66,24 @@ impl Run {
         Command { chained: self.chained.get(), ..self.command.clone() }
     }
 
-    /// The same run, whose IPAM plugin is asked after the agent, unless it is an ADD.
+    /// An IPAM plugin runs after the agent, except in an ADD.
     pub(crate) fn with_ipam(self) -> Self {
         Self { is_judge: self.command.verb != Verb::Add, ..self }
     }
 
-    /// The header of a request that is made now; none where the shim has the last word.
+    /// The request header; `None` if the shim reports the outcome.
     pub(crate) fn header(&self) -> Option<String> {
         (!self.is_judge).then(|| self.command().to_header(self.began.elapsed()))
     }
 
-    /// Leaves a report of how the run ended, unless the agent has counted it. A report that cannot be written changes nothing for
-    /// the runtime; the error is for the shim's log.
+    /// Writes a report, unless the agent has counted the command.
     pub(crate) fn report(self, end: &End<'_>, origin: &Origin) -> Result<(), String> {
         let counted = match end {
             End::Success { counted, .. } => *counted,
             End::Deferred => false,
             End::Failure(fault) => fault.counted,
         };
-        // A configuration that was not read, or whose socket is none, names no agent that could be told.
+        // Without a socket, no agent can receive the report.
         let Some(socket) = origin.socket.as_deref().filter(|_| !counted || self.is_judge) else {
             return Ok(());
         };
@@ -111,29 +105,25 @@ impl Run {
             command: self.on(&origin.network).command(),
         };
         match reports.put(&report) {
-            // No agent has run in this boot: there is nobody to tell.
+            // No agent has run in this boot.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
             put => put.map_err(|e| format!("leave a report in {}: {e}", reports.path().display())),
         }
     }
 }
 
-/// How a run ended.
 pub(crate) enum End<'a> {
-    /// Well.
     Success {
-        /// The agent answered, and has counted the command.
+        /// The agent answered and counted the command.
         counted: bool,
-        /// A DEL of an attachment that the agent does not know.
         found_nothing: bool,
     },
-    /// A DEL that succeeded by a deletion record.
+    /// A deletion record replaces the agent's answer.
     Deferred,
-    /// With this error.
     Failure(&'a Fault),
 }
 
-/// A value of `CNI_ARGS`; empty where there is none, or one that no pod has.
+/// A value of `CNI_ARGS`; empty if absent or too long for a pod.
 fn pod(args: &str, key: &str) -> String {
     let value = args.split(';').find_map(|pair| pair.split_once('=').filter(|(name, _)| *name == key));
     value.map(|(_, value)| value.to_owned()).filter(|value| value.len() <= MAX_POD_BYTES).unwrap_or_default()

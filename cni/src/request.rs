@@ -1,5 +1,4 @@
-//! Environment and stdin to a checked request. Nothing here touches the system but [`Env::of_process`] and the reader
-//! that [`Request::read`] is given.
+//! Parses environment and stdin. Only [`Env::of_process`] and the reader of [`Request::read`] touch the system.
 
 use std::{
     collections::BTreeSet,
@@ -24,12 +23,12 @@ use crate::{
     runtime,
 };
 
-/// Longest netconf that is read, bytes. A GC's list of 5,000 attachments is half of it.
+/// Longest netconf, bytes; a GC of 5,000 attachments takes half.
 const MAX_STDIN_BYTES: u64 = 1 << 20;
-/// Keys of GC's list: the specification's, and the one that libcni 1.2.0 to 1.2.2 sent instead.
+/// The specification's key, and the key of libcni 1.2.0 to 1.2.2.
 const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// The `CNI_*` variables that we read, as they are.
+/// The unparsed `CNI_*` variables.
 #[derive(Debug, Clone, Default)]
 pub struct Env {
     /// `CNI_COMMAND`.
@@ -44,12 +43,12 @@ pub struct Env {
     pub args: Option<OsString>,
     /// Name of the program that runs the plugin.
     pub runtime: Option<String>,
-    /// `CNI_PATH`: where an IPAM plugin is looked for.
+    /// `CNI_PATH`: directories of IPAM plugins.
     pub path: Option<OsString>,
 }
 
 impl Env {
-    /// Those of this process.
+    /// Reads the environment of this process.
     #[must_use]
     pub fn of_process() -> Self {
         Self {
@@ -64,17 +63,15 @@ impl Env {
     }
 }
 
-/// One interface of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) container_id: String,
     pub(crate) ifname: String,
 }
 
-/// What is to be done.
 #[derive(Debug, Clone)]
 pub(crate) enum Command {
-    /// With `chain` another plugin made the interface.
+    /// With `chain`, another plugin made the interface.
     Add {
         target: Target,
         netns: String,
@@ -95,33 +92,33 @@ pub(crate) enum Command {
     Status,
 }
 
-/// A command for the agent, with the configuration it came with.
+/// A command for the agent, with its configuration.
 #[derive(Debug, Clone)]
 pub struct Ask {
     pub(crate) conf: NetConf,
     pub(crate) command: Command,
     pub(crate) runtime: Option<String>,
-    /// The network's addresses are leased by an IPAM plugin.
+    /// The plugin that leases the network's addresses.
     pub(crate) ipam: Option<Ipam>,
 }
 
 /// A checked request.
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// Answered without the agent, whatever stdin holds.
+    /// Answered without the agent, for any stdin.
     Version {
         /// The version to answer in.
         cni_version: String,
     },
-    /// Everything else.
+    /// Every other command.
     Ask(Box<Ask>),
 }
 
 impl Request {
-    /// Checks the environment, then reads and checks stdin.
+    /// Checks the environment, then stdin.
     ///
     /// # Errors
-    /// Either breaks a rule; the failure is in the version that stdin asks for, where that is known.
+    /// When either breaks a rule, in the version that stdin asks for if known.
     pub fn read(env: &Env, stdin: &mut dyn Read) -> Result<Self, Failure> {
         let Some(verb) = Verb::of(env).map_err(Failure::unversioned)? else {
             return Ok(Self::Version { cni_version: version_of_probe(stdin) });
@@ -138,7 +135,7 @@ impl Request {
     }
 }
 
-/// A command that needs a configuration: all but VERSION.
+/// A command with a configuration: all but VERSION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
     Add,
@@ -149,7 +146,6 @@ enum Verb {
 }
 
 impl Verb {
-    /// None is VERSION.
     fn of(env: &Env) -> Result<Option<Self>, Fault> {
         let known = "ADD, DEL, CHECK, GC, STATUS or VERSION";
         match env.command.as_deref().and_then(OsStr::to_str).unwrap_or_default() {
@@ -178,7 +174,7 @@ impl Verb {
         }
     }
 
-    /// The first version of those we speak that has it.
+    /// The first supported version with the command.
     const fn since(self) -> Version {
         match self {
             Self::Add | Self::Del => Version::V0_3_1,
@@ -194,7 +190,7 @@ impl Verb {
         let mut problems = Vec::new();
         let container_id = variable("CNI_CONTAINERID", env.container_id.as_ref(), rules::name, &mut problems);
         let ifname = variable("CNI_IFNAME", env.ifname.as_ref(), rules::ifname, &mut problems);
-        // DEL comes with an empty one when the container is gone already.
+        // DEL may come after the namespace is gone.
         let netns = match self {
             Self::Del => String::new(),
             _ => variable("CNI_NETNS", env.netns.as_ref(), rules::netns, &mut problems),
@@ -207,7 +203,6 @@ impl Verb {
     }
 }
 
-/// What the environment says; empty where the command does not need it.
 #[derive(Debug, Default)]
 struct Subject {
     target: Target,
@@ -230,7 +225,6 @@ impl Subject {
             ));
         }
         let plugin = match conf.ipam_type() {
-            // A configuration that was changed under living containers must not keep them from being deleted.
             Err(fault) if matches!(verb, Verb::Del | Verb::Gc) => {
                 conf.log.say(Level::Warn, format_args!("{} goes on in spite of: {}", verb.name(), fault.msg));
                 None
@@ -249,7 +243,7 @@ impl Subject {
                 Command::Add { target: self.target, netns: self.netns, args, chain }
             }
             Verb::Del => {
-                // Nothing of it is needed to delete, so nothing of it may keep us from deleting.
+                // A deletion needs none of these.
                 if let Err(fault) = self.container_args(&conf, None) {
                     conf.log.say(Level::Warn, format_args!("DEL goes on in spite of: {}", fault.msg));
                 }
@@ -272,7 +266,7 @@ impl Subject {
                 Command::Gc { valid }
             }
             Verb::Status => {
-                // What ADD would refuse is told before the first container asks.
+                // Reports early what ADD would refuse.
                 self.container_args(&conf, ipam.as_ref())?;
                 Command::Status
             }
@@ -280,7 +274,7 @@ impl Subject {
         Ok(Ask { conf, command, runtime: None, ipam })
     }
 
-    /// What is asked for the container, none of which the agent's own IPAM may have to do where a plugin leases.
+    /// Rejects settings for the agent's IPAM if a plugin leases the addresses.
     fn container_args(&self, conf: &NetConf, ipam: Option<&Ipam>) -> Result<ContainerArgs, Fault> {
         let args = ContainerArgs::parse(&self.cni_args()?, conf)?;
         let Some(Ipam { plugin, .. }) = ipam else { return Ok(args) };
@@ -310,10 +304,10 @@ impl Subject {
     }
 }
 
-/// A check of [`rules`]; the error is the rule that was broken.
+/// The error is the broken rule.
 type Rule = fn(&str) -> Result<(), &'static str>;
 
-/// A required variable; a problem is noted, so that all of them are told at once.
+/// Collects problems, so that one error names all.
 fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec<String>) -> String {
     let Some(value) = value.filter(|value| !value.is_empty()) else {
         problems.push(format!("{name} is not set"));
@@ -327,11 +321,11 @@ fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec
     text.into_owned()
 }
 
-/// GC's list, the union of both keys: keeping too much is corrected by the next GC, deleting too much is not. For the same
-/// reason an entry that can name no attachment is an error: whatever it stands for would be deleted.
+/// The union of both keys: the next GC corrects an entry too many, but not a wrong deletion. For the same reason an
+/// invalid entry is an error.
 ///
-/// Without either key the list is empty, as it is to the reference plugins: libcni leaves the key out when its caller
-/// names no attachments (`cnitool gc`), and every attachment of the network is then stale.
+/// An absent list is empty, as in the reference plugins: libcni omits the key when its caller names no attachments
+/// (`cnitool gc`), and every attachment is then stale.
 fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
     let mut valid = BTreeSet::new();
     for key in GC_KEYS {
@@ -370,7 +364,7 @@ fn decode(netconf: &[u8]) -> Result<Map<String, Value>, Fault> {
     }
 }
 
-/// The version to answer an error in: the configuration's, whatever it is, unless it is no version at all.
+/// The configuration's version, supported or not, if it looks like one.
 fn echoed_version(document: &Map<String, Value>) -> String {
     match document.get("cniVersion").and_then(Value::as_str) {
         Some(text) if !text.is_empty() && text.len() <= 32 && text.bytes().all(is_version_byte) => text.to_owned(),
@@ -382,7 +376,7 @@ fn is_version_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+')
 }
 
-/// A probe is answered in the version it came in if we speak it, else in our newest.
+/// The input's version if supported, else the newest.
 fn version_of_probe(stdin: &mut dyn Read) -> String {
     let version = match read_all(stdin).and_then(|netconf| decode(&netconf)) {
         Ok(document) => document.get("cniVersion").and_then(Value::as_str).and_then(Version::parse),

@@ -40,7 +40,6 @@ fn refused(env: &Env, keys: Value) -> Fault {
     read(env, &conf(keys)).unwrap_err().fault
 }
 
-/// A reader that must not be read.
 struct Untouchable;
 impl Read for Untouchable {
     fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
@@ -48,7 +47,6 @@ impl Read for Untouchable {
     }
 }
 
-/// A reader that fails.
 struct Broken;
 impl Read for Broken {
     fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
@@ -146,7 +144,6 @@ fn a_mebibyte_is_read_and_no_more() {
     assert!(read(&env("ADD"), &filler(limit)).is_ok());
     let fault = read(&env("ADD"), &filler(limit + 1)).unwrap_err().fault;
     assert_eq!(fault.code, Code::Config);
-    // An endless one ends too.
     assert!(Request::read(&env("ADD"), &mut std::io::repeat(b' ')).is_err());
 }
 
@@ -203,10 +200,9 @@ fn prev_result_is_for_check_and_for_a_chained_add() {
     let mut wish = made;
     wish["runtimeConfig"] = json!({"ips": ["10.1.0.3"]});
     assert!(refused(&env("ADD"), wish).msg.contains("10.1.0.3"));
-    // The agent is asked all the same: it may know that there is no such attachment.
+    // Valid: the agent may know that there is no such attachment.
     assert!(matches!(command(&env("CHECK"), json!({})), Command::Check { prev: None, .. }));
     assert_eq!(refused(&env("CHECK"), json!({"prevResult": {"ips": [{"address": "x/24"}]}})).code, Code::Config);
-    // DEL deletes what is there, whatever it is told was there.
     assert!(matches!(command(&env("DEL"), json!({"prevResult": "nonsense"})), Command::Del { .. }));
 }
 
@@ -271,7 +267,6 @@ fn del_wants_neither_netns_nor_good_arguments() {
     }
     let env = Env { netns: Some("".into()), args: Some(OsString::from_vec(vec![0xff])), ..env("DEL") };
     assert!(matches!(command(&env, json!({})), Command::Del { .. }));
-    // The socket is needed, so it must be right.
     assert_eq!(refused(&env, json!({"socket": 5})).code, Code::Config);
 }
 
@@ -304,12 +299,11 @@ fn gc_lists() {
     }
     let fault = refused(&env("GC"), json!({"cni.dev/valid-attachments": [one("a"), one("a/b")]}));
     assert!(fault.msg.contains("cni.dev/valid-attachments[1].containerID"), "{}", fault.msg);
-    // GC and STATUS come without a container.
     let bare = Env { command: Some("GC".into()), ..Env::default() };
     assert!(matches!(command(&bare, json!({"cni.dev/valid-attachments": []})), Command::Gc { .. }));
 }
 
-/// JSON of any shape, with the keys that we read as likely as others.
+/// JSON of any shape, in which the known keys are frequent.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -394,7 +388,6 @@ fn any_env() -> impl Strategy<Value = Env> {
     )
 }
 
-/// A failure must be JSON with CNI's keys, and say something.
 fn assert_well_formed(failure: &Failure) {
     let body: Value = serde_json::from_str(&failure.to_json()).unwrap();
     assert!(body["cniVersion"].is_string() && body["code"].is_u64(), "{body}");
@@ -406,7 +399,7 @@ fn with_base(mut value: Value) -> Value {
         for (key, text) in [("cniVersion", "1.1.0"), ("name", "net"), ("type", "wharf-cni")] {
             map.insert(key.to_owned(), text.into());
         }
-        // A random text is hardly ever an absolute path, and then nothing behind it would be reached.
+        // A random text is hardly ever an absolute path.
         map.remove("socket");
     }
     value

@@ -1,4 +1,4 @@
-//! What a success prints: ADD's result in the version asked for, and VERSION's answer.
+//! Output of ADD in the version asked for, and of VERSION.
 
 use std::net::IpAddr;
 
@@ -47,7 +47,6 @@ struct Route {
     gw: Option<IpAddr>,
 }
 
-/// The result of ADD.
 pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoint) -> serde_json::Result<String> {
     let mtu = (version >= Version::V1_1_0).then_some(endpoint.mtu);
     let mut ips = Vec::new();
@@ -59,7 +58,7 @@ pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoin
         (endpoint.ipv4.map(IpAddr::from), endpoint.gateway4.map(IpAddr::from), prefix4, "4", "0.0.0.0/0"),
         (endpoint.ipv6.map(IpAddr::from), endpoint.gateway6.map(IpAddr::from), prefix6, "6", "::/0"),
     ];
-    // A network that the agent did not make may have no other end on the node.
+    // A delegated network may have no host side.
     let host = (!endpoint.host_ifname.is_empty()).then(|| Interface {
         name: &endpoint.host_ifname,
         mac: &endpoint.host_mac,
@@ -91,7 +90,6 @@ pub(crate) fn added(version: Version, dns: &Dns, netns: &str, endpoint: &Endpoin
     })
 }
 
-/// The answer to VERSION.
 pub(crate) fn versions(cni_version: &str) -> String {
     let supported = Version::ALL.map(Version::as_str);
     serde_json::json!({ "cniVersion": cni_version, "supportedVersions": supported }).to_string()
@@ -104,7 +102,6 @@ mod tests {
 
     use super::*;
 
-    /// An endpoint of the service of delegated mode.
     fn endpoint(host: &str) -> Endpoint {
         let mut endpoint = json!({
             "id": 0, "epoch": 0, "state": "ready", "container_id": "c1", "ifname": "eth0", "network": "net", "identity": 0, "labels": [],

@@ -1,4 +1,4 @@
-//! Retries of a request when the agent is too busy or absent.
+//! Retries while the agent is busy or absent.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -9,34 +9,29 @@ use wharf_api::client::ClientError;
 
 use crate::log::Level;
 
-/// Shortest wait before asking again.
 const MIN_WAIT: Duration = Duration::from_millis(20);
-/// Longest wait, also when the agent asks for more: within a deadline of a minute that still leaves several tries.
+/// Longest wait, even when the agent asks for more; a deadline of one minute leaves several attempts.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Least wait that is logged as a warning.
 const LONG_WAIT: Duration = Duration::from_secs(1);
-/// Longest backoff before the next attempt to reach an absent agent, without jitter: short, so that a returned agent
-/// is found soon.
+/// Longest backoff for an absent agent, without jitter; short, so that a returned agent is found soon.
 const MAX_ABSENT_WAIT: Duration = Duration::from_millis(130);
-/// Statuses that mean "not now": too many requests, service unavailable.
+/// "Not now": too many requests, service unavailable.
 pub(crate) const NOT_NOW: [u16; 2] = [429, 503];
 
-/// How to wait for an absent agent. A restart takes a second or two, so the agent may return during the wait.
+/// The wait for an absent agent. A restart takes a second or two.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Absence {
-    /// Total time to wait for the agent; zero means no wait.
+    /// Total wait; zero means none.
     pub(crate) patience: Duration,
-    /// True for an error that means an absent agent and allows a retry of the command.
+    /// Whether the error means an absent agent and allows a retry.
     pub(crate) shows: fn(&ClientError) -> bool,
 }
 
 impl Absence {
-    /// An absent agent is a final error.
     pub(crate) const FINAL: Self = Self { patience: Duration::ZERO, shows: |_| false };
 }
 
-/// Calls `ask` with the time that is left until its answer is not "not now", or until the next wait would pass the
-/// deadline. `absence` sets the wait for an absent agent.
+/// Calls `ask` with the remaining time until the answer is not "not now", or the next wait would pass the deadline.
 pub(crate) async fn until<T>(
     deadline: Instant,
     absence: Absence,
@@ -55,7 +50,6 @@ pub(crate) async fn until<T>(
         let (wait, left) = if (absence.shows)(&error) {
             let (since, tries) = absent.again(now);
             if tries == 0 && !absence.patience.is_zero() {
-                // Logged once, because a dozen attempts may follow.
                 let patience = absence.patience.as_millis();
                 log.say(Level::Info, format_args!("{error}; waiting up to {patience} ms for it"));
             }
@@ -67,7 +61,6 @@ pub(crate) async fn until<T>(
             tries = before.saturating_add(1);
             let wait = wait_after(&error, before, jitter()).filter(|wait| *wait < left);
             if let Some(wait) = wait {
-                // Whoever runs the plugin by hand sees why it takes long.
                 let level = if wait >= LONG_WAIT { Level::Warn } else { Level::Info };
                 log.say(level, format_args!("{error}; asking again in {} ms", wait.as_millis()));
             }
@@ -75,15 +68,14 @@ pub(crate) async fn until<T>(
         };
         let Some(wait) = wait.filter(|wait| *wait < left) else { return Err(error) };
         tokio::time::sleep(wait).await;
-        // On a busy machine a sleep may pass the deadline. The agent's last error then says more than a call without
-        // time left.
+        // A sleep may pass the deadline on a busy machine. The last error then says more than a call without time
+        // left.
         if Instant::now() >= deadline {
             return Err(error);
         }
     }
 }
 
-/// Calls in a row that found no agent.
 #[derive(Default)]
 struct Streak {
     began: Option<Instant>,
@@ -91,7 +83,7 @@ struct Streak {
 }
 
 impl Streak {
-    /// Adds a call. Returns the start of the streak and the number of calls before this one.
+    /// Returns the start of the streak and its previous length.
     fn again(&mut self, now: Instant) -> (Instant, u32) {
         let before = self.length;
         self.length = before.saturating_add(1);
@@ -99,8 +91,8 @@ impl Streak {
     }
 }
 
-/// Backoff before the next attempt; none when a retry is useless. It is the agent's retry delay, or an exponential
-/// backoff if that is longer, so that many shims do not retry together.
+/// The longer of the agent's retry delay and an exponential backoff, so that shims do not retry together; `None` when
+/// a retry is useless.
 fn wait_after(error: &ClientError, tries: u32, jitter: u8) -> Option<Duration> {
     let ClientError::Api { status, .. } = error else { return None };
     if !NOT_NOW.contains(status) {
@@ -113,12 +105,12 @@ fn doubled(tries: u32) -> Duration {
     MIN_WAIT.saturating_mul(2_u32.saturating_pow(tries))
 }
 
-/// Up to half of it more by `jitter` (0 to 255), so that shims do not come back together.
+/// Adds up to a half, by `jitter`.
 fn spread(wait: Duration, jitter: u8) -> Duration {
     wait.saturating_add(wait.saturating_mul(u32::from(jitter)) / 512)
 }
 
-/// A random byte. The standard library seeds its hash maps from the kernel, which is random enough for this.
+/// The standard library seeds its hash maps from the kernel.
 fn jitter() -> u8 {
     let [byte, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
     byte
@@ -175,7 +167,7 @@ mod tests {
             Err(error(429, Some(10)))
         }));
         assert!(answer.is_err_and(|e| e.code() == Some(ErrorCode::Overloaded)), "the agent's own answer is told");
-        // Waits double from 20 ms on, so a second holds six tries.
+        // Waits double from 20 ms on.
         assert!((2..=6).contains(&tries), "{tries} tries");
     }
 
@@ -183,7 +175,7 @@ mod tests {
         ClientError::Connect { socket: "/s".into(), cause: std::io::ErrorKind::NotFound.into() }
     }
 
-    /// Calls with these answers in turn, the last again and again; returns the answer and how many calls were made.
+    /// Answers in turn, repeating the last. Returns the answer and the number of calls.
     fn calls(patience: Duration, answers: &[fn() -> Result<(), ClientError>]) -> (Result<(), ClientError>, usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let absence = Absence { patience, shows: |e| matches!(e, ClientError::Connect { .. }) };

@@ -1,4 +1,4 @@
-//! Routes of a container: netconf's `routes`, and those of an IPAM plugin's result.
+//! Routes of a container, from netconf's `routes` or an IPAM plugin's result.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -7,11 +7,11 @@ use wharf_api::ContainerRoute;
 
 use crate::{fault::Fault, json::Object, rules::cut};
 
-/// Most routes of one container, as the agent has it.
+/// Same limit as in the agent.
 const MAX_ROUTES: usize = 64;
 
-/// Reads a list of `{dst, gw?}`; none where the key is absent, which is not the same as an empty list. Keys of CNI 1.1.0 that
-/// set more (`mtu`, `advmss`, `priority`, `table`, `scope`) are passed over: the result says what is installed.
+/// Parses a list of `{dst, gw?}`; `None` for an absent key, unlike an empty list. Other keys of CNI 1.1.0 (`mtu`,
+/// `advmss`, `priority`, `table`, `scope`) are ignored; ADD's result shows what is installed.
 pub(crate) fn parse(root: &Object<'_>, key: &str) -> Result<Option<Vec<ContainerRoute>>, Fault> {
     if root.value(key).is_none() {
         return Ok(None);

@@ -1,23 +1,20 @@
-//! Rules for texts from outside, so that what breaks one is refused here, under the name of the variable or key it came
-//! in. Each error is the rule that was broken.
+//! Rules for texts from outside, so that the error can name the variable or key. Each error is the broken rule.
 
 use std::net::IpAddr;
 
 use wharf_names::ids::MacAddr;
 pub(crate) use wharf_names::rules::{ifname, name};
 
-/// Paths of network namespaces: the agent opens them, and its working directory is not the runtime's.
+/// The agent opens the path in another working directory than the runtime's.
 pub(crate) fn netns(path: &str) -> Result<(), &'static str> {
     if path.starts_with('/') { Ok(()) } else { Err("must be an absolute path") }
 }
 
-/// A MAC address, in lower case.
 pub(crate) fn mac(text: &str) -> Result<String, &'static str> {
     text.parse().map(|mac: MacAddr| mac.to_string()).map_err(|e| e.reason)
 }
 
-/// An IP address. A prefix length behind it, which other plugins want there, is accepted and passed over: an endpoint's
-/// are always whole addresses.
+/// Ignores a prefix length, which other plugins require: endpoints have whole addresses.
 pub(crate) fn address(text: &str) -> Result<IpAddr, &'static str> {
     let rule = "is not an IP address";
     let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
@@ -30,7 +27,7 @@ pub(crate) fn address(text: &str) -> Result<IpAddr, &'static str> {
     }
 }
 
-/// At most 80 characters of hostile text, for a message.
+/// At most 80 characters of hostile text.
 pub(crate) fn cut(text: &str) -> String {
     text.chars().take(80).collect()
 }
@@ -49,7 +46,7 @@ mod tests {
             assert!(ifname(text).is_err(), "{text}");
         }
         assert!(ifname("fifteen-bytes-x").is_ok() && ifname("sixteen-bytes-xx").is_err());
-        // Bytes, not characters.
+        // The limit counts bytes, not characters.
         assert!(ifname("ééééééé").is_ok() && ifname("éééééééé").is_err());
     }
 

@@ -1,25 +1,23 @@
-//! Which container runtime runs the plugin.
+//! The container runtime that runs the plugin.
 
 use std::{fs::File, io::Read as _, os::unix::process::parent_id};
 
 use wharf_names::rules::{MAX_PROGRAM_BYTES, is_program_byte};
 
-/// Name of the program that runs the plugin, as the kernel has it (`/proc/PID/comm`, proc_pid_comm(5)); none where it is not known.
-/// The agent compares it with that of other calls, and shows it; nothing more depends on it.
+/// Name of the parent program (`/proc/PID/comm`, proc_pid_comm(5)), for comparison and display.
 pub(crate) fn of_process() -> Option<String> {
     let parent = parent_id();
-    // 0 is a process of another namespace. 1 takes in orphans: the runtime has ended.
+    // 0: another PID namespace. 1 adopts orphans: the runtime has ended.
     if parent <= 1 {
         return None;
     }
-    // The longest name, with the line's end.
     let longest = u64::try_from(MAX_PROGRAM_BYTES.saturating_add(1)).ok()?;
     let mut comm = Vec::new();
     File::open(format!("/proc/{parent}/comm")).ok()?.take(longest).read_to_end(&mut comm).ok()?;
     name(&comm)
 }
 
-/// A program gives itself any name: what is no part of one that the agent takes becomes `_`.
+/// Replaces bytes that the agent does not accept by `_`.
 fn name(comm: &[u8]) -> Option<String> {
     let comm = comm.strip_suffix(b"\n").unwrap_or(comm);
     let name: String = comm

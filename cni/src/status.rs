@@ -1,4 +1,4 @@
-//! STATUS: would an ADD with this configuration work now?
+//! STATUS: whether an ADD with this configuration would succeed now.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,13 @@ use crate::{
     rules::cut,
 };
 
-/// Components of the agent whose failure limits existing endpoints.
+/// Components whose failure limits existing endpoints.
 const CARRIES_TRAFFIC: [&str; 1] = ["datapath"];
-/// The pool that the agent uses when netconf names none.
+/// The agent's pool when netconf names none.
 const DEFAULT_POOL: &str = "default";
 
-/// 51 when existing endpoints are limited, 50 when ADD would fail, else nothing.
-///
-/// `delegated`: an IPAM plugin leases the addresses, so no pool has to.
+/// Code 51 when existing endpoints are limited, 50 when ADD would fail. `delegated`: an IPAM plugin leases the
+/// addresses.
 pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &AgentStatus) -> Result<(), Fault> {
     if let Some(refusal) = status.delegate.as_ref().and_then(|service| service.refusal.as_ref()) {
         let code = Code::of_service(refusal.code);
@@ -29,7 +28,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
         .map(|c| format!("{}: {}", c.name, c.message))
         .collect();
     let reasons = if unwell.is_empty() { "it is starting or stopping".into() } else { first_of(&unwell) };
-    // A component that did not answer in time says nothing about traffic: the programs run without the agent.
+    // A silent component does not limit traffic: the programs run without the agent.
     let limited = (status.components.iter())
         .any(|c| c.health >= Health::Degraded && c.stale_ms.is_none() && CARRIES_TRAFFIC.contains(&c.name.as_str()));
     if limited {
@@ -38,7 +37,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
     if !status.serving || status.components.iter().any(|c| c.health == Health::Failing) {
         return Err(Fault::new(Code::NotAvailable, format!("{subject}: the agent takes no new endpoints: {reasons}")));
     }
-    // The service of delegated mode has said that it has some.
+    // The delegated service has reported addresses.
     if !delegated && status.delegate.is_none() {
         addresses(subject, conf, &status.ipam)?;
     }
@@ -48,8 +47,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
     Ok(())
 }
 
-/// ADD takes an address of each family that the pool has, so one family without a free one is enough to fail it. A pod
-/// that asks for another pool by annotation is not known here.
+/// ADD takes an address of each family of the pool. Pools of pod annotations are unknown here.
 fn addresses(subject: &str, conf: &NetConf, rows: &[PoolView]) -> Result<(), Fault> {
     let pool = conf.pool.as_deref().unwrap_or(DEFAULT_POOL);
     let mut families = rows.iter().filter(|row| row.name == pool).peekable();

@@ -1,7 +1,7 @@
-//! One command after another, for an attachment whose addresses an IPAM plugin leases.
+//! Serialises the commands of an attachment with an IPAM plugin.
 //!
-//! A lease is the attachment's, not the command's: an ADD that is refused and a DEL that is late would give back what another ADD has
-//! leased. The IPAM plugin's process has the lock as well, so one that outlives a `wharf-cni` that was killed is waited for.
+//! The lease belongs to the attachment: a refused ADD or a late DEL would release the lease of another ADD. The
+//! plugin inherits the lock, so a plugin that outlives a killed `wharf-cni` is waited for.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -21,20 +21,19 @@ use crate::{
     request::Target,
 };
 
-/// How often a lock that another process has is tried.
 const TRIED_EACH: Duration = Duration::from_millis(10);
 
-/// The attachment's turn. It ends with this process, and that of the IPAM plugin.
+/// The lock, held until this process and the IPAM plugin have ended.
 pub(crate) struct Turn {
     path: PathBuf,
     _locked: File,
 }
 
 impl Turn {
-    /// Waits for it. `None` where no lock can be had: commands are then not kept apart.
+    /// `None` if no lock can be taken: commands then run unserialised.
     ///
     /// # Errors
-    /// Another command has not ended within the limit.
+    /// When another command has not ended within the limit.
     pub(crate) async fn take(
         conf: &NetConf,
         subject: &str,
@@ -55,7 +54,7 @@ impl Turn {
                 }
                 Ok(None) => tokio::time::sleep(TRIED_EACH).await,
                 Ok(turn) => return Ok(turn),
-                // Without a run directory no agent has run, and nothing has been added.
+                // Without a run directory no agent has run, so there is no endpoint.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(e) => {
                     let text = format_args!("{subject}: goes on without a lock on {}: {e}", path.display());
@@ -66,7 +65,7 @@ impl Turn {
         }
     }
 
-    /// `None` while another process has it.
+    /// `None` while another process holds the lock.
     fn try_take(directory: &Path, path: &Path) -> io::Result<Option<Self>> {
         match DirBuilder::new().mode(0o700).create(directory) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -78,7 +77,7 @@ impl Turn {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(e)) => return Err(e),
         }
-        // Who had it before may have removed the file since it was opened.
+        // The last holder may have removed the file after it was opened here.
         let own = file.metadata()?;
         if !fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
             return Ok(None);
@@ -89,7 +88,7 @@ impl Turn {
 }
 
 impl Drop for Turn {
-    /// The file goes while it is locked: whoever waits for it sees that, and makes another.
+    /// Removes the file under the lock; a waiter then creates a new file.
     fn drop(&mut self) {
         let _gone_already = fs::remove_file(&self.path);
     }
@@ -111,7 +110,7 @@ mod tests {
 
         let mut turn = take().expect("free again");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        // As when this process is killed: nobody removes the file.
+        // As if this process were killed: the file stays.
         turn.path = directory.path().join("another");
         drop(turn);
         assert!(take().is_none());

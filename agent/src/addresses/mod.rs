@@ -1,4 +1,4 @@
-//! Addresses: leases, releases, rests, and overlaps with the node's own networks.
+//! Leases, releases, rests, and overlaps with the node's networks.
 
 pub mod pools;
 pub mod resting;
@@ -13,14 +13,14 @@ use wharf_core::{
 
 use crate::{config::AgentConfig, proxy::Redirects, store::Store};
 
-/// The node's addresses, with the kernel, store and proxy that the checks need.
+/// Addresses, with the kernel, store and proxy of the checks.
 pub struct Addresses<K> {
     /// Leases, rests and pools. Locked for one decision at a time.
     pub ipam: Mutex<Ipam>,
-    /// Overlaps of node networks with pools, as last observed.
+    /// Overlaps of pools, as last observed.
     overlaps: Mutex<Arc<Vec<Overlap>>>,
-    /// Serializes checks of resting addresses, so that an address is not woken by an observation from before its last
-    /// lease. Held across kernel calls and a commit, each bounded.
+    /// Serializes checks, so that no address is woken by an observation from before its last lease. Held across
+    /// kernel calls and a commit, each bounded.
     checks: tokio::sync::Mutex<()>,
     pools: Vec<PoolConfig>,
     /// The node announces the pools' addresses.
@@ -32,7 +32,7 @@ pub struct Addresses<K> {
 }
 
 impl<K> Addresses<K> {
-    /// Puts the parts together.
+    /// Combines the parts.
     #[must_use]
     pub fn new(ipam: Ipam, config: &AgentConfig, kernel: Arc<K>, store: Store, redirects: Arc<dyn Redirects>) -> Self {
         Self {

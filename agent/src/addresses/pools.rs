@@ -1,8 +1,7 @@
-//! Overlaps of pools with the node's own networks.
+//! Overlaps of pools with the node's networks.
 //!
-//! At start, a pool that overlaps an address or route of the node is refused before anything is created. An overlap
-//! that appears later is logged and reported by status and audit, and its addresses are withheld. The node is
-//! observed with each round of the node's datapath, and each address is looked up when it is leased.
+//! An overlap refuses the start. A later one is logged and reported by status and audit, and its addresses are
+//! withheld. The node is observed with each datapath round, and for each leased address.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -20,10 +19,10 @@ use wharf_core::{
 
 use crate::{addresses::Addresses, config::AgentConfig, sync::lock};
 
-/// Checks the pools against the node before the agent creates anything.
+/// Checks the pools before the agent creates anything.
 ///
 /// # Errors
-/// When a pool overlaps a network of the node: both are named.
+/// When a pool overlaps a network of the node.
 pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     let cidrs: Vec<IpNet> = config.pools.iter().flat_map(|p| p.cidrs.iter().copied()).collect();
     let seen = wharf_datapath::observe_networks(&cidrs).context("look at the node's addresses and routes")?;
@@ -31,10 +30,10 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Observes the node's networks and withholds the addresses that they share with pools.
+/// Withholds addresses that the node's networks share with pools.
 ///
 /// # Errors
-/// When the kernel cannot be read: the overlaps known before stay in force.
+/// When the kernel cannot be read; the last overlaps stay.
 pub async fn look<K: NodeKernel>(addresses: &Addresses<K>) -> Result<(), KernelError> {
     let cidrs = lock(&addresses.ipam).cidrs();
     let seen = addresses.kernel.observe_networks(&cidrs).await?;
@@ -53,8 +52,8 @@ fn apply<K: NodeKernel>(addresses: &Addresses<K>, now: Vec<Overlap>) {
     }
 }
 
-/// Whether the node has a leased address or reaches it over its own link. If so, the lease is released and the
-/// overlap is withheld from now on.
+/// Whether the node has a leased address or reaches it over its own link. Releases such a lease and withholds the
+/// overlap.
 pub async fn is_taken_by_node<K: NodeKernel>(addresses: &Addresses<K>, leased: &Leased, owner: &LeaseOwner) -> bool {
     let ips: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
     let mut found = Vec::new();
@@ -64,7 +63,7 @@ pub async fn is_taken_by_node<K: NodeKernel>(addresses: &Addresses<K>, leased: &
                 .iter()
                 .for_each(|network| found.extend(overlaps(&addresses.pools, network.as_slice(), addresses.announce)));
         }
-        // The next steps use the same kernel and report its error with more context.
+        // The next steps report the kernel's error with more context.
         Err(error) => tracing::warn!(?ips, "{error}; whether the node has them is not known"),
     }
     if found.is_empty() {
@@ -87,7 +86,7 @@ pub fn problems<K: NodeKernel>(addresses: &Addresses<K>) -> Vec<NodeProblem> {
     lock(&addresses.overlaps).iter().cloned().map(NodeProblem::PoolOverlap).collect()
 }
 
-/// The overlaps in words, for status; none without overlaps.
+/// The overlaps in words, for status; `None` without overlaps.
 #[must_use]
 pub fn told<K: NodeKernel>(addresses: &Addresses<K>) -> Option<String> {
     let overlaps = Arc::clone(&lock(&addresses.overlaps));
@@ -98,7 +97,7 @@ pub fn told<K: NodeKernel>(addresses: &Addresses<K>) -> Option<String> {
     }
 }
 
-/// Pools with their fill.
+/// Pools with their usage.
 #[must_use]
 pub fn fill<K: NodeKernel>(addresses: &Addresses<K>, masquerade: Option<&Masquerade>) -> Vec<PoolView> {
     let usage = lock(&addresses.ipam).usage();

@@ -1,9 +1,8 @@
 //! Resting addresses: released and not yet free.
 //!
-//! A released address rests before it is leased again, until nothing on the node uses it for its old owner: rows of
-//! the shared maps, routes, proxy redirects. Conntrack rows are removed. The checks run in the background after the
-//! rest. When a pool has no free address, the oldest rests are cut short and the checks run at once, so an address is
-//! never leased unchecked.
+//! An address rests until nothing on the node uses it for its old owner: rows of the shared maps, routes, proxy
+//! redirects. Conntrack rows are removed. The checks run after the rest. When a pool runs out, the oldest rests are
+//! cut short and checked at once, so an address is never leased unchecked.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -22,19 +21,19 @@ use crate::{
     sync::lock,
 };
 
-/// Interval at which rested addresses are checked.
+/// Interval of the checks.
 pub const TICK: Duration = Duration::from_secs(1);
-/// Addresses checked in one tick: conntrack is read once for all of them.
+/// Addresses per tick; conntrack is read once for all.
 const BATCH: usize = 512;
 /// Addresses woken early for one request: enough for several concurrent creates.
 const EARLY: usize = 8;
-/// Longest time for the checks of a request that waits for an address.
+/// Time limit for the checks of a waiting request.
 const EARLY_BOUND: Duration = Duration::from_secs(1);
 
-/// Releases leases: first in the store, together with `also`, then in memory. The addresses begin to rest.
+/// Releases leases: first in the store, together with `also`, then in memory.
 ///
 /// # Errors
-/// When the store refuses; nothing is released then.
+/// When the store refuses; nothing is released.
 pub async fn release<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     leases: &[Lease],
@@ -60,7 +59,7 @@ pub fn changes_of<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &
     changes
 }
 
-/// The memory's part of a release, after the store's.
+/// The memory's part, after the store's.
 pub fn in_memory<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &[Lease]) {
     let now = clock::unix_ms();
     let mut ipam = lock(&addresses.ipam);
@@ -69,10 +68,10 @@ pub fn in_memory<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &[
     }
 }
 
-/// Leases tried for one request when the node itself has the leased addresses.
+/// Attempts when the node itself has the addresses.
 const TRIES: usize = 4;
 
-/// Leases addresses that the node itself does not have; wakes resting addresses when no other is free.
+/// Leases addresses that the node does not have; wakes resting ones when no other is free.
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
@@ -93,8 +92,8 @@ pub async fn lease<K: NodeKernel + NatKernel>(
     })
 }
 
-/// Transfers requested addresses that a delete kept for this attachment to the new owner; returns the leases as they
-/// were. The change is in memory only; the commit of the create stores it.
+/// Transfers requested addresses that a delete kept for this attachment to the new owner, in memory; returns the old
+/// leases. The create's commit stores it.
 pub fn take_over<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     request: &LeaseRequest,
@@ -121,7 +120,7 @@ pub fn hand_back<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, kept: &[Le
     }
 }
 
-/// As [`lease`], when the owner already holds some of the addresses.
+/// [`lease`] for an owner that holds some of the addresses.
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
@@ -149,7 +148,7 @@ pub async fn lease_besides<K: NodeKernel + NatKernel>(
     match lease(addresses, &other, owner).await {
         Ok(more) => (leased.ipv4, leased.ipv6) = (ipv4.or(more.ipv4), ipv6.or(more.ipv6)),
         Err(IpamError::NothingWanted { .. }) => {}
-        // A pool without the family satisfies a request for any address of it.
+        // A pool without the family satisfies a request for any address.
         Err(IpamError::FamilyNotInPool { .. }) if any => {}
         Err(error) => return Err(error),
     }
@@ -163,7 +162,7 @@ fn exact<A>(wanted: Wanted<A>) -> Option<A> {
     }
 }
 
-/// Leases addresses without a check against the node; wakes resting addresses when no other is free.
+/// Without a check against the node; wakes resting addresses when no other is free.
 async fn lease_any<K: NodeKernel + NatKernel>(
     addresses: &Addresses<K>,
     request: &LeaseRequest,
@@ -179,7 +178,7 @@ async fn lease_any<K: NodeKernel + NatKernel>(
     }
     let woken = timeout(EARLY_BOUND, async {
         let _turn = addresses.checks.lock().await;
-        // The previous holder of the lock may have woken enough addresses.
+        // The lock's previous holder may have woken enough.
         let again = lease();
         let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = again else { return again };
         let candidates = lock(&addresses.ipam).early(request, EARLY);
@@ -197,8 +196,8 @@ async fn lease_any<K: NodeKernel + NatKernel>(
     })
 }
 
-/// Whether a requested address may end its rest now. Its last owner may lease it at once (a container network is
-/// reloaded, a pod with a fixed address returns), others after the rest.
+/// Its last owner may lease an address at once (a reloaded network, a pod with a fixed address), others after the
+/// rest.
 fn may_return<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, ip: IpAddr, owner: &LeaseOwner) -> bool {
     let (view, has_rested) = {
         let mut ipam = lock(&addresses.ipam);
@@ -216,13 +215,13 @@ fn may_return<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, ip: IpAddr, o
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum WakeError {
-    /// The kernel could not say what uses them.
+    /// The kernel could not report the users of an address.
     Kernel(#[from] KernelError),
     /// The end of a rest could not be stored.
     Store(#[from] StoreError),
 }
 
-/// Wakes rested addresses that nothing on the node uses.
+/// Wakes rested, unused addresses.
 ///
 /// # Errors
 /// When conntrack cannot be read or the store refuses: the addresses keep resting.
@@ -232,9 +231,9 @@ pub async fn wake<K: NodeKernel + NatKernel>(addresses: &Addresses<K>) -> Result
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
 }
 
-/// Checks resting addresses and frees those that nothing uses. The rest is removed from the store first: an address
-/// leased and released at once begins a new rest, which this removal must not hit. The caller holds the `checks`
-/// lock, so no address is woken by an observation from before its last lease.
+/// Frees unused addresses. The rest is removed from the store first: an address leased and released at once begins a
+/// new rest, which this must not remove. The caller holds `checks`, so no address is woken by an observation from
+/// before its last lease.
 async fn check_and_wake<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> Result<(), WakeError> {
     let removed = addresses.kernel.remove_connections(ips).await?;
     if removed > 0 {

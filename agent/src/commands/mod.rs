@@ -1,8 +1,8 @@
-//! CNI commands: each is counted, logged and exported once, with its network, mode, container and pod.
+//! CNI commands: each is counted, logged and exported once.
 //!
-//! Who knows the end of a command tells it. The agent does where it answers ADD, DEL or GC for good (`rest::command`). The shim
-//! does, by a report ([`reports`]), where it got no such answer, and for CHECK, whose verdict is its own. Where the caller goes away
-//! before the answer, the agent waits for such a report for a while, and then tells that nobody told.
+//! The process that observes the outcome reports it: the agent for its final answers to ADD, DEL and GC
+//! (`rest::command`), otherwise the shim ([`reports`]), as for CHECK, whose verdict it makes. After a disconnect the
+//! agent waits a while for a report, then counts the command without one.
 
 #[cfg(feature = "otlp")]
 pub mod otlp;
@@ -24,10 +24,10 @@ use crate::{
     sync::lock,
 };
 
-/// Commands whose callers went away that wait for a report; the oldest is counted without one.
+/// Disconnected commands that wait for a report; beyond it, the oldest is counted without one.
 const MAX_ABANDONED: usize = 1_024;
 
-/// Who makes the attachments of this agent.
+/// The maker of this agent's attachments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The agent.
@@ -37,7 +37,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The word of metrics and logs for this command.
+    /// The mode in metrics and logs.
     #[must_use]
     pub const fn of(self, command: &Command) -> &'static str {
         match self {
@@ -53,32 +53,31 @@ impl Mode {
 pub struct Ended {
     /// The command.
     pub command: Command,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// A DEL that succeeded because nothing of the attachment is there. Runtimes send several DELs for a pod.
+    /// A DEL without an attachment. Runtimes send several per pod.
     pub found_nothing: bool,
-    /// The code of the failure: a code of the API, or the number of a CNI error.
+    /// API code or CNI error number.
     pub code: Option<String>,
-    /// Why it failed.
+    /// Cause of the failure.
     pub message: String,
-    /// From the shim's start to the end.
+    /// Time from the shim's start to the end.
     pub took: Duration,
-    /// When it ended, milliseconds since the Unix epoch.
+    /// Milliseconds since the Unix epoch.
     pub ended_unix_ms: u64,
 }
 
-/// What the agent knows of CNI commands.
+/// Counts, logs and exports CNI commands.
 pub struct Commands {
     mode: Mode,
     metrics: Arc<CommandMetrics>,
     recent: Mutex<Recent>,
-    /// The OTLP exporter's queue, where one is set.
     exporter: Option<mpsc::Sender<Arc<Ended>>>,
 }
 
 #[derive(Default)]
 struct Recent {
-    /// Commands whose callers went away, with the time of that, the oldest first.
+    /// Commands with the time of their disconnect, the oldest first.
     abandoned: VecDeque<(Instant, Ended)>,
     last_failure: Option<CommandFailure>,
 }
@@ -90,13 +89,13 @@ impl Commands {
         Self { mode, metrics, recent: Mutex::default(), exporter }
     }
 
-    /// A request of a command has begun; `age` is how long its shim had run.
+    /// Registers a request; `age` is its shim's run time.
     #[must_use]
     pub fn begin(self: &Arc<Self>, command: Command, age: Duration) -> Running {
         Running { commands: Arc::clone(self), command: Some(command), age, began: Instant::now() }
     }
 
-    /// Counts, logs and exports a command that has ended.
+    /// Counts, logs and exports an ended command.
     pub fn ended(&self, ended: Ended) {
         let Ended { command, outcome, found_nothing, code, message, took, ended_unix_ms } = &ended;
         let mode = self.mode.of(command);
@@ -104,7 +103,7 @@ impl Commands {
         let Command { verb, network, container_id, ifname, pod_name, pod_namespace, .. } = command;
         let verb = verb.as_str();
         let duration_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        // One line for each command, at the level that its end deserves.
+        // One line, at the level of the outcome.
         macro_rules! line {
             ($level:ident, $($text:tt)*) => {
                 tracing::$level!(
@@ -147,13 +146,13 @@ impl Commands {
         }
     }
 
-    /// The plugin reported how a command ended.
+    /// Counts a command that the plugin reported.
     pub fn reported(&self, ended: Ended) {
         lock(&self.recent).abandoned.retain(|(_, abandoned)| abandoned.command.id != ended.command.id);
         self.ended(ended);
     }
 
-    /// Counts commands whose callers went away this long ago and reported nothing: the plugin was killed.
+    /// Counts commands without a report for this long: the plugin was killed.
     pub fn settle(&self, patience: Duration) {
         let is_due = |(since, _): &mut (Instant, Ended)| since.elapsed() >= patience;
         while let Some((_, ended)) = self.oldest_if(is_due) {
@@ -172,7 +171,7 @@ impl Commands {
         }
     }
 
-    /// Takes the oldest abandoned command if this holds. The lock is released before it is counted.
+    /// The lock is released before the command is counted.
     fn oldest_if(&self, holds: impl FnOnce(&mut (Instant, Ended)) -> bool) -> Option<(Instant, Ended)> {
         lock(&self.recent).abandoned.pop_front_if(holds)
     }
@@ -183,7 +182,7 @@ impl Commands {
         &self.metrics
     }
 
-    /// For the status.
+    /// Totals and last failure, for the status.
     #[must_use]
     pub fn status(&self) -> CommandStatus {
         let [succeeded, failed, deferred] = self.metrics.outcomes();
@@ -191,12 +190,11 @@ impl Commands {
     }
 }
 
-/// A field of a line in the log: none where there is no name.
 fn named(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// A command whose request is being answered. When it is dropped, its caller has gone away.
+/// A command in progress; a drop is a disconnect.
 pub struct Running {
     commands: Arc<Commands>,
     command: Option<Command>,
@@ -212,14 +210,14 @@ impl Running {
         }
     }
 
-    /// The request's answer ends the command: nothing of the attachment is there.
+    /// Ends the command; there was no attachment.
     pub fn end_with_nothing(mut self) {
         if let Some(ended) = self.take(Outcome::Success, None, String::new()) {
             self.commands.ended(Ended { found_nothing: true, ..ended });
         }
     }
 
-    /// The request's answer does not end the command.
+    /// The answer does not end the command.
     pub fn pass(mut self) {
         self.command = None;
     }

@@ -1,7 +1,7 @@
-//! Export of CNI commands by OTLP over gRPC: a span for each command, to the collector that `--otlp-endpoint` names.
+//! OTLP export over gRPC: one span per CNI command, to `--otlp-endpoint`.
 //!
-//! Commands never wait for it: the queue is bounded, and what does not fit is counted as lost. A batch that the collector does not
-//! take now is sent again with backoff, under the same span ids; one that it refuses is lost.
+//! Commands never wait: the queue is bounded, and the overflow counts as lost. A batch is retried with backoff, under
+//! the same span ids, unless the collector rejects it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,13 +23,13 @@ use wharf_handover::{command::Command, report::Outcome};
 use super::{Ended, Mode};
 use crate::metrics::{CommandMetrics, Loss};
 
-/// Commands in a request; a span has about 1 KiB.
+/// A span takes about 1 KiB.
 const MAX_BATCH: usize = 256;
-/// How long a batch gathers after its first command.
+/// How long a batch gathers.
 const GATHER: Duration = Duration::from_millis(200);
-/// Longest wait for the collector's answer, and for a connection.
+/// Time limit for an answer, and for a connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a stopping agent waits for the last batch.
+/// Time limit for the last batch at a stop.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Sends commands to a collector.
@@ -42,10 +42,10 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// An exporter to this endpoint (`http://HOST:PORT`), which connects when there is something to send.
+    /// An exporter to `http://HOST:PORT`, which connects at the first batch.
     ///
     /// # Errors
-    /// The endpoint is no URI.
+    /// When the endpoint is no URI.
     pub fn new(
         endpoint: &str,
         node: &str,
@@ -57,7 +57,7 @@ impl Exporter {
         Ok(Self { client, endpoint: endpoint.to_owned(), node: node.to_owned(), mode, metrics })
     }
 
-    /// Sends what comes from the queue until `stop`, and then what is left in it.
+    /// Sends the queue until `stop`, then its rest.
     pub async fn run(mut self, mut queue: mpsc::Receiver<Arc<Ended>>, stop: CancellationToken) {
         let mut batch = Vec::new();
         loop {
@@ -81,7 +81,7 @@ impl Exporter {
                 () = self.deliver(&batch) => batch.clear(),
             }
         }
-        // The last commands of a stopping agent: once, within a bound.
+        // One bounded attempt for the last commands.
         queue.close();
         while let Ok(ended) = queue.try_recv() {
             batch.push(ended);
@@ -92,7 +92,7 @@ impl Exporter {
         }
     }
 
-    /// Sends a batch, again and again while the collector does not take it now.
+    /// Retries while the collector cannot accept the batch.
     async fn deliver(&mut self, batch: &[Arc<Ended>]) {
         let mut failures = 0_u32;
         while let Err(status) = self.send(batch).await {
@@ -159,7 +159,6 @@ impl Exporter {
     }
 }
 
-/// OTLP's rule: these are worth another try.
 fn is_retryable(code: Code) -> bool {
     matches!(
         code,
@@ -178,7 +177,7 @@ fn span(ended: &Ended, mode: Mode) -> Span {
     let Command { id, verb, network, container_id, ifname, pod_name, pod_namespace, chained: _ } = command;
     let end = ended_unix_ms.saturating_mul(1_000_000);
     let start = end.saturating_sub(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-    // All zeros is no id.
+    // An id of zeros is invalid.
     let span_id = id.max(&1).to_be_bytes();
     let attributes = [
         ("cni.command", verb.as_str()),
@@ -208,7 +207,7 @@ fn span(ended: &Ended, mode: Mode) -> Span {
     }
 }
 
-/// None for what the command does not have.
+/// `None` for an empty value.
 fn attribute(key: &str, value: &str) -> Option<KeyValue> {
     (!value.is_empty()).then(|| KeyValue {
         key: key.to_owned(),
@@ -235,7 +234,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// A collector that first answers with these codes, and then takes all.
+    /// Answers with these codes, then accepts everything.
     #[derive(Default)]
     struct Collector {
         refusals: Vec<Code>,
@@ -268,7 +267,6 @@ mod tests {
         taken: mpsc::UnboundedReceiver<ExportTraceServiceRequest>,
     }
 
-    /// An exporter and its collector on loopback.
     async fn scene(refusals: Vec<Code>) -> Scene {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
@@ -375,7 +373,7 @@ mod tests {
         living.running.await.expect("ended");
         assert_eq!(spans(living.taken.recv().await.expect("a request")).len(), 1);
 
-        // Bound, and nobody answers.
+        // The port is bound, but never answers.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
         let (metrics, stop) = (Arc::new(CommandMetrics::default()), CancellationToken::new());

@@ -1,7 +1,7 @@
-//! Reports of shims: taken up at the start and as they come, counted, and removed.
+//! Reports of shims: counted on arrival and at the start, then removed.
 //!
-//! The watch is set up before the directory is listed, so no report is missed; a slow tick lists it again, for lost events. A
-//! report is counted before it is removed: after a crash in between it is counted by the next agent, whose counters begin at zero.
+//! The watch begins before the directory is listed, so no report is missed; a slow tick lists it again. After a crash
+//! between count and removal, the next agent counts the report; its counters begin at zero.
 
 use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,13 +15,13 @@ use crate::{controller::Controllers, metrics::Loss};
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "command-reports";
-/// Interval at which the directory is listed without an event.
+/// Interval of listing the directory, for lost events.
 const TICK: Duration = Duration::from_secs(10);
-/// Pause before a failed watch is set up again.
+/// Pause before a failed watch is renewed.
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
-/// How long after its caller went away a command may be reported. The plugin reports within milliseconds.
+/// How long a command waits for a report after a disconnect; the plugin needs milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Age at which a temporary file is removed: its writer was killed.
+/// Age of an abandoned temporary file.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
 /// Why reports do not arrive.
@@ -30,7 +30,7 @@ pub enum ReportsError {
     /// The file system refused.
     #[error("{0} {path}: {2}", path = .1.display())]
     Io(&'static str, PathBuf, #[source] io::Error),
-    /// The blocking task did not end by itself.
+    /// The blocking task panicked or was cancelled.
     #[error("take reports from {path}: {1}", path = .0.display())]
     Task(PathBuf, #[source] tokio::task::JoinError),
     /// The directory is no longer at its path.
@@ -38,7 +38,7 @@ pub enum ReportsError {
     Moved(PathBuf),
 }
 
-/// Takes reports up until `stop`, and then counts the commands that still wait for one.
+/// Processes reports until `stop`, then counts the commands without one.
 pub async fn watch(commands: Arc<Commands>, reports: Reports, controllers: Controllers, stop: CancellationToken) {
     loop {
         let result = tokio::select! {
@@ -77,7 +77,6 @@ async fn watch_once(
         taken?;
         let Ok(event) = tokio::time::timeout(TICK, events.next()).await else { continue };
         let mut pending = Some(event);
-        // One look serves all events that are already pending.
         while let Some(event) = pending {
             let event = event.ok_or_else(|| ReportsError::Moved(path.to_owned()))?.map_err(failed)?;
             if event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF) {
@@ -88,10 +87,10 @@ async fn watch_once(
     }
 }
 
-/// Counts and removes all reports; returns how many there were.
+/// Counts and removes all reports; returns their number.
 ///
 /// # Errors
-/// The directory cannot be read, or a file not removed.
+/// When a directory or file operation fails.
 pub async fn take(commands: &Commands, reports: &Reports) -> Result<usize, ReportsError> {
     let entries = blocking(reports, "take reports from", |reports| {
         reports.sweep(LEFTOVER)?;
@@ -171,7 +170,7 @@ mod tests {
             reports.put(&report(id, outcome, dropped)).expect("put");
         }
         std::fs::write(reports.path().join("junk"), "{").expect("written");
-        // The agent knows of this one: its caller went away.
+        // The caller disconnected.
         drop(commands.begin(command(4, Verb::Del), Duration::ZERO));
         reports.put(&report(4, Outcome::Failure, 0)).expect("put");
         assert_eq!(take(&commands, &reports).await.expect("taken"), 5);
@@ -195,7 +194,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
-            // Less than a tick: the event is what brings it.
+            // Shorter than a tick.
             tokio::time::timeout(Duration::from_secs(20), arrives).await.expect("the report arrives");
             std::fs::remove_dir_all(reports.path()).expect("removed");
         }

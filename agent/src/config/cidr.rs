@@ -1,25 +1,20 @@
-//! CIDRs, as flags, environment variables and the file have them.
+//! CIDRs of flags, environment variables and the file.
 
 use std::{net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 use serde::Deserialize;
 
-/// A CIDR of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(super) struct Cidr(pub(super) IpNet);
 
-/// Why a text is no CIDR.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CidrError {
-    /// It is an address without a prefix length.
     #[error("{0} needs a prefix length, e.g. {0}/{prefix}", prefix = if .0.is_ipv4() { 16 } else { 64 })]
     NoPrefix(IpAddr),
-    /// Behind the address is no prefix length of its family.
     #[error("{0:?} needs a prefix length from 0 to {1} behind the /")]
     Prefix(String, u8),
-    /// It has no address.
     #[error("{0:?} is no CIDR; write ADDRESS/PREFIX, e.g. 10.87.0.0/16")]
     Form(String),
 }
@@ -51,7 +46,6 @@ impl TryFrom<String> for Cidr {
     }
 }
 
-/// The CIDRs as networks.
 pub(super) fn nets(cidrs: Vec<Cidr>) -> Vec<IpNet> {
     cidrs.into_iter().map(|cidr| cidr.0).collect()
 }

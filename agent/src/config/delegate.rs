@@ -1,4 +1,4 @@
-//! Delegated mode: what it excludes.
+//! Delegated mode: excluded settings.
 
 use std::{
     os::unix::ffi::OsStrExt as _,
@@ -7,8 +7,8 @@ use std::{
 
 use super::{AgentConfig, ConfigError, error::setting};
 
-/// Settings that have a meaning without a network of the agent's own. The state directory and the bpffs are named by whoever packs the
-/// agent; nothing is made in them.
+/// Settings that apply in delegated mode. Packages set the state directory and the bpffs, in which nothing is
+/// created.
 const ALLOWED: [&str; 11] = [
     "bpffs",
     "check-config",
@@ -23,15 +23,13 @@ const ALLOWED: [&str; 11] = [
     "state-dir",
 ];
 
-/// Whether a setting has a meaning in delegated mode.
 pub(super) fn is_allowed(name: &str) -> bool {
     ALLOWED.contains(&name)
 }
 
-/// Longest path of a unix socket, bytes (`sun_path` less its terminator).
+/// Longest path of a unix socket, bytes (`sun_path` without its terminator).
 const MAX_SOCKET: usize = 107;
 
-/// Checks the path of the service's socket.
 pub(super) fn socket(path: PathBuf) -> Result<PathBuf, ConfigError> {
     let length = path.as_os_str().as_bytes().len();
     if !path.is_absolute() || length > MAX_SOCKET {
@@ -41,7 +39,7 @@ pub(super) fn socket(path: PathBuf) -> Result<PathBuf, ConfigError> {
     Ok(path)
 }
 
-/// Refuses settings about a network of the agent's own beside a delegate.
+/// Rejects settings of the agent's own network.
 pub(super) fn alone(config: &AgentConfig) -> Result<(), ConfigError> {
     let Some(service) = config.delegate.as_deref() else { return Ok(()) };
     match config.origins.keys().find(|name| !is_allowed(name)) {

@@ -1,4 +1,4 @@
-//! The settings as text, for those who ask.
+//! The settings as text.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -6,7 +6,7 @@ use wharf_core::nat::Masquerade;
 
 use super::{AgentConfig, delegate};
 
-/// The settings as they are at start; `GET /v1/config` shows what was changed since in place of them.
+/// The settings at start; `GET /v1/config` overlays later changes.
 #[must_use]
 pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
     let family = |v6: bool| {

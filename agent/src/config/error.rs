@@ -1,8 +1,8 @@
-//! Why the settings cannot be used.
+//! Errors of the configuration.
 
 use std::path::PathBuf;
 
-/// Why the settings cannot be used.
+/// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -10,7 +10,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         cause: std::io::Error,
     },
     /// The file does not parse.
@@ -18,22 +18,22 @@ pub enum ConfigError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// What and where.
+        /// Problem and position.
         message: String,
     },
     /// A setting breaks a rule.
     #[error("setting {name}{}: {message}", origin.as_ref().map_or_else(String::new, |o| format!(" ({o})")))]
     Setting {
-        /// Its name as a flag without the dashes.
+        /// The flag's name without the dashes.
         name: &'static str,
-        /// Where the value comes from: a flag, an environment variable or the file.
+        /// Source of the value: a flag, an environment variable or the file.
         origin: Option<String>,
-        /// The rule.
+        /// The broken rule.
         message: String,
     },
 }
 
-/// A setting whose value comes from nobody knows where yet.
+/// An error whose origin is filled in later.
 pub(super) fn setting(name: &'static str, message: String) -> ConfigError {
     ConfigError::Setting { name, origin: None, message }
 }

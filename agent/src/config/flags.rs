@@ -66,8 +66,8 @@ pub struct Flags {
     /// Address and port for Prometheus metrics; they are always on the socket as GET /metrics too
     #[arg(long, env = "WHARF_METRICS_LISTEN", value_name = "ADDR:PORT")]
     pub metrics_listen: Option<SocketAddr>,
-    /// OpenTelemetry collector that gets a span for each CNI command, by OTLP over gRPC (`http://HOST:PORT`); needs a build with
-    /// the feature `otlp` (page "Metrics and alerts")
+    /// OpenTelemetry collector that gets a span for each CNI command, by OTLP over gRPC (`http://HOST:PORT`); needs a
+    /// build with the feature `otlp` (page "Metrics and alerts")
     #[arg(long, env = "WHARF_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// Log filter: error, warn, info, debug, trace, or target=level pairs [default: info]
@@ -128,8 +128,8 @@ pub struct Flags {
     /// How long a delete waits for the proxy's acknowledgement, milliseconds, 3000 at most [default: 3000]
     #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
     pub proxy_timeout_ms: Option<u64>,
-    /// Envoy, which the agent starts as its proxy for rules about requests; without it one that connects to `proxy/xds.sock` below the run
-    /// directory (page "HTTP, TLS and DNS rules")
+    /// Envoy, which the agent starts as its proxy for rules about requests; without it one that connects to
+    /// `proxy/xds.sock` below the run directory (page "HTTP, TLS and DNS rules")
     #[arg(long, env = "WHARF_ENVOY", value_name = "PATH")]
     pub envoy: Option<PathBuf>,
     /// The first of 1000 ports of the node's that the proxy listens at [default: 15000]
@@ -138,8 +138,8 @@ pub struct Flags {
     /// How long an address rests after its release, milliseconds; cut short when a pool runs out [default: 30000]
     #[arg(long, env = "WHARF_IP_REST_MS", value_name = "MS")]
     pub ip_rest_ms: Option<u64>,
-    /// How long an endpoint whose network namespace is gone waits for the runtime's DEL before the agent deletes it, milliseconds [default:
-    /// 60000]
+    /// How long an endpoint whose network namespace is gone waits for the runtime's DEL before the agent deletes it,
+    /// milliseconds [default: 60000]
     #[arg(long, env = "WHARF_GONE_GRACE_MS", value_name = "MS")]
     pub gone_grace_ms: Option<u64>,
     /// How often kernel and store are compared and leaks removed, milliseconds; 0 is never [default: 60000]
@@ -154,15 +154,15 @@ pub struct Flags {
     /// How often the health endpoint is probed, milliseconds, 100 at least; 0 turns it off [default: 10000]
     #[arg(long, env = "WHARF_HEALTH_INTERVAL_MS", value_name = "MS")]
     pub health_interval_ms: Option<u64>,
-    /// The unix socket of a service that makes the network of this node's containers: the agent passes commands on to it, and makes
-    /// nothing itself (page "Delegated mode")
+    /// The unix socket of a service that makes the network of this node's containers: the agent passes commands on to
+    /// it, and makes nothing itself (page "Delegated mode")
     #[arg(long, env = "WHARF_DELEGATE", value_name = "SOCKET")]
     pub delegate: Option<PathBuf>,
     /// Load the programs with debug log records compiled in (slow; for developers)
     #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub debug_programs: Option<bool>,
-    /// Check the settings, the files that they name and the pools against the node's networks; print the settings that would be in force,
-    /// and end: 0 when they can be used, 3 when not. Nothing is changed
+    /// Check the settings, the files that they name and the pools against the node's networks; print the settings
+    /// that would be in force, and end: 0 when they can be used, 3 when not. Nothing is changed
     #[arg(long)]
     pub check_config: bool,
 }
@@ -171,7 +171,7 @@ pub struct Flags {
 #[derive(Debug, Clone)]
 pub struct Cidrs(pub(super) Vec<IpNet>);
 
-/// Comma-separated CIDRs; none where the text is empty.
+/// Comma-separated CIDRs; an empty text is an empty list.
 fn cidrs(text: &str) -> Result<Cidrs, CidrError> {
     let parts = text.split(',').filter(|_| !text.trim().is_empty());
     parts.map(|cidr| cidr.parse::<Cidr>().map(|cidr| cidr.0)).collect::<Result<_, _>>().map(Cidrs)
@@ -244,16 +244,16 @@ impl LocalDelivery {
     }
 }
 
-/// Parses a command line, and the environment for what the command line leaves out.
+/// Parses the command line, then the environment for missing flags.
 ///
 /// # Errors
-/// clap's, `--help` and `--version` included. A value that came from an environment variable names the variable.
+/// clap's, including `--help` and `--version`. The error for a value from an environment variable names the variable.
 pub fn parse(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
     Flags::command().try_get_matches_from(arguments).map_err(|error| name_variable(error, arguments))
 }
 
-/// clap names the flag also where its environment variable had the value. Without the environment the same command line
-/// fails in the same way only if the flag itself is wrong.
+/// clap names the flag even if the value came from its environment variable. The flag itself is wrong only if the
+/// same command line also fails without the environment.
 fn name_variable(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let of_flags = Flags::command().mut_args(|a| a.env(None::<&'static str>)).try_get_matches_from(arguments).err();
     let invalid = |e: &clap::Error| e.get(ContextKind::InvalidArg).map(ToString::to_string);
@@ -270,7 +270,7 @@ fn name_variable(mut error: clap::Error, arguments: &[OsString]) -> clap::Error 
     error
 }
 
-/// The settings that the command line or the environment gave.
+/// Settings from the command line or the environment.
 pub(super) fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
     let mut origins = BTreeMap::new();
     for argument in Flags::command().get_arguments() {

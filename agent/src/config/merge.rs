@@ -1,4 +1,4 @@
-//! Flags and file become one set of settings, each of which keeps its rule.
+//! Merges flags and file, and checks each setting.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::telemetry::{LogFilter, LogFormat};
 
-/// The directories, none of which is the root or nameless: they are made, given modes and emptied.
+/// Rejects the root and nameless paths, because the agent creates the directories, sets their modes and empties them.
 pub(super) fn directories_of(flags: &Flags, file: &File) -> Result<Directories, ConfigError> {
     let of = |name, flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &str| {
         let directory = flag.as_ref().or(file.as_ref()).map_or_else(|| default.into(), PathBuf::clone);
@@ -39,7 +39,6 @@ pub(super) fn directories_of(flags: &Flags, file: &File) -> Result<Directories, 
     })
 }
 
-/// Checks the address of an OTLP collector.
 fn otlp(url: String) -> Result<String, ConfigError> {
     let refused = |message: &str| Err(setting("otlp-endpoint", format!("{url:?} {message}")));
     if !cfg!(feature = "otlp") {
@@ -57,7 +56,7 @@ fn otlp(url: String) -> Result<String, ConfigError> {
     }
 }
 
-/// `ipv6_off`: why the node has no IPv6, where that is so.
+/// `ipv6_off`: why the node has no IPv6.
 pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<AgentConfig, ConfigError> {
     let directories = directories_of(&flags, &file)?;
     let flat = |flag: Vec<Cidrs>| flag.into_iter().flat_map(|c| c.0).collect::<Vec<_>>();
@@ -103,7 +102,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
             let all = pools.iter().flat_map(|p| &p.cidrs).copied();
             Some(Masquerade {
                 pools: all.filter(|cidr| !with_own_address.contains(cidr)).collect(),
-                // Containers of every pool see each other's addresses.
+                // Containers of all pools see each other's addresses.
                 excluded: excluded.into_iter().chain(with_own_address).collect(),
                 source4: source(&sources, |ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None })?,
                 source6: source(&sources, |ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None })?,
@@ -218,7 +217,6 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
     })
 }
 
-/// The address of one family among the sources of masqueraded packets.
 fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Option<T>, ConfigError> {
     let mut of_family = all.iter().filter_map(|ip| family(*ip));
     let first = of_family.next();
@@ -228,10 +226,10 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
     }
 }
 
-/// Longest wait for labels.
+/// Longest wait for labels, milliseconds.
 const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;
 
-/// Longest wait for the proxy, and the default: the bound of that step of a delete.
+/// Bound and default: the limit of that step of a delete.
 const MAX_PROXY_TIMEOUT_MS: u64 = DeleteStep::AwaitProxy.deadline_ms();
 
 pub(super) const DEFAULT_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(10, 87, 0, 0), 16));

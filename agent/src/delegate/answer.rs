@@ -1,4 +1,4 @@
-//! What the service answers, parsed: it is as hostile as any input.
+//! Parses the service's answers, hostile input.
 
 use std::{
     collections::BTreeSet,
@@ -15,13 +15,10 @@ use wharf_core::{
 };
 use wharf_delegate::v1;
 
-/// CNI code of an attachment that is not there.
+/// CNI code of an unknown attachment.
 pub const UNKNOWN_CONTAINER: u32 = 3;
-/// Longest message, bytes.
 const MAX_MESSAGE: usize = 1_024;
-/// Longest details, bytes.
 const MAX_DETAILS: usize = 4_096;
-/// Longest name, domain or option, bytes.
 const MAX_TEXT: usize = 253;
 const MAX_NAMESERVERS: usize = 8;
 const MAX_DOMAINS: usize = 32;
@@ -30,103 +27,103 @@ const MAX_FINDINGS: usize = 64;
 const MIN_MTU: u32 = 68;
 /// Longest path of a namespace, bytes (`PATH_MAX`).
 const MAX_PATH: usize = 4_096;
-/// Longest delay that is asked for, milliseconds; the plugin bounds it again.
+/// Longest retry delay, milliseconds; the plugin bounds it again.
 const MAX_RETRY_MS: u32 = 60_000;
 
-/// A rule of the interface that an answer breaks.
+/// A broken rule of the interface.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// No outcome, or one of a later version.
     #[error("it has no outcome that is known here")]
     Empty,
-    /// Longer than any answer may be.
+    /// The answer exceeds the size limit.
     #[error("it is longer than {} bytes", crate::delegate::service::MAX_ANSWER)]
     TooLong,
     /// A field is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// A field breaks its rule: its name, the first 80 characters of it, the rule.
+    /// A field breaks a rule: name, first 80 characters, rule.
     #[error("{0} {1:?}: {2}")]
     Field(&'static str, String, String),
-    /// A list is too long: its name, its length, its bound.
+    /// A list is too long: name, length, limit.
     #[error("{0}: {1} of them, at most {2} are taken")]
     Many(&'static str, usize, usize),
-    /// Addresses or gateways are others than the IPAM plugin leased: those, and what it leased.
+    /// Addresses or gateways differ from the lease: actual, leased.
     #[error("it has {0}, and the IPAM plugin leased {1}")]
     NotLeased(String, String),
-    /// It is about another attachment.
+    /// The answer is about another attachment.
     #[error("it is about {0}, which was not asked for")]
     Other(String),
 }
 
-/// A failure that the service tells.
+/// A failure reported by the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
     /// CNI error code, not 0.
     pub code: u32,
-    /// Why.
+    /// Cause.
     pub message: String,
-    /// What may help; empty if nothing does.
+    /// A hint, or empty.
     pub details: String,
-    /// After how many milliseconds the plugin may ask again by itself.
+    /// Retry delay, milliseconds.
     pub retry_after_ms: Option<u32>,
 }
 
 /// An attachment that the service made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
-    /// Which one.
+    /// The attachment's key.
     pub attachment: Attachment,
     /// Path of its network namespace.
     pub netns: PathBuf,
-    /// Inside the container.
+    /// The interface in the container.
     pub container: Link,
-    /// On the node.
+    /// The interface on the node.
     pub host: Option<(IfName, Link)>,
-    /// IPv4.
+    /// IPv4 address.
     pub v4: Option<Address>,
-    /// IPv6.
+    /// IPv6 address.
     pub v6: Option<Address>,
     /// Routes.
     pub routes: Vec<ContainerRoute>,
-    /// For its resolver.
+    /// Resolver settings of the container.
     pub dns: EndpointDns,
 }
 
-/// What an interface is like.
+/// Properties of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// None where it has none.
+    /// MAC address, if any.
     pub mac: Option<MacAddr>,
-    /// Bytes.
+    /// MTU, bytes.
     pub mtu: u32,
 }
 
 /// An address of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// With its prefix length.
+    /// The address with its prefix length.
     pub net: IpNet,
-    /// Of the same family.
+    /// Gateway of the same family.
     pub gateway: Option<IpAddr>,
 }
 
-/// What a Check saw.
+/// Result of a Check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     /// The attachment.
     pub made: Made,
-    /// What is amiss.
+    /// Problems found.
     pub findings: Vec<String>,
 }
 
-/// Result of reading an answer: what it says, or the service's failure.
+/// An answer's content, or the service's failure.
 pub type Read<T> = Result<Result<T, Failed>, AnswerError>;
 
-/// Reads the answer of Add.
+/// Parses the answer of Add.
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The broken rule.
 pub fn made(answer: v1::AddResponse, asked: &v1::AttachmentKey) -> Read<Made> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::add_response::Outcome::Added(attachment) => Ok(Ok(attached(attachment, asked)?)),
@@ -134,10 +131,10 @@ pub fn made(answer: v1::AddResponse, asked: &v1::AttachmentKey) -> Read<Made> {
     }
 }
 
-/// Reads the answer of Del.
+/// Parses the answer of Del.
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The broken rule.
 pub fn deleted(answer: v1::DelResponse) -> Read<()> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::del_response::Outcome::Deleted(v1::Deleted {}) => Ok(Ok(())),
@@ -145,10 +142,10 @@ pub fn deleted(answer: v1::DelResponse) -> Read<()> {
     }
 }
 
-/// Reads the answer of Check.
+/// Parses the answer of Check.
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The broken rule.
 pub fn seen(answer: v1::CheckResponse, asked: &v1::AttachmentKey) -> Read<Seen> {
     let v1::Checked { attachment, findings } = match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::check_response::Outcome::Checked(checked) => checked,
@@ -160,10 +157,10 @@ pub fn seen(answer: v1::CheckResponse, asked: &v1::AttachmentKey) -> Read<Seen> 
     Ok(Ok(Seen { made, findings }))
 }
 
-/// Reads the answer of Gc.
+/// Parses the answer of Gc.
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The broken rule.
 pub fn collected(answer: v1::GcResponse) -> Read<u32> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::gc_response::Outcome::Collected(v1::Collected { removed }) => Ok(Ok(removed)),
@@ -171,10 +168,10 @@ pub fn collected(answer: v1::GcResponse) -> Read<u32> {
     }
 }
 
-/// Reads the answer of Status.
+/// Parses the answer of Status.
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The broken rule.
 pub fn ready(answer: v1::StatusResponse) -> Read<String> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::status_response::Outcome::Ready(v1::Ready { service }) => Ok(Ok(text("service", service, MAX_TEXT)?)),
@@ -195,7 +192,7 @@ fn failed(failure: v1::Failure) -> Result<Failed, AnswerError> {
     })
 }
 
-/// Reads an attachment, which must be the one that was asked for. An empty network was not asked for.
+/// Must match the requested key; an empty network matches every network.
 fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, AnswerError> {
     let v1::Attachment { key, netns, container, host, addresses, routes, dns } = there;
     let v1::AttachmentKey { network, container_id, interface } = key.ok_or(AnswerError::Missing("key"))?;
@@ -225,7 +222,7 @@ fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, An
             Some((name, link("host", &host)?))
         }
     };
-    // Few, before any of them is parsed.
+    // The number is checked before any address is parsed.
     few("addresses", addresses.len(), 2)?;
     let (mut v4, mut v6) = (None, None);
     for address in &addresses {
@@ -247,10 +244,10 @@ fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, An
     })
 }
 
-/// Checks the addresses of an attachment whose addresses an IPAM plugin leased: it has all of those and no other.
+/// Checks that the addresses are those of the IPAM plugin's lease.
 ///
 /// # Errors
-/// It has others.
+/// When the addresses differ.
 pub fn as_leased(made: &Made, request: &v1::AddRequest) -> Result<(), AnswerError> {
     if request.ipam.is_none() {
         return Ok(());
@@ -264,7 +261,7 @@ pub fn as_leased(made: &Made, request: &v1::AddRequest) -> Result<(), AnswerErro
     if addresses != leased {
         return Err(AnswerError::NotLeased(told(addresses), told(leased)));
     }
-    // A gateway of a family for which the plugin named none is the service's.
+    // The service may choose a gateway that the plugin did not name.
     let family = |text: &String| text.contains(':');
     let other = has().filter_map(|a| a.gateway).map(|gateway| gateway.to_string()).find(|gateway| {
         let mut named = request.gateways.iter().filter(|there| family(there) == family(gateway)).peekable();
@@ -360,7 +357,6 @@ fn text(name: &'static str, text: String, most: usize) -> Result<String, AnswerE
     Ok(text)
 }
 
-/// A text that is not empty.
 fn sentence(name: &'static str, words: String, most: usize) -> Result<String, AnswerError> {
     if words.is_empty() {
         return Err(AnswerError::Missing(name));
@@ -372,7 +368,7 @@ fn field(name: &'static str, value: &str, rule: impl ToString) -> AnswerError {
     AnswerError::Field(name, value.chars().take(80).collect(), rule.to_string())
 }
 
-/// A text of the service's as far as it is shown.
+/// The displayed part of a text from the service.
 pub fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(400).collect()
 }

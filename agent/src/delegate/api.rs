@@ -1,4 +1,4 @@
-//! The routes of a delegated agent: those of the API that have a meaning here, over the same types.
+//! A delegated agent's routes: the applicable part of the API.
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 
@@ -35,10 +35,10 @@ use crate::{
     },
 };
 
-/// Largest request body, as the other mode has it.
+/// Largest request body, bytes, as in the other mode.
 const MAX_BODY: usize = 2 * 1024 * 1024;
 
-/// Every route, for the socket.
+/// All routes, for the socket.
 pub fn router(this: &Arc<Delegation>) -> Router {
     use axum::routing::{get, post, put};
     Router::new()
@@ -58,12 +58,12 @@ pub fn router(this: &Arc<Delegation>) -> Router {
         .with_state(Arc::clone(this))
 }
 
-/// Metrics alone, for the TCP listener.
+/// Only metrics, for the TCP listener.
 pub fn metrics_router(this: &Arc<Delegation>) -> Router {
     Router::new().route("/metrics", axum::routing::get(prometheus)).with_state(Arc::clone(this))
 }
 
-/// Everything that is about a network of the agent's own.
+/// Answers routes about the agent's own network.
 async fn not_here(State(this): State<Arc<Delegation>>, request: Request) -> Failure {
     let path: String = request.uri().path().chars().take(200).collect();
     let message = format!(
@@ -75,9 +75,9 @@ async fn not_here(State(this): State<Arc<Delegation>>, request: Request) -> Fail
         .hint("ask that service; the page \"Delegated mode\" of the documentation (/usr/share/doc/wharf) lists what a delegated agent answers")
 }
 
-/// The status; the service is asked for its own.
+/// The status; also asks the service.
 async fn healthz(State(this): State<Arc<Delegation>>, Query(query): Query<StatusQuery>) -> Response {
-    // Its end is part of the status.
+    // The result is part of the status.
     this.look().await.ok();
     status::answer(this.status(), query)
 }
@@ -200,7 +200,7 @@ async fn gc(State(this): State<Arc<Delegation>>, Body(body): Body<GcRequest>) ->
     Ok(Json(DeleteResult::default()))
 }
 
-/// The key that an endpoint's id names; its network is not known.
+/// The network is unknown.
 fn named(text: &str) -> Answer<v1::AttachmentKey> {
     match id::parse(text)? {
         IdRef::Attachment(container_id, ifname) => Ok(v1::AttachmentKey {
@@ -221,7 +221,7 @@ fn invalid(message: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, message)
 }
 
-/// Refuses new work until the records of the last agent were looked at, and from the moment the agent stops.
+/// Refuses work before the last agent's records were read, and at a stop.
 fn accepts_work(this: &Delegation, what: &str) -> Answer<()> {
     if this.serves() {
         return Ok(());
@@ -230,10 +230,9 @@ fn accepts_work(this: &Delegation, what: &str) -> Answer<()> {
     Err(Failure::new(ErrorCode::Unavailable, format!("{what}: the agent is {state}")).retry(200))
 }
 
-/// What to do while the service is away.
 const START_IT: &str = "see why the service of the agent's setting `delegate` does not answer: `wharf status`";
 
-/// A failure in the API's words. Without a delay the plugin tells the runtime at once.
+/// Without a retry delay the plugin reports it at once.
 fn failure(what: &str, error: &WorkError) -> Failure {
     let says = |code| Failure::new(code, format!("{error} ({what})"));
     match error {
@@ -277,7 +276,6 @@ fn of_call(what: &str, error: &CallError) -> Failure {
     }
 }
 
-/// An attachment of the service's as an endpoint.
 fn endpoint(made: &Made) -> Endpoint {
     let Made { attachment, netns, container, host, v4, v6, routes, dns } = made;
     let mac = |link: crate::delegate::answer::Link| link.mac.map(|mac| mac.to_string()).unwrap_or_default();

@@ -1,22 +1,22 @@
-//! Delegated mode: a service at a unix socket makes the network of the node's containers, and the agent passes the container runtimes'
-//! commands on to it (docs/delegation.md). The plugin asks this agent as it asks any other.
+//! Delegated mode: a service at a unix socket makes the containers' networks, and the agent passes the runtimes'
+//! commands on to it (docs/delegation.md). The plugin's interface is unchanged.
 //!
-//! The agent makes nothing on the node but its socket and the files of its run directory, and needs no capability but the one to give that
-//! socket to its group.
+//! The agent creates only its socket and run directory files, and needs only the capability to set the socket's
+//! group.
 //!
 //! | file | content |
 //! |---|---|
-//! | [`service`] | the client: connection, deadlines, what each gRPC status means |
-//! | [`request`], [`answer`] | messages from and to what is parsed |
+//! | [`service`] | the client: connection, deadlines, meaning of each gRPC status |
+//! | [`request`], [`answer`] | messages to and from parsed types |
 //! | [`turns`] | order: one call at a time about an attachment |
-//! | [`records`] | what is owed to the service, across restarts |
+//! | [`records`] | calls owed to the service, across restarts |
 //! | [`work`] | ADD, DEL, CHECK, GC |
-//! | [`reach`], [`status`] | whether the service is reached; what status and metrics tell |
+//! | [`reach`], [`status`] | whether the service is reached; status and metrics |
 //! | [`api`] | the routes |
 //! | this one | the composition: starts and stops the tasks |
 //!
-//! At a stop: no new work; requests that run are answered, for 4 s at most; then each call to the service is given up, and what is owed
-//! for it is recorded already, or is before its task ends.
+//! Order of a stop: no new work; running requests are answered, for at most 4 s; calls to the service are cancelled,
+//! and recorded before their tasks end.
 
 pub mod answer;
 pub mod api;
@@ -64,17 +64,17 @@ use crate::{
     turn::Turn,
 };
 
-/// Name of the controller that looks at the service.
+/// Name of the controller that polls the service.
 pub const CONTROLLER: &str = "delegate";
-/// How often the service is asked for its status while it is reached.
+/// Interval of polls while the service is reached.
 const LOOK: Duration = Duration::from_secs(10);
-/// ADDs in the service at once; further ones wait, within their deadlines.
+/// Concurrent ADDs; further ones wait, within their deadlines.
 const ADDS: u32 = 64;
-/// Other calls in the service at once, without those of the records.
+/// Other concurrent calls, except for records.
 pub const CALLS: usize = 64;
-/// How long requests that run may take at a stop before their calls are given up, and then again until the tasks have ended.
+/// Time limit for running requests at a stop, then for the tasks.
 const GRACE: Duration = Duration::from_secs(4);
-/// CNI commands that wait for the OTLP collector, as in the other mode.
+/// CNI commands for the OTLP exporter, as in the other mode.
 const EXPORTS: usize = 1_024;
 
 /// A delegated agent.
@@ -95,7 +95,7 @@ pub struct Delegation {
 }
 
 impl Delegation {
-    /// Puts the parts together. Nothing is connected or written yet.
+    /// Builds the parts, without connecting or writing.
     #[must_use]
     pub fn new(
         config: AgentConfig,
@@ -122,16 +122,15 @@ impl Delegation {
         })
     }
 
-    /// Whether new work is taken.
     fn serves(&self) -> bool {
         self.serving.load(Ordering::Acquire) && !self.tasks.stop.is_cancelled()
     }
 }
 
-/// Runs a delegated agent until SIGTERM or SIGINT. `service` is the service's socket.
+/// Runs a delegated agent until SIGTERM or SIGINT, for the service at `service`.
 ///
 /// # Errors
-/// When the agent cannot start. That the service is away is no reason.
+/// When the agent cannot start, for which it does not need the service.
 pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -163,8 +162,8 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
             () = owned.pulses.runtime.keep() => {}
         }
     });
-    // As the other mode does: what was deleted while no agent ran is gone before its container is added again. A service that is away
-    // keeps nobody from starting, because each ADD asks for its own records.
+    // An attachment deleted while no agent ran must be gone before its container is added again. An absent service
+    // does not prevent the start: each ADD checks its own records.
     let drained = this.drain(Cause::Start).await.map(drop);
     if let Err(why) = &drained {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
@@ -193,7 +192,7 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
     Ok(())
 }
 
-/// Refuses a run directory whose store has endpoints of the agent's own: nobody would serve or delete them.
+/// Refuses a store, whose endpoints would not be served or deleted.
 fn has_no_store(config: &AgentConfig) -> anyhow::Result<()> {
     let store = config.store();
     if store.exists() {
@@ -238,7 +237,7 @@ fn start_controllers(this: &Arc<Delegation>) {
     }
 }
 
-/// Whether the agent shows signs of life. The service's are its own matter: a restart of the agent does not help it.
+/// Ignores the service, which a restart of the agent would not help.
 fn moves(this: &Delegation, bound: Duration) -> Result<(), String> {
     let beats = |what: &str, pulse: &Pulse| match pulse.age() {
         Some(age) if age <= bound => Ok(()),
@@ -248,7 +247,7 @@ fn moves(this: &Delegation, bound: Duration) -> Result<(), String> {
     beats("the API's listener", &this.pulses.api)
 }
 
-/// Asks the service for its status: slowly while it is reached, with backoff while it is not. What is owed is sent when it is there.
+/// Polls the service slowly, or with backoff while it is away. Drains the records when it is reached.
 async fn watch_service(this: Arc<Delegation>) {
     let Tasks { controllers, stop, .. } = &this.tasks;
     let mut failures: u32 = 0;
@@ -256,7 +255,7 @@ async fn watch_service(this: Arc<Delegation>) {
         let run = controllers.begin(CONTROLLER);
         let result = this.look().await;
         failures = if result.is_ok() { 0 } else { failures.saturating_add(1) };
-        // It has asked, whatever the answer: the service's own line tells that it is away.
+        // The service's component reports its absence.
         run.end(Ok::<_, String>(()));
         if result.is_ok()
             && this.records.any_waits()
@@ -276,7 +275,7 @@ async fn watch_service(this: Arc<Delegation>) {
     }
 }
 
-/// Stops the agent. A service that does not answer costs twice [`GRACE`] at most.
+/// A silent service delays the stop by at most twice [`GRACE`].
 async fn stop(tasks: &Tasks, mut api: tokio::task::JoinHandle<()>) {
     tasks.stop.cancel();
     if tokio::time::timeout(GRACE, &mut api).await.is_err() {

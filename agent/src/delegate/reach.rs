@@ -1,4 +1,4 @@
-//! Whether the service is reached, as its last call told.
+//! Whether the service is reached, from its last call.
 
 use std::{
     sync::{
@@ -19,15 +19,14 @@ use crate::{
     sync::lock,
 };
 
-/// Deadline of a Status.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 
-/// What is known of the service.
+/// The known state of the service.
 #[derive(Debug, Default)]
 pub struct Reach {
     known: Mutex<Known>,
     in_flight: AtomicU64,
-    /// One Status at a time; held across an await by design, for [`STATUS_LIMIT`] at most.
+    /// One Status at a time; held across an await, for at most [`STATUS_LIMIT`].
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -38,12 +37,10 @@ struct Known {
     last_error: Option<String>,
     service: String,
     refusal: Option<DelegateRefusal>,
-    /// When the last Status ended.
     asked: Option<Instant>,
 }
 
 impl Known {
-    /// Why the service is not reached, while it is not.
     fn problem(&self) -> Result<(), String> {
         match &self.last_error {
             Some(error) if self.reachable == Some(false) => Err(error.clone()),
@@ -63,13 +60,13 @@ impl Drop for InFlight<'_> {
 }
 
 impl Reach {
-    /// A call begins.
+    /// Registers a call.
     pub fn call(&self) -> InFlight<'_> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlight(self)
     }
 
-    /// Notes what a call tells of the service. One that takes longer than its deadline tells nothing: Status is asked for that.
+    /// Updates the state. Timeouts are ignored, because Status measures the reach.
     pub fn note<T>(&self, result: &Result<T, CallError>) {
         match result {
             Ok(_) | Err(CallError::Failed(_)) => self.set(true, None),
@@ -101,7 +98,7 @@ impl Reach {
         }
     }
 
-    /// For status and metrics.
+    /// The state for status and metrics.
     #[must_use]
     pub fn status(&self, service: &Service, unfinished: u64) -> DelegateStatus {
         let known = lock(&self.known);
@@ -119,10 +116,10 @@ impl Reach {
 }
 
 impl Delegation {
-    /// Asks the service for its status, or awaits an answer to who asked since this call began.
+    /// Asks for the status, or shares an answer to a Status sent since this call began.
     ///
     /// # Errors
-    /// Why it is not reached, or what it answers that it must not. That an ADD would fail is no error.
+    /// When the service is not reached, or its answer invalid. A refusal of ADDs is not an error.
     pub async fn look(&self) -> Result<(), String> {
         let began = Instant::now();
         let _asking = self.reach.asking.lock().await;

@@ -1,8 +1,8 @@
-//! What is owed to the service: deletions that it did not take, and ADDs whose end is not known.
+//! Calls owed to the service: deletions that it has not accepted, and ADDs with unknown outcome.
 //!
-//! Deletions are in the queue that the shim writes to as well. An ADD has a record of its own from before it is sent until
-//! its end is known: whatever ends the agent in between, the next one sends the DEL that it is owed. A record is removed only when the
-//! service has answered the DEL, and only by who has the attachment's turn.
+//! Deletions are in the shim's queue. An ADD has a separate record until its outcome is known: after a crash, the
+//! next agent sends the DEL. Only the holder of the attachment's turn removes a record, after the service has
+//! answered the DEL.
 
 use std::{
     collections::HashSet,
@@ -27,23 +27,22 @@ use crate::{
     telemetry::operation::{Kind, OpId},
 };
 
-/// Deadline of a DEL. The record of one that passes it stands for it.
+/// Deadline of a DEL, whose record remains after it.
 pub const DEL_LIMIT: Duration = Duration::from_secs(10);
-/// DELs of records at once.
 const AT_ONCE: usize = 8;
-/// Age at which a temporary file is removed: its writer was killed, because no writer needs this long.
+/// Age of an abandoned temporary file; no writer needs this long.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
 /// The records.
 pub struct Records {
-    /// Deletions: the shim's, and the agent's own.
+    /// Deletions of the shim and of the agent.
     pub deletions: Deletions,
     unfinished: Queue,
-    /// Unfinished ADDs that wait for their DEL, as the last drain left them.
+    /// Unfinished ADDs left by the last drain.
     waiting: AtomicU64,
-    /// Files of the records that the service did not take since all others were tried: they come last. As many as there are records at most.
+    /// Files tried without success in this pass, sorted last. At most one per record.
     tried: Mutex<HashSet<(String, bool)>>,
-    /// Why an ADD could not be recorded when that was last tried.
+    /// Why the last ADD was not recorded.
     unwritable: Mutex<Option<String>>,
     boot_id: String,
 }
@@ -62,7 +61,7 @@ impl Records {
         }
     }
 
-    /// The boot that they are of.
+    /// The boot of the records.
     #[must_use]
     pub fn boot_id(&self) -> &str {
         &self.boot_id
@@ -74,13 +73,13 @@ impl Records {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Whether the last drain left something.
+    /// Whether records remained after the last drain.
     #[must_use]
     pub fn any_waits(&self) -> bool {
         self.waiting() > 0 || self.deletions.status().0.records > 0
     }
 
-    /// Tries whether an ADD could be recorded; without that none is passed on.
+    /// Tests whether an ADD could be recorded; otherwise none is passed on.
     pub async fn probe(&self) {
         let queue = self.unfinished.clone();
         let tried = self.deletions.blocking(move |_| queue.probe()).await;
@@ -106,36 +105,36 @@ impl Records {
         }
     }
 
-    /// Records an ADD that is about to be sent.
+    /// Records an ADD before it is sent.
     ///
     /// # Errors
-    /// When the file system refuses, or there are as many as there may be.
+    /// When the file system refuses, or the queue is full.
     pub async fn begin(&self, a: &Attachment) -> Result<(), QueueFailure> {
         let record = self.record(a);
         self.put(&self.unfinished, record).await
     }
 
-    /// The ADD has ended: nothing is owed.
+    /// Removes the record of a finished ADD.
     ///
     /// # Errors
-    /// When the file system refuses; the DEL is owed then.
+    /// When the file system refuses; the DEL is still owed.
     pub async fn end(&self, a: &Attachment) -> Result<(), QueueFailure> {
         self.remove(&self.unfinished, file_name(a)).await
     }
 
-    /// Records a DEL that the service did not take.
+    /// Records a DEL that the service did not accept.
     ///
     /// # Errors
-    /// When the file system refuses, or there are as many as there may be.
+    /// When the file system refuses, or the queue is full.
     pub async fn defer(&self, a: &Attachment) -> Result<(), QueueFailure> {
         let record = self.record(a);
         self.put(&self.deletions.queue, record).await
     }
 
-    /// The service has answered a DEL of the attachment.
+    /// Removes an attachment's records after its DEL.
     ///
     /// # Errors
-    /// When the file system refuses; the DEL is sent again then, which does no harm.
+    /// When the file system refuses; the DEL is harmlessly repeated.
     pub async fn served(&self, a: &Attachment) -> Result<(), QueueFailure> {
         for queue in [&self.deletions.queue, &self.unfinished] {
             if is_in(queue, a) {
@@ -145,7 +144,7 @@ impl Records {
         Ok(())
     }
 
-    /// Whether a DEL of the attachment is owed. Costs two `lstat`s in the run directory (tmpfs).
+    /// Whether a DEL is owed. Costs two `lstat`s in tmpfs.
     #[must_use]
     pub fn is_owed(&self, a: &Attachment) -> bool {
         [&self.deletions.queue, &self.unfinished].into_iter().any(|queue| is_in(queue, a))
@@ -176,7 +175,7 @@ impl Records {
     }
 }
 
-/// Makes the directory of unfinished ADDs: it marks the run directory as one of this mode, until [`leave`].
+/// Marks the run directory as delegated, until [`leave`], by the directory of unfinished ADDs.
 ///
 /// # Errors
 /// When the file system refuses.
@@ -184,24 +183,24 @@ pub fn enter(run_dir: &Path) -> Result<(), QueueError> {
     Queue::unfinished(run_dir).ensure_directory()
 }
 
-/// Gives the run directory to an agent of the other mode, which would take deletions that wait here for its own and drop them.
+/// Prepares the run directory for an agent without delegation, which would drop pending deletions.
 ///
 /// # Errors
-/// When the service is owed something, or a directory cannot be read or removed.
+/// When deletions are owed, or a directory cannot be read or removed.
 pub fn leave(run_dir: &Path) -> anyhow::Result<()> {
     must_owe_nothing(run_dir).context("start")?;
     let unfinished = Queue::unfinished(run_dir);
     if !unfinished.path().exists() {
         return Ok(());
     }
-    // What is in there was set aside.
+    // The rest was set aside.
     std::fs::remove_dir_all(unfinished.path()).with_context(|| format!("remove {}", unfinished.path().display()))
 }
 
-/// Refuses where deletions wait for the service.
+/// Fails while deletions are owed.
 ///
 /// # Errors
-/// The service is owed something, or a directory cannot be read.
+/// When deletions are owed, or a directory cannot be read.
 pub fn must_owe_nothing(run_dir: &Path) -> anyhow::Result<()> {
     let unfinished = Queue::unfinished(run_dir);
     if !unfinished.path().exists() {
@@ -226,7 +225,7 @@ fn is_in(queue: &Queue, a: &Attachment) -> bool {
     queue.contains(a.network.as_str(), a.container_id.as_str(), a.ifname.as_str())
 }
 
-/// The attachment that a record names; its parser has checked the names.
+/// The record's parser has checked the names.
 fn attachment(deletion: &Deletion) -> Option<Attachment> {
     Some(Attachment {
         network: deletion.network.parse().ok()?,
@@ -235,7 +234,6 @@ fn attachment(deletion: &Deletion) -> Option<Attachment> {
     })
 }
 
-/// One record to be served.
 struct Owed {
     name: String,
     written_unix_ms: u64,
@@ -244,17 +242,14 @@ struct Owed {
 }
 
 impl Owed {
-    /// Its file's name, and in which directory it is.
     fn file(&self) -> (String, bool) {
         (self.name.clone(), self.unfinished)
     }
 }
 
 impl Delegation {
-    /// Sends the DELs that are owed; returns how many records stay. Records of attachments that an operation is under way about are
-    /// left to it.
-    ///
-    /// Records of an earlier boot are served too: the service may hold leases across it.
+    /// Sends the owed DELs, except for attachments with a running operation; returns the number of remaining records.
+    /// A service may hold leases across boots, so records of earlier boots count.
     ///
     /// # Errors
     /// When a directory cannot be read.
@@ -297,7 +292,7 @@ impl Delegation {
             }
             owed.sort_by_key(|owed| tried.contains(&owed.file()));
         }
-        // After the first that does not reach the service the others are left to the next drain.
+        // After a failure to reach the service, the rest waits for the next drain.
         let away = AtomicBool::new(false);
         let served = stream::iter(owed).map(|owed| self.serve(owed, &away)).buffer_unordered(AT_ONCE);
         let stay: Vec<Owed> = served.filter_map(std::future::ready).collect().await;
@@ -312,12 +307,12 @@ impl Delegation {
         problem.map_or(Ok(stay.len()), Err)
     }
 
-    /// Serves one record; returns it if it stays.
+    /// Returns the record if it remains.
     async fn serve(&self, owed: Owed, away: &AtomicBool) -> Option<Owed> {
         let a = &owed.attachment;
-        // An ADD under way has a record, and its end removes it.
+        // A running ADD removes its record.
         let Some(_turn) = self.turns.try_take(a) else { return (!owed.unfinished).then_some(owed) };
-        // Since the list was made, an operation may have ended that served it; the attachment may be a later ADD's now.
+        // Served since it was listed; the attachment may belong to a later ADD.
         if !self.records.is_owed(a) {
             return None;
         }
@@ -340,10 +335,10 @@ impl Delegation {
         }
     }
 
-    /// Sends the DEL that an attachment is owed, if one is. The caller has its turn.
+    /// Sends an owed DEL. The caller holds the turn.
     ///
     /// # Errors
-    /// When the service does not take it, or a record stays.
+    /// When the service does not accept it, or a record remains.
     pub(super) async fn settle(&self, a: &Attachment) -> Result<(), Unsettled> {
         if !self.records.is_owed(a) {
             return Ok(());
@@ -358,13 +353,10 @@ impl Delegation {
     }
 }
 
-/// Why a DEL is still owed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unsettled {
-    /// The service.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The records.
     #[error(transparent)]
     Records(#[from] QueueFailure),
 }
@@ -388,7 +380,7 @@ mod tests {
             canary: None,
         };
         let queue = Queue::new(run_dir);
-        // A deletion of the other mode's own is no reason.
+        // The other mode's deletions do not count.
         let name = queue.put(&owed)?;
         leave(run_dir)?;
         enter(run_dir)?;

@@ -1,4 +1,4 @@
-//! What the service is asked, from what was parsed.
+//! Builds requests to the service from parsed values.
 
 use wharf_core::{
     bandwidth::Limit,
@@ -19,7 +19,7 @@ pub fn key(attachment: &Attachment) -> v1::AttachmentKey {
     }
 }
 
-/// An Add.
+/// An Add request.
 #[must_use]
 pub fn add(spec: &CreateSpec) -> v1::AddRequest {
     let limit = |l: Option<Limit>| l.map(|l| v1::Limit { rate: l.rate.get(), burst: l.burst.get() });

@@ -1,4 +1,4 @@
-//! The client of the service: one connection, which is made again when it is lost, and what of an answer is believed.
+//! The client: one connection, made again when lost, and validation of answers.
 
 use std::{
     error::Error as _,
@@ -21,18 +21,18 @@ use wharf_delegate::v1::{self, delegate_client::DelegateClient};
 
 use crate::delegate::answer::{self, AnswerError, Failed, Made, Seen};
 
-/// Largest answer, bytes: an attachment with every list full has half of it.
+/// Largest answer, bytes; an attachment with full lists takes half.
 pub const MAX_ANSWER: usize = 64 * 1024;
 
-/// How much longer than a call's own deadline its answer is awaited: the client's own clock ends it.
+/// The client's wait beyond a call's deadline.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// How often the connection is tried. A service that was stopped, and whose socket another one has taken, is left after this and [`PONG`].
+/// Keep-alive interval. After this and [`PONG`] the client leaves a stopped service whose socket was taken over.
 const PING: Duration = Duration::from_secs(10);
-/// How long the answer is awaited.
+/// Time limit of a ping's answer.
 const PONG: Duration = Duration::from_secs(5);
 
-/// Why a call brought no result.
+/// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// Nothing was sent.
@@ -40,18 +40,18 @@ pub enum CallError {
     Unreachable {
         /// Its socket.
         socket: PathBuf,
-        /// What the kernel said, or why the socket is not trusted.
+        /// The kernel's error, or why the socket is not trusted.
         why: String,
     },
-    /// It may have been carried out, or not.
+    /// The request may have been executed.
     #[error("the service at {} did not take it to its end: {why}", socket.display())]
     Broken {
         /// Its socket.
         socket: PathBuf,
-        /// What the transport or the service said.
+        /// The message of the transport or the service.
         why: String,
     },
-    /// It may be carried out yet.
+    /// The request may still be executed.
     #[error("the service at {} gave no answer within {} ms", socket.display(), after.as_millis())]
     TimedOut {
         /// Its socket.
@@ -70,25 +70,25 @@ pub enum CallError {
     Unimplemented {
         /// Its socket.
         socket: PathBuf,
-        /// What it said.
+        /// The message of the responder.
         why: String,
     },
-    /// A gRPC status that no service should answer with.
+    /// A status that no service should use.
     #[error("the service at {} failed ({code:?}): {why}", socket.display())]
     Status {
         /// Its socket.
         socket: PathBuf,
-        /// Of gRPC.
+        /// gRPC code.
         code: Code,
-        /// What it said.
+        /// The message of the service.
         why: String,
     },
-    /// An answer that breaks the rules of the interface.
+    /// An invalid answer.
     #[error("the answer of the service at {} cannot be used: {why}", socket.display())]
     Unusable {
         /// Its socket.
         socket: PathBuf,
-        /// The rule.
+        /// The broken rule.
         why: AnswerError,
     },
     /// The service's own failure.
@@ -97,7 +97,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether the service is away: a later call may reach it.
+    /// Whether a later call may reach the service.
     #[must_use]
     pub fn is_away(&self) -> bool {
         match self {
@@ -106,14 +106,14 @@ impl CallError {
         }
     }
 
-    /// Whether the service has certainly not begun what was asked, or has undone it. [`Self::Unimplemented`] is no proof: the client says it,
-    /// too, of an answer that it cannot decompress.
+    /// Whether the request was certainly not begun, or undone. [`Self::Unimplemented`] is no proof: the client also
+    /// reports it for an answer that it cannot decompress.
     #[must_use]
     pub fn made_nothing(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Failed(_))
     }
 
-    /// Whether it says that there is no such attachment.
+    /// Whether the attachment does not exist.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Failed(Failed { code: answer::UNKNOWN_CONTAINER, .. }))
@@ -128,10 +128,10 @@ pub struct Service {
 }
 
 impl Service {
-    /// The service at this socket. Nothing is connected yet.
+    /// The client for a socket. Does not connect yet.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        // HTTP/2 wants a name, which means nothing over a unix socket.
+        // A name, meaningless over a unix socket, is required by HTTP/2.
         let endpoint = Endpoint::from_static("http://delegate")
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG)
@@ -171,7 +171,7 @@ impl Service {
         self.read(answer::deleted(answer))
     }
 
-    /// Looks at an attachment.
+    /// Checks an attachment.
     ///
     /// # Errors
     /// As [`CallError`].
@@ -182,7 +182,7 @@ impl Service {
         self.read(answer::seen(answer, &key))
     }
 
-    /// Detaches what is not listed; returns how many went.
+    /// Detaches unlisted attachments; returns their number.
     ///
     /// # Errors
     /// As [`CallError`].
@@ -192,7 +192,7 @@ impl Service {
         self.read(answer::collected(answer))
     }
 
-    /// Asks whether an Add would succeed; returns the service's name.
+    /// Whether an Add would succeed; returns the service's name.
     ///
     /// # Errors
     /// As [`CallError`].
@@ -223,7 +223,7 @@ impl Service {
         }
     }
 
-    /// What a status means. One that the transport made has a source; one that the service sent has none.
+    /// A status made by the transport has a source; a status from the service has none.
     fn failed(&self, status: &Status, limit: Duration, took: Duration) -> CallError {
         let socket = self.socket.clone();
         if let Some(away) = cause::<Away>(status) {
@@ -234,7 +234,7 @@ impl Service {
         }
         let why = answer::shown(status.message());
         match status.code() {
-            // The service's own clock may be a little fast.
+            // The service's clock may be fast.
             Code::DeadlineExceeded if took.saturating_add(GRACE) >= limit => {
                 CallError::TimedOut { socket, after: limit }
             }
@@ -242,7 +242,7 @@ impl Service {
                 CallError::Broken { socket, why }
             }
             Code::Unimplemented => CallError::Unimplemented { socket, why },
-            // The client refuses a message of more than the limit by itself.
+            // The client's error for a message above the limit.
             Code::OutOfRange => CallError::Unusable { socket, why: AnswerError::TooLong },
             _ if status.source().is_some() => CallError::Broken { socket, why },
             code => CallError::Status { socket, code, why },
@@ -256,7 +256,6 @@ fn timed<T>(message: T, limit: Duration) -> Request<T> {
     request
 }
 
-/// The error of this type that a status comes from.
 fn cause<T: std::error::Error + 'static>(status: &Status) -> Option<&T> {
     let mut error = status.source();
     while let Some(there) = error {
@@ -268,7 +267,6 @@ fn cause<T: std::error::Error + 'static>(status: &Status) -> Option<&T> {
     None
 }
 
-/// Connects to a socket that can be trusted.
 #[derive(Debug, Clone)]
 struct Connector {
     socket: PathBuf,
@@ -288,7 +286,7 @@ impl TowerService<Uri> for Connector {
         Box::pin(async move {
             trusted(&socket)?;
             let stream = UnixStream::connect(&socket).await.map_err(Away::Io)?;
-            // The file may have been replaced since it was looked at.
+            // The file may have been replaced since the check.
             let peer = stream.peer_cred().map_err(Away::Io)?;
             if !is_ours(peer.uid()) {
                 return Err(Away::Untrusted(format!("a process of user {} answers there", peer.uid())));
@@ -298,7 +296,6 @@ impl TowerService<Uri> for Connector {
     }
 }
 
-/// Why there is no connection.
 #[derive(Debug)]
 enum Away {
     Io(io::Error),
@@ -318,12 +315,12 @@ impl fmt::Display for Away {
 
 impl std::error::Error for Away {}
 
-/// Root's, or the agent's own user's: whoever that is may do all that the agent may.
+/// The agent's user has all rights of the agent.
 fn is_ours(uid: u32) -> bool {
     uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
 
-/// Refuses a socket that another user owns, or could have put there.
+/// Refuses a socket that another user owns, or could have created.
 fn trusted(socket: &Path) -> Result<(), Away> {
     let file = std::fs::symlink_metadata(socket).map_err(Away::Io)?;
     let refused = |why: String| Err(Away::Untrusted(why));

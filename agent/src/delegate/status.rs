@@ -1,4 +1,4 @@
-//! What status and metrics tell of a delegated agent.
+//! Status and metrics of a delegated agent.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use wharf_api::{AgentStatus, ComponentStatus, DelegateStatus, Health, KernelStat
 
 use crate::{delegate::Delegation, memory, pulse::Pulse};
 
-/// A part without a beat for this long counts as dead, as in the other mode.
+/// A longer silence counts as dead, as in the other mode.
 const LIFELESS: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Delegation {
-    /// The status, from what is known.
+    /// The status, from memory.
     #[must_use]
     pub fn status(&self) -> AgentStatus {
         let delegate = self.reach.status(&self.service, self.records.waiting());
@@ -87,7 +87,7 @@ impl Delegation {
     }
 }
 
-/// The service's line. One that is away, or takes no ADD, is as a part of the agent that does not work.
+/// An absent service, or one that refuses ADDs, is a failing component.
 fn service(s: &DelegateStatus) -> ComponentStatus {
     let name = if s.service.is_empty() { String::new() } else { format!("{} ", s.service) };
     let (health, words) = match (s.reachable, &s.refusal, &s.last_error) {

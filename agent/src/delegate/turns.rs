@@ -10,25 +10,24 @@ use wharf_core::ids::{Attachment, ContainerId, IfName, NetworkName};
 
 use crate::sync::lock;
 
-/// An interface's name is unique in its container, so two networks share the turn of one.
+/// Interface names are unique in a container, so its networks share the turn.
 type Place = (ContainerId, IfName);
 
-/// The turns of all attachments that something is done about, in order of arrival. As many as there are operations.
+/// The turns of attachments with an operation, in order of arrival. Bounded by the number of operations.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Held across awaits by design: each call of an operation is bounded.
+    /// Turns are held across awaits; each call of an operation is bounded.
     places: Mutex<HashMap<Place, Arc<Turn<()>>>>,
-    /// Adds and Gcs under one lock: an Add is on a Gc's list, or sees that Gc. Held for a look-up.
+    /// One lock for both: an Add is on a Gc's list, or sees that Gc. Held for a lookup.
     under_way: Mutex<UnderWay>,
-    /// A Gc has ended.
     collected: Notify,
 }
 
 #[derive(Debug, Default)]
 struct UnderWay {
-    /// Attachments whose Add is under way, waiting ones too.
+    /// Running and waiting Adds.
     adding: BTreeSet<Attachment>,
-    /// Networks of Gcs, each as often as there is one: as many as there may be calls that are no ADD.
+    /// One entry per running Gc; bounded by the calls other than ADD.
     collecting: Vec<NetworkName>,
 }
 
@@ -37,24 +36,24 @@ impl Turns {
     pub async fn take(self: &Arc<Self>, attachment: &Attachment) -> Held {
         let place = place(attachment);
         let turn = Arc::clone(lock(&self.places).entry(place.clone()).or_default());
-        // First, so that the place goes with a waiter that gives up, too.
+        // First, so that a cancelled wait also releases the place.
         let mut held = Held { turns: Arc::clone(self), place, turn: None };
         held.turn = Some(turn.lock_owned().await);
         held
     }
 
-    /// Takes the turn if nobody has it or waits for it.
+    /// Takes a free turn without waiters.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, attachment: &Attachment) -> Option<Held> {
         let place = place(attachment);
         let mut places = lock(&self.places);
-        // Under the lock, so that a holder who leaves does not count this reference.
+        // Under the lock, so that a dropped holder does not count this reference.
         let turn = Arc::clone(places.entry(place.clone()).or_default()).try_lock_owned().ok()?;
         drop(places);
         Some(Held { turns: Arc::clone(self), place, turn: Some(turn) })
     }
 
-    /// An Add begins. Before it is sent, it awaits [`Adding::listed`].
+    /// Registers an Add, sent after [`Adding::listed`].
     #[must_use]
     pub fn add(self: &Arc<Self>, attachment: &Attachment) -> Adding {
         let mut under_way = lock(&self.under_way);
@@ -63,8 +62,7 @@ impl Turns {
         Adding { turns: Arc::clone(self), attachment: attachment.clone(), is_listed }
     }
 
-    /// A Gc of a network begins. Its list is to have the attachments that come with it: their Adds are under way. Adds that begin
-    /// later wait for its end.
+    /// Registers a Gc, whose list must include the returned running Adds. Later Adds wait.
     #[must_use]
     pub fn collect(self: &Arc<Self>, network: &NetworkName) -> (Collecting, Vec<Attachment>) {
         let mut under_way = lock(&self.under_way);
@@ -90,31 +88,31 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.turn.take();
         let mut places = lock(&self.turns.places);
-        // Clones are made under this lock alone: one reference is the map's, and nobody waits.
+        // References are cloned only under this lock: a single one is the map's.
         if places.get(&self.place).is_some_and(|turn| Arc::strong_count(turn) == 1) {
             places.remove(&self.place);
         }
     }
 }
 
-/// An Add under way.
+/// A registered Add.
 #[derive(Debug)]
 pub struct Adding {
     turns: Arc<Turns>,
     attachment: Attachment,
-    /// Every Gc under way has it on its list.
+    /// Every running Gc lists it.
     is_listed: bool,
 }
 
 impl Adding {
-    /// Waits until no Gc of its network is under way that does not list it.
+    /// Waits until every running Gc of its network lists it.
     pub async fn listed(&self) {
         if self.is_listed {
             return;
         }
         loop {
             let ended = self.turns.collected.notified();
-            // After the line above, which hears of every end from then on.
+            // After `notified`, which receives later ends.
             if !lock(&self.turns.under_way).collecting.contains(&self.attachment.network) {
                 return;
             }
@@ -129,7 +127,7 @@ impl Drop for Adding {
     }
 }
 
-/// A Gc under way.
+/// A registered Gc.
 #[derive(Debug)]
 pub struct Collecting {
     turns: Arc<Turns>,
@@ -174,7 +172,7 @@ mod tests {
         assert!(turns.try_take(&attachment("net", "a")).is_none(), "the waiter is first");
         drop(waiter.await.expect("joined"));
         assert!(lock(&turns.places).is_empty());
-        // One that gives up waiting leaves nothing either.
+        // A cancelled wait also leaves nothing.
         let held = turns.take(&attachment("net", "a")).await;
         let a = attachment("net", "a");
         let gives_up = turns.take(&a);

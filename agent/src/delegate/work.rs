@@ -1,4 +1,4 @@
-//! The operations: ADD, DEL, CHECK, GC, passed on to the service.
+//! ADD, DEL, CHECK, GC, passed on to the service.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,39 +27,37 @@ use crate::{
     telemetry::operation::{self, Kind, OpId},
 };
 
-/// How long an ADD waits for a service that is not there. A runtime that is told "later" comes back by itself.
+/// How long an ADD waits for an absent service. The runtime retries after CNI error 11.
 const ADD_ABSENT: Duration = Duration::from_secs(1);
-/// The same of a DEL, which has another way when this is over.
+/// How long a DEL waits for an absent service before it is recorded.
 const DEL_ABSENT: Duration = Duration::from_secs(2);
-/// How long a DEL waits for the operation that is under way. With [`DEL_LIMIT`] and [`DEL_ABSENT`] below the 30 s that the shim waits.
+/// How long a DEL waits for a running operation; with [`DEL_LIMIT`] and [`DEL_ABSENT`] below the shim's 30 s.
 const DEL_TURN: Duration = Duration::from_secs(14);
-/// Deadline of a Check; CHECK waits no longer than 10 s in all.
+/// Deadline of a Check; CHECK waits at most 10 s.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
-/// Deadline of a Gc.
 const GC_LIMIT: Duration = Duration::from_secs(25);
-/// Backoff between two tries to reach the service.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// The service.
+    /// The call to the service failed.
     #[error(transparent)]
     Call(#[from] CallError),
     /// Too many ADDs wait.
     #[error(transparent)]
     Overloaded(#[from] Refusal),
-    /// The records of what is owed.
+    /// The records failed.
     #[error(transparent)]
     Records(#[from] QueueFailure),
-    /// A DEL of the attachment is owed and could not be sent.
+    /// An owed DEL could not be sent.
     #[error("an earlier DEL of it is owed to the service first, and could not be sent: {0}")]
     DeletePending(Box<WorkError>),
-    /// A DEL of a listed attachment is owed and could not be sent.
+    /// An owed DEL of a listed attachment could not be sent.
     #[error("a DEL of {0}, which is listed as valid, is owed to the service first, and could not be sent")]
     CollectPending(Attachment),
-    /// The caller's deadline passed before anything was sent.
+    /// The deadline passed before a call was sent.
     #[error("its deadline passed while it waited for {0}; nothing was sent")]
     Deadline(&'static str),
     /// The agent stops.
@@ -79,24 +77,23 @@ impl From<Unsettled> for WorkError {
     }
 }
 
-/// How a DEL ended well.
+/// Outcome of a successful DEL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deleted {
     /// The service has answered.
     Done,
     /// The service knew no such attachment.
     Unknown,
-    /// A record stands for it.
+    /// The DEL is recorded.
     Deferred,
 }
 
-/// An attachment on its way to its caller.
 struct Added {
     made: Made,
     unclaimed: Unclaimed,
 }
 
-/// Undoes an ADD when it is dropped with its turn: its caller went away before it took the answer, and nobody else would ever delete it.
+/// Undoes an ADD when dropped with its turn: the caller disconnected, and no DEL would follow.
 struct Unclaimed {
     this: Arc<Delegation>,
     attachment: Attachment,
@@ -107,7 +104,7 @@ impl Drop for Unclaimed {
     fn drop(&mut self) {
         let Some(turn) = self.turn.take() else { return };
         if tokio::runtime::Handle::try_current().is_err() {
-            // The process ends, and the caller with its connection: the runtime's DEL follows.
+            // The connection closes with the process, and the runtime's DEL follows.
             return;
         }
         let (this, a, op) = (Arc::clone(&self.this), self.attachment.clone(), OpId::next(Kind::Delete));
@@ -115,7 +112,7 @@ impl Drop for Unclaimed {
         operation::about(&span, None, &a);
         let work = async move {
             tracing::info!("the caller of an ADD went away before its answer; it is undone");
-            // The record first: the agent may end before the DEL does.
+            // The agent may end before the DEL does.
             if let Err(error) = this.records.begin(&a).await {
                 tracing::error!("record an ADD that is to be undone: {error}; the runtime's DEL undoes it");
             }
@@ -128,10 +125,10 @@ impl Drop for Unclaimed {
 type Reply<T> = oneshot::Sender<Result<T, WorkError>>;
 
 impl Delegation {
-    /// Attaches a container. Runs as a task of its own: one whose caller goes away, or does not wait for its end, is undone.
+    /// Attaches a container, in a task. If the caller disconnects, the ADD is undone.
     ///
     /// # Errors
-    /// As [`WorkError`]; then nothing is attached, or a DEL is owed and recorded.
+    /// The container is not attached, or a DEL is owed and recorded.
     pub async fn add(self: &Arc<Self>, spec: CreateSpec) -> Result<Made, WorkError> {
         let place = self.gate.offer(spec.deadline.saturating_duration_since(Instant::now()))?;
         let (owned, a) = (Arc::clone(self), spec.attachment.clone());
@@ -141,15 +138,15 @@ impl Delegation {
         Ok(made)
     }
 
-    /// Detaches a container. Runs as a task of its own, to its end whether the caller waits or not.
+    /// Detaches a container, in a task that does not need the caller.
     ///
     /// # Errors
-    /// The service's own failure, or a record that cannot be written.
+    /// The service's failure, or a record that cannot be written.
     pub async fn del(self: &Arc<Self>, attachment: Attachment) -> Result<Deleted, WorkError> {
         let owned = Arc::clone(self);
         self.as_task(Kind::Delete, &attachment.clone(), async move |reply: Reply<Deleted>| {
             let result = owned.del_task(&attachment).await;
-            // The caller may have gone; the DEL is done all the same.
+            // Complete even if the caller has gone.
             drop(reply.send(result));
         })
         .await
@@ -176,7 +173,7 @@ impl Delegation {
         let (end, a) = (spec.deadline, spec.attachment.clone());
         let began = Instant::now();
         let adding = self.turns.add(&a);
-        // Nothing is sent before the first await below has ended, so giving up owes nothing.
+        // Nothing is sent before this await ends, so a cancelled wait needs no DEL.
         let begun = async {
             adding.listed().await;
             (place.start().await, self.turns.take(&a).await)
@@ -194,17 +191,17 @@ impl Delegation {
         };
         let result = self.add_in_turn(&a, spec, end, &reply).await;
         self.metrics.operation("create", began.elapsed(), result.is_ok());
-        // The record of an older DEL is no matter of this ADD, which was not sent.
+        // This ADD was not sent; the record is an older DEL's.
         let owes = !matches!(result, Err(WorkError::DeletePending(_))) && self.records.is_owed(&a);
         match result {
             Ok(made) => {
                 let unclaimed = Unclaimed { this: Arc::clone(&self), attachment: a, turn: Some(turn) };
-                // What nobody takes undoes itself.
+                // Dropping an unclaimed result undoes the ADD.
                 drop(reply.send(Ok(Added { made, unclaimed })));
             }
             Err(error) => {
                 tracing::debug!("ADD failed: {error}");
-                // The caller is answered first: it waits no longer than its deadline.
+                // Answers first, because the caller waits only until its deadline.
                 drop(reply.send(Err(error)));
                 if owes {
                     self.undo(&a, turn).await;
@@ -220,7 +217,7 @@ impl Delegation {
         end: Instant,
         reply: &Reply<Added>,
     ) -> Result<Made, WorkError> {
-        // An older DEL never comes after this ADD.
+        // An older DEL must not follow this ADD.
         self.settle(a).await.map_err(|e| WorkError::DeletePending(Box::new(e.into())))?;
         self.records.begin(a).await?;
         wharf_crash::point("delegate/add/after-record");
@@ -228,7 +225,7 @@ impl Delegation {
         wharf_crash::point("delegate/add/after-answer");
         match added {
             Ok(made) if !reply.is_closed() => {
-                // With the record there, the next start would undo what the caller is told to have.
+                // The next start would undo a recorded ADD.
                 self.records.end(a).await?;
                 wharf_crash::point("delegate/add/after-record-removed");
                 Ok(made)
@@ -241,7 +238,7 @@ impl Delegation {
                     _ => false,
                 };
                 if nothing {
-                    // A record that stays costs a DEL of nothing.
+                    // A leftover record costs one needless DEL.
                     if let Err(why) = self.records.end(a).await {
                         tracing::warn!("remove the record of a failed ADD: {why}; a DEL is sent for it");
                     }
@@ -251,7 +248,7 @@ impl Delegation {
         }
     }
 
-    /// Sends an ADD, again only while it is certain that nothing was sent.
+    /// Retries only if nothing was sent.
     async fn send_add(&self, request: &v1::AddRequest, end: Instant) -> Result<Made, WorkError> {
         let mut pause = Pause::new(ADD_ABSENT);
         loop {
@@ -270,7 +267,7 @@ impl Delegation {
         }
     }
 
-    /// Sends the DEL that an ADD is owed; the record stands for it if that fails.
+    /// Sends the DEL; its record remains after a failure.
     async fn undo(&self, a: &Attachment, _turn: Held) {
         match self.settle(a).await {
             Ok(()) => tracing::info!("an ADD whose end was not known is undone"),
@@ -286,7 +283,6 @@ impl Delegation {
     }
 
     async fn del_in_turn(self: &Arc<Self>, a: &Attachment) -> Result<Deleted, WorkError> {
-        // The semaphore is never closed.
         let begun = async { (self.places.acquire().await, self.turns.take(a).await) };
         let begun = tokio::select! {
             begun = timeout(DEL_TURN, begun) => begun.ok(),
@@ -323,7 +319,7 @@ impl Delegation {
         Ok(Deleted::Deferred)
     }
 
-    /// Looks at an attachment; `a` may have no network.
+    /// Checks an attachment; the key may lack the network.
     ///
     /// # Errors
     /// As [`WorkError`].
@@ -332,8 +328,8 @@ impl Delegation {
         Ok(self.ask(self.service.check(key, CHECK_LIMIT)).await?)
     }
 
-    /// Passes a GC on, after the DELs that are owed: one of them may be of an attachment that is listed. ADDs under way are added to
-    /// the list, because the runtime cannot have listed them yet; ADDs that begin later wait.
+    /// Passes a GC on, after owed DELs, which may be of listed attachments. Running ADDs are added to the list,
+    /// because the runtime cannot know them yet; later ADDs wait.
     ///
     /// # Errors
     /// As [`WorkError`].
@@ -354,7 +350,6 @@ impl Delegation {
         Ok(self.ask(self.service.gc(request, GC_LIMIT)).await?)
     }
 
-    /// A place among the calls that are no ADD.
     async fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>, WorkError> {
         match timeout(CHECK_LIMIT, self.places.acquire()).await {
             // The semaphore is never closed.
@@ -363,7 +358,7 @@ impl Delegation {
         }
     }
 
-    /// Awaits a call until the agent must end, and notes whether it reached the service.
+    /// Awaits a call until the agent must end, and records the reach.
     pub(super) async fn ask<T>(&self, call: impl Future<Output = Result<T, CallError>>) -> Result<T, CallError> {
         let _in_flight = self.reach.call();
         let result = tokio::select! {
@@ -377,7 +372,6 @@ impl Delegation {
     }
 }
 
-/// Backoff while the service is away.
 struct Pause {
     end: Instant,
     next: Duration,
@@ -388,7 +382,7 @@ impl Pause {
         Self { end: Instant::now() + patience, next: LEAST_PAUSE }
     }
 
-    /// Waits before another try; false when the patience is over.
+    /// False when the patience is over.
     async fn again(&mut self) -> bool {
         let left = self.end.saturating_duration_since(Instant::now());
         if left <= self.next {

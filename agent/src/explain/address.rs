@@ -1,4 +1,4 @@
-//! Addresses that no endpoint has.
+//! Addresses without an endpoint.
 
 use std::net::IpAddr;
 
@@ -13,13 +13,12 @@ use crate::{
     sync::lock,
 };
 
-/// Whether the address is the network or broadcast address of IPv4, or the subnet-router anycast address of IPv6 (RFC
-/// 4291 section 2.6.1). A prefix for a link between two hosts has neither.
+/// Network or broadcast address (IPv4), subnet-router anycast address (IPv6, RFC 4291 section 2.6.1). Point-to-point
+/// prefixes have none.
 fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
     cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
 }
 
-/// Explains an address from what is in memory.
 pub(super) fn explain<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Explanation {
     let now = clock::unix_ms();
     let (lease, rest, cidrs, withheld) = {

@@ -1,4 +1,4 @@
-//! Draws the conclusion in one sentence. Pure.
+//! The summary sentence of an explanation. Pure.
 
 use wharf_api::{EndpointState, Health};
 use wharf_core::{
@@ -9,10 +9,8 @@ use wharf_core::{
 use super::Unknown;
 use crate::findings::{endpoint_health, in_words};
 
-/// Input of a conclusion.
 #[derive(Debug, Clone)]
 pub(super) struct Known<'a> {
-    /// State.
     pub(super) state: EndpointState,
     /// Start of the state, milliseconds since the Unix epoch.
     pub(super) since_unix_ms: u64,
@@ -20,19 +18,18 @@ pub(super) struct Known<'a> {
     pub(super) phase: &'a str,
     /// What the endpoint waits for, and what ends the wait; empty when it does not wait.
     pub(super) waits: (&'a str, &'a str),
-    /// Last error of a build, or of the running delete.
+    /// Of a build, or of the running delete.
     pub(super) last_error: Option<&'a str>,
-    /// Kernel findings, notices included; or why the kernel could not be observed.
+    /// Findings including notices, or why the kernel could not be observed.
     pub(super) kernel: Result<&'a [Problem], &'a Unknown>,
-    /// Number of packets dropped because of a foreign source address or MAC, by reason.
+    /// Packets dropped because of a foreign source address or MAC, by reason.
     pub(super) in_anothers_name: &'a [(String, u64)],
-    /// A deletion record for the endpoint is pending.
     pub(super) to_be_deleted: bool,
     /// Now, milliseconds since the Unix epoch.
     pub(super) now_ms: u64,
 }
 
-/// Health, and a sentence that explains it.
+/// Health and sentence.
 #[must_use]
 pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     let since = since(k.now_ms, k.since_unix_ms);
@@ -79,7 +76,7 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     (health, sentence)
 }
 
-/// The health that the findings imply, and a summary; `None` when there is no problem.
+/// `None` when there is no problem.
 fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a Unknown> {
     let problems = k.kernel?;
     let Some(worst) = worst(problems) else { return Ok(None) };
@@ -94,13 +91,12 @@ fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a Unknown> {
     Ok(Some((endpoint_health(worst.verdict()), format!("{things}: {}", in_words(worst)))))
 }
 
-/// The first of the worst problems; notices are ignored.
 fn worst(problems: &[Problem]) -> Option<&Problem> {
     let verdict = verdict(problems);
     problems.iter().find(|p| p.verdict() == verdict && verdict > Verdict::Well)
 }
 
-/// Remedy for an operator; `None` when no action is needed.
+/// `None` when no action is needed.
 #[must_use]
 pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
     let found = k.kernel.ok().and_then(worst);
@@ -121,7 +117,6 @@ pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
     }
 }
 
-/// What the endpoint waits for; the running step describes it best.
 fn what(k: &Known<'_>) -> String {
     match (step_in_words(k.phase), k.waits.0) {
         (Some(words), _) => format!("{words} (step {})", k.phase),
@@ -138,7 +133,6 @@ fn ends(k: &Known<'_>) -> String {
     }
 }
 
-/// What a step of a create, build or delete waits for.
 #[must_use]
 pub(super) fn step_in_words(step: &str) -> Option<&'static str> {
     Some(match step {
@@ -173,7 +167,7 @@ fn word(state: EndpointState) -> &'static str {
     }
 }
 
-/// `for 3m12s (since 12:01:02 UTC)`. The date is omitted, because the duration implies it.
+/// `for 3m12s (since 12:01:02 UTC)`, without the date, which the duration implies.
 #[must_use]
 pub(super) fn since(now_ms: u64, then_ms: u64) -> String {
     if then_ms == 0 {
@@ -184,7 +178,6 @@ pub(super) fn since(now_ms: u64, then_ms: u64) -> String {
     format!("for {} (since {clock})", span(now_ms.saturating_sub(then_ms)))
 }
 
-/// A length of time by its two largest units.
 #[must_use]
 pub(super) fn span(ms: u64) -> String {
     let s = ms / 1_000;
@@ -271,7 +264,7 @@ mod tests {
         let told = |known: &Known<'_>| what_to_do(known, id).unwrap_or_default();
         assert_eq!(told(&ready()), "");
         assert_eq!(told(&Known { kernel: Ok(&[row()]), ..ready() }), row().remedy());
-        // The worst comes first, whatever was seen first.
+        // The worst problem wins.
         let own = Problem::Endpoint(id, EndpointProblem::LinkDown { side: Side::Container, name: "eth0".to_owned() });
         let both = [own.clone(), row()];
         assert_eq!(told(&Known { kernel: Ok(&both), ..ready() }), row().remedy());

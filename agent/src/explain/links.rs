@@ -1,4 +1,4 @@
-//! Which endpoints have lost their links, for lists of endpoints.
+//! Lists of endpoints, with lost links.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,8 +15,7 @@ use crate::{
     },
 };
 
-/// These endpoints in the API's words, with the problems that a look at their links shows. The kernel has
-/// [`super::DEADLINE`] to answer.
+/// API views with link problems. The kernel has [`super::DEADLINE`].
 pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, purpose: Purpose, handles: &[Handle]) -> Vec<Endpoint> {
     let unlinked = unlinked(node, purpose, handles.to_vec()).await;
     let masquerades = node.life.config.masquerade.is_some();

@@ -18,7 +18,6 @@ use crate::{
     node::{Node, looks::Purpose},
 };
 
-/// Explains a life that has ended.
 pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
     let who = &past.who;
     let ago = conclude::span(clock::unix_ms().saturating_sub(past.ended.at_unix_ms));
@@ -73,7 +72,6 @@ pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Exp
     answer
 }
 
-/// Kernel objects left over from an endpoint that is deleted or being deleted.
 pub(super) async fn left_in_kernel<K: Kernel>(
     node: &Arc<Node<K>>,
     id: EndpointId,
@@ -81,8 +79,7 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     attachment: &Attachment,
 ) -> KernelLook {
     let kernel = Arc::clone(&node.life.kernel);
-    // Checked before and after the observation: the id may be reused meanwhile, first by a job or a prepared program
-    // set.
+    // Before and after the observation: a job or a prepared program set may reuse the id meanwhile.
     let is_others = || match node.life.registry.get(id) {
         Some(there) => there.epoch != epoch,
         None => node.life.jobs.is_in_flight(id) || node.life.prepared.ids().contains(&id),
@@ -97,7 +94,7 @@ pub(super) async fn left_in_kernel<K: Kernel>(
     }
 }
 
-/// Links and rows carry the epoch. Pins and slots carry only the id, which another endpoint may have by now.
+/// Links and rows carry the epoch; pins and slots only the id, which may be another endpoint's by now.
 fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &Attachment) -> Vec<Finding> {
     let finding = |object: &str, subject: String| Finding {
         object: object.to_owned(),
@@ -122,7 +119,7 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
     left
 }
 
-/// Explains an orphan or a record out of service; exactly one of them was found.
+/// Explains an orphan or a record out of service; exactly one was found.
 pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found) -> Explanation {
     if let Some(orphan) = found.orphans.first() {
         let summary = "its record was lost with a damaged store: its container has its network as before, and its DEL takes \

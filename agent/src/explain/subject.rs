@@ -1,4 +1,4 @@
-//! Parses the text of a query, and finds what it names.
+//! Parses a query and finds its subjects.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::{
     node::{endpoint::Handle, leftovers::Orphan, lifecycle::Lifecycle, registry::Registry},
 };
 
-/// Maximum length of a query, bytes: a container id and an interface name fit several times.
+/// Longest query, bytes: several container ids and interface names.
 const MAX_SUBJECT: usize = 600;
 
 /// Subject of a query.
@@ -26,26 +26,24 @@ pub enum Subject {
     Number(EndpointId),
     /// `10.87.0.9`
     Address(IpAddr),
-    /// `wh00070000002a`: the host side of an endpoint's link, with the low half of its epoch.
+    /// `wh00070000002a`: a link's host side, with the low half of the epoch.
     Link(EndpointId, u32),
-    /// `3f9c51aa`: a container id, the beginning of one, or the name of a pod or sandbox; with an interface when one is
-    /// named.
+    /// `3f9c51aa`: a container id or its beginning, a pod or a sandbox, with an optional interface.
     Container(String, Option<String>),
     /// `pod-name:default/web`
     Pod(Option<String>, String),
 }
 
-/// The forms of a query.
 const FORMS: &str = "it is an endpoint's number, an address, a sandbox's name, a container id or the beginning of one \
     (with /INTERFACE if it has several), pod-name:[NAMESPACE/]NAME, or the name of a link (wh...)";
 
-/// Why a query is refused. Each variant holds the first characters of the query.
+/// Why a query is rejected; with its first characters.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     /// The query is empty or too long.
     #[error("read subject {0:?}: it must have 1 to {MAX_SUBJECT} bytes; {FORMS}")]
     Length(String),
-    /// The query has none of the forms; with what is wrong.
+    /// The query has no known form, for this reason.
     #[error("read subject {0:?}: {1}; {FORMS}")]
     Form(String, &'static str),
 }
@@ -53,7 +51,7 @@ pub enum SubjectError {
 /// Parses a query.
 ///
 /// # Errors
-/// What is wrong with the text, and which forms are allowed.
+/// The problem, and the known forms.
 pub fn parse(text: &str) -> Result<Subject, SubjectError> {
     let shown = || text.chars().take(80).collect();
     let bad = |why| Err(SubjectError::Form(shown(), why));
@@ -66,11 +64,11 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(Subject::Address(ip));
     }
-    // CNI results print an address with its prefix length.
+    // CNI results print a prefix length.
     if let Some(Ok(ip)) = text.strip_suffix("/32").or(text.strip_suffix("/128")).map(str::parse::<IpAddr>) {
         return Ok(Subject::Address(ip));
     }
-    // A number too large for an endpoint id may be the beginning of a container id.
+    // A larger number may begin a container id.
     if text.bytes().all(|b| b.is_ascii_digit())
         && let Ok(id) = text.parse()
     {
@@ -102,7 +100,7 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
             None if !rest.is_empty() => Ok(Subject::Pod(None, rest.to_owned())),
             _ => bad("the pod's name is missing"),
         },
-        // An attachment as messages print it, NETWORK/CONTAINER:INTERFACE.
+        // An attachment in messages, NETWORK/CONTAINER:INTERFACE.
         _ if !prefix.is_empty() => match prefix.split_once('/') {
             Some((_, id)) => container(id, Some(rest)),
             None => bad("that prefix is not known"),
@@ -114,23 +112,22 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
     }
 }
 
-/// How well a name matches, the weakest match first.
+/// Weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
-    /// The text is the beginning of a container id.
+    /// Beginning of a container id.
     Beginning,
-    /// The text is the whole name of a pod or a sandbox.
+    /// Whole name of a pod or sandbox.
     Name,
-    /// The text is a whole id or address.
+    /// Whole id or address.
     Whole,
 }
 
-/// How a text names a container id.
 fn fit_container(container: &ContainerId, text: &str) -> Option<Fit> {
     match container.as_str() {
         whole if whole == text => Some(Fit::Whole),
         _ if container.sandbox_name() == Some(text) => Some(Fit::Name),
-        // The beginning of another sandbox's name is no name of it.
+        // The beginning of a sandbox's name does not match.
         longer if longer.starts_with(text) && container.sandbox_name().is_none_or(|name| text.len() > name.len()) => {
             Some(Fit::Beginning)
         }
@@ -138,7 +135,6 @@ fn fit_container(container: &ContainerId, text: &str) -> Option<Fit> {
     }
 }
 
-/// The names of an endpoint or a record.
 struct Names<'a> {
     id: EndpointId,
     epoch: Epoch,
@@ -168,20 +164,19 @@ impl Subject {
     }
 }
 
-/// Everything that a subject names.
+/// Objects that a subject names.
 pub struct Found {
     /// Existing endpoints.
     pub living: Vec<Handle>,
     /// Endpoints whose records were lost.
     pub orphans: Vec<Orphan>,
-    /// Records out of service, with their attachments.
+    /// Records out of service, with attachment.
     pub out_of_service: Vec<(OutOfService, Option<Attachment>)>,
     /// Ended lives, the latest first.
     pub past: Vec<PastLife>,
 }
 
-/// The existing endpoints that best match a subject. The REST API finds endpoints by it too, so that every command
-/// takes the same names.
+/// The best matching endpoints. Also the REST API's search, so that every command accepts the same names.
 #[must_use]
 pub fn living(registry: &Registry, subject: &Subject) -> Vec<Handle> {
     let all = fitting(registry, subject);
@@ -205,7 +200,7 @@ fn fitting(registry: &Registry, subject: &Subject) -> Vec<(Fit, Handle)> {
     fits.collect()
 }
 
-/// The deletion record that matches a subject best.
+/// The best matching deletion record.
 #[must_use]
 pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a Deletion> {
     let Subject::Container(text, ifname) = subject else { return None };
@@ -214,9 +209,8 @@ pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a De
     of_interface.filter_map(|d| fit(d).map(|fit| (fit, d))).max_by_key(|(fit, _)| *fit).map(|(_, d)| d)
 }
 
-/// Searches memory only, so that it answers when the store and the kernel do not. Only the best matches of all kinds are
-/// found: a longer name that begins with a whole name does not make that name ambiguous, also when the life of the whole
-/// name has ended.
+/// Searches only memory, so that it always answers. Returns the best matches of all kinds: a longer name does not
+/// make a whole name ambiguous, even if the life of the whole name has ended.
 #[must_use]
 pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
     let living = fitting(&life.registry, subject);
@@ -273,7 +267,7 @@ fn best_of<T>(best: Option<Fit>, all: Vec<(Fit, T)>) -> Vec<T> {
     all.into_iter().filter(|(fit, _)| Some(*fit) == best).map(|(_, t)| t).collect()
 }
 
-/// Names similar to the subject, the most similar first.
+/// Similar names, the most similar first.
 #[must_use]
 pub fn near(registry: &Registry, subject: &Subject, most: usize) -> Vec<(String, String)> {
     let mut ranked: Vec<(usize, String, String)> = Vec::new();

@@ -1,9 +1,7 @@
-//! The health endpoint's addresses. They are kept in `<state-dir>/health.json`, and survive a restart of the agent, a
-//! reinstallation and a reboot.
+//! The health endpoint's addresses, in `<state-dir>/health.json`; they survive a reinstallation and a reboot.
 //!
-//! The leases are owned by a caller name of the node, not by the endpoint, so a delete of the endpoint does not
-//! release them. They are taken again right after restore has claimed the store's leases and before the agent serves,
-//! so only an existing lease can conflict with them.
+//! The leases belong to a caller name, so a delete of the endpoint keeps them. They are claimed before the agent
+//! serves, so only an existing lease can conflict.
 
 use std::{
     fs, io,
@@ -35,12 +33,10 @@ use crate::{
     sync::lock,
 };
 
-/// Version of the file format.
 const VERSION: u32 = 1;
-/// Maximum size of the file, bytes; a valid file has a few hundred.
+/// Bytes; a valid file has a few hundred.
 const MAX_FILE: u64 = 4_096;
 
-/// What the file holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     version: u32,
@@ -51,7 +47,6 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// The addresses, IPv4 first.
     pub(super) fn addresses(self) -> Vec<IpAddr> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6)).collect()
     }
@@ -65,11 +60,10 @@ fn path(config: &AgentConfig) -> PathBuf {
     config.state_dir.join("health.json")
 }
 
-/// Releases the addresses that the store still holds, when the health endpoint is turned off. The file is kept for
-/// the next time it is turned on.
+/// Releases the leases when the health endpoint is turned off, but keeps the file.
 ///
 /// # Errors
-/// When the store refuses; the addresses stay leased then.
+/// When the store refuses; the addresses stay leased.
 pub(super) async fn let_go<K: Kernel>(addresses: &Addresses<K>) -> Result<(), HealthError> {
     let leases = lock(&addresses.ipam).owned_by(holds);
     if leases.is_empty() {
@@ -78,11 +72,10 @@ pub(super) async fn let_go<K: Kernel>(addresses: &Addresses<K>) -> Result<(), He
     resting::release(addresses, &leases, Vec::new()).await.map_err(|e| HealthError::Store("give its addresses back", e))
 }
 
-/// Leases one address of each family in the default pool: the kept address where possible, another one otherwise. An
-/// existing lease stays unchanged.
+/// Leases an address of each family in the default pool, the kept one if possible.
 ///
 /// # Errors
-/// When neither the kept address nor another one can be leased, or the store refuses.
+/// When no address can be leased, or the store refuses.
 pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) -> Result<Kept, HealthError> {
     // An endpoint whose record was lost or is out of service may still hold the addresses.
     if let Ok(attachment) = health::attachment() {
@@ -130,7 +123,7 @@ pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) 
             IpAddr::V6(ip) => got.ipv6 = Some(ip),
         }
     }
-    // The store may hold leases of other addresses, from before the file was changed.
+    // Leases from before a change of the file.
     let mut stale = lock(&life.addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
@@ -150,8 +143,7 @@ pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) 
     Ok(got)
 }
 
-/// Leases a previous address of the health endpoint, even while the address rests: no other owner had it since. An address outside the pools is
-/// refused, also when the store still has its lease.
+/// Leases a previous address, even while it rests: no other owner had it since. Refuses an address outside the pools.
 fn claim<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Result<Lease, IpamError> {
     let pool = pool_of(&life.config, ip);
     let in_a_pool = pool.is_some();
@@ -169,7 +161,7 @@ fn pool_of(config: &AgentConfig, ip: IpAddr) -> Option<PoolName> {
     config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
 }
 
-/// An address of that family in a pool that the store holds for the health endpoint, for use when the file has none.
+/// A pool address that the store holds, if the file has none.
 fn held<K: Kernel>(life: &Lifecycle<K>, v6: bool) -> Option<IpAddr> {
     let leases = lock(&life.addresses.ipam).owned_by(holds);
     leases.into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6 && pool_of(&life.config, *ip).is_some())
@@ -184,7 +176,7 @@ async fn take<K: Kernel>(addresses: &Addresses<K>, v6: bool) -> Result<Lease, He
     lease.ok_or(HealthError::NoAddress)
 }
 
-/// The content of the file, and notes about problems. An unusable file is set aside for inspection.
+/// An unusable file is set aside.
 async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
     let read = move || match read(&path) {
         Ok(kept) => (kept, Vec::new()),
@@ -212,7 +204,6 @@ fn read(path: &Path) -> io::Result<Option<Kept>> {
     }
 }
 
-/// Writes the file atomically: after a crash, either the old file or the new one exists.
 async fn keep(path: PathBuf, kept: Kept) -> io::Result<()> {
     tokio::task::spawn_blocking(move || write(&path, kept)).await.map_err(io::Error::other).flatten()
 }

@@ -1,4 +1,4 @@
-//! The controller: launches the health endpoint, probes it, and relaunches it when needed.
+//! Launches, probes and relaunches the health endpoint.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
@@ -41,16 +41,13 @@ use crate::{
     },
 };
 
-/// Name of this controller.
 const CONTROLLER: &str = "health-endpoint";
-/// Time limit for creating the endpoint; a create takes milliseconds.
+/// A create takes milliseconds.
 const CREATE_BOUND: Duration = Duration::from_secs(20);
-/// Time limit for observing the endpoint's kernel objects.
 const OBSERVE_BOUND: Duration = Duration::from_secs(2);
 /// How long the first launch waits for a prepared program set.
 const PREPARED_BOUND: Duration = Duration::from_secs(10);
 
-/// A launched endpoint.
 struct Running<P> {
     process: P,
     handle: Handle,
@@ -65,14 +62,13 @@ struct Controller<K: Kernel, H: Host> {
     host: H,
     attachment: Attachment,
     running: Option<Running<H::Process>>,
-    /// Launches and relaunches since the last successful round. Each of them increases the backoff.
+    /// Launches since the last successful round; each increases the backoff.
     fruitless: u32,
     not_before: Instant,
-    /// Why there is no endpoint.
     last_error: String,
 }
 
-/// Runs until the agent stops, then ends the process and deletes the endpoint. The endpoint's addresses stay leased.
+/// Runs until the agent stops, then ends process and endpoint. The addresses stay leased.
 pub async fn run<K: Kernel>(life: Arc<Lifecycle<K>>, health: Arc<Health>, host: impl Host) {
     let inbox = health.take_inbox();
     let (Some(inbox), Ok(attachment)) = (inbox, attachment()) else { return };
@@ -92,8 +88,7 @@ pub async fn run<K: Kernel>(life: Arc<Lifecycle<K>>, health: Arc<Health>, host: 
     controller.shut_down().await;
 }
 
-/// Waits until the refill has prepared a program set. The first launch is not urgent, and must not occupy the
-/// verifier while a container's create may need it.
+/// The first launch must not occupy the verifier while a container's create may need it.
 async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     let ready = async {
         while prepared.fill().0 == 0 && prepared.fill().1 > 0 {
@@ -102,7 +97,7 @@ async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     };
     tokio::select! {
         () = stop.cancelled() => {}
-        // After the timeout the launch proceeds and loads its own programs.
+        // After a timeout the launch loads its programs itself.
         _ = timeout(PREPARED_BOUND, ready) => {}
     }
 }
@@ -127,7 +122,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             self.life.tasks.controllers.plan(CONTROLLER, interval, wait);
             let ended = async {
                 match &self.running {
-                    // An error means that the sender is gone; the next round examines the endpoint.
+                    // After an error, the next round examines the endpoint.
                     Some(running) => drop(running.process.ended().wait_for(Option::is_some).await),
                     None => std::future::pending().await,
                 }
@@ -148,7 +143,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         self.health.set_on(false);
     }
 
-    /// One round: relaunches an endpoint that is gone, and probes an endpoint that exists.
+    /// Probes the endpoint, or relaunches it if it is gone.
     async fn round(&mut self) -> Result<(), HealthError> {
         let amiss = match self.look().await {
             Look::Gone(why) => {
@@ -168,7 +163,6 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         self.probe(amiss).await
     }
 
-    /// Checks the endpoint without probing it.
     async fn look(&self) -> Look {
         let Some(running) = &self.running else { return Look::Nothing };
         if let Some(how) = running.process.ended().borrow().clone() {
@@ -185,8 +179,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
                 match problems.iter().find(|p| p.is_of_a_lost_link()) {
                     Some(lost) => Look::Gone(words(lost)),
                     None => {
-                        // A route that shadows the endpoint's route is foreign. The endpoint's own objects are in
-                        // place, and a relaunch would change nothing.
+                        // A route that shadows the endpoint's is foreign; a relaunch would not help.
                         let own = |p: &&EndpointProblem| !matches!(p, EndpointProblem::NodeRouteShadowed { .. });
                         Look::There(Some(problems.iter().filter(own).map(words).collect()))
                     }
@@ -205,7 +198,6 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         let Some(running) = &mut self.running else { return Err(HealthError::Down(self.last_error.clone())) };
         let addresses: Vec<IpAddr> = running.record.addresses().collect();
         let probed = tokio::select! {
-            // A round that a stop interrupts says nothing about the endpoint.
             () = life.tasks.stop.cancelled() => return Ok(()),
             probed = self.host.probe(&running.process, &addresses) => probed,
         };
@@ -215,7 +207,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         let (windows, failed) = (running.windows.status(), running.judge.failed);
         let (state, message) = match &verdict {
             Verdict::Well => (HealthState::Ok, format!("{answered} of {answered} probes answered")),
-            // No round has succeeded since the relaunch, so the endpoint is still down.
+            // Still down since the relaunch.
             Verdict::Wait(why) if self.fruitless > 0 => {
                 (HealthState::Down, format!("relaunched without success: {why}"))
             }
@@ -242,8 +234,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             }
             Verdict::Wait(_) | Verdict::Foreign(_) => Err(HealthError::Down(message)),
             Verdict::Relaunch(why) => {
-                // The first relaunch is immediate. Further ones without a successful round between them wait for a
-                // growing backoff.
+                // Only the first relaunch is immediate.
                 if self.fruitless > 0 && Instant::now() < self.not_before {
                     return Err(HealthError::Down(message));
                 }
@@ -254,7 +245,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         }
     }
 
-    /// Deletes the endpoint with NoIPRelease and ends its process, to relaunch it.
+    /// Deletes the endpoint with NoIPRelease and ends its process.
     async fn take_down(&mut self, why: String) {
         let Some(running) = self.running.take() else { return };
         let id = running.handle.id;
@@ -272,7 +263,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         self.fruitless = self.fruitless.saturating_add(1);
     }
 
-    /// End of the backoff; the first retry in a row has none.
+    /// The first retry has no backoff.
     fn pause(&self) -> Instant {
         Instant::now() + Duration::from_millis(retry_delay_ms(self.fruitless, rand::random()))
     }
@@ -352,7 +343,6 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         }
     }
 
-    /// Creates the endpoint through the same path as every container's endpoint.
     async fn attach(&self, kept: Kept, process: &H::Process) -> Result<(Handle, EndpointRecord), HealthError> {
         let spec = CreateSpec {
             attachment: self.attachment.clone(),
@@ -383,7 +373,7 @@ impl<K: Kernel, H: Host> Controller<K, H> {
         Err(HealthError::AnotherProcess)
     }
 
-    /// Ends the process and deletes the endpoint when the agent stops. Only the addresses stay leased.
+    /// The addresses stay leased.
     async fn shut_down(&mut self) {
         let Some(running) = self.running.take() else { return };
         running.process.end().await;
@@ -411,17 +401,16 @@ impl<K: Kernel, H: Host> Controller<K, H> {
             HealthState::Degraded | HealthState::WrongAnswer => {
                 tracing::warn!("health endpoint: {}: {message}", state.as_str());
             }
-            // The launch or relaunch logs its own line.
             HealthState::Down | HealthState::Off | HealthState::Starting => {}
         }
     }
 }
 
 enum Look {
-    /// No endpoint has been launched.
+    /// Not launched yet.
     Nothing,
-    /// The endpoint is known to be gone, without a probe.
+    /// Gone; no probe is needed.
     Gone(String),
-    /// Findings about the endpoint's kernel objects; `None` when the kernel could not be observed.
+    /// Kernel findings; `None` when the kernel could not be observed.
     There(Option<Vec<String>>),
 }

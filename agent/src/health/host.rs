@@ -1,4 +1,4 @@
-//! What the controller needs beside the kernel: a process behind the endpoint, and probes of its addresses.
+//! The controller's interface to the host: process and probes.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -11,7 +11,7 @@ use super::{
     probe::{self, Probed},
 };
 
-/// Starts the process and probes its addresses. The agent uses [`ThisHost`]; lifecycle tests use an in-memory host.
+/// Starts the process and probes its addresses. Tests use an in-memory host instead of [`ThisHost`].
 pub trait Host: Send + Sync + 'static {
     /// The process behind the endpoint.
     type Process: Responder;
@@ -19,22 +19,22 @@ pub trait Host: Send + Sync + 'static {
     /// Starts a process and waits until it answers probes.
     ///
     /// # Errors
-    /// Why no process is ready; a process that was started has been ended.
+    /// When no process is ready; a started one has been ended.
     fn launch(&self, node: &str) -> impl Future<Output = Result<Self::Process, HealthError>> + Send;
 
-    /// Probes every address with every kind of probe, once. Only an answer from this process is correct.
+    /// Sends every kind of probe to every address. Only this process's answer is correct.
     fn probe(&self, process: &Self::Process, addresses: &[IpAddr]) -> impl Future<Output = Vec<Probed>> + Send;
 }
 
-/// A process that answers probes, in a network namespace of its own.
+/// A process that answers probes in a separate network namespace.
 pub trait Responder: Send + Sync + 'static {
     /// Process id.
     fn pid(&self) -> u32;
 
-    /// Path of its network namespace; valid while the process lives.
+    /// The network namespace; valid while the process lives.
     fn netns_path(&self) -> PathBuf;
 
-    /// Whether `netns` is this process's namespace. After the process ends, another process can get its pid.
+    /// Whether `netns` is this process's namespace; another process may get the pid later.
     fn is_in(&self, netns: &NetnsRef) -> bool;
 
     /// How the process ended; `None` while it lives.
@@ -44,7 +44,7 @@ pub trait Responder: Send + Sync + 'static {
     fn end(self) -> impl Future<Output = ()> + Send;
 }
 
-/// The host that the agent runs on: a process of the agent's own binary, and sockets.
+/// The agent's host: its binary as the process, and sockets.
 #[derive(Debug, Clone, Copy)]
 pub struct ThisHost;
 

@@ -1,37 +1,31 @@
-//! Draws a verdict from a round of probes. Pure.
+//! Derives a verdict from a round of probes. Pure.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::probe::{Outcome, Probed};
 
-/// Consecutive failed rounds that lead to a relaunch; one lost packet must not.
+/// Failed rounds before a relaunch; one lost packet must not suffice.
 pub(super) const PATIENCE: u64 = 3;
 
-/// The verdict on a round, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Every probe that could be tried was answered.
     Well,
-    /// The round failed, but no action is due yet.
     Wait(String),
-    /// The endpoint is intact, but something else answers at its address. A relaunch would not help.
+    /// Another responder has the address of an intact endpoint. A relaunch would not help.
     Foreign(String),
-    /// The endpoint must be deleted and relaunched.
     Relaunch(String),
 }
 
-/// The rounds so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Judge {
     /// Failed rounds since the last successful one.
     pub(super) failed: u64,
-    /// Consecutive failed rounds that a relaunch may fix.
+    /// Failed rounds in a row that a relaunch may fix.
     due: u64,
 }
 
 impl Judge {
-    /// Judges a round. `amiss`: findings about the endpoint's kernel objects; `None` when the kernel could not be
-    /// observed.
+    /// `amiss`: kernel findings; `None` when the kernel could not be observed.
     pub(super) fn round(&mut self, probed: &[Probed], amiss: Option<&[String]>) -> Verdict {
         let failures: Vec<String> = probed.iter().filter_map(Probed::failure).collect();
         if failures.is_empty() {
@@ -43,7 +37,7 @@ impl Judge {
         let foreign = |p: &&Probed| matches!(p.outcome, Outcome::WrongAnswer(_));
         let strangers: BTreeSet<IpAddr> = probed.iter().filter(foreign).map(|p| p.address).collect();
         let silent = probed.iter().any(|p| p.failure().is_some() && !strangers.contains(&p.address));
-        // If the endpoint's kernel objects are intact, a relaunch would recreate the same state.
+        // With intact kernel objects, a relaunch would change nothing.
         let is_behind = amiss.is_some_and(<[String]>::is_empty);
         if !strangers.is_empty() && !silent && is_behind {
             self.due = 0;

@@ -1,7 +1,7 @@
 //! The agent's handle to the health endpoint's process.
 //!
-//! A dedicated thread starts the process and waits for its end. It cannot be a runtime's thread: the process asks the
-//! kernel to be killed when the thread that started it ends (`PR_SET_PDEATHSIG`), and pool threads come and go.
+//! A dedicated thread starts the process: the kernel kills it when that thread ends (`PR_SET_PDEATHSIG`), and pool
+//! threads end when idle.
 
 use std::{
     fs,
@@ -37,16 +37,15 @@ use super::{
 };
 use crate::sync::lock;
 
-/// Time limit until the process listens; it takes milliseconds.
+/// Listening takes milliseconds.
 const READY_BOUND: Duration = Duration::from_secs(10);
-/// How long the kernel may take to end a killed process.
+/// Time for the kernel to end a killed process.
 const END_BOUND: Duration = Duration::from_secs(5);
 
-/// This agent's own binary, even if its file has been replaced.
+/// This agent's binary, even if replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// The child until it is reaped: while it is present, its pid cannot be reused. It also keeps the process's standard
-/// input open.
+/// While present, the pid cannot be reused. Keeps the process's standard input open.
 type Reapable = Arc<Mutex<Option<Child>>>;
 
 /// A running process; killed when dropped.
@@ -54,7 +53,7 @@ type Reapable = Arc<Mutex<Option<Child>>>;
 pub struct Process {
     pid: u32,
     nonce: String,
-    /// Device and inode of its network namespace.
+    /// Device and inode.
     netns: (u64, u64),
     child: Reapable,
     ended: watch::Receiver<Option<String>>,
@@ -62,10 +61,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process and waits until it listens in a network namespace of its own.
+    /// Starts a process and waits until it listens.
     ///
     /// # Errors
-    /// Why no process is ready; a process that was started has been ended.
+    /// When no process is ready; a started one has been ended.
     pub(super) async fn launch(node: &str) -> Result<Self, HealthError> {
         let nonce: String = rand::random::<[u8; 16]>().iter().map(|b| format!("{b:02x}")).collect();
         let hello = Hello { node: node.to_owned(), nonce: nonce.clone() };
@@ -95,7 +94,7 @@ impl Process {
         }
     }
 
-    /// The nonce that only this process answers with.
+    /// The nonce in this process's answers.
     pub(super) fn nonce(&self) -> &str {
         &self.nonce
     }
@@ -141,12 +140,12 @@ impl Responder for Process {
 
     async fn end(mut self) {
         self.kill();
-        // An error before the timeout means that the thread is gone; the kernel kills the process with it.
+        // The kernel kills the process with its thread.
         if timeout(END_BOUND, self.ended.wait_for(Option::is_some)).await.is_err() {
             tracing::error!(pid = self.pid, "the health endpoint's process was killed, but does not end");
             return;
         }
-        // The thread has reported the end of the process, so the join does not block for long.
+        // The end was reported, so the join is short.
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -162,7 +161,6 @@ impl Drop for Process {
     }
 }
 
-/// The thread: starts the process, forwards its first line, and reaps it.
 fn tend(
     hello: &str,
     started: oneshot::Sender<Result<(u32, Reapable), HealthError>>,
@@ -176,7 +174,7 @@ fn tend(
             return;
         }
     };
-    // The caller has gone, so the process is killed.
+    // The caller has gone.
     if started.send(Ok((pid, Arc::clone(&child)))).is_err() {
         drop(lock(&child).as_mut().map(Child::kill));
     }
@@ -187,8 +185,8 @@ fn tend(
 
 fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), HealthError> {
     let mut command = Command::new(PROGRAM);
-    // The environment is cleared: it may hold values that a process reachable from containers must not know. The
-    // process gets its own process group, because only the agent acts on an interrupt from a terminal.
+    // The process is reachable from containers and must not know the environment. A separate process group keeps
+    // terminal interrupts to the agent.
     command.arg0("wharf-agent").arg(MODE).env_clear().current_dir("/").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().map_err(|e| HealthError::Io("start its process", e))?;
@@ -207,7 +205,6 @@ fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), HealthError> {
     }
 }
 
-/// Reads the process's first line: readiness, or the reason for a failure.
 fn first_word(output: ChildStdout) -> Result<(), HealthError> {
     let mut line = String::new();
     BufReader::new(output.take(MAX_LINE))
@@ -220,7 +217,7 @@ fn first_word(output: ChildStdout) -> Result<(), HealthError> {
     }
 }
 
-/// Waits for the end of the process. The child is reaped under the lock, so no kill can hit a reused pid.
+/// Reaps under the lock, so no kill can hit a reused pid.
 fn reap(pid: u32, child: &Reapable) -> String {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap_or_default());
     while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {}

@@ -1,9 +1,9 @@
-//! The health endpoint: a process of our own in a network namespace of its own, attached like any container's, and
-//! probed from the node through the same programs that containers use.
+//! The health endpoint: a process of the agent in a separate network namespace, attached and probed through the
+//! programs of containers.
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | controller ([`run`]) | time, the process's end, who asks for a round | the endpoint, [`crate::node::health::Health`], metrics, monitor |
+//! | controller ([`run`]) | time, the process's end, requests | endpoint, [`crate::node::health::Health`], monitor |
 //! | `wharf-health` (`launch`), a thread for each process | the process | its start, its first word, its end |
 //! | the process (`server`) | standard input, connections | answers |
 
@@ -35,8 +35,7 @@ fn label() -> Label {
     Label { source: RESERVED_SOURCE.to_owned(), key: "health".to_owned(), value: String::new() }
 }
 
-/// Leases the kept addresses right after restore, before the agent serves and others can lease them. A failure is
-/// logged, and the controller retries.
+/// Leases the kept addresses before the agent serves. The controller retries after a failure.
 pub async fn reserve<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) {
     let done = if life.config.health_interval.is_zero() {
         address::let_go(&life.addresses).await
@@ -50,7 +49,7 @@ pub async fn reserve<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) {
     }
 }
 
-/// The health endpoint's line in `wharf status`.
+/// The component of the status.
 #[must_use]
 pub fn component(health: &Health) -> ComponentStatus {
     use wharf_api::Health as Level;
@@ -58,7 +57,7 @@ pub fn component(health: &Health) -> ComponentStatus {
     let health = match view.state {
         HealthState::Ok | HealthState::Off => Level::Ok,
         HealthState::Starting => Level::Pending,
-        // A health endpoint that is down only degrades the node: containers may be well, and the agent serves.
+        // Containers may be well.
         HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down => Level::Degraded,
     };
     let message = if view.state == HealthState::Ok {

@@ -1,4 +1,4 @@
-//! Probes: ICMP echo, TCP connect and HTTP, sent from the node through the datapath like any other packet.
+//! Probes through the datapath: ICMP echo, TCP connect and HTTP.
 
 use std::{
     io,
@@ -17,28 +17,27 @@ use wharf_api::{ProbeKind, ProbeOutcome};
 
 use super::server::{Hello, PORT};
 
-/// Time limit for one probe. The answer takes a fraction of a millisecond.
+/// An answer takes a fraction of a millisecond.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
-/// Maximum HTTP answer that is read, bytes; a foreign process may answer.
+/// Bytes; a foreign process may answer.
 const MAX_ANSWER: u64 = 4_096;
-/// Bytes in an echo request that identify its reply.
+/// Identifies an echo reply, bytes.
 const TOKEN: usize = 16;
 
 /// Result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The correct answer, with its round-trip time.
+    /// With round-trip time.
     Answered(Duration),
-    /// No answer, or an error, with the cause.
+    /// With cause.
     NoAnswer(String),
-    /// An answer from something else, with a description.
+    /// From another responder, with a description.
     WrongAnswer(String),
-    /// The probe could not be sent, with the cause.
+    /// Not sent, with cause.
     NotTried(String),
 }
 
 impl Outcome {
-    /// In the API's words: kind and error.
     pub(super) fn words(&self) -> (ProbeOutcome, String) {
         match self {
             Self::Answered(_) => (ProbeOutcome::Answered, String::new()),
@@ -61,14 +60,14 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// `HTTP to 10.87.0.2: no answer within 1s`, when it failed.
+    /// `HTTP to 10.87.0.2: no answer within 1s`.
     pub(super) fn failure(&self) -> Option<String> {
         let (Outcome::NoAnswer(why) | Outcome::WrongAnswer(why)) = &self.outcome else { return None };
         Some(format!("{} to {}: {why}", self.kind.as_str(), self.address))
     }
 }
 
-/// Sends every kind of probe to every address, all at once. Takes at most two deadlines.
+/// Concurrent probes; takes at most two deadlines.
 pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
     let one = |address: IpAddr| async move {
         let (icmp, (tcp, http)) = tokio::join!(echo(address), hello(address, nonce));
@@ -81,7 +80,7 @@ pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
     futures::future::join_all(addresses.iter().copied().map(one)).await.into_iter().flatten().collect()
 }
 
-/// Runs a probe within [`DEADLINE`]; a timeout counts as no answer.
+/// A timeout is no answer.
 async fn in_time(work: impl Future<Output = Outcome>) -> Outcome {
     timeout(DEADLINE, work).await.unwrap_or_else(|_| Outcome::NoAnswer(format!("no answer within {DEADLINE:?}")))
 }
@@ -104,7 +103,7 @@ async fn echo(address: IpAddr) -> Outcome {
     .await
 }
 
-/// Opens a raw socket, or one of the kernel's ping sockets where raw sockets are not allowed. True means raw.
+/// A raw socket (true), or a ping socket if raw ones are not allowed.
 fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
     let (family, protocol) = match address {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
@@ -116,12 +115,12 @@ fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
         Ok(fd) => (fd, true),
         Err(refused) => (open(SockType::Datagram).map_err(|_| refused)?, false),
     };
-    // Tokio has no raw socket type; a UDP socket makes exactly the system calls needed here.
+    // Tokio has no raw socket; a UDP socket makes the same system calls.
     Ok((UdpSocket::from_std(std::net::UdpSocket::from(fd))?, raw))
 }
 
 async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
-    // A connected socket receives packets from that address only.
+    // A connected socket receives packets only from that address.
     socket.connect(SocketAddr::new(address, 0)).await?;
     socket.send(&echo_request(address, token)).await?;
     let mut buffer = [0; 512];
@@ -134,10 +133,10 @@ async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; T
 }
 
 /// RFC 792 and RFC 4443: type, code, checksum, identifier, sequence number, data. The kernel fills in the checksum of
-/// ICMPv6, whose pseudo-header only it knows.
+/// ICMPv6, because it knows the pseudo-header.
 fn echo_request(address: IpAddr, token: &[u8; TOKEN]) -> Vec<u8> {
     let mut packet = vec![if address.is_ipv6() { 128 } else { 8 }, 0, 0, 0];
-    // The identifier is arbitrary; the kernel's ping sockets replace it. The sequence number is 1.
+    // Ping sockets replace the identifier. The sequence number is 1.
     packet.extend([token[0], token[1], 0, 1]);
     packet.extend(token);
     if address.is_ipv4() {
@@ -147,7 +146,7 @@ fn echo_request(address: IpAddr, token: &[u8; TOKEN]) -> Vec<u8> {
     packet
 }
 
-/// RFC 1071, of a packet of even length.
+/// RFC 1071, for an even length.
 fn checksum(packet: &[u8]) -> u16 {
     let words = packet.chunks_exact(2).map(|w| w.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)));
     let sum: u32 = words.sum();
@@ -155,8 +154,7 @@ fn checksum(packet: &[u8]) -> u16 {
     !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(u16::MAX)
 }
 
-/// Whether the packet is the echo reply to the request with that token. A raw IPv4 socket also receives the IP
-/// header.
+/// A raw IPv4 socket also receives the IP header.
 fn is_answer(packet: &[u8], raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> bool {
     let header = match (raw && address.is_ipv4(), packet.first()) {
         (true, Some(first)) => usize::from(first & 0x0f) * 4,
@@ -168,12 +166,11 @@ fn is_answer(packet: &[u8], raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> 
     icmp.first() == Some(&reply) && icmp.get(8..8 + TOKEN) == Some(token)
 }
 
-/// Connects over TCP, and sends the HTTP request over that connection.
 async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
     let began = Instant::now();
     let mut stream = match timeout(DEADLINE, TcpStream::connect((address, PORT))).await {
         Ok(Ok(stream)) => stream,
-        // The process listens for as long as it lives, so a refusal comes from something else.
+        // The process always listens, so another responder refuses.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             let why = "something else answers (it refuses the connection; does the node itself have the address?)";
             return unconnected(Outcome::WrongAnswer(why.to_owned()));

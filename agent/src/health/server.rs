@@ -1,9 +1,8 @@
-//! The process of the health endpoint: `wharf-agent health-endpoint`, started by the agent alone.
+//! The process of the health endpoint, `wharf-agent health-endpoint`.
 //!
-//! The process enters a network namespace of its own, listens there, drops every capability, reports readiness, and
-//! answers `GET /hello` until its standard input closes. The kernel answers ICMP. Anyone who can send packets to the
-//! address may connect, containers included, so each connection is limited in time and size. When too many are open,
-//! the oldest is closed; the agent's own connections end quickly.
+//! It enters a new network namespace, listens, drops every capability, reports readiness, and answers `GET /hello`
+//! until its standard input closes. The kernel answers ICMP. Containers may connect too, so connections are limited
+//! in time and size, and the oldest is closed when too many are open.
 
 use std::{
     collections::VecDeque,
@@ -30,26 +29,23 @@ use tokio::{
     time::timeout,
 };
 
-/// First argument that runs the agent's binary as this process.
+/// First argument of this mode.
 pub const MODE: &str = "health-endpoint";
-/// Port it listens on.
+/// Listening port, host byte order.
 pub const PORT: u16 = 4240;
-/// Line on standard output that reports readiness; any other line is the reason for a failure.
+/// Line that reports readiness; any other is an error.
 pub(super) const READY: &str = "ready";
-/// Maximum line that the agent and the process accept from each other, bytes.
+/// Longest line between agent and process, bytes.
 pub(super) const MAX_LINE: u64 = 4_096;
 
-/// Maximum number of concurrent connections.
 const MAX_CONNECTIONS: usize = 32;
-/// Maximum number of open files: the connections, the listener, and what the runtime needs.
+/// Connections, listener and the runtime's files.
 const MAX_FILES: u64 = 64;
-/// Time limit for a connection, from accept to the last byte.
+/// From accept to the last byte.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
-/// Maximum head of a request, bytes.
 const MAX_HEAD: usize = 2_048;
 
-/// The agent sends this to the process at its start, and the process sends it to every client. The nonce
-/// distinguishes the process from anything else that may answer at its address.
+/// From the agent to the process, and from the process to clients. The nonce identifies the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Node name.
@@ -58,7 +54,7 @@ pub struct Hello {
     pub nonce: String,
 }
 
-/// Why the process ends. The agent reads it as one line.
+/// Read by the agent as one line.
 #[derive(Debug, thiserror::Error)]
 enum ChildError {
     #[error("{0}: {1}")]
@@ -73,7 +69,7 @@ enum ChildError {
     Capabilities(#[from] CapsError),
 }
 
-/// Runs the process and returns its exit status.
+/// Runs the process.
 #[must_use]
 pub fn main() -> ExitCode {
     match run() {
@@ -95,14 +91,13 @@ fn run() -> Result<(), ChildError> {
     served.map_err(|e| ChildError::Io("serve", e))
 }
 
-/// Writes one line to the agent.
 fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // The write fails only if the agent is gone. Standard input then closes and ends this process.
+    // Fails only if the agent is gone; standard input then closes.
     writeln!(out, "{line}").and_then(|()| out.flush()).ok();
 }
 
-/// Does everything that needs a capability or a single-threaded process, then drops all capabilities.
+/// Everything that needs a capability or a single thread; drops all capabilities at the end.
 fn prepare() -> Result<(TcpListener, String), ChildError> {
     let io = |what| move |e| ChildError::Io(what, e);
     let kernel = |what| move |e| ChildError::Kernel(what, e);
@@ -117,13 +112,12 @@ fn prepare() -> Result<(TcpListener, String), ChildError> {
     drop_capabilities()?;
     prctl::set_no_new_privs().map_err(kernel("refuse new privileges"))?;
     prctl::set_name(c"wharf-health").map_err(kernel("set its name"))?;
-    // The kernel sends the signal when the agent's thread for this process ends. If the thread ended before this
-    // call, standard input is already closed.
+    // Sent when the agent's thread ends. If it already has, standard input is closed.
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(kernel("ask to end with the agent"))?;
     Ok((listener, hello))
 }
 
-/// One socket for both families, or for IPv4 alone where the kernel has no IPv6.
+/// Both families, or IPv4 if the kernel has no IPv6.
 fn listen() -> io::Result<TcpListener> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
@@ -131,18 +125,17 @@ fn listen() -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// The user id stays the agent's. With another one, an agent without CAP_KILL could not kill this process, and one
-/// without CAP_SYS_PTRACE could not open its namespace.
+/// Keeps the agent's user: otherwise an agent without CAP_KILL could not kill this process, and one without
+/// CAP_SYS_PTRACE could not open its namespace.
 fn drop_capabilities() -> Result<(), CapsError> {
-    // The permitted set is cleared last: the effective set must be a subset of it.
+    // Permitted last: it must include the effective set.
     [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted].into_iter().try_for_each(|set| caps::clear(None, set))
 }
 
-/// Ends this process when standard input closes, which means that the agent has ended.
+/// Ends with the agent, which closes standard input.
 fn watch_parent() -> io::Result<()> {
     let watch = || {
         let mut buffer = [0; 64];
-        // No input is expected; any input is discarded.
         while io::stdin().lock().read(&mut buffer).is_ok_and(|n| n > 0) {}
         std::process::exit(0);
     };
@@ -169,11 +162,11 @@ async fn serve(listener: TcpListener, hello: &str) -> io::Result<()> {
                 }
                 let hello = hello.to_owned();
                 order.push_back(connections.spawn(async move {
-                    // A peer that is slow, silent or gone gets no answer; this is not an error.
+                    // A slow or silent peer gets no answer.
                     timeout(TIME_LIMIT, answer(stream, &hello)).await.ok();
                 }));
             }
-            // Out of files or memory: open connections end within their time limit and free some.
+            // Out of files or memory; open connections end soon.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
@@ -193,7 +186,7 @@ async fn answer(mut stream: TcpStream, hello: &str) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// The answer to the part of a request received so far; `None` when more is needed.
+/// `None` until the request is complete.
 fn respond(head: &[u8], ended: bool, hello: &str) -> Option<String> {
     let is_whole = head.windows(4).any(|w| w == b"\r\n\r\n");
     if !is_whole && !ended && head.len() < MAX_HEAD {

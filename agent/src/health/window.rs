@@ -6,22 +6,21 @@ use wharf_api::{IpFamily, ProbeStatus};
 
 use super::probe::{Outcome, Probed};
 
-/// Probes kept in a window: ten minutes at the default interval.
+/// Ten minutes at the default interval.
 const SIZE: usize = 60;
 
-/// Windows of every probe since the last launch.
+/// Since the last launch.
 #[derive(Debug, Default)]
 pub(super) struct Windows(Vec<Window>);
 
 #[derive(Debug)]
 struct Window {
     last: Probed,
-    /// Round-trip times; `None` for a lost probe.
+    /// `None` for a lost probe.
     trips: VecDeque<Option<Duration>>,
 }
 
 impl Windows {
-    /// Adds a round.
     pub(super) fn add(&mut self, round: Vec<Probed>) {
         for probed in round {
             let same = |w: &&mut Window| (w.last.address, w.last.kind) == (probed.address, probed.kind);
@@ -50,7 +49,6 @@ impl Windows {
         }
     }
 
-    /// The windows as API objects.
     pub(super) fn status(&self) -> Vec<ProbeStatus> {
         self.0.iter().map(Window::status).collect()
     }

@@ -19,11 +19,11 @@ use wharf_handover::{command::Verb, report::Outcome};
 use super::buckets;
 use crate::sync::lock;
 
-/// Networks that have series of their own. A node has a handful; the bound is for callers that make names up.
+/// Networks with separate series. A node has a handful; callers may invent names.
 const MAX_NETWORKS: usize = 32;
-/// The label of all further networks. No network has this name: names begin with a letter or digit.
+/// All further networks; no valid network name.
 const OTHER: &str = "_other";
-/// The label of a command whose configuration names no valid network, and no network's name either.
+/// No valid network; no network name either.
 const UNKNOWN: &str = "_unknown";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -34,7 +34,7 @@ struct Total {
     outcome: &'static str,
 }
 
-/// Without the network: a histogram has twenty series for each set of labels.
+/// Without the network: a histogram has twenty series per label set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Timed {
     command: &'static str,
@@ -50,11 +50,11 @@ struct Lost {
 /// Why a record of a command was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// Shims dropped the report, because too many waited.
+    /// Too many reports waited.
     Full,
     /// The file is no report.
     Unusable,
-    /// The OTLP collector did not take it in time.
+    /// The OTLP collector did not accept it in time.
     Export,
 }
 
@@ -82,7 +82,7 @@ pub struct CommandMetrics {
 impl Default for CommandMetrics {
     fn default() -> Self {
         let lost: Family<Lost, Counter> = Family::default();
-        // From 0 on: an increase from nothing is none to those who compute a rate.
+        // The first increase of a missing series is invisible to a rate.
         for why in [Loss::Full, Loss::Unusable, Loss::Export] {
             drop(lost.get_or_create(&Lost { reason: why.as_str() }));
         }
@@ -97,7 +97,7 @@ impl Default for CommandMetrics {
 }
 
 impl CommandMetrics {
-    /// A command ended.
+    /// Counts an ended command.
     pub fn ended(&self, verb: Verb, network: &str, mode: &'static str, outcome: Outcome, took: Duration) {
         let (command, network) = (verb.as_str(), self.network(network));
         self.total.get_or_create(&Total { command, network, mode, outcome: outcome.as_str() }).inc();
@@ -112,26 +112,24 @@ impl CommandMetrics {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So many records were lost.
+    /// Counts lost records.
     pub fn lost(&self, why: Loss, count: u64) {
         if count > 0 {
             self.lost.get_or_create(&Lost { reason: why.as_str() }).inc_by(count);
         }
     }
 
-    /// How many records were lost for this reason.
     #[cfg(test)]
     pub(crate) fn losses(&self, why: Loss) -> u64 {
         self.lost.get_or_create(&Lost { reason: why.as_str() }).get()
     }
 
-    /// Commands that succeeded, failed, and were deferred.
+    /// Succeeded, failed and deferred commands.
     #[must_use]
     pub fn outcomes(&self) -> [u64; 3] {
         self.outcomes.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
-    /// The label of a network.
     fn network(&self, name: &str) -> String {
         if name.is_empty() {
             return UNKNOWN.to_owned();

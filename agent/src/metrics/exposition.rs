@@ -1,25 +1,24 @@
-//! The text formats of a scrape: OpenMetrics 1.0 for who asks for it, Prometheus 0.0.4 for everybody else.
+//! Scrape formats: OpenMetrics 1.0 on request, otherwise Prometheus 0.0.4.
 
-/// Media type of OpenMetrics, as `Accept` names it.
 const OPENMETRICS: &str = "application/openmetrics-text";
 
 /// A text format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus 0.0.4: what `curl`, `promtool check metrics` and older scrapers read.
+    /// For `curl`, `promtool check metrics` and older scrapers.
     Prometheus,
     /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
 impl Format {
-    /// The format for a request with this `Accept` header.
+    /// The format for an `Accept` header.
     #[must_use]
     pub fn accepted(accept: Option<&str>) -> Self {
         if accept.is_some_and(|types| types.contains(OPENMETRICS)) { Self::OpenMetrics } else { Self::Prometheus }
     }
 
-    /// Its `Content-Type`.
+    /// The `Content-Type`.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {
@@ -28,7 +27,6 @@ impl Format {
         }
     }
 
-    /// OpenMetrics text in this format.
     pub(super) fn of(self, openmetrics: String) -> String {
         match self {
             Self::OpenMetrics => openmetrics,
@@ -37,8 +35,8 @@ impl Format {
     }
 }
 
-/// OpenMetrics names a counter's family without `_total`, and Prometheus names it with: HELP and TYPE of counters get the
-/// suffix. UNIT and EOF lines exist only in OpenMetrics. The encoder writes HELP right before TYPE.
+/// A counter's family ends in `_total` only in Prometheus: HELP and TYPE get the suffix. UNIT and EOF exist only in
+/// OpenMetrics. The encoder writes HELP right before TYPE.
 fn prometheus(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());
     let mut help = None;
@@ -79,7 +77,7 @@ mod tests {
 
     #[test]
     fn openmetrics_is_for_who_asks_for_it() {
-        // What Prometheus 2 sends, and what curl does.
+        // The headers of Prometheus 2 and of curl.
         let scraper = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(Format::accepted(Some(scraper)), Format::OpenMetrics);
         assert_eq!(Format::accepted(Some("*/*")), Format::Prometheus);

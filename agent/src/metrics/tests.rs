@@ -1,4 +1,4 @@
-//! Every metric with a value, against the page that describes them.
+//! Compares the metrics with the documentation page.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,6 @@ use wharf_handover::{command::Verb, report::Outcome};
 
 use super::*;
 
-/// A status in which every metric has a value.
 fn status() -> AgentStatus {
     let pool = json!({"name": "default", "family": "ipv4", "cidrs": ["10.87.0.0/16"], "used": 4, "resting": 1, "total": 65534});
     let map =
@@ -60,7 +59,7 @@ fn encoded(format: Format) -> String {
     metrics.encode(format, &status(), &verdicts, &runs, 0)
 }
 
-/// Name, type and labels of each metric in a text of Prometheus' format.
+/// Name, type and labels in Prometheus text.
 fn metrics_of(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
     let mut found = BTreeSet::new();
     for (name, kind) in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
@@ -80,7 +79,7 @@ fn metrics_of(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
     found
 }
 
-/// The same of the table in docs/metrics.md.
+/// Name, type and labels in docs/metrics.md.
 fn metrics_on_the_page() -> BTreeSet<(String, String, BTreeSet<String>)> {
     let page = include_str!("../../../docs/metrics.md");
     let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! A packet's record in words.
+//! Converts packet records to API events.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const ARP: u16 = 0x0806;
 
-/// The record in words, with the rule of policy that decided; `None` for a kind of another version.
+/// `None` for a kind of another version.
 pub(super) fn readable(event: &Event, rule: Option<String>, offset_ms: i64) -> Option<MonitorEvent> {
     let kind = EventKind::from_u32(event.kind)?;
     let time = i64::try_from(event.timestamp_ns / 1_000_000).unwrap_or(i64::MAX).saturating_add(offset_ms);
@@ -49,14 +49,14 @@ pub(super) fn readable(event: &Event, rule: Option<String>, offset_ms: i64) -> O
     })
 }
 
-/// An address of the packet; `None` when the packet has none, or is shorter than the header that holds it.
+/// `None` when the packet has no address, or is shorter than its header.
 fn address(ethertype: u16, length: u32, bytes: [u8; 16]) -> Option<IpAddr> {
     const ETHERNET: u32 = 14;
     let address = Ipv6Addr::from(bytes);
     match ethertype {
         IPV4 if length >= ETHERNET + 20 => address.to_ipv4_mapped().map(IpAddr::V4),
         ARP if length >= ETHERNET + 28 => address.to_ipv4_mapped().map(IpAddr::V4),
-        // As it stands in the packet: an IPv4-mapped address is not the IPv4 address.
+        // An IPv4-mapped address is not the IPv4 address.
         IPV6 if length >= ETHERNET + 40 => Some(IpAddr::V6(address)),
         _ => None,
     }
@@ -67,10 +67,10 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 
-/// Name of an IP protocol or IPv6 extension header (IANA, "Assigned Internet Protocol Numbers"), or its number.
+/// Protocol or extension header (IANA, "Assigned Internet Protocol Numbers").
 fn protocol(number: u8) -> String {
     match number {
-        // Shown only when the header is cut off: the programs look behind it otherwise.
+        // Only for a header that is cut off: the programs parse behind a whole one.
         0 => "IPv6-hop-by-hop".into(),
         ICMP => "ICMP".into(),
         2 => "IGMP".into(),
@@ -93,7 +93,7 @@ fn protocol(number: u8) -> String {
     }
 }
 
-/// What a packet of a protocol with messages says; `None` for any other protocol.
+/// `None` for a protocol without message types.
 fn message(ethertype: u16, protocol: u8, bytes: [u8; 2]) -> Option<String> {
     let [kind, code] = bytes;
     let name = match (ethertype, protocol) {
@@ -140,7 +140,6 @@ fn message(ethertype: u16, protocol: u8, bytes: [u8; 2]) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Protocol, message, addresses and ports of a record.
     fn told(event: Event) -> (String, Option<String>, [Option<String>; 2], [u16; 2]) {
         let event = Event { kind: EventKind::Drop as u32, length: 90, ..event };
         let Some(MonitorEvent::Drop(packet)) = readable(&event, None, 0) else { panic!("a drop is told") };

@@ -1,4 +1,4 @@
-//! What the proxies tell of requests and queries, in the API's words, and counted.
+//! Proxy records of requests and queries: counters and API events.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -14,14 +14,14 @@ use wharf_proxy::{Content, Record, Verdict};
 
 use crate::clock;
 
-/// Requests by verdict, without those that Envoy counts.
+/// Requests by verdict, without those counted by Envoy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// A rule let it pass, and the server got it.
+    /// Allowed and sent to the server.
     pub forwarded: u64,
-    /// No rule let it pass.
+    /// Not allowed by a rule.
     pub denied: u64,
-    /// It was not understood, or the server not reached.
+    /// Malformed, or server not reached.
     pub failed: u64,
 }
 
@@ -48,17 +48,17 @@ impl Counters {
     }
 }
 
-/// What a proxy tells of a request.
+/// A proxy's record of a request.
 pub trait Judged {
-    /// What became of it.
+    /// The verdict.
     fn verdict(&self) -> Verdict;
 
-    /// Whether somebody else counts it.
+    /// Whether Envoy counts the request.
     fn is_counted(&self) -> bool {
         false
     }
 
-    /// It as readers get it.
+    /// The record as an API event.
     fn readable(self) -> RequestEvent;
 }
 

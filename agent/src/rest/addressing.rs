@@ -1,4 +1,4 @@
-//! What a create says of addresses that another IPAM leased, and of routes.
+//! Routes and external addresses of a create request.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -15,7 +15,6 @@ fn invalid(message: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, message)
 }
 
-/// Addresses of another IPAM, and its gateways.
 pub(super) fn external(attachment: &Attachment, body: &EndpointCreate) -> Answer<Option<External>> {
     let bad = |what: String| invalid(format!("create endpoint {attachment}: {what}"));
     let gateways = body.gateways.clone();
@@ -50,7 +49,7 @@ pub(super) fn external(attachment: &Attachment, body: &EndpointCreate) -> Answer
     Ok(Some(external))
 }
 
-/// Refuses what a chained endpoint cannot be given: it is the business of the plugin that made the interface, or of another one in the list.
+/// Rejects settings that are the business of other plugins in the list.
 fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
     let refused = |what: &str, whose: &str| {
         Err(invalid(format!("create endpoint {attachment}: another plugin made the interface, so {what} is {whose}")))
@@ -70,7 +69,7 @@ fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
     }
 }
 
-/// A unicast address that can leave its host, and its link.
+/// A unicast address valid beyond its host and link.
 fn is_of_one_host(ip: &IpAddr) -> bool {
     let link_local = match ip {
         IpAddr::V4(ip) => {
@@ -81,7 +80,6 @@ fn is_of_one_host(ip: &IpAddr) -> bool {
     !(link_local || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast())
 }
 
-/// Routes by the endpoint's gateways.
 pub(super) fn routes(
     attachment: &Attachment,
     routes: Option<Vec<ContainerRoute>>,

@@ -1,4 +1,4 @@
-//! Bodies of requests: read whole before anything is done, within a budget for all of them.
+//! Request bodies: read whole before the request is handled, within a common budget.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,14 +17,13 @@ use wharf_api::{ErrorCode, POLICY_TEXT_MOST};
 
 use crate::{rest::error::Failure, serve::Peer};
 
-/// Longest body, bytes: a text of policies, which JSON makes longer. Routes have lower limits.
+/// Longest body, bytes: a policy text, lengthened by JSON. Routes have lower limits.
 pub const LONGEST: usize = 2 * POLICY_TEXT_MOST;
-/// Bytes of bodies that are held at once, of requests by root, and as many of requests by other users.
+/// Bytes of bodies held for root, and as many for other users.
 const BUDGET: usize = 16 << 20;
-/// Time limit for a body.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The budget.
+/// The budget of bodies in memory.
 pub struct Bodies {
     root: Arc<Semaphore>,
     others: Arc<Semaphore>,
@@ -42,7 +41,7 @@ impl Bodies {
         Self { root: budget(), others: budget() }
     }
 
-    /// Reads a body, within the user's budget until the permit is dropped.
+    /// The permit holds the body's part of the budget.
     async fn read(&self, peer: Peer, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Failure> {
         let budget = if peer.is_root { &self.root } else { &self.others };
         let (mut text, mut permit, mut length, mut fits) = (Vec::new(), None::<OwnedSemaphorePermit>, 0_usize, true);
@@ -82,7 +81,7 @@ fn no_room(peer: Peer) -> Failure {
     Failure::new(ErrorCode::Overloaded, message).hint("try again in a second").retry(1_000)
 }
 
-/// Reads a request's body before the request is handled, and holds its part of the budget until the answer.
+/// Reads the body first, and holds its budget until the answer.
 pub async fn hold(State(bodies): State<Arc<Bodies>>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;

@@ -1,4 +1,4 @@
-//! Requests of the CNI plugin are counted as the commands that they are made for.
+//! Counts requests of the CNI plugin by command.
 
 use std::sync::Arc;
 
@@ -17,26 +17,24 @@ use wharf_handover::{
 
 use crate::{commands::Commands, node::LinuxNode, rest::operation::Told};
 
-/// Marks an answer whose outcome is told by the command's line in the log.
+/// Marks an answer that the command's log line reports.
 #[derive(Debug, Clone, Copy)]
 pub struct Counted;
 
-/// Marks an answer whose command succeeded by a durable record.
+/// Marks a command that succeeded by a durable record.
 #[derive(Debug, Clone, Copy)]
 pub struct Deferred;
 
-/// What an answer means for its command.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// The plugin asks again, or reports that it gave up.
+    /// The plugin retries, or reports that it gave up.
     NotYet,
-    /// A DEL has ended that found no endpoint: the attachment was never added, or is deleted already.
+    /// A DEL that found no endpoint.
     Nothing,
-    /// The command has ended.
     Ended(Outcome, Option<ErrorCode>, String),
 }
 
-/// Counts a request that names its command; `node` is the agent's, which a delegated one has not.
+/// Counts a request that names its command; `node` is `None` in delegated mode.
 pub async fn measure(
     State((commands, node)): State<(Arc<Commands>, Option<Arc<LinuxNode>>)>,
     request: Request,
@@ -45,7 +43,7 @@ pub async fn measure(
     let Some(header) = request.headers().get(COMMAND_HEADER) else { return next.run(request).await };
     let (command, age) = match Command::of_header(header.as_bytes()) {
         Ok(named) => named,
-        // The request is answered as one of an operator.
+        // The request is handled as an operator's.
         Err(why) => {
             tracing::warn!("read header {COMMAND_HEADER}: {why}; the request is not counted as a CNI command");
             return next.run(request).await;
@@ -74,7 +72,7 @@ pub async fn measure(
     response
 }
 
-/// Whether the attachment that is there is on another plugin's link: a DEL does not tell.
+/// Whether the attachment is on another plugin's link, which a DEL does not say.
 fn is_chained(node: &LinuxNode, command: &Command) -> bool {
     let (Ok(container), Ok(ifname)) = (ContainerId::parse(&command.container_id), IfName::parse(&command.ifname))
     else {
@@ -84,7 +82,7 @@ fn is_chained(node: &LinuxNode, command: &Command) -> bool {
     there.is_some_and(|there| there.shared.read(|view| !view.record.link_owner.is_wharf()))
 }
 
-/// Which answers end a command: those after which the plugin does not ask again. `cni/src/retry.rs` has the same rule.
+/// The command ends unless the plugin retries. `cni/src/retry.rs` has the same rule.
 fn end(verb: Verb, status: StatusCode, told: Option<&Told>) -> End {
     match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => End::NotYet,

@@ -24,23 +24,22 @@ use crate::{
     telemetry::{LogFilter, LogFormat},
 };
 
-/// Settings that `PATCH` changes, by their user-visible names.
 const LOG_LEVEL: &str = "log-level";
 const LOG_FORMAT: &str = "log-format";
 const POLICY_ENFORCEMENT: &str = "policy-enforcement";
 const TRACE: &str = "trace";
 const TRACE_SAMPLING: &str = "trace-sampling";
 
-/// One packet in more than this would be none.
+/// A higher value would hardly trace a packet.
 const MAX_SAMPLING: u32 = 1_000_000;
 
-/// The settings in force, where each comes from, and which of them can be changed while the agent runs.
+/// The settings in force, their sources, and whether they can be changed at run time.
 #[utoipa::path(get, path = "/v1/config", tag = "agent", responses((status = 200, body = AgentConfigView)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Extension(log): Extension<LogFilter>) -> Json<AgentConfigView> {
     Json(view(&node, &log).await)
 }
 
-/// Changes settings; what is not named stays. Nothing changes when any of them is wrong.
+/// Changes settings, all or none.
 #[utoipa::path(patch, path = "/v1/config", tag = "agent", request_body = AgentConfigPatch,
     responses((status = 200, body = AgentConfigView), (status = 400, body = ApiError), (status = 422, body = ApiError),
         (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -51,7 +50,7 @@ pub async fn patch(
 ) -> Answer<Json<AgentConfigView>> {
     accepts_work(&node, "change configuration")?;
     check(&body)?;
-    // First, because the kernel may refuse it.
+    // First, because the kernel may reject it.
     if let Some(enforcement) = body.policy_enforcement {
         let enforcement = match enforcement {
             PolicyEnforcement::Default => Enforcement::Default,
@@ -88,7 +87,6 @@ pub async fn patch(
     Ok(Json(view(&node, &log).await))
 }
 
-/// Validates the whole request before anything changes.
 fn check(body: &AgentConfigPatch) -> Answer<()> {
     if let Some(filter) = &body.log_level {
         LogFilter::check(filter).map_err(|e| invalid(&e.to_string()))?;
@@ -100,25 +98,22 @@ fn check(body: &AgentConfigPatch) -> Answer<()> {
     Ok(())
 }
 
-/// Error for an invalid log level.
 fn invalid(why: &str) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, format!("change configuration: {LOG_LEVEL} {why}"))
         .hint("for example info, or wharf_agent=debug,info")
 }
 
-/// Reports a change in the log, in the monitor, and in the origins of `GET /v1/config`.
+/// Reports a change in log, monitor and the origins of `GET /v1/config`.
 fn changed(node: &LinuxNode, setting: &'static str, old: &str, new: &str) {
     lock(&node.changed_settings).insert(setting);
     tracing::info!(setting, old, new, "a setting was changed");
     node.life.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
 }
 
-/// Tells every endpoint's programs whether to trace.
 async fn realize_trace(node: &LinuxNode) -> Answer<()> {
     let mut failed = Vec::new();
     for handle in node.life.registry.list() {
         let (done, answer) = oneshot::channel();
-        // A deleted endpoint, or one being deleted, needs no tracing.
         if handle.mailbox.send(Command::Regenerate(Level::Policy, done)).await.is_ok()
             && let Ok(Err(why)) = answer.await
             && handle.shared.read(|v| !v.fsm.state.is_terminal() && v.fsm.state != EndpointState::Disconnecting)

@@ -52,15 +52,14 @@ use crate::{
     serve::Peer,
 };
 
-/// Deadline of a create that names none; runtimes allow an ADD a minute or more.
+/// Deadline of a create without one; runtimes allow a minute or more.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
-/// How long an observation of an endpoint's health waits for a running build. A datapath build takes some ten
-/// milliseconds, and its wait behind other builds longer. CHECK waits no longer than 10 s in all.
+/// How long a request waits for a running build, which takes some ten milliseconds, or longer behind other builds.
+/// CHECK waits at most 10 s.
 const BUILD_PATIENCE: Duration = Duration::from_secs(5);
 const MAX_DEADLINE: Duration = Duration::from_secs(600);
-/// Maximum number of labels of an endpoint; Kubernetes objects carry a few dozen.
+/// Kubernetes objects carry a few dozen labels.
 const MAX_LABELS: usize = 256;
-/// Maximum number of published ports of an endpoint.
 const MAX_PORTS: usize = 1_024;
 
 /// Endpoints that match every filter, by id.
@@ -87,7 +86,7 @@ pub async fn list(
     Ok(Json(explain::links::with_problems(&node, Purpose::List, &fitting).await))
 }
 
-/// Creates an endpoint: addresses, link, programs, maps, all of it or nothing. The id is `cni-attachment-id:ID:IFNAME`.
+/// Creates an endpoint, or rolls back. The id is `cni-attachment-id:ID:IFNAME`.
 #[utoipa::path(put, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)), request_body = EndpointCreate,
     responses((status = 201, body = Endpoint), (status = 400, body = ApiError), (status = 409, body = ApiError),
         (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -118,7 +117,7 @@ fn shown(node: &LinuxNode, handle: &Handle) -> Endpoint {
     handle.shared.read(|view| api_endpoint(view, node.life.config.masquerade.is_some()))
 }
 
-/// Changes labels, enforcement of policy, named ports or tracing, or regenerates; answers when it is realized.
+/// Changes an endpoint or regenerates it. Answers when the change is realized.
 #[utoipa::path(patch, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)), request_body = EndpointPatch,
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -165,7 +164,7 @@ pub async fn remove(
     if query.container_id.is_some() {
         return Err(invalid("delete endpoint: container-id belongs to DELETE /v1/endpoint".into()));
     }
-    // Checked before the lookup: during a restore a not-found error could be false, and the shim takes it for done.
+    // During a restore, not-found could be false, and the shim takes it for success.
     accepts_work(&node, "delete endpoint")?;
     let handle = match handle(&node, &text) {
         Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
@@ -188,8 +187,7 @@ pub async fn remove(
     }
     let network = handle.shared.read(|v| v.record.attachment.network.to_string());
     if query.network.is_some() && handle.shared.read(|v| health::is_reserved(&v.record.attachment)) {
-        // A caller that names a network is a runtime, and the health endpoint is not one of its containers. An
-        // operator names the endpoint without a network.
+        // A network in the query means a runtime, whose container the health endpoint is not.
         let message = format!("delete endpoint {text}: no container has it, it is the node's own");
         return Err(Failure::new(ErrorCode::NotFound, message));
     }
@@ -203,12 +201,12 @@ pub async fn remove(
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
     let attachment = handle.shared.read(|v| v.record.attachment.clone());
     let mut result = delete::delete(&node.life, vec![handle], options, delete::Answer::Unlisted).await;
-    // A record of the same attachment may be out of service, and no other delete will remove it.
+    // A record of the same attachment may be out of service; no other delete removes it.
     unknown::join(&mut result, unknown::remove(&node.life, &Wanted::of(&attachment)).await);
     Ok(deleted(result))
 }
 
-/// Deletes all endpoints of one container: all endpoints first, then their addresses, then the records.
+/// Deletes all endpoints of one container.
 #[utoipa::path(delete, path = "/v1/endpoint", tag = "endpoint", params(DeleteQuery),
     responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError),
         (status = 404, body = ApiError), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
@@ -228,7 +226,7 @@ pub async fn remove_container(
     let fits = |h: &Handle| {
         h.shared.read(|v| {
             let a = &v.record.attachment;
-            // The health endpoint belongs to no container; it is deleted by its id only.
+            // The health endpoint is deleted by its id only.
             a.container_id == container
                 && !health::is_reserved(a)
                 && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
@@ -250,7 +248,6 @@ pub async fn remove_container(
     Ok(deleted(result))
 }
 
-/// Removes what is left of an attachment without an endpoint; `None` when nothing is left.
 async fn leftovers(node: &Arc<LinuxNode>, text: &str, of: Option<&str>) -> Answer<Option<DeleteResult>> {
     let IdRef::Attachment(container_id, ifname) = id::parse(text)? else { return Ok(None) };
     let wanted = Wanted { network: of.map(network).transpose()?, container_id, ifname: Some(ifname) };
@@ -269,22 +266,21 @@ pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
     Ok(Json(handle(&node, &text)?.shared.log_lines()))
 }
 
-/// The lane of the test packets: the CNI plugin's CHECK does not wait for other clients.
+/// The lane of test packets: the plugin's CHECK does not wait for other clients.
 pub struct CheckLane(Lane);
 
 impl<S: Send + Sync> FromRequestParts<S> for CheckLane {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
-        // Any user can send the header; the plugin runs as root.
+        // Any user can send the header.
         let is_root = parts.extensions.get::<Peer>().is_some_and(|peer| peer.is_root);
         let is_command = parts.headers.contains_key(COMMAND_HEADER);
         Ok(Self(if is_root && is_command { Lane::Check } else { Lane::Client }))
     }
 }
 
-/// What the kernel holds for the endpoint against what it should hold, looked at now, and what its programs do with test
-/// packets.
+/// Compares kernel and desired state now, and tests the programs with packets.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/healthz", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointHealth), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
@@ -336,7 +332,7 @@ pub async fn health(
     }))
 }
 
-/// The endpoint's labels and which of them make its identity.
+/// The endpoint's labels, and those that make its identity.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/labels", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointLabels), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
 pub async fn labels(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointLabels>> {
@@ -347,7 +343,7 @@ pub async fn labels(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
     })))
 }
 
-/// What the agent wants of the endpoint's configuration row, and what the kernel holds.
+/// The desired configuration row, and the row in the kernel.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/config", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointConfigView), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
@@ -373,7 +369,7 @@ pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
 
 fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
     match id::find(&node.life.registry, &id::parse(text)?, text) {
-        // During a restore the endpoint may be one that is not restored yet, and a CHECK must not take it for gone.
+        // The endpoint may not be restored yet, and a CHECK must not take it for gone.
         Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
             accepts_work(node, "find endpoint")?;
             Err(Failure(unknown))
@@ -382,7 +378,7 @@ fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
     }
 }
 
-/// Refuses new work until restore is done, and from the moment the agent stops.
+/// Refuses work during restore and at a stop.
 pub fn accepts_work(node: &LinuxNode, what: &str) -> Answer<()> {
     let (serving, stopping) =
         (node.serving.load(std::sync::atomic::Ordering::Acquire), node.life.tasks.stop.is_cancelled());
@@ -434,7 +430,7 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
         Ok(label)
     };
     let labels = labels.iter().map(parse).collect::<Answer<std::collections::BTreeSet<Label>>>()?;
-    // In their order, those of one key follow each other. A selector would know one of the two values.
+    // The set is ordered, so labels of one key are adjacent. A selector would match only one of the values.
     let same_key = |(a, b): &(&Label, &Label)| (&a.source, &a.key) == (&b.source, &b.key);
     match labels.iter().zip(labels.iter().skip(1)).find(same_key) {
         Some((a, b)) => Err(invalid(format!("read labels: {a} and {b} are two values of one label; leave one out"))),
@@ -442,7 +438,6 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
     }
 }
 
-/// Labels, enforcement and named ports, all of them checked.
 fn parse_edit(body: &EndpointPatch) -> Answer<Edit> {
     let named = |(name, port): (&String, &Option<NamedPort>)| {
         let name = PortName::parse(name).map_err(|e| invalid(format!("read named_ports: {e}")))?;
@@ -501,10 +496,10 @@ fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answ
     Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
 }
 
-/// Validates a create request. `text` is the id in the path.
+/// Validates a create request; `text` is the id in the path.
 ///
 /// # Errors
-/// 400 with the rule that the body breaks.
+/// 400 with the broken rule.
 pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
     let bad = |e: wharf_core::ids::IdError| invalid(format!("create endpoint: {e}"));
     let attachment = Attachment {

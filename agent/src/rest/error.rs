@@ -27,7 +27,7 @@ use crate::{
     store::StoreError,
 };
 
-/// An error on its way to the client.
+/// An error for the client.
 #[derive(Debug)]
 pub struct Failure(pub ApiError);
 
@@ -35,27 +35,27 @@ pub struct Failure(pub ApiError);
 pub type Answer<T> = Result<T, Failure>;
 
 impl Failure {
-    /// With a code and a message.
+    /// An error with a code and a message.
     #[must_use]
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None, cni_code: None, op: None })
     }
 
-    /// Adds a hint about what the user can do.
+    /// Adds a hint for the user.
     #[must_use]
     pub fn hint(mut self, hint: &str) -> Self {
         self.0.hint = Some(hint.to_owned());
         self
     }
 
-    /// Adds after how many milliseconds a retry makes sense.
+    /// Adds the delay before a retry, milliseconds.
     #[must_use]
     pub fn retry(mut self, after_ms: u64) -> Self {
         self.0.retry_after_ms = Some(after_ms);
         self
     }
 
-    /// Puts operation and subject behind the message.
+    /// Appends operation and subject to the message.
     #[must_use]
     pub fn of(mut self, what: impl Display) -> Self {
         self.0.message = format!("{} ({what})", self.0.message);
@@ -146,10 +146,8 @@ impl From<PolicyError> for Failure {
     }
 }
 
-/// Most namespaces that a hint names.
 const NAMESPACES_MOST: usize = 5;
 
-/// Adds the namespaces that have a policy of this kind and name.
 fn unknown_policy(failure: Failure, PolicyName { kind, name, .. }: &PolicyName, elsewhere: &[String]) -> Failure {
     match elsewhere {
         [] => failure.hint("`wharf policy list` shows all policies"),
@@ -277,7 +275,7 @@ pub fn status(code: ErrorCode) -> StatusCode {
         ErrorCode::InvalidRequest | ErrorCode::InvalidNetns => StatusCode::BAD_REQUEST,
         ErrorCode::Exists => StatusCode::CONFLICT,
         ErrorCode::NotFound => StatusCode::NOT_FOUND,
-        // These conditions may end by themselves or through an operator, so the client should retry.
+        // The condition may end without a change to the request.
         ErrorCode::PoolExhausted | ErrorCode::LimitReached | ErrorCode::Overloaded | ErrorCode::Busy => {
             StatusCode::TOO_MANY_REQUESTS
         }
@@ -305,11 +303,10 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Maximum length kept at each end of a parser's message, bytes.
+/// Length kept at each end of a parser's message, bytes.
 const MAX_END: usize = 400;
 
-/// Refuses input that a parser rejected. The parser's message may repeat a field name of any length in its middle,
-/// and ends with what was expected.
+/// A parser's message may repeat a long field name in its middle, and ends with the expected input.
 fn unreadable(operation: &str, mut words: String) -> Failure {
     if words.len() > 2 * MAX_END {
         let middle = words.floor_char_boundary(MAX_END)..words.ceil_char_boundary(words.len() - MAX_END);
@@ -318,7 +315,7 @@ fn unreadable(operation: &str, mut words: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, format!("{operation}: {words}"))
 }
 
-/// A JSON object as the request's body. Invalid JSON is answered with 400 and the position of the error.
+/// A JSON body; invalid JSON is answered with 400 and the position.
 pub struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -335,7 +332,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Query parameters; invalid ones are answered with 400.
+/// Query parameters; answers 400 if invalid.
 pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -349,7 +346,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// A path parameter; one that is not UTF-8 after decoding is answered with 400.
+/// A path parameter; answers 400 if not UTF-8.
 pub struct Segment(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Segment {

@@ -12,9 +12,8 @@ use crate::{
     telemetry::LogFilter,
 };
 
-/// The state of an endpoint, a container or an address: who, since when, what it waits for, what happened, what the
-/// kernel holds for it. Answers for what is gone too, for a day; `kind` tells what the words turned out to name, `several`
-/// and `unknown` included.
+/// State and history of an endpoint, a container or an address. Deleted subjects are kept for a day. `kind` is the
+/// kind of the subject found, or `several` or `unknown`.
 #[utoipa::path(get, path = "/v1/explain/{subject}", tag = "agent", params(("subject" = String, Path,
     description = "An endpoint's number, an address, a container id or the beginning of one (with `/INTERFACE`), `cni-attachment-id:ID:IFNAME`, `pod-name:[NAMESPACE/]NAME`, or a link's name")),
     responses((status = 200, body = Explanation), (status = 400, body = ApiError)))]
@@ -22,7 +21,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
     explain(&node, &text).await.map(Json).map_err(|why| Failure::new(ErrorCode::InvalidRequest, why.to_string()))
 }
 
-/// The last lines of the agent's log, as many as are kept in memory.
+/// The last log lines in memory.
 #[utoipa::path(get, path = "/v1/log", tag = "agent", responses((status = 200, body = AgentLog)))]
 pub async fn log(Extension(log): Extension<LogFilter>) -> Json<AgentLog> {
     Json(log.ring().tail())

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Flows that match every filter, by source, destination and protocol. Reads each row of the flow tables.
+/// Flows that match every filter, sorted. Reads all rows of the flow tables.
 #[utoipa::path(get, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
     responses((status = 200, body = FlowList), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
@@ -31,8 +31,8 @@ pub async fn list(State(node): State<Arc<LinuxNode>>, Query(query): Query<FlowQu
     Ok(Json(bounded(&node, async move { flows::list(&*kernel, &filter, limit).await }).await?))
 }
 
-/// Removes the flows that match every filter; without one, `all=true` says that all are meant. Nothing is interrupted: a flow
-/// that lives on begins anew with its next packet.
+/// Removes the matching flows; without a filter `all=true` is required. Traffic continues: the next packet of a live
+/// flow creates its row again.
 #[utoipa::path(delete, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
     responses((status = 200, body = FlowsRemoved), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -45,8 +45,8 @@ pub async fn remove(State(node): State<Arc<LinuxNode>>, Query(query): Query<Flow
     Ok(Json(FlowsRemoved { removed }))
 }
 
-/// Awaits a kernel call that reads the whole flow tables, which may take a second. Permits limit how many run at once; a call
-/// continues, with its permit, after its client went away.
+/// A read of the whole flow tables may take a second. Permits limit the concurrent calls; a call continues after its
+/// client disconnected.
 async fn bounded<T: Send + 'static>(
     node: &LinuxNode,
     call: impl Future<Output = Result<T, KernelError>> + Send + 'static,
@@ -61,10 +61,10 @@ async fn bounded<T: Send + 'static>(
     Ok(ended.map_err(|e| Failure::new(ErrorCode::Internal, format!("read flows: {e}")))??)
 }
 
-/// Which flows are to be listed, and how many at most.
+/// Filter and limit of a list.
 ///
 /// # Errors
-/// 400 for a limit out of bounds and for `all`; 404 and 409 as for every endpoint.
+/// 400 for a bad limit and for `all`; 404 and 409 as for every endpoint.
 pub fn to_list(registry: &Registry, query: &FlowQuery) -> Answer<(FlowFilter, usize)> {
     const WHAT: &str = "list flows";
     if query.all.is_some() {
@@ -77,10 +77,10 @@ pub fn to_list(registry: &Registry, query: &FlowQuery) -> Answer<(FlowFilter, us
     Ok((filter(registry, query, WHAT)?, usize::try_from(limit).unwrap_or(usize::MAX)))
 }
 
-/// Which flows are to be removed.
+/// Filter of a removal.
 ///
 /// # Errors
-/// 400 for neither a filter nor `all`, for both, and for a limit; 404 and 409 as for every endpoint.
+/// 400 for neither or both of a filter and `all`, and for a limit; 404 and 409 as for every endpoint.
 pub fn to_remove(registry: &Registry, query: &FlowQuery) -> Answer<FlowFilter> {
     const WHAT: &str = "remove flows";
     if query.limit.is_some() {
@@ -99,7 +99,7 @@ fn filter(registry: &Registry, query: &FlowQuery, what: &str) -> Answer<FlowFilt
             let handle = id::parse(text).and_then(|id| id::find(registry, &id, text)).map_err(|e| e.of(what))?;
             let addresses: Vec<_> = handle.shared.read(|v| v.record.addresses().collect());
             if addresses.is_empty() {
-                // Without addresses the filter would mean every flow.
+                // Without addresses the filter would match every flow.
                 let message = format!("{what}: endpoint {} has no address yet", handle.id);
                 return Err(Failure::new(ErrorCode::NotFound, message));
             }

@@ -11,16 +11,16 @@ use crate::{
     rest::error::{Answer, Failure},
 };
 
-/// Time limit for a requested round. A running round ends first, and a launch may be under way.
+/// A running round ends first, and a launch may be under way.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// The health endpoints as they were last probed.
+/// The health endpoints with their last probe results.
 #[utoipa::path(get, path = "/v1/health", tag = "health", responses((status = 200, body = HealthReport)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<HealthReport> {
     Json(node.health.report())
 }
 
-/// Probes now, and answers with what came of it.
+/// Probes now and returns the results.
 #[utoipa::path(post, path = "/v1/health/probe", tag = "health",
     responses((status = 200, body = HealthReport), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn probe(State(node): State<Arc<LinuxNode>>) -> Answer<Json<HealthReport>> {

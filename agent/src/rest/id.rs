@@ -1,5 +1,5 @@
-//! Names of an endpoint. A number and a name with a prefix are exact, as runtimes need them. Every other name is
-//! resolved as in `wharf explain`.
+//! Names of an endpoint. Numbers and names with a prefix are exact, as runtimes need them; other names are resolved
+//! as in `wharf explain`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -30,8 +30,8 @@ pub enum IdRef {
     Pod(Option<String>, String),
     /// `ipv4:10.0.0.7`, `ipv6:fd00::7`
     Ip(IpAddr),
-    /// `10.0.0.7`, `3f9c51aa`, `3f9c51aa/eth1`, `wh00070000002a`, `web`: an address, the beginning of a container id,
-    /// the host side of a link, a pod's name.
+    /// `10.0.0.7`, `3f9c51aa`, `3f9c51aa/eth1`, `wh00070000002a`, `web`: an address, a container id or its beginning,
+    /// a link's host side, a pod's name.
     Name(Subject),
 }
 
@@ -40,13 +40,12 @@ const ID_PATTERN: &str = "^([0-9]{1,5}|(container-id|cni-attachment-id|pod-name|
 const MAP_PATTERN: &str = "^[A-Za-z0-9_./]+$";
 const FORMS: &str = "an id is a number, container-id:ID, cni-attachment-id:ID:IFNAME, pod-name:[NAMESPACE/]NAME, ipv4:ADDRESS or ipv6:ADDRESS; \
     or, if that fits one endpoint, an address, a container id or its beginning (with /IFNAME), a pod's name or the name of the link's host side";
-/// Maximum number of endpoints that the refusal of an ambiguous name lists.
 const MAX_LISTED: usize = 8;
 
 /// Parses an id.
 ///
 /// # Errors
-/// 400 with the form that was expected.
+/// 400 with the expected forms.
 pub fn parse(text: &str) -> Result<IdRef, Failure> {
     let bad = |why: String| Failure::new(ErrorCode::InvalidRequest, format!("read endpoint id: {why}")).hint(FORMS);
     let shown: String = text.chars().take(80).collect();
@@ -111,7 +110,7 @@ fn select(registry: &Registry, fits: impl Fn(&wharf_core::endpoint::EndpointReco
     registry.list().into_iter().filter(|h| h.shared.read(|v| fits(&v.record))).collect()
 }
 
-/// Describes `{id}`, `{ip}` and `{name}` in the document's paths, with examples, in one place for all routes.
+/// Describes `{id}`, `{ip}` and `{name}` in all paths of the document.
 pub fn describe(document: &mut OpenApi) {
     for (path, item) in &mut document.paths.paths {
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];

@@ -1,4 +1,4 @@
-//! `/v1/ipam`: addresses that a caller holds without an endpoint.
+//! `/v1/ipam`: addresses leased without an endpoint.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     sync::lock,
 };
 
-/// Pools with their fill, and every lease.
+/// Pools with their usage, and all leases.
 #[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView)))]
 pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
     let (leases, resting) = {
@@ -60,19 +60,19 @@ pub async fn allocate(
     lease(&node, LeaseRequest { pool, ipv4, ipv6 }, body.owner).await
 }
 
-/// Who an exact address is for.
+/// Owner and pool of a requested address.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct OwnerQuery {
-    /// Name of the holder; shown in `wharf ipam list`.
+    /// Name of the owner; shown in `wharf ipam list`.
     #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 253, example = "me")]
     owner: String,
     /// Pool; the default pool when absent.
     pool: Option<String>,
 }
 
-/// Leases one given address to a caller.
+/// Leases a given address to a caller.
 #[utoipa::path(post, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path), OwnerQuery),
     responses((status = 201, body = IpamAllocation), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn allocate_exact(
@@ -115,8 +115,8 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
     Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
 }
 
-/// Gives an address back. An address of a pool that is not leased is a success; one that an endpoint or the node holds is
-/// not, nor is one that no pool has.
+/// Releases an address. An unleased address of a pool is a success; an address of an endpoint, of the node or of no
+/// pool is an error.
 #[utoipa::path(delete, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path)),
     responses((status = 200, description = "not leased any more"), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<StatusCode> {
@@ -148,7 +148,7 @@ pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment)
     if !matches!(lease.owner, LeaseOwner::Caller { .. }) || health::holds(&lease.owner) {
         return Err(in_use());
     }
-    // An endpoint that was created with a caller's address still uses it.
+    // An endpoint with a caller's address uses it.
     if let Some(user) =
         node.life.registry.list().iter().find(|h| h.shared.read(|v| v.record.addresses().any(|a| a == ip)))
     {

@@ -1,7 +1,7 @@
-//! A request whose caller has given up changes nothing.
+//! Rejects changes whose caller has given up.
 //!
-//! While the agent is stopped, requests wait in its socket. The plugin that gives up a DEL leaves a deletion record, and the runtime goes on: by the time that
-//! the agent reads the request, its attachment may be a later ADD's.
+//! Requests wait in the socket of a stopped agent. A plugin that gives up a DEL leaves a deletion record, and the
+//! attachment may belong to a later ADD when the agent reads the request.
 
 use axum::{
     extract::Request,
@@ -13,7 +13,7 @@ use wharf_api::{ErrorCode, UNTIL_HEADER};
 
 use crate::{clock, rest::error::Failure};
 
-/// Refuses a request that changes something and is read after its caller gave up.
+/// Rejects a change after its caller gave up.
 pub async fn refuse(request: Request, next: Next) -> Response {
     match in_time(request.method(), request.headers().get(UNTIL_HEADER), clock::boot_ms()) {
         Ok(()) => next.run(request).await,
@@ -21,7 +21,7 @@ pub async fn refuse(request: Request, next: Next) -> Response {
     }
 }
 
-/// Without the header a caller waits for ever.
+/// Without the header a caller waits without limit.
 fn in_time(method: &Method, until: Option<&HeaderValue>, now_ms: u64) -> Result<(), Failure> {
     let Some(until) = until.filter(|_| !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)) else {
         return Ok(());

@@ -15,17 +15,17 @@ use crate::{
     },
 };
 
-/// Maximum number of names of endpoints' maps that an error lists.
 const FEW: usize = 6;
 
-/// Every map of ours, shared ones first.
+/// Wharf's maps, shared ones first.
 #[utoipa::path(get, path = "/v1/map", tag = "bpf", responses((status = 200, body = [BpfMap]), (status = 500, body = ApiError)))]
 pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>>> {
     let maps = node.life.kernel.observe_maps().await?;
     Ok(Json(maps.into_iter().map(api_map).collect()))
 }
 
-/// One map with its rows; of the ring buffer `EVENTS`, which has none, what is known of it. An endpoint's map is called `ID.NAME`, for example `7.CONFIG` (or `7%2FCONFIG`).
+/// One map with its rows; for the ring buffer `EVENTS` its properties. An endpoint's map is `ID.NAME`, such as
+/// `7.CONFIG` (or `7%2FCONFIG`).
 #[utoipa::path(get, path = "/v1/map/{name}", tag = "bpf", params(("name" = String, Path)),
     responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<Json<BpfMapDump>> {
@@ -33,13 +33,11 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> 
     let mut maps = node.life.kernel.observe_maps().await?;
     let Some(at) = maps.iter().position(|m| m.name == name) else { return Err(no_such(&name, &maps)) };
     let rows = match name.as_str() {
-        // A ring buffer has no rows to read again, so its properties are shown instead.
         EVENTS => vec![events(&node)],
         _ => match node.life.kernel.dump_map(&name).await {
             Ok(rows) => rows,
-            // The endpoint was deleted after the maps were listed.
             Err(e) if e.kind == KernelErrorKind::NotFound => return Err(no_such(&name, &maps)),
-            // It has rows that are shown elsewhere, or to nobody.
+            // Rows shown elsewhere, or not shown.
             Err(e) if e.kind == KernelErrorKind::Unsupported => {
                 return Err(Failure::new(ErrorCode::Unsupported, e.to_string()));
             }
@@ -49,7 +47,6 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> 
     Ok(Json(BpfMapDump { map: api_map(maps.swap_remove(at)), rows }))
 }
 
-/// Error for an unknown map. It lists the shared maps, and the endpoints that have maps.
 fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
     let shown: String = name.chars().take(80).collect();
     let (of_endpoints, shared): (Vec<_>, Vec<_>) = maps.iter().map(|m| m.name.as_str()).partition(|n| n.contains('/'));
@@ -59,7 +56,7 @@ fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
         .hint(&format!("there are {}; `wharf bpf map list` shows them", names.join(", ")))
 }
 
-/// Properties of the ring buffer. The agent reads its contents once, and `GET /v1/monitor` shows them.
+/// Properties of the ring buffer, whose contents `GET /v1/monitor` shows.
 fn events(node: &LinuxNode) -> BTreeMap<String, String> {
     let facts = [
         ("bytes", u64::from(EVENTS_BYTES)),

@@ -1,4 +1,4 @@
-//! The REST API: routes, and the document they make.
+//! The REST API: routes and their OpenAPI document.
 
 mod addressing;
 pub mod audit;
@@ -28,7 +28,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{node::LinuxNode, telemetry::LogFilter};
 
-/// Largest request body; a GC list of 10,000 attachments fits.
+/// Largest request body, bytes; a GC of 10,000 attachments fits.
 const MAX_BODY: usize = 2 * 1024 * 1024;
 
 #[derive(OpenApi)]
@@ -67,7 +67,6 @@ fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
         .routes(routes!(map::get))
         .routes(routes!(flow::list, flow::remove))
         .merge(
-            // A text of policies is as long as it may be, and JSON makes it longer.
             OpenApiRouter::new()
                 .routes(routes!(policy::list, policy::import, policy::remove))
                 .layer(DefaultBodyLimit::max(body::LONGEST)),
@@ -83,17 +82,16 @@ fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
         .routes(routes!(audit::gc))
 }
 
-/// The OpenAPI document, as `crates/api/openapi.json` holds it.
+/// The OpenAPI document, checked in as `crates/api/openapi.json`.
 #[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
     api().into_openapi()
 }
 
-/// Every route, for the socket.
+/// All routes, for the socket.
 pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
     let (router, document) = api().split_for_parts();
-    // The document is kept as bytes: as an object it is a megabyte of small allocations, and every connection gets a
-    // copy of the router.
+    // As bytes: an object is a megabyte of small allocations, which every connection would copy.
     let document = Bytes::from(document.to_json().unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}")));
     let document = move || {
         let body = document.clone();
@@ -119,7 +117,7 @@ pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
         .with_state(node)
 }
 
-/// Metrics alone, for the TCP listener: nothing else of the API is reachable from the network.
+/// Only metrics: the TCP listener must not expose the API.
 pub fn metrics_router(node: Arc<LinuxNode>) -> Router {
     Router::new().route("/metrics", axum::routing::get(status::prometheus)).with_state(node)
 }

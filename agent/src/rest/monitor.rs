@@ -1,4 +1,4 @@
-//! `/v1/monitor`: events as newline-delimited JSON, until the client goes or the agent stops.
+//! `/v1/monitor`: events as newline-delimited JSON.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
     rest::error::{Answer, Failure},
 };
 
-/// Maximum number of concurrent readers; each costs a copy of every event.
+/// Each reader costs a copy of every event.
 const MAX_READERS: usize = 16;
 
-/// How long a reader waits for the proxy to tell of each request.
+/// How long a reader waits for the proxy to enable request events.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Streams events from now on. A reader that is too slow is told how many it lost.
+/// Streams events from now on. A slow reader receives the number of lost events.
 #[utoipa::path(get, path = "/v1/monitor", tag = "agent",
     responses((status = 200, body = MonitorEvent, content_type = "application/x-ndjson"), (status = 429, body = ApiError)))]
 pub async fn stream_events(State(node): State<Arc<LinuxNode>>) -> Answer<Response> {
@@ -32,7 +32,7 @@ pub async fn stream_events(State(node): State<Arc<LinuxNode>>) -> Answer<Respons
     }
     let watching = node.life.proxy.redirects.watch();
     if let Some(watching) = &watching {
-        // An Envoy that does not answer is told by the status; the reader gets everything else.
+        // Without Envoy the reader gets all other events.
         drop(tokio::time::timeout(PATIENCE, watching.begun()).await);
     }
     let receiver = node.life.monitor.subscribe();

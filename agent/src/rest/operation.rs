@@ -1,4 +1,4 @@
-//! Each request is an operation with an id, which its log lines and its error answer carry.
+//! Requests as operations, whose id is in log lines and error answers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,33 +28,31 @@ pub struct Told {
 }
 
 tokio::task_local! {
-    /// The request may change something.
     static CHANGES: bool;
 }
 
-/// Whether an answer with this status is logged, and so names its operation. A failed read of something absent is not
-/// worth logging.
+/// Whether an answer is logged, and so names its operation. Failed reads of absent objects are not.
 #[must_use]
 pub fn is_told(status: StatusCode) -> bool {
     status.is_server_error() || CHANGES.try_with(|changes| *changes).unwrap_or(false)
 }
 
-/// Longest time that a request waits for deletes that are answered and not finished. The kernel needs tens of
-/// milliseconds; when it hangs, requests show the endpoints that it has not released.
+/// Longest wait of a request for answered, unfinished deletes. The kernel needs tens of milliseconds; if it hangs,
+/// requests still show the endpoints.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Runs a request as an operation. Whoever asks after the answer of a delete sees the node without the endpoint.
+/// Runs a request as an operation. After the answer of a delete, requests do not see the endpoint.
 pub async fn follow(State(node): State<Arc<LinuxNode>>, request: Request, next: Next) -> Response {
     let settled = async move { timeout(SETTLE, node.life.registry.settled(|_| true)).await.ok() };
     run(request, next, settled).await
 }
 
-/// The same of an agent that has no endpoints of its own.
+/// [`follow`] in delegated mode.
 pub async fn follow_delegated(request: Request, next: Next) -> Response {
     run(request, next, std::future::ready(())).await
 }
 
-/// Runs a request; a look begins after `settled`.
+/// Reads begin after `settled`.
 async fn run<T>(request: Request, next: Next, settled: impl Future<Output = T>) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let changes = !matches!(method, Method::GET | Method::HEAD | Method::OPTIONS);

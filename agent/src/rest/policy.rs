@@ -21,16 +21,15 @@ use crate::{
     },
 };
 
-/// Longest name of a file, bytes.
 const MAX_FILE_NAME: usize = 4_096;
 
-/// The policies that the agent has taken, and how far they are in force.
+/// The imported policies, and whether they are in force.
 #[utoipa::path(get, path = "/v1/policy", tag = "policy", responses((status = 200, body = PolicyList)))]
 pub async fn list(State(node): State<Arc<LinuxNode>>) -> Json<PolicyList> {
     Json(node.life.policy.list().await)
 }
 
-/// Takes the policies of a text, all of them or none, in place of those with their names. Answers when they are in force.
+/// Imports all policies of a text, or none, in place of policies of the same names. Answers when they are in force.
 #[utoipa::path(put, path = "/v1/policy", tag = "policy", request_body = PolicyImport,
     responses((status = 200, body = PolicyChange), (status = 400, body = ApiError), (status = 409, body = ApiError),
         (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -45,7 +44,7 @@ pub async fn import(State(node): State<Arc<LinuxNode>>, Body(body): Body<PolicyI
     Ok(Json(told(&node, change)))
 }
 
-/// Runs a change of policy to its end, also when its client goes away: what is wanted, what is kept and what the kernel has go together.
+/// Ends even if the client disconnects: desired state, store and kernel must stay consistent.
 pub(super) async fn to_its_end<T, F>(node: &LinuxNode, work: impl FnOnce(Arc<Lifecycle<LinuxKernel>>) -> F) -> Answer<T>
 where
     T: Send + 'static,
@@ -56,7 +55,7 @@ where
     Ok(done.await.map_err(stopped)??)
 }
 
-/// Removes an imported policy, or with `all=true` all of them.
+/// Removes one imported policy, or with `all=true` all.
 #[utoipa::path(delete, path = "/v1/policy", tag = "policy", params(PolicyDeleteQuery),
     responses((status = 200, body = PolicyChange), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -90,7 +89,7 @@ fn told(node: &LinuxNode, change: PolicyChange) -> PolicyChange {
     change
 }
 
-/// Whether the first packet of a flow passes, and which rule decides.
+/// Whether the first packet of a flow passes, and the rule that decides.
 #[utoipa::path(get, path = "/v1/policy/explain", tag = "policy", params(PolicyExplainQuery),
     responses((status = 200, body = PolicyExplanation), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError)))]
@@ -135,7 +134,7 @@ pub async fn explain(
     Ok(Json(told))
 }
 
-/// Families whose packets have the protocol; `true` is IPv6. IPv4 first.
+/// Families of the protocol, IPv4 first; `true` is IPv6.
 const fn families(protocol: PolicyProtocol) -> &'static [bool] {
     match protocol {
         PolicyProtocol::Icmp => &[false],
@@ -144,7 +143,6 @@ const fn families(protocol: PolicyProtocol) -> &'static [bool] {
     }
 }
 
-/// One end of a flow.
 enum End {
     Endpoint(EndpointId, Vec<IpAddr>),
     Elsewhere(IpAddr),
@@ -173,20 +171,19 @@ fn end(node: &LinuxNode, text: &str) -> Answer<End> {
         let all = node.life.registry.list();
         let there =
             all.into_iter().map(|handle| (handle.id, of(&handle))).find(|(_, addresses)| addresses.contains(&ip));
-        // By the address that was asked about.
+        // Only the requested address.
         return Ok(there.map_or(End::Elsewhere(ip), |(id, _)| End::Endpoint(id, vec![ip])));
     }
     let handle = id::find(&node.life.registry, &id::parse(text)?, text)?;
     Ok(End::Endpoint(handle.id, of(&handle)))
 }
 
-/// Addresses of both ends of this family.
 fn addresses(from: &End, to: &End, v6: bool) -> Option<(IpAddr, IpAddr)> {
     let of = |end: &End| end.addresses().iter().copied().find(|ip| ip.is_ipv6() == v6);
     of(from).zip(of(to))
 }
 
-/// The rules of an endpoint, and what was judged by each.
+/// An endpoint's rules, with the packets that each decided.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/policy", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointPolicy), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
@@ -195,13 +192,13 @@ pub async fn of_endpoint(State(node): State<Arc<LinuxNode>>, Segment(text): Segm
     Ok(Json(node.life.policy.endpoint(handle.id).await?))
 }
 
-/// Namespaces that were given labels.
+/// Namespaces with labels.
 #[utoipa::path(get, path = "/v1/namespace", tag = "policy", responses((status = 200, body = [Namespace])))]
 pub async fn namespaces(State(node): State<Arc<LinuxNode>>) -> Json<Vec<Namespace>> {
     Json(node.life.policy.namespaces().await)
 }
 
-/// Gives a namespace labels in place of those that it has; its endpoints follow before the answer.
+/// Replaces a namespace's labels; its endpoints are updated before the answer.
 #[utoipa::path(put, path = "/v1/namespace/{name}", tag = "policy", params(("name" = String, Path)), request_body = NamespaceLabels,
     responses((status = 200, body = Namespace), (status = 400, body = ApiError), (status = 500, body = ApiError),
         (status = 503, body = ApiError)))]
@@ -217,7 +214,7 @@ pub async fn set_namespace(
     Ok(Json(to_its_end(&node, set).await?))
 }
 
-/// Forgets the labels of a namespace; it keeps its name.
+/// Removes a namespace's labels, except its name.
 #[utoipa::path(delete, path = "/v1/namespace/{name}", tag = "policy", params(("name" = String, Path)),
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 500, body = ApiError),
         (status = 503, body = ApiError)))]

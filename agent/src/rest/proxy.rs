@@ -1,4 +1,4 @@
-//! `/v1/proxy`: the L7 proxy, and what it learned of DNS.
+//! `/v1/proxy`: the L7 proxy, and names from DNS.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -15,7 +15,7 @@ use crate::{
     proxy::{Awaited, Look, envoy},
 };
 
-/// The L7 proxy: Envoy, its listeners, and who waits for it.
+/// Envoy, its listeners, and pending acknowledgements.
 #[utoipa::path(get, path = "/v1/proxy", tag = "proxy", responses((status = 200, body = ProxyView)))]
 pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<ProxyView> {
     let (life, look) = (&node.life, node.life.proxy.redirects.look());
@@ -30,7 +30,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<ProxyView> {
     })
 }
 
-/// Names that containers asked DNS for, and their addresses, by name.
+/// Names that containers resolved, with their addresses.
 #[utoipa::path(get, path = "/v1/proxy/names", tag = "proxy", responses((status = 200, body = Vec<ProxyName>)))]
 pub async fn names(State(node): State<Arc<LinuxNode>>) -> Json<Vec<ProxyName>> {
     Json(node.life.policy.names().await)

@@ -1,4 +1,4 @@
-//! `/v1/healthz`, `/metrics`, `/v1/metrics`: what `wharf status` shows.
+//! `/v1/healthz`, `/metrics`, `/v1/metrics`: the data of `wharf status`.
 
 use std::sync::Arc;
 
@@ -18,8 +18,7 @@ use crate::{
     status,
 };
 
-/// The agent's status: 200 while it serves, 503 otherwise, the same body either way. With `brief` one word: `ok`,
-/// `degraded` or `down`.
+/// The agent's status: 200 while it serves, otherwise 503. With `brief` one word: `ok`, `degraded` or `down`.
 #[utoipa::path(get, path = "/v1/healthz", tag = "agent", params(StatusQuery),
     responses(
         (status = 200, content((AgentStatus = "application/json"), (String = "text/plain"))),
@@ -46,15 +45,15 @@ fn word(verdict: Verdict) -> String {
     format!("{}\n", verdict.as_str())
 }
 
-/// Every counter of every endpoint that is not zero, and the totals of those that are gone.
+/// Non-zero counters of endpoints, and totals of deleted ones.
 #[utoipa::path(get, path = "/v1/metrics", tag = "bpf",
     responses((status = 200, body = [MetricRow]), (status = 500, body = ApiError)))]
 pub async fn rows(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<MetricRow>>> {
     Ok(Json(status::verdicts(&node.life).await?))
 }
 
-/// Prometheus metrics: OpenMetrics for a client whose `Accept` names it, else the Prometheus text format. A part of the
-/// status that does not answer in time gives its last values.
+/// Prometheus metrics: OpenMetrics if `Accept` names it, otherwise the Prometheus text format. A stale part gives its
+/// last values.
 #[utoipa::path(get, path = "/metrics", tag = "agent",
     responses((status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))),
         (status = 500, body = ApiError)))]

@@ -1,4 +1,4 @@
-//! Places for connections of users other than root.
+//! Limits the connections of users other than root.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::sync::lock;
 
-/// The places. When all are taken, a new connection gets the place of the longest idle connection.
+/// When all are taken, a new connection replaces the longest idle one.
 pub(super) struct Places {
     limit: usize,
     taken: Mutex<Taken>,
@@ -27,20 +27,20 @@ struct Taken {
 }
 
 struct Connection {
-    /// Since when it has no request; `None` while it has one.
+    /// `None` while the connection has a request.
     idle: Option<Instant>,
     closed: CancellationToken,
 }
 
-/// A connection's place, given back on drop.
+/// Released on drop.
 pub(super) struct Place {
     places: Arc<Places>,
     id: u64,
-    /// Cancelled when another connection gets the place.
+    /// Another connection took the place.
     pub(super) closed: CancellationToken,
 }
 
-/// A request of a connection; the connection is idle when it is dropped.
+/// A request; on drop the connection becomes idle.
 pub(super) struct Busy(Arc<Place>);
 
 impl Places {
@@ -48,7 +48,7 @@ impl Places {
         Self { limit, taken: Mutex::default() }
     }
 
-    /// A place; `None` when every connection has a request.
+    /// `None` when every connection has a request.
     pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
         let mut taken = lock(&self.taken);
         if taken.connections.len() >= self.limit {
@@ -78,7 +78,6 @@ impl Drop for Place {
 }
 
 impl Busy {
-    /// Marks that the connection has a request.
     pub(super) fn begin(place: &Arc<Place>) -> Self {
         place.places.set_idle(place.id, None);
         Self(Arc::clone(place))
@@ -91,7 +90,7 @@ impl Drop for Busy {
     }
 }
 
-/// The body of an answer, to whose end the connection is busy.
+/// The connection is busy until the body ends.
 pub(super) struct Answer {
     pub(super) body: Body,
     pub(super) _busy: Option<Busy>,

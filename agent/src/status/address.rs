@@ -1,4 +1,4 @@
-//! Addresses: pools and their fill, the router's own.
+//! Addresses: usage of the pools, and the router's addresses.
 
 use std::sync::Arc;
 

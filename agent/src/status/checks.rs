@@ -1,4 +1,4 @@
-//! The agent's own checks of what containers see.
+//! The agent's checks of the containers' network.
 
 use std::sync::Arc;
 
@@ -8,7 +8,6 @@ use wharf_core::kernel::Kernel;
 use super::Source;
 use crate::{health, node::part::Fill, selfcheck};
 
-/// The node's own endpoint, as containers see it.
 pub(super) fn health_endpoint<K: Kernel>() -> Source<K> {
     Source {
         name: "health",
@@ -17,7 +16,6 @@ pub(super) fn health_endpoint<K: Kernel>() -> Source<K> {
     }
 }
 
-/// Test packets through each endpoint's programs.
 pub(super) fn programs<K: Kernel>() -> Source<K> {
     Source {
         name: "self-check",

@@ -1,4 +1,4 @@
-//! Controllers: how many there are, and which are not well.
+//! Controllers: their number, and the failing ones.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use crate::{
     node::part::Fill,
 };
 
-/// Controllers that the component names; the rest is counted.
 const NAMED: usize = 4;
 
 pub(super) fn source<K: Kernel>() -> Source<K> {

@@ -1,4 +1,4 @@
-//! What the kernel holds: maps, features, counters.
+//! The kernel datapath: maps, features, counters.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -58,8 +58,8 @@ pub fn api_map(m: MapInfo) -> BpfMap {
     }
 }
 
-/// The shared maps, and one row for all endpoints' maps of a name (`*/CONFIG`), so that the list stays short with a
-/// thousand endpoints. `GET /v1/map` lists every map.
+/// Shared maps, and one row per name of endpoints' maps (`*/CONFIG`), so that the list stays short. `GET /v1/map`
+/// lists all.
 fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     let (mut rows, mut sums) = (Vec::new(), BTreeMap::<String, BpfMap>::new());
     for map in maps {
@@ -82,7 +82,7 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     rows
 }
 
-/// Every nonzero counter of every endpoint, and the totals of endpoints that are gone.
+/// Nonzero counters of endpoints, and totals of deleted ones.
 ///
 /// # Errors
 /// When the kernel cannot be read.
@@ -95,7 +95,6 @@ pub async fn verdicts<K: Kernel>(life: &Lifecycle<K>) -> Result<Vec<MetricRow>, 
     for handle in life.registry.list() {
         match life.kernel.observe_counters(handle.id).await {
             Ok(counters) => rows.extend(counters.into_iter().map(|c| row(Some(handle.id.get()), c))),
-            // The endpoint was deleted after the list was read.
             Err(e) if e.kind == KernelErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }

@@ -1,4 +1,4 @@
-//! Endpoints by state, steps that do not end, admission.
+//! Endpoints by state, stuck steps, admission.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,7 +12,6 @@ use crate::{
     stuck,
 };
 
-/// Endpoints and steps that are named one by one; the rest is counted.
 const NAMED: usize = 3;
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
@@ -55,7 +54,6 @@ async fn seen<K: Kernel>(life: &Lifecycle<K>) -> Fill {
         status.endpoints.clone_from(&states);
         let health = of(amiss, Health::Degraded);
         status.components.push(ComponentStatus::new("endpoints", health, endpoints.clone()));
-        // The component is shown only while a step is stuck.
         if !stuck.is_empty() {
             let message = format!("{} of them: {}", stuck.len(), named(&steps));
             status.components.push(ComponentStatus::new("stuck-steps", Health::Degraded, message));

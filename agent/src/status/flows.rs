@@ -1,4 +1,4 @@
-//! The flow tables, as the last collection left them.
+//! The flow tables at the last collection.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ fn in_api(collection: &Collection) -> FlowStatus {
     }
 }
 
-/// The row of the status, from the last collection and one a minute before it.
+/// From the last collection and one a minute before.
 fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
     let share = if last.limit > 0 { last.rows as f64 * 100.0 / last.limit as f64 } else { 0.0 };
     let mut message = format!("{} of {} tracked ({share:.1} %)", last.rows, last.limit);
@@ -66,7 +66,7 @@ fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
             message += &format!("; {packets} packets in the last minute {why}");
         }
     }
-    // Containers open flows: the node is as well as without that.
+    // Caused by containers, so the node's own health is Ok.
     let amiss = nearly_full || quota + full + rate > 0;
     if amiss {
         message += ": `wharf bpf ct list` shows who opens them, `wharf bpf ct flush` removes them";

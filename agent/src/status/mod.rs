@@ -1,8 +1,7 @@
-//! The status: what `wharf status`, `GET /v1/healthz` and the gauges of `/metrics` report.
+//! The status of `wharf status`, `GET /v1/healthz` and the gauges of `/metrics`.
 //!
-//! Each [`Source`] is observed separately, and all share [`PATIENCE`]. A kernel call, a disk or a lock that hangs
-//! makes its own part stale and never blocks the answer. Values from plain atomics are read directly. A source
-//! returns a [`Fill`], which writes the observation into the status.
+//! Each [`Source`] is observed separately, within a common [`PATIENCE`]. A hang makes only its part stale and never
+//! blocks the answer. A source returns a [`Fill`], which writes the observation into the status.
 
 mod address;
 mod checks;
@@ -41,7 +40,7 @@ use crate::{
     sync::lock,
 };
 
-/// How long an answer waits for all parts together; an idle node needs a millisecond.
+/// Time limit for all parts together; an idle node needs a millisecond.
 pub const PATIENCE: Duration = Duration::from_millis(1_500);
 
 /// A running observation of a part.
@@ -49,15 +48,14 @@ pub type Looking = Pin<Box<dyn Future<Output = Fill> + Send>>;
 
 /// A part of the status.
 pub struct Source<K: Kernel> {
-    /// Name of the component that the source reports, or of the part that it fills in.
+    /// The reported component, or the filled part.
     pub name: &'static str,
     /// Observes the part. May block.
     pub look: fn(Arc<Node<K>>) -> Looking,
-    /// What the source waits for while it does not answer, and how bad that is. Must not block.
+    /// What a silent source waits for, and its health. Must not block.
     pub silent: fn(&Node<K>) -> (Health, String),
 }
 
-/// The parts, in display order.
 fn sources() -> [Source<LinuxKernel>; 13] {
     [
         store::source(),
@@ -76,7 +74,7 @@ fn sources() -> [Source<LinuxKernel>; 13] {
     ]
 }
 
-/// The current status. Answers within little more than [`PATIENCE`], whatever is stuck.
+/// The status, in little more than [`PATIENCE`] even if a part hangs.
 pub async fn status(node: &Arc<LinuxNode>) -> AgentStatus {
     let until = tokio::time::Instant::now() + PATIENCE;
     let mut status = beginning(node);
@@ -97,7 +95,7 @@ async fn read<K: Kernel>(node: &Arc<Node<K>>, source: &Source<K>, until: tokio::
     node.parts.part(source.name).read(&node.parts.runtime(), until, look).await
 }
 
-/// What the store waits for, if it does not answer before `until`; for the watchdog.
+/// What the store waits for, without an answer before `until`.
 pub async fn store_waits_for(node: &Arc<LinuxNode>, until: tokio::time::Instant) -> Option<String> {
     let source = store::source();
     match read(node, &source, until).await {
@@ -106,7 +104,6 @@ pub async fn store_waits_for(node: &Arc<LinuxNode>, until: tokio::time::Instant)
     }
 }
 
-/// The part of the status that needs no observation.
 fn beginning(node: &LinuxNode) -> AgentStatus {
     let features = node.life.kernel.features();
     AgentStatus {
@@ -159,7 +156,6 @@ fn beginning(node: &LinuxNode) -> AgentStatus {
     }
 }
 
-/// Writes a reading into the status; a stale reading is marked as stale.
 fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: impl Fn() -> (Health, String)) {
     let (age, waiting) = match reading {
         Reading::Fresh(fill) => return fill(status),
@@ -172,7 +168,7 @@ fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: imp
                 component.health = component.health.max(health).max(Health::Degraded);
                 component.message = format!("{}; no answer for {}: {why}", component.message, seconds(waiting));
                 component.stale_ms = Some(millis(age));
-                // That the part does not answer is no container's doing.
+                // Not caused by containers.
                 component.without_containers = None;
             }
             if !stale.is_empty() {
@@ -201,10 +197,10 @@ pub enum CountersError {
     Silent(Duration),
 }
 
-/// Every counter, for `/metrics`: the kernel's current values, or the last ones it gave.
+/// All counters, possibly stale.
 ///
 /// # Errors
-/// The kernel's error, or that the kernel has never answered.
+/// The kernel's error, or that it has never answered.
 pub async fn counters(node: &Arc<LinuxNode>) -> Result<Vec<MetricRow>, CountersError> {
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {
@@ -223,12 +219,11 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `12 s`, or `340 ms` while that is all.
+/// `12 s`, or `340 ms` below two seconds.
 fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(2) { format!("{} ms", time.as_millis()) } else { format!("{} s", time.as_secs()) }
 }
 
-/// `worse` if `bad`.
 fn of(bad: bool, worse: Health) -> Health {
     if bad { worse } else { Health::Ok }
 }

@@ -1,4 +1,4 @@
-//! What the node does for packets that leave it.
+//! Masquerading and forwarding.
 
 use std::sync::Arc;
 
@@ -46,7 +46,6 @@ async fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
     })
 }
 
-/// The row of the connection tracking.
 fn connections(tracked: Tracked) -> ComponentStatus {
     let Tracked { entries, limit } = tracked;
     let mut message = format!("{entries} of {limit} tracked");
@@ -55,12 +54,12 @@ fn connections(tracked: Tracked) -> ComponentStatus {
                     net.netfilter.nf_conntrack_max (`sysctl -w`), or find who opens them (`conntrack -L`, \
                     /proc/net/nf_conntrack)";
     }
-    // Containers open connections: the node is as well as without that.
+    // Caused by containers, so the node's own health is Ok.
     ComponentStatus::new("connections", of(tracked.is_nearly_full(), Health::Degraded), message)
         .by_containers(Health::Ok)
 }
 
-/// Health of what the node does for packets that leave it, and what is told of it. `publishers`: containers with ports.
+/// `publishers`: containers with published ports.
 fn in_words(view: &NatView, masquerade: Option<&Masquerade>, publishers: usize) -> (Health, String) {
     if let Some(problem) = view.problems.first() {
         let more = match view.problems.len() {

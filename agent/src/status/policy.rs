@@ -46,7 +46,7 @@ fn component(summary: &Summary) -> ComponentStatus {
     if realized < revision {
         message += &format!("; in force is revision {realized}");
     }
-    // The first of several lines: `wharf policy get` has the others.
+    // `wharf policy get` shows the other lines.
     if let Some(why) = problem.as_deref().and_then(|why| why.lines().next()) {
         message += &format!("; {why}");
     }

@@ -1,4 +1,4 @@
-//! The process itself: whether it serves, whether its runtime and its API respond, and its memory.
+//! The process: service, runtime, API and memory.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -16,15 +16,14 @@ use crate::{
     socket::Reach,
 };
 
-/// A component without a beat for this long counts as dead: twenty beats.
+/// Twenty beats; a longer silence counts as dead.
 pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
 
-/// True while new endpoints are accepted.
 pub(super) fn serves<K: Kernel>(node: &Node<K>) -> bool {
     node.serving.load(Ordering::Acquire) && !node.life.tasks.stop.is_cancelled()
 }
 
-/// Components that are read from plain atomics.
+/// Components read from plain atomics.
 pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     let (health, message) = if serves(node) {
         (Health::Ok, "serving")
@@ -36,7 +35,7 @@ pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     let mut all = vec![ComponentStatus::new("agent", health, message)];
     let pulses = &node.pulses;
     all.push(lives("runtime", &pulses.runtime, "runs its tasks", "its workers are all blocked"));
-    // The listener is the first to end at a stop, so it is not reported then.
+    // The listener ends first at a stop.
     if !node.life.tasks.stop.is_cancelled() {
         let api = lives("api", &pulses.api, "takes connections", "connections are not taken");
         all.push(reached(&pulses.api_socket).map_or(api, |(health, why)| ComponentStatus::new("api", health, why)));
@@ -45,7 +44,7 @@ pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
     all
 }
 
-/// Health of a socket's file, while the file is lost or the socket was recently bound again.
+/// A socket's health while its file is lost or recently restored.
 fn reached(reach: &Reach) -> Option<(Health, String)> {
     let again = |ago| (Health::Degraded, format!("its socket was gone and is bound again since {}", seconds(ago)));
     reach.lost().map(|why| (Health::Failing, why)).or_else(|| reach.bound_again().map(again))
@@ -72,7 +71,6 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
 fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
     let (resident, room) = (memory::resident_bytes(), life.memory.room());
     Arc::new(move |status| {
-        // The component exists only where there is a limit.
         if let Some(Room { limit, used, endpoints }) = room {
             let what = format!("{} of {} MiB of the control group in use", used >> 20, limit >> 20);
             let (health, left) = match endpoints {

@@ -18,9 +18,8 @@ use crate::{
     proxy::{Look, envoy},
 };
 
-/// A healthy Envoy connects, and acknowledges, in far less.
+/// A healthy Envoy answers far sooner.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Shares that are named one by one; the rest is counted.
 const NAMED: usize = 3;
 
 pub(super) fn source<K: Kernel>() -> Source<K> {
@@ -93,7 +92,6 @@ fn component(
     }
 }
 
-/// An endpoint's pod or container.
 fn words(record: &EndpointRecord) -> String {
     match (&record.pod_namespace, &record.pod_name) {
         (Some(namespace), Some(pod)) => format!("pod {namespace}/{pod}"),
@@ -101,7 +99,7 @@ fn words(record: &EndpointRecord) -> String {
     }
 }
 
-/// Shares of Envoy's connections that are in use. Clients first, who open the connections; then the endpoints whose rules redirect.
+/// Exhausted shares of connections. Clients first: they open the connections.
 fn spent(look: &Look, clients: &[EndpointId], name: &dyn Fn(u16) -> Option<String>) -> Option<String> {
     let status = look.status.as_ref()?;
     let Connections { all, of_listener, of_endpoint, of_client } = status.connections;
@@ -127,7 +125,7 @@ fn spent(look: &Look, clients: &[EndpointId], name: &dyn Fn(u16) -> Option<Strin
     (!spent.is_empty()).then(|| spent.join("; "))
 }
 
-/// No rule needs it. That it starts is no fault, that it cannot is one.
+/// No rule needs Envoy, so only a failure to start is a fault.
 fn idle(look: &Look) -> Health {
     let since = look.status.as_ref().and_then(|status| SystemTime::now().duration_since(status.since).ok());
     let is_late = since.is_some_and(|since| since >= PATIENCE);
@@ -150,7 +148,6 @@ fn serving(look: &Look) -> (Health, String) {
     (Health::Degraded, format!("{serves}; {what}{more}"))
 }
 
-/// What becomes of the connections that rules hand to a proxy that is not there.
 fn missing(look: &Look) -> String {
     let open = look.wanted.values().filter(|redirect| redirect.listener.requests.fails_open).count();
     let fate = match (open, look.wanted.len() - open) {
@@ -165,7 +162,6 @@ fn listeners(n: usize) -> String {
     if n == 1 { "1 listener".to_owned() } else { format!("{n} listeners") }
 }
 
-/// What Envoy does instead of serving, and what to do.
 fn unserved(look: &Look, run_dir: &Path) -> String {
     let why = look.status.as_ref().and_then(|status| status.last_error.as_deref()).unwrap_or("no reason given");
     match look.state() {

@@ -1,4 +1,4 @@
-//! The log filter as people write it: a level, or `target=level` pairs.
+//! The log filter: a level, or `target=level` pairs.
 
 use tracing_subscriber::{
     EnvFilter,
@@ -8,16 +8,16 @@ use tracing_subscriber::{
 
 use super::operation::TARGET;
 
-/// Maximum size of a filter in bytes, and its maximum number of parts; both far exceed any real filter.
+/// Bytes and parts; both far exceed any real filter.
 const MAX_BYTES: usize = 1024;
 const MAX_PARTS: usize = 32;
 
 const FORM: &str = "it is error, warn, info, debug, trace or off, or target=level pairs with commas between";
 
-/// Why a filter is refused. Each variant begins with the filter, or its first characters.
+/// Why a filter is rejected. Each message begins with the filter.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// The filter is longer than any real one.
+    /// The filter exceeds a limit.
     #[error("{0:?}: more than {MAX_BYTES} bytes or {MAX_PARTS} parts; {FORM}")]
     TooLong(String),
     /// A part has no level.
@@ -34,8 +34,7 @@ pub enum FilterError {
     Reload(String, #[source] reload::Error),
 }
 
-/// Parses a filter. A lone word must be a level: the filter's own parser would take a misspelt level for a target,
-/// and all logs but that target's would be gone.
+/// A lone word must be a level: the filter's parser would take a misspelt level for a target and suppress all others.
 pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
     let beginning = |text: &str, most| text.chars().take(most).collect::<String>();
     let shown = || beginning(filter, 80);
@@ -47,7 +46,7 @@ pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
             Some((target, level)) => (Some(target), level),
             None => (None, part),
         };
-        // The filter's parser also accepts numbers; `5` is unclear to a reader.
+        // The parser also accepts numbers, which are unclear.
         if level.is_empty() || level.parse::<LevelFilter>().is_err() || !level.chars().all(|c| c.is_ascii_alphabetic())
         {
             return Err(FilterError::Level(shown(), beginning(level, 40)));
@@ -58,7 +57,7 @@ pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
             return Err(FilterError::Target(shown(), beginning(target, 40)));
         }
     }
-    // The operations' spans stay enabled whatever the filter, so that the remaining lines name their operation.
+    // Always enables the operations' spans, so that the remaining lines name their operation.
     let spans = format!("{filter},{TARGET}=error");
     EnvFilter::try_new(spans).map_err(|e| FilterError::Parser(shown(), e))
 }

@@ -1,24 +1,23 @@
-//! Holds back floods of log lines.
+//! Limits the rate of log lines, which any peer of the agent can cause.
 //!
-//! Any peer of the agent (a runtime, a container, a file in the deletion queue, an API client) can make it log. Each
-//! place in the code may write [`PER_SUBJECT`] lines a second about one subject (an endpoint, an attachment, a file,
-//! ...) and [`PER_PLACE`] in total. Further lines are counted, and summarised in one line when the second is over.
+//! A place in the code may write [`PER_SUBJECT`] lines a second about one subject (an endpoint, an attachment, a
+//! file, ...) and [`PER_PLACE`] in total. Further lines are counted and summarised after the second.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-/// Lines a second from one place in the code about one subject.
+/// Lines a second from one place about one subject.
 pub const PER_SUBJECT: u32 = 10;
-/// Lines a second from one place in the code.
+/// Lines a second from one place.
 pub const PER_PLACE: u32 = 50;
-/// Maximum number of subjects counted separately. Further subjects count only for their place.
+/// Further subjects count only for their place.
 const MAX_SUBJECTS: usize = 1024;
 /// Length of a counting window.
 pub const WINDOW: Duration = Duration::from_secs(1);
 
-/// A place in the code: the address of its static description.
+/// Address of a place's static description.
 pub type Place = usize;
 
 /// Suppressed lines of one place, for the summary line.
@@ -37,7 +36,7 @@ struct Window<S> {
     suppressed: Option<Suppressed<S>>,
 }
 
-/// Counts lines by place and subject. `S` is what is kept of a suppressed line.
+/// `S` is the kept form of a suppressed line.
 #[derive(Debug)]
 pub struct Limiter<S> {
     places: HashMap<Place, Window<S>>,
@@ -51,7 +50,7 @@ impl<S> Default for Limiter<S> {
 }
 
 impl<S> Limiter<S> {
-    /// Whether a line may be written now. Also returns what this place suppressed in the window that ended, if any.
+    /// Whether a line may be written, and the suppressed lines of an ended window.
     pub fn admit(
         &mut self,
         place: Place,
@@ -88,7 +87,7 @@ impl<S> Limiter<S> {
         (pass, ended)
     }
 
-    /// What was suppressed in windows that have ended; drops the state of quiet places and subjects.
+    /// Suppressed lines of ended windows; drops quiet places and subjects.
     pub fn sweep(&mut self, now: Instant) -> Vec<Suppressed<S>> {
         let over = |began: Instant| now.saturating_duration_since(began) >= WINDOW;
         let mut ended = Vec::new();

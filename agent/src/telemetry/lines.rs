@@ -1,8 +1,7 @@
 //! Writes log lines, as text or JSON.
 //!
-//! A line is flat: the event's fields, then the fields of its operation. Foreign text in a field (container ids,
-//! paths, file names) is escaped, so that it cannot end a line, drive a terminal or look like a field: in text as
-//! Rust escapes it, in JSON as JSON does.
+//! A line has the event's fields, then those of its operation. Foreign text (container ids, paths, file names) is
+//! escaped, so that it cannot end a line, drive a terminal or look like a field.
 
 use std::{
     borrow::Cow,
@@ -50,7 +49,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// Its name as a setting's value.
+    /// Name in settings.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -60,16 +59,15 @@ impl LogFormat {
     }
 }
 
-/// Longest value of a field, characters; the rest is cut and marked.
+/// Longest value, characters; a longer one is cut and marked.
 const MAX_VALUE: usize = 4096;
 
-/// Fields that name a line's subject, in order of preference; floods are counted by subject.
+/// Fields that name the subject, by preference; the rate limit is per subject.
 const SUBJECTS: [&str; 7] = ["endpoint", "attachment", "container", "file", "controller", "ip", "path"];
 
-/// Where finished lines go.
 type Sink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// The current format of lines, and their destination.
+/// Format and destination of lines.
 pub struct Shape {
     json: AtomicBool,
     colour: bool,
@@ -78,12 +76,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Writes lines to standard error and into the ring, with coloured levels if `colour` is set.
+    /// Writes to standard error and into the ring, with coloured levels if `colour`.
     #[must_use]
     pub fn to_stderr(format: LogFormat, colour: bool, ring: LogRing) -> Self {
         let sink = move |line: &str| {
             ring.push(line);
-            // A failed log write must not stop the agent, and there is nowhere to report it.
+            // A failed log write cannot be reported.
             drop(std::io::stderr().lock().write_all(line.as_bytes()));
         };
         Self::new(format, colour, Box::new(sink))
@@ -115,7 +113,6 @@ impl Shape {
     }
 }
 
-/// The summary line of suppressed lines.
 fn told(suppressed: Suppressed<Line>) -> Line {
     let mut line = suppressed.sample;
     let message = line.fields.take("message").map(|v| plain(&v)).unwrap_or_default();
@@ -123,7 +120,6 @@ fn told(suppressed: Suppressed<Line>) -> Line {
     line
 }
 
-/// Fields in the order in which they came.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Fields(Vec<(&'static str, Value)>);
 
@@ -173,7 +169,6 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// One line.
 #[derive(Debug, Clone)]
 struct Line {
     level: Level,
@@ -222,7 +217,7 @@ impl Line {
         object.insert("level".to_owned(), Value::from(self.level.as_str()));
         object.insert("target".to_owned(), Value::from(&*self.target));
         let mut out = String::new();
-        // The JSON encoder escapes characters below U+0020. Other hidden characters can occur only inside strings.
+        // The JSON encoder only escapes characters below U+0020. Other hidden ones occur only inside strings.
         for c in Value::Object(object).to_string().chars() {
             if is_hidden(c) {
                 c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out += &format!("\\u{unit:04x}"));
@@ -260,8 +255,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Control characters, and characters that change how the text around them is shown: directions, joiners, invisible
-/// characters.
+/// Control characters, and characters that change how text is shown: directions, joiners, invisible characters.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -286,13 +280,13 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Writes as `shape` says.
+    /// A layer that writes through `shape`.
     #[must_use]
     pub fn new(shape: Arc<Shape>) -> Self {
         Self { shape }
     }
 
-    /// Whether the line is written now. Debug and trace lines are not limited, because they were requested.
+    /// Debug and trace lines are not limited, because they were requested.
     fn passes(&self, metadata: &'static Metadata<'static>, line: &Line) -> bool {
         if line.level > Level::INFO {
             return true;
@@ -329,7 +323,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, cx: Context<'_, S>) {
         let mut own = Fields::default();
         event.record(&mut own);
-        // Lines of libraries that use the crate `log` come with their origin as fields.
+        // The crate `log` sends the origin as fields.
         let target = own.take("log.target").map(|target| plain(&target));
         for origin in ["log.module_path", "log.file", "log.line"] {
             own.take(origin);
@@ -338,7 +332,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
         if let Some(message) = own.take("message") {
             fields.set("message", message);
         }
-        // Inner spans take precedence: a delete within a restore is logged as the delete.
+        // Inner spans win: a delete within a restore is logged as the delete.
         let mut around = Fields::default();
         for span in cx.event_scope(event).into_iter().flatten() {
             if let Some(of_span) = span.extensions().get::<Fields>() {

@@ -6,7 +6,6 @@ use crate::telemetry::operation::{Kind, OpId};
 
 const HOSTILE: &str = "a\nINFO forged: \u{1b}[2J\u{9b}31m\u{202e}evil\u{200b}\"=\\";
 
-/// What `body` logs, a line each, and the shape it was logged with.
 fn logged(format: LogFormat, body: impl FnOnce(&Shape)) -> Vec<String> {
     let written = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&written);
@@ -16,7 +15,6 @@ fn logged(format: LogFormat, body: impl FnOnce(&Shape)) -> Vec<String> {
     std::mem::take(&mut *lock(&written))
 }
 
-/// Without the time.
 fn body_of(line: &str) -> &str {
     line.split_once(' ').map_or(line, |(_, rest)| rest)
 }
@@ -108,11 +106,10 @@ fn a_flood_is_cut_short_and_its_rest_is_told() {
         for n in 0..1_000 {
             tracing::warn!(file = "x.json", "deletion record {n}");
         }
-        // The second that is over is a matter of the clock; the limiter's own tests move it.
         let ended = lock(&shape.limiter).sweep(Instant::now() + std::time::Duration::from_secs(2));
         ended.into_iter().for_each(|s| shape.write(&told(s)));
     });
-    // A machine that is slow enough begins a second window; lines and summaries make up the thousand all the same.
+    // A slow machine may begin a second window.
     let suppressed: u64 =
         lines.iter().filter_map(|l| l.split_once("suppressed ")?.1.split_once(' ')?.0.parse::<u64>().ok()).sum();
     let written = lines.iter().filter(|l| !l.contains("suppressed ")).count() as u64;

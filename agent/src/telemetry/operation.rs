@@ -1,8 +1,7 @@
-//! Operations: the agent's actions that can be followed through the log, each with its own id.
+//! Operations: actions that can be followed through the log by an id.
 //!
-//! Only this module defines the field names: `op`, `endpoint`, `epoch`, `attachment`. The id is unique within the
-//! process, and its letter gives the kind (`c-000012` is a create). The API's error answers carry the id, so that
-//! their log lines can be found.
+//! The id is unique within the process, and its letter gives the kind (`c-000012` is a create). Error answers carry
+//! it. Only this module defines the field names: `op`, `endpoint`, `epoch`, `attachment`.
 
 use std::{
     fmt,
@@ -12,10 +11,10 @@ use std::{
 use tracing::{Instrument, Span, field};
 use wharf_core::ids::{Attachment, EndpointId, Epoch};
 
-/// Target of the operations' spans: the log filter always lets these pass.
+/// Span target, always enabled in the log filter.
 pub const TARGET: &str = "wharf_agent::operation";
 
-/// Fields of a span, in the order in which a line has them.
+/// Span fields, in order.
 pub const FIELDS: [&str; 4] = ["op", "endpoint", "epoch", "attachment"];
 
 /// Kinds of operations.
@@ -25,9 +24,9 @@ pub enum Kind {
     Create,
     /// Endpoints are deleted.
     Delete,
-    /// An endpoint is built anew.
+    /// An endpoint is regenerated.
     Regenerate,
-    /// Endpoints of a previous agent are taken over.
+    /// Endpoints of a previous agent are restored.
     Restore,
     /// Deletion records are processed.
     Drain,
@@ -48,7 +47,7 @@ impl Kind {
     }
 }
 
-/// Names one operation of this process.
+/// Identifies one operation of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpId {
     kind: Kind,
@@ -74,16 +73,16 @@ impl OpId {
         Self { kind, number: LAST.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// The id of the caller's operation, or a new id without one.
+    /// The caller's id, or a new one.
     #[must_use]
     pub fn current_or_next(kind: Kind) -> Self {
         current().unwrap_or_else(|| Self::next(kind))
     }
 
-    /// The operation's span. [`about`] may set its subject later.
+    /// The operation's span; [`about`] sets its subject.
     #[must_use]
     pub fn span(self) -> Span {
-        // The span has level error: a log that shows only errors would not show a span of a lower level.
+        // A log of errors would not show a span of a lower level.
         tracing::error_span!(
             target: TARGET,
             "operation",
@@ -95,7 +94,7 @@ impl OpId {
     }
 }
 
-/// The operation of the calling task. A spawned task does not inherit it.
+/// The calling task's operation; not inherited by spawned tasks.
 #[must_use]
 pub fn current() -> Option<OpId> {
     CURRENT.try_with(|op| *op).ok()
@@ -110,7 +109,7 @@ pub fn about(span: &Span, endpoint: Option<(EndpointId, Epoch)>, attachment: &At
     span.record("attachment", field::display(attachment));
 }
 
-/// Runs work as an operation: its lines carry the span's fields, and [`current`] names it.
+/// Runs work in the operation's span; [`current`] returns `op`.
 pub async fn within<F: Future>(op: OpId, span: Span, work: F) -> F::Output {
     CURRENT.scope(op, work).instrument(span).await
 }

@@ -1,5 +1,4 @@
-//! CHECK without an agent: what the runtime was told at ADD, compared with the kernel. Programs and link outlive the agent, so traffic
-//! flows when both match.
+//! CHECK without an agent: compares the result of the ADD with the kernel. Programs and link outlive the agent.
 
 use std::net::IpAddr;
 
@@ -15,17 +14,14 @@ use crate::{
     rules::cut,
 };
 
-/// How a look without an agent ended.
 #[derive(Debug)]
 pub(crate) enum Seen {
     Well,
     Fault(Fault),
-    /// Nothing is known of the network.
     Failed(LinkError),
 }
 
-/// Compares `prevResult` with the kernel. `has_host_side`: the agent makes the network, so there is a host side, made by Wharf or by the
-/// plugin before it.
+/// `has_host_side`: the agent makes the network, on a link of Wharf or of the plugin before it.
 pub(crate) async fn look(
     subject: &str,
     conf: &NetConf,
@@ -61,16 +57,14 @@ async fn both_sides(
     Ok((inside, outside))
 }
 
-/// What does not match.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Differences {
     /// Signs that `prevResult` describes another attachment.
     attachment: Vec<String>,
-    /// Objects that are missing or wrong in the kernel.
     kernel: Vec<String>,
 }
 
-/// `outside`: the host side, where there is to be one.
+/// `outside`: the host side, if one is expected.
 fn differences(
     prev: &PrevResult,
     target: &Target,
@@ -96,7 +90,7 @@ fn differences(
     for ip in ips.iter().filter(|ip| !inside.addresses.contains(&ip.address)) {
         found.kernel.push(format!("{ifname}: address {} is missing", ip.address));
     }
-    // Routes by other gateways belong to other interfaces.
+    // Routes through other gateways belong to other interfaces.
     let gateways: Vec<IpAddr> = ips.iter().filter_map(|ip| ip.gateway).collect();
     for (to, gateway) in prev.routes.iter().filter(|(_, gateway)| gateways.contains(gateway)) {
         if !inside.routes.contains(&(*to, Some(*gateway))) {
@@ -183,11 +177,10 @@ mod tests {
         assert_eq!(compare(&prev(), Some(inside()), Some(Some(&outside()))), well);
         let unknown = Outside { hooks: [Attached::Unknown; 2], ..outside() };
         assert_eq!(compare(&prev(), Some(inside()), Some(Some(&unknown))), well);
-        // Another plugin's link has any name, and a delegated network no host side.
+        // Another plugin's link has any name.
         let other = Outside { name: "veth1".into(), owner: Owner::Plugin, ..outside() };
         assert_eq!(compare(&prev(), Some(inside()), Some(Some(&other))), well);
         assert_eq!(compare(&prev(), Some(inside()), None), well);
-        // What later plugins added to the result.
         let mut more = prev();
         more["ips"].as_array_mut().unwrap().push(json!({"address": "192.0.2.2/24"}));
         more["routes"].as_array_mut().unwrap().push(json!({"dst": "192.0.2.0/24", "gw": "192.0.2.1"}));

@@ -1,4 +1,4 @@
-//! Both sides of a container's link as the kernel has them, for a CHECK that no agent answers.
+//! Both sides of a container's link, for a CHECK without an agent.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -30,53 +30,44 @@ use wharf_names::{
 use super::{Cause, LinkError, dump, in_kernel, is_gone, marked};
 use crate::{netconf::NetConf, request::Target};
 
-/// The interface in the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Inside {
     pub(crate) up: bool,
     /// In lower case.
     pub(crate) mac: String,
-    /// Index of the other end, in the namespace of that end.
+    /// Index in the host side's namespace.
     pub(crate) peer: Option<u32>,
     pub(crate) addresses: Vec<IpAddr>,
     /// Destination and gateway of the routes over the interface, in every table.
     pub(crate) routes: Vec<(IpNet, Option<IpAddr>)>,
 }
 
-/// The other end of the link, in the node's namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outside {
     pub(crate) name: String,
     pub(crate) up: bool,
     pub(crate) owner: Owner,
-    /// Programs on its hooks, ingress and egress.
+    /// Ingress and egress.
     pub(crate) hooks: [Attached; 2],
 }
 
-/// Who made a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Wharf, for this attachment.
     Target,
-    /// Wharf, for another attachment.
     Other,
-    /// Another plugin.
     Plugin,
 }
 
-/// The program on a hook of the host side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attached {
-    /// The endpoint's program.
     Program,
-    /// The program that drops everything.
     Sink,
     Nothing,
-    /// No filter, and no pins that say whether there is a tcx link.
+    /// No filter, and no pins that would show a tcx link.
     Unknown,
 }
 
-/// Reads the interface of a container; `None` when the container has no such interface.
+/// `None` when the container has no such interface.
 ///
 /// # Errors
 /// [`LinkError::Netns`] when the path is no network namespace.
@@ -87,7 +78,7 @@ pub(crate) fn inside(netns: &str, ifname: &str) -> Result<Option<Inside>, LinkEr
     let subject = format!("{ifname} in {netns}");
     let failed = |error| LinkError::Look(subject.clone(), error);
     let name = ifname.to_owned();
-    // A thread enters the namespace and ends there. The other threads stay in the node's.
+    // Only this thread enters the namespace.
     let thread = thread::Builder::new().spawn(move || visit(&file, name)).map_err(|e| failed(Cause::Kernel(e)))?;
     match thread.join() {
         Ok(Ok(seen)) => Ok(seen),
@@ -164,7 +155,7 @@ fn route_over(message: &RouteNetlinkMessage, index: u32) -> Option<(IpNet, Optio
             _ => {}
         }
     }
-    // The kernel leaves the address of a default route out.
+    // The kernel omits the address of a default route.
     let anywhere = match message.header.address_family {
         AddressFamily::Inet => IpAddr::from([0; 4]),
         _ => IpAddr::from([0; 16]),
@@ -181,7 +172,7 @@ fn address(found: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Reads the link at an index of the node's namespace; `None` when there is none.
+/// `None` when the node's namespace has no such link.
 pub(crate) async fn outside(index: u32, conf: &NetConf, target: &Target) -> Result<Option<Outside>, LinkError> {
     let seen = in_kernel(async |mut handle| {
         let Some(link) = one(handle.link().get().match_index(index).execute()).await? else { return Ok(None) };
@@ -202,7 +193,7 @@ pub(crate) async fn outside(index: u32, conf: &NetConf, target: &Target) -> Resu
         for (hook, minor) in hooks.iter_mut().zip([TcHandle::MIN_INGRESS, TcHandle::MIN_EGRESS]) {
             *hook = on_hook(&mut handle, index, minor).await?;
         }
-        // Programs are filters on both hooks, or tcx links, which netlink does not show.
+        // Programs are filters, or tcx links, which netlink does not show.
         if hooks == [Attached::Nothing; 2]
             && let Some(mark) = mark
         {
@@ -233,13 +224,12 @@ fn program_name(message: &RouteNetlinkMessage) -> Option<&str> {
     })
 }
 
-/// By the name of a filter; on another plugin's link id and epoch follow the program's name.
+/// From the filter's name: program name, and id and epoch on another plugin's link.
 fn attached(filter: &str) -> Option<Attached> {
     let program = filter.strip_prefix(FILTER_PREFIX)?.split(':').next()?;
     Some(if program == SINK { Attached::Sink } else { Attached::Program })
 }
 
-/// Mount points of bpf file systems.
 fn bpf_mounts() -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let is_bpf = |line: &str| {
@@ -250,7 +240,7 @@ fn bpf_mounts() -> Vec<String> {
     mounts.lines().filter_map(is_bpf).collect()
 }
 
-/// Whether the endpoint's tcx links are pinned, in any bpffs and of any ABI version.
+/// Whether the tcx links are pinned, in any bpffs and under any ABI version.
 fn pinned(mounts: &[String], id: u16) -> [Attached; 2] {
     let versions = mounts.iter().filter_map(|mount| fs::read_dir(Path::new(mount).join(PIN_ROOT)).ok()).flatten();
     let pins = versions.flatten().map(|version| version.path().join(PIN_ENDPOINTS).join(id.to_string()));
@@ -266,7 +256,7 @@ fn is_up(link: &LinkMessage) -> bool {
     link.header.flags.contains(LinkFlags::Up)
 }
 
-/// The only answer; `None` when there is no such link.
+/// `None` when there is no such link.
 async fn one(
     answers: impl futures::Stream<Item = Result<LinkMessage, rtnetlink::Error>>,
 ) -> Result<Option<LinkMessage>, Cause> {
@@ -315,7 +305,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         for path in [directory.path().join("none"), file] {
             let error = inside(path.to_str().unwrap(), "eth0").unwrap_err();
-            // Without the capability to enter namespaces a file looks like one.
+            // Without the capability to enter namespaces the error for a file is the same.
             let refused =
                 matches!(&error, LinkError::Look(_, Cause::Kernel(e)) if e.raw_os_error() == Some(libc::EPERM));
             assert!(matches!(error, LinkError::Netns(..)) || refused, "{error}");

@@ -1,12 +1,11 @@
 //! Admission of creates by measured cost.
 //!
-//! A node below its limit starts a create at once, whatever it measured before. At the limit, a create waits in a
-//! FIFO queue if the predicted wait is within the caller's patience; else it is refused with a retry delay. The
-//! prediction uses the measured time between the ends of two creates at the limit, because this, and not the duration
-//! of one create, is the rate at which the queue moves. Deletes are never refused and never wait; while deletes run,
-//! fewer creates run.
+//! Below its limit, a node starts a create at once. At the limit, a create waits in a FIFO queue if the predicted
+//! wait is within the caller's patience; otherwise it is refused with a retry delay. The prediction uses the measured
+//! time between two create ends at the limit, because this is the rate of the queue. Deletes never wait and are never
+//! refused; running deletes lower the limit.
 //!
-//! Pure: the agent calls it under a short lock and passes the time, in milliseconds of a monotonic clock.
+//! Pure: the agent calls it under a short lock, with milliseconds of a monotonic clock.
 
 use std::collections::BTreeMap;
 
@@ -16,22 +15,21 @@ mod pace;
 
 use pace::Pace;
 
-/// Range of the retry delay of a refused request, milliseconds: a shorter delay makes a storm, a longer one loses
-/// time.
+/// Bounds of the retry delay, milliseconds: shorter causes a retry storm, longer wastes time.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<u64> = 50..=5_000;
 
 /// Bounds of admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdmissionConfig {
-    /// Creates that run at once; 0 counts as 1.
+    /// Most concurrent creates; 0 counts as 1.
     pub parallel: u32,
-    /// Creates that run at once while a delete runs; 0 counts as 1, and more than `parallel` as `parallel`.
+    /// Most concurrent creates while a delete runs; clamped to `1..=parallel`.
     pub parallel_while_deleting: u32,
-    /// Longest time a create waits for its turn, milliseconds, whatever patience its caller has.
+    /// Longest queue wait, milliseconds, regardless of the caller's patience.
     pub longest_wait_ms: u64,
-    /// Most creates that wait: bounds memory.
+    /// Most waiting creates: bounds memory.
     pub most_waiting: u32,
-    /// A create that has waited this long, milliseconds, starts as if no delete ran.
+    /// A create that waits this long, milliseconds, ignores running deletes.
     pub starved_ms: u64,
 }
 
@@ -47,11 +45,11 @@ impl Default for AdmissionConfig {
     }
 }
 
-/// A place in the queue of creates and then among the running creates. Unique, and consumed by the call that ends it.
+/// A create's place in the queue, then among the running ones. Unique; consumed by the call that ends the create.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// A refused create: its predicted wait is too long, or the queue is full.
+/// A refused create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{waiting} creates wait and one ends every {cost_ms} ms: its turn would come in {predicted_wait_ms} ms; ask again \
@@ -60,30 +58,30 @@ pub struct Ticket(u64);
 pub struct Refusal {
     /// Predicted wait, milliseconds.
     pub predicted_wait_ms: u64,
-    /// Delay until the caller should ask again, milliseconds: 50 to 5,000.
+    /// Delay before the caller retries, milliseconds: 50 to 5,000.
     pub retry_after_ms: u64,
-    /// Creates that wait.
+    /// Waiting creates.
     pub waiting: u32,
-    /// Time between the ends of two creates, milliseconds, rounded up.
+    /// Time between two create ends, milliseconds, rounded up.
     pub cost_ms: u64,
 }
 
-/// State of admission, for status.
+/// Admission state for status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdmissionView {
-    /// Creates that wait.
+    /// Waiting creates.
     pub waiting: u32,
-    /// Creates that run.
+    /// Running creates.
     pub running: u32,
-    /// Deletes that run.
+    /// Running deletes.
     pub deletes: u32,
-    /// Time between the ends of two creates at the limit, milliseconds, rounded up.
+    /// Time between two create ends at the limit, milliseconds, rounded up.
     pub cost_ms: u64,
-    /// Time between the ends of two deletes, milliseconds, rounded up.
+    /// Time between two delete ends, milliseconds, rounded up.
     pub delete_cost_ms: u64,
-    /// How long the first in the queue has waited, milliseconds; 0 when none waits.
+    /// Wait of the first create in the queue, milliseconds; 0 when the queue is empty.
     pub longest_waiting_ms: u64,
-    /// How long the create that runs longest has run, milliseconds; 0 when none runs.
+    /// Age of the oldest running create, milliseconds; 0 when none runs.
     pub longest_running_ms: u64,
 }
 
@@ -92,9 +90,9 @@ pub struct AdmissionView {
 pub struct Admission {
     config: AdmissionConfig,
     tickets: u64,
-    /// Start of the wait of each waiting create, by ticket: the oldest first.
+    /// Wait start by ticket: the oldest first.
     waiting: BTreeMap<u64, u64>,
-    /// Start of each running create, by ticket.
+    /// Run start by ticket.
     running: BTreeMap<u64, u64>,
     deletes: u32,
     creates_pace: Pace,
@@ -102,7 +100,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// An idle node without measurements.
+    /// Creates the state of an idle node without measurements.
     #[must_use]
     pub fn new(config: AdmissionConfig) -> Self {
         Self {
@@ -116,15 +114,14 @@ impl Admission {
         }
     }
 
-    /// Queues a create for a caller that can wait for `patience_ms`. A ticket ends with [`Self::on_end`] or
-    /// [`Self::on_abandon`], the latter also when the wait was longer than predicted and the caller's patience is
-    /// over.
+    /// Queues a create for at most `patience_ms`. A ticket ends with [`Self::on_end`] or, also when the patience is
+    /// over, [`Self::on_abandon`].
     ///
     /// # Errors
-    /// When the predicted wait is longer than the caller's patience or the configured maximum, or the queue is full;
-    /// never on an idle node.
+    /// When the predicted wait exceeds the patience or the configured maximum, or the queue is full; never on an idle
+    /// node.
     pub fn offer(&mut self, patience_ms: u64, now_ms: u64) -> Result<Ticket, Refusal> {
-        // 0 below the limit. A node without creates is below the limit, whatever was measured.
+        // 0 below the limit, so always on an idle node.
         let wait_ms = self.predicted_wait_ms(now_ms);
         let allowed_ms = patience_ms.min(self.config.longest_wait_ms);
         if wait_ms > allowed_ms || (wait_ms > 0 && count(&self.waiting) >= self.config.most_waiting) {
@@ -135,14 +132,13 @@ impl Admission {
         Ok(Ticket(self.tickets))
     }
 
-    /// The figures of a refusal, also for an admitted create whose turn did not come in time.
+    /// Refusal figures, also for an admitted create that timed out.
     #[must_use]
     pub fn refusal(&self, patience_ms: u64, now_ms: u64) -> Refusal {
         let predicted_wait_ms = self.predicted_wait_ms(now_ms);
         let cost_us = self.creates_pace.cost_us(now_ms, count(&self.running));
         let allowed_ms = patience_ms.min(self.config.longest_wait_ms);
-        // The retry delay covers the part of the wait beyond the caller's patience, and at least one end of a create,
-        // so that a full queue has a place.
+        // The wait beyond the patience, and at least one create end, which frees a place in a full queue.
         let room_ms = predicted_wait_ms.saturating_sub(allowed_ms).max(cost_us.div_ceil(1_000));
         Refusal {
             predicted_wait_ms,
@@ -152,8 +148,8 @@ impl Admission {
         }
     }
 
-    /// True when the first create in the queue may start. Call it after each change and periodically, because a
-    /// starved create may start beside deletes.
+    /// True when the first create may start. Call it after each change and periodically, because a starved create may
+    /// start while deletes run.
     #[must_use]
     pub fn may_start(&self, now_ms: u64) -> bool {
         let Some((_, since_ms)) = self.waiting.first_key_value() else { return false };
@@ -162,7 +158,7 @@ impl Admission {
         count(&self.running) < limit
     }
 
-    /// Starts the first create in the queue, after [`Self::may_start`] returned true.
+    /// Starts the first create in the queue, after [`Self::may_start`].
     #[must_use = "the ticket gives the place back"]
     pub fn on_start(&mut self, ticket: Ticket, now_ms: u64) -> Ticket {
         self.waiting.remove(&ticket.0);
@@ -171,7 +167,7 @@ impl Admission {
         ticket
     }
 
-    /// A running create has succeeded or failed.
+    /// Ends a running create, on success and on failure.
     pub fn on_end(&mut self, ticket: Ticket, now_ms: u64) {
         let at_once = count(&self.running);
         if self.running.remove(&ticket.0).is_some() {
@@ -180,22 +176,21 @@ impl Admission {
         self.watch_pace(now_ms);
     }
 
-    /// The caller disconnected or its patience is over. A create that runs already frees its place and is not
-    /// measured.
+    /// Ends a create whose caller left or lost patience. A running one frees its place and is not measured.
     pub fn on_abandon(&mut self, ticket: Ticket, now_ms: u64) {
         self.waiting.remove(&ticket.0);
         self.running.remove(&ticket.0);
         self.watch_pace(now_ms);
     }
 
-    /// `n` deletes begin.
+    /// Counts `n` new deletes.
     pub fn delete_began(&mut self, n: u32, now_ms: u64) {
         self.deletes = self.deletes.saturating_add(n);
         self.deletes_pace.watch(self.deletes > 0, now_ms);
         self.watch_pace(now_ms);
     }
 
-    /// `n` deletes have ended.
+    /// Removes `n` ended deletes.
     pub fn delete_ended(&mut self, n: u32, now_ms: u64) {
         for _ in 0..n.min(self.deletes) {
             self.deletes_pace.on_end(now_ms, self.deletes);
@@ -205,7 +200,7 @@ impl Admission {
         self.watch_pace(now_ms);
     }
 
-    /// For status.
+    /// State for status.
     #[must_use]
     pub fn view(&self, now_ms: u64) -> AdmissionView {
         let since = |all: &BTreeMap<u64, u64>| all.values().min().map_or(0, |since| now_ms.saturating_sub(*since));
@@ -220,7 +215,7 @@ impl Admission {
         }
     }
 
-    /// Predicted wait of a new create, milliseconds: first the running deletes, then the creates before it.
+    /// Predicted wait, milliseconds: running deletes, then earlier creates.
     #[must_use]
     pub fn predicted_wait_ms(&self, now_ms: u64) -> u64 {
         let (waiting, running) = (count(&self.waiting), count(&self.running));
@@ -235,7 +230,6 @@ impl Admission {
         deletes_us.saturating_add(creates_us).div_ceil(1_000)
     }
 
-    /// Creates that may run now.
     fn limit(&self) -> u32 {
         if self.deletes == 0 {
             return self.config.parallel;
@@ -243,7 +237,7 @@ impl Admission {
         self.config.parallel_while_deleting.clamp(1, self.config.parallel)
     }
 
-    /// The pace is measured only at the limit. Below it, the time between two ends depends on the callers.
+    /// Measures only at the limit; below it, the callers determine the pace.
     fn watch_pace(&mut self, now_ms: u64) {
         let no_room = count(&self.running) >= self.limit();
         self.creates_pace.watch(no_room, now_ms);

@@ -1,8 +1,7 @@
-//! The audit: differences between the kernel and bpffs on one side and the store on the other.
+//! Compares a dump of the kernel and bpffs ([`KernelDump`]) with a snapshot of the store ([`Snapshot`]).
 //!
-//! The audit only compares a dump of the kernel ([`KernelDump`]) with a snapshot of the store ([`Snapshot`]). Both
-//! are taken on a running node, so endpoints that are being created or deleted are not judged. An object that is not
-//! provably Wharf's is reported and has no repair.
+//! Both come from a running node, so endpoints that are being created or deleted are skipped. An object that is not
+//! provably Wharf's is reported without a repair.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,52 +27,52 @@ mod aside;
 mod leaked;
 mod missing;
 
-/// A file of the deletion queue, as the audit sees it.
+/// A file of the deletion queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueFile {
-    /// The file's name in the queue's directory.
+    /// File name in the queue directory.
     pub name: String,
-    /// Age of the file, milliseconds.
+    /// Age, milliseconds.
     pub age_ms: u64,
-    /// The attachment to delete, in words; none when the file cannot be read.
+    /// The attachment to delete, in words; none when the file is unreadable.
     pub owner: Option<String>,
-    /// Why the file cannot be used; none when it is a valid record.
+    /// Why the file is unusable; none for a valid record.
     pub problem: Option<String>,
 }
 
 /// Input of an audit.
 #[derive(Debug, Clone, Copy)]
 pub struct AuditView<'a> {
-    /// The kernel and the bpffs.
+    /// The kernel and bpffs.
     pub dump: &'a KernelDump,
     /// The store.
     pub snapshot: &'a Snapshot,
-    /// Ids of program sets that were loaded in advance: they have pins and no endpoint.
+    /// Ids of program sets loaded in advance: pins without an endpoint.
     pub prepared: &'a BTreeSet<EndpointId>,
-    /// Ids of endpoints that are being created or deleted; they are not judged.
+    /// Ids of endpoints that are being created or deleted; skipped.
     pub in_flight: &'a BTreeSet<EndpointId>,
     /// Every CIDR of every pool; each has an unreachable route.
     pub pool_cidrs: &'a [IpNet],
-    /// The node's router addresses.
+    /// Router addresses.
     pub router: [Option<IpAddr>; 2],
-    /// Problems of the node's own objects, as the kernel layer reports them.
+    /// The node's problems, as the kernel layer reports them.
     pub node: &'a [NodeProblem],
-    /// Files of the deletion queue.
+    /// The deletion queue's files.
     pub queue: &'a [QueueFile],
 }
 
-/// The repair of a finding. Each repair identifies its object unambiguously, so that a late repair does no harm.
+/// Repair of a finding; identifies its object unambiguously, so that a late repair does no harm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Repair {
-    /// Remove a veth pair. The link's name holds only the low 32 bits of the epoch, so the full epoch may be unknown.
+    /// Remove a veth pair. Its name holds only the low 32 bits of the epoch, so the full epoch may be unknown.
     RemoveLink(LinkRef),
-    /// Unpin everything of an id.
+    /// Remove all pins of an id.
     RemovePins(EndpointId),
-    /// Remove a row of the endpoint table if the row still has this epoch.
+    /// Remove an endpoint-table row if it still has this epoch.
     RemoveEndpointRow(IpAddr, Epoch),
-    /// Empty a slot of the program array.
+    /// Clear a program-array slot.
     RemoveCallSlot(u32),
-    /// Take an entry of the node's table back, unless an endpoint has it.
+    /// Remove an entry of the node's nftables table, unless an endpoint has it.
     RemoveNat(NatEntry),
     /// Release a lease.
     ReleaseLease(IpAddr),
@@ -81,22 +80,23 @@ pub enum Repair {
     RemoveRoute(RouteRow),
     /// Regenerate the endpoint.
     Regenerate(EndpointId, Level),
-    /// Close an intent, after all orphans of its id and epoch were removed, and what it attached to this link of another plugin's.
+    /// Close an intent after all orphans of its id and epoch are removed, and detach its programs from another
+    /// plugin's link.
     CloseIntent(EndpointId, Epoch, Option<Box<LinkRef>>),
     /// Create the node's missing objects.
     EnsureNode,
     /// Process the deletion queue.
     DrainQueue,
-    /// Remove an unusable file of the deletion queue, by name.
+    /// Remove an unusable deletion-queue file, by name.
     RemoveQueueFile(String),
-    /// Remove the stored quarantine of an address.
+    /// Remove the stored rest of an address.
     ForgetRest(IpAddr),
-    /// Remove the kernel objects of a record that is out of service, release its addresses and remove the record.
+    /// Remove a record out of service, its kernel objects and its leases.
     ReleaseOutOfService(EndpointId),
 }
 
 impl Repair {
-    /// The repair in words, as a report counts it.
+    /// Repair in words, for counts in a report.
     #[must_use]
     pub const fn in_words(&self) -> &'static str {
         match self {
@@ -118,19 +118,19 @@ impl Repair {
     }
 }
 
-/// A difference that the audit found.
+/// A difference found by the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditFinding {
     /// The problem.
     pub problem: Problem,
-    /// The owner of the object, or the former owner; none when unknown.
+    /// Owner or former owner of the object; none when unknown.
     pub owner: Option<String>,
-    /// The repair; none when there is none, or when the object is not Wharf's.
+    /// Repair; none when unknown, or for an object that is not Wharf's.
     pub repair: Option<Repair>,
 }
 
 impl AuditFinding {
-    /// A finding of an endpoint, with the regeneration that repairs it, if one does.
+    /// An endpoint's finding, with the regeneration that repairs it, if any.
     #[must_use]
     pub fn of_endpoint(record: &EndpointRecord, problem: EndpointProblem) -> Self {
         let repair = match problem.mender() {
@@ -146,13 +146,13 @@ impl AuditFinding {
     }
 }
 
-/// Names pinned for each endpoint in every attach mode.
+/// Pins of each endpoint in every attach mode.
 const REQUIRED_PINS: [&str; 6] = ["from_container", "to_container", "deliver", "CONFIG", "METRICS", "BANDWIDTH"];
-/// Additional pins of tcx links: both exist with tcx, neither with clsact.
+/// Additional pins with tcx; with clsact neither exists.
 const LINK_PINS: [&str; 2] = ["link_from_container", "link_to_container"];
 
-/// Runs the audit. A healthy node has no findings. Findings of orphans come before findings of missing objects:
-/// repairs made in this order do not remove what a regeneration created. Intents come last.
+/// Runs the audit. A healthy node has no findings. Orphans precede missing objects, so that repairs in this order
+/// keep the results of regenerations. Intents come last.
 #[must_use]
 pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     let auditor = Auditor::new(view);
@@ -177,20 +177,20 @@ pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     findings
 }
 
-/// The audit's input with indexes, because a node may hold thousands of endpoints.
+/// The input with indexes, because a node may hold thousands of endpoints.
 struct Auditor<'a> {
     view: &'a AuditView<'a>,
     records: BTreeMap<EndpointId, &'a EndpointRecord>,
-    /// Records out of service, by id. Their objects in the kernel are not orphans.
+    /// Their kernel objects are not orphans.
     out_of_service: BTreeMap<EndpointId, &'a OutOfService>,
     addresses_out_of_service: BTreeSet<IpAddr>,
-    /// Ids whose row in the store's table of endpoints cannot be read.
+    /// Ids with an unreadable row in the store.
     unreadable: BTreeSet<EndpointId>,
     record_of_ifindex: BTreeMap<IfIndex, &'a EndpointRecord>,
     record_of_attachment: BTreeMap<(&'a Attachment, Epoch), &'a EndpointRecord>,
-    /// Endpoint id from the host side's name, by index; only names that parse.
+    /// Endpoint id from the host side's name; only names that parse.
     link_ids: BTreeMap<IfIndex, EndpointId>,
-    /// Marks of host sides, by the id and low epoch half of the name; only marks that agree with the name.
+    /// Marks that agree with the link name, by its id and low epoch half.
     marks: BTreeMap<(EndpointId, u32), Mark>,
     link_names: BTreeSet<&'a str>,
     pins: BTreeMap<EndpointId, &'a [String]>,
@@ -233,13 +233,12 @@ impl<'a> Auditor<'a> {
         self.view.in_flight.contains(&id)
     }
 
-    /// True for an endpoint that the audit skips: an operation on it runs, or its record is reported by itself.
+    /// True for a skipped endpoint: an operation is in flight, or another finding reports its record.
     fn is_unjudged(&self, id: EndpointId) -> bool {
         self.in_flight(id) || self.out_of_service.contains_key(&id) || self.is_unreadable(id)
     }
 
-    /// True when the id's row in the store cannot be read and no other record has the id. Objects of such an id are
-    /// not orphans.
+    /// True when the id's row is unreadable and no other record has the id; its objects are then not orphans.
     fn is_unreadable(&self, id: EndpointId) -> bool {
         self.unreadable.contains(&id) && !self.records.contains_key(&id)
     }
@@ -248,8 +247,7 @@ impl<'a> Auditor<'a> {
         self.records.values().copied().filter(|r| !self.is_unjudged(r.id) && !self.is_going(r))
     }
 
-    /// True when the endpoint's delete began and did not finish. Missing objects are then no problem; the open intent
-    /// is reported.
+    /// True when a delete is unfinished: missing objects are expected, and the open intent is reported.
     fn is_going(&self, record: &EndpointRecord) -> bool {
         let of = |(id, epoch, intent): &(EndpointId, Epoch, Intent)| {
             *id == record.id && *epoch == record.epoch && matches!(intent, Intent::Delete { .. })
@@ -257,8 +255,7 @@ impl<'a> Auditor<'a> {
         self.view.snapshot.intents.iter().any(of)
     }
 
-    /// The former owner of an orphan, from an open intent or the mark on a link. `low` is the low half of the
-    /// orphan's epoch, where it is known.
+    /// Former owner of an orphan, from an intent or a mark. `low`: low half of the orphan's epoch, if known.
     fn former_owner(&self, id: EndpointId, low: Option<u32>) -> Option<String> {
         let intended = self.view.snapshot.intents.iter().find_map(|(of, epoch, intent)| match intent {
             Intent::Create { attachment, .. } if *of == id && low.is_none_or(|low| low == low_half(*epoch)) => {
@@ -269,7 +266,7 @@ impl<'a> Auditor<'a> {
         intended.or_else(|| self.mark(id, low).map(|m| format!("{} (epoch {})", in_words(m), m.epoch)))
     }
 
-    /// The mark on the link of this id. When the epoch is not known, the id must have one link only.
+    /// The mark on the id's link; without an epoch, on its only link.
     fn mark(&self, id: EndpointId, low: Option<u32>) -> Option<&Mark> {
         if let Some(low) = low {
             return self.marks.get(&(id, low));
@@ -279,15 +276,15 @@ impl<'a> Auditor<'a> {
     }
 }
 
-/// A link's mark, by the id and low epoch half of the link's name. Other processes may write aliases, so a mark
-/// counts only when it agrees with the name.
+/// A link's mark, by the name's id and low epoch half. Other processes may write aliases, so mark and name must
+/// agree.
 fn marked(link: &LinkRow) -> Option<((EndpointId, u32), Mark)> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let mark = Mark::parse(link.alias.as_deref()?)?;
     (mark.id == id.get() && low_half(Epoch(mark.epoch)) == low).then_some(((id, low), mark))
 }
 
-/// The mark's owner in the format of an attachment, as far as the mark holds it.
+/// The mark's owner in attachment format, as far as the mark holds it.
 fn in_words(mark: &Mark) -> String {
     match mark.attachment() {
         Some((network, container_id, ifname)) => format!("{network}/{container_id}:{ifname}"),
@@ -316,12 +313,12 @@ fn describe_record(record: &EndpointRecord) -> String {
     format!("{} (endpoint {}, epoch {})", record.attachment, record.id, record.epoch)
 }
 
-/// An endpoint id from a map. The value is untrusted: other processes may write to maps.
+/// Endpoint id from a map. Untrusted: other processes may write to maps.
 fn endpoint_id(n: u32) -> Option<EndpointId> {
     u16::try_from(n).ok().and_then(|n| EndpointId::try_from(n).ok())
 }
 
-/// The low 32 bits of an epoch, as the host side's name holds them.
+/// The low 32 bits of an epoch, as in the host side's name.
 fn low_half(epoch: Epoch) -> u32 {
     u32::try_from(epoch.0 & 0xffff_ffff).unwrap_or(u32::MAX)
 }

@@ -1,32 +1,32 @@
-//! Limits of an endpoint's bandwidth.
+//! Bandwidth limits of an endpoint.
 
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
-/// Largest burst, bits: 4 GiB, as for the reference plugin.
+/// Largest burst, bits: 4 GiB, as in the CNI reference plugin.
 const MAX_BURST: u64 = 8 << 32;
-/// Bursts that runtimes send with every rate because CNI wants one: the kubelet's and containerd's largest 32-bit numbers,
-/// and CRI-O's 4 GiB. A bucket of that size would limit nothing for minutes.
+/// Placeholder bursts of runtimes, because CNI requires one with a rate: the largest 32-bit numbers (kubelet,
+/// containerd) and 4 GiB (CRI-O). Such a bucket would not limit for minutes.
 const NO_WISH: [u64; 3] = [i32::MAX as u64, u32::MAX as u64, u32::MAX as u64 * 8];
-/// Default burst: what the rate gives in this time, milliseconds. TCP waits for up to 200 ms before it sends a lost packet
-/// again; what the rate gives meanwhile must not be lost too.
+/// Default burst: the rate for this time, milliseconds. TCP retransmits after up to 200 ms; the traffic until then
+/// must fit.
 const DEFAULT_BURST_MS: u64 = 250;
-/// Least default burst, bits: two of the largest packets that a container sends at once (64 KiB).
+/// Least default burst, bits: two packets of 64 KiB, the largest that a container sends.
 const LEAST_DEFAULT_BURST: u64 = 2 * 64 * 1024 * 8;
 
-/// The limit of one direction.
+/// Limit of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Limit {
-    /// Bits a second.
+    /// Bits per second.
     pub rate: NonZeroU64,
     /// Bits that may pass at once after a pause.
     pub burst: NonZeroU64,
 }
 
-/// Why a limit is refused.
+/// Why a limit is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// A burst alone limits nothing.
+    /// A burst without a rate.
     #[error("a burst without a rate limits nothing; give the rate, or leave the burst out")]
     NoRate,
     /// The burst is too large.
@@ -35,11 +35,11 @@ pub enum LimitError {
 }
 
 impl Limit {
-    /// The limit that a rate and a burst ask for, in bits; zero is "none". Without a burst, or with one that runtimes send for
-    /// want of a wish, the burst follows from the rate.
+    /// A limit from a rate and a burst, bits; 0 means none. Without a burst, or with a placeholder, the rate
+    /// determines it.
     ///
     /// # Errors
-    /// A burst without a rate, or too large a burst.
+    /// [`LimitError`].
     pub fn of(rate: u64, burst: u64) -> Result<Option<Self>, LimitError> {
         let wish = NonZeroU64::new(burst).filter(|burst| !NO_WISH.contains(&burst.get()));
         match (NonZeroU64::new(rate), wish) {
@@ -55,8 +55,7 @@ impl Limit {
         }
     }
 
-    /// Time in which the rate gives the burst, nanoseconds; 1 at least, because a bucket that never holds anything lets nothing
-    /// pass.
+    /// Time to fill the burst at the rate, nanoseconds, at least 1: a bucket of 0 would pass nothing.
     #[must_use]
     pub fn burst_ns(self) -> u64 {
         let ns = u128::from(self.burst.get()) * 1_000_000_000 / u128::from(self.rate.get());
@@ -64,7 +63,7 @@ impl Limit {
     }
 }
 
-/// The limits of an endpoint.
+/// Limits of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Bandwidth {
     /// Toward the container.

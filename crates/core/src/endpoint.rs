@@ -1,4 +1,4 @@
-//! The stored facts of an endpoint.
+//! Stored facts of an endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,169 +19,166 @@ use crate::{
     policy::{NamedPort, OwnEnforcement},
 };
 
-/// Most routes of one container.
+/// Most routes per container.
 pub const MAX_ROUTES: usize = 64;
 
-/// A network namespace, known by what the kernel says of it and not by its path: a path may be reused by another
-/// container, an inode of nsfs is unique while the namespace lives, and the cookie is never reused in a boot.
+/// A network namespace by kernel attributes: its path may be reused, an nsfs inode is unique while it lives, and the
+/// cookie within a boot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsRef {
-    /// Where the runtime said it is; used to open it, never to compare it.
+    /// Path from the runtime: opened, never compared.
     pub path: PathBuf,
     /// Device of the nsfs inode.
     pub dev: u64,
-    /// Inode on nsfs.
+    /// nsfs inode.
     pub inode: u64,
-    /// `SO_NETNS_COOKIE` (Linux 5.14), 0 where the kernel has none.
+    /// `SO_NETNS_COOKIE` (Linux 5.14); 0 where unsupported.
     pub cookie: u64,
 }
 
 impl NetnsRef {
-    /// Same namespace, whatever the paths.
+    /// True for the same namespace, regardless of the paths.
     #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         self.dev == other.dev && self.inode == other.inode && self.cookie == other.cookie
     }
 }
 
-/// Who gives the endpoint's addresses back when it goes.
+/// Owner of the endpoint's addresses, who releases them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IpOwner {
     /// The agent leased them with the endpoint and releases them with it.
     Endpoint,
-    /// The caller leased them before (`POST /v1/ipam`) and will release them: the delete runs with NoIPRelease.
+    /// The caller leased them earlier (`POST /v1/ipam`) and releases them: deletes use NoIPRelease.
     Caller,
-    /// Another IPAM leased them, outside of the pools. They are never leased, released or rested here.
+    /// Another IPAM leased them outside the pools; never leased, released or quarantined here.
     External,
 }
 
-/// Whose an endpoint's link is: who made it, connected it, and removes it.
+/// Owner of an endpoint's link, which creates, connects and removes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkOwner {
-    /// Wharf's, with a name and a mark of Wharf's.
+    /// Wharf: the link has Wharf's name and mark.
     #[default]
     Wharf,
-    /// Another plugin's, behind which Wharf is chained. Wharf has its programs on the host side and changes nothing else of the link.
+    /// Another plugin; Wharf is chained and only attaches programs to the host side.
     Plugin {
-        /// What the host side had on its hooks before Wharf came.
+        /// State of the host side's hooks before Wharf attached.
         hooks: HooksFound,
     },
 }
 
-/// What is on the hooks of another plugin's link before Wharf attaches its programs, and when it has taken them off again.
+/// Hooks of another plugin's link before Wharf attaches and after it detaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HooksFound {
     /// No clsact qdisc.
     None,
-    /// A clsact qdisc without anything of ours.
+    /// A clsact qdisc without Wharf's filters.
     Clsact,
-    /// What an endpoint before left there, as a rule the program that drops everything. The link stays closed.
+    /// Filters of an earlier endpoint, usually the program that drops everything. The link stays closed.
     Closed,
 }
 
 impl LinkOwner {
-    /// True for a link of Wharf's own.
+    /// True for a link that Wharf owns.
     #[must_use]
     pub const fn is_wharf(&self) -> bool {
         matches!(self, Self::Wharf)
     }
 }
 
-/// Everything about an endpoint that must survive the agent. Written when a create completes, removed when a delete
-/// does, in one transaction with its leases.
+/// An endpoint's durable state, written and removed in one transaction with its leases at the end of a create or
+/// delete. Fields with a serde default are absent in records of older versions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRecord {
     /// Endpoint id.
     pub id: EndpointId,
-    /// Epoch of this attachment.
+    /// Epoch.
     pub epoch: Epoch,
     /// CNI key.
     pub attachment: Attachment,
     /// The container's network namespace.
     pub netns: NetnsRef,
-    /// Pool its addresses come from.
+    /// Pool of the addresses.
     pub pool: PoolName,
-    /// Who owns the addresses.
+    /// Owner of the addresses.
     pub ip_owner: IpOwner,
-    /// IPv4 address, when it has one.
+    /// IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6 address, when it has one.
+    /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
-    /// Gateway the container's IPv4 default route names.
+    /// Gateway of the container's IPv4 default route.
     pub gateway4: Option<Ipv4Addr>,
-    /// Gateway the container's IPv6 default route names.
+    /// Gateway of the container's IPv6 default route.
     pub gateway6: Option<Ipv6Addr>,
-    /// Name of the host side of the veth pair.
+    /// Name of the host side.
     pub host_ifname: IfName,
-    /// Index of the host side in the node's namespace.
+    /// Host side's index, in the node's namespace.
     pub host_ifindex: IfIndex,
-    /// Index of the container side in the container's namespace.
+    /// Container side's index, in the container's namespace.
     pub container_ifindex: IfIndex,
-    /// MAC of the container side.
+    /// Container side's MAC.
     pub container_mac: MacAddr,
-    /// MAC of the host side.
+    /// Host side's MAC.
     pub host_mac: MacAddr,
     /// MTU of both sides, bytes.
     pub mtu: u32,
-    /// The creator asked for no MTU: `mtu` is the agent's default and follows it. Records of older versions do not say, and
-    /// keep their MTU.
+    /// The create request had no MTU, so `mtu` follows the agent's default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mtu_follows: bool,
-    /// A smaller MTU that the container gave its own side, bytes. The side has it again where the link's MTU allows it. Kept
-    /// when the link's MTU changes; records of older versions have none.
+    /// Smaller MTU that the container set on its side, bytes; reapplied whenever the link's MTU allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_mtu: Option<u32>,
-    /// Security labels, sorted.
+    /// Security labels.
     pub labels: BTreeSet<Label>,
-    /// The number that stands for the security-relevant ones among `labels`.
+    /// Identity of the security-relevant labels.
     pub identity: Identity,
-    /// Pod name, when a kubelet is the client.
+    /// Pod name, from a kubelet.
     pub pod_name: Option<String>,
     /// Pod namespace.
     pub pod_namespace: Option<String>,
-    /// The container runtime that added it. Records of older versions do not say.
+    /// Container runtime of the ADD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeName>,
     /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
-    /// Published ports. Records of older versions have none.
+    /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Publish>,
-    /// Whether what it sends to other networks takes an address of the node; as the pool has it when absent.
+    /// Whether the node masquerades its packets to other networks; none follows the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
-    /// Limits of its bandwidth. Records of older versions have none.
+    /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
-    /// Enforcement of policy in place of the node's mode; records of older versions follow the mode.
+    /// Policy enforcement that overrides the node's mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_enforcement: Option<OwnEnforcement>,
-    /// Ports that rules of policies name, at most [`crate::policy::MAX_NAMED_PORTS`]. Records of older versions have none.
+    /// Named ports for policy rules, at most [`crate::policy::MAX_NAMED_PORTS`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<PortName, NamedPort>,
-    /// Its labels are still to come; its identity is [`Identity::INIT`] until then. An older version takes the labels that are
-    /// here for all.
+    /// Its labels are not known yet; its identity is [`Identity::INIT`] until then. An older version treats the
+    /// present labels as complete.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub awaits_labels: bool,
-    /// Type of the CNI IPAM plugin that leased the addresses; only of [`IpOwner::External`].
+    /// Type of the CNI IPAM plugin; only for [`IpOwner::External`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<String>,
-    /// Destinations that the container reaches by its gateways, at most [`MAX_ROUTES`], in place of the default routes. Records
-    /// of older versions have none, and older versions give the default routes.
+    /// Destinations via the container's gateways, at most [`MAX_ROUTES`], instead of default routes, which older
+    /// versions set in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<IpNet>>,
-    /// Whose the link is. Records of older versions have links of Wharf's own. An older version never takes another plugin's link for its own: it
-    /// cannot read a record whose addresses are [`IpOwner::External`], as they are with such a link, and leaves all that the record names alone.
+    /// Owner of the link. An older version never claims another plugin's link: it cannot parse the record, whose
+    /// addresses are [`IpOwner::External`], and leaves its objects untouched.
     #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
     pub link_owner: LinkOwner,
 }
 
 impl EndpointRecord {
-    /// What the container's side gets when the link's MTU becomes `mtu`, from what the side has now; and the MTU that is the
-    /// container's own choice.
+    /// Container side's MTU for a link MTU of `mtu`, given its current MTU `now`; and the container's choice.
     #[must_use]
     pub fn container_mtu_of(&self, now: u32, mtu: u32) -> (u32, Option<u32>) {
         let given = self.container_mtu.map_or(self.mtu, |own| own.min(self.mtu));
@@ -189,7 +186,7 @@ impl EndpointRecord {
         (own.map_or(mtu, |own| own.min(mtu)), own)
     }
 
-    /// The gateway of an address's family.
+    /// Gateway of the address's family.
     #[must_use]
     pub fn gateway_of(&self, address: IpAddr) -> Option<IpAddr> {
         match address {
@@ -198,7 +195,7 @@ impl EndpointRecord {
         }
     }
 
-    /// What the container reaches by the gateway of this family: everything, or its own routes.
+    /// Destinations via this family's gateway: the default route, or `routes`.
     #[must_use]
     pub fn destinations(&self, ipv4: bool) -> Vec<IpNet> {
         let everything = if ipv4 { IpNet::V4(Ipv4Net::default()) } else { IpNet::V6(Ipv6Net::default()) };
@@ -208,22 +205,22 @@ impl EndpointRecord {
         }
     }
 
-    /// Its addresses, IPv4 first.
+    /// Addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 
-    /// Its published ports, one mapping for each address that they lead to.
+    /// Port mappings: one per published port and address.
     #[must_use]
     pub fn mappings(&self) -> Vec<PortMapping> {
         self.ports.iter().flat_map(|port| self.addresses().filter_map(|ip| port.to(ip))).collect()
     }
 
-    /// What the node's table has of it: published ports, and its addresses where it keeps them on the way out.
+    /// Entries in the node's nftables table: published ports, and addresses that are not masqueraded.
     #[must_use]
     pub fn nat_entries(&self) -> Vec<NatEntry> {
-        // Only the pools' addresses are known to keep the source of what a container sends them: without an entry, an
-        // external one would see the node, which its policy always lets in.
+        // Traffic between pool addresses keeps its source. Without an entry, an endpoint with an external address
+        // would see the node as source, which its policy always allows.
         let keeps = self.masquerade == Some(false) || self.ip_owner == IpOwner::External;
         let own = self.addresses().filter(|_| keeps).map(NatEntry::Own);
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()

@@ -1,7 +1,6 @@
-//! Findings of observations and of the audit, as data. [`Problem::mender`] returns who repairs a problem,
-//! [`Problem::remedy`] what an operator should do, [`verdict`] how severe problems are; no code decides by a
-//! problem's text. Status, audit, explain, the health of an endpoint and CHECK all use these functions, so that they
-//! agree.
+//! Findings of observations and the audit, as data. Status, audit, explain, endpoint health and CHECK share
+//! [`Problem::mender`] (repairer), [`Problem::remedy`] (operator's action) and [`verdict`] (severity); no code
+//! decides by a problem's text.
 
 use crate::{ids::EndpointId, state::Level};
 
@@ -20,58 +19,56 @@ pub use stray::{Kept, Stray};
 /// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Problem {
-    /// A problem of an endpoint that has a record.
+    /// Problem of an endpoint that has a record.
     Endpoint(EndpointId, EndpointProblem),
-    /// A problem of the node's own objects.
+    /// Problem of the node's objects.
     Node(NodeProblem),
     /// An orphan.
     Stray(Stray),
-    /// A problem of the store or of the deletion queue.
+    /// Problem of the store or the deletion queue.
     Kept(Kept),
 }
 
-/// Who repairs a problem.
+/// Repairer of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mender {
-    /// A regeneration of the endpoint at this level. The leak audit requests it.
+    /// A regeneration at this level, which the leak audit requests.
     Regeneration(Level),
-    /// The audit's own repair. The leak audit makes it.
+    /// The audit's repair, which the leak audit makes.
     Repair,
-    /// The audit's own repair, when an operator requests it: the repair removes objects of a container that may still
-    /// run.
+    /// The audit's repair, only on an operator's request: it removes objects of a container that may still run.
     Removal,
-    /// The container, which caused the problem. Where `regenerable`, an operator can request a datapath regeneration
-    /// that repairs it. The agent does not start one by itself: the container would cause the problem again, and no
-    /// other endpoint is harmed.
+    /// The container, which caused it. No automatic regeneration: the container would cause it again, and no other
+    /// endpoint is harmed.
     Container {
-        /// A datapath regeneration repairs it.
+        /// An operator can request a datapath regeneration that repairs it.
         regenerable: bool,
     },
-    /// Nobody: the finding is a notice.
+    /// None: the finding is a notice.
     Nobody,
-    /// Only an operator.
+    /// An operator.
     Operator,
 }
 
-/// Severity of findings.
+/// Severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// No problem, except notices.
+    /// No problem, or only notices.
     Well,
-    /// A container broke its own network. Its endpoint fails, the node is healthy.
+    /// A container broke its network: its endpoint fails, the node is healthy.
     ContainersOwn,
-    /// A problem that no container caused itself.
+    /// A problem that no container caused.
     Amiss,
 }
 
-/// The highest severity of the findings.
+/// Highest severity of the problems.
 #[must_use]
 pub fn verdict<'a>(problems: impl IntoIterator<Item = &'a Problem>) -> Verdict {
     problems.into_iter().map(Problem::verdict).max().unwrap_or(Verdict::Well)
 }
 
 impl Problem {
-    /// Severity of this problem.
+    /// Severity.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match self.mender() {
@@ -81,12 +78,12 @@ impl Problem {
         }
     }
 
-    /// Who repairs this problem.
+    /// Repairer.
     #[must_use]
     pub fn mender(&self) -> Mender {
         match self {
             Self::Endpoint(_, problem) => problem.mender(),
-            // Creating the node's objects again does not remove foreign objects.
+            // Recreating the node's objects does not remove foreign objects.
             Self::Node(
                 NodeProblem::LinkForeign { .. }
                 | NodeProblem::Outbound { repairable: false, .. }
@@ -131,7 +128,7 @@ impl Problem {
         }
     }
 
-    /// True when both problems are about the same object, whatever values they found.
+    /// True when both problems have the same kind and object, regardless of the values found.
     #[must_use]
     pub fn is_about_the_same(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)

@@ -1,4 +1,4 @@
-//! Endpoints for this crate's own tests.
+//! Endpoints for this crate's tests.
 
 use std::path::PathBuf;
 

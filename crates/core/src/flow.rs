@@ -1,5 +1,5 @@
-//! Flows of endpoints as people look at them: rows of the flow tables, filters, fill. `wharf_common::flow` has the rules by which a
-//! flow lives; the programs apply them.
+//! Flow tables for users: rows, filters, usage. `wharf_common::flow` defines the life cycle, which the programs
+//! implement.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -13,37 +13,37 @@ use crate::ids::EndpointId;
 pub struct FlowEnd {
     /// Address.
     pub address: IpAddr,
-    /// Port of TCP, UDP and SCTP, identifier of an ICMP echo; zero for other protocols.
+    /// Port of TCP, UDP and SCTP, identifier of ICMP echo, otherwise zero.
     pub port: u16,
 }
 
-/// A flow that an endpoint of the node has, or had a moment ago.
+/// A current or recent flow of an endpoint of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
-    /// The end that sent the first packet.
+    /// Sender of the first packet.
     pub source: FlowEnd,
     /// The other end.
     pub destination: FlowEnd,
     /// Protocol number (IANA).
     pub protocol: u8,
-    /// Where it is in its life.
+    /// State.
     pub state: FlowState,
-    /// Between two endpoints of the node, its packets take the node's stack.
+    /// Packets between two endpoints of the node take the node's stack.
     pub by_stack: bool,
-    /// It is in the table from which nothing is evicted.
+    /// The row is in the table without eviction.
     pub kept: bool,
-    /// Endpoint that its row is charged to; none when the row has an impossible id.
+    /// Endpoint charged for the row; none when the row has an impossible id.
     pub owner: Option<EndpointId>,
-    /// Since its last packet, to about a second.
+    /// Time since the last packet, to about a second.
     pub idle: Duration,
-    /// Until its row may be collected, unless a packet comes; zero when it may be now.
+    /// Time until the row may be collected without further packets; zero when it may be now.
     pub left: Duration,
 }
 
-/// Which flows are meant: those that have all that is given.
+/// Selects flows that match every criterion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// One end has one of these addresses; empty for any.
+    /// One end has one of these addresses; empty matches any.
     pub addresses: Vec<IpAddr>,
     /// One end is in this network.
     pub network: Option<IpNet>,
@@ -56,7 +56,7 @@ pub struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// Whether a flow is meant.
+    /// True when the flow matches.
     #[must_use]
     pub fn matches(&self, flow: &Flow) -> bool {
         let either = |wanted: &dyn Fn(&FlowEnd) -> bool| wanted(&flow.source) || wanted(&flow.destination);
@@ -68,41 +68,41 @@ impl FlowFilter {
     }
 }
 
-/// Flows that were asked for.
+/// Selected flows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowList {
-    /// The first of them, in no order.
+    /// First flows, unordered.
     pub flows: Vec<Flow>,
-    /// How many more there are.
+    /// Number of omitted flows.
     pub more: u64,
 }
 
-/// The flow tables after a collection. Counts are since the tables were made, which an upgrade carries over.
+/// Usage of the flow tables after a collection. Counts start with the creation of the tables; upgrades keep them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowUsage {
-    /// Flows that both ends use.
+    /// Flows in use by both ends.
     pub rows: u64,
-    /// So many fit.
+    /// Capacity, flows.
     pub limit: u64,
-    /// Rows that were collected because their flow was over.
+    /// Collected rows of ended flows.
     pub expired: u64,
-    /// Rows that were collected because an endpoint of theirs was gone.
+    /// Collected rows of deleted endpoints.
     pub orphaned: u64,
-    /// Packets whose flow may be evicted because its endpoint has as many rows as one may.
+    /// Packets of flows that may be evicted: the endpoint is at its row quota.
     pub over_quota: u64,
-    /// Packets whose flow may be evicted because the table is full.
+    /// Packets of flows that may be evicted: the table is full.
     pub no_room: u64,
-    /// Packets whose flow is not tracked because its endpoint began too many at once.
+    /// Packets of untracked flows: the endpoint opened too many at once.
     pub untracked: u64,
-    /// How long the collection took.
+    /// Duration of the collection.
     pub took: Duration,
 }
 
 impl FlowUsage {
-    /// Share of the table from which an operator is warned, percent.
+    /// Usage that warns the operator, percent.
     const WARN_PERCENT: u64 = 80;
 
-    /// Whether an operator is to act before flows can be evicted.
+    /// True when an operator should act before flows can be evicted.
     #[must_use]
     pub const fn is_nearly_full(&self) -> bool {
         self.limit > 0 && self.rows.saturating_mul(100) >= self.limit.saturating_mul(Self::WARN_PERCENT)

@@ -1,4 +1,4 @@
-//! The interface to what gives sets of labels their numbers: this node alone, or a store that nodes share.
+//! Interface to the allocator of identities: this node, or a store shared by nodes.
 
 use std::{
     collections::BTreeSet,
@@ -12,49 +12,50 @@ use crate::{
     identity_allocator::{IdentityAllocator, IdentityError, IdentityRow},
 };
 
-/// An answer that may take its time.
+/// A pending answer.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Numbers of sets of labels, counted by reference. Labels that are not security-relevant are ignored; reserved identities
-/// are not counted.
+/// Reference-counted identities of label sets. Ignores labels that are not security-relevant; does not count reserved
+/// identities.
 pub trait Identities: Send + Sync + 'static {
-    /// The identity of these labels, which has one reference more. A future that is dropped before it ends leaves none.
+    /// Returns the identity of these labels and adds a reference. A future that is dropped before completion adds
+    /// none.
     ///
     /// # Errors
     /// [`IdentityError::Exhausted`], [`IdentityError::Reserved`].
     fn acquire<'a>(&'a self, labels: &'a BTreeSet<Label>) -> Pending<'a, Result<Identity, IdentityError>>;
 
-    /// Counts a reference to the identity that a restored endpoint had. Asks nobody else, because every endpoint of a start waits
-    /// for it.
+    /// Adds a reference to the identity of a restored endpoint. Local and immediate, because every endpoint waits for
+    /// it at start.
     ///
     /// # Errors
-    /// [`IdentityError::Conflict`] when the number cannot stand for these labels; acquire another one then.
+    /// [`IdentityError::Conflict`] when the number cannot have these labels; acquire another one then.
     fn claim(&self, identity: Identity, labels: &BTreeSet<Label>) -> Result<(), IdentityError>;
 
-    /// Gives one reference back.
+    /// Drops a reference.
     fn release(&self, identity: Identity) -> Pending<'_, ()>;
 }
 
-/// Identities of this node alone.
+/// Identities local to this node.
 #[derive(Debug, Default)]
 pub struct LocalIdentities(Mutex<IdentityAllocator>);
 
 impl LocalIdentities {
-    /// Every identity in use, by number; reserved ones are not listed.
+    /// Identities in use, by number, without reserved ones.
     #[must_use]
     pub fn list(&self) -> Vec<IdentityRow> {
         self.allocator().list()
     }
 
     fn allocator(&self) -> MutexGuard<'_, IdentityAllocator> {
-        // Each call of the allocator leaves it whole.
+        // A panic does not leave the allocator inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Identities for LocalIdentities {
     fn acquire<'a>(&'a self, labels: &'a BTreeSet<Label>) -> Pending<'a, Result<Identity, IdentityError>> {
-        // Within the future: one that nobody awaits acquires nothing.
+        // In the future: without a poll it acquires nothing.
         Box::pin(async { self.allocator().acquire(labels) })
     }
 

@@ -1,4 +1,4 @@
-//! Security labels and the numbers that stand for sets of them.
+//! Security labels, and identities: numbers of label sets.
 
 use std::{fmt, str::FromStr};
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::IdError;
 
-/// Security identity. Below 256 reserved; local ones are given out from 256 on.
+/// Security identity. Numbers below 256 are reserved; local ones start at 256.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Identity(pub u32);
 
 impl Identity {
-    /// The node itself.
+    /// The node.
     pub const HOST: Self = Self(wharf_common::policy::IDENTITY_NODE);
-    /// Anything outside.
+    /// Peers outside.
     pub const WORLD: Self = Self(2);
-    /// On this node but not ours.
+    /// On this node, without an endpoint.
     pub const UNMANAGED: Self = Self(3);
     /// Health endpoints.
     pub const HEALTH: Self = Self(4);
-    /// An endpoint whose labels are not known yet.
+    /// Endpoints whose labels are unknown yet.
     pub const INIT: Self = Self(5);
     /// Other nodes.
     pub const REMOTE_NODE: Self = Self(6);
-    /// First identity that is allocated.
+    /// First allocated identity.
     pub const FIRST_LOCAL: Self = Self(256);
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A label: `source:key=value`, for example `k8s:app=web`. The source says who vouches for it.
+/// A label `source:key=value`, for example `k8s:app=web`. The source names the component that vouches for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Label {
@@ -42,7 +42,7 @@ pub struct Label {
     pub source: String,
     /// Key: not empty, no `=`.
     pub key: String,
-    /// Value, may be empty.
+    /// Value; may be empty.
     pub value: String,
 }
 

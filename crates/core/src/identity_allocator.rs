@@ -1,15 +1,14 @@
-//! Numbers for sets of labels, counted by reference.
+//! Reference-counted identities of label sets.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
 use crate::identity::{Identity, Label};
 
-/// Last identity that is given out: 16 bits, so that a policy map's key stays small. There are four times as many as
-/// there can be endpoints.
+/// Last identity: 16 bits, to keep policy map keys small; four times the endpoint limit.
 pub const LAST_LOCAL: Identity = Identity(65_535);
 
-/// Source of the labels that stand for the fixed identities; only the agent itself may give them.
+/// Source of the labels with reserved identities; only the agent may assign it.
 pub const RESERVED_SOURCE: &str = "reserved";
 
 const RESERVED: [(&str, Identity); 6] = [
@@ -21,8 +20,8 @@ const RESERVED: [(&str, Identity); 6] = [
     ("remote-node", Identity::REMOTE_NODE),
 ];
 
-/// Labels that differ between the pods of one workload, or come and go with a rollout: with them in the set, every pod
-/// would be an identity of its own and a policy as long as the list of pods.
+/// Labels that differ between pods of a workload or change with a rollout. With them, every pod would be an identity
+/// and policies as long as the list of pods.
 const PER_POD_KEYS: [&str; 10] = [
     "io.kubernetes.pod.name",
     "io.kubernetes.pod.uid",
@@ -36,29 +35,29 @@ const PER_POD_KEYS: [&str; 10] = [
     "controller-revision-hash",
 ];
 
-/// Why an identity was refused.
+/// Why an allocation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
-    /// Every number is given out.
+    /// Every number is in use.
     #[error("allocate identity: all {total} are in use; delete endpoints, or give them fewer different labels")]
     Exhausted {
-        /// How many there are.
+        /// Number of identities.
         total: u32,
     },
-    /// A reserved label that is unknown, or stands beside others.
+    /// A reserved label that is unknown or combined with others.
     #[error("resolve identity of label {label}: {why}")]
     Reserved {
         /// Label.
         label: Label,
-        /// The rule.
+        /// Violated rule.
         why: &'static str,
     },
-    /// The number stands for something else, or the labels have another number.
+    /// The number has other labels, or the labels another number.
     #[error("claim identity {identity}: {why}; the endpoint's labels are resolved anew")]
     Conflict {
-        /// The number.
+        /// Number.
         identity: Identity,
-        /// What stands against it.
+        /// Cause.
         why: String,
     },
 }
@@ -68,30 +67,30 @@ pub enum IdentityError {
 pub struct IdentityRow {
     /// Number.
     pub identity: Identity,
-    /// The labels it stands for: only the security-relevant ones.
+    /// Its security-relevant labels.
     pub labels: BTreeSet<Label>,
-    /// References to it.
+    /// Reference count.
     pub references: u64,
 }
 
-/// Gives each set of security-relevant labels one number, as long as somebody refers to it.
+/// Assigns each set of security-relevant labels a number while references exist.
 #[derive(Debug, Clone, Default)]
 pub struct IdentityAllocator {
     by_labels: BTreeMap<BTreeSet<Label>, Identity>,
     rows: BTreeMap<Identity, IdentityRow>,
-    /// The number given out last: numbers rest as long as can be before they stand for something else.
+    /// Last allocated number: a number is reused as late as possible.
     last: Option<Identity>,
 }
 
 impl IdentityAllocator {
-    /// Nothing given out.
+    /// Creates an empty allocator.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The identity of these labels, which counts one reference more. Labels that are not security-relevant are
-    /// ignored. Reserved identities are not counted.
+    /// Returns the identity of these labels and adds a reference. Ignores labels that are not security-relevant; does
+    /// not count reserved identities.
     ///
     /// # Errors
     /// [`IdentityError::Exhausted`], [`IdentityError::Reserved`].
@@ -112,8 +111,7 @@ impl IdentityAllocator {
         Ok(identity)
     }
 
-    /// Gives one reference back; true when it was the last one and the number is free again. No effect on reserved
-    /// identities and on numbers nobody refers to.
+    /// Drops a reference; true when the number is free now. No effect on reserved and unused identities.
     pub fn release(&mut self, identity: Identity) -> bool {
         let Some(row) = self.rows.get_mut(&identity) else { return false };
         row.references = row.references.saturating_sub(1);
@@ -126,16 +124,16 @@ impl IdentityAllocator {
         true
     }
 
-    /// The labels that an identity in use stands for; `None` for reserved ones.
+    /// Labels of an identity in use; `None` for reserved ones.
     #[must_use]
     pub fn get(&self, identity: Identity) -> Option<&BTreeSet<Label>> {
         self.rows.get(&identity).map(|r| &r.labels)
     }
 
-    /// Takes back the identity that a restored endpoint had, and counts a reference.
+    /// Restores an endpoint's identity and adds a reference.
     ///
     /// # Errors
-    /// [`IdentityError::Conflict`] when the number cannot stand for these labels; acquire a new one then.
+    /// [`IdentityError::Conflict`] when the number cannot have these labels; acquire a new one then.
     pub fn claim(&mut self, identity: Identity, labels: &BTreeSet<Label>) -> Result<(), IdentityError> {
         let labels = security_relevant(labels);
         let conflict = |why: String| Err(IdentityError::Conflict { identity, why });
@@ -158,7 +156,7 @@ impl IdentityAllocator {
         Ok(())
     }
 
-    /// Every identity in use, by number; reserved ones are not listed.
+    /// Identities in use, by number, without reserved ones.
     #[must_use]
     pub fn list(&self) -> Vec<IdentityRow> {
         self.rows.values().cloned().collect()
@@ -170,7 +168,7 @@ impl IdentityAllocator {
         row.references += 1;
     }
 
-    /// First free number after the one given out last, and around.
+    /// First free number after `last`, with wrap-around.
     fn next_free(&self) -> Result<Identity, IdentityError> {
         let (first, last) = (Identity::FIRST_LOCAL.0, LAST_LOCAL.0);
         let from = self.last.map_or(first, |l| l.0 + 1);
@@ -182,15 +180,15 @@ impl IdentityAllocator {
     }
 }
 
-/// Whether labels say more than where an endpoint is: one of them is security-relevant, and not the name of its namespace.
+/// True when a label is security-relevant and not the namespace name.
 #[must_use]
 pub fn says_what(labels: &BTreeSet<Label>) -> bool {
     let namespace = |l: &Label| l.source == "k8s" && l.key == "io.kubernetes.pod.namespace";
     labels.iter().any(|label| !is_per_pod(label) && !namespace(label))
 }
 
-/// The labels among these that say what an endpoint is, and not which one: an identity stands for them. Drops
-/// the container's own name and id, and what Kubernetes writes for each single pod or rollout.
+/// The security-relevant labels, which describe a workload. Drops the container's name and id, and Kubernetes labels
+/// of a single pod or rollout.
 #[must_use]
 pub fn security_relevant(labels: &BTreeSet<Label>) -> BTreeSet<Label> {
     labels.iter().filter(|l| !is_per_pod(l)).cloned().collect()
@@ -204,7 +202,7 @@ fn is_per_pod(label: &Label) -> bool {
     }
 }
 
-/// The fixed identity, if the labels are a reserved one.
+/// Reserved identity of the labels, if they are a reserved label.
 fn reserved(labels: &BTreeSet<Label>) -> Result<Option<Identity>, IdentityError> {
     let Some(label) = labels.iter().find(|l| l.source == RESERVED_SOURCE) else { return Ok(None) };
     let refuse = |why| Err(IdentityError::Reserved { label: label.clone(), why });

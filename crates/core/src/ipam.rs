@@ -1,9 +1,8 @@
-//! IPAM: named pools of addresses, and their leases.
+//! IPAM: address pools and leases.
 //!
-//! Pure and in memory: the agent makes a lease durable in one transaction with the endpoint that owns it. Addresses
-//! are allocated next-fit. A released address is first quarantined (it rests, see [`Ipam::release`]) and is reused as
-//! late as possible, so that caches and connections of its old owner expire first. Each address of a pool is free,
-//! leased or resting, never two of these.
+//! Pure and in memory; the agent stores leases. Allocation is next-fit. A released address rests ([`Ipam::release`])
+//! and is reused as late as possible, so that caches and connections of its old owner expire. An address is free,
+//! leased or resting.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -41,7 +40,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Family of an address.
+    /// Family.
     #[must_use]
     pub const fn of(ip: IpAddr) -> Self {
         match ip {
@@ -60,16 +59,16 @@ impl fmt::Display for Family {
     }
 }
 
-/// A pool as the user configured it.
+/// A configured pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolConfig {
     /// Name.
     pub name: PoolName,
-    /// Its CIDRs, of either family or both, given out in this order.
+    /// CIDRs of either or both families, used in this order.
     pub cidrs: Vec<IpNet>,
 }
 
-/// The request for one family.
+/// Request for one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Wanted<A> {
     /// Any free address, if the pool has the family.
@@ -81,10 +80,10 @@ pub enum Wanted<A> {
     None,
 }
 
-/// A request for a lease. The default requests an address of each family of the default pool.
+/// A lease request; by default, an address of each family of the default pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct LeaseRequest {
-    /// Pool; the default pool when none is named.
+    /// Pool; none for the default pool.
     pub pool: Option<PoolName>,
     /// IPv4.
     pub ipv4: Wanted<Ipv4Addr>,
@@ -92,23 +91,23 @@ pub struct LeaseRequest {
     pub ipv6: Wanted<Ipv6Addr>,
 }
 
-/// The leased addresses: at least one.
+/// Leased addresses: at least one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Leased {
     /// IPv4.
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6.
     pub ipv6: Option<Ipv6Addr>,
-    /// Pool of the addresses.
+    /// Pool.
     pub pool: PoolName,
 }
 
-/// Addresses of a pool that are not leased while the node itself has or reaches them.
+/// Addresses of a pool that IPAM does not lease, because the node has or reaches them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
-    /// The addresses.
+    /// Addresses.
     pub net: IpNet,
-    /// The node's address or route that has them, in words.
+    /// The node's address or route, in words.
     pub why: String,
 }
 
@@ -117,19 +116,18 @@ pub struct Withheld {
 pub struct PoolUsage {
     /// Pool.
     pub pool: PoolName,
-    /// IPv6; IPv4 otherwise.
+    /// IPv6, else IPv4.
     pub v6: bool,
     /// CIDRs of that family.
     pub cidrs: Vec<IpNet>,
-    /// Leased addresses, the router's included.
+    /// Leased addresses, including the router's.
     pub used: u64,
-    /// Addresses in quarantine.
+    /// Resting addresses.
     pub resting: u64,
     /// Usable addresses, at most `u64::MAX`.
     pub total: u64,
 }
 
-/// A pool and its allocation state.
 #[derive(Debug, Clone)]
 struct Pool {
     config: PoolConfig,
@@ -153,7 +151,7 @@ impl Pool {
     }
 }
 
-/// All pools and all leases.
+/// Pools and leases.
 #[derive(Debug, Clone)]
 pub struct Ipam {
     pools: Vec<Pool>,
@@ -161,23 +159,21 @@ pub struct Ipam {
     router4: Option<Ipv4Addr>,
     router6: Option<Ipv6Addr>,
     leases: BTreeMap<IpAddr, Lease>,
-    /// Addresses leased to attachments, by container, so that a delete need not scan every lease.
+    /// Addresses of attachments by container, so that a delete does not scan all leases.
     by_container: HashMap<ContainerId, BTreeSet<IpAddr>>,
     withheld: Vec<Withheld>,
-    /// Shortest quarantine of an address, milliseconds.
     rest_ms: u64,
-    /// The latest time passed in by a caller, milliseconds since the Unix epoch.
+    /// Latest time of a caller, milliseconds since the Unix epoch.
     latest_ms: u64,
-    /// Sequence number of releases and failed checks.
     turns: u64,
 }
 
 impl Ipam {
-    /// Checks the pools and leases the router addresses to [`LeaseOwner::Node`]: the first usable address of the
-    /// default pool's first CIDR of each family.
+    /// Checks the pools and leases the router addresses to [`LeaseOwner::Node`]: the first usable address of each
+    /// family in the default pool.
     ///
     /// # Errors
-    /// When a pool is empty, a pool name is used twice, a CIDR is invalid or overlaps another, or the default pool is
+    /// When a pool is empty, a pool name repeats, a CIDR is invalid or overlaps another, or the default pool is
     /// unknown.
     pub fn new(pools: Vec<PoolConfig>, default_pool: PoolName) -> Result<Self, IpamError> {
         cidr::check(&pools)?;
@@ -219,31 +215,31 @@ impl Ipam {
         Ok(ipam)
     }
 
-    /// The node's IPv4 address toward its endpoints.
+    /// Router address, IPv4.
     #[must_use]
     pub fn router4(&self) -> Option<Ipv4Addr> {
         self.router4
     }
 
-    /// The node's IPv6 address toward its endpoints.
+    /// Router address, IPv6.
     #[must_use]
     pub fn router6(&self) -> Option<Ipv6Addr> {
         self.router6
     }
 
-    /// Name of the default pool.
+    /// Default pool.
     #[must_use]
     pub fn default_pool(&self) -> &PoolName {
         &self.default_pool
     }
 
-    /// Every CIDR of every pool, in the order they were configured.
+    /// Every CIDR of every pool, in configuration order.
     #[must_use]
     pub fn cidrs(&self) -> Vec<IpNet> {
         self.pools.iter().flat_map(|p| p.config.cidrs.iter().copied()).collect()
     }
 
-    /// Replaces the set of withheld addresses, which are not leased from now on. Existing leases are unchanged.
+    /// Replaces the set of withheld addresses. Leases stay.
     pub fn withhold(&mut self, withheld: Vec<Withheld>) {
         let nets: Vec<IpNet> = withheld.iter().map(|w| w.net).collect();
         for pool in &mut self.pools {
@@ -252,24 +248,24 @@ impl Ipam {
         self.withheld = withheld;
     }
 
-    /// The entry that withholds an address; none when the address is not withheld.
+    /// The entry that withholds an address, if any.
     #[must_use]
     pub fn withheld(&self, ip: IpAddr) -> Option<&Withheld> {
         self.withheld.iter().find(|w| w.net.contains(&ip))
     }
 
-    /// Leases an address of each requested family, never a resting or withheld one. `now_ms`: milliseconds since the
-    /// Unix epoch.
+    /// Leases an address of each requested family, never a resting or withheld one. `now_ms`: Unix epoch,
+    /// milliseconds.
     ///
     /// # Errors
     /// [`IpamError::Exhausted`] and [`IpamError::Resting`], after which [`Self::early`] returns the addresses whose
-    /// rest may be cut short; [`IpamError::UnknownPool`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
+    /// rest may end early; [`IpamError::UnknownPool`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
     /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`], [`IpamError::TakenByNode`],
-    /// [`IpamError::Withheld`]. Nothing is leased then, of either family.
+    /// [`IpamError::Withheld`]. On an error, neither family is leased.
     pub fn lease(&mut self, req: &LeaseRequest, owner: LeaseOwner, now_ms: u64) -> Result<Leased, IpamError> {
         let pool = req.pool.as_ref().unwrap_or(&self.default_pool).clone();
         let index = index_of(&self.pools, &pool)?;
-        // Both addresses are chosen before either is leased, so there is nothing to roll back.
+        // Choose both addresses before leasing either: no rollback.
         let v4 = self.choose(index, &pool, Family::Ipv4, req.ipv4, now_ms)?;
         let v6 = self.choose(index, &pool, Family::Ipv6, req.ipv6, now_ms)?;
         if v4.is_none() && v6.is_none() {
@@ -287,13 +283,12 @@ impl Ipam {
         Ok(Leased { ipv4, ipv6, pool })
     }
 
-    /// Restores a lease that was stored or found in the kernel. The same owner may claim again. A lease ends the
-    /// address's rest, because the address is in use. The lease is filed under the pool whose CIDR contains the
-    /// address now, whatever the stored pool name.
+    /// Restores a stored or observed lease and ends the rest. Idempotent for the same owner. Uses the pool whose CIDR
+    /// contains the address now.
     ///
     /// # Errors
-    /// [`IpamError::AlreadyLeased`] when another owner holds the address, [`IpamError::NotInPool`] when no pool
-    /// contains it any more (the pools' configuration was changed).
+    /// [`IpamError::AlreadyLeased`] for another owner, [`IpamError::NotInPool`] when no pool contains the address
+    /// after a configuration change.
     pub fn claim(&mut self, lease: Lease) -> Result<(), IpamError> {
         let family = Family::of(lease.ip);
         let Some((index, pool)) = self.pool_of(lease.ip).map(|(index, name)| (index, name.clone())) else {
@@ -316,9 +311,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Restores a stored lease whose address no pool contains any more, because the pools were made smaller. The
-    /// lease is listed and released as any other, and the address is not leased to another owner meanwhile. False
-    /// when a pool contains the address, the address is leased, or the node owned the lease.
+    /// Restores a stored lease outside the shrunk pools: it is listed, released and blocks the address as any other.
+    /// False when a pool contains the address, it is leased, or the node owns it.
     pub fn keep_outside(&mut self, lease: Lease) -> bool {
         let outside = self.pool_of(lease.ip).is_none() && lease.owner != LeaseOwner::Node;
         let keep = outside && !self.leases.contains_key(&lease.ip);
@@ -328,14 +322,14 @@ impl Ipam {
         keep
     }
 
-    /// Leases of addresses that no pool contains.
+    /// Leases outside all pools.
     #[must_use]
     pub fn outside(&self) -> Vec<&Lease> {
         self.leases.values().filter(|l| self.pool_of(l.ip).is_none()).collect()
     }
 
-    /// Transfers a lease to another owner if `from` holds it, and returns the new lease. NoIPRelease needs this: the
-    /// endpoint is deleted and its lease kept, and without a new owner the audit would report the lease as an orphan.
+    /// Transfers a lease from `from`. For NoIPRelease: otherwise the deleted endpoint's lease would be an orphan for
+    /// the audit.
     pub fn transfer(&mut self, ip: IpAddr, from: &LeaseOwner, to: LeaseOwner) -> Option<Lease> {
         let held = self.leases.get(&ip).filter(|l| l.owner == *from && l.owner != LeaseOwner::Node)?;
         let lease = Lease { owner: to, ..held.clone() };
@@ -343,7 +337,7 @@ impl Ipam {
         Some(lease)
     }
 
-    /// Leases of a container's attachments, by address.
+    /// Leases of a container, by address.
     #[must_use]
     pub fn of_container(&self, id: &ContainerId) -> Vec<Lease> {
         let held = self.by_container.get(id).into_iter().flatten();
@@ -355,19 +349,19 @@ impl Ipam {
         self.leases.values().filter(|l| pred(&l.owner)).cloned().collect()
     }
 
-    /// The lease of an address.
+    /// Lease of an address.
     #[must_use]
     pub fn get(&self, ip: IpAddr) -> Option<&Lease> {
         self.leases.get(&ip)
     }
 
-    /// Every lease, by address, IPv4 first; the router's included.
+    /// All leases by address, IPv4 first, including the router's.
     #[must_use]
     pub fn leases(&self) -> Vec<Lease> {
         self.leases.values().cloned().collect()
     }
 
-    /// Usage of each pool, a row for each of its families.
+    /// Usage of each pool and family.
     #[must_use]
     pub fn usage(&self) -> Vec<PoolUsage> {
         let row = |pool: &Pool, family| {
@@ -383,8 +377,7 @@ impl Ipam {
         self.pools.iter().flat_map(|p| [row(p, Family::Ipv4), row(p, Family::Ipv6)]).flatten().collect()
     }
 
-    /// The address that a request would get, without leasing it. `None` when the request excludes the family, or
-    /// takes any address of a family that the pool lacks.
+    /// Chooses an address. `None` when the request excludes the family, or accepts any and the pool lacks the family.
     fn choose<A: Into<IpAddr>>(
         &self,
         index: usize,
@@ -456,7 +449,6 @@ impl Ipam {
         self.file(lease);
     }
 
-    /// Inserts a lease, or replaces the address's lease.
     fn file(&mut self, lease: Lease) {
         self.unfile(lease.ip);
         if let LeaseOwner::Attachment { attachment, .. } = &lease.owner {
@@ -509,7 +501,7 @@ fn index_of(pools: &[Pool], name: &PoolName) -> Result<usize, IpamError> {
     })
 }
 
-/// An owner in words, as the CLI and errors show it.
+/// Owner in words, for the CLI and errors.
 #[must_use]
 pub fn describe_owner(owner: &LeaseOwner) -> String {
     match owner {

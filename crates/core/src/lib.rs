@@ -1,6 +1,6 @@
-//! Decisions, and nothing but decisions: the endpoint's state machine, IPAM, identity, the plans of create and delete,
-//! the audit's comparison. No tokio, no aya, no netlink; time comes in as a value. The traits at the edge
-//! ([`kernel::Kernel`], the changes of [`store`]) speak the domain's verbs.
+//! Pure decisions: the endpoint's state machine, IPAM, identity, create and delete plans, the audit. No tokio, no
+//! aya, no netlink; time is an argument. The traits at the edge ([`kernel::Kernel`], the changes of [`store`]) use
+//! domain verbs.
 #![forbid(unsafe_code)]
 
 pub mod admission;

@@ -1,15 +1,15 @@
-//! The MTU of links whose creator asks for none.
+//! Default MTU of links.
 
 use std::fmt;
 
 use crate::kernel::MIN_MTU;
 
-/// MTU of a node without an uplink: Ethernet's.
+/// MTU of a node without an uplink, from Ethernet.
 const ETHERNET: u32 = 1_500;
 /// Largest MTU of a veth link, bytes.
 pub const MAX_MTU: u32 = 65_535;
 
-/// An interface that has a default route.
+/// An interface with a default route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uplink {
     /// Name.
@@ -18,19 +18,19 @@ pub struct Uplink {
     pub mtu: u32,
 }
 
-/// The MTU that new links get.
+/// MTU of new links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeMtu {
     /// Bytes.
     pub bytes: u32,
-    /// Where the value comes from.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
-/// Where the MTU comes from.
+/// Origin of the MTU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// The agent's setting.
+    /// The agent's configuration.
     Setting,
     /// The uplink with the smallest MTU.
     Uplink(Uplink),
@@ -39,14 +39,14 @@ pub enum Origin {
 }
 
 impl NodeMtu {
-    /// The setting where there is one, else the smallest MTU of the uplinks: a packet may leave by any of them. The value
-    /// stays within what a link with IPv6 may have.
+    /// The configured MTU, else the smallest of the uplinks, because packets may leave by any of them, clamped to the
+    /// range of a link with IPv6.
     #[must_use]
     pub fn of(setting: Option<u32>, uplinks: &[Uplink]) -> Self {
         if let Some(bytes) = setting {
             return Self { bytes, origin: Origin::Setting };
         }
-        // The name decides between equals, so that the origin does not change from look to look.
+        // The name breaks ties, so that the origin is stable.
         match uplinks.iter().min_by_key(|uplink| (uplink.mtu, &uplink.ifname)) {
             Some(uplink) => Self { bytes: uplink.mtu.clamp(MIN_MTU, MAX_MTU), origin: Origin::Uplink(uplink.clone()) },
             None => Self { bytes: ETHERNET, origin: Origin::NoUplink },

@@ -1,6 +1,4 @@
-//! Address translation of the node: what leaves the pools for elsewhere, and the ports that containers publish.
-//!
-//! Values and decisions alone. `wharf-datapath` writes them to the node's nftables table.
+//! The node's NAT: masquerading, and published ports. Pure: `wharf-datapath` writes the nftables table.
 
 use std::{
     fmt,
@@ -12,40 +10,40 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use wharf_names::port::share_address;
 
-/// Destinations that are never masqueraded, beside the pools themselves: multicast, and IPv6 link-local, which no router
-/// forwards. IPv4 link-local is: providers of machines serve names and metadata there.
+/// Further destinations without masquerading: multicast and IPv6 link-local, which routers do not forward. IPv4
+/// link-local is masqueraded: cloud providers serve DNS and metadata there.
 const NEVER_MASQUERADED: [IpNet; 3] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
 ];
 
-/// All that the node translates. Two mappings of one key with different targets are refused when they are written.
+/// The node's NAT. Writing it fails for two mappings with one key and different targets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nat {
-    /// What leaves the pools takes an address of the node; `None` leaves sources alone.
+    /// Masquerading of packets that leave the pools; `None` keeps sources.
     pub masquerade: Option<Masquerade>,
     /// Published ports.
     pub mappings: Vec<PortMapping>,
-    /// Containers that keep their own address, and to whom others keep theirs.
+    /// Containers without masquerading, in both directions.
     pub own: Vec<IpAddr>,
-    /// Packets that the programs or sockets mark so come to the proxy.
+    /// Packets that programs or sockets mark for the proxy are delivered to it.
     #[serde(default)]
     pub redirects: bool,
 }
 
-/// What the table has of one endpoint.
+/// A table entry of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NatEntry {
     /// A published port.
     Port(PortMapping),
-    /// The container with this address is not masqueraded, and neither is what other containers send it.
+    /// Container address: neither its packets nor other containers' packets to it are masqueraded.
     Own(IpAddr),
 }
 
 impl NatEntry {
-    /// The container's address.
+    /// Container address.
     #[must_use]
     pub const fn container(&self) -> IpAddr {
         match self {
@@ -54,7 +52,7 @@ impl NatEntry {
         }
     }
 
-    /// What it is, for an operator.
+    /// Kind, for operators.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -74,7 +72,7 @@ impl fmt::Display for NatEntry {
 }
 
 impl Nat {
-    /// The same masquerading with these entries.
+    /// Masquerading with these entries.
     #[must_use]
     pub fn with_entries(masquerade: Option<Masquerade>, entries: impl IntoIterator<Item = NatEntry>) -> Self {
         let mut nat = Self { masquerade, ..Self::default() };
@@ -87,50 +85,50 @@ impl Nat {
         nat
     }
 
-    /// What endpoints have in it.
+    /// Entries of endpoints.
     pub fn entries(&self) -> impl Iterator<Item = NatEntry> + '_ {
         self.mappings.iter().copied().map(NatEntry::Port).chain(self.own.iter().copied().map(NatEntry::Own))
     }
 }
 
-/// Which packets take an address of the node as their source, and which address.
+/// Masquerading: which packets get a node address as source, and which address.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Masquerade {
-    /// Sources that are masqueraded. They may overlap.
+    /// Masqueraded sources; may overlap.
     pub pools: Vec<IpNet>,
-    /// Destinations that see the container's own address, beside the pools and multicast.
+    /// Unmasqueraded destinations, in addition to pools and multicast.
     pub excluded: Vec<IpNet>,
-    /// Source of masqueraded IPv4 packets; `None` takes the address of the interface that the packet leaves by.
+    /// IPv4 source; `None` for the outgoing interface's address.
     pub source4: Option<Ipv4Addr>,
-    /// Source of masqueraded IPv6 packets; `None` takes the address of the interface that the packet leaves by.
+    /// IPv6 source; `None` for the outgoing interface's address.
     pub source6: Option<Ipv6Addr>,
-    /// The node has services: packets that policy has not decided about reach no other network.
+    /// The node has services: packets without a policy decision reach no other network.
     #[serde(default)]
     pub services: bool,
 }
 
 impl Masquerade {
-    /// Whether what containers of this pool send to other networks takes an address of the node.
+    /// True when every CIDR of this pool is masqueraded.
     #[must_use]
     pub fn covers(&self, pool: &[IpNet]) -> bool {
         pool.iter().all(|cidr| self.pools.contains(cidr))
     }
 
-    /// The sources, merged.
+    /// Merged sources.
     #[must_use]
     pub fn sources(&self) -> Vec<Span> {
         merge(self.pools.iter().copied())
     }
 
-    /// The destinations that are not masqueraded, merged.
+    /// Merged unmasqueraded destinations.
     #[must_use]
     pub fn spared(&self) -> Vec<Span> {
         merge(self.pools.iter().chain(&self.excluded).chain(&NEVER_MASQUERADED).copied())
     }
 }
 
-/// The command that lets packets from and to the pools through a chain (`family table chain`). `None` for a name that a
-/// shell would not take as it is.
+/// Command that accepts the pools' packets in a chain (`family table chain`); `None` for a name with shell
+/// characters.
 #[must_use]
 pub fn accepting(chain: &str, pools: &[IpNet]) -> Option<String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./ ".contains(c);
@@ -142,7 +140,7 @@ pub fn accepting(chain: &str, pools: &[IpNet]) -> Option<String> {
     chain.chars().all(plain).then(|| format!("nft '{}'", rules.join("; ")))
 }
 
-/// Addresses of one family from `first` to `last`, both included.
+/// Inclusive address range of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     /// Lowest address.
@@ -152,7 +150,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// The address after the last; `None` where the family ends there.
+    /// Address after the last; `None` at the family's end.
     #[must_use]
     pub fn after(&self) -> Option<IpAddr> {
         match self.last {
@@ -161,14 +159,13 @@ impl Span {
         }
     }
 
-    /// Whether an address that is not below `first` is in the span or right behind it.
+    /// True for an address in or right after the span. Requires `ip >= first`.
     fn reaches(&self, ip: IpAddr) -> bool {
         self.first.is_ipv4() == ip.is_ipv4() && self.after().is_none_or(|after| ip <= after)
     }
 }
 
-/// The addresses of the CIDRs as the fewest spans, in order, IPv4 first. No two spans overlap or touch. Host bits of a
-/// CIDR are ignored.
+/// The CIDRs as the fewest spans, sorted, IPv4 first; disjoint and not adjacent. Ignores host bits.
 #[must_use]
 pub fn merge(cidrs: impl IntoIterator<Item = IpNet>) -> Vec<Span> {
     let mut all: Vec<_> = cidrs.into_iter().map(|c| Span { first: c.network(), last: c.broadcast() }).collect();
@@ -199,7 +196,7 @@ impl Protocol {
     /// Every protocol.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// The number in the IP header (IANA, protocol numbers).
+    /// IANA protocol number.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -220,46 +217,46 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A port of the node that leads to a port of a container.
+/// A node port that leads to a container port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortMapping {
-    /// Protocol of both ports.
+    /// Protocol.
     pub protocol: Protocol,
-    /// The one address of the node that has the port; `None` for every address of the container's family.
+    /// Node address; `None` for all of the container's family.
     pub host_ip: Option<IpAddr>,
-    /// Port of the node.
+    /// Node port.
     pub host_port: NonZeroU16,
-    /// Address of the container.
+    /// Container address.
     pub container: IpAddr,
-    /// Port of the container.
+    /// Container port.
     pub container_port: NonZeroU16,
 }
 
-/// A port that is asked for, before the container's addresses are known.
+/// A requested port, before the container has addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Publish {
-    /// Protocol of both ports.
+    /// Protocol.
     pub protocol: Protocol,
-    /// The one address of the node that has the port; an unspecified one (`0.0.0.0`, `::`) is every address of its family,
-    /// `None` every address of each family that the container has.
+    /// Node address; an unspecified one (`0.0.0.0`, `::`) for all of its family, `None` for all of the container's
+    /// families.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ip: Option<IpAddr>,
-    /// Port of the node.
+    /// Node port.
     pub host_port: NonZeroU16,
-    /// Port of the container.
+    /// Container port.
     pub container_port: NonZeroU16,
 }
 
 impl Publish {
-    /// The mapping to an address of the container; none where the host IP is of the other family.
+    /// Mapping to a container address; none if the host IP has the other family.
     #[must_use]
     pub fn to(&self, container: IpAddr) -> Option<PortMapping> {
         let Self { protocol, host_ip, host_port, container_port } = *self;
         PortMapping { protocol, host_ip, host_port, container, container_port }.checked().ok()
     }
 
-    /// Whether both claim a port of one address of the node, whatever families their containers have: those are not known
-    /// before their addresses are.
+    /// True when both claim a port of one node address. Assumes every family, because container addresses are unknown
+    /// yet.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         share_address(self.host_ip, other.host_ip)
@@ -267,7 +264,7 @@ impl Publish {
     }
 }
 
-/// The node's side, as a user writes it: `198.51.100.1:8080/tcp`, `8080/udp`.
+/// The node's side: `198.51.100.1:8080/tcp`, `8080/udp`.
 impl fmt::Display for Publish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = self.host_port.get();
@@ -278,24 +275,24 @@ impl fmt::Display for Publish {
     }
 }
 
-/// A host IP and a container of different families.
+/// Host IP and container differ in family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "host IP {host_ip} and container {container} are of different families; publish an IPv4 address for an IPv4 \
          address of the container, and an IPv6 address for an IPv6 one"
 )]
 pub struct FamilyMismatch {
-    /// The node's address.
+    /// Node address.
     pub host_ip: IpAddr,
-    /// The container's address.
+    /// Container address.
     pub container: IpAddr,
 }
 
 impl PortMapping {
-    /// This mapping with an unspecified host IP (`0.0.0.0`, `::`) taken as every address of the family.
+    /// Normalizes an unspecified host IP (`0.0.0.0`, `::`) to all addresses of the family.
     ///
     /// # Errors
-    /// The host IP is not of the container's family.
+    /// The host IP and the container differ in family.
     pub fn checked(self) -> Result<Self, FamilyMismatch> {
         match self.host_ip {
             Some(host_ip) if host_ip.is_ipv4() != self.container.is_ipv4() => {
@@ -306,7 +303,7 @@ impl PortMapping {
         }
     }
 
-    /// Whether both claim a port of one address of the node. A mapping of every address claims the port of each.
+    /// True when both claim a port of one node address. A mapping without a host IP claims every address.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let one_address = match (self.host_ip, other.host_ip) {

@@ -1,9 +1,8 @@
-//! Pools that share addresses with the node's own networks.
+//! Pools that overlap the node's networks.
 //!
-//! An address of the node, or of a host that the node reaches over one of its links, is not one that a container may
-//! have. A pool that overlaps such a network is refused at start; one that comes later is told and its addresses are
-//! withheld. Routes that only lead a larger range to a gateway (a default route, a summary) are no conflict: the pool's
-//! own routes are longer.
+//! A container cannot have an address of the node or of a host on its links. At start, such a pool is refused; a
+//! later overlap is reported and its addresses are withheld. Routes of larger ranges to a gateway (default, summary)
+//! do not conflict: the pool's routes are longer.
 
 use std::{fmt, net::IpAddr};
 
@@ -15,35 +14,35 @@ use crate::{
     ipam::{PoolConfig, Withheld},
 };
 
-/// What leads to a network of the node.
+/// How the node reaches a network.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
-    /// It is an address of the node itself.
+    /// An address of the node.
     Address,
-    /// A route without a gateway: the hosts are on the link.
+    /// A route without a gateway: hosts on the link.
     OnLink {
-        /// The kernel made the route, for an address on the link or for an advertised prefix.
+        /// Made by the kernel, for an address on the link or an advertised prefix.
         by_kernel: bool,
-        /// The link has one other end and no neighbours (a tunnel, PPP).
+        /// The link has a single peer and no neighbours (a tunnel, PPP).
         point_to_point: bool,
     },
-    /// A route by one or more gateways; the address where there is one and it is known.
+    /// A route by gateways; the address of a single, known one.
     Gateway(Option<IpAddr>),
-    /// A route of type local: packets end on the node.
+    /// A local route: packets end on the node.
     Local,
-    /// A route of type unreachable, blackhole, prohibit or throw.
+    /// An unreachable, blackhole, prohibit or throw route.
     Nowhere,
 }
 
-/// An address or a route of the node that is not Wharf's.
+/// A foreign address or route of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeNetwork {
-    /// The address as a single host, or the route's destination.
+    /// The address as a host prefix, or the route's destination.
     pub net: IpNet,
-    /// What leads there.
+    /// How it is reached.
     pub way: Way,
-    /// Name of the interface, where there is one.
+    /// Interface, if any.
     pub ifname: Option<String>,
 }
 
@@ -66,30 +65,30 @@ impl fmt::Display for NodeNetwork {
     }
 }
 
-/// The node's addresses and routes, as far as they share addresses with the pools.
+/// The node's addresses and routes that overlap the pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeNetworks {
-    /// Those that are not Wharf's.
+    /// Foreign ones.
     pub foreign: Vec<NodeNetwork>,
-    /// Addresses to which a route of Wharf's leads over an endpoint's link.
+    /// Addresses with Wharf's route over an endpoint's link.
     pub endpoints: Vec<IpAddr>,
-    /// CIDRs of pools that have Wharf's unreachable route: an agent has served them since the boot.
+    /// Pool CIDRs with Wharf's unreachable route: an agent has served them since the boot.
     pub pools: Vec<IpNet>,
 }
 
-/// A CIDR of a pool and a network of the node that share addresses.
+/// A pool's CIDR and an overlapping network of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Overlap {
     /// Pool.
     pub pool: PoolName,
-    /// CIDR of the pool.
+    /// CIDR.
     pub cidr: IpNet,
-    /// Network of the node.
+    /// Network.
     pub network: NodeNetwork,
 }
 
 impl Overlap {
-    /// The addresses they share, which no container may get.
+    /// Shared addresses, which IPAM must not lease.
     #[must_use]
     pub fn withheld(&self) -> Withheld {
         let net = if self.cidr.contains(&self.network.net) { self.network.net } else { self.cidr };
@@ -103,7 +102,7 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// Whether containers with addresses of the CIDR would take addresses from a network of the node.
+/// True when containers in the CIDR would take addresses of the network.
 #[must_use]
 pub fn conflicts(cidr: &IpNet, network: &NodeNetwork) -> bool {
     if cidr.contains(&network.net) {
@@ -113,22 +112,22 @@ pub fn conflicts(cidr: &IpNet, network: &NodeNetwork) -> bool {
         return false;
     }
     match &network.way {
-        // The hosts of that network that have the pool's addresses would be cut off.
+        // The pool would hide hosts of that network.
         Way::OnLink { by_kernel, point_to_point } => *by_kernel || !*point_to_point,
         Way::Address | Way::Local => true,
         Way::Gateway(_) | Way::Nowhere => false,
     }
 }
 
-/// Whether the CIDR is a part of the network of a link with neighbours, to whom the node can announce its addresses.
+/// True when the CIDR is in the network of a link with neighbours, to which the node can announce addresses.
 #[must_use]
 pub fn can_be_announced(cidr: &IpNet, network: &NodeNetwork) -> bool {
     let has_neighbours = matches!(network.way, Way::OnLink { by_kernel: true, point_to_point: false });
     has_neighbours && network.net != *cidr && network.net.contains(cidr)
 }
 
-/// Every overlap of a pool's CIDR with a network of the node, addresses before routes. `announce`: the node announces the
-/// pools' addresses.
+/// Overlaps of pools with the node's networks, addresses before routes. `announce`: the node announces the pools'
+/// addresses.
 #[must_use]
 pub fn overlaps(pools: &[PoolConfig], networks: &[NodeNetwork], announce: bool) -> Vec<Overlap> {
     let mut found = Vec::new();
@@ -147,10 +146,10 @@ pub fn overlaps(pools: &[PoolConfig], networks: &[NodeNetwork], announce: bool) 
     found
 }
 
-/// Overlaps that an error names; the rest are counted.
+/// Most overlaps in an error text.
 const TOLD: usize = 4;
 
-/// Pools that cannot be used on this node.
+/// Pools that are unusable on this node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("start with these pools: {}; choose another range (--ipv4-pool, --ipv6-pool or `cidrs` of the pool)", told(.0))]
 pub struct Refused(pub Vec<Overlap>);
@@ -163,11 +162,11 @@ fn told(overlaps: &[Overlap]) -> String {
     text
 }
 
-/// Decides at start. An overlap of a CIDR that an agent has served already, or that endpoints have addresses of, came after
-/// the pool: refusing it would take the agent from containers that live, so it is returned, to be told.
+/// Startup decision. Returns overlaps of CIDRs that an agent served since the boot or that have endpoints: they are
+/// newer than the pool, and a refusal would leave running containers without an agent.
 ///
 /// # Errors
-/// Every other overlap.
+/// Other overlaps.
 pub fn at_start(pools: &[PoolConfig], seen: &NodeNetworks, announce: bool) -> Result<Vec<Overlap>, Refused> {
     let in_use = |overlap: &Overlap| {
         seen.pools.contains(&overlap.cidr) || seen.endpoints.iter().any(|ip| overlap.cidr.contains(ip))
@@ -199,18 +198,15 @@ mod tests {
         let by_hand = |point_to_point| Way::OnLink { by_kernel: false, point_to_point };
         let tunnel_of_kernel = Way::OnLink { by_kernel: true, point_to_point: true };
         for (v4, v6, way, conflict) in [
-            // Equal.
             ("10.87.0.0/16", "fd57::/64", LAN, true),
             ("10.87.0.0/16", "fd57::/64", by_hand(true), true),
             ("10.87.0.0/16", "fd57::/64", Way::Gateway(None), true),
             ("10.87.0.0/16", "fd57::/64", Way::Nowhere, true),
             ("10.87.0.0/16", "fd57::/64", Way::Local, true),
-            // Inside.
             ("10.87.9.0/24", "fd57::900/120", LAN, true),
             ("10.87.9.0/24", "fd57::900/120", Way::Gateway(None), true),
             ("10.87.9.1/32", "fd57::901/128", Way::Address, true),
             ("10.87.9.1/32", "fd57::901/128", Way::Nowhere, true),
-            // Around it.
             ("10.0.0.0/8", "fd57::/48", LAN, true),
             ("10.0.0.0/8", "fd57::/48", tunnel_of_kernel, true),
             ("10.0.0.0/8", "fd57::/48", by_hand(false), true),
@@ -220,7 +216,6 @@ mod tests {
             ("10.0.0.0/8", "fd57::/48", Way::Local, true),
             ("0.0.0.0/0", "::/0", LAN, false),
             ("0.0.0.0/0", "::/0", Way::Gateway(None), false),
-            // Beside it.
             ("10.88.0.0/16", "fd58::/64", LAN, false),
             ("192.0.2.1/32", "2001:db8::1/128", Way::Address, false),
         ] {
@@ -273,7 +268,7 @@ mod tests {
         let seen = |foreign, endpoints, pools| NodeNetworks { foreign, endpoints, pools };
         let later = at_start(&pools, &seen(foreign, endpoints.clone(), Vec::new()), false).expect("endpoints live");
         assert_eq!(later.iter().map(|o| o.withheld().net).collect::<Vec<_>>(), [net("10.87.9.0/24")]);
-        // Endpoints of one CIDR say nothing of another.
+        // Only endpoints of the overlapping CIDR count.
         let foreign = vec![network("fd57::/64", LAN)];
         assert!(at_start(&pools, &seen(foreign.clone(), endpoints.clone(), vec![net("10.87.0.0/16")]), false).is_err());
         assert!(at_start(&pools, &seen(foreign, endpoints, vec![net("fd57::/64")]), false).is_ok(), "served before");

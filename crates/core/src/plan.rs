@@ -1,8 +1,8 @@
-//! The steps of create and delete, in order, as data. One executor runs them.
+//! Steps of create and delete as data, for one executor.
 //!
-//! A failed create is undone in reverse order ([`plan_undo`]). The executor records each step *before* it runs, so
-//! the undo includes a step that failed half-way. A delete is never undone: each step is idempotent, a failure is
-//! recorded and the next step runs.
+//! A failed create is undone in reverse ([`plan_undo`]). Each step is recorded *before* it runs, so that the undo
+//! covers a half-completed step. A delete is never undone: steps are idempotent, and a failure is recorded and does
+//! not stop it.
 
 use std::{fmt, time::Duration};
 
@@ -12,32 +12,32 @@ use wharf_handover::DELETE_ANSWER;
 
 use crate::endpoint::{EndpointRecord, IpOwner};
 
-/// A step of a create.
+/// A create step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CreateStep {
     /// Store an intent: side effects of this id and epoch may exist.
     WriteIntent,
-    /// Lease the addresses (in memory; durable with [`CreateStep::Commit`]).
+    /// Lease the addresses in memory; durable with [`CreateStep::Commit`].
     Lease,
-    /// Load and pin programs and maps, or take a set that was loaded in advance.
+    /// Load and pin programs and maps, or take a preloaded set.
     EnsurePrograms,
-    /// Create the veth pair, both sides down. Of another plugin's link: see that it is still the one that was looked at.
+    /// Create the veth pair, both sides down. For another plugin's link: verify that it is the inspected one.
     EnsureLink,
-    /// Write the configuration row, with the endpoint live.
+    /// Write the configuration row, live.
     EnsureConfig,
-    /// Attach the programs. No packet can pass without policy from then on, so the link may come up.
+    /// Attach the programs: from then on policy applies to every packet, so the link may come up.
     EnsureAttached,
-    /// Addresses and routes on both sides, link up. Nothing of another plugin's link is changed.
+    /// Add addresses and routes on both sides and bring the link up. Changes nothing on another plugin's link.
     EnsureConnected,
-    /// Put the rows into the shared maps. Other endpoints can reach the endpoint from then on.
+    /// Write the shared-map rows: other endpoints can reach the endpoint.
     EnsureReachable,
-    /// Endpoint and leases durable and the intent closed, in one transaction.
+    /// Store endpoint and leases and close the intent, in one transaction.
     Commit,
 }
 
 impl CreateStep {
-    /// Every step, in order.
+    /// All steps, in order.
     pub const ALL: [Self; 9] = [
         Self::WriteIntent,
         Self::Lease,
@@ -50,7 +50,7 @@ impl CreateStep {
         Self::Commit,
     ];
 
-    /// Name in the endpoint's log and metrics' labels.
+    /// Name in the endpoint's log and in metrics labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,18 +66,18 @@ impl CreateStep {
         }
     }
 
-    /// Longest time the step may take, milliseconds. Each deadline is at least a hundred times the usual duration: it
-    /// catches a step that hangs, not one that is slow. The sum stays below the 30 s after which runtimes give up.
+    /// Deadline, milliseconds: over a hundred times the usual duration, to stop steps that hang. The sum is below the
+    /// runtimes' 30 s.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
             // A flush to a busy disk may take a second.
             Self::WriteIntent | Self::Commit => 3_000,
-            // An operation in memory, and up to a second for the checks of resting addresses when no other is free.
+            // In memory, plus up to a second for checks of resting addresses when no other is free.
             Self::Lease => 1_500,
-            // The verifier may run on a machine that is short of CPU time.
+            // The verifier may be short of CPU time.
             Self::EnsurePrograms => 8_000,
-            // RTNL is one lock for the whole kernel: 16 creates and a flood of deletes queue behind it.
+            // RTNL is global: 16 creates and many deletes may queue for it.
             Self::EnsureLink | Self::EnsureConnected => 5_000,
             Self::EnsureConfig | Self::EnsureReachable => 1_000,
             Self::EnsureAttached => 2_000,
@@ -91,34 +91,33 @@ impl fmt::Display for CreateStep {
     }
 }
 
-/// The undo of a create step. Each succeeds when there is nothing to undo.
+/// Undo of a create step. Succeeds when there is nothing to undo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UndoStep {
-    /// Record and leases out of the store, if the commit got through.
+    /// Remove record and leases from the store, if committed.
     RemoveRecord,
-    /// Rows out of the shared maps.
+    /// Remove the shared-map rows.
     RemoveReachable,
-    /// Drop everything on the link until it is gone.
+    /// Drop all packets on the link until its removal.
     Detach,
-    /// Remove redirects and await the proxy's completions, for a bounded time.
+    /// Remove redirects and await the proxy's completions, bounded.
     AwaitProxy,
-    /// Veth pair gone, and with it addresses and routes. Another plugin's link is as it was before.
+    /// Remove the veth pair with its addresses and routes. Restore another plugin's link.
     RemoveLink,
     /// Unpin programs, maps and links.
     RemovePrograms,
-    /// Give the addresses back.
+    /// Release the addresses.
     ReleaseLeases,
-    /// Close the intent: nothing of this id and epoch exists any more.
+    /// Close the intent: nothing of this id and epoch exists.
     CloseIntent,
 }
 
 impl UndoStep {
-    /// True when a failure of this step may leave something of the endpoint. Its id, addresses and intent are then kept,
-    /// and the undo is resumed.
+    /// True when a failure may leave objects. Id, addresses and intent are then kept and the undo resumes.
     #[must_use]
     pub const fn must_succeed(self) -> bool {
-        // Addresses rest until the proxy has let go of them. An open intent names only this epoch.
+        // Addresses rest until the proxy has released them. An open intent concerns only this epoch.
         !matches!(self, Self::AwaitProxy | Self::CloseIntent)
     }
 
@@ -137,7 +136,7 @@ impl UndoStep {
         }
     }
 
-    /// Longest time the step may take, milliseconds. An undo step has the deadline of the same delete step.
+    /// Deadline of the corresponding delete step, milliseconds.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
@@ -158,14 +157,13 @@ impl fmt::Display for UndoStep {
     }
 }
 
-/// The steps of a create. Addresses that the caller leased before are not leased again, and so an undo does not release
-/// them.
+/// The create steps. A caller's addresses are neither leased nor, in the undo, released.
 #[must_use]
 pub fn plan_create(ip_owner: IpOwner) -> Vec<CreateStep> {
     CreateStep::ALL.into_iter().filter(|step| *step != CreateStep::Lease || ip_owner == IpOwner::Endpoint).collect()
 }
 
-/// The undo of a step; `None` when the undo of an earlier step removes this step's effects.
+/// Undo of a step; `None` when another undo covers it.
 #[must_use]
 pub const fn undo(step: CreateStep) -> Option<UndoStep> {
     match step {
@@ -173,54 +171,54 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
         CreateStep::Lease => Some(UndoStep::ReleaseLeases),
         CreateStep::EnsurePrograms => Some(UndoStep::RemovePrograms),
         CreateStep::EnsureLink => Some(UndoStep::RemoveLink),
-        // The endpoint's rows of policy made it known to the proxy. The configuration row lives in the endpoint's own map,
-        // which goes with its programs.
+        // The policy rows made the endpoint known to the proxy. The undo of the programs removes the configuration
+        // row's map.
         CreateStep::EnsureConfig => Some(UndoStep::AwaitProxy),
         CreateStep::EnsureAttached => Some(UndoStep::Detach),
-        // Addresses and routes go with the link.
+        // Addresses and routes disappear with the link.
         CreateStep::EnsureConnected => None,
         CreateStep::EnsureReachable => Some(UndoStep::RemoveReachable),
         CreateStep::Commit => Some(UndoStep::RemoveRecord),
     }
 }
 
-/// The undo of a failed create: the undos of its `begun` steps, in reverse order.
+/// Undo of a failed create: the undos of the `begun` steps, reversed.
 #[must_use]
 pub fn plan_undo(begun: &[CreateStep]) -> Vec<UndoStep> {
     begun.iter().rev().filter_map(|step| undo(*step)).collect()
 }
 
-/// A step of a delete.
+/// A delete step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeleteStep {
     /// Store an intent: a restarted agent resumes the delete.
     WriteIntent,
-    /// Refuse new operations on the endpoint and await those in flight.
+    /// Refuse new operations on the endpoint and await the running ones.
     RefuseWork,
-    /// Replace the programs by one that drops everything.
+    /// Replace the programs with one that drops everything.
     Detach,
-    /// Remove the rows from the shared maps. Other endpoints no longer reach the endpoint.
+    /// Remove the shared-map rows: other endpoints cannot reach the endpoint.
     RemoveReachable,
-    /// Remove redirects and await the proxy's completions, for a bounded time.
+    /// Remove redirects and await the proxy's completions, bounded.
     AwaitProxy,
-    /// Release the reference to the identity.
+    /// Release the identity reference.
     ReleaseIdentity,
     /// Unpin programs, maps and links.
     Unpin,
-    /// Routes and veth pair gone: nobody can find them any more. A delete is answered after this step. Another plugin's link stays, with the
-    /// program that drops everything: its DEL, which comes after ours, removes the link, and nothing may pass until then.
+    /// Remove routes and veth pair from every look-up; then the DEL is answered. Another plugin's link stays, with
+    /// the program that drops everything, until that plugin's DEL after Wharf's: no packet may pass meanwhile.
     RemoveLink,
-    /// Await the kernel's release of the removed link: grace periods of 15 ms and more.
+    /// Await the kernel's release of the link: grace periods of 15 ms and more.
     AwaitKernel,
-    /// Release the addresses. No kernel object of the endpoint refers to them any more.
+    /// Release the addresses, to which no kernel object of the endpoint refers.
     ReleaseIps,
-    /// Record removed and intent closed, in one transaction.
+    /// Remove the record and close the intent, in one transaction.
     RemoveRecord,
 }
 
 impl DeleteStep {
-    /// Every step, in order.
+    /// All steps, in order.
     pub const ALL: [Self; 11] = [
         Self::WriteIntent,
         Self::RefuseWork,
@@ -235,19 +233,17 @@ impl DeleteStep {
         Self::RemoveRecord,
     ];
 
-    /// The steps that remove an endpoint from the kernel and the proxy, in order. Every removal runs them, also one
-    /// without a record.
+    /// Steps of every removal from kernel and proxy, in order, even without a record.
     pub const REMOVAL: [Self; 5] =
         [Self::Detach, Self::RemoveReachable, Self::AwaitProxy, Self::Unpin, Self::RemoveLink];
 
-    /// True when a failure of this step may leave kernel objects of the endpoint. Its record, addresses and id are
-    /// then kept, and the delete is resumed.
+    /// True when a failure may leave kernel objects. Record, addresses and id are then kept and the delete resumes.
     #[must_use]
     pub const fn must_succeed(self) -> bool {
         matches!(self, Self::RemoveReachable | Self::Unpin | Self::RemoveLink | Self::AwaitKernel)
     }
 
-    /// Name in the endpoint's log, in errors of a delete and metrics' labels.
+    /// Name in the endpoint's log, in errors and in metrics labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -265,36 +261,33 @@ impl DeleteStep {
         }
     }
 
-    /// Longest time the step may take, milliseconds. A step that misses it is recorded as failed and the delete goes
-    /// on. All of them but [`Self::AwaitKernel`], which comes after the answer, end before the shim stops waiting
-    /// ([`DELETE_ANSWER`]); the build fails otherwise.
+    /// Deadline, milliseconds. A missed one is a failed step; the delete continues. All but [`Self::AwaitKernel`],
+    /// which follows the answer, must fit into the shim's wait ([`DELETE_ANSWER`]), or the build fails.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
             Self::WriteIntent | Self::RemoveRecord => 2_000,
-            // A build that is cancelled ends at its next step, which has deadlines of its own.
+            // A cancelled build ends at its next step, which has a deadline.
             Self::RefuseWork => 1_000,
             Self::RemoveReachable => 1_000,
-            // Replacing the attached programs takes RTNL, which link deletions hold one after another on a busy
-            // machine.
+            // Replacing programs takes RTNL, for which link deletions queue on a busy node.
             Self::Detach => 7_000,
-            // Unpinning a tcx link may take RTNL too.
+            // Unpinning a tcx link may take RTNL.
             Self::Unpin => 4_000,
-            // A live proxy acknowledges in milliseconds. A dead one must not delay the delete.
+            // A live proxy acknowledges in milliseconds; a dead one must not delay the delete.
             Self::AwaitProxy => 3_000,
             Self::ReleaseIdentity | Self::ReleaseIps => 500,
-            // Removing a link takes RTNL. The kernel then waits for every processor to release the device, 12-16 ms;
-            // where no notification tells of the removal before that, the step waits for it too.
+            // Takes RTNL. Then every processor must release the device, 12-16 ms, which the step awaits without an
+            // earlier notification.
             Self::RemoveLink | Self::AwaitKernel => 8_000,
         }
     }
 }
 
-/// The part of [`DELETE_ANSWER`] that request and answer take between shim and agent.
+/// Part of [`DELETE_ANSWER`] for the request and answer between shim and agent.
 const DELETE_TRANSPORT: Duration = Duration::from_secs(1);
 
-/// Longest time from a delete request to the end of the teardown. The removal of the record and the answer follow
-/// while the shim still waits.
+/// Longest time from delete request to end of teardown; record removal and answer follow within the shim's wait.
 pub const TEARDOWN_BOUND: Duration = Duration::from_millis(delete_bound_ms() - DeleteStep::RemoveRecord.deadline_ms());
 
 const _: () = assert!(
@@ -302,7 +295,6 @@ const _: () = assert!(
     "the shim stops waiting before the steps of a delete have used up their bounds"
 );
 
-/// The sum of the bounds of all steps but the one after the answer.
 const fn delete_bound_ms() -> u64 {
     let (mut sum, mut n) = (0, 0);
     while n < DeleteStep::ALL.len() {
@@ -320,15 +312,15 @@ impl fmt::Display for DeleteStep {
     }
 }
 
-/// Options of a delete request.
+/// Delete options.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeleteOptions {
-    /// NoIPRelease: the endpoint goes, its leases stay.
+    /// NoIPRelease: keep the leases.
     pub no_ip_release: bool,
 }
 
 impl DeleteOptions {
-    /// True when the delete releases the endpoint's addresses.
+    /// True when the delete releases the addresses.
     #[must_use]
     pub fn releases_ips(self, record: &EndpointRecord) -> bool {
         !self.no_ip_release && record.ip_owner == IpOwner::Endpoint

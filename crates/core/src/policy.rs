@@ -1,5 +1,5 @@
-//! Rows of policy's tables, as the kernel keeps them, and what endpoints say of themselves. `wharf-policy` says which there are and in which order they change;
-//! `wharf_common::policy` how the programs read them.
+//! Policy table rows, and policy attributes of endpoints. `wharf-policy` computes the rows and the order of changes;
+//! `wharf_common::policy` defines how programs read them.
 
 use std::{collections::BTreeMap, num::NonZeroU16};
 
@@ -9,92 +9,92 @@ use wharf_common::policy::{CellKey, Hit, PeerRow, SetsRow};
 
 use crate::{ids::EndpointId, nat::Protocol};
 
-/// Destination ports of a rule set that share their first bits.
+/// Destination ports of a rule set with a common bit prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortRange {
     /// Rule set.
     pub set: u32,
-    /// Protocol number (IANA).
+    /// IANA protocol number.
     pub protocol: u8,
-    /// The lowest port; of ICMP and ICMPv6 the lowest type.
+    /// Lowest port; for ICMP and ICMPv6, the lowest type.
     pub first: u16,
-    /// Number of leading bits that the ports share: 0 to 16.
+    /// Prefix length: 0 to 16 bits.
     pub length: u8,
 }
 
-/// The best rules of a cell: of the admin tier, and of the tiers after it.
+/// Best rules of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
-    /// Of the admin tier.
+    /// Admin tier.
     pub admin: Hit,
-    /// Of the tiers after it.
+    /// Later tiers.
     pub rest: Hit,
 }
 
-/// A change of one row.
+/// A row change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowChange {
-    /// The rule sets of an endpoint; zeros where it has none.
+    /// An endpoint's rule sets; zeros for none.
     Sets(EndpointId, SetsRow),
-    /// What is known of a prefix; `None` removes the row.
+    /// A prefix; `None` removes the row.
     Peer(IpNet, Option<PeerRow>),
-    /// The class of ports; `None` removes the row.
+    /// A port class; `None` removes the row.
     Ports(PortRange, Option<u32>),
-    /// A cell; `None` removes the row. A cell that is there keeps its counters.
+    /// A cell; `None` removes the row. An existing cell keeps its counters.
     Cell(CellKey, Option<Cell>),
 }
 
-/// What the programs do with the rows.
+/// How programs apply the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mode {
-    /// Flows that both ends use go on when a change of policy would no longer let them begin.
+    /// Established flows continue after a policy change that would not let them begin.
     pub keeps_flows: bool,
-    /// What the rules would drop passes.
+    /// Packets that rules would drop pass.
     pub audits: bool,
 }
 
-/// What an endpoint has in place of the node's mode of enforcement.
+/// An endpoint's override of the node's enforcement mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OwnEnforcement {
-    /// It neither sends nor receives but what a rule accepts.
+    /// Traffic needs an accepting rule in both directions.
     Always,
-    /// No policy selects it. To others it is a peer as before.
+    /// No policy selects it. It remains a peer for others.
     Never,
 }
 
-/// A port that an endpoint declares by name.
+/// A named port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NamedPort {
-    /// Port of the container.
+    /// Container port.
     pub port: NonZeroU16,
     /// Protocol.
     pub protocol: Protocol,
 }
 
-/// Named ports of an endpoint, at most.
+/// Most named ports per endpoint.
 pub const MAX_NAMED_PORTS: usize = 64;
 
-/// Packets that were judged by a cell.
+/// Packets matched by a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Judged {
     /// Packets.
     pub packets: u64,
-    /// Bytes, Ethernet header included.
+    /// Bytes, including Ethernet headers.
     pub bytes: u64,
 }
 
-/// All rows of policy's tables.
+/// All policy rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyRows {
-    /// Endpoints with a rule set.
+    /// Rule sets by endpoint.
     pub sets: BTreeMap<EndpointId, SetsRow>,
-    /// What is known of prefixes.
+    /// Prefixes.
     pub peers: BTreeMap<IpNet, PeerRow>,
-    /// Classes of ports.
+    /// Port classes.
     pub ports: BTreeMap<PortRange, u32>,
-    /// Cells, with what was judged by them.
+    /// Cells and their counters.
     pub cells: BTreeMap<CellKey, (Cell, Judged)>,
-    /// How often the rows changed; zero before there is policy.
+    /// Number of changes of the rows; zero before any policy.
     pub generation: u32,
 }

@@ -1,8 +1,6 @@
-//! Every endpoint's own check, without a container in it: which test packets its programs are given, and what desired
-//! state says of each.
+//! Self-check of an endpoint's programs with test packets.
 //!
-//! The list of cases is data: a case names the hook, the packet, the verdict, the reports and the bytes that must come
-//! of it. Whoever adds a rule to the datapath adds its cases to [`cases`].
+//! Cases are data: hook, packet, verdict, reports, output bytes. A new datapath rule needs new cases in [`cases`].
 
 mod packet;
 
@@ -20,21 +18,21 @@ use crate::{
 
 /// TTL and hop limit of test packets.
 const TTL: u8 = 64;
-/// Who speaks to an endpoint that has no gateway (RFC 5737, RFC 3849: nobody has these addresses).
+/// Peer of an endpoint without a gateway: documentation addresses (RFC 5737, RFC 3849).
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-/// The pinned program a packet is given to.
+/// The pinned program under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// What the container sends.
+    /// Packets from the container.
     FromContainer,
-    /// What the node's stack sends to the container.
+    /// Packets from the node's stack to the container.
     ToContainer,
 }
 
 impl Hook {
-    /// The program's name, which is its pin's.
+    /// Name of the program and of its pin.
     #[must_use]
     pub const fn program(self) -> &'static str {
         match self {
@@ -44,21 +42,21 @@ impl Hook {
     }
 }
 
-/// What a program tells its hook to do with a packet.
+/// A program's verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// On through the node's stack, or out of it.
+    /// Continue in the node's stack, or leave it.
     Pass,
     /// Drop.
     Drop,
-    /// To another interface.
+    /// Redirect to another interface.
     Redirect,
-    /// Another number than this datapath uses.
+    /// A number that this datapath does not use.
     Other(u32),
 }
 
 impl Verdict {
-    /// From what a program returned (`TC_ACT_*` of linux/pkt_cls.h).
+    /// Verdict of a return value (`TC_ACT_*` in linux/pkt_cls.h).
     #[must_use]
     pub const fn from_action(action: u32) -> Self {
         match action {
@@ -81,36 +79,35 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What a case tries.
+/// Subject of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// The container to its gateway.
+    /// From the container to its gateway.
     Honest,
-    /// The container with an IP source that is not its own.
+    /// From the container, with a foreign IP source.
     FalseIp,
-    /// The container with an Ethernet source that is not its own.
+    /// From the container, with a foreign Ethernet source.
     FalseMac,
-    /// The container asks who its gateway is; a chained endpoint asks for somebody on its link.
+    /// The container resolves its gateway; a chained endpoint, a neighbour.
     Neighbour,
-    /// A chained endpoint answers for an address that is not its own.
+    /// A chained endpoint advertises a foreign address.
     FalseNeighbour,
-    /// The node to the container.
+    /// From the node to the container.
     FromNode,
-    /// The container to its own address: through the shared table to its own `deliver`.
+    /// From the container to its address: through the shared table to the endpoint's `deliver`.
     ToItself,
-    /// The container to another endpoint of this node.
+    /// From the container to another endpoint of the node.
     ToPeer,
-    /// What the endpoint's rules of policy say of a packet.
+    /// A policy decision.
     Policy {
-        /// The endpoint sends it.
+        /// Egress, else ingress.
         egress: bool,
-        /// They let it pass.
+        /// The rules accept the packet.
         accept: bool,
     },
 }
 
 impl Kind {
-    /// Name without the family.
     const fn name(self) -> &'static str {
         match self {
             Self::Honest => "to-gateway",
@@ -138,10 +135,10 @@ pub enum Family {
     Ipv6,
 }
 
-/// What a program says it decided about a test packet.
+/// A program's report of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Report {
-    /// Whose program.
+    /// Endpoint of the program.
     pub endpoint: EndpointId,
     /// As in [`CounterRow`](crate::kernel::CounterRow).
     pub direction: &'static str,
@@ -149,65 +146,64 @@ pub struct Report {
     pub reason: &'static str,
 }
 
-/// Bytes that must stand in the packet as it leaves.
+/// Expected bytes of the output packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Field {
-    /// For people.
+    /// Display name.
     pub name: &'static str,
-    /// From the packet's start, bytes.
+    /// Offset in the packet, bytes.
     pub offset: usize,
-    /// As in the packet.
+    /// Bytes in packet order.
     pub bytes: Vec<u8>,
 }
 
-/// A packet, the program it is given to, and what must come of it.
+/// A test packet, its program and the expected result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
-    /// What it tries.
+    /// Subject.
     pub kind: Kind,
-    /// In which family.
+    /// Family.
     pub family: Family,
-    /// The program.
+    /// Program.
     pub hook: Hook,
-    /// The packet, from the Ethernet header on.
+    /// Packet, from the Ethernet header.
     pub packet: Vec<u8>,
-    /// The verdict, exactly.
+    /// Expected verdict.
     pub verdict: Verdict,
-    /// What the programs that see it report, egress before ingress.
+    /// Expected reports, egress before ingress.
     pub reports: Vec<Report>,
-    /// The packet as it must leave; none for one that is dropped.
+    /// Expected output packet; empty for a drop.
     pub fields: Vec<Field>,
 }
 
-/// What came of a case.
+/// Result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// The verdict.
+    /// Verdict.
     pub verdict: Verdict,
-    /// The packet as the program left it.
+    /// Output packet.
     pub packet: Vec<u8>,
-    /// What the programs reported, egress before ingress.
+    /// Reports, egress before ingress.
     pub reports: Vec<Report>,
 }
 
-/// A case's outcome, or why its program could not be run. The text is part of the answer: it stands where an outcome
-/// would, in `Judged::got`, and both kernels give it in their own words.
+/// A case's outcome, or why the program did not run; `Judged::got` shows this text of the kernel implementation.
 pub type CaseResult = Result<Outcome, String>;
 
-/// Both sides of a case.
+/// Expected and actual result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judged {
-    /// Its name.
+    /// Case name.
     pub name: String,
-    /// What desired state says.
+    /// Expected result.
     pub expected: String,
-    /// What the programs did.
+    /// Actual result.
     pub got: String,
-    /// They are the same.
+    /// True when both are equal.
     pub same: bool,
 }
 
-/// The cases of an endpoint. `peer` is another live endpoint of the node, if there is one.
+/// Cases of an endpoint. `peer`: another live endpoint of the node, if any.
 #[must_use]
 pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&EndpointRecord>) -> Vec<Case> {
     let maker = Maker { record };
@@ -216,7 +212,7 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
         maker.of_family(own, peer, config, &mut cases);
     }
     if !config.live {
-        // The gate comes before everything else.
+        // The programs check liveness before everything else.
         for case in &mut cases {
             let direction = if case.hook == Hook::FromContainer { EGRESS } else { INGRESS };
             case.verdict = Verdict::Drop;
@@ -227,22 +223,22 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
     cases
 }
 
-/// A packet that the rules of an endpoint decide about.
+/// A packet for a policy decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Probe {
-    /// The endpoint sends it.
+    /// Egress, else ingress.
     pub egress: bool,
-    /// Its other end.
+    /// Peer.
     pub peer: IpAddr,
-    /// Protocol; a test packet has no place for SCTP's.
+    /// Protocol; test packets do not support SCTP.
     pub protocol: Protocol,
     /// Destination port.
     pub port: u16,
-    /// The rules let it pass.
+    /// The rules accept the packet.
     pub accept: bool,
 }
 
-/// The cases of an endpoint's rules.
+/// Policy cases of an endpoint.
 #[must_use]
 pub fn policy_cases(record: &EndpointRecord, config: &ConfigSpec, probes: &[Probe]) -> Vec<Case> {
     let maker = Maker { record };
@@ -278,12 +274,12 @@ impl Maker<'_> {
         Report { endpoint: self.record.id, direction, reason }
     }
 
-    /// From the container to the host side of its link.
+    /// MACs from the container to the host side.
     fn outward(&self) -> (MacAddr, MacAddr) {
         (self.record.host_mac, self.record.container_mac)
     }
 
-    /// From the host side of a link to its container.
+    /// MACs from the host side to the container.
     fn inward(record: &EndpointRecord) -> (MacAddr, MacAddr) {
         (record.container_mac, record.host_mac)
     }
@@ -333,7 +329,7 @@ impl Maker<'_> {
         }
 
         let arriving = packet::udp((record.host_mac, record.host_mac), far, own, TTL);
-        // What reaches a chained endpoint has the addresses of its link already.
+        // Packets to a chained endpoint already have the MACs of its link.
         let let_in = if config.chained { arriving.clone() } else { packet::udp(Self::inward(record), far, own, TTL) };
         let passed = vec![self.report(INGRESS, "forwarded-stack")];
         let fields = fields_of(&let_in, family);
@@ -361,7 +357,7 @@ impl Maker<'_> {
         }
     }
 
-    /// What a chained endpoint says to its neighbours: a question in its own name, and an answer in another's; each with what it is counted as.
+    /// A chained endpoint's own neighbour request and a foreign advertisement, with their reasons.
     fn neighbours_of_chained(&self, own: IpAddr, far: IpAddr) -> Vec<(Kind, Vec<u8>, &'static str)> {
         let (mac, nobody) = (self.record.container_mac, MacAddr([0; 6]));
         let everyone = (MacAddr([0xff; 6]), mac);
@@ -379,7 +375,7 @@ impl Maker<'_> {
         vec![passed, (Kind::FalseNeighbour, lie, "neighbour-spoof")]
     }
 
-    /// A question for the gateway, and the answer.
+    /// A request for the gateway, and the reply.
     fn neighbour(&self, own: IpAddr, gateway: Option<IpAddr>) -> Option<(Vec<u8>, Vec<Field>)> {
         let (record, (to, from)) = (self.record, Self::inward(self.record));
         match (own, gateway?) {
@@ -400,12 +396,11 @@ impl Maker<'_> {
     }
 }
 
-/// A packet that must leave as it came.
 fn whole(packet: &[u8]) -> Vec<Field> {
     vec![Field { name: "packet", offset: 0, bytes: packet.to_vec() }]
 }
 
-/// Names and ends of the fields of a packet, one after the other from its start.
+/// Names and end offsets of consecutive fields from the packet's start.
 type Layout = [(&'static str, usize)];
 
 const IPV4_FIELDS: [(&str, usize); 5] = [
@@ -461,7 +456,6 @@ fn fields_of(packet: &[u8], family: Family) -> Vec<Field> {
     }
 }
 
-/// An address that is not this one.
 fn other_address(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() ^ 1)),
@@ -469,13 +463,12 @@ fn other_address(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A unicast MAC that is not this one.
 fn other_mac(MacAddr([a, b, c, d, e, f]): MacAddr) -> MacAddr {
     MacAddr([a, b, c, d, e, f ^ 1])
 }
 
 impl Case {
-    /// Its name: what it tries, and in which family.
+    /// Name: subject and family.
     #[must_use]
     pub fn name(&self) -> String {
         let family = match self.family {
@@ -485,7 +478,7 @@ impl Case {
         format!("{}-{family}", self.kind.name())
     }
 
-    /// Compares what came of it with what had to.
+    /// Compares a result with the expected one.
     #[must_use]
     pub fn judge(&self, result: &CaseResult) -> Judged {
         let expected = self.told(self.verdict, &self.reports);
@@ -498,10 +491,10 @@ impl Case {
 
     fn judge_outcome(&self, outcome: &Outcome) -> (String, bool) {
         let mut got = self.told(outcome.verdict, &outcome.reports);
-        // Where a packet would go that policy lets pass is not asked.
+        // Accepting rules do not determine the route, so other reports are valid.
         let passes = matches!(self.kind, Kind::Policy { accept: true, .. });
         let mut same = outcome.verdict == self.verdict && (passes || outcome.reports == self.reports);
-        // Of a packet that had to go elsewhere the bytes say nothing more.
+        // With another verdict, the bytes add nothing.
         if outcome.verdict == self.verdict
             && let Some(difference) = self.difference(&outcome.packet)
         {
@@ -511,7 +504,7 @@ impl Case {
         (got, same)
     }
 
-    /// What is wrong with the packet that left, in words that begin with `; `.
+    /// Differences of the output packet, each after `; `.
     fn difference(&self, packet: &[u8]) -> Option<String> {
         let last = self.fields.last()?;
         let length = last.offset + last.bytes.len();
@@ -528,10 +521,10 @@ impl Case {
         Some(text).filter(|t| !t.is_empty())
     }
 
-    /// `drop, egress invalid-source-ip`.
+    /// Format: `drop, egress invalid-source-ip`.
     fn told(&self, verdict: Verdict, reports: &[Report]) -> String {
         let mut text = verdict.to_string();
-        // The endpoint that is checked: the first report of each case is its own.
+        // The first report of each case is the checked endpoint's.
         let own = self.reports.first().map(|r| r.endpoint);
         for report in reports {
             text.push_str(&format!(", {} {}", report.direction, report.reason));

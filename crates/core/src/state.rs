@@ -1,8 +1,8 @@
 //! The endpoint's state machine: one exhaustive, pure `step`.
 //!
-//! Time is an argument and work is returned as [`Action`]s, so a run can be recorded and replayed. An invalid event
-//! is [`Rejected`] and changes nothing; the caller counts it and shows it in the endpoint's log. The whole table is
-//! checked in (`snapshots/`) and drawn in `docs/endpoint-states.md`; a test compares both with this code.
+//! Time is an argument and work is returned as [`Action`]s, for record and replay. An invalid event is [`Rejected`]
+//! without a change; the caller counts and logs it. A test compares this code with the checked-in table
+//! (`snapshots/`) and diagram (`docs/endpoint-states.md`).
 
 use std::fmt;
 
@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// The labels are not resolved to an identity yet.
+    /// The labels have no identity yet.
     WaitingForIdentity,
-    /// A build is pending. It waits for a permit or for its backoff.
+    /// A build is pending: it waits for a permit or its backoff.
     WaitingToRegenerate,
     /// A build runs.
     Regenerating,
-    /// The realized state is the desired state.
+    /// Realized equals desired.
     Ready,
-    /// Read from the store after a restart and not regenerated yet. The pinned programs carry traffic meanwhile.
+    /// Restored from the store, not regenerated yet. The pinned programs carry traffic.
     Restoring,
     /// A delete runs, or the container is gone and its delete is awaited.
     Disconnecting,
@@ -31,7 +31,7 @@ pub enum State {
 }
 
 impl State {
-    /// Every state, in the order of the table.
+    /// Every state, in table order.
     pub const ALL: [Self; 8] = [
         Self::WaitingForIdentity,
         Self::WaitingToRegenerate,
@@ -43,7 +43,7 @@ impl State {
         Self::Invalid,
     ];
 
-    /// Name in the API, the CLI and metrics' labels.
+    /// Name in the API, the CLI and metrics labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// True when no event leaves the state. Endpoints in a terminal state are counted in no gauge.
+    /// True when no event leaves the state. Gauges exclude terminal states.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Disconnected | Self::Invalid)
@@ -71,18 +71,18 @@ impl fmt::Display for State {
     }
 }
 
-/// Scope of a build. A datapath build includes a policy build, so two merged requests take the greater level.
+/// Scope of a build. Datapath includes policy, so merged requests take the greater level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     /// Maps and redirects.
     Policy,
-    /// Programs too.
+    /// Programs, too.
     Datapath,
 }
 
 impl Level {
-    /// Name in the API, the CLI and metrics' labels.
+    /// Name in the API, the CLI and metrics labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -98,36 +98,36 @@ impl fmt::Display for Level {
     }
 }
 
-/// An event of an endpoint's life.
+/// An endpoint event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
-    /// Its labels have an identity.
+    /// The labels have an identity.
     IdentityResolved,
-    /// Its labels changed, and the identity of the new ones is not known yet.
+    /// The labels changed, and the new ones have no identity yet.
     IdentityLost,
     /// A regeneration is requested.
     BuildRequested(Level),
-    /// The build pool gave the build a permit.
+    /// The build pool granted a permit.
     BuildStarted,
     /// The build reached the desired revision.
     BuildSucceeded,
-    /// The build failed; the last good state is still in force.
+    /// The build failed; the last good state stays in force.
     BuildFailed,
-    /// The endpoint is to be regenerated from its record.
+    /// Regenerate the endpoint from its record.
     RestoreStarted,
-    /// The first build failed permanently, and the create was undone.
+    /// The first build failed permanently; the create was undone.
     CreateFailed,
-    /// The container's network namespace and the link are gone. The endpoint waits for its delete.
+    /// The container's network namespace and the link are gone; the delete is awaited.
     NetnsGone,
-    /// The endpoint is to be deleted.
+    /// A delete is requested.
     DeleteRequested,
-    /// Every step of the delete has been done or recorded as failed.
+    /// Every delete step was done or recorded as failed.
     DeleteFinished,
 }
 
 impl Event {
-    /// Every event, in the order of the table.
+    /// Every event, in table order.
     pub const ALL: [Self; 12] = [
         Self::IdentityResolved,
         Self::IdentityLost,
@@ -143,7 +143,7 @@ impl Event {
         Self::DeleteFinished,
     ];
 
-    /// Name in the endpoint's log and metrics' labels.
+    /// Name in the endpoint's log and metrics labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -173,19 +173,19 @@ impl fmt::Display for Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
-    /// Queue a build; it replaces the one that is queued for this endpoint, if any.
+    /// Queue a build, replacing the endpoint's queued one.
     QueueBuild {
         /// Level.
         level: Level,
-        /// Not to start before this time, milliseconds on the monotonic clock that [`Fsm::step`] is given.
+        /// Earliest start, milliseconds on the clock of [`Fsm::step`].
         not_before_ms: u64,
     },
-    /// Remove the queued build from the queue, or cancel the running build and await its end, so that its result is
-    /// not taken for the next build's. No effect when there is neither.
+    /// Dequeue the queued build, or cancel the running one and await its end, so that its result does not count for
+    /// the next.
     CancelBuild,
     /// Run the delete plan.
     RunDelete,
-    /// Tell subscribers and the monitor of the removal, and remove the endpoint from the tables.
+    /// Inform subscribers and the monitor, and remove the endpoint from the tables.
     PublishRemoval,
 }
 
@@ -200,44 +200,44 @@ impl fmt::Display for Action {
     }
 }
 
-/// A refused event. The state machine is unchanged.
+/// A rejected event; the state machine is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{event} refused in state {state}: {why}")]
 pub struct Rejected {
     /// Current state.
     pub state: State,
-    /// The event.
+    /// Event.
     pub event: Event,
-    /// The rule that the event breaks.
+    /// Violated rule.
     pub why: &'static str,
 }
 
-/// The state machine of one endpoint, as plain data.
+/// The state machine of an endpoint.
 ///
-/// Times are milliseconds on the caller's monotonic clock. Unix time is wrong here: after the clock is set back by an
-/// hour, a backoff would last for an hour.
+/// Times are milliseconds on the caller's monotonic clock: with Unix time, setting the clock back would prolong a
+/// backoff.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fsm {
     /// State.
     pub state: State,
-    /// Level of the pending build. While a build runs: the level requested since the build started.
+    /// Level of the pending build; while a build runs, the level requested since its start.
     pub owed: Option<Level>,
-    /// Level of the running build; set exactly while [`State::Regenerating`].
+    /// Level of the running build; set only while [`State::Regenerating`].
     pub building: Option<Level>,
-    /// Failed builds since the last successful one.
+    /// Failed builds since the last success.
     pub failures: u32,
-    /// A build succeeded, or the endpoint was restored from a record. The create cannot fail any more.
+    /// A build succeeded, or the endpoint was restored: the create cannot fail any more.
     pub realized: bool,
-    /// Time at which the endpoint entered this state.
+    /// Start of this state.
     pub since_ms: u64,
-    /// The pending build does not start before this time (backoff).
+    /// Earliest start of the pending build (backoff).
     pub not_before_ms: u64,
 }
 
 type Step = Result<(Fsm, Vec<Action>), Rejected>;
 
 impl Fsm {
-    /// A new endpoint, which waits for its identity and has its first build pending.
+    /// A new endpoint that waits for its identity, with its first build pending.
     #[must_use]
     pub fn new_created(now_ms: u64) -> Self {
         Self {
@@ -251,23 +251,23 @@ impl Fsm {
         }
     }
 
-    /// An endpoint read from the store, with a build pending. [`Event::RestoreStarted`] or a request queues the build
-    /// when all endpoints are restored.
+    /// A restored endpoint with a build pending. [`Event::RestoreStarted`] or a request queues the build when all
+    /// endpoints are restored.
     #[must_use]
     pub fn new_restored(now_ms: u64) -> Self {
         Self { state: State::Restoring, realized: true, ..Self::new_created(now_ms) }
     }
 
-    /// Applies an event and returns the new state machine and its actions, in order. Retries wait for their full
-    /// delay; see [`Fsm::step_with_jitter`].
+    /// Applies an event; returns the new state machine and ordered actions. Retries wait for the full delay; see
+    /// [`Fsm::step_with_jitter`].
     ///
     /// # Errors
-    /// [`Rejected`] when the event is invalid in this state; nothing changes then.
+    /// [`Rejected`] when the event is invalid in this state.
     pub fn step(&self, event: Event, now_ms: u64) -> Step {
         self.step_with_jitter(event, now_ms, 1.0)
     }
 
-    /// [`Fsm::step`] with a random number from 0 to 1 that spreads retries (see [`retry_delay_ms`]).
+    /// [`Fsm::step`] with a random number from 0 to 1 that spreads retries ([`retry_delay_ms`]).
     ///
     /// # Errors
     /// As [`Fsm::step`].
@@ -291,7 +291,7 @@ impl Fsm {
     fn waiting_for_identity(&self, event: Event, now_ms: u64) -> Step {
         match event {
             Event::IdentityResolved => {
-                // A build is always pending in this state. Without one, a datapath build is the safe default.
+                // A build is always pending here; a datapath build is the safe default.
                 let level = self.owed.unwrap_or(Level::Datapath);
                 self.owe(State::WaitingToRegenerate, level, now_ms)
             }
@@ -311,7 +311,7 @@ impl Fsm {
         match event {
             Event::IdentityLost => self.identity_lost(now_ms),
             Event::BuildRequested(level) if self.owed >= Some(level) => Ok((self.clone(), vec![])),
-            // The backoff stays: a stream of requests must not become a stream of failing builds.
+            // Keep the backoff: a stream of requests must not become a stream of failing builds.
             Event::BuildRequested(level) => self.owe(State::WaitingToRegenerate, level, now_ms),
             Event::BuildStarted => self.build_started(now_ms),
             Event::RestoreStarted => self.restore_started(event, now_ms),
@@ -327,7 +327,7 @@ impl Fsm {
     fn regenerating(&self, event: Event, now_ms: u64, jitter: f64) -> Step {
         match event {
             Event::IdentityLost => self.identity_lost(now_ms),
-            // The request is remembered and queued when the running build ends.
+            // The end of the running build queues it.
             Event::BuildRequested(level) => Ok((Self { owed: self.owed.max(Some(level)), ..self.clone() }, vec![])),
             Event::BuildSucceeded => {
                 let done = Self { building: None, failures: 0, realized: true, not_before_ms: now_ms, ..self.clone() };
@@ -383,7 +383,6 @@ impl Fsm {
         }
     }
 
-    /// Moves to `state` and queues a build at `level` or above.
     fn owe(&self, state: State, level: Level, now_ms: u64) -> Step {
         let level = self.owed.map_or(level, |owed| owed.max(level));
         let not_before_ms = self.not_before_ms.max(now_ms);
@@ -396,8 +395,7 @@ impl Fsm {
         Ok((Self { building, owed: None, ..self.moved(State::Regenerating, now_ms) }, vec![]))
     }
 
-    /// A queued or running build is for the old labels. It is cancelled, and a build is pending until the new labels
-    /// resolve.
+    /// Cancels the build for the old labels; a build is pending until the new labels resolve.
     fn identity_lost(&self, now_ms: u64) -> Step {
         let owed = self.owed.max(self.building).max(Some(Level::Policy));
         let next = Self { owed, building: None, ..self.moved(State::WaitingForIdentity, now_ms) };
@@ -437,7 +435,7 @@ impl Fsm {
         Ok((next, vec![Action::CancelBuild, Action::RunDelete]))
     }
 
-    /// Returns the machine in another state. `since_ms` changes only when the state changes.
+    /// Moves to a state. `since_ms` changes only with the state.
     fn moved(&self, state: State, now_ms: u64) -> Self {
         let since_ms = if state == self.state { self.since_ms } else { now_ms };
         Self { state, since_ms, ..self.clone() }
@@ -447,7 +445,7 @@ impl Fsm {
         Err(Rejected { state: self.state, event, why })
     }
 
-    /// What the endpoint waits for, and what ends the wait; `None` when it does not wait.
+    /// What the endpoint waits for, and what ends the wait, if it waits.
     #[must_use]
     pub fn waits_for(&self, now_ms: u64) -> Option<(&'static str, &'static str)> {
         match self.state {
@@ -471,16 +469,15 @@ const NO_DELETE_RUNS: &str = "no delete of it runs";
 const NOT_WAITING_FOR_IDENTITY: &str = "it does not wait for an identity";
 const CREATED: &str = "its create has succeeded";
 
-/// Delay before the first retry, milliseconds: longer than a build (2-3 ms), so that a short cause (a busy map) is
-/// over.
+/// First retry delay, milliseconds: longer than a build (2-3 ms), so that a short cause (a busy map) has passed.
 const FIRST_RETRY_MS: u64 = 100;
-/// Longest delay, milliseconds: short enough that a node recovers within half a minute after the cause is removed,
-/// and long enough that a hundred endpoints that fail permanently cost a few builds a second.
+/// Longest retry delay, milliseconds: a node recovers half a minute after the cause, and a hundred permanent failures
+/// cost a few builds per second.
 const LONGEST_RETRY_MS: u64 = 30_000;
 
-/// How long to wait before the next build after `failures` failed ones, in milliseconds: 100 ms, doubled with each,
-/// at most 30 s. `jitter` from 0 to 1 scales the delay from half of that to all of it, so that endpoints with one
-/// cause of failure do not retry together. 0 failures mean no delay; a NaN jitter counts as 1.
+/// Delay after `failures` failed builds, milliseconds: 100 ms, doubled each time, at most 30 s; 0 without failures.
+/// `jitter` from 0 to 1 (NaN counts as 1) scales it from half to all, so that endpoints with a common cause do not
+/// retry together.
 #[must_use]
 pub fn retry_delay_ms(failures: u32, jitter: f64) -> u64 {
     if failures == 0 {
@@ -490,7 +487,7 @@ pub fn retry_delay_ms(failures: u32, jitter: f64) -> u64 {
     let whole = (FIRST_RETRY_MS << doublings).min(LONGEST_RETRY_MS);
     let jitter = if jitter.is_nan() { 1.0 } else { jitter.clamp(0.0, 1.0) };
     let half = whole / 2;
-    // The jitter is clamped to 0..=1, so the cast cannot truncate.
+    // The jitter is within 0..=1: the cast cannot truncate.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let thousandths = (jitter * 1000.0) as u64;
     half + (whole - half) * thousandths / 1000

@@ -1,4 +1,4 @@
-//! The interface to the store: one transaction for an endpoint and its leases.
+//! The store interface: one transaction for an endpoint and its leases.
 
 use std::net::IpAddr;
 
@@ -11,46 +11,45 @@ use crate::{
     timeline::Life,
 };
 
-/// Owner of a lease.
+/// Lease owner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeaseOwner {
-    /// An attachment, at an epoch.
+    /// An attachment at an epoch.
     Attachment {
         /// CNI key.
         attachment: Attachment,
         /// Epoch.
         epoch: Epoch,
     },
-    /// A caller of `POST /v1/ipam`, by the name in its request.
+    /// A caller of `POST /v1/ipam`.
     Caller {
-        /// Name given by the caller.
+        /// Name from the request.
         name: String,
     },
-    /// The node itself (router addresses).
+    /// The node (router addresses).
     Node,
 }
 
-/// Prefix of the owner names of leases that a delete kept.
+/// Owner name prefix of leases that a delete kept.
 const KEPT: &str = "kept:";
-/// Prefix of the owner names of leases for endpoints without a record; the link's name follows.
+/// Owner name prefix of leases for endpoints without a record, before the link's name.
 const LOST_RECORD: &str = "lost-record:";
 
 impl LeaseOwner {
-    /// The owner of an address whose endpoint was deleted without releasing it. The address is kept for the same
-    /// attachment.
+    /// Owner of a deleted endpoint's kept address: reserved for the same attachment.
     #[must_use]
     pub fn kept_for(attachment: &Attachment) -> Self {
         Self::Caller { name: format!("{KEPT}{}:{}", attachment.container_id, attachment.ifname) }
     }
 
-    /// The owner of an address of an endpoint whose record is lost, by the name of the endpoint's link.
+    /// Owner of an address of an endpoint whose record was lost, by link name.
     #[must_use]
     pub fn lost_record(link: &str) -> Self {
         Self::Caller { name: format!("{LOST_RECORD}{link}") }
     }
 
-    /// The link of the endpoint without a record that the address is held for.
+    /// Link of the endpoint without a record that uses the address.
     #[must_use]
     pub fn link_without_record(&self) -> Option<&str> {
         match self {
@@ -59,7 +58,7 @@ impl LeaseOwner {
         }
     }
 
-    /// The container and interface for which a delete kept the address; none for other owners.
+    /// Container and interface for which a delete kept the address; none for other owners.
     #[must_use]
     pub fn kept(&self) -> Option<&str> {
         match self {
@@ -74,7 +73,7 @@ impl LeaseOwner {
 pub struct Lease {
     /// Address.
     pub ip: IpAddr,
-    /// Pool it comes from.
+    /// Pool.
     pub pool: PoolName,
     /// Owner.
     pub owner: LeaseOwner,
@@ -87,61 +86,62 @@ pub struct Lease {
 pub struct Rest {
     /// Address.
     pub ip: IpAddr,
-    /// Pool it comes from.
+    /// Pool.
     pub pool: PoolName,
-    /// The last owner, in words.
+    /// Last owner, in words.
     pub last_owner: String,
-    /// Time of the release, milliseconds since the Unix epoch.
+    /// Release time, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
 }
 
-/// Failed restores of an endpoint since the last successful one.
+/// Failed restores of an endpoint since the last success.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreFailure {
     /// Consecutive agent starts with a failed restore.
     pub times: u32,
-    /// The last failure and its cause.
+    /// Last failure and cause.
     pub why: String,
 }
 
-/// A record that was taken out of service after three failed restores. The record is kept and shown, and not restored
-/// again. Its id and addresses stay reserved, and its kernel objects are left unchanged.
+/// A record out of service after three failed restores: kept and shown. Its id and addresses stay reserved, its
+/// kernel objects unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutOfService {
-    /// Id, as the row's key says.
+    /// Id, from the row's key.
     pub id: EndpointId,
-    /// The record as it was stored (JSON, as far as it is text).
+    /// The stored record (JSON, as far as it is text).
     pub record: String,
-    /// The record's addresses, as far as they are known.
+    /// Known addresses of the record.
     pub addresses: Vec<IpAddr>,
-    /// Why it was taken out.
+    /// Cause.
     pub why: String,
-    /// When, milliseconds since the Unix epoch.
+    /// Start, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
 }
 
-/// A planned create or delete, written before its first side effect.
+/// A create or delete, written before its first side effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "intent")]
 pub enum Intent {
-    /// Side effects of a create may exist for this id and epoch.
+    /// A create of this id and epoch may have side effects.
     Create {
         /// CNI key.
         attachment: Attachment,
-        /// Namespace for the container side.
+        /// Namespace of the container side.
         netns_path: std::path::PathBuf,
-        /// The link of another plugin's that programs may be attached to; none for a link of Wharf's own, whose name follows from id and epoch.
+        /// Another plugin's link with possible attachments; none for Wharf's links, whose names follow from id and
+        /// epoch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         link: Option<Box<LinkRef>>,
     },
-    /// The endpoint is being deleted.
+    /// A delete of the endpoint.
     Delete {
-        /// NoIPRelease: the leases are kept.
+        /// NoIPRelease: keep the leases.
         no_ip_release: bool,
     },
 }
 
-/// One change of the store. All changes of a transaction become durable together, or none does.
+/// A store change. A transaction's changes become durable together, or none does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Insert or replace a record.
@@ -152,49 +152,46 @@ pub enum Change {
     PutLease(Lease),
     /// Remove a lease if it exists.
     RemoveLease(IpAddr),
-    /// Remove a lease if this owner holds it, so that a late delete cannot remove the next owner's lease.
+    /// Remove a lease of this owner, so that a late delete cannot remove the next owner's lease.
     RemoveOwnedLease(IpAddr, LeaseOwner),
-    /// Replace a lease if this owner holds it.
+    /// Replace a lease of this owner.
     ReplaceOwnedLease(Lease, LeaseOwner),
-    /// Write an intent. A delete intent is written only when a record of this epoch exists: without a record there is
-    /// nothing to resume, and the intent would never be closed.
+    /// Write an intent. A delete intent needs a record of this epoch: otherwise nothing would resume or close it.
     PutIntent(EndpointId, Epoch, Intent),
     /// Close an intent.
     RemoveIntent(EndpointId, Epoch),
-    /// Insert the quarantine of an address.
+    /// Insert the rest of an address.
     PutRest(Rest),
-    /// Remove the quarantine of an address, which is free or leased again.
+    /// Remove the rest of an address that is free or leased again.
     RemoveRest(IpAddr),
-    /// Insert or replace the failed restore of an endpoint.
+    /// Insert or replace the restore failure of an endpoint.
     PutRestoreFailure(EndpointId, RestoreFailure),
-    /// Remove the failed restore of an endpoint that was restored or deleted.
+    /// Remove the restore failure of a restored or deleted endpoint.
     RemoveRestoreFailure(EndpointId),
-    /// Take the record with this id out of service.
+    /// Take the record of this id out of service.
     TakeOutOfService(Box<OutOfService>),
-    /// Remove the record out of service with this id, and an unreadable row with this id.
+    /// Remove the record out of service, and the unreadable row, of this id.
     RemoveOutOfService(EndpointId),
-    /// Insert or replace the life of an endpoint. A life that has not ended is written only when a record of its
-    /// epoch exists, so that a late write cannot revive an ended life. When the store is full, a transaction is
-    /// written without its changes of lives.
+    /// Insert or replace a life. An unended one needs a record of its epoch, so that a late write cannot revive an
+    /// ended life. A full store drops changes of lives from the transaction.
     PutLife(Box<Life>),
     /// Remove a life.
     RemoveLife(EndpointId, Epoch),
-    /// Epochs below this one may be in use. None of them is allocated after a restart.
+    /// Reserve the epochs below this one: none of them is allocated after a restart.
     ReserveEpochs(Epoch),
-    /// Endpoints that lost their records with a lost store are registered. From now on, objects without a record are
-    /// orphans.
+    /// Endpoints of a lost store are registered: from now on, objects without a record are orphans.
     LossHandled,
 }
 
 impl Change {
-    /// True for a change of a life. Lives are for people to read; no decision depends on them.
+    /// True for a change of a life. Lives are for operators; no decision depends on them.
     #[must_use]
     pub fn is_of_timeline(&self) -> bool {
         matches!(self, Self::PutLife(_) | Self::RemoveLife(..))
     }
 }
 
-/// The whole store except the lives of endpoints, which only `wharf explain` reads.
+/// The store without the lives, which only `wharf explain` reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Endpoints by id.
@@ -203,12 +200,12 @@ pub struct Snapshot {
     pub leases: Vec<Lease>,
     /// Open intents.
     pub intents: Vec<(EndpointId, Epoch, Intent)>,
-    /// Addresses in quarantine.
+    /// Resting addresses.
     pub resting: Vec<Rest>,
-    /// Endpoints whose restore failed at the last start, by id.
+    /// Restore failures of the last start, by endpoint.
     pub failures: Vec<(EndpointId, RestoreFailure)>,
     /// Records out of service.
     pub out_of_service: Vec<OutOfService>,
-    /// Unreadable rows of the table of endpoints: key, the row as text where it is text, and the error.
+    /// Unreadable endpoint rows: key, text, error.
     pub unreadable: Vec<(u16, String, String)>,
 }

@@ -1,8 +1,7 @@
-//! The timeline of an endpoint: a bounded list of entries, kept in the store from its create until a day after its
-//! delete.
+//! The timeline of an endpoint: a bounded list of entries, stored from its create until a day after its delete.
 //!
-//! Pure: this module decides which entries are kept, in which order, and which are dropped first. Times are
-//! milliseconds since the Unix epoch, for people; only the age of an ended life is decided by them.
+//! Pure: decides which entries to drop first. Times are Unix milliseconds; only the retention of ended lives depends
+//! on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,40 +16,40 @@ use crate::{
     ids::{Attachment, EndpointId, Epoch, IfName},
 };
 
-/// Most entries of one endpoint. Entries between the create and the last delete are dropped first.
+/// Most entries per endpoint. Entries between the create and the last delete are dropped first.
 pub const MAX_ENTRIES: usize = 64;
-/// Longest text of an entry, bytes.
+/// Longest entry text, bytes.
 pub const MAX_TEXT: usize = 400;
-/// Lives that are kept after their end.
+/// Most ended lives.
 pub const MAX_PAST: usize = 4_096;
-/// Largest JSON of an ended life, bytes. Every step of a pod's create and delete fits, however long each took. Three rows
-/// fit into a page of the store (4 KiB), and a split page has at least two, so a life takes at most 2 KiB of the file.
+/// Largest JSON of an ended life, bytes; fits all steps of a pod's create and delete. Three rows fit into a store
+/// page (4 KiB) and a split page has at least two, so a life takes at most 2 KiB of the file.
 pub const MAX_ENDED: usize = 1_340;
-/// Space that the entries of an ended life have at least, bytes, however long its names are.
+/// Least space for the entries of an ended life, bytes, for names of any length.
 const MIN_ENTRIES_BYTES: usize = 400;
 
-/// What an entry is part of.
+/// Operation of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
-    /// Its create.
+    /// Create.
     Create,
-    /// The undo of a create that failed.
+    /// Undo of a failed create.
     Undo,
-    /// A build while it lives.
+    /// Build.
     Regenerate,
     /// New labels.
     Relabel,
-    /// What a start of the agent did with it.
+    /// Restore at an agent start.
     Restore,
-    /// A delete.
+    /// Delete.
     Delete,
-    /// Something that was noticed: a check, an alarm.
+    /// Observation: a check, an alarm.
     Notice,
 }
 
 impl Operation {
-    /// Name in metrics' labels and in what people read.
+    /// Name in metrics labels and output.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,42 +64,42 @@ impl Operation {
     }
 }
 
-/// How it went.
+/// Outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// As it should.
+    /// Success.
     #[default]
     Ok,
-    /// Odd; nothing is lost.
+    /// Unexpected but harmless.
     Warning,
     /// Failed.
     Failed,
 }
 
-/// One thing that happened. Read from JSON as it was written before `Row`.
+/// A timeline entry. `Deserialize` reads the JSON format before `Row`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Entry {
-    /// When it ended, milliseconds since the Unix epoch.
+    /// End time, milliseconds since the Unix epoch.
     #[serde(rename = "at")]
     pub at_unix_ms: u64,
-    /// What it is part of.
+    /// Operation.
     #[serde(rename = "op")]
     pub operation: Operation,
-    /// Step, or event of the state machine.
+    /// Step or state machine event.
     pub phase: String,
-    /// How long it took, microseconds; none for what has no length.
+    /// Duration, microseconds, if any.
     #[serde(rename = "us", default)]
     pub took_us: Option<u64>,
-    /// How it went.
+    /// Outcome.
     #[serde(default)]
     pub outcome: Outcome,
-    /// In words; empty when there is nothing to add.
+    /// Text; may be empty.
     #[serde(default)]
     pub text: String,
 }
 
-/// The entries of one endpoint, oldest first.
+/// Entries of an endpoint, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Written", into = "Written")]
 pub struct Entries {
@@ -108,7 +107,7 @@ pub struct Entries {
     left_out: u64,
 }
 
-/// Entries as the store has them.
+/// Stored format of [`Entries`].
 #[derive(Serialize, Deserialize)]
 struct Written {
     list: Vec<WrittenEntry>,
@@ -123,7 +122,7 @@ enum WrittenEntry {
     Named(#[serde(skip_serializing)] Entry),
 }
 
-/// An entry without field names: milliseconds since the entry before, operation, phase, duration; then outcome and
+/// An entry without field names: milliseconds since the previous entry, operation, phase, duration; then outcome and
 /// text, unless it is a success without text.
 #[derive(Serialize, Deserialize)]
 struct Row(
@@ -166,8 +165,8 @@ impl From<Written> for Entries {
 }
 
 impl Entries {
-    /// Adds an entry, unless its text only repeats the entry before. Beyond [`MAX_ENTRIES`], the oldest entry that
-    /// belongs neither to the create nor to the last delete is dropped; if there is none, the second entry is.
+    /// Adds an entry unless its text repeats the previous one. Above [`MAX_ENTRIES`], drops the oldest outside the
+    /// create and the last delete, or else the second.
     pub fn push(&mut self, mut entry: Entry) {
         cut(&mut entry.text, MAX_TEXT);
         cut(&mut entry.phase, MAX_TEXT);
@@ -188,9 +187,8 @@ impl Entries {
         }
     }
 
-    /// Index of the entry to drop next.
     fn least_needed(&self) -> usize {
-        // Each repeated delete request begins a new delete, so only the last one counts.
+        // Each repeated delete request begins a new delete; only the last one counts.
         let last_delete = self.list.iter().rposition(|e| e.operation == Operation::Delete && e.phase == DELETE_BEGINS);
         let is_needed = |(at, e): (usize, &Entry)| match e.operation {
             Operation::Create => true,
@@ -200,9 +198,8 @@ impl Entries {
         self.list.iter().enumerate().position(|e| !is_needed(e)).unwrap_or(1)
     }
 
-    /// Drops entries until the rest takes at most `budget` bytes of JSON: first successful steps without text, the
-    /// quickest first; then successes with text and warnings, the oldest first; then failures, the oldest first. The
-    /// last failure stays; its text is cut.
+    /// Drops entries to fit `budget` bytes of JSON: successes without text, the quickest first; then other successes
+    /// and warnings, then failures, oldest first. The last failure stays, with its text cut.
     fn trim(&mut self, budget: usize) {
         let mut size: usize = self.list.iter().map(Entry::written_len).sum();
         while size > budget && self.list.len() > 1 {
@@ -220,13 +217,13 @@ impl Entries {
         if size > budget
             && let Some(entry) = self.list.first_mut()
         {
-            // A character of JSON takes up to six bytes.
+            // A JSON character takes up to six bytes.
             cut(&mut entry.text, (budget / 6).min(MAX_TEXT));
         }
         self.list.shrink_to_fit();
     }
 
-    /// All of them, oldest first.
+    /// Entries, oldest first.
     #[must_use]
     pub fn list(&self) -> &[Entry] {
         &self.list
@@ -239,7 +236,7 @@ impl Entries {
     }
 }
 
-/// Phase of the entry with which a delete begins.
+/// Phase of a delete's first entry.
 pub const DELETE_BEGINS: &str = "write-intent";
 
 fn cut(text: &mut String, most: usize) {
@@ -250,7 +247,7 @@ fn cut(text: &mut String, most: usize) {
     }
 }
 
-/// Bytes of a text in JSON, without the quotes.
+/// JSON length of a text without quotes, bytes.
 fn json_len(text: &str) -> usize {
     let one = |c: char| match c {
         '"' | '\\' => 2,
@@ -261,12 +258,11 @@ fn json_len(text: &str) -> usize {
 }
 
 impl Entry {
-    /// A success without words.
     fn says_nothing(&self) -> bool {
         self.outcome == Outcome::Ok && self.text.is_empty()
     }
 
-    /// Bytes of its row in JSON: the marks, a time since the entry before of up to a minute, the rest as it is.
+    /// JSON size of the row, bytes: punctuation, a time difference of up to a minute, and the fields.
     fn written_len(&self) -> usize {
         let took = self.took_us.map_or(4, |us| us.checked_ilog10().unwrap_or(0) as usize + 1);
         let words = if self.says_nothing() { 0 } else { 14 + json_len(&self.text) };
@@ -278,35 +274,35 @@ impl Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
-    /// Deleted, and nothing of it is left.
+    /// Deleted without remains.
     Deleted,
-    /// Its create failed and was undone.
+    /// The create failed and was undone.
     CreateFailed,
-    /// The record was gone at an agent's start, and how it was removed was not recorded.
+    /// The record was missing at an agent start; the cause is unknown.
     Unnoted,
 }
 
-/// When and how a life ended.
+/// End of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ended {
     /// Milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// How.
+    /// Cause.
     pub how: End,
 }
 
-/// Who it was: what is needed to find a life that has ended.
+/// Identification of an ended life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
-    /// Endpoint id; others have had it, and others may have it now.
+    /// Endpoint id; reused by other lives.
     pub id: EndpointId,
-    /// Epoch: with the id, the life's name.
+    /// Epoch; identifies the life together with the id.
     pub epoch: Epoch,
     /// CNI key.
     pub attachment: Attachment,
     /// Addresses, IPv4 first.
     pub addresses: Vec<IpAddr>,
-    /// Identity; none of a create that was interrupted.
+    /// Identity; none for an interrupted create.
     pub identity: Option<Identity>,
     /// Host side's name.
     pub host_ifname: Option<IfName>,
@@ -316,12 +312,12 @@ pub struct Who {
     /// Pod namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
-    /// When it was created, milliseconds since the Unix epoch.
+    /// Create time, milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
 }
 
 impl Who {
-    /// As the record says.
+    /// From the record.
     #[must_use]
     pub fn of(record: &EndpointRecord) -> Self {
         Self {
@@ -337,7 +333,7 @@ impl Who {
         }
     }
 
-    /// About how many bytes it and what is around it take in JSON: names of fields, numbers, then what varies.
+    /// Approximate JSON size of the life without its entries, bytes: field names, numbers and variable fields.
     fn written_len(&self) -> usize {
         let pod = [&self.pod_name, &self.pod_namespace].into_iter().flatten().map(|name| 18 + json_len(name));
         let a = &self.attachment;
@@ -346,20 +342,20 @@ impl Who {
     }
 }
 
-/// The life of an endpoint, as the store keeps it.
+/// The stored life of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
-    /// Who.
+    /// Identification.
     pub who: Who,
-    /// Set when it has ended.
+    /// End, if ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
-    /// What happened.
+    /// Entries.
     pub entries: Entries,
 }
 
 impl Life {
-    /// Cuts a life that has ended down to [`MAX_ENDED`] bytes.
+    /// Trims an ended life to [`MAX_ENDED`] bytes.
     pub fn trim(&mut self) {
         self.entries.trim(MAX_ENDED.saturating_sub(self.who.written_len()).max(MIN_ENTRIES_BYTES));
     }
@@ -368,16 +364,16 @@ impl Life {
 /// A life without an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastLife {
-    /// Who it was.
+    /// Identification.
     pub who: Who,
-    /// When and how it ended.
+    /// End.
     pub ended: Ended,
 }
 
-/// The ended lives, at most [`MAX_PAST`], in the caller's packed form. The entries are in the store.
+/// At most [`MAX_PAST`] ended lives in the caller's packed form; the store has the entries.
 #[derive(Debug, Clone)]
 pub struct Past<T> {
-    /// By when it ended (milliseconds since the Unix epoch), epoch and id.
+    /// Key: end time (milliseconds since the Unix epoch), epoch, id.
     by_end: BTreeMap<(u64, u64, u16), T>,
 }
 
@@ -388,24 +384,23 @@ impl<T> Default for Past<T> {
 }
 
 impl<T> Past<T> {
-    /// Adds one.
+    /// Adds a life.
     pub fn insert(&mut self, past: &PastLife, packed: T) {
         self.by_end.insert((past.ended.at_unix_ms, past.who.epoch.0, past.who.id.get()), packed);
     }
 
-    /// The lives to remove, oldest first, at most `batch`: those that ended more than `keep_ms` ago, and those in
-    /// excess of `most`. They stay in this list until the caller has removed them from the store and calls
-    /// [`Self::forget`].
+    /// At most `batch` lives to remove, oldest first: ended more than `keep_ms` ago, or above `most`. They stay
+    /// listed until [`Self::forget`], after their removal from the store.
     #[must_use]
     pub fn outdated(&self, now_ms: u64, keep_ms: u64, most: usize, batch: usize) -> Vec<(EndpointId, Epoch)> {
         let excess = self.by_end.len().saturating_sub(most);
-        // Keys are ordered by age, so the first life to keep ends the search.
+        // Keys are in age order: the first life to keep ends the search.
         let is_old =
             |(n, (ended, ..)): &(usize, &(u64, u64, u16))| *n < excess || ended.saturating_add(keep_ms) <= now_ms;
         self.by_end.keys().enumerate().take_while(is_old).take(batch).filter_map(|(_, key)| life_of(*key)).collect()
     }
 
-    /// Forgets lives.
+    /// Removes lives from the list.
     pub fn forget(&mut self, lives: &[(EndpointId, Epoch)]) {
         if lives.is_empty() {
             return;
@@ -414,24 +409,24 @@ impl<T> Past<T> {
         self.by_end.retain(|key, _| life_of(*key).is_none_or(|life| !lives.contains(&life)));
     }
 
-    /// Forgets the oldest one when there are `most` or more: then there is room for another.
+    /// Removes the oldest life if there are `most` or more.
     pub fn make_room(&mut self, most: usize) -> Option<(EndpointId, Epoch)> {
         let oldest = (self.by_end.len() >= most).then(|| self.by_end.pop_first()).flatten();
         oldest.and_then(|(key, _)| life_of(key))
     }
 
-    /// All of them, the last that ended first.
+    /// Lives, latest end first.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.by_end.values().rev()
     }
 
-    /// How many.
+    /// Number of lives.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_end.len()
     }
 
-    /// None.
+    /// True without lives.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_end.is_empty()

@@ -1,9 +1,8 @@
-//! Upgrade across ABI versions: which endpoints a starting agent takes over from other versions, and which pins of
-//! those versions it keeps.
+//! Upgrade across ABI versions: which endpoints a starting agent takes over, and which pins it keeps.
 //!
-//! Each ABI version has its own pin tree. The records in the store do not depend on the ABI version: everything in a
-//! tree except the counters and the pins of tcx links can be created from them. A downgrade works the same way. All
-//! other versions are treated alike, also several at once after a killed upgrade.
+//! Each ABI version has a separate pin tree. Records do not depend on it: everything but counters and pins of tcx
+//! links can be recreated from them. Downgrades work the same way. All other versions are treated alike, even several
+//! after a killed upgrade.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,28 +15,27 @@ use crate::{
     store::{Intent, Snapshot},
 };
 
-/// The pin tree of another ABI version, as far as its grammar tells.
+/// The pin tree of another ABI version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VersionTree {
     /// ABI version.
     pub version: u32,
-    /// Endpoint ids that have a pin directory.
+    /// Endpoint ids with a pin directory.
     pub endpoints: BTreeSet<EndpointId>,
 }
 
-/// What a start does about other versions' endpoints.
+/// Startup actions for other versions' endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpgradePlan {
-    /// Endpoints to take over: recorded, their link lives, their delete has not begun.
+    /// Endpoints to take over: with a record, a live link and no open delete.
     pub take_over: Vec<EndpointRecord>,
-    /// Ids whose pins are kept because their link exists: endpoints without a record, with a record out of service,
-    /// with a renamed link, or with a delete that has begun. Their programs stay attached until the link is removed.
+    /// Ids whose pins stay because their link exists: endpoints without a record, out of service, with a renamed
+    /// link, or with an open delete. Their programs stay attached until the link's removal.
     pub keep: BTreeSet<EndpointId>,
 }
 
-/// Plans each endpoint that another version has pinned. `gone`: recorded endpoints on links of other plugins whose link is gone; the dump has no such
-/// links. An id in neither part of the plan has no link, so its pins
-/// carry no traffic and may be removed.
+/// Plans each endpoint pinned by another version. `gone`: recorded endpoints whose plugin-owned link is gone; the
+/// dump lacks plugin links. Pins of an id in neither part of the plan carry no traffic and may be removed.
 #[must_use]
 pub fn plan_upgrade(
     trees: &[VersionTree],
@@ -71,7 +69,7 @@ pub fn plan_upgrade(
     plan
 }
 
-/// Ids that a link's name and mark carry: two different ones where somebody renamed the link.
+/// Ids in a link's name and mark; they differ after a rename.
 fn ids_of(link: &LinkRow) -> impl Iterator<Item = EndpointId> + use<> {
     let named = parse_host_ifname(&link.name).map(|(id, _)| id);
     let mark = link.alias.as_deref().and_then(Mark::parse);
@@ -79,27 +77,27 @@ fn ids_of(link: &LinkRow) -> impl Iterator<Item = EndpointId> + use<> {
     named.into_iter().chain(marked)
 }
 
-/// An endpoint that is taken over, with what this version makes of its record.
+/// An endpoint to take over, with this version's specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Takeover {
-    /// Its record.
+    /// Record.
     pub record: EndpointRecord,
-    /// Its programs.
+    /// Programs.
     pub programs: ProgramSpec,
-    /// Its row of configuration.
+    /// Configuration row.
     pub config: ConfigSpec,
 }
 
-/// What an upgrade did.
+/// Result of an upgrade.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Upgraded {
-    /// Endpoints whose hooks have this version's programs.
+    /// Endpoints with this version's programs on their hooks.
     pub taken_over: usize,
-    /// Endpoints whose link went meanwhile.
+    /// Endpoints whose link disappeared meanwhile.
     pub gone: BTreeSet<EndpointId>,
-    /// Endpoints whose counters begin at zero, because this version cannot read the other one's, and why of the first.
+    /// Endpoints whose counters restart at zero, because this version cannot read the old ones; and the first cause.
     pub counters_lost: Option<(usize, String)>,
-    /// What could not be removed of other versions, in words; the next start tries again.
+    /// Objects of other versions that were not removed, in words; the next start retries.
     pub left: Vec<String>,
 }
 
@@ -130,7 +128,7 @@ mod tests {
         let records = vec![record(1, 10), record(2, 11), record(3, 12), record(4, 13)];
         let links: Vec<_> = records.iter().map(link).collect();
         let snapshot = Snapshot { endpoints: records, ..Snapshot::default() };
-        // An upgrade from 1 to 2 was killed, and 3 starts. Endpoint 4 is of this version already.
+        // An upgrade from 1 to 2 was killed, and 3 starts. Endpoint 4 has this version.
         let plan = plan_upgrade(&[tree(1, &[1, 2, 9]), tree(2, &[2, 3])], &snapshot, &links, &BTreeSet::new());
         assert_eq!((taken(&plan), kept(&plan)), (vec![1, 2, 3], vec![]), "{plan:?}");
         assert_eq!(plan_upgrade(&[], &snapshot, &links, &BTreeSet::new()), UpgradePlan::default());
@@ -144,7 +142,7 @@ mod tests {
         other.alias = None;
         let snapshot = Snapshot { endpoints: vec![gone, replaced], ..Snapshot::default() };
         let plan = plan_upgrade(&[tree(1, &[1, 2])], &snapshot, &[other], &BTreeSet::new());
-        // An interface with the second one's name lives: nothing of that id is taken away.
+        // An interface with the second endpoint's name exists: keep the pins of its id.
         assert_eq!((taken(&plan), kept(&plan)), (vec![], vec![2]), "{plan:?}");
     }
 
@@ -157,7 +155,6 @@ mod tests {
         let snapshot = Snapshot {
             intents: vec![
                 (deleting.id, deleting.epoch, Intent::Delete { no_ip_release: false }),
-                // Of another attachment that had the id before.
                 (renamed.id, Epoch(3), Intent::Delete { no_ip_release: false }),
             ],
             endpoints: vec![deleting, renamed],

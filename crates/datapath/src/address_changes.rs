@@ -1,4 +1,4 @@
-//! Notifications that the addresses of the node's interfaces have changed.
+//! Notifications of changes to the addresses of the node's interfaces.
 
 use std::io;
 
@@ -10,16 +10,16 @@ use crate::error::wrap;
 
 const OPERATION: &str = "follow addresses of the node";
 
-/// Multicast groups of changes of addresses (`linux/rtnetlink.h`): IPv4, IPv6.
+/// Multicast groups for address changes (`linux/rtnetlink.h`): IPv4, IPv6.
 const GROUPS: [u32; 2] = [5, 9];
 
-/// A subscription to changes of the addresses in one network namespace.
+/// A subscription in one network namespace.
 pub struct AddressChanges {
     socket: AsyncFd<Socket>,
 }
 
 impl AddressChanges {
-    /// Subscribes in the calling thread's network namespace. Must be called within a runtime.
+    /// Subscribes in the thread's network namespace. Needs a runtime.
     pub(crate) fn subscribe() -> Result<Self> {
         Self::try_subscribe().map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))
     }
@@ -35,11 +35,11 @@ impl AddressChanges {
         Ok(Self { socket })
     }
 
-    /// Waits until addresses have changed since the last call. Several changes are reported as one, and a notification that the
-    /// kernel had no room for counts as a change, so the caller reads all addresses again. Dropping the future loses nothing.
+    /// Waits for a change since the last call. Several changes, or a lost notification, count as one, so the caller
+    /// reads all addresses again. Cancel safe.
     ///
     /// # Errors
-    /// The socket can no longer be read; the subscription is of no use then.
+    /// The socket can no longer be read; the subscription is then unusable.
     pub async fn next(&mut self) -> Result<()> {
         loop {
             let mut guard = self.socket.readable().await.map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))?;
@@ -52,11 +52,11 @@ impl AddressChanges {
     }
 }
 
-/// Empties the socket's queue. True if there was a notification, or one was lost.
+/// Returns whether a notification was received or lost.
 fn discard(socket: &Socket) -> io::Result<bool> {
     let mut changed = false;
     loop {
-        // The kernel discards what does not fit; the content does not matter.
+        // The kernel truncates; the content does not matter.
         let mut content = [0; 16];
         match socket.recv(&mut &mut content[..], libc::MSG_DONTWAIT) {
             Ok(_) => changed = true,

@@ -1,9 +1,9 @@
-//! Announcements: the node answers for a container's address on a link whose own network the address is part of.
+//! Announcements: the node answers for a container's address on a link whose network contains it.
 //!
-//! An entry in the kernel's table of proxy neighbours ([`Proxy`], with our protocol number) makes the kernel answer ARP and
-//! neighbour solicitations for one address on one link; IPv6 needs the link's `proxy_ndp` as well. Which addresses are
-//! announced follows from the rows of the shared endpoint table, which outlive the agent: a row is written before its entry
-//! and removed before it, so [`Announcer::ensure`] finds every entry that a crash left.
+//! A proxy neighbour entry ([`Proxy`]) makes the kernel answer ARP requests and neighbour solicitations for one
+//! address on one link; IPv6 also needs the link's `proxy_ndp`. The announced addresses follow from the shared
+//! endpoint table, which outlives the agent. A row is written before its entry and removed before it, so
+//! [`Announcer::ensure`] finds every entry that a crash left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,10 +38,9 @@ use crate::{
 };
 
 const OPERATION: &str = "announce addresses";
-/// Part of the record's name.
 const RECORD: &str = "announce.";
 
-/// A link with a network of its own that a pool is part of.
+/// A link whose network contains a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct OnLink {
     net: IpNet,
@@ -51,22 +50,18 @@ struct OnLink {
 }
 
 impl OnLink {
-    /// `ipv4` or `ipv6`, and a setting of the link.
     fn setting(&self, name: &str) -> String {
         let family = if self.net.addr().is_ipv4() { "ipv4" } else { "ipv6" };
         format!("{family}/conf/{}/{name}", self.ifname)
     }
 }
 
-/// The links, and what was changed for them.
 pub(crate) struct Announcer {
     settings: Settings,
-    /// The links as last looked at; none while announcing is off. Held while entries are made and removed, on threads that
-    /// may block, and there alone.
+    /// Empty while announcing is off. Locked while entries change, only on threads that may block.
     links: Mutex<Vec<OnLink>>,
 }
 
-/// Entries by what they are for.
 type Wanted<'a> = BTreeMap<Proxy, &'a OnLink>;
 
 fn wanted<'a>(links: &'a [OnLink], addresses: impl IntoIterator<Item = IpAddr>) -> Wanted<'a> {
@@ -86,7 +81,7 @@ impl Announcer {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes entries and settings as the specification says. `endpoints`: the addresses of the endpoints that can be reached.
+    /// Applies the specification. `endpoints`: the addresses of the reachable endpoints.
     pub(crate) fn ensure(&self, spec: &NodeSpec, endpoints: impl Fn() -> Result<Vec<IpAddr>>) -> Result<()> {
         if !spec.announce {
             return self.remove();
@@ -108,19 +103,18 @@ impl Announcer {
         add_all(&mut connection, wanted.into_iter().filter(|(proxy, _)| !there.contains_key(proxy)))
     }
 
-    /// Held from before rows of endpoints change until their announcements have changed, so that nobody compares the two
-    /// meanwhile; none while nothing is announced.
+    /// The guard lives from before endpoint rows change until their announcements have changed, so that no comparison
+    /// runs in between. `None` while announcing is off.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
         Some(self.links()).filter(|links| !links.is_empty()).map(Held)
     }
 
-    /// What differs from the specification.
     pub(crate) fn observe(
         &self,
         spec: &NodeSpec,
         endpoints: impl Fn() -> Result<Vec<IpAddr>>,
     ) -> Result<Vec<NodeProblem>> {
-        // What is about to change is not told.
+        // Excludes changes under way.
         let _held = self.links();
         let mut connection = Connection::open()?;
         let links = if spec.announce { on_links(&mut connection, &spec.cidrs)? } else { Vec::new() };
@@ -137,7 +131,7 @@ impl Announcer {
             problems.push(NodeProblem::Outbound { what, cause: cause.to_owned(), repairable: true });
         }
         let proxies = links.iter().filter(|l| l.net.addr().is_ipv6()).map(|l| (l.setting("proxy_ndp"), true));
-        // Forwarding is masquerading's, or somebody else's.
+        // Masquerading or another program owns forwarding.
         let forwards = links.iter().map(|l| (l.setting("forwarding"), false));
         for (path, repairable) in proxies.chain(forwards).collect::<BTreeSet<_>>() {
             let found = read(&path)?;
@@ -149,7 +143,6 @@ impl Announcer {
         Ok(problems)
     }
 
-    /// Removes every entry of ours and takes the settings back.
     pub(crate) fn remove(&self) -> Result<()> {
         self.links().clear();
         let mut connection = Connection::open()?;
@@ -158,17 +151,15 @@ impl Announcer {
         self.settings.take_back()
     }
 
-    /// The names of the settings that were changed.
     pub(crate) fn changed(&self) -> Result<Vec<String>> {
         Ok(self.settings.changed()?.keys().map(|path| dotted(path)).collect())
     }
 }
 
-/// See [`Announcer::hold`].
 pub(crate) struct Held<'a>(MutexGuard<'a, Vec<OnLink>>);
 
 impl Held<'_> {
-    /// Announces addresses of an endpoint. A failure is no obstacle to the endpoint; [`Announcer::ensure`] tries again.
+    /// Announces addresses. Only logs failures; [`Announcer::ensure`] retries.
     pub(crate) fn publish(&self, addresses: impl IntoIterator<Item = IpAddr>) {
         let add = || {
             let wanted = wanted(&self.0, addresses);
@@ -186,7 +177,6 @@ impl Held<'_> {
         }
     }
 
-    /// Takes the announcements of addresses back.
     pub(crate) fn unpublish(&self, addresses: impl IntoIterator<Item = IpAddr>) -> Result<()> {
         let mut connection = Connection::open()?;
         let mut ours = Vec::new();
@@ -199,12 +189,11 @@ impl Held<'_> {
     }
 }
 
-/// The entries that are ours.
 pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<Proxy>> {
     Ok(proxy::list(connection)?.into_iter().filter(|(_, ours)| *ours).map(|(proxy, _)| proxy).collect())
 }
 
-/// Takes one announcement back, of a node without an agent.
+/// Withdraws an announcement, on a node without an agent.
 pub(crate) fn withdraw(address: IpAddr, ifindex: IfIndex) -> Result<()> {
     let (mut connection, proxy) = (Connection::open()?, Proxy { address, ifindex });
     match proxy.look_up(&mut connection)? {
@@ -213,7 +202,6 @@ pub(crate) fn withdraw(address: IpAddr, ifindex: IfIndex) -> Result<()> {
     }
 }
 
-/// The links with a network, known from the kernel's own routes, that one of the pools is part of.
 fn on_links(connection: &mut Connection, cidrs: &[IpNet]) -> Result<Vec<OnLink>> {
     let mut found = Vec::new();
     for route in route::of_networks(connection)? {
@@ -235,7 +223,7 @@ fn remove_all(connection: &mut Connection, proxies: impl IntoIterator<Item = Pro
     let requests: Vec<Request> = proxies.iter().map(|proxy| proxy.remove()).collect();
     for (answer, proxy) in connection.batch(requests)?.into_iter().zip(proxies) {
         match answer {
-            // The link may be gone, and its entries with it.
+            // The link may be gone with its entries.
             Err(refusal) if !refusal.is(libc::ENOENT) && !refusal.is(libc::ENODEV) => {
                 return Err(refused(refusal, proxy));
             }
@@ -249,14 +237,13 @@ fn refused(refusal: crate::netlink::Refusal, proxy: Proxy) -> KernelError {
     refusal.into_error(OPERATION, format!("{} on link {}", proxy.address, proxy.ifindex))
 }
 
-/// Makes entries, and tells the neighbours.
 fn add_all<'a>(connection: &mut Connection, proxies: impl IntoIterator<Item = (Proxy, &'a OnLink)>) -> Result<()> {
     let proxies: Vec<(Proxy, &OnLink)> = proxies.into_iter().collect();
     let requests: Vec<Request> = proxies.iter().map(|(proxy, _)| proxy.add()).collect();
     for (answer, (proxy, link)) in connection.batch(requests)?.into_iter().zip(proxies) {
         answer.map_err(|refusal| refused(refusal, proxy))?;
         crash::point("datapath/announce/after-add");
-        // Neighbours that knew another link's address for it learn the new one; the others ask anyway.
+        // Neighbours that cached another link-layer address learn the new one.
         if let Err(errno) = advertise(proxy.address, link) {
             tracing::warn!("tell neighbours on {} of {}: {errno}; they ask in time", link.ifname, proxy.address);
         }
@@ -264,12 +251,12 @@ fn add_all<'a>(connection: &mut Connection, proxies: impl IntoIterator<Item = (P
     Ok(())
 }
 
-/// Sends an unsolicited neighbour advertisement (RFC 4861 section 7.2.6), or an ARP announcement (RFC 5227 section 3).
+/// Unsolicited neighbour advertisement (RFC 4861 section 7.2.6), or ARP announcement (RFC 5227 section 3).
 fn advertise(address: IpAddr, link: &OnLink) -> nix::Result<()> {
     match address {
         IpAddr::V4(a) => {
             let socket = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-            // Ethernet, IPv4, the lengths of their addresses, a request.
+            // Ethernet, IPv4, address lengths, request.
             let mut packet = vec![0, 1, 8, 0, 6, 4, 0, 1];
             packet.extend(link.mac.0);
             packet.extend(a.octets());
@@ -280,7 +267,7 @@ fn advertise(address: IpAddr, link: &OnLink) -> nix::Result<()> {
         IpAddr::V6(a) => {
             let socket = socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6)?;
             setsockopt(&socket, sockopt::Ipv6MulticastHops, &255)?;
-            // Type 136; the kernel fills in the checksum and chooses the source. From a router, overriding.
+            // Type 136; the kernel fills in checksum and source. Flags: router, override.
             let mut packet = vec![136, 0, 0, 0, 0xa0, 0, 0, 0];
             packet.extend(a.octets());
             // Target link-layer address, 8 bytes.
@@ -292,7 +279,6 @@ fn advertise(address: IpAddr, link: &OnLink) -> nix::Result<()> {
     }
 }
 
-/// The broadcast address of Ethernet, for ARP.
 fn everybody(ifindex: IfIndex) -> nix::Result<LinkAddr> {
     let address = libc::sockaddr_ll {
         sll_family: u16::try_from(libc::AF_PACKET).map_err(|_| Errno::EINVAL)?,
@@ -304,6 +290,6 @@ fn everybody(ifindex: IfIndex) -> nix::Result<LinkAddr> {
         sll_addr: [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0],
     };
     let length = libc::socklen_t::try_from(size_of_val(&address)).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: a whole `sockaddr_ll`, of that length, which lives through the call.
+    // SAFETY: the pointer is to a whole `sockaddr_ll` of that length, which outlives the call.
     unsafe { LinkAddr::from_raw(std::ptr::from_ref(&address).cast(), Some(length)) }.ok_or(Errno::EINVAL)
 }

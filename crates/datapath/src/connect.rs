@@ -1,4 +1,4 @@
-//! Connecting an endpoint: addresses and routes on both sides of the link, and both sides up.
+//! Connection of an endpoint: addresses and routes on both sides of the link, both sides up.
 
 use std::{
     fs, io,
@@ -28,18 +28,16 @@ use crate::{
 
 const OPERATION: &str = "connect endpoint";
 
-/// Timeout for the kernel's work queues. They finish in well under a millisecond unless the machine is overloaded.
+/// Kernel work queues take well under a millisecond unless the machine is overloaded.
 const KERNEL_WORK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A request and its purpose.
 struct Step {
     request: Request,
     subject: String,
-    /// True for a step of an IPv6 address or route; false for the link itself.
     ipv6: bool,
-    /// True when the step adds an address: EEXIST is success then.
+    /// The step adds an address: EEXIST is success.
     address: bool,
-    /// The route that the step adds. Another route may be in its place.
+    /// The route to add. Another route may be in its place.
     route: Option<Route>,
 }
 
@@ -57,16 +55,13 @@ impl Step {
     }
 }
 
-/// The outcome of a batch of steps.
 #[derive(Default)]
 struct Outcome {
-    /// The namespace refuses IPv6 addresses.
     ipv6_off: bool,
     /// Routes that were not added because another route is in their place.
     in_the_way: Vec<Route>,
 }
 
-/// Gives the container its addresses and routes, the node its routes to it, and brings both sides up.
 pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     if !record.link_owner.is_wharf() {
         return plugin_link::is_same(thread, record);
@@ -81,7 +76,7 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::NotFound, cause));
         }
     };
-    // Routes of its own may be there with a worse metric; without it they would be added beside.
+    // Routes with a worse metric must not be added twice.
     let there = match &record.routes {
         Some(_) => route::of_link(&mut inside, record.container_ifindex, None)?,
         None => Vec::new(),
@@ -90,7 +85,7 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
     let mut outcome = run(&mut inside, container_steps(record, &seen, &there), record)?;
     crash::point("datapath/connect/after-container");
     if outcome.ipv6_off {
-        // Some runtimes start containers with IPv6 off; a network that gives an IPv6 address means it to work.
+        // Some runtimes start containers with IPv6 off.
         enable_ipv6(thread, record)?;
         crash::point("datapath/connect/after-ipv6-on");
         outcome = run(&mut inside, container_steps(record, &seen, &there), record)?;
@@ -117,7 +112,6 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
     let sources = sources(&mut host, record)?;
     let mut outcome = run(&mut host, host_steps(record, &seen, &sources), record)?;
     if outcome.ipv6_off {
-        // The interface is Wharf's own, and so is this setting of it.
         let path = disable_ipv6(host_name);
         fs::write(&path, "0").map_err(|e| wrap(OPERATION, about(record, &path), &e))?;
         outcome = run(&mut host, host_steps(record, &seen, &sources), record)?;
@@ -135,23 +129,22 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         await_local(&mut inside, address)?;
     }
     crash::point("datapath/connect/before-rules");
-    // Rules go last: an undo removes everything else with the link, but not the rules.
+    // Rules last: an undo removes the rest with the link.
     source_rule::ensure(&mut inside, record, &ways)?;
     source_rule::ensure_others(&mut inside, record, &beside);
     crash::point("datapath/connect/after-rules");
     Ok(())
 }
 
-/// Waits until the container's side carries packets. The container's side came up before its peer, so the kernel
-/// activates it later, from a work queue that needs the RTNL lock; packets sent before that are lost. Since Linux 6.8
-/// a query of the link is enough to activate it.
+/// Waits until the container's side carries packets. The kernel activates it later than its peer, from a work queue
+/// that needs RTNL, and loses packets until then. Since Linux 6.8 a query activates it.
 fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
     let name = record.attachment.ifname.as_str();
     if link::look_up(inside, name)?.is_some_and(|l| l.running) {
         return Ok(());
     }
     inside.hear_links()?;
-    // It may have happened between the question and the listening.
+    // It may have come up before the subscription.
     if link::look_up(inside, name)?.is_some_and(|l| l.running) {
         return Ok(());
     }
@@ -177,21 +170,20 @@ fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()>
     Err(fail(OPERATION, about(record, name), KernelErrorKind::Exhausted, cause))
 }
 
-/// Waits until the container takes packets to its IPv6 address. The kernel acknowledges an address first and puts in
-/// its local route afterwards, from a work queue, also where duplicate address detection is off; what arrives before
-/// that is answered with "no route", or not at all.
+/// Waits until the container accepts packets to its IPv6 address. The kernel adds the local route after the
+/// acknowledgement, from a work queue, even without duplicate address detection. Earlier packets are lost or get "no
+/// route".
 fn await_local(inside: &mut Connection, address: Ipv6Addr) -> Result<()> {
     if route::is_local(inside, address)? {
         return Ok(());
     }
     inside.hear_ipv6_routes()?;
-    // The route may have appeared between the first query and the subscription; a later change is received.
+    // It may have appeared before the subscription.
     if route::is_local(inside, address)? {
         return Ok(());
     }
     let until = Instant::now() + KERNEL_WORK_TIMEOUT;
     while !inside.heard(until)?.iter().any(|m| route::is_local_route_to(m, Some(address))) {
-        // Unrelated route changes must not extend the wait.
         if Instant::now() >= until {
             let cause = format!("the kernel did not put in its local route within {KERNEL_WORK_TIMEOUT:?}");
             return Err(fail(OPERATION, address.to_string(), KernelErrorKind::Exhausted, cause));
@@ -204,9 +196,8 @@ fn about(record: &EndpointRecord, what: &str) -> String {
     format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
 }
 
-/// Loopback up, MAC address, MTU and ARP flag put back, addresses, link up, and for each family the gateway on the
-/// link and what it reaches by the gateway. The container may choose an MTU below the record's, down to [`MIN_MTU`].
-/// `there`: routes that the link has.
+/// Steps for the container's side. The container may choose a smaller MTU, down to [`MIN_MTU`]. `there`: the link's
+/// routes.
 fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) -> Vec<Step> {
     let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
@@ -236,8 +227,7 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) ->
     steps
 }
 
-/// The addresses from which the node speaks to the endpoint: its gateways. Another IPAM's gateway is no address of the node;
-/// the router's stand in for it.
+/// The node's source addresses: the gateways, or the router addresses if another IPAM chose the gateway.
 fn sources(host: &mut Connection, record: &EndpointRecord) -> Result<Vec<IpAddr>> {
     match record.ip_owner {
         IpOwner::Endpoint | IpOwner::Caller => {
@@ -247,8 +237,8 @@ fn sources(host: &mut Connection, record: &EndpointRecord) -> Result<Vec<IpAddr>
     }
 }
 
-/// The owner's mark, master, MAC address, MTU and ARP flag where they differ, link up, and a route to each address with the
-/// router's address as its source.
+/// Steps for the host side: restore the settings, bring the link up, add a route to each address with the router's
+/// address as source.
 fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> Vec<Step> {
     let index = record.host_ifindex;
     let name = record.host_ifname.as_str();
@@ -258,7 +248,7 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> V
         steps.push(Step::link(link::set_mark(index, mark), name));
     }
     if seen.master.is_some() {
-        // Before the routes: the kernel removes those of a link that leaves a VRF.
+        // The kernel removes the routes of a link that leaves a VRF.
         steps.push(Step::link(link::release_from_master(index), name));
     }
     let is_as_made = seen.mac == Some(record.host_mac) && seen.mtu == record.mtu && !seen.arp;
@@ -272,8 +262,7 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> V
     steps
 }
 
-/// Replaces an older Wharf route to an address by this endpoint's route: an address belongs to one endpoint at a
-/// time, now to this one. A foreign route stays.
+/// Replaces an older Wharf route: the address now belongs to this endpoint. Foreign routes stay.
 fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> Result<()> {
     let address = route.destination.addr();
     let subject = || about(record, &format!("route to {address}"));
@@ -298,7 +287,6 @@ fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> 
     Ok(())
 }
 
-/// Runs steps in one batch.
 fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -> Result<Outcome> {
     let mut requests = Vec::with_capacity(steps.len());
     let mut purposes = Vec::with_capacity(steps.len());
@@ -319,7 +307,7 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
         }
         match route {
             Some(route) if refusal.is(libc::EEXIST) => outcome.in_the_way.push(route),
-            // The route to the gateway, the step before, was not added.
+            // The route to the gateway was not added.
             Some(route) if refusal.is(libc::ENETUNREACH) || refusal.is(libc::EHOSTUNREACH) => {
                 outcome.in_the_way.push(route);
             }
@@ -329,9 +317,8 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
     Ok(outcome)
 }
 
-/// Handles routes that found another route in their place. An older route of this interface is as wanted. A route of
-/// another interface stays, and this interface's route gets a worse metric (a container's second interface does not
-/// take over its default route). Returns the container's routes.
+/// Gives a worse metric to routes behind another interface's: a second interface does not take over the container's
+/// default route. Keeps older routes of this interface. Returns the main table.
 fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &EndpointRecord) -> Result<Vec<Route>> {
     let mut there = route::list(connection, None)?;
     for mut route in in_the_way {
@@ -347,7 +334,7 @@ fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &En
     Ok(there)
 }
 
-/// `addrconf` refuses addresses with EACCES where `disable_ipv6` is set, and `IPv6 is disabled on this device`.
+/// The kernel refuses addresses with EACCES where `disable_ipv6` is set.
 fn ipv6_is_off(refusal: &Refusal) -> bool {
     refusal.is(libc::EACCES) || refusal.is(libc::EAFNOSUPPORT) || refusal.is(libc::EOPNOTSUPP)
 }

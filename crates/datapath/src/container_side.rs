@@ -1,5 +1,5 @@
-//! The removal of a veth pair by the container's side: somebody moved the host side to another network namespace, where
-//! the node does not see it. Deleting one side deletes both.
+//! Deletion of a veth pair by the container's side, when the host side was moved to a namespace that the node does
+//! not see.
 
 use std::{
     fs::File,
@@ -20,9 +20,9 @@ use crate::{
 
 const OPERATION: &str = "remove link by the container's side";
 
-/// Deletes the pair if the container's side is the one that was made: that namespace, index and MAC address. A link whose
-/// other end is in the node's namespace is left alone: there its name and mark say whose it is, and they named another
-/// endpoint. Gone already is success, and so is a namespace that is gone: its links went with it.
+/// Deletes the pair if namespace, index and MAC address are the recorded ones. Keeps a link whose peer is in the
+/// node's namespace: the peer's name and mark named another endpoint. Succeeds when the link or the namespace is
+/// gone.
 pub(crate) fn remove(thread: &NetnsThread, side: &ContainerSide) -> Result<()> {
     let subject = || format!("index {} in {}", side.ifindex, side.netns.path.display());
     let mut inside = match thread.connect(OPERATION, &side.netns) {
@@ -45,7 +45,7 @@ pub(crate) fn remove(thread: &NetnsThread, side: &ContainerSide) -> Result<()> {
     }
 }
 
-/// The number that the connection's namespace has for another one; none where it has given none.
+/// The id that the connection's namespace assigned to another namespace.
 pub(crate) fn nsid(connection: &mut Connection, netns: RawFd) -> Result<Option<i32>> {
     let subject = "the node's network namespace";
     let fd = u32::try_from(netns).map_err(|e| wrap(OPERATION, subject, &e))?;

@@ -1,11 +1,10 @@
-//! Conversion of kernel failures to [`KernelError`]s: operation, subject, cause, kind.
+//! Conversion of kernel failures to [`KernelError`]s.
 
 use std::{error::Error, io};
 
 use aya::programs::{ProgramError, tc::TcError};
 use wharf_core::kernel::{KernelError, KernelErrorKind};
 
-/// Makes a [`KernelError`] from its parts.
 pub(crate) fn fail(
     operation: &'static str,
     subject: impl Into<String>,
@@ -15,7 +14,6 @@ pub(crate) fn fail(
     KernelError { operation, subject: subject.into(), cause: cause.into(), kind }
 }
 
-/// The error kind of an errno.
 pub(crate) fn kind_of(error: &io::Error) -> KernelErrorKind {
     match error.raw_os_error() {
         Some(libc::EEXIST) => KernelErrorKind::Exists,
@@ -36,14 +34,14 @@ pub(crate) fn kind_of(error: &io::Error) -> KernelErrorKind {
     }
 }
 
-/// The first `io::Error` in an error's chain of sources: aya wraps the errno several layers deep.
+/// aya wraps the errno several layers deep.
 pub(crate) fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
     let mut next = Some(error);
     while let Some(e) = next {
         if let Some(io) = e.downcast_ref::<io::Error>() {
             return Some(io);
         }
-        // `TcError` is transparent in `ProgramError`, so its `io::Error` is not in the chain of sources.
+        // `TcError` is transparent in `ProgramError`, so its `io::Error` is no source.
         if let Some(ProgramError::TcError(TcError::IoError(io))) = e.downcast_ref::<ProgramError>() {
             return Some(io);
         }
@@ -52,7 +50,7 @@ pub(crate) fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::E
     None
 }
 
-/// Turns any error into a [`KernelError`]; the cause names each source once, outermost first.
+/// The cause names each source once, outermost first.
 pub(crate) fn wrap(operation: &'static str, subject: impl Into<String>, error: &(dyn Error + 'static)) -> KernelError {
     let kind = io_cause(error).map_or(KernelErrorKind::Other, kind_of);
     let mut cause = String::new();

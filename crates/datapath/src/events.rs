@@ -17,24 +17,23 @@ use zerocopy::FromBytes as _;
 
 use crate::error::{fail, wrap};
 
-/// Maximum number of events that [`EventReader::next`] returns.
+/// Maximum number of events per [`EventReader::next`].
 pub const BATCH: usize = 256;
 
-/// The only reader of the event ring buffer: the consumer position is shared by all openers, so there can be only one
-/// reader. The buffer stays in the kernel when the reader is dropped. A full buffer loses new events; the programs
-/// never wait.
+/// The reader of the event ring buffer. All openers share the consumer position, so there can be one reader. The
+/// buffer outlives it. A full buffer loses new events; programs never wait.
 pub struct EventReader {
     ring: AsyncFd<Ring>,
-    /// Records whose size is not that of [`Event`]; always 0 on a healthy node.
+    /// Records of another size than [`Event`]; 0 on a healthy node.
     malformed: u64,
     _turn: Turn,
 }
 
-/// The exclusive right to read events, returned on drop.
+/// The exclusive right to read events, released on drop.
 pub(crate) struct Turn(Arc<AtomicBool>);
 
 impl Turn {
-    /// Takes the turn; fails when another reader has it.
+    /// Fails when another reader has it.
     pub(crate) fn take(taken: &Arc<AtomicBool>) -> Result<Self> {
         if taken.swap(true, Ordering::AcqRel) {
             return Err(fail(
@@ -54,7 +53,6 @@ impl Drop for Turn {
     }
 }
 
-/// Owns the map and with it the descriptor that the runtime polls.
 struct Ring(RingBuf<MapData>);
 
 impl AsRawFd for Ring {
@@ -71,11 +69,10 @@ impl EventReader {
         Ok(Self { ring, malformed: 0, _turn: turn })
     }
 
-    /// Waits until there is at least one event, and returns what is there, at most [`BATCH`] at a time, oldest first.
-    /// Dropping the future loses nothing.
+    /// Waits for events; at most [`BATCH`], oldest first. Cancel safe.
     ///
     /// # Errors
-    /// When the runtime can no longer poll the descriptor; the reader is of no use then.
+    /// The runtime can no longer poll the descriptor; the reader is then unusable.
     pub async fn next(&mut self) -> Result<Vec<Event>> {
         loop {
             let mut guard =
@@ -98,7 +95,7 @@ impl EventReader {
         }
     }
 
-    /// Records skipped because they were not of the size this version knows.
+    /// Records skipped for an unknown size.
     #[must_use]
     pub fn malformed(&self) -> u64 {
         self.malformed

@@ -1,4 +1,4 @@
-//! Kernel features and process capabilities, checked once at start, before any change.
+//! Kernel features and process capabilities, checked at start, before any change.
 
 use std::{fs, io, path::Path};
 
@@ -16,10 +16,10 @@ use crate::{
     netns,
 };
 
-/// Oldest kernel: it has the helpers of [`NEEDED`].
+/// The first kernel with the helpers of [`NEEDED`].
 const MINIMUM: (u32, u32) = (5, 13);
 
-/// Helpers without which nothing works, with what they are for, and since when there are.
+/// Required helpers, their purpose and first kernel.
 const NEEDED: [(ProgramType, BpfHelper, &str); 2] = [
     (
         ProgramType::SchedClassifier,
@@ -33,10 +33,10 @@ const NEEDED: [(ProgramType, BpfHelper, &str); 2] = [
     ),
 ];
 
-/// Makes sure that this thread has the capabilities that loading, attaching and visiting namespaces need.
+/// Checks the thread's capabilities.
 ///
 /// # Errors
-/// `Permission` when capabilities are missing; the error names them and the remedy.
+/// `Permission`; names the missing capabilities and the remedy.
 pub fn check_capabilities() -> Result<()> {
     let (operation, subject) = ("check capabilities", "this process");
     let effective = caps::read(None, CapSet::Effective)
@@ -51,7 +51,7 @@ pub fn check_capabilities() -> Result<()> {
 
 fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
     use Capability::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN};
-    // CAP_SYS_ADMIN is for setns; it stands for the two newer ones as well.
+    // CAP_SYS_ADMIN, needed for setns, includes the two newer capabilities.
     let stands_for = |c: &Capability| matches!(c, CAP_BPF | CAP_PERFMON) && effective.contains(&CAP_SYS_ADMIN);
     let missing = |c: &Capability| !effective.contains(c) && !stands_for(c);
     [CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_BPF, CAP_PERFMON]
@@ -61,7 +61,7 @@ fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
         .collect()
 }
 
-/// Why new interfaces of this thread's network namespace get no IPv6 address; none where they do.
+/// Why new interfaces of this thread's network namespace get no IPv6 address.
 #[must_use]
 pub fn ipv6_off() -> Option<&'static str> {
     // The kernel copies the default to each new interface.
@@ -89,7 +89,7 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
         let cause = format!("the kernel is too old; Linux {major}.{minor} or newer is needed");
         return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
     }
-    // Queries the programs on loopback's tcx hook: a kernel without tcx rejects the query.
+    // A kernel without tcx rejects the query.
     let tcx = SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok();
     let attach_mode = match wanted {
         Some(AttachMode::Tcx) if !tcx => {
@@ -97,9 +97,8 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
             return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
         }
         Some(mode) => mode,
-        // clsact is the default even where tcx is available. A tcx attach waits for an RCU grace period under RTNL
-        // for each hook, at create and again at delete, and the deletes of one group wait one by one (figures in
-        // docs/attach-modes.md).
+        // A tcx attach waits for an RCU grace period under RTNL for each hook, at create and at delete, and the
+        // deletes of a group wait one by one (figures in docs/attach-modes.md).
         None => AttachMode::Clsact,
     };
     for (program, helper, purpose) in NEEDED {

@@ -1,7 +1,7 @@
-//! Forwarding of the node: packets of containers to other networks, and their answers, need it.
+//! Forwarding, which packets between containers and other networks need.
 //!
-//! A node that forwards IPv6 no longer listens to router advertisements, from which it may have its own default route,
-//! unless an interface's `accept_ra` is 2 (Documentation/networking/ip-sysctl.rst). Interfaces that listened go on.
+//! A node that forwards IPv6 ignores router advertisements, and with them its default route, unless `accept_ra` is 2
+//! (Documentation/networking/ip-sysctl.rst). So interfaces with `accept_ra` 1 get 2.
 
 use std::{fs, io, path::Path};
 
@@ -14,17 +14,15 @@ use crate::{
 };
 
 const OPERATION: &str = "set up forwarding";
-/// The kernel sets it with [`FORWARD4`], to its opposite: a node that ceases to forward would accept redirects.
+/// The kernel sets it opposite to [`FORWARD4`]: a node that ceases to forward would accept redirects.
 const REDIRECTS: &str = "ipv4/conf/all/accept_redirects";
 
-/// Which families are to be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Families {
     pub(crate) ipv4: bool,
     pub(crate) ipv6: bool,
 }
 
-/// The settings that forwarding needs.
 pub(crate) struct Forwarding(Settings);
 
 impl Forwarding {
@@ -32,23 +30,20 @@ impl Forwarding {
         Self(Settings::new(run_dir, ""))
     }
 
-    /// Makes the node forward.
     pub(crate) fn ensure(&self, families: Families) -> Result<()> {
-        // The kernel gives each interface the value of the whole, also when it goes back.
+        // The kernel copies the node-wide value to each interface, also on restore.
         self.0.change(wanted(families, &self.changed()?)?, per_interface)
     }
 
-    /// [`Settings::changed`].
     pub(crate) fn changed(&self) -> Result<Before> {
         self.0.changed()
     }
 
-    /// [`Settings::take_back`].
     pub(crate) fn take_back(&self) -> Result<()> {
         self.0.take_back()
     }
 
-    /// Settings that are not as wanted, and whether [`Self::ensure`] is called for them.
+    /// Reports settings that differ. `repairable`: whether [`Self::ensure`] is called for them.
     pub(crate) fn observe(&self, families: Families, repairable: bool) -> Result<Vec<NodeProblem>> {
         let wanted = wanted(families, &self.changed()?)?;
         let problem = |(path, expected): (String, &str)| {
@@ -63,18 +58,18 @@ impl Forwarding {
     }
 }
 
-/// The settings that are to change, in the order in which to change them.
+/// Settings to change, in order.
 fn wanted(families: Families, changed: &Before) -> Result<Vec<(String, &'static str)>> {
     let mut wanted = Vec::new();
     if families.ipv4 && read(FORWARD4)? != "1" {
         wanted.push((FORWARD4.to_owned(), "1"));
     }
     let forwards = !families.ipv6 || read(FORWARD6)? == "1";
-    // Where somebody else turned it on, what interfaces listen to is their choice.
+    // Otherwise another program turned forwarding on and decides `accept_ra`.
     if families.ipv6 && (!forwards || changed.contains_key(FORWARD6)) {
         for name in interfaces("ipv6")? {
             let path = format!("ipv6/conf/{name}/accept_ra");
-            // An interface that goes away is none of ours any more.
+            // The interface may be gone.
             if read(&path).is_ok_and(|value| value == "1") {
                 wanted.push((path, "2"));
             }
@@ -86,7 +81,6 @@ fn wanted(families: Families, changed: &Before) -> Result<Vec<(String, &'static 
     Ok(wanted)
 }
 
-/// Interfaces that are not Wharf's own.
 fn interfaces(family: &str) -> Result<Vec<String>> {
     let path = format!("{ROOT}/{family}/conf");
     let failed = |e: io::Error| wrap(OPERATION, path.as_str(), &e);
@@ -101,8 +95,8 @@ fn interfaces(family: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What the kernel overwrites with a setting of the whole node: interfaces that forward already, which go on when the node
-/// no longer does, and whether the node accepts redirects.
+/// Values that the kernel overwrites with a node-wide setting: forwarding of interfaces that already forward, and
+/// whether the node accepts redirects.
 fn per_interface(path: &str) -> Result<Vec<(String, String)>> {
     let family = match path {
         FORWARD4 => "ipv4",

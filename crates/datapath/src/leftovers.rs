@@ -1,7 +1,8 @@
-//! Leftovers of agents on a node, and their removal when no agent runs: for uninstalling Wharf.
+//! Leftovers on a node without an agent, and their removal, for uninstallation.
 //!
-//! Only what is provably ours is listed: links by the owner's mark, filters on other plugins' links by their name and handle, the router's pair by name or mark, routes by
-//! protocol number, pins by their place and name. Objects that only look like ours are reported and never touched.
+//! Only provably Wharf's objects are listed: links by mark, filters on other plugins' links by name and handle, the
+//! router's pair by name or mark, routes by protocol number, pins by place and name. Similar objects are reported and
+//! never changed.
 
 use std::{
     collections::BTreeSet,
@@ -33,35 +34,35 @@ use crate::{
     router::Pair,
 };
 
-/// A leftover object of Wharf's.
+/// A leftover object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leftover {
-    /// The host side of an endpoint's veth pair. Its removal removes the container's side too.
+    /// An endpoint's host side. Its removal also removes the container's side.
     Link {
         /// Name.
         name: String,
         /// Index.
         ifindex: IfIndex,
-        /// What the owner's mark says.
+        /// The owner's mark.
         mark: Mark,
     },
-    /// Our filters on another plugin's link, which stays.
+    /// Wharf's filters on another plugin's link, which stays.
     Filters {
         /// Name of the link's host side.
         name: String,
         /// Its index.
         ifindex: IfIndex,
     },
-    /// A route with our protocol number.
+    /// A route with Wharf's protocol number.
     Route(RouteRow),
-    /// The router's veth pair, named by its first end, or the remaining end of the pair.
+    /// The router's veth pair, named by its first end, or the remaining end.
     Router {
         /// Name.
         name: String,
         /// Index.
         ifindex: IfIndex,
     },
-    /// An address that the node answers for on a link.
+    /// An address that the node announces on a link.
     Announcement {
         /// Address.
         address: IpAddr,
@@ -70,15 +71,15 @@ pub enum Leftover {
         /// Name of the link.
         ifname: String,
     },
-    /// Rules and routes that lead to the proxy, each in words.
+    /// Descriptions of rules and routes to the proxy.
     Redirects(Vec<String>),
     /// The nftables table.
     Table,
-    /// Settings (`sysctl`) of the node that Wharf changed, with the run directory that has their record.
+    /// Changed settings (`sysctl`) of the node.
     Settings {
-        /// Run directory.
+        /// Run directory, which has the record.
         run_dir: PathBuf,
-        /// They were changed for announcements, and not for forwarding.
+        /// Changed for announcements, not for forwarding.
         announced: bool,
         /// Their names.
         names: Vec<String>,
@@ -88,7 +89,6 @@ pub enum Leftover {
 }
 
 impl Leftover {
-    /// Index of an endpoint's link.
     fn ifindex(&self) -> Option<IfIndex> {
         match self {
             Self::Link { ifindex, .. } => Some(*ifindex),
@@ -117,16 +117,16 @@ impl fmt::Display for Leftover {
 /// The objects found on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Wharf's objects in removal order: links before the programs on them.
+    /// Links precede their programs.
     pub ours: Vec<Leftover>,
-    /// Descriptions of objects that are not provably ours.
+    /// Objects that are not provably Wharf's.
     pub foreign: Vec<String>,
 }
 
-/// Lists Wharf's objects in this thread's network namespace and on a bpffs. Changes nothing.
+/// Lists Wharf's objects in this thread's network namespace and on a bpffs.
 ///
 /// # Errors
-/// When the kernel cannot be asked, or the pins cannot be read.
+/// When the kernel refuses a query, or the pins cannot be read.
 pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let mut found = Leftovers::default();
     let mut connection = Connection::open()?;
@@ -147,7 +147,7 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
     let links: BTreeSet<IfIndex> = found.ours.iter().filter_map(Leftover::ifindex).collect();
     for route in routes {
-        // An unreachable route is ours by its protocol number; any other route must also lead to a link of ours.
+        // Other routes must also lead to a Wharf link.
         if route.ifindex.is_none_or(|ifindex| links.contains(&ifindex)) {
             let row = RouteRow { destination: route.destination, ifindex: route.ifindex };
             found.ours.push(Leftover::Route(row));
@@ -205,10 +205,10 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     Ok(found)
 }
 
-/// Removes one object; an object that is already gone is not an error.
+/// Removes an object. Succeeds when it is already gone.
 ///
 /// # Errors
-/// When the kernel refuses, and when something was put into a directory of pins since it was listed.
+/// When the kernel refuses, or a pin directory has new entries.
 pub fn remove(leftover: &Leftover) -> Result<()> {
     match leftover {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),

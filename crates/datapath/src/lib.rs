@@ -1,31 +1,29 @@
 //! The only crate that touches the kernel.
 //!
-//! [`LinuxKernel`] is the real body of [`wharf_core::kernel::Kernel`]: BPF programs and maps by aya, links, addresses
-//! and routes by netlink, network namespaces by a thread of their own. [`FakeKernel`] implements the same trait in
-//! memory, for tests without root. `tests/contract.rs` holds both to one contract.
+//! [`LinuxKernel`] implements [`wharf_core::kernel::Kernel`] with aya and netlink; [`FakeKernel`] implements it in
+//! memory. `tests/contract.rs` runs one contract test on both.
 //!
-//! | part | does |
+//! | part | purpose |
 //! |---|---|
-//! | [`linux`] | the trait's body: one method, one blocking job |
-//! | `bpf` | objects, pins, maps, attaching, the drop-all sink |
+//! | [`linux`] | the implementation: one method, one blocking job |
+//! | `bpf` | objects, pins, maps, attachment, the drop-all sink |
 //! | `netlink` | synchronous batches: several requests in one `sendmsg`, answers matched by sequence number |
-//! | `netns` | the one thread that visits other network namespaces |
-//! | `announce` | the node's answers to neighbours who look for a container |
-//! | `settings` | settings (`sysctl`) that are changed, and the record of their values before |
-//! | `source_rule` | routes by source address in a container with more than one interface |
-//! | `redirects` | the way of packets to the proxy |
-//! | `router` | the veth pair that carries the router addresses |
-//! | `plugin_link` | links that another plugin made, behind which Wharf is chained: looked at, and never changed |
-//! | `container_side` | the removal of a pair whose host side somebody moved away |
-//! | `reaper` | deletes links, many in one kernel wait, and tells when nobody finds them any more |
-//! | `link_watch` | reports links of endpoints whose carrier came up again |
-//! | [`events`], [`program_log`] | the readers of the ring buffers |
-//! | [`address_changes`] | notifications that the node's addresses have changed |
+//! | `netns` | the only thread that enters other network namespaces |
+//! | `announce` | ARP and neighbour discovery answers for container addresses |
+//! | `settings` | `sysctl` changes, and a record of the previous values |
+//! | `source_rule` | source routing in a container with several interfaces |
+//! | `redirects` | routing of packets to the proxy |
+//! | `router` | the veth pair with the router addresses |
+//! | `plugin_link` | links of another CNI plugin, behind which Wharf is chained: never changed |
+//! | `container_side` | deletion of a veth pair whose host side left the node's namespace |
+//! | `reaper` | deletes links, many in one kernel wait |
+//! | `link_watch` | reports endpoint links whose carrier came up again |
+//! | [`events`], [`program_log`] | readers of the ring buffers |
+//! | [`address_changes`] | notifications of address changes on the node |
 //!
-//! Every job that can wait for the kernel runs on tokio's blocking threads or on one of the two threads above: link
-//! operations hold the kernel's RTNL lock for milliseconds, and a runtime worker must not wait for it. A call whose
-//! future is dropped still runs to its end in the kernel; every call is idempotent, so the next call repairs the
-//! state.
+//! Jobs that can wait for the kernel run on tokio's blocking threads or on the `netns` or `reaper` thread: link
+//! operations hold the RTNL lock for milliseconds. A call whose future is dropped still completes in the kernel.
+//! Calls are idempotent, so the next one repairs the state.
 
 pub mod address_changes;
 mod announce;
@@ -72,11 +70,11 @@ pub use netlink::nft;
 pub use networks::observe as observe_networks;
 pub use program_log::ProgramLog;
 
-/// Protocol number of every route and proxy neighbour that Wharf makes (`ip route show proto 87`): it tells Wharf's from others'.
+/// Protocol number of Wharf's routes and proxy neighbours (`ip route show proto 87`).
 pub const ROUTE_PROTOCOL: u8 = 87;
 
 /// Name of the interface that carries the router addresses.
 pub const ROUTER_IFNAME: &str = "wharf0";
 
-/// Name of the other end of [`ROUTER_IFNAME`]'s veth pair, which has no addresses.
+/// Name of the peer of [`ROUTER_IFNAME`], which has no addresses.
 pub const ROUTER_PEER_IFNAME: &str = "wharf0p";

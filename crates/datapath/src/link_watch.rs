@@ -1,7 +1,7 @@
-//! Watches the host sides of endpoints for a carrier that was lost and came up again.
+//! Detects host sides whose carrier was lost and came up again.
 //!
-//! When a container takes its interface down, the kernel removes the routes and IPv6 addresses of the container's side, and does not add
-//! them again when the interface comes up. The node sees both changes: the host side loses its carrier and regains it.
+//! When a container takes its interface down, the kernel removes the routes and IPv6 addresses of the container's
+//! side, and does not restore them later. On the node, the host side loses and regains its carrier.
 
 use std::{
     collections::BTreeMap,
@@ -24,12 +24,13 @@ use crate::{
 
 const OPERATION: &str = "watch links";
 
-/// How often the carrier of each host side came up, by interface index.
+/// How often the carrier of each host side came up.
 #[derive(Debug, Clone, Default)]
 pub struct Carriers(BTreeMap<IfIndex, u32>);
 
 impl Carriers {
-    /// Records a link. True when its carrier came up again since the link was recorded; the first time is the link's creation.
+    /// Records a link. Returns whether its carrier came up again since the last record; the first time is the link's
+    /// creation.
     fn came_up_again(&mut self, seen: &LinkSeen) -> bool {
         if parse_host_ifname(&seen.name).is_none() {
             return false;
@@ -38,7 +39,6 @@ impl Carriers {
         before.is_some_and(|before| before > 0 && seen.carrier_ups > before)
     }
 
-    /// Records what the kernel reports of links. Returns those whose carrier came up again.
     fn record(&mut self, messages: Vec<RouteNetlinkMessage>) -> Vec<IfIndex> {
         let mut again = Vec::new();
         for message in messages {
@@ -59,8 +59,8 @@ impl Carriers {
     }
 }
 
-/// The watch. The first one reports nothing about the time before it; a later one that takes over [`Self::carriers`] reports the
-/// changes in between.
+/// A watch of the endpoints' links. The first watch reports no earlier changes; a later one with [`Self::carriers`]
+/// reports changes in between.
 pub struct LinkWatch {
     socket: AsyncFd<Watched>,
     carriers: Carriers,
@@ -75,15 +75,15 @@ impl AsRawFd for Watched {
     }
 }
 
-/// An opened watch that no runtime polls yet.
+/// A watch that no runtime polls yet.
 pub(crate) struct Opened(Connection, Carriers, Vec<IfIndex>);
 
-/// Subscribes to changes of links, then reads all links: a change in between is seen twice and reported once.
+/// Subscribes, then reads: a change in between is seen twice and reported once.
 pub(crate) fn open(mut carriers: Carriers) -> Result<Opened> {
     let mut connection = Connection::open()?;
     connection.hear_links()?;
     let links = connection.dump(&link::get_all_veth())?.map_err(|refusal| refusal.into_error(OPERATION, "veth"))?;
-    // Links that are gone leave the record.
+    // Drops links that are gone.
     let mut there = Carriers::default();
     there.record(links.clone());
     let mut reported = carriers.record(links);
@@ -100,24 +100,24 @@ impl LinkWatch {
         Ok(Self { socket, carriers, reported })
     }
 
-    /// Waits for host sides whose carrier came up again, and returns their indexes. Dropping the future loses nothing.
+    /// Waits for host sides whose carrier came up again. Cancel safe.
     ///
     /// # Errors
-    /// When messages were lost or the socket fails. A new watch with [`Self::carriers`] then reports what this one missed.
+    /// Lost messages, or a failed socket. A new watch with [`Self::carriers`] then reports the missed changes.
     pub async fn next(&mut self) -> Result<Vec<IfIndex>> {
         while self.reported.is_empty() {
             let mut guard = self.socket.readable_mut().await.map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))?;
             match guard.get_inner_mut().0.heard_datagram(Instant::now())? {
                 Some(messages) => self.reported = self.carriers.record(messages),
-                // Only now the socket is empty. After a datagram without a known message more may be queued, for which the
-                // kernel does not report the socket as readable again.
+                // Only now the socket is empty: an unparsable datagram may precede more, for which the kernel does
+                // not report readiness again.
                 None => guard.clear_ready(),
             }
         }
         Ok(mem::take(&mut self.reported))
     }
 
-    /// What the watch knows of the links' carriers.
+    /// The state for a later watch.
     #[must_use]
     pub fn carriers(self) -> Carriers {
         self.carriers
@@ -135,13 +135,11 @@ mod tests {
 
     use super::*;
 
-    /// Name of a host side.
     fn host_side() -> String {
         let id = wharf_core::ids::EndpointId::try_from(7).expect("an id");
         wharf_core::endpoint::host_ifname(id, wharf_core::ids::Epoch(9)).to_string()
     }
 
-    /// The kernel's message about a host side whose carrier came up so often.
     fn about_link(ifindex: u32, carrier_ups: u32) -> Vec<u8> {
         let mut link = LinkMessage::default();
         link.header.index = ifindex;
@@ -160,14 +158,13 @@ mod tests {
         let mut carriers = Carriers::default();
         carriers.0.insert(IfIndex(5), 1);
         let mut watch = LinkWatch::new(Opened(Connection::over(ours.into()), carriers, Vec::new())).expect("a watch");
-        // A header alone, of a kind that no message has.
+        // A header alone, of an unknown kind.
         let unknown = [&16_u32.to_ne_bytes()[..], &u16::MAX.to_ne_bytes(), &[0; 10]].concat();
         for datagram in [unknown.clone(), unknown, about_link(5, 2)] {
             kernel.send(&datagram).expect("send");
         }
         let again = tokio::time::timeout(Duration::from_secs(5), watch.next()).await;
         assert_eq!(again.expect("it waits for another datagram").expect("a report"), [IfIndex(5)]);
-        // A watch of an empty socket waits.
         assert!(tokio::time::timeout(Duration::from_millis(50), watch.next()).await.is_err());
         kernel.send(&about_link(5, 3)).expect("send");
         assert_eq!(watch.next().await.expect("a report"), [IfIndex(5)]);

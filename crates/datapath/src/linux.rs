@@ -1,4 +1,4 @@
-//! The real kernel.
+//! The implementation of the kernel traits on Linux.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,19 +46,19 @@ use crate::{
     redirects, source_rule, speakers,
 };
 
-/// How to open the kernel.
+/// Options of [`LinuxKernel::open`].
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
-    /// Where a bpffs is mounted (`/sys/fs/bpf`). Pins go to `<bpffs>/wharf/v<ABI version>`.
+    /// Mount point of a bpffs (`/sys/fs/bpf`). Pins go to `<bpffs>/wharf/v<ABI version>`.
     pub bpffs: PathBuf,
-    /// The agent's run directory: where changed settings of the node are noted.
+    /// The agent's run directory: records of changed settings.
     pub run_dir: PathBuf,
-    /// How to attach programs. `None` means clsact, which every kernel has and which attaches without a wait.
+    /// `None` means clsact, which every kernel has and which attaches without a wait.
     pub attach_mode: Option<AttachMode>,
 }
 
-/// The real kernel, for the network namespace of the thread that opened it. Every calling thread must be in that
-/// namespace and in a tokio runtime. Clones share one state.
+/// The kernel, in the network namespace of the opening thread. Calling threads must be in that namespace and in a
+/// tokio runtime. Clones share one state.
 #[derive(Clone)]
 pub struct LinuxKernel {
     inner: Arc<Inner>,
@@ -71,21 +71,22 @@ struct Inner {
     announcer: Announcer,
     netns: NetnsThread,
     reaper: Reaper,
-    /// Whether rules redirect, as [`PolicyKernel::ensure_way_to_proxy`] said last, before that as the first specification of the node says. A later
-    /// specification may be older than what was said. Locked, on threads that may block, while the way to the proxy changes.
+    /// Whether policy has redirects: the last argument of [`PolicyKernel::ensure_way_to_proxy`], else the first node
+    /// specification's value (later specifications may be stale). Locked, on threads that may block, while the way to
+    /// the proxy changes.
     redirects: Mutex<Option<bool>>,
     events_taken: Arc<AtomicBool>,
     log_taken: Arc<AtomicBool>,
 }
 
 impl LinuxKernel {
-    /// Checks that the kernel has what Wharf needs, opens or makes the shared maps and the sink, and starts the two
-    /// threads. Blocks for some milliseconds.
+    /// Checks the kernel's features, opens or makes the shared maps and the sink, and starts two threads. Blocks for
+    /// some milliseconds.
     ///
     /// # Errors
-    /// `Permission` without root's capabilities, `NotFound` when `bpffs` is not a mounted bpffs, `Unsupported` when the
-    /// kernel is too old or lacks the attach mode asked for, `Conflict` when a shared map is pinned with a layout other
-    /// than this version's. Nothing is changed when a check fails.
+    /// `Permission` without root's capabilities, `NotFound` when `bpffs` is not a mounted bpffs, `Unsupported` for an
+    /// old kernel or a missing attach mode, `Conflict` when a shared map has another version's layout. A failed check
+    /// changes nothing.
     pub fn open(options: OpenOptions, loader: Loader) -> Result<Self> {
         features::check_capabilities()?;
         let features = features::probe(options.attach_mode)?;
@@ -100,7 +101,7 @@ impl LinuxKernel {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Opens the event ring buffer. There can be one reader at a time. Needs a tokio runtime.
+    /// Opens the event ring buffer. Needs a tokio runtime.
     ///
     /// # Errors
     /// `Exhausted` when there is a reader already.
@@ -109,7 +110,7 @@ impl LinuxKernel {
         EventReader::new(self.inner.bpf.event_ring()?, turn)
     }
 
-    /// Watches the endpoints' links. `before`: what an earlier watch knew. Needs a tokio runtime.
+    /// Watches the endpoints' links. `before`: the state of an earlier watch. Needs a tokio runtime.
     ///
     /// # Errors
     /// When the kernel refuses the subscription or the list of links.
@@ -133,11 +134,11 @@ impl LinuxKernel {
         self.blocking("list pins", |k| k.bpf.other_versions()).await
     }
 
-    /// Takes endpoints over from other ABI versions without losing a packet, and removes those versions' pins except
-    /// for the endpoints in `keep`. May be repeated at any time, also after a SIGKILL.
+    /// Takes over endpoints from other ABI versions without packet loss, and removes those versions' pins except for
+    /// the endpoints in `keep`. Repeatable, also after a SIGKILL.
     ///
     /// # Errors
-    /// What failed, and which versions' programs are in force: the previous programs wherever they could be restored.
+    /// The failure, and which versions' programs are in force: the previous ones if they could be restored.
     pub async fn upgrade(
         &self,
         endpoints: Vec<Takeover>,
@@ -147,8 +148,7 @@ impl LinuxKernel {
         self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep, &moves)).await
     }
 
-    /// Opens the log of the programs that were loaded with debug on; `program_id` is any `deliver` of theirs,
-    /// the program that records every verdict. There can be one reader at a time.
+    /// Opens the log of the programs loaded with debug on. `program_id`: any of their `deliver` programs.
     ///
     /// # Errors
     /// `NotFound` when the program is gone or was loaded without debug, `Exhausted` when there is a reader already.
@@ -157,15 +157,13 @@ impl LinuxKernel {
         ProgramLog::new(records, &self.inner.log_taken)
     }
 
-    /// Runs a job that may wait for the kernel on a blocking thread. The job runs to its end even when the caller is
-    /// dropped.
+    /// The job completes even when the future is dropped.
     async fn blocking<T: Send + 'static>(
         &self,
         operation: &'static str,
         job: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let inner = Arc::clone(&self.inner);
-        // What the job logs belongs to the operation that asked for it.
         let span = tracing::Span::current();
         match tokio::task::spawn_blocking(move || span.in_scope(|| job(&inner))).await {
             Ok(result) => result,
@@ -175,7 +173,7 @@ impl LinuxKernel {
 }
 
 impl Inner {
-    /// The addresses of the endpoints that can be reached by links of ours: those of chained endpoints are the business of other plugins.
+    /// Chained endpoints are reachable through other plugins.
     fn reachable(&self) -> Result<Vec<IpAddr>> {
         let rows = self.bpf.dump()?.endpoint_rows;
         Ok(rows.into_iter().filter(|row| row.direct != 0).map(|row| row.address).collect())
@@ -185,7 +183,7 @@ impl Inner {
         self.redirects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a job while no other one changes the way to the proxy. The specification says as of now whether rules redirect.
+    /// Runs a job with the current `redirects`, while no other job changes the way to the proxy.
     fn with_redirects<T>(&self, spec: &NodeSpec, job: impl FnOnce(&NodeSpec) -> T) -> T {
         let mut wanted = self.redirects();
         let redirects = *wanted.get_or_insert(spec.redirects);
@@ -378,7 +376,7 @@ impl EndpointKernel for LinuxKernel {
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("make unreachable", move |k| {
-            // Each is removed also when the one before could not be. The first failure is returned.
+            // Later removals run after a failure; the first failure is returned.
             let ports = k.nat.unpublish(&record);
             crash::point("datapath/unreachable/after-ports");
             let held = k.announcer.hold();
@@ -421,7 +419,7 @@ impl EndpointKernel for LinuxKernel {
             if let Some(side) = link.container.as_ref().filter(|_| !existed) {
                 container_side::remove(&k.netns, side)?;
             }
-            // The sink's pins go last: the sink must stay attached until the link is closed.
+            // The sink must stay attached until the link is closed.
             k.bpf.forget_closed(&link)
         })
         .await?;
@@ -509,7 +507,6 @@ impl NatKernel for LinuxKernel {
 }
 
 impl FlowKernel for LinuxKernel {
-    /// `ENDPOINTS`, `CALLS`, `<endpoint id>/CONFIG` or `<endpoint id>/METRICS`; `EVENTS` has no rows (`Unsupported`).
     async fn collect_flows(&self) -> Result<FlowUsage> {
         self.blocking("collect flows", |k| k.bpf.collect_flows()).await
     }
@@ -542,7 +539,7 @@ impl PolicyKernel for LinuxKernel {
         self.blocking("set up redirects", move |k| {
             let mut redirects = k.redirects();
             let done = redirects::ensure(&k.bpf, wanted).and_then(|()| k.nat.ensure_redirects(wanted));
-            // The caller asks again for what failed, and not for its removal.
+            // The caller retries a failed setup, but not a failed removal.
             if done.is_ok() || !wanted {
                 *redirects = Some(wanted);
             }

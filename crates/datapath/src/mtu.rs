@@ -1,4 +1,4 @@
-//! MTUs: those of the node's uplinks, and the change of an endpoint's.
+//! MTUs of the node's uplinks, and MTU changes of endpoints.
 
 use std::collections::BTreeSet;
 
@@ -21,14 +21,13 @@ use crate::{
 
 const OPERATION: &str = "change MTU";
 
-/// The interfaces that have a default route in the main table.
 pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     let mut connection = Connection::open()?;
     let mut indexes = BTreeSet::new();
     for message in networks::main_table(&mut connection)? {
         let RouteNetlinkMessage::NewRoute(m) = message else { continue };
         match default_over(&m) {
-            // With `net.ipv4.nexthop_compat_mode` the kernel tells the interfaces of an object too.
+            // With `net.ipv4.nexthop_compat_mode` the route also has the object's interfaces.
             Some((over, Some(id))) if over.is_empty() => indexes.extend(nexthop::interfaces(&mut connection, id)?),
             Some((over, _)) => indexes.extend(over),
             None => {}
@@ -36,7 +35,6 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     }
     let mut found = Vec::new();
     for index in indexes {
-        // An interface that went away meanwhile has no route either.
         if let Some(seen) = link::look_up_index(&mut connection, wharf_core::ids::IfIndex(index))? {
             found.push(Uplink { ifname: seen.name, mtu: seen.mtu });
         }
@@ -44,7 +42,7 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     Ok(found)
 }
 
-/// The interfaces of a default route of others, and its nexthop object; `None` for any other route.
+/// Interfaces and nexthop object of a foreign default route; `None` for other routes.
 fn default_over(m: &RouteMessage) -> Option<(Vec<u32>, Option<u32>)> {
     let is_default = route::destination_of(m).is_some_and(|to| to.prefix_len() == 0);
     let table = m.attributes.iter().find_map(|a| if let RouteAttribute::Table(t) = a { Some(*t) } else { None });
@@ -62,8 +60,8 @@ fn default_over(m: &RouteMessage) -> Option<(Vec<u32>, Option<u32>)> {
     Some((m.attributes.iter().flat_map(over).collect(), object))
 }
 
-/// Gives both sides of a link another MTU. A side that takes more than the other sends loses nothing, so the host side goes
-/// first up and last down.
+/// Changes the MTU of both sides. A side may accept more than its peer sends, so the host side grows first and
+/// shrinks last.
 pub(crate) fn ensure(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
     if mtu >= record.mtu {
         host_side(record, mtu)?;

@@ -1,4 +1,4 @@
-//! What the node does for packets that leave it: its nftables table, and forwarding.
+//! The nftables table and the forwarding settings.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -25,30 +25,27 @@ use crate::{
     },
 };
 
-/// A kernel without nf_tables, or a table that is somebody else's: neither has a port of ours.
+/// Without nf_tables, or with a foreign table, the node has none of Wharf's entries.
 fn is_none_of_ours(error: &KernelError) -> bool {
     matches!(error.kind, KernelErrorKind::Unsupported | KernelErrorKind::Conflict)
 }
 
-/// The table and the settings.
 pub(crate) struct Nat {
     nft: Nft,
     forwarding: Forwarding,
-    /// Held while the table is changed for it, so that a table that is written anew neither misses a port nor has one that
-    /// was just taken back. Locked on threads that may block, and there alone.
+    /// Locked while the table changes, so that a rewrite neither misses a port nor keeps a withdrawn one. Only on
+    /// threads that may block.
     ports: Mutex<Ports>,
 }
 
-/// What is published.
 #[derive(Default)]
 struct Ports {
-    /// As the node's specification has it; `None` before the first one, too.
+    /// `None` before the first specification, too.
     masquerade: Option<Masquerade>,
-    /// As the node's specification has it.
     redirects: bool,
-    /// What endpoints have in the table, since this process began.
+    /// The endpoints' entries, since this process began.
     published: BTreeSet<NatEntry>,
-    /// Flows may be tracked that began while the table was another: [`Nat::ensure`] looks for them.
+    /// Tracked flows may predate a change of the table; [`Nat::ensure`] must check them.
     unlooked: bool,
 }
 
@@ -64,7 +61,7 @@ fn families(cidrs: &[IpNet]) -> Families {
     Families { ipv4: has(true), ipv6: has(false) }
 }
 
-/// Chosen sources that no interface of the node has: answers to them go elsewhere.
+/// Configured sources that the node does not have, so that replies are lost.
 fn absent_sources(masquerade: &Masquerade) -> Result<Vec<NodeProblem>> {
     let chosen = masquerade.source4.map(IpAddr::V4).into_iter().chain(masquerade.source6.map(IpAddr::V6));
     let chosen: Vec<IpAddr> = chosen.collect();
@@ -81,7 +78,6 @@ fn absent_sources(masquerade: &Masquerade) -> Result<Vec<NodeProblem>> {
     Ok(absent.map(problem).collect())
 }
 
-/// Flows that the entries would lead elsewhere begin anew.
 fn forget_stale_flows(entries: impl IntoIterator<Item = NatEntry>, pools: &[IpNet]) -> Result<()> {
     let (mut mappings, mut own) = (Vec::new(), HashSet::new());
     for entry in entries {
@@ -94,7 +90,7 @@ fn forget_stale_flows(entries: impl IntoIterator<Item = NatEntry>, pools: &[IpNe
         return Ok(());
     }
     let mut node: HashSet<_> = address::list_all(&mut Connection::open()?)?.into_iter().map(|(_, ip)| ip).collect();
-    // Those that only a route makes the node's.
+    // Addresses that only a route makes local.
     node.extend(mappings.iter().filter_map(|mapping: &PortMapping| mapping.host_ip));
     conntrack::remove_stale(&Published { mappings: &mappings, own: &own, node: &node, pools }).map(drop)
 }
@@ -108,7 +104,7 @@ impl Nat {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the table's chains that redirects need, or takes them away, before the node's specification says so.
+    /// Adds or removes the redirect chains, ahead of the next node specification.
     pub(crate) fn ensure_redirects(&self, wanted: bool) -> Result<()> {
         let mut ports = self.ports();
         ports.redirects = wanted;
@@ -120,13 +116,14 @@ impl Nat {
         ensured.map(drop)
     }
 
-    /// Makes both as the specification says; without masquerading both go back, but for the table where redirects need it.
+    /// Applies the specification. Without masquerading the settings are restored, and the table stays only for
+    /// redirects.
     pub(crate) fn ensure(&self, spec: &NodeSpec) -> Result<()> {
         let table = {
             let mut ports = self.ports();
             ports.masquerade.clone_from(&spec.masquerade);
             ports.redirects = spec.redirects;
-            // The table first: nothing leaves with a container's own address.
+            // No packet may leave with a container's address.
             if ports.masquerade.is_some() || ports.redirects {
                 let ensured = self.nft.ensure_around(&ports.desired());
                 ports.unlooked |= ensured.as_ref().is_ok_and(|done| *done != Ensured::Unchanged);
@@ -139,15 +136,15 @@ impl Nat {
         let Some(masquerade) = &spec.masquerade else {
             return if spec.redirects { table.and(self.forwarding.take_back()) } else { self.remove() };
         };
-        // A node without nf_tables forwards all the same, for what takes the stack between containers.
+        // Also without nf_tables: packets between containers that take the stack need forwarding.
         self.forwarding.ensure(families(&masquerade.pools))?;
         table
     }
 
-    /// Puts an endpoint's entries into the table. A node that does not masquerade has no table.
+    /// Adds an endpoint's entries. A node that does not masquerade has no table.
     pub(crate) fn publish(&self, record: &EndpointRecord) -> Result<()> {
         let entries = record.nat_entries();
-        // Before the lock: an endpoint without entries never waits for a look at the table.
+        // Before the lock: endpoints without entries never wait for it.
         if entries.is_empty() {
             return Ok(());
         }
@@ -158,14 +155,14 @@ impl Nat {
         let new: Vec<_> = entries.iter().copied().filter(|entry| ports.published.insert(*entry)).collect();
         let mut added = self.nft.add(&entries);
         if added.as_ref().is_err_and(|e| e.kind == KernelErrorKind::NotFound) {
-            // Somebody removed the table.
+            // Another program removed the table.
             added = self.nft.ensure_around(&ports.desired()).map(drop);
         }
         if let Err(e) = added {
             ports.published.retain(|entry| !new.contains(entry));
             return Err(e);
         }
-        // A large table is looked through by the controller, once for all endpoints, and not while a create waits.
+        // The controller scans a large connection table later, once for all endpoints.
         ports.unlooked = true;
         drop(ports);
         if conntrack::is_small() {
@@ -173,13 +170,12 @@ impl Nat {
         }
         let by_loopback = |m: &PortMapping| m.container.is_ipv4() && m.host_ip.is_none_or(|ip| ip.is_loopback());
         if record.mappings().iter().any(by_loopback) {
-            // The setting dies with the link.
+            // The setting is removed with the link.
             set(&format!("ipv4/conf/{}/route_localnet", record.host_ifname), "1")?;
         }
         Ok(())
     }
 
-    /// Lets flows begin anew that the table would lead elsewhere today, where there may be any.
     fn look_for_stale_flows(&self) {
         let (entries, pools) = {
             let mut ports = self.ports();
@@ -188,14 +184,13 @@ impl Nat {
             }
             (ports.published.clone(), ports.masquerade.as_ref().map(|m| m.pools.clone()).unwrap_or_default())
         };
-        // The entries are in the table all the same, and the next look is the controller's.
+        // The entries are in force; the controller retries.
         if let Err(e) = forget_stale_flows(entries, &pools) {
             self.ports().unlooked = true;
             tracing::warn!("flows of containers may go on to where they went before: {e}");
         }
     }
 
-    /// Takes an endpoint's entries back.
     pub(crate) fn unpublish(&self, record: &EndpointRecord) -> Result<()> {
         let entries = record.nat_entries();
         if entries.is_empty() {
@@ -206,7 +201,6 @@ impl Nat {
         self.take_back(&entries)
     }
 
-    /// Takes those entries of the table back that are no endpoint's.
     pub(crate) fn forget(&self, wanted: impl Fn(&NatEntry) -> bool) -> Result<()> {
         let ports = self.ports();
         let all: Vec<_> = self.there()?.into_iter().flatten().filter(&wanted).collect();
@@ -214,15 +208,13 @@ impl Nat {
         if strays.is_empty() { Ok(()) } else { self.take_back(&strays) }
     }
 
-    /// Entries of the table that are no endpoint's. None where there is no table of ours, or none that can be read:
-    /// [`Self::observe`] tells that.
+    /// Entries that no endpoint has. Empty where the table is unreadable, which [`Self::observe`] reports.
     pub(crate) fn strays(&self) -> Vec<NatEntry> {
         let ports = self.ports();
         let there = self.there().ok().flatten().unwrap_or_default();
         there.into_iter().filter(|entry| !ports.published.contains(entry)).collect()
     }
 
-    /// The entries of each endpoint that a table lacks.
     pub(crate) fn missing(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>> {
         let wanted: Vec<_> = records.iter().map(EndpointRecord::nat_entries).collect();
         if wanted.iter().all(Vec::is_empty) {
@@ -237,7 +229,7 @@ impl Nat {
         Ok(wanted.into_iter().map(problems).collect())
     }
 
-    /// What endpoints have in the table; `None` where there is no table of ours.
+    /// Entries in the table; `None` where Wharf has no table.
     fn there(&self) -> Result<Option<BTreeSet<NatEntry>>> {
         match self.nft.look() {
             Ok(table) => Ok(table.map(|table| table.entries())),
@@ -253,7 +245,7 @@ impl Nat {
         }
     }
 
-    /// Compares both with the specification. What cannot be looked at is a problem too.
+    /// Compares table and settings with the specification. A failed read is a problem too.
     pub(crate) fn observe(&self, spec: &NodeSpec) -> NatView {
         let mut view = NatView::default();
         let unseen = |e: KernelError| NodeProblem::Outbound { what: e.subject, cause: e.cause, repairable: false };
@@ -275,13 +267,13 @@ impl Nat {
         let seen = self.forwarding.observe(families(&masquerade.pools), true);
         view.problems.extend(seen.unwrap_or_else(|e| vec![unseen(e)]));
         view.problems.extend(absent_sources(masquerade).unwrap_or_else(|e| vec![unseen(e)]));
-        // A failure was told with the table already.
+        // `table_problems` reports failures.
         view.tracked = conntrack::fill();
         view.foreign = self.foreign(spec);
         view
     }
 
-    /// Compares the table with the specification. Entries are compared with the endpoints that have them.
+    /// Compares the table with the specification, except for the endpoints' entries.
     fn table_problems(&self, spec: &NodeSpec) -> Vec<NodeProblem> {
         let table = |cause, repairable| NodeProblem::Outbound {
             what: "nftables table inet wharf".to_owned(),
@@ -305,7 +297,7 @@ impl Nat {
         }
     }
 
-    /// Chains of others in the way of containers, those of pools that are not masqueraded too. None where they cannot be read.
+    /// Foreign chains that affect containers, also without masquerading. Empty where unreadable.
     fn foreign(&self, spec: &NodeSpec) -> Vec<ForeignChain> {
         let published = self.ports().published.iter().any(|entry| matches!(entry, NatEntry::Port(_)));
         let uplinks = mtu::uplinks().unwrap_or_default();
@@ -313,7 +305,6 @@ impl Nat {
         self.nft.refusing_forward_chains(&spec.cidrs, published, uplink).unwrap_or_default()
     }
 
-    /// Deletes the table and takes the settings back. A kernel without nf_tables has no table.
     pub(crate) fn remove(&self) -> Result<()> {
         match self.nft.remove() {
             Err(e) if e.kind != KernelErrorKind::Unsupported => return Err(e),

@@ -1,7 +1,7 @@
-//! Network namespaces: identifying and visiting them.
+//! Network namespaces: identification and visits.
 //!
-//! `setns` changes the calling thread for good, so it never happens on a runtime's thread. A dedicated thread enters
-//! the namespace, opens a socket (which stays bound to that namespace wherever it is used later), and returns.
+//! `setns` is permanent for a thread, so a dedicated thread enters the namespace, opens a socket (which stays bound
+//! to that namespace), and returns.
 
 use std::{
     fs::File,
@@ -38,13 +38,11 @@ const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
 /// `SO_NETNS_COOKIE` of `asm-generic/socket.h` (Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Visits that may be queued for the thread. A visit takes tens of microseconds; the callers are blocking threads,
-/// which wait here for their turn.
+/// Queued visits. A visit takes tens of microseconds; callers are blocking threads, which wait for room.
 const QUEUE: usize = 64;
 
 const OBSERVE: &str = "open network namespace";
 
-/// An open network namespace, known to be one.
 pub(crate) struct Netns {
     fd: OwnedFd,
     dev: u64,
@@ -58,10 +56,10 @@ impl AsFd for Netns {
 }
 
 impl Netns {
-    /// Opens a path and makes sure that it is a network namespace.
+    /// Opens a path and checks that it is a network namespace.
     fn open(operation: &'static str, path: &Path) -> Result<Self> {
         let subject = || path.display().to_string();
-        // O_PATH does not open the file itself, so a FIFO does not block and a device sees no open.
+        // O_PATH does not open the file: a FIFO does not block, a device sees no open.
         let handle = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .map_err(|e| unresolved(operation, subject(), e))?;
         let not_one = |what: &str| {
@@ -87,7 +85,7 @@ impl Netns {
     }
 }
 
-/// The error of a path that does not resolve. A path that can never resolve is reported as `NotANetns`.
+/// `NotANetns` for paths that can never resolve.
 fn unresolved(operation: &'static str, subject: String, errno: Errno) -> KernelError {
     let error = wrap(operation, subject, &io::Error::from(errno));
     match errno {
@@ -98,11 +96,11 @@ fn unresolved(operation: &'static str, subject: String, errno: Errno) -> KernelE
     }
 }
 
-/// `SO_NETNS_COOKIE` of a socket's namespace; 0 where the kernel has none.
+/// `SO_NETNS_COOKIE`; 0 where the kernel has none.
 fn cookie(socket: &impl AsRawFd) -> u64 {
     let mut value = 0u64;
     let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or_default();
-    // SAFETY: `value` and `length` live through the call and `length` is the size of `value`.
+    // SAFETY: `value` and `length` outlive the call and `length` is the size of `value`.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -115,31 +113,28 @@ fn cookie(socket: &impl AsRawFd) -> u64 {
     if rc == 0 { value } else { 0 }
 }
 
-/// True when the kernel tells namespaces apart by cookie.
 pub(crate) fn has_cookie() -> Result<bool> {
     Ok(cookie(Connection::open()?.socket()) != 0)
 }
 
 type Job = Box<dyn FnMut() + Send>;
 
-/// The same job in one namespace after the other.
 struct Visit {
     netns: Vec<OwnedFd>,
     job: Job,
     reply: SyncSender<io::Result<()>>,
 }
 
-/// The thread `wharf-netns`: the only one that visits other namespaces. It ends when this is dropped.
+/// The only thread that enters other namespaces, `wharf-netns`. Drop ends it.
 pub(crate) struct NetnsThread {
     /// `None` only during drop: closing the queue ends the thread.
     queue: Option<SyncSender<Visit>>,
     thread: Option<JoinHandle<()>>,
-    /// The node's own namespace.
     home: (u64, u64),
 }
 
 impl NetnsThread {
-    /// Starts the thread in the caller's namespace, which is the node's from then on.
+    /// Starts the thread. The caller's namespace is the node's.
     pub(crate) fn start() -> Result<Self> {
         let start = |e: &io::Error| wrap("start namespace thread", "wharf-netns", e);
         let home = File::open("/proc/thread-self/ns/net").map_err(|e| start(&e))?;
@@ -152,7 +147,7 @@ impl NetnsThread {
         Ok(Self { queue: Some(queue), thread: Some(thread), home: (meta.dev(), meta.ino()) })
     }
 
-    /// Opens the namespace of a reference. If the path now leads to another namespace, that namespace is not entered.
+    /// Opens a namespace. Fails if the path now leads to another one.
     pub(crate) fn open(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Netns> {
         let netns = Netns::open(operation, &wanted.path)?;
         if (netns.dev, netns.inode) != (wanted.dev, wanted.inode) {
@@ -161,14 +156,12 @@ impl NetnsThread {
         Ok(netns)
     }
 
-    /// A netlink socket in the namespace of a reference.
     pub(crate) fn connect(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Connection> {
         let subject = || wanted.path.display().to_string();
         self.connect_each(operation, [wanted])?.pop().unwrap_or_else(|| Err(ended(operation, subject())))
     }
 
-    /// [`Self::connect`] for several references in one visit of the thread; results are in the order of the
-    /// references.
+    /// [`Self::connect`] for several namespaces in one visit; results in order.
     pub(crate) fn connect_each<'a>(
         &self,
         operation: &'static str,
@@ -181,13 +174,12 @@ impl NetnsThread {
         let connection = |(wanted, netns): (&NetnsRef, Result<Netns>)| {
             netns?;
             let connection = made.next().ok_or_else(|| ended(operation, wanted.path.display().to_string()))??;
-            // An inode number can be used again once its namespace is gone; a cookie never is.
+            // Inode numbers can be reused, cookies never.
             if cookie(connection.socket()) == wanted.cookie { Ok(connection) } else { Err(moved(operation, wanted)) }
         };
         Ok(opened.into_iter().map(connection).collect())
     }
 
-    /// Runs a short job inside a namespace and brings its result back.
     pub(crate) fn visit<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -198,7 +190,7 @@ impl NetnsThread {
         self.visit_each(operation, subject, &[netns], job)?.pop().ok_or_else(|| ended(operation, subject.to_owned()))
     }
 
-    /// Runs a short job inside one namespace after the other and brings the results back, in order.
+    /// Runs a short job inside each namespace; results in order.
     fn visit_each<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -209,13 +201,12 @@ impl NetnsThread {
         let ended = || ended(operation, subject.to_owned());
         let fds: io::Result<Vec<OwnedFd>> = netns.iter().map(|netns| netns.fd.try_clone()).collect();
         let fds = fds.map_err(|e| wrap(operation, subject, &e))?;
-        // The channel has room for every result, so the thread never waits for the caller.
+        // Room for every result: the thread never waits for the caller.
         let (result, outcomes) = sync_channel(fds.len());
         let (reply, answer) = sync_channel(1);
-        // What the job logs belongs to the operation that asked for it.
         let span = tracing::Span::current();
         let job: Job = Box::new(move || {
-            // The caller stopped waiting; the result is discarded.
+            // The caller has given up.
             let _unwanted = result.try_send(span.in_scope(&mut job));
         });
         let queue = self.queue.as_ref().ok_or_else(ended)?;
@@ -228,7 +219,7 @@ impl NetnsThread {
 impl Drop for NetnsThread {
     fn drop(&mut self) {
         drop(self.queue.take());
-        // A thread that panicked has ended too.
+        // A panicked thread has ended too.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -250,16 +241,15 @@ fn serve(visits: &Receiver<Visit>, home: &File) {
             Ok(())
         });
         if let Err(e) = setns(home, CloneFlags::CLONE_NEWNET) {
-            // The thread must not work in a wrong namespace: it ends, and every later visit fails.
+            // The thread must not work in a wrong namespace: it ends, and later visits fail.
             tracing::error!(error = %e, "cannot return to the node's network namespace");
             return;
         }
-        // The caller may have stopped waiting; the reply is discarded then.
+        // The caller may have given up.
         let _unwanted = reply.try_send(visited.map_err(|e: Errno| io::Error::from(e)));
     }
 }
 
-/// Opens a path and says which network namespace it is.
 pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
     let netns = Netns::open(OBSERVE, path)?;
     let subject = path.display().to_string();
@@ -272,7 +262,7 @@ pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
     Ok(NetnsRef { path: path.to_owned(), dev: netns.dev, inode: netns.inode, cookie })
 }
 
-/// True when the kernel can create netkit devices. Tries it in a temporary namespace that ends with its thread.
+/// Whether the kernel supports netkit, tried in a temporary namespace, which ends with its thread.
 pub(crate) fn probe_netkit() -> bool {
     use nix::sched::unshare;
     use rtnetlink::{

@@ -1,4 +1,4 @@
-//! The node's own addresses and routes that overlap with pools.
+//! The node's addresses and routes that overlap with pools.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,12 +23,11 @@ use crate::{
     router::Pair,
 };
 
-/// Reads the addresses, the routes of the tables main and local, and what a look-up (by the node's rules) gives for
-/// the first and last address of each CIDR. Returns only networks that overlap with one of the CIDRs, without the
-/// routes that the kernel creates for an address.
+/// Networks that overlap with a CIDR: addresses, routes of the tables main and local, and the lookups (by the node's
+/// rules) of each CIDR's first and last address, without the routes that the kernel creates for an address.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// When the kernel refuses a query.
 pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     let mut connection = Connection::open()?;
     let shares = |net: &IpNet| cidrs.iter().any(|cidr| cidr.contains(net) || net.contains(cidr));
@@ -72,8 +71,7 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     Ok(seen)
 }
 
-/// For each address the network of the node that a look-up leads to; none when it leads nowhere, or over a route of
-/// ours.
+/// The node's network that each address leads to; `None` without a route, or for a Wharf route.
 pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
     let mut connection = Connection::open()?;
     let mut networks = Vec::with_capacity(ips.len());
@@ -86,10 +84,9 @@ pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
     Ok(networks)
 }
 
-/// Number of the table local (`linux/rtnetlink.h`).
+/// The table local (`linux/rtnetlink.h`).
 const LOCAL: u8 = 255;
 
-/// A route as this module reads it.
 pub(crate) struct Found {
     net: IpNet,
     kind: RouteType,
@@ -124,7 +121,7 @@ impl Found {
         Some(found)
     }
 
-    /// Whether it is our route to exactly this destination, over this link.
+    /// Exactly this destination, over this link.
     pub(crate) fn is_ours_to(&self, to: IpNet, ifindex: IfIndex) -> bool {
         self.is_ours() && self.net == to && self.ifindex == Some(ifindex)
     }
@@ -133,8 +130,7 @@ impl Found {
         u8::from(self.protocol) == ROUTE_PROTOCOL
     }
 
-    /// True for the kernel's own entries in the local table: an address (reported as an address) and its broadcast
-    /// routes.
+    /// The address (reported as an address) or its broadcast routes.
     fn is_made_for_an_address(&self) -> bool {
         self.table == u32::from(LOCAL) && self.protocol == RouteProtocol::Kernel
     }
@@ -154,14 +150,12 @@ impl Found {
 }
 
 impl Found {
-    /// For an operator.
     pub(crate) fn into_lookup(self, connection: &mut Connection) -> Result<Lookup> {
         let ifname = self.ifindex.map(|ifindex| link::name_of(connection, ifindex)).transpose()?;
         Ok(Lookup { destination: self.net, table: self.table, ifname, gateway: self.gateway })
     }
 }
 
-/// A cache of interface names.
 struct Links {
     routers: Vec<IfIndex>,
     names: BTreeMap<IfIndex, (Option<String>, bool)>,
@@ -177,7 +171,7 @@ impl Links {
         self.routers.contains(&ifindex)
     }
 
-    /// The link's name, and whether it is point to point. No name for a link that is gone.
+    /// The link's name, if it exists, and whether it is point to point.
     fn name(&mut self, connection: &mut Connection, ifindex: IfIndex) -> Result<(Option<String>, bool)> {
         if let Some(known) = self.names.get(&ifindex) {
             return Ok(known.clone());
@@ -188,7 +182,7 @@ impl Links {
         Ok(found)
     }
 
-    /// A route as a network of the node; none when it is ours.
+    /// `None` for a Wharf route.
     fn network(&mut self, connection: &mut Connection, found: Found) -> Result<Option<NodeNetwork>> {
         if found.is_ours() || found.ifindex.is_some_and(|i| self.is_router(i)) {
             return Ok(None);
@@ -201,15 +195,13 @@ impl Links {
     }
 }
 
-/// What the kernel's look-up, rules included, gives for an address. None when it is refused: there is no route, or one
-/// that leads nowhere.
+/// The route lookup, rules included. `None` without a route, or for an unreachable one.
 pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(route::question(ip)), 0)?;
     let Some(mut found) = answer.ok().and_then(|messages| messages.iter().find_map(Found::read)) else {
         return Ok(None);
     };
-    // Without rules of its own a kernel keeps the IPv4 routes of main and local in one table, and answers "main" for
-    // both.
+    // Without added rules a kernel has the IPv4 routes of main and local in one table, and reports "main" for both.
     let is_of_both = ip.is_ipv4() && found.table == u32::from(RouteHeader::RT_TABLE_MAIN);
     if is_of_both && matches!(found.kind, RouteType::Local | RouteType::Broadcast | RouteType::Anycast) {
         let same = |f: &Found| f.net == found.net && f.kind == found.kind;
@@ -220,7 +212,6 @@ pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<
     Ok(Some(found))
 }
 
-/// The routes of the tables main and local, of both families.
 fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -231,14 +222,13 @@ fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     Ok(found)
 }
 
-/// The routes of the main table, of both families.
 pub(crate) fn main_table(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = table(connection, AddressFamily::Inet, RouteHeader::RT_TABLE_MAIN)?;
     found.extend(table(connection, AddressFamily::Inet6, RouteHeader::RT_TABLE_MAIN)?);
     Ok(found)
 }
 
-/// The routes of one table. A kernel without the family has no routes of it.
+/// Empty if the kernel lacks the family.
 fn table(connection: &mut Connection, family: AddressFamily, number: u8) -> Result<Vec<RouteNetlinkMessage>> {
     let mut request = RouteMessage::default();
     request.header.address_family = family;

@@ -1,5 +1,4 @@
-//! The node's own part: the router interface, its addresses, and the routes that keep unknown endpoint addresses from
-//! leaving the node.
+//! The router interface, and the unreachable routes that keep unknown endpoint addresses on the node.
 
 use std::net::IpAddr;
 
@@ -26,9 +25,9 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
     spec.router4.map(IpAddr::V4).into_iter().chain(spec.router6.map(IpAddr::V6)).collect()
 }
 
-/// Makes the router interface (a veth pair, as not every kernel has dummy), gives it exactly the router addresses, and
-/// routes exactly the pools' CIDRs to nowhere. Addresses and routes of others stay: a router address that another
-/// interface has is refused, and a route to the same destination as one of ours comes before ours.
+/// Makes the router interface (a veth pair: not every kernel has dummy) with exactly the router addresses, and
+/// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
+/// route to the same destination stays and takes precedence.
 pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
     let mut connection = Connection::open()?;
     let wanted = routers(spec);
@@ -51,7 +50,7 @@ pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
         let to = route.destination;
         steps.push(Step::add(to.addr(), route.add(), format!("unreachable route {to}")));
     }
-    // Of pools that are no more, or with the metric that a version before gave them.
+    // Routes of removed pools, or with an earlier version's metric.
     for old in ours.iter().filter(|r| !cidrs.contains(r)) {
         let to = old.destination;
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
@@ -59,7 +58,6 @@ pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
     run(&mut connection, steps)
 }
 
-/// A router address that another interface has would be the node's twice, and no longer that interface's alone.
 fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> Result<()> {
     let all = address::list_all(connection)?;
     let router = pair.router();
@@ -78,12 +76,11 @@ fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> 
     Ok(())
 }
 
-/// A request, what it is about, and what may be wrong with it.
 struct Step {
     request: Request,
     subject: String,
     ipv6: bool,
-    /// It is a removal: gone already is as wanted.
+    /// Removals succeed when the object is already gone.
     removal: bool,
 }
 
@@ -124,8 +121,7 @@ fn run(connection: &mut Connection, steps: Vec<Step>) -> Result<()> {
     Ok(())
 }
 
-/// Compares the router interface, its addresses and the pools' routes with what [`ensure_node`] makes. What others added
-/// is ignored.
+/// Compares the node's part with its specification. Ignores foreign additions.
 pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let mut wrong = Vec::new();
     let mut connection = Connection::open()?;
@@ -175,7 +171,7 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     Ok(wrong)
 }
 
-/// Removes the router interface, the unreachable routes and the way to the proxy; what is gone already is as wanted.
+/// Removes the node's part and the way to the proxy. Succeeds when already gone.
 pub(crate) fn remove_node() -> Result<()> {
     let mut connection = Connection::open()?;
     let mut steps = Vec::new();

@@ -1,5 +1,4 @@
-//! Compares an endpoint's kernel state with its record. Additions by others (addresses, routes, programs) are
-//! tolerated: only Wharf's own objects are checked.
+//! Comparison of an endpoint's kernel state with its record. Foreign additions are ignored.
 
 use ipnet::IpNet;
 use wharf_core::{
@@ -23,7 +22,6 @@ use crate::{
 
 const OPERATION: &str = "observe endpoint";
 
-/// Observes endpoints; a list is empty when its endpoint has no problem.
 pub(crate) fn observe_endpoints(
     thread: &NetnsThread,
     bpf: &Bpf,
@@ -50,7 +48,6 @@ pub(crate) fn observe_endpoints(
     records.iter().zip(inside).map(look).collect()
 }
 
-/// The record's values for one side of the link.
 struct Wanted {
     side: Side,
     ifindex: IfIndex,
@@ -101,11 +98,11 @@ fn observe_host(
         let master = link::name_of(host, master)?;
         problems.push(EndpointProblem::LinkEnslaved { name: name.clone(), master });
     }
-    // CNI's `bandwidth` plugin makes a token bucket of the kernel's. Other queues may have other reasons.
+    // CNI's `bandwidth` plugin adds a token bucket. Other qdiscs may have other reasons.
     if let Some(kind) = seen.queue.filter(|kind| kind == "tbf") {
         problems.push(EndpointProblem::LinkQueue { name: name.clone(), kind });
     }
-    // A mark of the old form, without an owner, is no problem: the next connect updates it.
+    // The next connect updates a mark without an owner.
     let mark = link::mark(record.id, record.epoch, &record.attachment);
     if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {
         problems.push(EndpointProblem::LinkAlias { name, expected: mark, found: seen.alias });
@@ -113,15 +110,14 @@ fn observe_host(
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)?;
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
-        // A route lookup is independent of the number of endpoints. The table is read only when the lookup finds
-        // another route.
+        // A lookup does not depend on the number of endpoints. The table is read only if it finds another route.
         let look_up = networks::look_up(host, address)?;
         if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
             continue;
         }
         if route::of_link(host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {
-            // Where `ignore_routes_with_linkdown` is set, a lookup ignores routes over a link without carrier. A
-            // container side that is down is a finding of its own.
+            // `ignore_routes_with_linkdown` hides routes over a link without carrier. A container side that is down
+            // is reported separately.
             if seen.running {
                 let found = look_up.map(|found| found.into_lookup(host)).transpose()?;
                 let expected = record.host_ifname.to_string();
@@ -147,7 +143,7 @@ fn observe_host(
     Ok(())
 }
 
-/// The container's interface, with a connection there; `None`, and a problem, where it cannot be found.
+/// The container's interface and a connection to its namespace; reports a problem where one is missing.
 fn container_link(
     inside: Result<Connection>,
     record: &EndpointRecord,

@@ -1,5 +1,4 @@
-//! Links that another CNI plugin made, behind which Wharf is chained. They are looked at and never changed: what Wharf attaches to one is in
-//! `bpf::clsact`.
+//! Links of another CNI plugin, behind which Wharf is chained. Read only; `bpf::clsact` has the attachments.
 
 use std::{fs::File, os::fd::AsRawFd as _};
 
@@ -25,7 +24,6 @@ use crate::{
 
 const FIND: &str = "look at the link of another plugin";
 
-/// Finds the container's interface and its other end in the node's namespace.
 pub(crate) fn find(thread: &NetnsThread, netns: &NetnsRef, ifname: &IfName) -> Result<PluginLink> {
     let subject = || format!("{ifname} in {}", netns.path.display());
     let mut inside = thread.connect(FIND, netns)?;
@@ -63,7 +61,7 @@ pub(crate) fn find(thread: &NetnsThread, netns: &NetnsRef, ifname: &IfName) -> R
     })
 }
 
-/// Links of other plugins that have filters of ours, each with the endpoint that they are of.
+/// Other plugins' links with Wharf filters, and the filters' endpoints.
 pub(crate) fn taken() -> Result<Vec<LinkRef>> {
     let mut host = Connection::open()?;
     let mut taken = Vec::new();
@@ -82,7 +80,6 @@ pub(crate) fn taken() -> Result<Vec<LinkRef>> {
     Ok(taken)
 }
 
-/// Sees whether the link is still the one of the record.
 pub(crate) fn is_same(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     let seen = find(thread, &record.netns, &record.attachment.ifname)?;
     let same = seen.link.host_ifindex == record.host_ifindex && seen.link.container_ifindex == record.container_ifindex;
@@ -110,7 +107,6 @@ fn observe_up(seen: &LinkSeen, side: Side, problems: &mut Vec<EndpointProblem>) 
     }
 }
 
-/// What is amiss with the host side.
 pub(crate) fn observe_host(
     host: &mut Connection,
     record: &EndpointRecord,
@@ -119,7 +115,7 @@ pub(crate) fn observe_host(
     problems: &mut Vec<EndpointProblem>,
 ) -> Result<()> {
     let (side, name) = (Side::Node, record.host_ifname.to_string());
-    // By its index: whoever made it may give it another name.
+    // By index: the plugin may rename it.
     let Some(seen) = link::look_up_index(host, record.host_ifindex)? else {
         let expected = record.host_ifindex;
         problems.push(match link::look_up(host, &name)? {
@@ -132,7 +128,7 @@ pub(crate) fn observe_host(
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)
 }
 
-/// What is amiss with the container's side: what the programs judge by must be true of it.
+/// Checks the values that the programs rely on.
 pub(crate) fn observe_container(
     mut inside: Connection,
     seen: &LinkSeen,

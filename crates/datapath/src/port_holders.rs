@@ -1,7 +1,7 @@
-//! Who holds a port of the node.
+//! Processes that hold a port of the node.
 //!
-//! Podman reserves a published port by a listening socket, which the container's monitor (conmon) holds while the container runs. At
-//! `podman network reload` and `connect` the port is published under this socket, so this holder is no stranger.
+//! Podman reserves a published port with a socket that the container's monitor (conmon) holds while the container
+//! runs. `podman network reload` and `connect` publish the port under this socket, so this holder is no conflict.
 
 use std::{
     collections::HashSet,
@@ -17,12 +17,11 @@ use wharf_core::{
     nat::{PortMapping, Protocol},
 };
 
-/// The part of a command line that is read, bytes. Conmon names its container at the beginning.
+/// Bytes read. Conmon names its container at the beginning.
 const MAX_COMMAND_LINE: u64 = 64 << 10;
-/// State of a listening TCP socket (TCP_LISTEN) in `/proc/net/tcp`.
+/// TCP_LISTEN in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
 
-/// A socket that may hold a port.
 #[derive(Debug, PartialEq)]
 struct Socket {
     protocol: Protocol,
@@ -36,15 +35,15 @@ impl Socket {
         let ipv4 = mapping.container.is_ipv4();
         let same_ip = match self.ip.is_ipv4() == ipv4 {
             true => self.ip.is_unspecified() || mapping.host_ip.is_none_or(|ip| ip == self.ip),
-            // A socket of `::` has the port of IPv4 too, unless it is for IPv6 only, which /proc does not tell.
+            // A socket of `::` has the IPv4 port too, unless it is IPv6-only, which /proc does not show.
             false => ipv4 && self.ip.is_unspecified(),
         };
         same_ip && (self.protocol, self.port) == (mapping.protocol, mapping.host_port.get())
     }
 }
 
-/// The first of some ports that are held whose holder is not the monitor of the container alone. A holder that cannot be seen, such as
-/// one of another PID namespace, counts as a stranger.
+/// The first held port with a holder other than the container's monitor. Invisible holders, as in another PID
+/// namespace, count as others.
 pub(crate) fn first_of_others<'a>(container: &ContainerId, held: &'a [PortMapping]) -> Option<&'a PortMapping> {
     let first = held.first()?;
     let look = || -> io::Result<_> {
@@ -62,15 +61,15 @@ pub(crate) fn first_of_others<'a>(container: &ContainerId, held: &'a [PortMappin
     })
 }
 
-/// Those of the sockets that a monitor of the container holds and no other process of this network namespace. Processes of other network
-/// namespaces are passed over: containers may have many descriptors, and no runtime passes such a socket into one.
+/// Sockets that only the container's monitor holds. Skips other network namespaces: containers may have many
+/// descriptors, and no runtime passes such a socket into one.
 fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result<HashSet<u64>> {
     let netns = |path: PathBuf| fs::metadata(path).map(|netns| (netns.dev(), netns.ino()));
     let own = netns("/proc/thread-self/ns/net".into())?;
     let (mut of_monitor, mut of_others) = (HashSet::new(), HashSet::new());
     for process in fs::read_dir("/proc")? {
         let process = process?.path();
-        // What is no process, and one that has ended meanwhile, has no such file.
+        // Not a process, or one that ended.
         if !netns(process.join("ns/net")).is_ok_and(|netns| netns == own) {
             continue;
         }
@@ -79,7 +78,7 @@ fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result
             .filter_map(|descriptor| inode_of(&fs::read_link(descriptor.ok()?.path()).ok()?))
             .filter(|inode| inodes.contains(inode))
             .collect();
-        // Only the command line of a holder is read: such a read waits for the process's memory.
+        // Reading a command line waits for the process's memory.
         if !held.is_empty() {
             if is_monitor(container, &process) { &mut of_monitor } else { &mut of_others }.extend(held);
         }
@@ -87,12 +86,12 @@ fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result
     Ok(&of_monitor - &of_others)
 }
 
-/// `socket:[INODE]`, as a descriptor's link in /proc has it.
+/// Parses `socket:[INODE]`.
 fn inode_of(link: &Path) -> Option<u64> {
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether the process's command line has `-c ID` or `--cid ID`, as conmon(8) names its container.
+/// Whether the command line has `-c ID` or `--cid ID`, as conmon(8) names its container.
 fn is_monitor(container: &ContainerId, process: &Path) -> bool {
     let mut line = Vec::new();
     let read = File::open(process.join("cmdline")).and_then(|file| file.take(MAX_COMMAND_LINE).read_to_end(&mut line));
@@ -103,7 +102,7 @@ fn is_monitor(container: &ContainerId, process: &Path) -> bool {
             .any(|pair| matches!(pair, [b"-c" | b"--cid", id] if *id == container.as_str().as_bytes()))
 }
 
-/// The sockets of this thread's network namespace that may hold a port.
+/// Sockets of this thread's network namespace that may hold a port.
 fn sockets() -> io::Result<Vec<Socket>> {
     let mut sockets = Vec::new();
     for (protocol, table) in
@@ -122,7 +121,7 @@ fn sockets() -> io::Result<Vec<Socket>> {
     Ok(sockets)
 }
 
-/// A line of `/proc/net/tcp` and its like (proc_net_tcp.rst of the kernel); `None` of the heading and of a connection.
+/// Parses a line of `/proc/net/tcp` and the like (proc_net_tcp.rst); `None` for heading and connections.
 fn socket(protocol: Protocol, line: &str) -> Option<Socket> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let [_, local, _, state, .., _] = *fields.as_slice() else { return None };
@@ -132,7 +131,7 @@ fn socket(protocol: Protocol, line: &str) -> Option<Socket> {
     let (ip, port) = local.split_once(':')?;
     let mut octets = [0; 16];
     for (word, at) in octets.chunks_exact_mut(4).zip((0..ip.len()).step_by(8)) {
-        // Each word of the address is printed as a number of this machine.
+        // Each word of the address is a number in host byte order.
         word.copy_from_slice(&u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
     }
     let ip = match (ip.len(), octets) {
@@ -162,7 +161,7 @@ mod tests {
         }
     }
 
-    /// A process that holds the socket, with `-c 64` in its command line as a monitor of container `64` has it; it waits for input.
+    /// A process that holds the socket, with `-c 64` like the monitor of container `64`. It waits for input.
     fn monitor(listener: &TcpListener) -> Child {
         let socket = OwnedFd::from(listener.try_clone().expect("a copy"));
         Command::new("head").args(["-c", "64"]).stdin(Stdio::piped()).stdout(socket).spawn().expect("started")

@@ -1,4 +1,4 @@
-//! Whether ports of the node may be published.
+//! Checks before ports of the node are published.
 
 use std::{
     io,
@@ -24,10 +24,10 @@ use crate::{
 
 const OPERATION: &str = "publish";
 
-/// Asks whether the node has each host IP, and whether a process of the node holds the port that is not the container's monitor.
+/// Checks that the node has each host IP, and that no process except the container's monitor holds the port.
 ///
 /// # Errors
-/// `NotFound` where the node does not have the address, `Exists` where a process holds the port, `Unsupported` for `::1`.
+/// `NotFound` where the node lacks the address, `Exists` where a process holds the port, `Unsupported` for `::1`.
 pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Result<()> {
     let asked = mappings.iter().any(|mapping| mapping.host_ip.is_some());
     let mut connection = asked.then(Connection::open).transpose()?;
@@ -41,8 +41,8 @@ pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Resu
                              an interface";
                 return Err(refused(KernelErrorKind::Unsupported, cause.to_owned()));
             }
-            // All of 127.0.0.0/8 is local by the one address of the loopback. The kernel's routing knows networks that a route
-            // makes the node's (`ip route add local`), and not the addresses of an interface that is down.
+            // All of 127.0.0.0/8 is local. The route lookup adds networks made local by a route (`ip route add
+            // local`); it omits addresses of interfaces that are down.
             let has = ip.is_ipv4() && ip.is_loopback()
                 || own.iter().any(|(_, there)| *there == ip)
                 || connection.as_mut().map_or(Ok(false), |connection| route::ends_here(connection, ip))?;
@@ -65,13 +65,13 @@ pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Resu
     Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
 }
 
-/// Whether a process of the node holds the port, by an attempt to bind it. Nothing listens meanwhile.
+/// Whether a process holds the port. The probe binds but does not listen.
 fn held(mapping: &PortMapping) -> io::Result<bool> {
     let (kind, reuses) = match mapping.protocol {
-        // A port that only closed connections still have is free, but for a listener of its own.
+        // A port that only closed connections have is free.
         Protocol::Tcp => (SockType::Stream, true),
         Protocol::Udp => (SockType::Datagram, false),
-        // Its module may not be loaded, and a look must not load it.
+        // A probe must not load the SCTP module.
         Protocol::Sctp => return Ok(false),
     };
     let (family, every) = match mapping.container.is_ipv4() {
@@ -80,7 +80,7 @@ fn held(mapping: &PortMapping) -> io::Result<bool> {
     };
     let probe = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&probe, ReuseAddr, &reuses)?;
-    // IPv6 binds no address that only a route makes the node's.
+    // IPv6 does not bind addresses made local by a route.
     setsockopt(&probe, IpFreebind, &true)?;
     if family == AddressFamily::Inet6 {
         setsockopt(&probe, Ipv6V6Only, &true)?;
@@ -89,7 +89,7 @@ fn held(mapping: &PortMapping) -> io::Result<bool> {
     match bind(probe.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) => Ok(false),
         Err(nix::Error::EADDRINUSE) => Ok(true),
-        // A port below 1024 without CAP_NET_BIND_SERVICE: publishing needs no such right, only this look does.
+        // Only the probe needs CAP_NET_BIND_SERVICE, publishing does not.
         Err(nix::Error::EACCES) => Ok(false),
         Err(e) => Err(e.into()),
     }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_port_below_1024_needs_no_right_of_its_own() {
-        // Of this thread alone.
+        // Capabilities are per thread.
         caps::drop(None, caps::CapSet::Effective, caps::Capability::CAP_NET_BIND_SERVICE).expect("dropped");
         let mapping = |container: &str| PortMapping {
             protocol: Protocol::Tcp,

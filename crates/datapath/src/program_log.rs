@@ -1,4 +1,4 @@
-//! The reader of the log records that programs loaded with `ProgramSpec::debug` write.
+//! The reader of the log records of programs loaded with `ProgramSpec::debug`.
 
 use std::{
     io,
@@ -20,19 +20,18 @@ use crate::{
 
 const OPERATION: &str = "read program log";
 
-/// Hands the records of all debugged programs of the node to the `log` crate's logger. They share one ring buffer, so
-/// one reader serves all, also those loaded later.
+/// Passes log records to the `log` crate's logger. All programs share one ring buffer, so one reader serves all, also
+/// later ones.
 pub struct ProgramLog {
     ring: AsyncFd<OwnedFd>,
     flush: Flush,
     taken: Arc<AtomicBool>,
 }
 
-/// Logs what is in the ring buffer.
 type Flush = Box<dyn FnMut() + Send>;
 
 impl ProgramLog {
-    /// Opens the records of a program, by its kernel id. Blocks while it looks through the node's programs.
+    /// Opens the records of a program, by kernel id. Blocks while it searches the node's programs.
     pub(crate) fn find(program_id: u32) -> Result<(OwnedFd, Flush)> {
         let subject = || format!("program {program_id}");
         let mut logger = EbpfLogger::init_from_id(program_id).map_err(|e| {
@@ -61,10 +60,10 @@ impl ProgramLog {
         }
     }
 
-    /// Waits for records and logs those that are there. Dropping the future loses nothing.
+    /// Waits for records and logs them. Cancel safe.
     ///
     /// # Errors
-    /// When the runtime can no longer poll the descriptor; the reader is of no use then.
+    /// The runtime can no longer poll the descriptor; the reader is then unusable.
     pub async fn next(&mut self) -> Result<()> {
         let mut guard = self.ring.readable().await.map_err(|e| wrap(OPERATION, LOGS, &e))?;
         (self.flush)();

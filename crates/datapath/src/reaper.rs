@@ -1,16 +1,15 @@
 //! The deletion of links.
 //!
-//! Deleting a veth pair has two parts. Under the RTNL lock the kernel closes both sides, flushes their routes, takes
-//! them out of the tables in which lookups find them, and reports `RTM_DELLINK`: well below a millisecond. Then it
-//! waits until every CPU has released the devices: 12 to 20 ms, in the caller's `sendmsg`. One thread decides what to
-//! delete and listens for the report; a thread for each batch sends the request and waits for the kernel's answer. A
-//! hundred pairs deleted as one group wait once, so requests that arrive while a batch is deleted form the next batch.
+//! Deleting a veth pair has two parts. Under RTNL the kernel closes both sides, flushes their routes, removes them
+//! from its lookup tables, and reports `RTM_DELLINK`: well below a millisecond. Then it waits until every CPU has
+//! released the devices: 12 to 20 ms, in the caller's `sendmsg`. One thread selects links and listens for the report;
+//! a thread per batch sends the request and waits. A hundred pairs deleted as one group wait once, so requests that
+//! arrive during a batch form the next batch.
 //!
-//! `RTM_DELLINK` of the host side says that the kernel works on the list of devices to unregister, in which both sides
-//! are (`unregister_netdevice_many_notify` of `net/core/dev.c`): both are out of the tables by then, but the addresses,
-//! sysctls and sysfs entries of the container's side go a moment later. All of the list is done when the kernel gives
-//! RTNL away, so a request that takes RTNL and changes nothing ends after that ([`await_rtnl`]). A report that does not
-//! arrive costs time only: the removal then waits for the kernel's answer.
+//! At `RTM_DELLINK` of the host side both sides have left the tables (`unregister_netdevice_many_notify` of
+//! `net/core/dev.c`), but the addresses, sysctls and sysfs entries of the container's side go a moment later, before
+//! the kernel releases RTNL. So a request that takes RTNL without a change ends after that ([`await_rtnl`]). A lost
+//! report only costs time: the removal then waits for the kernel's answer.
 
 use std::{
     collections::BTreeMap,
@@ -37,28 +36,22 @@ use crate::{
     netlink::{Connection, Request, link},
 };
 
-/// Deletes that may wait for the thread; a node has 16,383 endpoints at most, and the agent runs fewer deletes at a
-/// time than this.
+/// Queued deletes. A node has at most 16,383 endpoints, and the agent runs fewer deletes at a time.
 const QUEUE: usize = 1024;
-/// Links in one batch.
 const BATCH: usize = 256;
-/// Batches whose answers may be awaited at the same time. Their waits overlap, and each has a thread.
+/// Concurrent batches, each with a thread; their waits overlap.
 const BATCHES: usize = 8;
-/// How often a batch without a report is checked for its end.
+/// Poll interval for a batch without a report.
 const CHECK: Duration = Duration::from_millis(5);
-/// Our link group numbers begin here: far from those that people choose, and positive where a tool reads them as
-/// signed.
+/// First link group number: unlikely to be in use, and positive as a signed number.
 const GROUP_BASE: u32 = 1 << 30;
 
 const OPERATION: &str = "remove link";
 
-/// How a removal stands when the reaper answers.
 pub(crate) struct Removal {
-    /// The host side existed.
     pub(crate) existed: bool,
-    /// Both sides are known to be out of the kernel's tables.
+    /// Both sides have left the kernel's tables.
     pub(crate) unlisted: bool,
-    /// The kernel's answer, or its refusal.
     pub(crate) release: oneshot::Receiver<Result<()>>,
 }
 
@@ -67,7 +60,7 @@ struct Order {
     reply: oneshot::Sender<Result<Removal>>,
 }
 
-/// The thread `wharf-reaper`. Dropping this ends the thread after the queued deletes.
+/// The thread `wharf-reaper`. Drop ends it after the queued deletes.
 pub(crate) struct Reaper {
     /// `None` only during drop: closing the queue ends the thread.
     queue: Option<SyncSender<Order>>,
@@ -77,13 +70,13 @@ pub(crate) struct Reaper {
 impl Drop for Reaper {
     fn drop(&mut self) {
         drop(self.queue.take());
-        // A thread that panicked has ended too.
+        // A panicked thread has ended too.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
 
 impl Reaper {
-    /// Starts the thread; it deletes in the caller's network namespace.
+    /// Starts the thread, in the caller's network namespace.
     pub(crate) fn start() -> Result<Self> {
         let connection = Connection::open()?;
         let (queue, orders) = sync_channel(QUEUE);
@@ -94,7 +87,7 @@ impl Reaper {
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
-    /// Deletes a link; a missing link is not an error.
+    /// A missing link is no error.
     pub(crate) async fn remove(&self, link: &LinkRef) -> Result<Removal> {
         let subject = link.host_ifname.to_string();
         let (reply, answer) = oneshot::channel();
@@ -125,7 +118,7 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
             Ok(doomed) => batches.extend(delete(doomed)),
             Err(error) => {
                 tracing::warn!(%error, "look up links to delete");
-                // Answers to the failed exchange may still lie in the old socket.
+                // The old socket may still receive answers.
                 match Connection::open() {
                     Ok(fresh) => connection = fresh,
                     Err(error) => tracing::warn!(%error, "the reaper keeps its old socket"),
@@ -134,7 +127,7 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
         }
         batches.retain(|batch| !batch.is_finished());
         if batches.len() >= BATCHES {
-            // A batch that panicked has dropped its replies, which is an error for those who wait.
+            // A panicked batch dropped its replies, an error for the callers.
             let _ended = batches.remove(0).join();
         }
     }
@@ -143,15 +136,14 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
     }
 }
 
-/// A link to delete.
 struct Doomed {
     ifindex: IfIndex,
     name: String,
-    /// Those who asked; two may have asked for the same link.
+    /// Several orders may name one link.
     orders: Vec<Order>,
 }
 
-/// Finds the links of a batch. Answers the orders whose link is missing or is not ours.
+/// Finds the links of a batch. Replies to orders whose link is missing or foreign.
 fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
     let questions = batch.iter().map(|o| link::get_by_name(o.link.host_ifname.as_str())).collect();
     let answers = match connection.batch(questions) {
@@ -168,8 +160,7 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
     for (order, answer) in batch.into_iter().zip(answers) {
         let name = order.link.host_ifname.to_string();
         let found = match link::found(answer, &name) {
-            // The link is found by name, not by index: the name carries id and epoch and is never reused, but an
-            // index may belong to another link by now.
+            // By name: it has id and epoch and is never reused, unlike an index.
             Ok(Some(seen)) if seen.veth => Ok(Some(seen.ifindex)),
             Ok(Some(_)) => {
                 let cause = "it is not a veth link, so it is not ours; it was left alone";
@@ -195,7 +186,6 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
     Ok(doomed.into_values().collect())
 }
 
-/// Finds a renamed link by its index and by the mark that names its endpoint.
 fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex>> {
     let Some(ifindex) = link.host_ifindex else { return Ok(None) };
     let seen = link::look_up_index(connection, ifindex)?;
@@ -203,8 +193,8 @@ fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 
-/// Deletes links in a thread of their own, and answers their orders when the kernel reports the links' removal or the
-/// thread ends. Returns the thread, which waits for the kernel's answer.
+/// Deletes links in a separate thread. Replies when the kernel reports the removal or the thread ends. Returns the
+/// thread while it waits for the kernel's answer.
 fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
     let mut reports = Connection::open().and_then(|mut c| c.hear_links().map(|()| c));
     let (mut waiting, mut targets) = (BTreeMap::new(), Vec::with_capacity(doomed.len()));
@@ -223,7 +213,7 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
         Ok(thread) => thread,
         Err(error) => {
             tracing::error!(%error, "start a thread that deletes links");
-            // The releases were dropped with the closure, which is an error for those who wait for them.
+            // The closure dropped the releases, an error for their receivers.
             waiting.into_values().for_each(|replies| answer(Some(replies), false));
             return None;
         }
@@ -248,23 +238,22 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
     if let Err(error) = reports {
         tracing::warn!(%error, "listen to removed links; the kernel's answer is awaited instead");
     }
-    // A thread that panicked has dropped its releases, which is an error for those who wait for them.
+    // A panicked thread dropped its releases, an error for their receivers.
     let _ended = thread.join();
     waiting.into_values().for_each(|replies| answer(Some(replies), false));
     None
 }
 
-/// Waits until the kernel has done what it does under RTNL: changes nothing of a link that is not there any more.
+/// Waits until the kernel releases RTNL, with an empty change of a removed link.
 fn await_rtnl(connection: &mut Connection, removed: IfIndex) -> Result<()> {
     let nothing = link::set(LinkUnspec::new_with_index(removed.0).build());
-    // The kernel refuses, because it finds no such link.
+    // The kernel refuses: there is no such link.
     connection.batch(vec![nothing]).map(drop)
 }
 
-/// The link whose removal a message reports.
 fn removed(message: &RouteNetlinkMessage) -> Option<IfIndex> {
     match message {
-        // A bridge reports in the same way, but with its own family, that a link is no longer its port.
+        // A bridge, with its family, reports that a link is no longer a port.
         RouteNetlinkMessage::DelLink(link) if link.header.interface_family == AddressFamily::Unspec => {
             Some(IfIndex(link.header.index))
         }
@@ -281,14 +270,12 @@ fn answer(replies: Option<Vec<Reply>>, unlisted: bool) {
     }
 }
 
-/// A link to delete, and who waits for its release.
 struct Target {
     ifindex: IfIndex,
     name: String,
     releases: Vec<oneshot::Sender<Result<()>>>,
 }
 
-/// Sends the requests of one batch and tells the kernel's answers.
 fn send(targets: Vec<Target>) {
     let results = delete_all(&targets);
     crash::hold("datapath/reaper/before-release");
@@ -307,7 +294,6 @@ fn send(targets: Vec<Target>) {
     }
 }
 
-/// Deletes every link that is still there; returns the refusals.
 fn delete_all(targets: &[Target]) -> Result<BTreeMap<usize, wharf_core::kernel::KernelError>> {
     let mut connection = Connection::open()?;
     let mut refused = BTreeMap::new();
@@ -325,16 +311,15 @@ fn delete_all(targets: &[Target]) -> Result<BTreeMap<usize, wharf_core::kernel::
     Ok(refused)
 }
 
-/// A link group number (`ip link show group N`) that nobody else uses: one in a billion, drawn anew for each batch.
-/// So a batch need not dump every link to check the group for foreign members, and a link that a failed batch left in
-/// its group is not deleted by a later batch.
+/// A random link group (`ip link show group N`) per batch. A collision is one in a billion, so a batch need not look
+/// for foreign members, and a link that a failed batch left in its group is not deleted by a later one.
 fn random_group() -> u32 {
-    // The standard library seeds its hash maps from the kernel's random numbers.
+    // The standard library seeds hash maps from the kernel's random numbers.
     let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
     u32::from_le_bytes([a, b, c, d]) % GROUP_BASE + GROUP_BASE
 }
 
-/// Deletes several links in one kernel wait. False when the delete was refused: no link is sure to be gone.
+/// Deletes links in one kernel wait. False when refused: then any link may remain.
 fn delete_group(connection: &mut Connection, group: u32, targets: &[Target]) -> Result<bool> {
     let requests = targets
         .iter()

@@ -1,24 +1,27 @@
-//! The node's part of redirects to the proxy: packets whose mark has [`MARK_TO_PROXY`] are delivered to the node itself, whatever their destination is.
+//! The node's part of redirects to the proxy: packets with [`MARK_TO_PROXY`] in their mark are delivered to the node,
+//! whatever their destination.
 //!
-//! | part | does |
+//! | part | purpose |
 //! |---|---|
-//! | rules | lead packets with the mark to the table [`TABLE`], before any rule of others, and drop those that do not find their way there |
-//! | routes | the table's only ones: everything is local |
-//! | settings of the router's link | it takes packets from any source, which the programs turn round there |
-//! | row 0 of `PROFILES` | tells the programs that link |
-//! | chains of `table inet wharf` | give the first packet of a connection to the proxy's listening socket, and mark answers to what the proxy sends; drop what is forwarded with the mark |
+//! | rules | route marked packets by table [`TABLE`], before any foreign rule, and drop the rest |
+//! | routes | the table's only routes: everything is local |
+//! | settings of the router's link | accept packets from any source, which the programs send there |
+//! | row 0 of `PROFILES` | names that link to the programs |
+//! | chains of `table inet wharf` | deliver to the proxy's listener, mark its replies, drop forwarded marked packets |
 //!
-//! **Each part may be missing** for a while, because somebody removed it (`nft flush ruleset`, systemd-networkd). The programs go on marking, and no
-//! packet with the mark may then come to anybody else than the proxy. Without the chains the port stays in the mark: the first rule is for
-//! marks without a port, the second one drops the others. Without the first rule or the route the second rule drops all. Without rules the chain at
-//! the forward hook does. Packets to the node's own addresses pass before any rule: without the chains they reach the node's sockets.
+//! **Each part may be missing** for a while, if another program removed it (`nft flush ruleset`, systemd-networkd).
+//! The programs keep marking, and only the proxy may get a marked packet. Without the chains the port stays in the
+//! mark: the first rule matches marks without a port, the second rule drops the others. Without the first rule or the
+//! route the second rule drops all; without rules the forward chain does. Packets to the node's addresses pass before
+//! any rule: without the chains they reach the node's sockets.
 //!
-//! The chains are made with the table ([`crate::nat`]). All of it is made only when redirects are wanted.
+//! The chains are made with the table ([`crate::nat`]), and all parts only while policy has redirects.
 //!
-//! **Any source.** With `rp_filter` the kernel looks whether the route to a packet's source leads to the link that the packet came by. With
-//! `src_valid_mark` it looks for that route by the packet's mark, and finds the table's own, which is over that link; `accept_local` lets a source
-//! be one that a local route leads to (Documentation/networking/ip-sysctl.rst). An address of the node's own has its route over another link, which
-//! `rp_filter` 2 permits. So no setting of another link matters. Some settings of the whole node stop redirects: [`observe`] tells them.
+//! **Any source.** `rp_filter` checks that the route to a packet's source leads to the link of arrival. With
+//! `src_valid_mark` that lookup uses the mark and finds the table's route, over that link; `accept_local` permits a
+//! source with a local route (Documentation/networking/ip-sysctl.rst). An address of the node has its route over
+//! another link, which `rp_filter` 2 permits. So other links' settings do not matter. Some node-wide settings stop
+//! redirects: [`observe`] reports them.
 
 use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -48,17 +51,17 @@ use crate::{
 };
 
 const OPERATION: &str = "set up redirects";
-/// The table that says that everything is local: far from those that people choose.
+/// The table in which everything is local: unlikely to be in use.
 const TABLE: u32 = 0x7768_0000;
-/// Place of the first rule: behind the kernel's own for the table local, before those of others.
+/// Priority of the first rule: after the kernel's rule for the table local, before foreign ones.
 const PRIORITY: u32 = 87;
-/// The place of a port in the mark.
+/// The port bits of the mark.
 const PORT: u32 = u32::MAX << MARK_PORT_SHIFT;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
-/// Settings of the router's link that let it take packets from any source.
+/// Settings of the router's link to accept packets from any source.
 const SETTINGS: [(&str, &str); 3] = [("src_valid_mark", "1"), ("accept_local", "1"), ("rp_filter", "2")];
-/// Settings of the whole node that stop redirects when they are not zero: packets with the mark fail the check of sources on other links, or
-/// what the node answers to them has the mark too, and does not leave the node.
+/// Node-wide settings that stop redirects unless zero: marked packets fail the source check on other links, or the
+/// node's replies carry the mark and stay on the node.
 const STOP_REDIRECTS: [&str; 4] =
     ["ipv4/conf/all/src_valid_mark", "ipv4/tcp_fwmark_accept", "ipv4/fwmark_reflect", "ipv6/fwmark_reflect"];
 
@@ -66,7 +69,7 @@ fn setting(ifname: &str, name: &str) -> String {
     format!("ipv4/conf/{ifname}/{name}")
 }
 
-/// The rules in their order, each with its name: one for packets without a port, and one that drops those that it leaves.
+/// The rules in order: one for marks without a port, one that drops the rest.
 fn rules(family: AddressFamily) -> [(&'static str, RuleMessage); 2] {
     let rule = |mask, priority| {
         let mut m = RuleMessage::default();
@@ -86,7 +89,7 @@ fn rules(family: AddressFamily) -> [(&'static str, RuleMessage); 2] {
     [("rule to table", to_table), ("rule behind table", drops)]
 }
 
-/// The route of the table; `over`: the router's link, of no account for a removal.
+/// The table's route. `over`: the router's link, not needed for a removal.
 fn everything(family: AddressFamily, over: Option<IfIndex>) -> RouteMessage {
     let mut m = RouteMessage::default();
     m.header.address_family = family;
@@ -98,10 +101,10 @@ fn everything(family: AddressFamily, over: Option<IfIndex>) -> RouteMessage {
     m
 }
 
-/// Makes all of it but the chains, or takes it away. The router's link must be there.
+/// Makes or removes all parts except the chains. Needs the router's link.
 pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     if !wanted {
-        // First nothing is turned round any more.
+        // First the programs stop sending packets there.
         bpf.ensure_way_to_proxy(EndpointProfile::default())?;
         take_back_settings()?;
         return remove();
@@ -112,7 +115,7 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     };
     for (name, value) in SETTINGS {
         let path = setting(ROUTER_IFNAME, name);
-        // The setting dies with the link.
+        // The setting is removed with the link.
         if read(&path)? != value {
             set(&path, value)?;
         }
@@ -132,7 +135,7 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     bpf.ensure_way_to_proxy(row)
 }
 
-/// Removes rules and routes; gone already is success. The settings die with the router's link.
+/// Removes rules and routes. Succeeds when already gone. The settings vanish with the router's link.
 pub(crate) fn remove() -> Result<()> {
     let mut connection = Connection::open()?;
     for family in FAMILIES {
@@ -144,7 +147,7 @@ pub(crate) fn remove() -> Result<()> {
     Ok(())
 }
 
-/// Gives the settings of the router's link, if it is there, the values that the kernel gave them.
+/// Restores the kernel's default settings, if the link exists.
 fn take_back_settings() -> Result<()> {
     for (name, value) in SETTINGS {
         let (path, before) = (setting(ROUTER_IFNAME, name), read(&setting("default", name))?);
@@ -155,7 +158,7 @@ fn take_back_settings() -> Result<()> {
     Ok(())
 }
 
-/// Runs the steps; a refusal that is among `fine` is as wanted. A kernel without the family needs neither.
+/// Runs the steps. Errnos in `fine` are success; a kernel without IPv6 is accepted.
 fn run(
     connection: &mut Connection,
     family: AddressFamily,
@@ -174,7 +177,6 @@ fn run(
     Ok(())
 }
 
-/// What is there of ours: rules and routes, each in words.
 pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for family in FAMILIES {
@@ -198,7 +200,7 @@ fn is_rule(message: &RouteNetlinkMessage, rule: &RuleMessage) -> bool {
     m.header.action == rule.header.action && rule.attributes.iter().all(|wanted| m.attributes.contains(wanted))
 }
 
-/// Compares rules, routes, settings and the programs' row with what [`ensure`] makes.
+/// Compares rules, routes, settings and the programs' row with [`ensure`]'s result.
 pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let problem =
         |what: String, cause: &str, repairable| NodeProblem::Outbound { what, cause: cause.to_owned(), repairable };
@@ -220,11 +222,11 @@ pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
         }
     }
     let Some(router) = link::look_up(&mut connection, ROUTER_IFNAME)?.map(|seen| seen.ifindex.0) else {
-        // The look at the router tells that.
+        // The router's observation reports the missing link.
         return Ok(wrong);
     };
     let ours = SETTINGS.map(|(name, expected)| (setting(ROUTER_IFNAME, name), expected, true));
-    // Somebody else's choice (of a tunnel, as a rule).
+    // Another program's choice (usually of a tunnel).
     let others = STOP_REDIRECTS.iter().filter(|path| ipv6 || !path.starts_with("ipv6"));
     for (path, expected, repairable) in ours.into_iter().chain(others.map(|path| ((*path).to_owned(), "0", false))) {
         let found = read(&path)?;

@@ -1,5 +1,5 @@
-//! The router's link: a veth pair whose first end carries the router addresses. Each end has a mark (`IFLA_IFALIAS`)
-//! by which it is found after a rename.
+//! The router's link: a veth pair whose first end has the router addresses. A mark (`IFLA_IFALIAS`) identifies each
+//! end after a rename.
 
 use std::net::IpAddr;
 
@@ -29,44 +29,37 @@ use crate::{
 
 const OPERATION: &str = "set up node";
 
-/// Name and mark of each end. No endpoint's mark reads like these.
+/// Name and mark of each end; no endpoint's mark has this form.
 const ENDS: [(&str, &str); 2] = [(ROUTER_IFNAME, "wharf:router"), (ROUTER_PEER_IFNAME, "wharf:router-peer")];
 
-/// One end of the pair, as the node has it.
 pub(crate) struct End {
-    /// The end's configured name.
     pub(crate) name: &'static str,
     mark: &'static str,
-    /// The link that has the name.
     named: Option<LinkSeen>,
-    /// The link that has the mark.
     marked: Option<LinkSeen>,
 }
 
 impl End {
-    /// The link of this end: the link with the mark, else the veth with the name (older versions set no mark).
+    /// The link with the mark, else the veth with the name (older versions set no mark).
     pub(crate) fn link(&self) -> Option<&LinkSeen> {
         self.marked.as_ref().or(self.named.as_ref().filter(|l| l.veth))
     }
 
-    /// True when another interface has the name.
     pub(crate) fn is_taken(&self) -> bool {
         self.named.as_ref().is_some_and(|named| self.link().is_none_or(|link| link.ifindex != named.ifindex))
     }
 }
 
-/// The router's addresses, as the node has them.
 pub(crate) fn addresses(connection: &mut Connection) -> Result<Vec<IpAddr>> {
     let Some(router) = Pair::find(connection)?.router() else { return Ok(Vec::new()) };
     let there = address::list(connection, router)?;
     Ok(there.into_iter().filter(|a| !a.link_local).map(|a| a.address).collect())
 }
 
-/// The two ends.
 pub(crate) struct Pair([End; 2]);
 
 impl Pair {
-    /// Looks for both ends. Lists the node's veth links only where a name does not lead to the link with the mark.
+    /// Looks up both ends. Lists all veth links only if a name does not lead to the link with the end's mark.
     pub(crate) fn find(connection: &mut Connection) -> Result<Self> {
         let mut ends = ENDS.map(|(name, mark)| End { name, mark, named: None, marked: None });
         for end in &mut ends {
@@ -92,13 +85,11 @@ impl Pair {
         &self.0
     }
 
-    /// Index of the end that carries the router addresses.
     pub(crate) fn router(&self) -> Option<IfIndex> {
         let [router, _] = &self.0;
         router.link().map(|l| l.ifindex)
     }
 
-    /// The links that are there.
     pub(crate) fn links(&self) -> impl Iterator<Item = &LinkSeen> {
         self.0.iter().filter_map(End::link)
     }
@@ -108,8 +99,8 @@ impl Pair {
         matches!((router.link(), peer.link()), (Some(r), Some(p)) if r.peer == p.ifindex && p.peer == r.ifindex)
     }
 
-    /// Creates the pair, or restores the names, marks and settings of an existing one. A single end is removed first:
-    /// its peer was moved to another network namespace and is removed with it. Returns the index of the router's end.
+    /// Creates the pair, or restores names, marks and settings. A single end is removed first, together with its peer
+    /// in another namespace. Returns the index of the router's end.
     pub(crate) fn ensure(&self, connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
         if let Some(end) = self.0.iter().find(|end| end.is_taken()) {
             let cause = "an interface of that name is there and is not Wharf's; rename or remove it";
@@ -134,7 +125,7 @@ impl Pair {
                 .mtu(mtu)
                 .append_extra_attribute(link::no_generated_addresses())
                 .build();
-            // A request of its own: a kernel without IPv6 refuses the next one as a whole.
+            // Separate: a kernel without IPv6 refuses the next request.
             steps.push((name, false, link::set_mark(seen.ifindex, mark.to_owned())));
             steps.push((name, true, link::set(settings)));
             found.push((name, seen.ifindex));
@@ -146,7 +137,7 @@ impl Pair {
         for (answer, (subject, of_ipv6)) in connection.batch(requests)?.into_iter().zip(subjects) {
             match answer {
                 Ok(_) => {}
-                // A kernel without IPv6 refuses its settings and needs none.
+                // A kernel without IPv6 does not need the setting.
                 Err(refusal) if of_ipv6 && refusal.is(libc::EAFNOSUPPORT) => {}
                 Err(refusal) => return Err(refusal.into_error(OPERATION, subject)),
             }
@@ -154,7 +145,7 @@ impl Pair {
         if let Some((name, peer)) = found.last()
             && let Some(Err(refusal)) = connection.batch(vec![clsact::keep_hooks(*peer)])?.pop()
         {
-            // It only saves time; an ADD that needs the qdisc says what is missing.
+            // Only an optimisation; an ADD reports a missing qdisc.
             tracing::debug!(ifname = name, error = %refusal.errno, "the hooks are not kept in use");
         }
         match found.first() {
@@ -163,7 +154,7 @@ impl Pair {
         }
     }
 
-    /// Removes the ends of what is no whole pair. A link without the mark may be somebody's.
+    /// Removes an incomplete pair. A link without the mark is a conflict.
     fn remove_rest(&self, connection: &mut Connection) -> Result<()> {
         for end in &self.0 {
             let Some(link) = end.link() else { continue };
@@ -180,7 +171,6 @@ impl Pair {
         Ok(())
     }
 
-    /// Removes the pair; gone already is success.
     pub(crate) fn remove(&self, connection: &mut Connection) -> Result<()> {
         for link in self.links() {
             remove(connection, link, "remove node")?;
@@ -196,7 +186,7 @@ impl Pair {
 }
 
 impl End {
-    /// Gives the end its name. Kernels before 6.2 rename only what is down.
+    /// Restores the end's name. Kernels before 6.2 rename only links that are down.
     fn rename_back(&self, connection: &mut Connection) -> Result<()> {
         let Some(link) = self.link().filter(|l| l.name != self.name) else { return Ok(()) };
         let rename = || link::set(LinkUnspec::new_with_index(link.ifindex.0).name(self.name.to_owned()).build());

@@ -1,7 +1,7 @@
-//! Settings of the node (`/proc/sys/net`) that Wharf changes, and the record of their values before.
+//! Settings (`/proc/sys/net`) that Wharf changes, and the record of their previous values.
 //!
-//! Settings that are changed are noted first, with the values to go back to, in a file that dies with the boot as they do.
-//! What is as wanted already is somebody else's and not noted, so it is never taken back.
+//! The record is written before the change, and does not outlive the boot. A setting that already has the wanted
+//! value is not recorded, so it is never restored.
 
 use std::{
     collections::BTreeMap,
@@ -16,40 +16,39 @@ use wharf_crash as crash;
 
 use crate::error::{fail, wrap};
 
-/// How the names of the records in the run directory begin.
+/// File name prefix of the records.
 pub const RECORD_STEM: &str = "settings.";
 
 const OPERATION: &str = "change settings";
 pub(crate) const ROOT: &str = "/proc/sys/net";
 pub(crate) const FORWARD4: &str = "ipv4/ip_forward";
 pub(crate) const FORWARD6: &str = "ipv6/conf/all/forwarding";
-/// Bytes of the largest record that is read.
+/// Maximum size, bytes.
 const MAX_RECORD: u64 = 1 << 20;
 
-/// Settings by their path below `/proc/sys/net`, with the values to go back to.
+/// Previous values of settings, by path below `/proc/sys/net`.
 pub(crate) type Before = BTreeMap<String, String>;
 
-/// What is in the file. A boot sets every setting anew, so a record of another boot says nothing.
+/// A boot resets every setting, so another boot's record is void.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     boot_id: String,
     before: Before,
 }
 
-/// What one part of Wharf changed.
 pub(crate) struct Settings {
     record: PathBuf,
-    /// The record's content, once read or written: the file may be removed under a running agent, and is written anew.
+    /// The record's content, to rewrite a file that is removed while the agent runs.
     known: Mutex<Option<Before>>,
 }
 
 impl Settings {
-    /// `part`: what the name of the record has between its stem and its extension; empty for forwarding.
+    /// `part`: infix of the record's file name; empty for forwarding.
     pub(crate) fn new(run_dir: &Path, part: &str) -> Self {
         Self { record: run_dir.join(format!("{RECORD_STEM}{part}json")), known: Mutex::default() }
     }
 
-    /// Notes the values of settings, with those of others that the kernel changes with them (`also`), and changes them.
+    /// Records settings, and those that the kernel changes with them (`also`), then changes them.
     pub(crate) fn change(
         &self,
         wanted: Vec<(String, &str)>,
@@ -73,8 +72,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The settings that were changed since the node booted, by path, with the values to go back to. Nothing where there
-    /// is no record.
+    /// Settings changed since the node booted, with their previous values.
     pub(crate) fn changed(&self) -> Result<Before> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.is_none() {
@@ -107,10 +105,10 @@ impl Settings {
         Ok(Before::new())
     }
 
-    /// Takes back what was changed, where nobody changed it since, and forgets it.
+    /// Restores the settings that have not changed since, and removes the record.
     pub(crate) fn take_back(&self) -> Result<()> {
         let before = self.changed()?;
-        // What somebody else changed since stays. The kernel overwrites each interface's value with the whole's.
+        // The node-wide settings go first: the kernel copies their value to each interface.
         let is_as_left = |path: &str| match path.rsplit('/').next() {
             Some("accept_ra") => read(path).is_ok_and(|now| now == "2"),
             Some("accept_redirects") => true,
@@ -140,7 +138,7 @@ impl Settings {
     }
 }
 
-/// Whether a path may be in the record: a record that somebody else wrote must not lead elsewhere.
+/// Whether a path may be in the record: a forged record must not make the agent write to other files.
 fn is_ours(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     match parts.as_slice() {
@@ -152,13 +150,13 @@ fn is_ours(path: &str) -> bool {
     }
 }
 
-/// Identifies this boot (random(4), /proc/sys/kernel/random/boot_id).
+/// The boot's id, see random(4).
 fn boot_id() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     Ok(fs::read_to_string(path).map_err(|e| wrap("read boot id", path, &e))?.trim().to_owned())
 }
 
-/// The name that `sysctl` has for it.
+/// The name in `sysctl` notation.
 pub(crate) fn dotted(path: &str) -> String {
     format!("net.{}", path.replace('.', "\0").replace('/', ".").replace('\0', "/"))
 }

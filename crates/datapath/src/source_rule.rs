@@ -1,10 +1,10 @@
-//! A container's interfaces where it has more than one.
+//! Source routing in a container with more than one interface.
 //!
-//! The main table has one best route to each destination, whatever the source is. A reply from one interface's address that leaves by
-//! another is dropped by the other's programs as forged. So an interface that has another one of Wharf's beside it, one with routes of its own, and one of
-//! whose routes one ranks behind another's get a table with a default route, and a rule that routes packets from
-//! its address by that table. The routes are removed with the interface. The rule is not; it is removed when the
-//! endpoint is made unreachable. A container with one interface and a default route needs none of it.
+//! The main table has one best route to each destination, regardless of the source. A reply that leaves by another
+//! interface than its source's is dropped there as forged. So an interface gets a table with a default route, and a
+//! rule that routes packets from its address by that table, if the container has another Wharf interface, the
+//! interface has configured routes, or one of its routes ranks behind another interface's. The routes vanish with the
+//! interface, the rule when the endpoint is made unreachable.
 
 use std::net::IpAddr;
 
@@ -29,21 +29,20 @@ use crate::{
 const ENSURE: &str = "route by source address";
 const REMOVE: &str = "remove rules";
 
-/// Metric of the routes of an interface that finds another's in its place, before its index is added. Worse than IPv6's
-/// default of 1024.
+/// Base metric, plus the interface index, of a route behind another interface's route. Worse than IPv6's default of
+/// 1024.
 pub(crate) const SECOND_METRIC: u32 = 2048;
 
-/// The loopback device of every network namespace (`LOOPBACK_IFINDEX`, include/net/flow.h). Its route to ::1 is in the main table.
+/// `LOOPBACK_IFINDEX`, include/net/flow.h. Its route to ::1 is in the main table.
 const LOOPBACK: IfIndex = IfIndex(1);
 
-/// Number of an interface's table, before its index is added: far from those that people choose.
+/// Base of table numbers, plus the interface index: unlikely to be in use.
 const TABLE_BASE: u32 = 0x7768_0000;
 
 const fn table_of(index: IfIndex) -> u32 {
     TABLE_BASE.saturating_add(index.0)
 }
 
-/// An address, and the way that packets from it take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Way {
     address: IpAddr,
@@ -52,7 +51,7 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// Everything by the gateway, also where the interface has routes of its own: answers go to whoever asks.
+    /// A default route, even with configured routes: replies must reach any peer.
     fn routes(self) -> [Route; 2] {
         let everything =
             if self.gateway.is_ipv4() { IpNet::V4(Ipv4Net::default()) } else { IpNet::V6(Ipv6Net::default()) };
@@ -65,7 +64,7 @@ impl Way {
     }
 }
 
-/// The routes of the container's side of one family: the gateway on the link, and what is reached by it.
+/// The container's routes of one family.
 pub(crate) fn routes_by(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> {
     let index = record.container_ifindex;
     let on_link = Route::direct(IpNet::from(gateway), index, None);
@@ -73,7 +72,7 @@ pub(crate) fn routes_by(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> 
     [on_link].into_iter().chain(by_gateway).collect()
 }
 
-/// The routes of Wharf's other interfaces in the container, of all its routes of the main table.
+/// Routes of the container's other Wharf interfaces. `main`: its main table.
 pub(crate) fn beside(inside: &mut Connection, main: &[Route], record: &EndpointRecord) -> Result<Vec<Route>> {
     let is_other =
         |route: &Route| route.ifindex.is_some_and(|index| index != record.container_ifindex && index != LOOPBACK);
@@ -83,7 +82,7 @@ pub(crate) fn beside(inside: &mut Connection, main: &[Route], record: &EndpointR
     Ok(route::list(inside, Some(ROUTE_PROTOCOL))?.into_iter().filter(is_other).collect())
 }
 
-/// The endpoint's addresses that need a rule. `main`: the container's routes of the main table; `beside`: those of [`beside`].
+/// The addresses that need a rule. `beside`: the result of [`beside`].
 pub(crate) fn ways(main: &[Route], beside: &[Route], record: &EndpointRecord) -> Vec<Way> {
     let stands_behind = |address: &IpAddr| {
         record.destinations(address.is_ipv4()).iter().any(|to| {
@@ -97,7 +96,7 @@ pub(crate) fn ways(main: &[Route], beside: &[Route], record: &EndpointRecord) ->
     needing.filter_map(way).collect()
 }
 
-/// Gives each of the addresses its table and its rule. After a failure none of the endpoint's rules is left.
+/// Adds tables and rules. A failure leaves none of the endpoint's rules.
 pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) -> Result<()> {
     let done = try_ensure(inside, record, ways);
     if done.is_err()
@@ -108,8 +107,8 @@ pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[W
     done
 }
 
-/// The same for Wharf's other interfaces in the container, which had no need of it as long as they were alone. One that the container has taken down has no
-/// routes, which is no reason to refuse this endpoint: the other one's health tells what it lacks.
+/// [`ensure`] for the container's other Wharf interfaces. Only logs failures: an interface that is down has no
+/// routes, and its health shows that.
 pub(crate) fn ensure_others(inside: &mut Connection, record: &EndpointRecord, beside: &[Route]) {
     let done = ways_of_others(inside, beside).and_then(|ways| try_ensure(inside, record, &ways));
     if let Err(error) = done {
@@ -117,7 +116,7 @@ pub(crate) fn ensure_others(inside: &mut Connection, record: &EndpointRecord, be
     }
 }
 
-/// What [`ways`] is for Wharf's other interfaces. Their routes say what their gateways are.
+/// [`ways`] for the container's other Wharf interfaces. The on-link routes give the gateways.
 fn ways_of_others(inside: &mut Connection, beside: &[Route]) -> Result<Vec<Way>> {
     let mut ways = Vec::new();
     for route in
@@ -135,7 +134,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) ->
         return Ok(());
     }
     let there = rule::list(inside)?;
-    // Each with what it is about and the refusal that means "as wanted already".
+    // Request, subject, errno that means "already as wanted".
     let mut steps: Vec<(Request, String, i32)> = Vec::new();
     for way in ways {
         let (address, table) = (way.address, table_of(way.index));
@@ -143,7 +142,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) ->
             let subject = format!("route to {} in table {table}", route.destination);
             steps.push((route.add(), subject, libc::EEXIST));
         }
-        // Rules of an interface that had the address before.
+        // Rules of an earlier interface with the address.
         for old in there.iter().filter(|r| r.source == address && r.table != table) {
             steps.push((old.remove(), format!("old rule from {address}"), libc::ENOENT));
         }
@@ -160,7 +159,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) ->
     Ok(())
 }
 
-/// Removes the endpoint's rules from its container; gone already, with the container or without it, is success.
+/// Removes the endpoint's rules. Succeeds when the rules or the container are already gone.
 pub(crate) fn remove(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     match thread.connect(REMOVE, &record.netns) {
         Ok(mut inside) => remove_in(&mut inside, record),
@@ -187,7 +186,6 @@ fn remove_in(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
     Ok(())
 }
 
-/// What is missing of the tables and rules of the endpoint's addresses.
 pub(crate) fn missing(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) -> Result<Vec<EndpointProblem>> {
     if ways.is_empty() {
         return Ok(Vec::new());

@@ -1,37 +1,36 @@
-//! Policies to the rows that the BPF programs look up.
+//! Compiles policies to the rows that the BPF programs look up.
 //!
-//! **Look-up.** For a packet of an endpoint and direction, the program knows the endpoint's *rule set* (0: nothing
+//! **Look-up.** For a packet of an endpoint and direction, the program knows the endpoint's *rule set* (0: no policy
 //! selects it, accept). It looks up
 //! 1. the peer's address in [`Tables::ipcache`] (longest prefix): a *peer class*;
-//! 2. rule set, protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*, or
-//!    [`PortClass::ANY`] if there is no row, as for protocols without ports. For a packet whose transport header is not found, [`PortClass::UNKNOWN`];
+//! 2. rule set, protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*; [`PortClass::ANY`]
+//!    without a row, as for protocols without ports; [`PortClass::UNKNOWN`] without a known transport header;
 //! 3. up to four cells of [`Rows::cells`]: (class, port), (class, any), (any, port), (any, any).
 //!
-//! A [`Cell`] has up to two [`Hit`]s: the best rule of the admin tier and the best of what follows it. Of the admin
-//! hits of the four cells, that of the lowest rank decides. If there is none, or it is a pass, that of the lowest rank
-//! of the other hits decides. If there is none, the packet is accepted.
+//! A [`Cell`] has up to two [`Hit`]s: the best rule of the admin tier, and of the later tiers. The lowest-ranked
+//! admin hit of the four cells decides. Without one, or if it is a pass, the lowest-ranked other hit decides. Without
+//! any, the packet is accepted.
 //!
-//! **Why this is what the model says.** Two addresses have the same peer class only if the same *atoms* (peers of rules
-//! in use) match them; two destinations of a rule set have the same port class only if the same lists of ports of its
-//! rules match them. A rule counts for the cells of every class that one of its peers matches (or of "any") times every
-//! port class that its ports contain (or "any"), and for no other. So the rules that count for a packet's four cells
-//! are exactly the rules that match the packet. A rank is the place of the rule in the order in which [`crate::model`] asks: admin
-//! rules; namespaced deny, then accept rules, those without requests first; isolation; baseline rules where nothing isolates. The lowest rank of a
-//! union is the lowest of the lowest ranks of its parts, so a cell needs only its best rule of the admin tier and its
-//! best of the rest, and a pass needs no more: it goes on to the best of the rest. A pass of the baseline tier accepts
-//! without a rule. No cell is expanded for a pass.
+//! **Correctness.** Two addresses have the same peer class only if they match the same *atoms* (peers of rules in
+//! use); two destinations of a rule set have the same port class only if they match the same port lists of rules. A
+//! rule counts for the cells of every peer class that the rule's peers match (or of "any") times every port class in
+//! its ports (or "any"), and for no other. So the rules of a packet's four cells are exactly the rules that match it. A
+//! rank is the rule's position in the evaluation order of [`crate::model`]: admin rules; namespaced deny, then accept
+//! rules, those without requests first; isolation; baseline rules where nothing isolates. The lowest rank of a union
+//! is the minimum over its parts, so a cell needs only its best admin rule and its best later rule; a pass continues
+//! with the latter, so no cell is expanded for a pass. A pass of the baseline tier accepts without a rule.
 //!
-//! **Unknown transport.** The cells of [`PortClass::UNKNOWN`] have the rank of the best rule with ports, and deny:
-//! where such a rule comes before every matching rule without ports, the verdict would depend on ports that are not
-//! known.
+//! **Unknown transport.** Cells of [`PortClass::UNKNOWN`] deny with the rank of the best rule with ports: if this
+//! rule precedes every matching rule without ports, the verdict would depend on unknown ports.
 //!
-//! **Requests.** Of rules with requests, all that match a packet count, not the first alone: its flow goes to the listener for the union of their
-//! requests. Such a rule has ports, so those that match are in the cells (class, port) and (any, port). The first one has the union of both, and
-//! ranks before the second one; each names the first of its rules. Listeners are for requests, not for rules or endpoints: a number stands for one
-//! direction, one union and one [`Share`] of the endpoints as long as a cell leads to it. So rule sets with requests are for one share each.
+//! **Requests.** All matching rules with requests count, not only the first: the flow goes to the listener for the
+//! union of their requests. Such rules have ports, so they are in the cells (class, port) and (any, port). The first
+//! cell has the union of both and ranks before the second; each names its first rule. A listener belongs to requests,
+//! not to a rule or endpoint: its number identifies one direction, one union and one [`Share`] of the endpoints while
+//! a cell refers to it. So a rule set with requests belongs to one share.
 //!
-//! **Identifiers** stay the same while their meaning does. A key of [`Rows`] never changes its value: other rules are
-//! another rule set with another identifier, other atoms another class. [`diff()`] rests on that.
+//! **Identifiers** are stable while their meaning is. A key of [`Rows`] never changes its value: other rules get
+//! another rule set and identifier, other atoms another class. [`diff()`] depends on this.
 
 use std::{
     borrow::Cow,
@@ -74,29 +73,29 @@ pub use ipcache::Ipcache;
 pub use kinds::IdentityInUse;
 pub use limits::{Limits, Sizes, Table, TooLarge};
 
-/// An endpoint, by a number of the caller.
+/// An endpoint key chosen by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey(pub u32);
 
-/// Labels and namespace of an endpoint, by a number of the caller: the same number for the same labels. Not 0.
+/// Identifies an endpoint's labels and namespace; chosen by the caller, equal for equal labels. Not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(pub u32);
 
 impl Identity {
-    /// What has no labels: the node and what is outside.
+    /// No labels: the node and outside addresses.
     pub const NONE: Self = Self(0);
 }
 
-/// A rule set: the rules of one direction that endpoints share, in their order.
+/// A rule set: the ordered rules of one direction, shared by endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetId(pub u32);
 
 impl SetId {
-    /// Nothing selects the endpoint: accept without look-up.
+    /// No policy selects the endpoint: accept without look-up.
     pub const NONE: Self = Self(0);
 }
 
-/// Addresses that the same peers of rules match.
+/// Addresses that match the same peers of rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerClass(pub u32);
 
@@ -105,84 +104,84 @@ impl PeerClass {
     pub const ANY: Self = Self(0);
 }
 
-/// Destinations that the same rules of a rule set match.
+/// Destinations that match the same rules of a rule set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortClass(pub u32);
 
 impl PortClass {
-    /// Of a cell: every destination. Of a packet: no rule names its destination.
+    /// Of a cell: every destination. Of a packet: a destination without a port row.
     pub const ANY: Self = Self(0);
-    /// Of a cell and of a packet: the transport header is not found.
+    /// The transport header is unknown.
     pub const UNKNOWN: Self = Self(u32::MAX);
 }
 
-/// A rule, in [`Tables::origins`].
+/// A rule in [`Tables::origins`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleIndex(pub u32);
 
-/// A listener of the proxy, in [`Tables::listeners`]: its port. Not 0.
+/// A proxy listener in [`Tables::listeners`]: its port. Not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u16);
 
-/// What a listener of the proxy lets pass, and for whom.
+/// Accepted requests and endpoints of a proxy listener.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Listener {
-    /// Whose rules they are: of those whom its connections go to, or of those whom they come from.
+    /// Direction of the rules, from their endpoints' view.
     pub direction: Direction,
-    /// What the connections may carry.
+    /// Accepted requests.
     pub requests: Arc<Requests>,
-    /// Which endpoints: of those with equal rules, the ones of this share. A file of an earlier version has no such field.
+    /// Share of the endpoints. Absent in files of earlier versions.
     #[serde(default)]
     pub share: Share,
 }
 
-/// One of the [`Share::COUNT`] parts of all endpoints. Endpoints of two shares have no listener in common, even with equal rules: the proxy reads a
-/// listener anew, whole, whenever an endpoint comes or goes.
+/// One of [`Share::COUNT`] parts of all endpoints, with separate listeners even for equal rules, because the proxy
+/// reloads a whole listener whenever an endpoint comes or goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Share(u32);
 
 impl Share {
-    /// So many are there.
+    /// Number of shares.
     pub const COUNT: u32 = 16;
-    /// So many keys in a row are of one share: few endpoints are of few shares.
+    /// Consecutive keys of one share: a few endpoints use few shares.
     const RUN: u32 = 16;
 
-    /// The share of an endpoint, always the same for a key: an endpoint that changed its share would change its listener, and lose its connections.
+    /// Share of an endpoint, fixed per key: a change would break connections by moving them to another listener.
     #[must_use]
     pub fn of(EndpointKey(key): EndpointKey) -> Self {
         Self(key / Self::RUN % Self::COUNT)
     }
 }
 
-/// Everything that the programs look up, and what its numbers stand for. Copies share what is equal in them.
+/// All rows for the programs, and the meaning of their numbers. Copies share equal parts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tables {
-    /// The rule sets of each endpoint.
+    /// Rule sets by endpoint.
     pub sets: OrdMap<EndpointKey, Sets>,
-    /// Longest-prefix rows of peers' addresses: endpoints, the node, every network and exception in use, the addresses of names that rules in use
-    /// match, and all of each family.
+    /// Longest-prefix rows of peer addresses: endpoints, the node, networks and exceptions in use, addresses of names
+    /// in use, and both whole families.
     pub ipcache: Ipcache,
-    /// The rows of each rule set.
+    /// Rows by rule set.
     pub rules: OrdMap<SetId, Arc<Rows>>,
-    /// Where each rule was written.
+    /// Source location of each rule.
     pub origins: OrdMap<RuleIndex, Arc<Origin>>,
-    /// The listeners that cells lead to. Not for the programs: cells have their numbers.
+    /// Listeners that cells refer to. Cells have only their numbers for the programs.
     pub listeners: OrdMap<ListenerId, Arc<Listener>>,
-    /// How many cells of a rule set lead to a listener.
+    /// Number of cells of a rule set that refer to a listener.
     pub redirects: OrdMap<(ListenerId, SetId), usize>,
 }
 
-/// The rule sets of an endpoint.
+/// Rule sets of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sets {
-    /// Of packets to it.
+    /// Ingress.
     pub ingress: SetId,
-    /// Of packets from it.
+    /// Egress.
     pub egress: SetId,
 }
 
 impl Sets {
-    /// The rule set of a direction.
+    /// Rule set of a direction.
     #[must_use]
     pub const fn of(self, direction: Direction) -> SetId {
         match direction {
@@ -192,27 +191,27 @@ impl Sets {
     }
 }
 
-/// What is known of an address.
+/// Attributes of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Known {
-    /// The endpoint's labels; [`Identity::NONE`] for the node and what is outside.
+    /// The endpoint's labels; [`Identity::NONE`] for the node and outside.
     pub identity: Identity,
-    /// Its peer class.
+    /// Peer class.
     pub class: PeerClass,
 }
 
-/// The rows of one rule set. Its identifier is a part of every key, so no key has a direction.
+/// Rows of a rule set. Its identifier is part of every key, so keys have no direction.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
-    /// Port classes. The prefixes do not overlap.
+    /// Port classes. Prefixes do not overlap.
     pub ports: OrdMap<PortPrefix, PortClass>,
-    /// Cells that some rule matches.
+    /// Cells with a matching rule.
     pub cells: OrdMap<(PeerClass, PortClass), Cell>,
-    /// Policies that isolate, by name: why a packet is dropped without a rule. Not for the programs.
+    /// Names of isolating policies, to explain a drop without a rule. Not for the programs.
     pub isolated_by: Vec<PolicyName>,
 }
 
-/// What has destination ports, or ICMP types in their place.
+/// A protocol with destination ports or ICMP types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum L4 {
     /// TCP.
@@ -221,9 +220,9 @@ pub enum L4 {
     Udp,
     /// SCTP.
     Sctp,
-    /// ICMP; its type is the port.
+    /// ICMP; the port is the type.
     Icmp,
-    /// ICMPv6; its type is the port.
+    /// ICMPv6; the port is the type.
     Icmp6,
 }
 
@@ -237,81 +236,80 @@ impl From<Protocol> for L4 {
     }
 }
 
-/// Ports of a protocol that share their first bits.
+/// Ports of a protocol with a common bit prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortPrefix {
     /// Protocol.
     pub l4: L4,
-    /// The lowest port.
+    /// Lowest port.
     pub first: u16,
-    /// Number of leading bits that the ports share: 0 to 16.
+    /// Prefix length: 0 to 16 bits.
     pub length: u8,
 }
 
-/// The best rules of a cell.
+/// Best rules of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cell {
-    /// Of the admin tier.
+    /// Admin tier.
     pub admin: Option<Hit>,
-    /// Of the tiers after it; never a pass.
+    /// Later tiers; never a pass.
     pub rest: Option<Hit>,
 }
 
-/// A rule that matches.
+/// A matching rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hit {
-    /// Place in the order of the rule set; but for those with requests, no two rules of it have the same.
+    /// Position in the rule set's order; unique except among rules with requests.
     pub rank: u32,
-    /// What the rule does.
+    /// Effect.
     pub ruling: Ruling,
-    /// The rule; `None` for isolation, for a pass of the baseline tier, and where it could only be some rule with
-    /// ports.
+    /// Rule; `None` for isolation, for a pass of the baseline tier, and for an unknown rule with ports.
     pub rule: Option<RuleIndex>,
 }
 
-/// What a rule does.
+/// Effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ruling {
-    /// Lets the packet pass.
+    /// Accept.
     Accept,
-    /// Drops it.
+    /// Drop.
     Deny,
-    /// Drops it, because its transport header is not found and rules with ports could decide.
+    /// Drop: the transport header is unknown and rules with ports could decide.
     DenyUnknown,
-    /// Leaves it to the tiers after the admin tier.
+    /// Continue with the tiers after the admin tier.
     Pass,
-    /// Hands its flow to the proxy.
+    /// Redirect the flow to the proxy.
     Redirect {
-        /// What takes it.
+        /// Listener.
         listener: ListenerId,
-        /// Without a proxy it passes ([`Requests::fails_open`]).
+        /// Accept without a proxy ([`Requests::fails_open`]).
         open: bool,
     },
 }
 
-/// What the program does with a packet.
+/// A program's decision about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
-    /// It passes, perhaps by way of a listener.
+    /// The packet passes, possibly through a listener.
     pub accept: bool,
-    /// The listener that its flow goes through.
+    /// Listener of the flow.
     pub listener: Option<ListenerId>,
-    /// The rule that decides.
+    /// Deciding rule.
     pub rule: Option<RuleIndex>,
-    /// It is dropped because its transport header is not found.
+    /// Dropped because the transport header is unknown.
     pub unknown: bool,
 }
 
-/// What a program looks up on the way to a decision.
+/// A program's look-ups and decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookUp {
-    /// Rule set of the endpoint's direction.
+    /// Rule set.
     pub set: SetId,
-    /// The peer's class.
+    /// Peer class.
     pub class: PeerClass,
-    /// The destination's class.
+    /// Port class.
     pub port: PortClass,
-    /// What follows.
+    /// Decision.
     pub decision: Decision,
 }
 
@@ -319,14 +317,14 @@ impl Decision {
     const DEFAULT: Self = Self { accept: true, listener: None, rule: None, unknown: false };
 }
 
-/// All addresses of both families: the rows that every table has.
+/// Both whole families: rows of every table.
 pub(crate) const EVERYWHERE: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
 ];
 
 impl Tables {
-    /// What the program decides about a packet of the endpoint, with its look-ups; `None` if the endpoint is not there.
+    /// A program's decision about a packet; `None` for an unknown endpoint.
     #[must_use]
     pub fn decide(
         &self,
@@ -338,8 +336,7 @@ impl Tables {
         self.look_up(endpoint, direction, peer, destination).map(|look_up| look_up.decision)
     }
 
-    /// As [`Tables::decide`], with what is found on the way; classes are [`PeerClass::ANY`] and [`PortClass::ANY`] where nothing is looked
-    /// up.
+    /// [`Tables::decide`] with the look-ups; classes are [`PeerClass::ANY`] and [`PortClass::ANY`] without a look-up.
     #[must_use]
     pub fn look_up(
         &self,
@@ -359,7 +356,7 @@ impl Tables {
         Some(LookUp { set, class: known.class, port, decision: rows.decide(known.class, port) })
     }
 
-    /// The decision in the oracle's words; `None` if the endpoint is not there.
+    /// The decision as an oracle verdict; `None` for an unknown endpoint.
     #[must_use]
     pub fn explain(&self, endpoint: EndpointKey, direction: Direction, decision: Decision) -> Option<Verdict<'_>> {
         let rule = decision.rule.and_then(|rule| self.origins.get(&rule)).map(|origin| &**origin);
@@ -376,13 +373,13 @@ impl Tables {
         Some(Verdict::Deny { rule, isolated_by })
     }
 
-    /// The classes that rows have. Amid a change, cells have classes that no address has.
+    /// Classes of rows. During a change, cells have classes without addresses.
     fn classes(&self) -> impl Iterator<Item = PeerClass> {
         let of_cells = self.rules.values().flat_map(|rows| rows.cells.keys().map(|(class, _)| *class));
         self.ipcache.classes().chain(of_cells).filter(|class| *class != PeerClass::ANY)
     }
 
-    /// Number of rows of each table.
+    /// Row counts.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
         let sum = |count: fn(&Rows) -> usize| self.rules.values().map(|rows| count(rows)).sum();
@@ -397,18 +394,15 @@ impl Tables {
 }
 
 impl Rows {
-    /// The cells of a class.
     pub(crate) fn cells_of(&self, class: PeerClass) -> impl Iterator<Item = (PortClass, &Cell)> {
         let keys = (class, PortClass::ANY)..=(class, PortClass(u32::MAX));
         self.cells.range(keys).map(|((_, port), cell)| (*port, cell))
     }
 
-    /// The highest class that has cells.
     pub(crate) fn last_class(&self) -> Option<PeerClass> {
         self.cells.get_max().map(|((class, _), _)| *class)
     }
 
-    /// The decision about a peer and a destination of these classes.
     fn decide(&self, class: PeerClass, port: PortClass) -> Decision {
         let keys = [(class, port), (class, PortClass::ANY), (PeerClass::ANY, port), (PeerClass::ANY, PortClass::ANY)];
         let cells = keys.map(|key| self.cells.get(&key).copied().unwrap_or_default());
@@ -425,7 +419,6 @@ impl Rows {
         })
     }
 
-    /// The class of the only prefix that contains the destination.
     fn port_class(&self, destination: Destination) -> PortClass {
         let (l4, port) = match destination {
             Destination::Ports { protocol, port } => (protocol.into(), port),
@@ -452,16 +445,16 @@ impl PortPrefix {
 /// An endpoint and its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The number of its labels and namespace.
+    /// Identity.
     pub identity: Identity,
-    /// The endpoint.
+    /// Endpoint.
     pub endpoint: Arc<Endpoint>,
 }
 
-/// Compiles from nothing.
+/// Compiles from an empty state.
 ///
 /// # Errors
-/// The tables do not fit the limits, or two endpoints with different labels have the same identity.
+/// The rows exceed the limits, or one identity has different labels.
 pub fn compile(events: impl IntoIterator<Item = Event>, limits: Limits) -> Result<Tables, Refused> {
     let mut engine = Engine::new(limits);
     engine.apply(events)?;

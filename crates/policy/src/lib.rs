@@ -1,14 +1,14 @@
-//! Network policy: which endpoint may talk to whom.
+//! Network policy: which endpoint may talk to which peer.
 //!
 //! | module | content |
 //! |---|---|
-//! | [`model`] | what documents of every format become: policies, rules, peers, ports, each with the place where it was written |
-//! | [`requests`], [`names`] | what a rule says above ports and addresses: HTTP requests, TLS server names, names of DNS |
-//! | [`read`] | documents to the model: `NetworkPolicy`, `ClusterNetworkPolicy`, Cilium-style rules |
-//! | [`oracle`] | the verdict about one flow, evaluated directly: short and slow; what tests compare with |
-//! | [`compile`] | the model to rows, and what changes between two states |
+//! | [`model`] | policies, rules, peers and ports, read from documents of any format, with source locations |
+//! | [`requests`], [`names`] | rules above ports and addresses: HTTP requests, TLS server names, DNS names |
+//! | [`read`] | documents to the model: `NetworkPolicy`, `ClusterNetworkPolicy`, Cilium rules |
+//! | [`oracle`] | direct evaluation of one flow: short and slow; the reference for tests |
+//! | [`compile`] | the model to rows, and the changes between two states |
 //!
-//! Nothing here knows the kernel, the agent or time.
+//! Independent of the kernel, the agent and time.
 
 pub mod compile;
 pub mod model;

@@ -1,16 +1,16 @@
-//! Policies without the format that they were written in.
+//! Policies independent of their document format.
 //!
-//! **Precedence.** A packet is judged twice: at its sender (egress) and at its receiver (ingress); both must let it pass. One direction
-//! of one endpoint is judged by the policies whose subject selects the endpoint, tier after tier ([`Tier`]):
+//! **Precedence.** A packet is evaluated at its sender (egress) and at its receiver (ingress); both must accept it.
+//! For one direction of one endpoint, the policies that select the endpoint apply, by tier ([`Tier`]):
 //!
-//! 1. *Admin*: policies by ascending priority, then by name; their rules in order. The first rule that matches decides: accept and deny
-//!    are final, pass goes on to the next tier.
-//! 2. *Namespaced*: if a deny rule matches, deny. Else, if an accept rule matches, accept: whatever the connection carries, if one of them has no
-//!    requests, else what one of them lets pass ([`Requests`]). Else, if a policy isolates this direction, deny: no rule allows the packet. Else
-//!    the next tier.
-//! 3. *Baseline*: as admin.
+//! 1. *Admin*: policies by ascending priority, then by name; their rules in order. The first matching rule decides:
+//!    accept and deny are final, pass continues with the next tier.
+//! 2. *Namespaced*: deny if a deny rule matches. Else accept if an accept rule matches: any content if one of them
+//!    has no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction.
+//!    Else the next tier.
+//! 3. *Baseline*: like admin.
 //!
-//! A packet that no tier decides is accepted. An endpoint may be isolated without a policy, or be the subject of none ([`Enforcement`]).
+//! A packet without a decision is accepted. [`Enforcement`] may isolate an endpoint without a policy, or exempt it.
 
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
@@ -19,22 +19,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{names::NamePattern, requests::Requests};
 
-/// Label that every namespace has: its name (Kubernetes, well-known labels).
+/// Label with a namespace's name (Kubernetes, well-known labels).
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Labels by key, of a pod or of a namespace. A pod's keys have their source in front (`k8s:app`), a namespace's have none.
+/// Labels by key, of a pod or a namespace. A pod's keys have a source prefix (`k8s:app`), a namespace's none.
 pub type Labels = BTreeMap<String, String>;
 
-/// Where something was written.
+/// Source location.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
-    /// The file, or what else the text came from.
+    /// File, or other source.
     pub file: Arc<str>,
     /// Line, from 1.
     pub line: u32,
-    /// Kind and name of the document: `NetworkPolicy shop/db`.
+    /// Document kind and name: `NetworkPolicy shop/db`.
     pub document: Arc<str>,
-    /// Path of the field: `spec.ingress[0]`.
+    /// Field path: `spec.ingress[0]`.
     pub field: String,
 }
 
@@ -44,42 +44,42 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Order in which policies decide.
+/// Evaluation order of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Before what namespaces say.
+    /// Before namespaced policies.
     Admin,
-    /// `NetworkPolicy` and Cilium-style rules.
+    /// `NetworkPolicy` and Cilium rules.
     Namespaced,
-    /// What holds where nothing else decides.
+    /// Where no other tier decides.
     Baseline,
 }
 
-/// One document's worth of rules about one set of endpoints.
+/// Rules of a document for a set of endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Kind, namespace and name: a later document with the same one replaces this.
+    /// Kind, namespace and name; a later document with an equal name replaces the policy.
     pub name: PolicyName,
-    /// The endpoints that it is about.
+    /// Endpoints to which it applies.
     pub subject: Selector,
-    /// When it decides.
+    /// Tier.
     pub tier: Tier,
-    /// Within the tier, lower first. 0 to 1,000; 0 in the namespaced tier, which has no order.
+    /// Priority in the tier, lower first: 0 to 1,000; always 0 in the unordered namespaced tier.
     pub priority: u16,
-    /// Directions in which its subjects accept only what some rule accepts.
+    /// Directions in which its subjects need an accepting rule.
     pub isolates: Directions,
-    /// In the order of the document.
+    /// In document order.
     pub rules: Vec<Rule>,
-    /// Where it was written.
+    /// Source.
     pub origin: Origin,
 }
 
-/// What identifies a policy.
+/// Identifies a policy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyName {
     /// `NetworkPolicy`, `ClusterNetworkPolicy`, `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy`.
     pub kind: String,
-    /// Empty for what is not in a namespace.
+    /// Empty without a namespace.
     pub namespace: String,
     /// Name.
     pub name: String,
@@ -95,16 +95,16 @@ impl fmt::Display for PolicyName {
 /// Set of directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Directions {
-    /// To the endpoint.
+    /// Toward the endpoint.
     pub ingress: bool,
     /// From the endpoint.
     pub egress: bool,
 }
 
-/// A direction, as the endpoint sees it.
+/// A direction, from the endpoint's view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Direction {
-    /// To the endpoint.
+    /// Toward the endpoint.
     Ingress,
     /// From the endpoint.
     Egress,
@@ -119,87 +119,86 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What a rule does with what it matches.
+/// Effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// Lets it pass.
+    /// Accept.
     Accept,
-    /// Drops it.
+    /// Drop.
     Deny,
-    /// Leaves it to the next tier; not in the namespaced tier.
+    /// Continue with the next tier; not in the namespaced tier.
     Pass,
 }
 
-/// Matches a packet whose other end is one of the peers and whose destination is one of the ports.
+/// Matches a packet by peer and destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Direction.
     pub direction: Direction,
-    /// What becomes of it.
+    /// Action.
     pub action: Action,
-    /// Other ends; `None` for every one. An empty list matches nothing.
+    /// Peers; `None` for all. An empty list matches nothing.
     pub peers: Option<Vec<Peer>>,
-    /// Ports; `None` for every packet, also of protocols without ports. An empty list matches nothing.
+    /// Ports; `None` for every packet, with or without ports. An empty list matches nothing.
     pub ports: Option<Vec<Port>>,
-    /// What the connections may carry; `None` for anything. Only of rules of the namespaced tier that accept; without ports, such a rule matches
-    /// nothing.
+    /// Accepted requests; `None` for all. Only for namespaced accept rules, which then match nothing without ports.
     pub requests: Option<Arc<Requests>>,
-    /// Where it was written.
+    /// Source.
     pub origin: Origin,
 }
 
-/// Other ends of a packet.
+/// Peers of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// Endpoints by their labels. Never anything else.
+    /// Endpoints, by labels.
     Endpoints(Selector),
-    /// Addresses, endpoints' own included, without those of the exceptions (each inside the network).
+    /// Addresses, including endpoints', except the exceptions (each inside the network).
     Network {
-        /// The network, without host bits.
+        /// Network without host bits.
         net: IpNet,
-        /// Networks inside it that do not match.
+        /// Exceptions.
         except: Vec<IpNet>,
     },
-    /// Addresses of the names of DNS that match, as far as they are known, but for those of endpoints and of the node: whoever answers for a name
-    /// opens no container.
+    /// Known addresses of matching DNS names, except endpoints and the node: a DNS server must not open access to a
+    /// container.
     Names(NamePattern),
-    /// What has no labels.
+    /// Peers without labels.
     Entity(Entity),
 }
 
-/// Other ends without labels of their own.
+/// A class of peers without labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entity {
-    /// Every other end.
+    /// Every peer.
     All,
-    /// What is neither an endpoint nor the node.
+    /// Neither an endpoint nor the node.
     World,
-    /// The node itself.
+    /// The node.
     Host,
-    /// Endpoints, those of the health check included.
+    /// Endpoints, including the health endpoint.
     Cluster,
     /// The node's health endpoint.
     Health,
 }
 
-/// Destination of a packet.
+/// A destination.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Port {
-    /// Numbers of TCP, UDP or SCTP ports; 0 to 65,535 for the whole protocol.
+    /// TCP, UDP or SCTP ports; 0 to 65,535 for the whole protocol.
     Numbers {
         /// Protocol.
         protocol: Protocol,
-        /// Destination ports.
+        /// Ports.
         ports: PortRange,
     },
-    /// The number that the receiving endpoint declares under this name and protocol; nothing where it declares none.
+    /// The number that the receiving endpoint declares for this name and protocol; without one, nothing matches.
     Named {
         /// Protocol.
         protocol: Protocol,
-        /// The port's name.
+        /// Name.
         name: String,
     },
-    /// ICMP messages, for ICMP and ICMPv6 apart; `None` for every type.
+    /// ICMP or ICMPv6 messages; `None` for every type.
     Icmp {
         /// ICMPv6, else ICMP.
         v6: bool,
@@ -208,12 +207,12 @@ pub enum Port {
     },
 }
 
-/// First and last port, ordered as a pair.
+/// First and last port; ordered as a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortRange {
     /// First.
     pub first: u16,
-    /// Last, not below the first.
+    /// Last, at least `first`.
     pub last: u16,
 }
 
@@ -221,7 +220,7 @@ impl PortRange {
     /// All ports.
     pub const ALL: Self = Self { first: 0, last: u16::MAX };
 
-    /// As a range of the standard library.
+    /// As a standard range.
     #[must_use]
     pub const fn range(self) -> RangeInclusive<u16> {
         self.first..=self.last
@@ -239,74 +238,74 @@ pub enum Protocol {
     Sctp,
 }
 
-/// Endpoints for which every requirement holds; without requirements, every endpoint.
+/// Endpoints that meet every requirement; without requirements, every endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Selector(pub BTreeSet<Requirement>);
 
-/// What a label must be.
+/// A requirement on a label.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Requirement {
-    /// Whose label.
+    /// Label owner.
     pub of: LabelOf,
-    /// Key. Of a pod with its source (`k8s:app`), or `any:app` for the key of any source.
+    /// Key; for a pod with its source (`k8s:app`), or `any:app` for any source.
     pub key: String,
-    /// What holds of its value.
+    /// Condition on the value.
     pub holds: Holds,
 }
 
-/// Whose label.
+/// Owner of a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LabelOf {
-    /// The endpoint's own.
+    /// The endpoint.
     Endpoint,
-    /// Those of its namespace; an endpoint without a namespace has none.
+    /// Its namespace; without one, there are no labels.
     Namespace,
 }
 
-/// What holds of a label's value.
+/// Condition on a label's value.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Holds {
-    /// There, with one of these values.
+    /// Present with one of these values.
     In(BTreeSet<String>),
-    /// Not there, or with another value than these.
+    /// Absent, or with another value.
     NotIn(BTreeSet<String>),
-    /// There.
+    /// Present.
     Exists,
-    /// Not there.
+    /// Absent.
     DoesNotExist,
 }
 
-/// What policy knows of an endpoint.
+/// Policy attributes of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Endpoint {
-    /// Its addresses.
+    /// Addresses.
     pub addresses: Vec<IpAddr>,
-    /// Its labels; keys with source.
+    /// Labels; keys with source.
     pub labels: Labels,
-    /// Labels of its namespace, with `kubernetes.io/metadata.name`; `None` without a namespace.
+    /// Namespace labels with `kubernetes.io/metadata.name`; `None` without a namespace.
     pub namespace: Option<Labels>,
-    /// Ports that it declares by name.
+    /// Named ports.
     pub ports: BTreeMap<(Protocol, String), u16>,
-    /// It is the node's health endpoint.
+    /// The node's health endpoint.
     pub health: bool,
-    /// Whether policies are about it.
+    /// Enforcement mode.
     pub enforcement: Enforcement,
 }
 
-/// Whether policies are about an endpoint. Rules about other endpoints know it as a peer all the same.
+/// Which policies apply to an endpoint. It is a peer in others' rules in any mode.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Enforcement {
-    /// Those that select it.
+    /// The policies that select it.
     #[default]
     Default,
-    /// Those that select it, and in both directions it accepts only what some rule accepts, as if a policy of this name isolated it.
+    /// As default, and isolated in both directions as by a policy of this name.
     Always(Arc<PolicyName>),
     /// None.
     Never,
 }
 
 impl Endpoint {
-    /// Whether the policy with this subject is about the endpoint.
+    /// True when a policy with this subject applies.
     #[must_use]
     pub fn is_subject(&self, subject: &Selector) -> bool {
         self.enforcement != Enforcement::Never && subject.selects(&self.labels, self.namespace.as_ref())
@@ -314,14 +313,14 @@ impl Endpoint {
 }
 
 impl Selector {
-    /// Whether the endpoint is selected.
+    /// True when the endpoint is selected.
     #[must_use]
     pub fn selects(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
         self.0.iter().all(|requirement| requirement.holds_for(labels, namespace))
     }
 }
 
-/// In words: `k8s:app=db, in namespace shop`.
+/// Format: `k8s:app=db, in namespace shop`.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |of| self.0.iter().filter(move |requirement| requirement.of == of);
@@ -334,7 +333,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Values of a label, of which an empty one is shown as such.
+/// Label values; shows an empty one as quotes.
 fn any_of(values: &BTreeSet<String>) -> String {
     let shown = values.iter().map(|value| if value.is_empty() { "\"\"" } else { value.as_str() });
     shown.collect::<Vec<_>>().join(" or ")
@@ -366,7 +365,7 @@ impl Requirement {
     fn holds_for(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
         match self.of {
             LabelOf::Endpoint => match self.key.strip_prefix("any:") {
-                // A key may be there from several sources; requirements are about each of them, and "not" about all.
+                // A key may have several sources; requirements apply to any of them, and negations to all.
                 Some(key) => {
                     let of = |label: &&String| label.split_once(':').is_some_and(|(_, own)| own == key);
                     self.holds.holds(labels.iter().filter(|(label, _)| of(label)).map(|(_, value)| value))

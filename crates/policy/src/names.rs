@@ -1,50 +1,49 @@
-//! Names of DNS in rules.
+//! DNS names in rules.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Longest name, bytes, without the last dot (RFC 1035, section 2.3.4).
+/// Longest name without the trailing dot, bytes (RFC 1035, section 2.3.4).
 pub const MAX_NAME: usize = 253;
 /// Longest label, bytes (RFC 1035, section 2.3.4).
 const MAX_LABEL: usize = 63;
-/// The pattern of every name.
 const EVERY_NAME: &str = "*";
-/// Before the name whose subdomains a pattern matches, at any depth.
+/// Prefix for subdomains at any depth.
 const BELOW: &str = "**.";
 
-/// A name of DNS, or a pattern of names, as Cilium's `matchPattern` has them (Cilium, layer 3 policies, DNS based).
+/// A DNS name or name pattern, like Cilium's `matchPattern` (Cilium, layer 3 policies, DNS based).
 ///
-/// - `*` stands for any number of a label's characters, none included: letters, digits, `-` and `_`, never the dot.
-/// - `*` alone is every name, the root's included.
-/// - `**.` at the beginning stands for one label or more.
+/// - `*` matches zero or more characters of a label: letters, digits, `-` and `_`, not the dot.
+/// - `*` alone matches every name, including the root.
+/// - A leading `**.` matches one or more labels.
 ///
-/// The text is in lower case and has no last dot. Two patterns are equal if their texts are.
+/// Lower case, without a trailing dot. Patterns are equal if their texts are.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamePattern(Arc<str>);
 
-/// Why a text is no name and no pattern of names. The text is not repeated.
+/// Why a text is neither a name nor a pattern. Does not repeat the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Too long, without a last dot.
+    /// Too long without a trailing dot.
     #[error("is longer than {MAX_NAME} bytes")]
     TooLong,
-    /// Two dots side by side, a dot at the beginning, or a long label.
+    /// Adjacent dots, a leading dot, or a long label.
     #[error("has a label that is empty or longer than {MAX_LABEL} bytes")]
     Label,
-    /// Not a letter, digit, `-`, `_` or dot.
+    /// A character other than letters, digits, `-`, `_` and dot.
     #[error("has a character that is not of a name")]
     Character,
-    /// `*` in what is to be one name.
+    /// `*` in a single name.
     #[error("has a *, which only a pattern may have")]
     NoPattern,
-    /// Two stars side by side elsewhere than in `**.` at the beginning, or `*.`.
+    /// Adjacent stars other than a leading `**.`, or `*.`.
     #[error("has stars that stand for nothing")]
     Stars,
 }
 
 impl Malformed {
-    /// What to write instead.
+    /// Correction.
     #[must_use]
     pub const fn remedy(self) -> &'static str {
         match self {
@@ -60,18 +59,18 @@ impl Malformed {
 }
 
 impl NamePattern {
-    /// One name, in any case, with or without a last dot.
+    /// Parses a name in any case, with or without a trailing dot.
     ///
     /// # Errors
-    /// The text is no name of DNS.
+    /// The text is not a DNS name.
     pub fn name(text: &str) -> Result<Self, Malformed> {
         if text.contains('*') { Err(Malformed::NoPattern) } else { Self::pattern(text) }
     }
 
-    /// A pattern, in any case, with or without a last dot. A text without `*` is a name.
+    /// Parses a pattern in any case, with or without a trailing dot. A text without `*` is a name.
     ///
     /// # Errors
-    /// The text is no pattern of names.
+    /// The text is not a name pattern.
     pub fn pattern(text: &str) -> Result<Self, Malformed> {
         if text == EVERY_NAME {
             return Ok(Self(text.into()));
@@ -81,7 +80,7 @@ impl NamePattern {
             return Err(Malformed::TooLong);
         }
         let name = text.strip_prefix(BELOW).unwrap_or(text);
-        // With a last dot, a star alone is the names of one label to some and every name to others.
+        // `*.` is ambiguous: names of one label, or every name.
         if name == EVERY_NAME && text == name || name.contains("**") {
             return Err(Malformed::Stars);
         }
@@ -96,8 +95,8 @@ impl NamePattern {
         Ok(Self(text.to_ascii_lowercase().into()))
     }
 
-    /// Whether this name, in any case, with or without a last dot, is one of the pattern's. In the worst case this takes time in proportion to
-    /// the product of the lengths of both.
+    /// True when the pattern matches this name, in any case, with or without a trailing dot, in time proportional to
+    /// the product of both lengths.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         if self.0.as_ref() == EVERY_NAME {
@@ -116,31 +115,29 @@ impl NamePattern {
         fit && more.peek().is_some() == below && more.all(is_label)
     }
 
-    /// Whether it is one name.
+    /// True for a single name.
     #[must_use]
     pub fn is_name(&self) -> bool {
         !self.0.contains('*')
     }
 
-    /// The text.
+    /// Text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Whether a byte is of a name, besides the dot. Host names have no `_`, other names have.
+/// True for a name character other than the dot. Host names have no `_`, other names may.
 const fn is_inner(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'
 }
 
-/// Whether it is a label of a name.
 pub(crate) fn is_label(label: &str) -> bool {
     (1..=MAX_LABEL).contains(&label.len()) && label.bytes().all(is_inner)
 }
 
-/// Whether a label of a pattern matches a label. What stands between two stars is looked for from the left: an earlier place leaves more to the
-/// rest of the pattern than a later one.
+/// True when a label pattern matches a label. Parts between stars match leftmost, which leaves most for the rest.
 fn fits(pattern: &str, label: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == label };
     let (between, last) = rest.rsplit_once('*').unwrap_or(("", rest));
@@ -270,12 +267,11 @@ mod tests {
         let pattern = NamePattern::pattern(&[label.as_str(); 4].join(".")).expect("a pattern");
         let name = [format!("{}b", "a".repeat(62)).as_str(); 4].join(".");
         assert!(pattern.matches(&name));
-        // To try every place of every star would take longer than the machine lives.
+        // Exponential backtracking would not finish.
         let pattern = NamePattern::pattern(&format!("{}b*", "a*".repeat(30))).expect("a pattern");
         assert!(!pattern.matches(&"a".repeat(1 << 16)));
     }
 
-    /// The definition: a star takes nothing, or one character and remains.
     fn naive(pattern: &[u8], name: &[u8]) -> bool {
         match (pattern, name) {
             ([b'*', rest @ ..], _) => {
@@ -288,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A naive matcher of whole patterns, for names without empty labels.
+    /// Naive matcher of patterns, for names without empty labels.
     fn naively(pattern: &str, name: &str) -> bool {
         let Some(own) = pattern.strip_prefix("**.") else {
             return pattern == "*" || naive(pattern.as_bytes(), name.as_bytes());

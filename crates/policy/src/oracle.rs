@@ -1,7 +1,5 @@
-//! The verdict about one flow, by evaluating the policies one after the other as [`crate::model`] defines it.
-//!
-//! It is slow and short on purpose: tests compare the compiled rows with it, and an explanation of a verdict can be
-//! read from it.
+//! The verdict about one flow: evaluates the policies in sequence as [`crate::model`] defines. Deliberately slow and
+//! short: tests compare the compiled rows with it, and it explains verdicts.
 
 use std::{
     borrow::Cow,
@@ -16,43 +14,43 @@ use crate::model::{
 };
 use crate::requests::Requests;
 
-/// Addresses that names of DNS have.
+/// Addresses by DNS name.
 pub type Names = BTreeMap<Arc<str>, BTreeSet<IpAddr>>;
 
-/// The first packet of a flow, judged at one endpoint.
+/// The first packet of a flow at one endpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Flow<'a> {
-    /// Ingress judges the flow at its receiver, egress at its sender.
+    /// Ingress for the receiver, egress for the sender.
     pub direction: Direction,
-    /// The endpoint that judges.
+    /// Evaluating endpoint.
     pub subject: &'a Endpoint,
-    /// The other end.
+    /// Peer.
     pub peer: PeerOf<'a>,
-    /// What the receiver is asked for.
+    /// Destination.
     pub destination: Destination,
-    /// The names that are known, with all their addresses.
+    /// Known names and addresses.
     pub names: &'a Names,
 }
 
-/// The other end of a flow, with the address that it has in the packet.
+/// The peer of a flow, with its address in the packet.
 #[derive(Debug, Clone, Copy)]
 pub enum PeerOf<'a> {
-    /// An endpoint of this node, by one of its addresses.
+    /// A local endpoint and its address.
     Endpoint(&'a Endpoint, IpAddr),
-    /// The node itself.
+    /// The node.
     Node(IpAddr),
-    /// Neither.
+    /// Outside.
     Outside(IpAddr),
 }
 
-/// What a packet asks the receiver for.
+/// Destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Destination {
     /// A port.
     Ports {
         /// Protocol.
         protocol: Protocol,
-        /// Destination port.
+        /// Port.
         port: u16,
     },
     /// An ICMP message.
@@ -62,47 +60,46 @@ pub enum Destination {
         /// Type (RFC 792, RFC 4443).
         kind: u8,
     },
-    /// Another protocol, by its number (IANA, protocol numbers). No rule with ports matches it.
+    /// Another protocol (IANA number). No rule with ports matches.
     Other(u8),
-    /// Not known, because the packet's transport header is not found. Every rule with ports may match it.
+    /// The transport header is unknown. Every rule with ports may match.
     Unknown,
 }
 
-/// What becomes of a flow, and why.
+/// Verdict and reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict<'a> {
-    /// It passes.
+    /// Accepted.
     Accept {
-        /// The rule that decides, of several with requests the first; `None` if no tier decides.
+        /// Deciding rule, the first of several with requests; `None` if no tier decides.
         rule: Option<&'a Origin>,
-        /// What it may carry; `None` for anything.
+        /// Accepted requests; `None` for all.
         requests: Option<Cow<'a, Requests>>,
     },
-    /// It is dropped.
+    /// Dropped.
     Deny {
-        /// The rule that decides; `None` if the endpoint is isolated and no rule accepts the flow.
+        /// Deciding rule; `None` for isolation.
         rule: Option<&'a Origin>,
-        /// Without a rule: the policies that isolate the endpoint, by name.
+        /// Without a rule: the isolating policies, by name.
         isolated_by: Vec<&'a PolicyName>,
     },
-    /// It is dropped, because its transport header is not found and a rule with ports comes before every matching rule
-    /// without.
+    /// Dropped: the transport header is unknown, and a rule with ports precedes every matching rule without ports.
     DenyUnknown,
 }
 
 impl Verdict<'_> {
-    /// Whether the flow passes.
+    /// True when the flow passes.
     #[must_use]
     pub const fn accepts(&self) -> bool {
         matches!(self, Self::Accept { .. })
     }
 }
 
-/// Judges a flow. Policies may come in any order; no two have the same name.
+/// Evaluates a flow. Policies may be in any order; names are unique.
 ///
-/// Policies of one tier are asked by ascending priority, then by name (kind, namespace, name), their rules in order;
-/// the namespaced tier has no priorities and asks every deny rule before the accept rules. The named rule is the first
-/// that matches.
+/// In a tier, policies apply by ascending priority, then by name (kind, namespace, name), and their rules in order.
+/// The namespaced tier has no priorities and evaluates all deny rules before accept rules. The verdict names the
+/// first matching rule.
 pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>) -> Verdict<'a> {
     let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| flow.subject.is_subject(&p.subject)).collect();
     policies.sort_by_key(|p| (if p.tier == Tier::Namespaced { 0 } else { p.priority }, &p.name));
@@ -214,7 +211,6 @@ fn port_matches(port: &Port, flow: &Flow<'_>) -> bool {
     }
 }
 
-/// The number that the receiver declares for a named port.
 fn declared(protocol: &Protocol, name: &str, flow: &Flow<'_>) -> Option<u16> {
     let receiver = match (flow.direction, flow.peer) {
         (Direction::Ingress, _) => flow.subject,

@@ -2,17 +2,17 @@
 //!
 //! | format | read as |
 //! |---|---|
-//! | `NetworkPolicy` of networking.k8s.io/v1 | accept rules of the namespaced tier; isolates |
-//! | `ClusterNetworkPolicy` of policy.networking.k8s.io/v1alpha2 and v1beta1 | ordered rules of the admin or the baseline tier |
-//! | `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy` of cilium.io/v2 | accept and deny rules of the namespaced tier; isolates |
+//! | `NetworkPolicy` of networking.k8s.io/v1 | namespaced accept rules; isolates |
+//! | `ClusterNetworkPolicy` of policy.networking.k8s.io/v1alpha2, v1beta1 | ordered rules (admin or baseline) |
+//! | `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy` of cilium.io/v2 | namespaced accept/deny rules; isolates |
 //!
-//! A text is YAML or JSON and holds any number of documents, each a policy or a list of policies (`List` of v1, or
-//! `NetworkPolicyList` and the like). What is not understood is refused, not skipped: a misspelt field must not open a
-//! hole. `status`, and what metadata has besides name and namespace, has no influence. A field that is null is a field
-//! that is absent.
+//! A text is YAML or JSON with any number of documents, each a policy or a list of policies (`List` of v1,
+//! `NetworkPolicyList` etc.). Unknown content is refused, not skipped: a misspelt field must not open access.
+//! `status`, and metadata other than name and namespace, have no effect. A null field counts as absent.
 //!
-//! Bounds, beyond which a text is refused: 4 MiB; 10,000 documents or items of lists; 10,000 rules a document, HTTP requests, server names and
-//! names that may be asked for counted one by one; those of the parser (nesting, number of values, values copied by aliases).
+//! A text is refused above these bounds: 4 MiB; 10,000 documents or list items; 10,000 rules per document, with HTTP
+//! requests, server names and DNS names counted individually; the parser's bounds (nesting, values, values copied by
+//! aliases).
 
 mod cilium;
 mod cilium_l7;
@@ -40,50 +40,50 @@ use crate::{
 
 /// Longest text, bytes.
 pub const MAX_TEXT: usize = 4 << 20;
-/// Documents of a text, items of lists counted one by one.
+/// Most documents in a text, including list items.
 const MAX_DOCUMENTS: usize = 10_000;
-/// Rules of a document.
+/// Most rules in a document.
 const MAX_RULES: usize = 10_000;
-/// Refusals that are told; the rest are counted.
+/// Most reported refusals; the rest are counted.
 const MAX_REFUSALS: usize = 20;
 
 /// Why a text was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// A field of a document.
+    /// An invalid field.
     #[error("{origin}: {reason}; {remedy}")]
     Field {
-        /// The field.
+        /// Field.
         origin: Origin,
-        /// What is wrong with it.
+        /// Cause.
         reason: String,
-        /// What to do.
+        /// Correction.
         remedy: String,
     },
-    /// The text as a whole.
+    /// An invalid text.
     #[error("{file}:{line}: {reason}; {remedy}")]
     Text {
-        /// The file, or what else the text came from.
+        /// File, or other source.
         file: Arc<str>,
         /// Line, from 1.
         line: u32,
-        /// What is wrong with it.
+        /// Cause.
         reason: String,
-        /// What to do.
+        /// Correction.
         remedy: String,
     },
-    /// Refusals that are left out.
+    /// Omitted refusals.
     #[error("{file}: {count} more refusals; correct those above first")]
     More {
-        /// The file, or what else the text came from.
+        /// File, or other source.
         file: Arc<str>,
-        /// How many.
+        /// Count.
         count: usize,
     },
 }
 
 impl Refusal {
-    /// Where the mistake is, from 1; after all lines for what is only counted.
+    /// Line of the refusal, from 1; the maximum for a count.
     const fn line(&self) -> u32 {
         match self {
             Self::Field { origin, .. } => origin.line,
@@ -93,13 +93,12 @@ impl Refusal {
     }
 }
 
-/// The policies of a text, in its order. `file` is where the text came from, for origins and refusals; it is not opened.
-///
-/// A document of several `specs` (cilium.io/v2) gives a policy for each of them, one after the other, all with the
-/// document's name: together they are what the document says.
+/// Policies of a text, in order. `file` names the source in origins and refusals; it is not opened. Each of several
+/// `specs` (cilium.io/v2) gives a policy with the document's name.
 ///
 /// # Errors
-/// If anything in the text is refused, all of it is: at most 20 refusals by line, then the number of the others. Syntax, size and bounds are told alone, because nothing is known of what follows.
+/// The whole text is refused: at most 20 refusals by line, then the number of the others. Errors of syntax, size and
+/// bounds are reported without others, because the rest is unknown.
 pub fn read(file: &str, text: &str) -> Result<Vec<Policy>, Vec<Refusal>> {
     let mut reader = Reader::new(file);
     let policies = policies(&mut reader, text);

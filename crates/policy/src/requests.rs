@@ -1,4 +1,4 @@
-//! What a connection may ask of a server, above TCP and UDP: which HTTP requests, which names in a TLS handshake, and which names of DNS.
+//! Requests above TCP and UDP: HTTP requests, TLS server names, DNS names.
 
 use std::collections::BTreeSet;
 
@@ -6,67 +6,67 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::NamePattern;
 
-/// What connections may carry that a rule with requests lets pass: a union, to which each rule that matches a connection adds.
+/// Requests that a rule accepts; for a connection, the union over all matching rules. An empty set accepts none.
 ///
-/// Where `names` has any, queries of DNS are all that passes. Else a connection that begins with a TLS handshake is looked at for its server name
-/// alone, any other one for its HTTP requests.
+/// With `names`, only DNS queries pass. Otherwise, a connection that begins with a TLS handshake is checked only for
+/// its server name, any other one for its HTTP requests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Requests {
-    /// HTTP requests (HTTP/1.1 and HTTP/2 without TLS) that may pass; none if empty.
+    /// Accepted HTTP requests (HTTP/1.1 and HTTP/2 without TLS).
     pub http: BTreeSet<HttpRule>,
-    /// Names that a TLS handshake may ask for; none if empty.
+    /// Accepted TLS server names.
     pub server_names: BTreeSet<ServerName>,
-    /// Names that queries of DNS may ask for, over UDP and TCP; none if empty. A file of an earlier version has no such field.
+    /// Accepted DNS names in queries over UDP and TCP. Absent in files of earlier versions.
     #[serde(default)]
     pub names: BTreeSet<NamePattern>,
-    /// Whether connections pass unseen while no proxy serves; else they are dropped.
+    /// Without a proxy, connections pass unchecked instead of being dropped.
     pub fails_open: bool,
 }
 
-/// What of an HTTP request must hold; what is `None` or empty holds of every request.
+/// Conditions on an HTTP request; `None` or empty matches every request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct HttpRule {
     /// Method.
     pub method: Option<Pattern>,
-    /// Path with its query, as the request has it (`:path`), normalized (RFC 3986, section 6.2.2).
+    /// Path with query (`:path`), normalized (RFC 3986, section 6.2.2).
     pub path: Option<Pattern>,
-    /// Host (`:authority`, `Host`), with the port if the request names one.
+    /// Host (`:authority`, `Host`), with the port if present.
     pub host: Option<Pattern>,
-    /// All of them.
+    /// Required headers.
     pub headers: BTreeSet<HeaderRule>,
 }
 
-/// What a whole text must be.
+/// Condition on a whole text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Pattern {
-    /// This.
+    /// Equal.
     Exact(String),
-    /// This, then anything.
+    /// Prefix.
     Prefix(String),
-    /// Matched by this regular expression, which Rust's `regex` and RE2 understand alike; the whole text is.
+    /// Regular expression for the whole text, in the common syntax of Rust's `regex` and RE2.
     Regex(String),
 }
 
-/// What a header must be.
+/// Condition on a header.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HeaderRule {
-    /// Name, in lower case.
+    /// Name, lower case.
     pub name: String,
     /// Value; `None` for any.
     pub value: Option<String>,
 }
 
-/// A name of a TLS handshake (server name indication, RFC 6066), in lower case.
+/// TLS server name (RFC 6066), lower case.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ServerName {
-    /// This name.
+    /// Exact name.
     Exact(String),
-    /// Every name that ends with a dot and this one: `*.example.com`, without the star and the dot.
+    /// Every proper subdomain: `*.example.com` without star and dot.
     Under(String),
 }
 
 impl Requests {
-    /// What either lets pass.
+    /// Requests that either accepts.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self {

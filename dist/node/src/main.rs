@@ -1,6 +1,7 @@
-//! `wharf-node`: what a shell would do in Wharf's container image, which has none.
+//! `wharf-node`: setup of Wharf's container image, which has no shell.
 //!
-//! `install` copies the plugin to a directory of the host, and the network's configuration where the host has none; `run` becomes the agent.
+//! `install` copies the plugin to the host, and the network configuration if the host has none. `run` executes the
+//! agent.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
 
-/// What the image has, and the mode that the host's copy gets.
+/// Path in the image, and mode on the host.
 const PLUGIN: (&str, u32) = ("/opt/cni/bin/wharf-cni", 0o755);
 const CONFLIST: (&str, u32) = ("/etc/cni/net.d/10-wharf.conflist", 0o644);
 const AGENT: &str = "/usr/bin/wharf-agent";
@@ -43,9 +44,9 @@ fn main() -> ExitCode {
 
 fn install(plugins: &Path, networks: &Path) -> Result<()> {
     println!("{}", put(Path::new(PLUGIN.0), plugins, PLUGIN.1)?);
-    // The network last: a runtime that reads it looks for the plugin. One that is there is the node's own choice.
+    // Last, because a runtime that reads it looks for the plugin. An existing one is the node's choice.
     let network = networks.join("10-wharf.conflist");
-    // A link, too, that leads nowhere from here.
+    // A dangling link counts as existing.
     match fs::symlink_metadata(&network) {
         Ok(_) => {
             println!("kept {}", network.display());
@@ -58,8 +59,8 @@ fn install(plugins: &Path, networks: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file by rename: a runtime finds the old one or the new one, and a running plugin keeps its own. One that is
-/// the same already stays, so that the runtime's watch on the directory sees nothing. Returns what was done.
+/// Copies by rename: a running plugin keeps the old file. An identical file stays, so that the runtime's directory
+/// watch does not fire.
 fn put(source: &Path, directory: &Path, mode: u32) -> Result<String> {
     let name = source.file_name().and_then(OsStr::to_str).context("copy a file: it has no name")?;
     let target = directory.join(name);
@@ -67,19 +68,20 @@ fn put(source: &Path, directory: &Path, mode: u32) -> Result<String> {
     if fs::read(&target).is_ok_and(|there| there == bytes) {
         return Ok(format!("unchanged {}", target.display()));
     }
-    // Runtimes read no file of a name like this.
+    // Runtimes ignore files with such names.
     let fresh = directory.join(format!(".{name}.wharf-new"));
     fs::write(&fresh, bytes)
         .and_then(|()| fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&fresh, &target))
-        // What a full disk leaves would keep it full. The first error is the one to tell.
+        // Frees the space on a full disk.
         .inspect_err(|_| drop(fs::remove_file(&fresh)))
         .with_context(|| format!("install {}: is the host's directory mounted there, writable?", target.display()))?;
     Ok(format!("installed {}", target.display()))
 }
 
 fn run(arguments: &[OsString]) -> Result<()> {
-    // Container runtimes mount it read-only; the agent turns on forwarding. The other flags are what runtimes set.
+    // Container runtimes mount it read-only, and the agent turns on forwarding. The other flags are the runtimes'
+    // own.
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     if is_read_only("/proc/sys")? {
         mount(None::<&str>, "/proc/sys", None::<&str>, flags, None::<&str>).context(

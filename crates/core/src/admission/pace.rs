@@ -1,27 +1,25 @@
-//! The pace of work: the average time between the ends of two operations.
+//! The average time between the ends of two operations.
 
-/// Assumed time before the first measurement, microseconds.
+/// Assumed pace before the first measurement, microseconds.
 const START_US: u64 = 10_000;
-/// Largest number of ends in one sample. Parallel operations tend to end together, so a sample takes one end of each.
-/// Larger samples would delay the average.
+/// Most ends in one sample: one per operation, because parallel operations tend to end together. Larger samples delay
+/// the average.
 const SAMPLE_ENDS: u32 = 8;
-/// Weight of a sample in the average: one part in this many.
+/// A sample's weight in the average is `1/WEIGHT`.
 const WEIGHT: u64 = 4;
-/// A sample counts as at most this many times the average, so that an hour of suspend does not become the pace.
+/// A sample counts as at most this many averages, so that an hour of suspend has little effect.
 const LEAP: u64 = 64;
-/// Half-life of a slow average while the pace is not measured, milliseconds: a slow minute says little about the next
-/// one.
+/// Half-life, milliseconds, of a slow average while the pace is not measured.
 const FORGET_MS: u64 = 10_000;
 
-/// A running average of the time between two ends, measured only while it is watched.
+/// Average time between two ends, measured only while watched.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     average_us: u64,
-    /// End of the last watch.
     last_ms: u64,
-    /// Start of the current watch, or the last end in it; none while not watched.
+    /// Start of the current watch, or its last end; none while not watched.
     watched_ms: Option<u64>,
-    /// Watched time and, in `ends`, ends that are not in a sample yet.
+    /// Watched time and ends that no sample contains yet.
     watched_us: u64,
     ends: u64,
 }
@@ -33,7 +31,6 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Starts or stops the watch. Unwatched time is not counted.
     pub(super) fn watch(&mut self, wanted: bool, now_ms: u64) {
         match (self.watched_ms, wanted) {
             (None, true) => {
@@ -44,8 +41,7 @@ impl Pace {
                 self.watched_us = self.watched_us.saturating_add(micros(since_ms, now_ms));
                 self.watched_ms = None;
                 self.last_ms = now_ms;
-                // An incomplete sample overestimates the time. If even this estimate is below the average, take the
-                // sample.
+                // An incomplete sample overestimates; take it only below the average.
                 if self.ends > 0 && self.watched_us / self.ends < self.average_us {
                     self.sample();
                 }
@@ -54,7 +50,7 @@ impl Pace {
         }
     }
 
-    /// One of `at_once` parallel operations has ended. Counted only while watched.
+    /// Counts the end of one of `at_once` parallel operations, if watched.
     pub(super) fn on_end(&mut self, now_ms: u64, at_once: u32) {
         let Some(since_ms) = self.watched_ms else { return };
         self.watched_us = self.watched_us.saturating_add(micros(since_ms, now_ms));
@@ -71,8 +67,8 @@ impl Pace {
         (self.watched_us, self.ends) = (0, 0);
     }
 
-    /// Time between two ends, microseconds, at least 1. While `at_once` operations run and none ends, the time is at
-    /// least the elapsed time divided by `at_once`.
+    /// Time between two ends, microseconds, at least 1 and, while `at_once` operations run without an end, the
+    /// elapsed time divided by `at_once`.
     pub(super) fn cost_us(&self, now_ms: u64, at_once: u32) -> u64 {
         let stalled_us = self.watched_ms.map_or(0, |since_ms| micros(since_ms, now_ms)) / u64::from(at_once.max(1));
         self.known_us(now_ms).max(stalled_us).max(1)

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A node that does what admission says: creates start in turn as soon as they may, and take as long as they are told.
+/// A simulated node: creates start in turn as soon as admission allows and take the given time.
 struct Node {
     admission: Admission,
     now_ms: u64,
@@ -25,7 +25,6 @@ impl Node {
         Ok(())
     }
 
-    /// Starts what may start; each will take so long.
     fn start(&mut self, takes_ms: u64) {
         while self.admission.may_start(self.now_ms) {
             let ticket = self.waiting.pop_front().unwrap();
@@ -34,7 +33,6 @@ impl Node {
         }
     }
 
-    /// Goes on to the next end of a create.
     fn step(&mut self) {
         let at = (0..self.running.len()).min_by_key(|at| self.running[*at].0).unwrap();
         let (end_ms, ticket) = self.running.swap_remove(at);
@@ -42,7 +40,7 @@ impl Node {
         self.admission.on_end(ticket, self.now_ms);
     }
 
-    /// Runs so many creates that each take so long, with no lack of callers.
+    /// Runs `creates` creates of `takes_ms` each under constant demand.
     fn busy(&mut self, creates: usize, takes_ms: u64) {
         for _ in 0..creates {
             while self.waiting.len() < 8 && self.offer(u64::MAX).is_ok() {}
@@ -51,7 +49,7 @@ impl Node {
         }
     }
 
-    /// Ends all there is; how long that took.
+    /// Runs until idle; returns the elapsed time.
     fn drain(&mut self, takes_ms: u64) -> u64 {
         let from_ms = self.now_ms;
         self.start(takes_ms);
@@ -62,7 +60,6 @@ impl Node {
         self.now_ms - from_ms
     }
 
-    /// All callers go away.
     fn give_up(&mut self) {
         let running = self.running.drain(..).map(|(_, ticket)| ticket);
         for ticket in self.waiting.drain(..).chain(running) {
@@ -90,7 +87,7 @@ fn with_room_nobody_waits_and_without_each_waits_its_turn() {
         assert_eq!(node.predicted_ms(), 0, "create {n}");
         node.offer(0).unwrap();
     }
-    // None has started yet, but the room is given away.
+    // None has started, but the room is assigned.
     assert_eq!(node.predicted_ms(), 10);
     node.start(100);
     assert_eq!((node.view().waiting, node.view().running), (0, 8));
@@ -132,10 +129,10 @@ fn a_slow_node_refuses_those_that_cannot_wait_and_says_when_to_ask() {
     let refusal = node.offer(5_000).unwrap_err();
     assert!((5_000..=5_500).contains(&refusal.predicted_wait_ms), "{refusal}");
     assert_eq!(refusal.retry_after_ms, 500);
-    // The longest wait holds for the most patient too.
+    // `longest_wait_ms` limits every patience.
     while node.offer(u64::MAX).is_ok() {}
     assert!((10_000..=10_500).contains(&node.predicted_ms()));
-    // Who cannot wait at all is not asked to come back before there is room.
+    // A caller without patience is asked to retry when there is room.
     assert_eq!(node.offer(0).unwrap_err().retry_after_ms, 5_000);
 }
 
@@ -192,7 +189,7 @@ fn a_node_that_refuses_all_who_would_wait_learns_that_it_is_quick_again() {
     (0..8).for_each(|_| node.offer(0).unwrap());
     assert!(node.offer(9_000).is_err(), "{:?}", node.view());
     node.drain(8);
-    // Callers without patience: nobody ever waits, but the room is used up each time.
+    // Callers without patience never wait, but use the room each time.
     for _ in 0..50 {
         while node.offer(0).is_ok() {}
         node.drain(8);
@@ -226,7 +223,6 @@ fn while_deletes_run_fewer_creates_do_but_none_starves() {
     node.start(60_000);
     assert_eq!((node.view().running, node.view().waiting), (4, 0));
 
-    // And as soon as the last delete has ended the room is there again.
     node.offer(u64::MAX).unwrap();
     node.admission.delete_ended(2, node.now_ms);
     assert!(!node.admission.may_start(node.now_ms));
@@ -245,12 +241,9 @@ fn deletes_that_run_are_part_of_the_wait() {
     assert_eq!(node.view().delete_cost_ms, 50);
     node.admission.delete_began(4, node.now_ms);
     (0..2).for_each(|_| node.offer(0).unwrap());
-    // Four deletes at 50 ms, and one create.
     assert_eq!(node.predicted_ms(), 4 * 50 + 10);
-    // Never more than a create waits for deletes.
     node.admission.delete_began(400, node.now_ms);
     assert_eq!(node.predicted_ms(), 2_000 + 10);
-    // More ends than begins would be a caller's fault, and do no harm.
     node.admission.delete_ended(500, node.now_ms);
     assert_eq!(node.view().deletes, 0);
 }
@@ -294,7 +287,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// Whatever came before: counts are right, bounds hold, and a node on which nothing waits or runs refuses nobody.
+    /// After any history: counts are right, bounds hold, and an idle node refuses no create.
     #[test]
     fn an_idle_node_never_refuses(ops in prop::collection::vec(any_op(), 1..300), most_waiting in 0u32..20) {
         let config = AdmissionConfig { most_waiting, ..AdmissionConfig::default() };
@@ -346,7 +339,7 @@ proptest! {
             prop_assert_eq!(view.running as usize, node.running.len());
             prop_assert_eq!(view.deletes, deletes);
             prop_assert!(view.running <= config.parallel);
-            // Where there is room at once, the queue's bound does not count.
+            // The queue's bound does not apply while there is room.
             prop_assert!(view.waiting <= most_waiting.max(config.parallel));
             prop_assert!(view.cost_ms >= 1 && view.delete_cost_ms >= 1);
         }

@@ -1,4 +1,4 @@
-//! Findings of quarantined addresses, records out of service, the deletion queue and the node's own objects.
+//! Findings of rests, records out of service, the deletion queue and the node's objects.
 
 use std::net::IpAddr;
 
@@ -8,11 +8,11 @@ use crate::{
     ids::EndpointId,
 };
 
-/// A deletion record older than this, milliseconds, is overdue.
+/// A deletion record older than this is overdue, milliseconds.
 const QUEUE_AGE_MS: u64 = 60_000;
 
 impl Auditor<'_> {
-    /// Quarantined addresses that are leased as well, or that no pool contains.
+    /// Finds resting addresses that are also leased, or that no pool contains.
     pub(super) fn rests(&self, findings: &mut Vec<AuditFinding>) {
         for rest in &self.view.snapshot.resting {
             let problem = if let Some(lease) = self.leases.get(&rest.ip) {
@@ -30,7 +30,6 @@ impl Auditor<'_> {
         }
     }
 
-    /// Records that are out of service, and those that cannot be read.
     pub(super) fn records_aside(&self, findings: &mut Vec<AuditFinding>) {
         for (id, out_of_service) in self.out_of_service.iter().filter(|(id, _)| !self.in_flight(**id)) {
             findings.push(AuditFinding {
@@ -56,7 +55,7 @@ impl Auditor<'_> {
         }
     }
 
-    /// Is it the lease of a record that is out of service or cannot be read?
+    /// True for the lease of a record that is out of service or unreadable.
     pub(super) fn is_of_record_aside(&self, lease: &Lease) -> bool {
         let row_id = self.rows.get(&lease.ip).and_then(|row| super::endpoint_id(row.endpoint_id));
         self.addresses_out_of_service.contains(&lease.ip) || row_id.is_some_and(|id| self.is_unreadable(id))
@@ -67,15 +66,13 @@ impl Auditor<'_> {
         rows.map(|r| r.address).collect()
     }
 
-    /// The owner of a record that is out of service or unreadable, from the leases of its addresses or the mark on
-    /// its link.
+    /// Owner of an unreadable record or one out of service, from leases of the addresses or the link's mark.
     fn owner_aside(&self, id: EndpointId, addresses: &[IpAddr]) -> Option<String> {
         let mut leases = addresses.iter().filter_map(|ip| self.leases.get(ip));
         let holder = leases.find(|l| matches!(l.owner, LeaseOwner::Attachment { .. }));
         holder.map(|l| describe_owner(&l.owner)).or_else(|| self.former_owner(id, None))
     }
 
-    /// Overdue deletion records, and unusable files of the deletion queue.
     pub(super) fn queue_files(&self, findings: &mut Vec<AuditFinding>) {
         for file in self.view.queue {
             let name = || file.name.clone();
@@ -94,7 +91,6 @@ impl Auditor<'_> {
         }
     }
 
-    /// The node's own part.
     pub(super) fn node(&self, findings: &mut Vec<AuditFinding>) {
         for problem in self.view.node.iter().cloned().map(Problem::Node) {
             let repair = (problem.mender() == Mender::Repair).then_some(Repair::EnsureNode);

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Auditor<'_> {
-    /// Missing unreachable routes of pools that the node's problems do not name already.
+    /// Finds missing unreachable routes of pools, unless the node's problems list them.
     pub(super) fn missing_pool_routes(&self, findings: &mut Vec<AuditFinding>) {
         for cidr in self.view.pool_cidrs {
             let wanted = RouteRow { destination: *cidr, ifindex: None };
@@ -29,17 +29,15 @@ impl Auditor<'_> {
         }
     }
 
-    /// Missing objects of an endpoint.
     pub(super) fn missing(&self, record: &EndpointRecord, findings: &mut Vec<AuditFinding>) {
         let id = record.id;
         let mut add = |problem: EndpointProblem| findings.push(AuditFinding::of_endpoint(record, problem));
-        // A renamed link is reported as renamed, not as missing.
         let renamed = |mark: &Mark| mark.id == id.get() && mark.epoch == record.epoch.0;
         let is_renamed = |link: &LinkRow| {
             link.ifindex == record.host_ifindex
                 && link.alias.as_deref().and_then(Mark::parse).is_some_and(|m| renamed(&m))
         };
-        // The dump has no links of other plugins; the close look does.
+        // The dump has no links of other plugins; the detailed inspection of the endpoint has.
         let own = record.link_owner.is_wharf();
         if own && !self.link_names.contains(record.host_ifname.as_str()) && !self.view.dump.links.iter().any(is_renamed)
         {
@@ -74,9 +72,8 @@ impl Auditor<'_> {
         }
     }
 
-    /// An address of the endpoint that IPAM could lease to another endpoint.
+    /// Finds an address of the endpoint that IPAM could lease to another endpoint.
     fn lease_problem(&self, record: &EndpointRecord, ip: IpAddr) -> Option<Kept> {
-        // An address outside all configured pools cannot be leased to another endpoint.
         if !self.view.pool_cidrs.iter().any(|c| c.contains(&ip)) {
             return None;
         }
@@ -90,7 +87,6 @@ impl Auditor<'_> {
         }
     }
 
-    /// Addresses that more than one endpoint claims.
     pub(super) fn shared_addresses(&self, findings: &mut Vec<AuditFinding>) {
         let mut claims: BTreeMap<IpAddr, Vec<&EndpointRecord>> = BTreeMap::new();
         for record in self.judged_records() {

@@ -13,12 +13,12 @@ use crate::{
 
 mod aside;
 
-/// As the version before wrote it: without an owner.
+/// The format of the previous version: without an owner.
 fn mark(record: &EndpointRecord) -> String {
     format!("wharf:{}:{}", record.id, record.epoch)
 }
 
-/// A node with endpoints 1 (epoch 10) and 2 (epoch 20), in which everything is as it should be.
+/// A healthy node with endpoints 1 (epoch 10) and 2 (epoch 20).
 struct Node {
     dump: KernelDump,
     snapshot: Snapshot,
@@ -69,7 +69,7 @@ impl Node {
         self.snapshot.endpoints.push(record);
     }
 
-    /// Endpoint 2's record and leases are gone, what the kernel holds of it is not.
+    /// Removes endpoint 2's record and leases; its kernel objects stay.
     fn forget_two(&mut self) {
         self.snapshot.endpoints.retain(|r| r.id != id(2));
         self.snapshot.leases.retain(|l| l.ip != ip("10.0.0.2") && l.ip != ip("fd00::2"));
@@ -88,7 +88,7 @@ impl Node {
         })
     }
 
-    /// A line a finding: object, subject, repair.
+    /// One line per finding: object, subject, repair.
     fn found(&self) -> Vec<String> {
         self.audit()
             .into_iter()
@@ -195,7 +195,7 @@ fn what_the_kernel_holds_of_an_endpoint_without_record_is_leaked() {
 
 #[test]
 fn what_is_in_flight_is_not_judged() {
-    // Being created: the kernel holds it, the store only its intent.
+    // Create in flight: kernel objects, but only an intent in the store.
     let mut node = Node::healthy();
     node.forget_two();
     node.in_flight.insert(id(2));
@@ -203,11 +203,11 @@ fn what_is_in_flight_is_not_judged() {
     let owner = LeaseOwner::Attachment { attachment: attachment("c2", "eth0"), epoch: Epoch(20) };
     node.snapshot.leases.push(lease("10.0.0.2", owner));
     assert_eq!(node.audit(), []);
-    // Its link was made after the dump looked at links and before it looked at routes.
+    // The dump listed links before the link existed, and routes after.
     node.dump.links.retain(|l| l.ifindex != IfIndex(102));
     assert_eq!(node.audit(), []);
 
-    // Being deleted: the store holds it, the kernel no longer does.
+    // Delete in flight: a record, but no kernel objects.
     let mut node = Node::healthy();
     node.in_flight.insert(id(2));
     node.snapshot.intents.push((id(2), Epoch(20), Intent::Delete { no_ip_release: false }));
@@ -262,7 +262,6 @@ fn each_pin_that_is_missing_is_named() {
             "pin endpoints/2/link_from_container: regenerate 2 datapath",
         ]
     );
-    // With clsact there are no links to pin.
     node.dump.pins[1].1 = names(&REQUIRED_PINS);
     assert_eq!(node.audit(), []);
 }
@@ -283,7 +282,7 @@ fn what_is_not_ours_is_named_and_never_touched() {
     node.dump.foreign_pins.push(PathBuf::from("/sys/fs/bpf/wharf/v1/shared/stranger"));
     node.dump.pins.push(("lost+found".to_owned(), vec![]));
     node.dump.pins.push(("99999".to_owned(), vec![]));
-    // The router's pair and links of the same prefix carry no id.
+    // Neither the router's pair nor these links of the same prefix carry an id.
     for (n, name) in (900..).zip(["wharf0", "wharf0p", "whatever", "wh000000000001", "whffff00000001"]) {
         node.dump.links.push(LinkRow { name: name.to_owned(), ifindex: IfIndex(n), alias: None });
     }
@@ -353,9 +352,8 @@ fn routes_of_pools_are_expected_exactly() {
     let mut node = Node::healthy();
     node.pool_cidrs.push("10.7.0.0/24".parse().unwrap());
     node.dump.routes.push(RouteRow { destination: "10.8.0.0/24".parse().unwrap(), ifindex: None });
-    // A pool's CIDR over a link would draw the whole pool's traffic to one endpoint.
+    // A pool's CIDR over a link would send the whole pool's traffic to one endpoint.
     node.dump.routes.push(RouteRow { destination: "10.0.0.0/24".parse().unwrap(), ifindex: Some(IfIndex(101)) });
-    // A route to the router's own address may stand.
     node.dump.routes.push(RouteRow { destination: "10.0.0.254/32".parse().unwrap(), ifindex: Some(IfIndex(3)) });
     assert_eq!(
         node.found(),
@@ -419,7 +417,7 @@ fn addresses_that_the_caller_owns_need_a_lease_of_anyone() {
     assert_eq!(node.audit(), []);
     node.snapshot.leases.retain(|l| l.ip != ip("fd00::1"));
     assert_eq!(node.found(), ["lease fd00::1: no repair"]);
-    // Without the pool nobody else can be given the address.
+    // Without the pool, IPAM cannot lease the address.
     node.pool_cidrs.retain(|c| matches!(c, IpNet::V4(_)));
     node.dump.routes.retain(|r| r.destination != "fd00::/64".parse().unwrap());
     assert_eq!(node.found(), ["lease fd00::2: no repair"], "of the endpoint that holds its own lease");
@@ -500,7 +498,6 @@ fn what_a_delete_that_could_not_finish_has_taken_away_is_not_missing() {
     node.dump.links.retain(|l| !l.name.starts_with("wh0002"));
     node.dump.pins.retain(|(directory, _)| directory != "2");
     assert_eq!(node.found(), ["intent delete of endpoint 2, epoch 20: no repair"]);
-    // Of another epoch's delete it is.
     node.snapshot.intents = vec![(id(2), Epoch(19), Intent::Delete { no_ip_release: false })];
     let found = node.found();
     assert!(found.iter().any(|f| f.starts_with("link wh0002")), "{found:?}");
@@ -566,7 +563,6 @@ fn a_link_that_was_renamed_is_told_by_its_mark() {
     let findings = node.audit();
     let name = "wh000200000014".to_owned();
     let renamed = EndpointProblem::LinkRenamed { side: Side::Node, name, found: "renamed0".to_owned() };
-    // It is there: nobody is told that it is missing.
     let of_links: Vec<_> = findings.iter().filter(|f| f.problem.object() == "link").collect();
     assert_eq!(of_links, [&AuditFinding::of_endpoint(&record, renamed)]);
     assert_eq!(of_links[0].repair, None);
@@ -593,12 +589,11 @@ fn a_port_is_explained_by_a_record_or_by_the_row_of_a_lost_one() {
     node.dump.nat = vec![to(8081, "10.0.0.1")];
     assert_eq!(node.found(), Vec::<String>::new());
     node.in_flight.clear();
-    // An address that is not masqueraded is one that its endpoint wants so.
     node.dump.nat = vec![NatEntry::Own(ip("10.0.0.1"))];
     assert_eq!(node.found(), ["own-address 10.0.0.1: remove-nat own address 10.0.0.1"]);
     node.snapshot.endpoints[0].masquerade = Some(false);
     assert_eq!(node.found(), Vec::<String>::new());
-    // Its row is a finding, and goes with its ports.
+    // A row without a record is a finding, and its ports belong to it.
     node.dump.nat = vec![to(8082, "10.0.0.2")];
     node.forget_two();
     assert!(node.found().iter().all(|line| !line.starts_with("port")), "{:?}", node.found());

@@ -12,65 +12,64 @@ use crate::{
     state::Level,
 };
 
-/// Which end of an endpoint's veth pair.
+/// An end of an endpoint's veth pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
-    /// The host side, in the node's namespace. Containers cannot change it.
+    /// The host side; containers cannot change it.
     Node,
-    /// The container's side. A container with `CAP_NET_ADMIN` may do with it what it likes.
+    /// The container's side; a container with `CAP_NET_ADMIN` can change it.
     Container,
 }
 
-/// The route that is in place of the node's route to an endpoint's address.
+/// The route found instead of the node's route to an endpoint's address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteSeen {
-    /// A route of Wharf's over another interface, by its name, or an unreachable one.
+    /// A route of Wharf's over another interface, by name, or an unreachable one.
     Ours(Option<String>),
     /// A foreign route.
     Foreign(Option<String>),
 }
 
-/// The route that a lookup of an endpoint's address returns instead of the endpoint's own.
+/// Result of a route look-up that does not return the endpoint's route.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lookup {
-    /// Destination of the route.
+    /// Destination.
     pub destination: IpNet,
-    /// Its table.
+    /// Table.
     pub table: u32,
-    /// Its interface; none where it names several or none.
+    /// Interface; none for no or several interfaces.
     pub ifname: Option<String>,
-    /// Its gateway.
+    /// Gateway.
     pub gateway: Option<IpAddr>,
 }
 
-/// A difference between an endpoint's record and its state in the kernel.
+/// A difference between an endpoint's record and the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointProblem {
-    /// The container's network namespace is gone, or another one is at its path.
+    /// The container's network namespace is gone, or its path has another one.
     Netns {
         /// Path.
         path: String,
-        /// What is there.
+        /// State of the path.
         cause: String,
     },
-    /// One side of the link is missing and the other exists: the missing side is in another network namespace.
+    /// One side of the link is missing: it moved to another network namespace.
     LinkMissing {
         /// Side.
         side: Side,
-        /// Its name.
+        /// Name.
         name: String,
     },
-    /// Both sides of the link are gone, and the container's network namespace exists: the link was deleted, which a
-    /// container can do from its side. A deletion from the node's side looks the same.
+    /// Both sides are gone and the container's network namespace exists: the container or the node deleted the link.
     LinkDeleted {
-        /// Name of the container's side.
+        /// Container side's name.
         name: String,
     },
-    /// A side of the link has another name.
+    /// A side has another name.
     LinkRenamed {
         /// Side.
         side: Side,
-        /// Name expected.
+        /// Expected name.
         name: String,
         /// Name found.
         found: String,
@@ -81,221 +80,219 @@ pub enum EndpointProblem {
         side: Side,
         /// Name.
         name: String,
-        /// Index expected.
+        /// Expected index.
         expected: IfIndex,
         /// Index found.
         found: IfIndex,
     },
-    /// A side of the link is down.
+    /// A side is down.
     LinkDown {
         /// Side.
         side: Side,
         /// Name.
         name: String,
     },
-    /// A side of the link has another MAC address.
+    /// A side has another MAC address.
     LinkMac {
         /// Side.
         side: Side,
         /// Name.
         name: String,
-        /// Address expected.
+        /// Expected address.
         expected: MacAddr,
         /// Address found.
         found: Option<MacAddr>,
     },
-    /// A side of the link has another MTU.
+    /// A side has another MTU.
     LinkMtu {
         /// Side.
         side: Side,
         /// Name.
         name: String,
-        /// Bytes expected.
+        /// Expected bytes.
         expected: u32,
         /// Bytes found.
         found: u32,
     },
-    /// The ARP flag of a side of the link. On the host side ARP must be off, because the programs do not answer the
-    /// node's requests. In the container ARP must be on: without it the container resolves no neighbour and reaches
-    /// nothing.
+    /// A side's ARP flag. It must be off on the host side, because the programs do not answer the node's requests,
+    /// and on in the container, to resolve neighbours.
     LinkArp {
         /// Side.
         side: Side,
         /// Name.
         name: String,
     },
-    /// The host side is a port of a bridge, a bond or a VRF: that device receives in its place what the container sends to
-    /// the node, and drops all of it while it is down.
+    /// The host side is a port of a bridge, bond or VRF, which receives the container's packets to the node, and
+    /// drops them while it is down.
     LinkEnslaved {
         /// Name.
         name: String,
-        /// The device that it is a port of.
+        /// The upper device.
         master: String,
     },
-    /// A side of another plugin's link is not as Wharf needs it: down, or with another MAC address.
+    /// A side of another plugin's link is down or has another MAC address.
     PluginLink {
         /// Side.
         side: Side,
         /// Name.
         name: String,
-        /// What is expected, and what is there.
+        /// Expected and found state.
         what: String,
     },
-    /// The host side has a queue that limits its rate, as CNI's `bandwidth` plugin makes it: packets of other containers pass
-    /// it by.
+    /// The host side has a rate-limiting queue, as from CNI's `bandwidth` plugin, which packets of local containers
+    /// bypass.
     LinkQueue {
         /// Name.
         name: String,
-        /// Kind of the queue.
+        /// Kind.
         kind: String,
     },
-    /// The host side does not carry its owner's mark.
+    /// The host side lacks its owner's mark.
     LinkAlias {
         /// Name.
         name: String,
-        /// Alias expected.
+        /// Expected alias.
         expected: String,
         /// Alias found.
         found: Option<String>,
     },
-    /// An address is missing in the container, or has another prefix length.
+    /// An address in the container is missing or has another prefix length.
     Address {
         /// Address.
         address: IpAddr,
-        /// Prefix length found; none when the address is not there.
+        /// Prefix length found; none when missing.
         found: Option<u8>,
     },
-    /// The node's route to an address of the endpoint.
+    /// The node's route to an address is missing or replaced.
     NodeRoute {
         /// Destination.
         to: IpNet,
-        /// Interface expected.
+        /// Expected interface.
         expected: String,
-        /// What is there instead; none when nothing is.
+        /// Route found instead, if any.
         found: Option<RouteSeen>,
     },
-    /// The node's route to an address of the endpoint is in the main table, but a lookup by the node's rules returns
-    /// another route: a rule selects another table first, or another route takes precedence.
+    /// The main table has the node's route to an address, but a rule or a preferred route overrides it.
     NodeRouteShadowed {
         /// Destination.
         to: IpNet,
-        /// Interface expected.
+        /// Expected interface.
         expected: String,
-        /// Where the look-up leads; none when it is refused.
+        /// Route found; none when the look-up fails.
         found: Option<Lookup>,
     },
-    /// A route in the container is not there.
+    /// A route in the container is missing.
     ContainerRoute {
         /// Destination.
         to: IpNet,
         /// Gateway.
         gateway: IpAddr,
-        /// Table; none for the main one.
+        /// Table; none for main.
         table: Option<u32>,
     },
-    /// A rule in the container is not there.
+    /// A rule in the container is missing.
     ContainerRule {
-        /// Source that the rule matches.
+        /// Source selector.
         from: IpAddr,
-        /// Table that it looks in.
+        /// Table.
         table: u32,
     },
-    /// A program of the endpoint is not on its hook.
+    /// A program is not on its hook.
     Program {
         /// Program.
         program: String,
         /// Host side's name.
         ifname: String,
-        /// How programs are attached.
+        /// Attach mode.
         mode: AttachMode,
-        /// Program id expected.
+        /// Expected program id.
         expected: u32,
         /// Program ids found.
         found: Vec<u32>,
     },
     /// The program that drops everything is still on the hook.
     Sink {
-        /// Program in whose place it stands.
+        /// Replaced program.
         program: String,
-        /// Its program id.
+        /// Program id.
         id: u32,
     },
-    /// A filter is left on the hook though programs are attached by tcx.
+    /// A clsact filter remains in tcx mode.
     StrayFilter {
-        /// Program in whose place it stands.
+        /// Program of this hook.
         program: String,
-        /// Its program id.
+        /// Program id.
         id: u32,
     },
-    /// A tcx link is left though programs are attached by clsact.
+    /// A tcx link remains in clsact mode.
     StrayLink {
-        /// Its pin.
+        /// Pin.
         path: String,
     },
-    /// A pin is not there.
+    /// A pin is missing.
     PinMissing {
-        /// Its name.
+        /// Name.
         name: String,
     },
-    /// Nothing is pinned.
+    /// All pins are missing.
     PinsMissing,
-    /// Another program is behind the pinned link.
+    /// The pinned link has another program.
     PinStale {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Program id expected.
+        /// Expected program id.
         expected: u32,
         /// Program id found.
         found: u32,
     },
-    /// The endpoint's programs use another map than the one that is pinned.
+    /// The programs use another map than the pinned one.
     MapUnused {
         /// Map.
         map: String,
-        /// Id of the pinned map.
+        /// Pinned map's id.
         pinned: u32,
-        /// Ids of the maps in use.
+        /// Ids of the used maps.
         used: Vec<u32>,
     },
-    /// A map of the endpoint cannot be read.
+    /// A map is unreadable.
     MapUnreadable {
         /// Map.
         map: String,
-        /// Why.
+        /// Cause.
         cause: String,
     },
-    /// A field of the configuration row has another value.
+    /// A field of the configuration row differs.
     Config {
         /// Field.
         field: &'static str,
-        /// Value expected.
+        /// Expected value.
         expected: String,
         /// Value found.
         found: String,
     },
-    /// The endpoint's row in the table of endpoints is not there, or differs.
+    /// The row in the endpoint table is missing or differs.
     Row {
         /// Address.
         address: IpAddr,
-        /// How it differs; none when it is not there.
+        /// Difference; none when missing.
         found: Option<String>,
     },
-    /// The endpoint's slot of the program array is empty, or holds another program.
+    /// The program-array slot is empty or has another program.
     CallSlot {
-        /// Program id expected, where it is known.
+        /// Expected program id, if known.
         expected: Option<u32>,
         /// Program id found.
         found: Option<u32>,
     },
-    /// A published port, or an address that is not masqueraded, is not in the node's table.
+    /// A published port or an unmasqueraded address has no nftables entry.
     Nat {
-        /// The entry.
+        /// Entry.
         entry: NatEntry,
     },
 }
 
 impl EndpointProblem {
-    /// Who mends it.
+    /// Repairer.
     #[must_use]
     pub fn mender(&self) -> Mender {
         use Side::{Container, Node};
@@ -314,7 +311,7 @@ impl EndpointProblem {
             | Self::LinkRenamed { side: Container, .. }
             | Self::PluginLink { side: Container, .. }
             | Self::LinkReplaced { side: Container, .. } => own(false),
-            // A smaller MTU does no harm, unless the kernel takes IPv6 away for it; packets of a larger one do not arrive.
+            // A smaller MTU is harmless above IPv6's minimum; packets of a larger one are lost.
             Self::LinkMtu { side: Container, expected, found, .. } if (MIN_MTU..*expected).contains(found) => {
                 Mender::Nobody
             }
@@ -347,7 +344,7 @@ impl EndpointProblem {
         }
     }
 
-    /// True for a problem of programs or maps, false for one of links, addresses or routes.
+    /// True for problems of programs or maps, false for links, addresses or routes.
     #[must_use]
     pub fn is_of_bpf(&self) -> bool {
         match self {
@@ -385,7 +382,7 @@ impl EndpointProblem {
         }
     }
 
-    /// True when the endpoint's namespace or a side of its link is gone or replaced. No regeneration repairs this.
+    /// True when the namespace or a side of the link is gone or replaced, which no regeneration repairs.
     #[must_use]
     pub fn is_of_a_lost_link(&self) -> bool {
         matches!(
@@ -395,7 +392,7 @@ impl EndpointProblem {
     }
 }
 
-/// Joins problems with one cause: a link with both sides missing was deleted, and its routes with it.
+/// Merges problems with one cause: a link without both sides was deleted together with its routes.
 #[must_use]
 pub fn joined(mut found: Vec<EndpointProblem>) -> Vec<EndpointProblem> {
     let missing =

@@ -1,4 +1,4 @@
-//! Problems of the node's own objects.
+//! Problems of the node's objects.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::overlap::Overlap;
 
-/// A difference between the node's own objects and the node's specification.
+/// A difference between the node's objects and their specification.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeProblem {
     /// A side of the router's link is missing.
@@ -16,12 +16,12 @@ pub enum NodeProblem {
     },
     /// A side of the router's link has another name.
     LinkRenamed {
-        /// Name expected.
+        /// Expected name.
         name: String,
         /// Name found.
         found: String,
     },
-    /// Something else has the name of the router's link.
+    /// A foreign object has the name of the router's link.
     LinkForeign {
         /// Name.
         name: String,
@@ -35,54 +35,54 @@ pub enum NodeProblem {
     LinkMtu {
         /// Name.
         name: String,
-        /// Bytes expected.
+        /// Expected bytes.
         expected: u32,
         /// Bytes found.
         found: u32,
     },
-    /// A router address is missing, or has another prefix length.
+    /// A router address is missing or has another prefix length.
     Address {
         /// Address.
         address: IpAddr,
         /// Interface.
         ifname: String,
-        /// Prefix length found; none when the address is missing.
+        /// Prefix length found; none when missing.
         found: Option<u8>,
     },
-    /// A pool's unreachable route is missing, or goes to an interface.
+    /// A pool's unreachable route is missing or has an interface.
     PoolRoute {
-        /// Pool's CIDR.
+        /// CIDR.
         cidr: IpNet,
-        /// Interface found; none when there is no route.
+        /// Interface found; none without a route.
         found: Option<String>,
     },
     /// A pool shares addresses with a network of the node.
     PoolOverlap(Overlap),
-    /// What masquerading, forwarding and announcements need is not as it should be.
+    /// A precondition of masquerading, forwarding or announcements is not met.
     Outbound {
-        /// What it is.
+        /// Subject.
         what: String,
-        /// How it differs, or why it cannot be looked at.
+        /// Difference, or why it is unreadable.
         cause: String,
-        /// The agent puts it right by itself.
+        /// The agent repairs it.
         repairable: bool,
     },
-    /// A setting (`sysctl`) that forwarding needs has another value.
+    /// A sysctl that forwarding needs has another value.
     Setting {
-        /// Its name, as `sysctl` has it.
+        /// `sysctl` name.
         name: String,
-        /// Value expected.
+        /// Expected value.
         expected: String,
         /// Value found.
         found: String,
-        /// The agent puts it right by itself; it does not touch settings while it does not masquerade.
+        /// The agent repairs it; it leaves settings unchanged while it does not masquerade.
         repairable: bool,
     },
-    /// The path is no bpffs, or cannot be read.
+    /// The path is not a bpffs or is unreadable.
     Bpffs {
         /// Path.
         path: String,
-        /// What is there.
+        /// State of the path.
         cause: String,
     },
     /// A shared pin is missing.
@@ -90,13 +90,13 @@ pub enum NodeProblem {
         /// Path.
         path: String,
     },
-    /// A shared pin is another object than expected.
+    /// A shared pin is another object.
     Pin {
         /// Path.
         path: String,
-        /// What is there.
+        /// Object found.
         cause: String,
-        /// The agent pins its object in its place.
+        /// The agent can replace it with its object.
         repairable: bool,
     },
 }

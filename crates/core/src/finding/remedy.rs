@@ -1,4 +1,4 @@
-//! What an operator should do about a problem: one answer, whoever asks.
+//! Operator actions for problems, the same in every view.
 
 use super::{EndpointProblem, Kept, Mender, NodeProblem, Problem, RouteSeen, Side, Stray};
 use crate::{ids::EndpointId, kernel::MIN_MTU, overlap::Overlap, state::Level};
@@ -6,7 +6,7 @@ use crate::{ids::EndpointId, kernel::MIN_MTU, overlap::Overlap, state::Level};
 const REPAIR: &str = "`wharf audit --repair` mends it; the leak audit does so by itself when it has seen it twice";
 
 impl Problem {
-    /// What an operator should do.
+    /// The operator's action.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {

@@ -1,4 +1,4 @@
-//! Orphans, and inconsistencies in the store and the deletion queue.
+//! Orphans and inconsistencies in the store and the deletion queue.
 
 use std::net::IpAddr;
 
@@ -12,64 +12,64 @@ use crate::{
 /// An object without a record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stray {
-    /// A link with the name of a host side, of an endpoint that has no record.
+    /// A link with a host side's name and no endpoint record.
     Link {
         /// Name.
         name: String,
         /// Index.
         ifindex: IfIndex,
-        /// Endpoint id that the name carries.
+        /// Endpoint id in the name.
         id: EndpointId,
-        /// Low 32 bits of the epoch, from the name.
+        /// Low 32 bits of the epoch in the name.
         epoch: u32,
-        /// A mark or an intent proves that the link is Wharf's.
+        /// A mark or an intent proves that Wharf owns the link.
         ours: bool,
     },
-    /// A link that has Wharf's mark and another name, of an endpoint that has no record.
+    /// A renamed link with Wharf's mark and no endpoint record.
     MarkedLink {
         /// Name.
         name: String,
         /// Index.
         ifindex: IfIndex,
     },
-    /// Something under the pin root that Wharf does not make.
+    /// A foreign object under the pin root.
     ForeignPin {
         /// Path, or the name under `endpoints/`.
         path: String,
     },
-    /// Pins of an endpoint that has no record.
+    /// Pins without an endpoint record.
     Pins {
         /// Endpoint id.
         id: EndpointId,
-        /// How many.
+        /// Count.
         count: usize,
     },
-    /// A row of the kernel's endpoint table.
+    /// A row of the endpoint table.
     Row {
         /// Address.
         address: IpAddr,
-        /// Endpoint id as stored.
+        /// Stored endpoint id.
         endpoint_id: u32,
         /// Epoch.
         epoch: Epoch,
     },
-    /// A published port, or an address that is not masqueraded, in the node's table.
+    /// An nftables entry of a published port or an unmasqueraded address.
     Nat {
-        /// The entry.
+        /// Entry.
         entry: NatEntry,
     },
-    /// A slot of the program array.
+    /// A program-array slot.
     CallSlot {
         /// Slot.
         slot: u32,
     },
-    /// A route with our protocol number.
+    /// A route with Wharf's protocol number.
     Route {
         /// Destination.
         to: IpNet,
         /// Interface; none for an unreachable route.
         ifindex: Option<IfIndex>,
-        /// The interface or the destination is Wharf's.
+        /// Wharf owns the interface or the destination.
         ours: bool,
     },
     /// A lease whose attachment has no endpoint.
@@ -77,16 +77,16 @@ pub enum Stray {
         /// Address.
         ip: IpAddr,
     },
-    /// A lease that the node holds for an address other than the router's.
+    /// A node lease for an address other than the router's.
     NodeLease {
         /// Address.
         ip: IpAddr,
     },
-    /// A lease that is in memory and not in the store.
+    /// A lease in memory but not in the store.
     UnstoredLease {
         /// Address.
         ip: IpAddr,
-        /// The lease has no endpoint that will release it.
+        /// No endpoint will release it.
         nobodys: bool,
     },
     /// An open intent without a running operation.
@@ -98,7 +98,7 @@ pub enum Stray {
         /// `create` or `delete`.
         what: &'static str,
     },
-    /// A delete that began and did not finish; its endpoint still exists.
+    /// An unfinished delete whose endpoint exists.
     Delete {
         /// Endpoint id.
         id: EndpointId,
@@ -123,84 +123,84 @@ pub enum Kept {
         ip: IpAddr,
         /// Endpoint id.
         id: EndpointId,
-        /// Who holds it.
+        /// Lease owner.
         holder: String,
     },
-    /// An address is leased and no pool has it.
+    /// A leased address outside all pools.
     LeaseOutside {
         /// Address.
         ip: IpAddr,
-        /// Pool of which it was.
+        /// Former pool.
         pool: String,
-        /// Endpoint that holds the lease; none when a caller of the API does.
+        /// Endpoint with the lease; none for an API caller.
         id: Option<EndpointId>,
     },
-    /// Several endpoints have one address.
+    /// Several endpoints share an address.
     SharedAddress {
         /// Address.
         ip: IpAddr,
-        /// How many.
+        /// Endpoint count.
         count: usize,
     },
-    /// An address is in quarantine and leased.
+    /// A resting address is leased.
     RestLeased {
         /// Address.
         ip: IpAddr,
-        /// Who holds it.
+        /// Lease owner.
         holder: String,
     },
-    /// An address is in quarantine and no pool has it.
+    /// A resting address outside all pools.
     RestOutside {
         /// Address.
         ip: IpAddr,
-        /// Pool of which it was.
+        /// Former pool.
         pool: String,
     },
     /// A record is out of service.
     RecordAside {
         /// Endpoint id.
         id: EndpointId,
-        /// Why.
+        /// Cause.
         why: String,
-        /// Its addresses.
+        /// Addresses.
         addresses: Vec<IpAddr>,
     },
-    /// A record cannot be read.
+    /// A record is unreadable.
     RecordUnreadable {
-        /// Its key.
+        /// Key.
         key: u16,
-        /// Why.
+        /// Cause.
         why: String,
     },
-    /// An endpoint runs and has no record.
+    /// A running endpoint has no record.
     RecordMissing {
         /// Endpoint id.
         id: EndpointId,
     },
-    /// A file of the deletion queue is no deletion record.
+    /// An invalid file in the deletion queue.
     QueueFile {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Why.
+        /// Cause.
         why: String,
     },
-    /// A file of the deletion queue that was put aside, because it is no deletion record: a delete that nobody does.
+    /// An invalid deletion record that was moved aside: its delete never runs.
     QueueAside {
-        /// Its path.
+        /// Path.
         path: String,
     },
-    /// A deletion record that nobody took up.
+    /// An overdue deletion record.
     QueuedDelete {
-        /// Its name.
+        /// Name.
         name: String,
-        /// How long it has waited, milliseconds.
+        /// Age, milliseconds.
         age_ms: u64,
     },
-    /// The deletion queue cannot be read.
+    /// The deletion queue is unreadable.
     Queue {
-        /// Its path.
+        /// Path.
         path: String,
-        /// Why.
+        /// Cause.
         why: String,
     },
 }

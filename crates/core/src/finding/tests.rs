@@ -35,7 +35,7 @@ fn shadowed(found: Option<Lookup>) -> EndpointProblem {
     EndpointProblem::NodeRouteShadowed { to: "10.0.0.2/32".parse().unwrap(), expected: "wh1".to_owned(), found }
 }
 
-/// One of each kind of what can be amiss with an endpoint.
+/// Every kind of endpoint problem.
 fn all() -> Vec<EndpointProblem> {
     use EndpointProblem as P;
     let (program, pin) = (|| "from_container".to_owned(), || "link_from_container".to_owned());
@@ -92,7 +92,7 @@ fn all() -> Vec<EndpointProblem> {
     all
 }
 
-/// What each is called, who mends it and what an operator reads: one table, so that a change of any of it is seen.
+/// The snapshot shows every change of a problem's name, mender or remedy.
 #[test]
 fn every_problem_of_an_endpoint_has_a_mender_and_a_remedy() {
     let line = |problem| line(&Problem::Endpoint(id(7), problem));

@@ -1,4 +1,4 @@
-//! A problem in words: what kind of object, which one, and what is wrong with it, both sides named.
+//! A problem in words: its kind of object, its subject, and the expected and actual state.
 
 use std::{fmt, net::IpAddr};
 
@@ -8,8 +8,8 @@ use crate::{ids::EndpointId, kernel::AttachMode, nat::NatEntry, overlap::Overlap
 const MISSING: &str = "expected, is not there";
 
 impl Problem {
-    /// Kind of object: `link`, `address`, `route`, `mtu`, `program`, `map`, `pin`, `endpoint-row`, `call-slot`, `port`, `own-address`,
-    /// `netns`, `node`, `lease`, `rest`, `record`, `endpoint`, `intent`, `queue-file`.
+    /// Kind of object: `link`, `address`, `route`, `mtu`, `program`, `map`, `pin`, `endpoint-row`, `call-slot`,
+    /// `port`, `own-address`, `netns`, `node`, `lease`, `rest`, `record`, `endpoint`, `intent`, `queue-file`.
     #[must_use]
     pub const fn object(&self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl Problem {
         }
     }
 
-    /// Which one.
+    /// Subject.
     #[must_use]
     pub fn subject(&self) -> String {
         match self {
@@ -49,7 +49,6 @@ impl Problem {
     }
 }
 
-/// What is wrong with the subject.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -412,7 +411,7 @@ impl fmt::Display for Kept {
     }
 }
 
-/// An entry beside its kind ([`NatEntry::kind`]), which is not said again.
+/// An entry without its kind ([`NatEntry::kind`]).
 fn nat_entry(entry: &NatEntry) -> String {
     match entry {
         NatEntry::Port(mapping) => mapping.to_string(),
@@ -435,7 +434,6 @@ fn goes(to: Option<&str>) -> String {
     to.map_or_else(|| "goes nowhere".to_owned(), |i| format!("goes to interface {i}"))
 }
 
-/// Length of the prefix that holds one address.
 fn single(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }

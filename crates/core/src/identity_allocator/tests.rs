@@ -35,7 +35,7 @@ fn what_names_one_pod_makes_no_identity() {
     assert_eq!(ids.acquire(&pod(2)).unwrap(), first);
     assert_eq!(ids.get(first), Some(&labels(&["k8s:app=web"])));
     assert_eq!(ids.list()[0].references, 2);
-    // Who vouches for a label is part of it.
+    // The source is part of a label.
     assert_ne!(ids.acquire(&labels(&["container:app=web"])).unwrap(), first);
 }
 
@@ -118,7 +118,7 @@ fn all_numbers_are_used_before_it_says_so_and_a_free_one_is_found_again() {
 }
 
 proptest! {
-    /// Against a plain list of references held.
+    /// Compares with a plain list of references.
     #[test]
     fn references_are_those_of_a_naive_list(ops in prop::collection::vec((0u8..6, any::<bool>(), any::<usize>()), 1..200)) {
         let mut ids = IdentityAllocator::new();

@@ -1,4 +1,4 @@
-//! Why IPAM refused.
+//! IPAM errors.
 
 use std::net::IpAddr;
 
@@ -7,26 +7,26 @@ use ipnet::IpNet;
 use super::{Family, describe_owner};
 use crate::{ids::PoolName, store::LeaseOwner};
 
-/// Why IPAM refused.
+/// An IPAM error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IpamError {
-    /// No address is free: each is given out, or rests.
+    /// Every address is leased or resting.
     #[error("pool {pool} has no free {family} address: {}", exhausted(*.used, *.resting, *.total, .why.as_deref()))]
     Exhausted {
         /// Pool.
         pool: PoolName,
         /// Family.
         family: Family,
-        /// Given out.
+        /// Leased addresses.
         used: u64,
-        /// Given back, and not free yet.
+        /// Resting addresses.
         resting: u64,
-        /// Of so many.
+        /// Usable addresses.
         total: u64,
-        /// What still speaks for one of those that rest, where the checks found something.
+        /// Result of a failed check of a resting address, if any.
         why: Option<String>,
     },
-    /// The address was given back and is not free yet.
+    /// The address is resting.
     #[error(
         "{ip} is in quarantine {} ({last_owner} released it; pool {pool}); ask again then, or for another address",
         quarantine(*.left_ms, *.ends_unix_ms, .why.as_deref())
@@ -36,62 +36,62 @@ pub enum IpamError {
         ip: IpAddr,
         /// Pool.
         pool: PoolName,
-        /// Who held it, in words.
+        /// Last owner, in words.
         last_owner: String,
-        /// How long its rest still lasts, milliseconds; 0 when only the checks are left.
+        /// Remaining rest, milliseconds; 0 when only the checks remain.
         left_ms: u64,
-        /// When its rest ends, milliseconds since the Unix epoch.
+        /// End of the rest, milliseconds since the Unix epoch.
         ends_unix_ms: u64,
-        /// What still speaks for it, where the checks found something.
+        /// Result of the failed check, if any.
         why: Option<String>,
     },
-    /// No pool of that name.
+    /// Unknown pool.
     #[error("there is no pool {pool}; configured are: {known}")]
     UnknownPool {
-        /// The name asked for.
+        /// Requested name.
         pool: PoolName,
-        /// Names of the pools there are.
+        /// Configured pools.
         known: String,
     },
-    /// The address is not one that the pool gives out.
+    /// The pool does not contain the address, or reserves it.
     #[error("{ip} cannot be leased from pool {pool}: {why}")]
     NotInPool {
         /// Address.
         ip: IpAddr,
         /// Pool.
         pool: PoolName,
-        /// What it is instead, and what to do.
+        /// Cause and hint.
         why: String,
     },
-    /// The node itself has the address, or reaches it over a link of its own.
+    /// The node has the address, or reaches it over one of its links.
     #[error("{ip} cannot be leased from pool {pool}: {why} overlaps the pool; ask for another address")]
     TakenByNode {
         /// Address.
         ip: IpAddr,
         /// Pool.
         pool: PoolName,
-        /// What has it.
+        /// The node's address or route.
         why: String,
     },
-    /// Every address that nobody holds is the node's, or one that the node reaches over a link of its own.
+    /// All free addresses are withheld: the node has them, or reaches them over its links.
     #[error(
         "pool {pool} has no free address: {why} overlaps the pool, and no other address is free; remove that from the node, or give the pool another CIDR"
     )]
     Withheld {
         /// Pool.
         pool: PoolName,
-        /// What has them.
+        /// The node's address or route.
         why: String,
     },
-    /// Somebody else holds it.
+    /// Another owner holds the address.
     #[error("{ip} is {}", held(*ip, owner))]
     AlreadyLeased {
         /// Address.
         ip: IpAddr,
-        /// Holder.
+        /// Owner.
         owner: LeaseOwner,
     },
-    /// The pool has no addresses of that family.
+    /// The pool lacks the family.
     #[error("pool {pool} has no {family} CIDR; configure one, or ask another pool")]
     FamilyNotInPool {
         /// Pool.
@@ -99,34 +99,34 @@ pub enum IpamError {
         /// Family.
         family: Family,
     },
-    /// Neither family was wanted.
+    /// The request excludes both families.
     #[error("no address family was asked for; ask for IPv4, IPv6 or both (pool {pool})")]
     NothingWanted {
         /// Pool.
         pool: PoolName,
     },
-    /// Two CIDRs share addresses.
+    /// Two CIDRs overlap.
     #[error(
         "configure pools: {first} (pool {first_pool}) and {second} (pool {second_pool}) overlap; change one of them"
     )]
     Overlap {
-        /// One.
+        /// First CIDR.
         first: IpNet,
         /// Its pool.
         first_pool: PoolName,
-        /// The other.
+        /// Second CIDR.
         second: IpNet,
         /// Its pool.
         second_pool: PoolName,
     },
-    /// A CIDR that cannot be a pool's.
+    /// Invalid CIDR.
     #[error("configure pool {pool}: CIDR {cidr} {why}")]
     BadCidr {
         /// Pool.
         pool: PoolName,
         /// CIDR.
         cidr: IpNet,
-        /// The rule it breaks, and what to do.
+        /// Violated rule.
         why: CidrProblem,
     },
     /// A pool without CIDRs.
@@ -135,7 +135,7 @@ pub enum IpamError {
         /// Pool.
         pool: PoolName,
     },
-    /// Two pools of one name.
+    /// Repeated pool name.
     #[error("configure pool {pool}: the name is used twice; rename one, or join their CIDRs in one pool")]
     DuplicatePool {
         /// Pool.
@@ -143,21 +143,20 @@ pub enum IpamError {
     },
 }
 
-/// The rule that a pool's CIDR breaks, and what to do.
+/// The violated rule of a pool CIDR.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CidrProblem {
-    /// It is not the first address of its prefix; that one.
+    /// Host bits are set; the corrected CIDR.
     #[error("has bits set beyond its prefix; write {0}")]
     HostBits(IpNet),
-    /// It has one address; the longest prefix that has more.
+    /// Too few addresses; the longest valid prefix.
     #[error("is too small: the node itself takes one address; use /{0} or shorter")]
     TooSmall(u8),
-    /// It has addresses of this reserved kind.
+    /// Contains addresses of this reserved kind.
     #[error("holds {0} addresses, which endpoints cannot have; use a private range such as 10.0.0.0/8 or fd00::/8")]
     Reserved(&'static str),
 }
 
-/// By whom an address is held, and what to do.
 fn held(ip: IpAddr, owner: &LeaseOwner) -> String {
     let mend = match owner {
         LeaseOwner::Node => {
@@ -170,7 +169,7 @@ fn held(ip: IpAddr, owner: &LeaseOwner) -> String {
     format!("held by {}{kept}; {mend}, or ask for another address", describe_owner(owner))
 }
 
-/// How long a quarantine still lasts. The time of day stays true in a log.
+/// Remaining quarantine, with the time of day for logs.
 fn quarantine(left_ms: u64, ends_unix_ms: u64, why: Option<&str>) -> String {
     match (left_ms, why) {
         (0, Some(why)) => format!("until nothing on the node uses it: {why}"),

@@ -1,4 +1,4 @@
-//! The addresses of one family in one pool, and the choice of the next one.
+//! Addresses of one family of a pool, and the choice of the next address.
 
 use std::{
     collections::BTreeSet,
@@ -14,11 +14,11 @@ use super::{
 };
 use crate::store::Rest;
 
-/// Number of rested addresses that are kept back before the oldest counts as fresh again. Bounds the memory of
-/// released addresses in an IPv6 pool, which never runs out of fresh ones.
+/// Most rested addresses before the oldest counts as fresh: bounds memory in IPv6 pools, which never run out of fresh
+/// ones.
 const RESTED_MAX: usize = 4096;
 
-/// Addresses as numbers: IPv4 in the low 32 bits.
+/// Address as a number; IPv4 in the low 32 bits.
 fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -26,12 +26,11 @@ fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// A set of addresses of one family.
 #[derive(Debug, Clone)]
 enum AddressSet {
-    /// Dense pools: a bitmap costs bits, not entries.
+    /// Dense: a bitmap.
     V4(RoaringBitmap),
-    /// Sparse by nature: a /64 cannot be enumerated.
+    /// Sparse: a /64 cannot be enumerated.
     V6(BTreeSet<u128>),
 }
 
@@ -50,8 +49,7 @@ impl AddressSet {
         }
     }
 
-    /// Lowest number from `from` to `to` (both included) that is not in the set. Costs as much as there are runs of
-    /// taken addresses (IPv4) or taken addresses (IPv6) before it.
+    /// Lowest number in `from..=to` outside the set, in time linear in the runs (IPv4) or addresses (IPv6) before it.
     fn first_absent(&self, from: u128, to: u128) -> Option<u128> {
         if from > to {
             return None;
@@ -75,7 +73,6 @@ impl AddressSet {
                     if *taken != candidate {
                         break;
                     }
-                    // Past the last address there is: the comparison with `to` below says none.
                     candidate = candidate.checked_add(1)?;
                 }
                 candidate
@@ -91,7 +88,6 @@ pub fn is_leasable(cidr: &IpNet, ip: IpAddr) -> bool {
     cidr.contains(&ip) && Range::of(cidr).contains(number(ip))
 }
 
-/// The usable addresses of a CIDR, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {
     first: u128,
@@ -99,8 +95,8 @@ struct Range {
 }
 
 impl Range {
-    /// Leaves out the network and broadcast addresses of IPv4, and the subnet-router anycast address of IPv6 (RFC 4291
-    /// section 2.6.1). Point-to-point prefixes (/31 by RFC 3021, /127 by RFC 6164) have neither.
+    /// Excludes the IPv4 network and broadcast addresses and the IPv6 subnet-router anycast address (RFC 4291,
+    /// 2.6.1). Point-to-point prefixes (/31 by RFC 3021, /127 by RFC 6164) have neither.
     fn of(cidr: &IpNet) -> Self {
         let (first, last) = (number(cidr.network()), number(cidr.broadcast()));
         if cidr.max_prefix_len() - cidr.prefix_len() <= 1 {
@@ -112,7 +108,7 @@ impl Range {
         }
     }
 
-    /// Every address of a CIDR, those included that are never given out.
+    /// Every address of a CIDR, including unusable ones.
     fn whole(cidr: &IpNet) -> Self {
         Self { first: number(cidr.network()), last: number(cidr.broadcast()) }
     }
@@ -122,24 +118,22 @@ impl Range {
     }
 }
 
-/// One family of a pool.
 #[derive(Debug, Clone)]
 pub(super) struct FamilyPool {
     family: Family,
     ranges: Vec<Range>,
-    /// Leased, resting or rested addresses, which next-fit skips.
+    /// Leased, resting or rested addresses, skipped by next-fit.
     passed_over: AddressSet,
     resting: Resting,
     rested: Rested,
-    /// Addresses that next-fit skips because the node has or reaches them.
+    /// Ranges that the node has or reaches, skipped by next-fit.
     withheld: Vec<Range>,
-    /// Position of next-fit: a range, and a number in it.
+    /// Next-fit position: a range, and a number in it.
     cursor: (usize, u128),
     used: u64,
 }
 
 impl FamilyPool {
-    /// `None` when none of the CIDRs is of this family.
     pub(super) fn new(family: Family, cidrs: &[IpNet]) -> Option<Self> {
         let ranges: Vec<Range> = cidrs.iter().filter(|c| Family::of(c.addr()) == family).map(Range::of).collect();
         let cursor = (0, ranges.first()?.first);
@@ -166,56 +160,49 @@ impl FamilyPool {
         }
     }
 
-    /// First usable address of the first CIDR.
     pub(super) fn first(&self) -> Option<IpAddr> {
         self.ranges.first().and_then(|r| self.address(r.first))
     }
 
-    /// True when the address is one that this pool gives out, taken or not.
+    /// True for a usable address, whether free or not.
     pub(super) fn gives_out(&self, ip: IpAddr) -> bool {
         Family::of(ip) == self.family && self.ranges.iter().any(|r| r.contains(number(ip)))
     }
 
-    /// Addresses given out.
     pub(super) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Addresses that rest.
     pub(super) fn resting(&self) -> &Resting {
         &self.resting
     }
 
-    /// The rest of an address.
     pub(super) fn sleeper(&self, ip: IpAddr) -> Option<&Sleeper> {
         self.resting.get(number(ip)).filter(|s| s.rest.ip == ip)
     }
 
-    /// Addresses there are, at most the greatest `u64`.
+    /// Usable addresses, at most `u64::MAX`.
     pub(super) fn total(&self) -> u64 {
         let total = self.ranges.iter().fold(0u128, |sum, r| sum.saturating_add((r.last - r.first).saturating_add(1)));
         u64::try_from(total).unwrap_or(u64::MAX)
     }
 
-    /// The address that comes next, not taken yet: a fresh one from the cursor on and around, else the one that was
-    /// released longest ago.
+    /// Next address: the next fresh one from the cursor, with wrap-around, else the oldest release.
     pub(super) fn next_free(&self) -> Option<IpAddr> {
         let rested = || self.rested.by_age().find(|n| self.withheld_at(*n).is_none());
         self.next_fresh().or_else(rested).and_then(|n| self.address(n))
     }
 
-    /// Gives out no address of these networks from now on, in place of those of before.
     pub(super) fn withhold(&mut self, nets: &[IpNet]) {
         self.withheld = nets.iter().filter(|n| Family::of(n.addr()) == self.family).map(Range::whole).collect();
     }
 
-    /// True when a free address is withheld. Only meaningful when [`Self::next_free`] returns none.
+    /// True when a free address is withheld. Valid only when [`Self::next_free`] is none.
     pub(super) fn has_withheld_free(&self) -> bool {
         let free = |r: &Range| self.passed_over.first_absent(r.first, r.last).is_some();
         !self.withheld.is_empty() && (self.ranges.iter().any(free) || self.rested.by_age().next().is_some())
     }
 
-    /// True when a network holds an address that this pool gives out.
     pub(super) fn overlaps(&self, net: &IpNet) -> bool {
         let net = Range::whole(net);
         self.ranges.iter().any(|r| r.first <= net.last && net.first <= r.last)
@@ -225,7 +212,6 @@ impl FamilyPool {
         self.withheld.iter().find(|r| r.contains(n))
     }
 
-    /// Lowest fresh address from `from` to `to` (both included) that is not withheld.
     fn first_fresh(&self, mut from: u128, to: u128) -> Option<u128> {
         loop {
             let fresh = self.passed_over.first_absent(from, to)?;
@@ -243,7 +229,7 @@ impl FamilyPool {
             .or_else(|| self.first_fresh(current.first, current.last))
     }
 
-    /// Takes an address, whether chosen or requested, and ends its rest. No effect when the address is already taken.
+    /// Leases a chosen or requested address and ends its rest. Idempotent.
     pub(super) fn take(&mut self, ip: IpAddr) {
         let n = number(ip);
         let was_ours = self.rested.remove(n) || self.resting.remove(n).is_some();
@@ -252,24 +238,22 @@ impl FamilyPool {
         }
         self.used += 1;
         if let Some(at) = self.ranges.iter().position(|r| r.contains(n)) {
-            // At the end of a range the search finds nothing there and goes on with the next.
+            // May be past the range's end: the search continues in the next range.
             self.cursor = (at, n.saturating_add(1));
         }
     }
 
-    /// Releases a taken address, which rests from now on.
     pub(super) fn release(&mut self, rest: Rest, release: Release) {
         self.used = self.used.saturating_sub(1);
         self.resting.push(number(rest.ip), rest, release);
     }
 
-    /// Releases a taken address. It is free at once, and is leased after all others.
+    /// Releases an address without a rest: it is free now, and last in order.
     pub(super) fn release_unused(&mut self, ip: IpAddr, release: Release) {
         self.used = self.used.saturating_sub(1);
         self.push_rested(number(ip), release);
     }
 
-    /// Restores the rest of a free address after a restart.
     pub(super) fn claim_rest(&mut self, rest: Rest, release: Release) {
         let n = number(rest.ip);
         self.rested.remove(n);
@@ -277,7 +261,6 @@ impl FamilyPool {
         self.resting.push(n, rest, release);
     }
 
-    /// Ends a rest.
     pub(super) fn wake(&mut self, ip: IpAddr) -> Option<Rest> {
         let n = number(ip);
         let sleeper = self.resting.remove(n)?;
@@ -285,7 +268,6 @@ impl FamilyPool {
         Some(sleeper.rest)
     }
 
-    /// Notes why a rest cannot end.
     pub(super) fn block(&mut self, ip: IpAddr, why: String, check: u64) -> bool {
         self.resting.block(number(ip), why, check)
     }
@@ -303,7 +285,6 @@ impl FamilyPool {
 
 #[cfg(test)]
 impl FamilyPool {
-    /// Addresses that have rested, and addresses that next-fit passes over.
     pub(super) fn kept_back(&self) -> (usize, usize) {
         let passed_over = match &self.passed_over {
             AddressSet::V4(set) => usize::try_from(set.len()).unwrap_or(usize::MAX),

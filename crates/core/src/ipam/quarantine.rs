@@ -1,52 +1,50 @@
-//! The quarantine of released addresses: a released address rests.
+//! Quarantine of released addresses.
 //!
-//! An address is free again when its rest is over and the checks found nothing on the node that still refers to its
-//! old owner. This module keeps the time. The caller runs the checks and reports their result with [`Ipam::wake`] or
-//! [`Ipam::block`]. When no address is free, a rest may be cut short ([`Ipam::early`]); the checks are never skipped.
+//! An address is free after its rest, once checks find no reference to its old owner on the node. This module
+//! measures time; the caller runs the checks and reports with [`Ipam::wake`] or [`Ipam::block`]. Without free
+//! addresses, a rest may end early ([`Ipam::early`]), but never without checks.
 
 use std::net::IpAddr;
 
 use super::{Family, FamilyPool, Ipam, IpamError, LeaseRequest, Wanted, describe_owner, index_of, rest::Release};
 use crate::store::{Lease, LeaseOwner, Rest};
 
-/// Default rest of an address, milliseconds.
 pub(super) const DEFAULT_REST_MS: u64 = 30_000;
-/// A clock that goes back by less than this, milliseconds, was not set back: two threads called in the other order.
+/// A smaller step back, milliseconds, is a reordering of threads, not a clock change.
 const CLOCK_SLACK_MS: u64 = 1_000;
 
-/// A resting address, for status.
+/// A resting address for status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestView {
-    /// The rest.
+    /// Rest.
     pub rest: Rest,
-    /// What still referred to the address at the last check; none when nothing did, or no check ran yet.
+    /// References found by the last check; none when there were none, or no check ran.
     pub blocked: Option<String>,
 }
 
 impl Ipam {
-    /// Sets the shortest rest of an address, milliseconds (default 30,000). With 0 an address rests until the checks
-    /// have run.
+    /// Sets the shortest rest, milliseconds (default 30,000). With 0, an address rests until the checks ran.
     pub fn set_rest(&mut self, rest_ms: u64) {
         self.rest_ms = rest_ms;
     }
 
-    /// How long a rest still lasts, milliseconds. After the clock was set back it lasts no longer than a new one.
+    /// Remaining rest, milliseconds; after the clock was set back, at most a full rest.
     pub(super) fn rest_left_ms(&self, rest: &Rest, now_ms: u64) -> u64 {
         rest.since_unix_ms.saturating_add(self.rest_ms).saturating_sub(now_ms).min(self.rest_ms)
     }
 
-    /// The rest that [`Self::release_owned`] would create, without the release, because the store is written first.
-    /// `None` when nothing would be released.
+    /// The rest that [`Self::release_owned`] would create, for the store, which is written first. `None` if there is
+    /// nothing to release.
     #[must_use]
     pub fn peek_rest(&self, ip: IpAddr, owner: &LeaseOwner, now_ms: u64) -> Option<Rest> {
         let lease = self.leases.get(&ip).filter(|l| l.owner == *owner && l.owner != LeaseOwner::Node)?;
-        // An address outside all pools is not leased again, so it needs no rest.
+        // Outside all pools, an address is not leased again and needs no rest.
         self.pool_of(ip)?;
         Some(rest_of(lease, now_ms))
     }
 
-    /// Releases an address, whoever holds it; the address rests from now on. `None` when the address is not leased,
-    /// or is a router address, which stays leased. `now_ms`: milliseconds since the Unix epoch.
+    /// Releases an address of any owner into its rest. `None` for an unleased or router address. `now_ms`: Unix
+    /// epoch, milliseconds.
     pub fn release(&mut self, ip: IpAddr, now_ms: u64) -> Option<(Lease, Rest)> {
         if self.leases.get(&ip)?.owner == LeaseOwner::Node {
             return None;
@@ -60,7 +58,7 @@ impl Ipam {
         Some((lease, rest))
     }
 
-    /// Releases an address if this owner holds it, so that a late release cannot take the next owner's address.
+    /// Releases an address of this owner; a late release does not affect the next owner.
     pub fn release_owned(&mut self, ip: IpAddr, owner: &LeaseOwner, now_ms: u64) -> Option<(Lease, Rest)> {
         if self.leases.get(&ip)?.owner != *owner {
             return None;
@@ -68,9 +66,8 @@ impl Ipam {
         self.release(ip, now_ms)
     }
 
-    /// Releases an address, if this owner holds it, without a rest. Correct only when the lease was never visible: no
-    /// answer was sent, and no step began that may write the address into the kernel or pass it to the proxy. When in
-    /// doubt, use [`Self::release_owned`].
+    /// Releases an address of this owner without a rest. Only for a lease that was never visible: no answer was sent,
+    /// and no step began that may pass the address to kernel or proxy. In doubt, use [`Self::release_owned`].
     pub fn release_unused(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Option<Lease> {
         if *owner == LeaseOwner::Node || self.leases.get(&ip)?.owner != *owner {
             return None;
@@ -83,11 +80,11 @@ impl Ipam {
         Some(lease)
     }
 
-    /// Restores a stored rest, under the pool whose CIDR contains the address now.
+    /// Restores a stored rest under the pool whose CIDR contains the address now.
     ///
     /// # Errors
-    /// When the stored rest is obsolete and must be removed: [`IpamError::AlreadyLeased`] (a lease takes precedence
-    /// over a rest), [`IpamError::NotInPool`] (the pools' configuration was changed).
+    /// The stored rest is obsolete and must be removed: [`IpamError::AlreadyLeased`] (a lease takes precedence),
+    /// [`IpamError::NotInPool`] (the configuration changed).
     pub fn claim_rest(&mut self, rest: Rest) -> Result<(), IpamError> {
         if let Some(held) = self.leases.get(&rest.ip) {
             return Err(IpamError::AlreadyLeased { ip: rest.ip, owner: held.owner.clone() });
@@ -104,7 +101,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Resting addresses, the oldest release first.
+    /// Resting addresses, oldest release first.
     #[must_use]
     pub fn resting(&self) -> Vec<RestView> {
         let mut all: Vec<_> = self.families().flat_map(|f| f.resting().all()).collect();
@@ -112,8 +109,8 @@ impl Ipam {
         all.into_iter().map(|s| RestView { rest: s.rest.clone(), blocked: s.why().map(str::to_owned) }).collect()
     }
 
-    /// At most `limit` addresses whose rest is over and that wait for the checks: first those without a failed check,
-    /// the oldest release first; then those with one, the oldest check first.
+    /// At most `limit` addresses to check after their rest: those without a failed check by release, then the others
+    /// by check, oldest first.
     pub fn rested(&mut self, now_ms: u64, limit: usize) -> Vec<IpAddr> {
         let now_ms = self.on_clock(now_ms);
         let is_over = |release: Release| release.0.saturating_add(self.rest_ms) <= now_ms;
@@ -135,17 +132,15 @@ impl Ipam {
         over.chain(blocked).take(limit).collect()
     }
 
-    /// Whether the rest of an address is over, so that only the checks are left. False when the address does not
-    /// rest.
+    /// True when the address rests and only the checks remain.
     pub fn has_rested(&mut self, ip: IpAddr, now_ms: u64) -> bool {
         let (now_ms, rest_ms) = (self.on_clock(now_ms), self.rest_ms);
         let release = self.family_of(ip).and_then(|f| f.sleeper(ip)).map(|s| s.release);
         release.is_some_and(|(since_ms, _)| since_ms.saturating_add(rest_ms) <= now_ms)
     }
 
-    /// Addresses whose rest may be cut short for a request that [`Self::lease`] refused: the requested address, if it
-    /// rests; and at most `limit` of each family of which the request takes any address and none is free, in the
-    /// order of [`Self::rested`]. Empty when ending a rest would not help.
+    /// Addresses whose rest may end early for a request that [`Self::lease`] refused: the exact address, or at most
+    /// `limit` of each exhausted family with any address wanted, in the order of [`Self::rested`].
     #[must_use]
     pub fn early(&self, request: &LeaseRequest, limit: usize) -> Vec<IpAddr> {
         let name = request.pool.as_ref().unwrap_or(&self.default_pool);
@@ -157,14 +152,14 @@ impl Ipam {
         candidates
     }
 
-    /// Ends a rest after the checks found no reference to the address. The address is free, and is leased after those
-    /// released before it. `None` when the address does not rest.
+    /// Ends a rest after the checks found no reference. The address is free, after those released earlier. `None`
+    /// when it does not rest.
     pub fn wake(&mut self, ip: IpAddr) -> Option<Rest> {
         self.family_of(ip)?.wake(ip)
     }
 
-    /// Records what still refers to a resting address. The address keeps resting, and is checked again after all
-    /// others. False when the address does not rest.
+    /// Records a failed check. The address keeps resting and its next check comes after all others. False when it
+    /// does not rest.
     pub fn block(&mut self, ip: IpAddr, why: impl Into<String>) -> bool {
         self.turns += 1;
         let check = self.turns;
@@ -185,7 +180,7 @@ impl Ipam {
         (self.on_clock(now_ms), self.turns)
     }
 
-    /// The current time, which never decreases unless the clock was set back.
+    /// Current time; monotonic unless the clock was set back.
     fn on_clock(&mut self, now_ms: u64) -> u64 {
         if now_ms.saturating_add(CLOCK_SLACK_MS) < self.latest_ms {
             for pool in &mut self.pools {

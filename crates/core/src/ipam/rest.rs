@@ -1,16 +1,15 @@
-//! Released addresses of one family: resting ones, and rested ones, which are free again.
+//! Released addresses of one family: resting, and rested (free again).
 //!
-//! Both are ordered by release. An address whose rest ended late, because of failed checks, keeps its place in this
-//! order, so that the newest release is reused last.
+//! Both are ordered by release. A failed check does not change this order, so the newest release is reused last.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::store::Rest;
 
-/// Time of a release: milliseconds since the Unix epoch, and a number that orders releases of one millisecond.
+/// Release time: Unix epoch in milliseconds, and a number that orders equal times.
 pub(super) type Release = (u64, u64);
 
-/// Free addresses that are given out only when no fresh one is left, oldest release first.
+/// Free addresses that are leased only without fresh ones, oldest release first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rested {
     by_release: BTreeMap<Release, u128>,
@@ -18,7 +17,7 @@ pub(super) struct Rested {
 }
 
 impl Rested {
-    /// Adds an address; returns the one of the oldest release when there are more than `most`.
+    /// Adds an address; above `most`, removes and returns the oldest.
     pub(super) fn push(&mut self, n: u128, release: Release, most: usize) -> Option<u128> {
         self.by_release.insert(release, n);
         self.release_of.insert(n, release);
@@ -34,7 +33,6 @@ impl Rested {
         self.release_of.remove(&n).is_some_and(|release| self.by_release.remove(&release).is_some())
     }
 
-    /// The one that was released longest ago first.
     pub(super) fn by_age(&self) -> impl Iterator<Item = u128> {
         self.by_release.values().copied()
     }
@@ -50,12 +48,11 @@ impl Rested {
     }
 }
 
-/// An address that rests.
 #[derive(Debug, Clone)]
 pub(super) struct Sleeper {
     pub(super) rest: Rest,
     pub(super) release: Release,
-    /// The last failed check: its sequence number, and what still referred to the address.
+    /// Sequence number and result of the last failed check.
     blocked: Option<(u64, String)>,
 }
 
@@ -65,13 +62,12 @@ impl Sleeper {
     }
 }
 
-/// Addresses that rest.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Resting {
     sleepers: HashMap<u128, Sleeper>,
-    /// Those of which no check has failed, oldest release first.
+    /// Without a failed check: oldest release first.
     by_release: BTreeMap<Release, u128>,
-    /// Addresses with a failed check, the oldest check first.
+    /// With a failed check: oldest check first.
     by_check: BTreeMap<u64, u128>,
 }
 
@@ -103,8 +99,7 @@ impl Resting {
         Some(sleeper)
     }
 
-    /// Records a failed check of a resting address, which is checked again after all others. `check` is unique and
-    /// grows with each check.
+    /// Records a failed check; the next check comes after all others. `check` is unique and increasing.
     pub(super) fn block(&mut self, n: u128, why: String, check: u64) -> bool {
         let Some(sleeper) = self.sleepers.get_mut(&n) else { return false };
         match &sleeper.blocked {
@@ -116,12 +111,10 @@ impl Resting {
         true
     }
 
-    /// Those of which no check has failed, oldest release first.
     pub(super) fn unblocked(&self) -> impl Iterator<Item = &Sleeper> {
         self.by_release.values().filter_map(|n| self.sleepers.get(n))
     }
 
-    /// Addresses with a failed check and its sequence number, the oldest check first.
     pub(super) fn blocked(&self) -> impl Iterator<Item = (u64, &Sleeper)> {
         self.by_check.iter().filter_map(|(check, n)| Some((*check, self.sleepers.get(n)?)))
     }
@@ -134,8 +127,8 @@ impl Resting {
     }
 }
 
-/// Moves releases in the future to `now_ms` and keeps their order. Otherwise, after the clock was set back, an
-/// address would rest until the clock reaches its old time again.
+/// Moves future releases to `now_ms` in order, after the clock was set back. Otherwise an address would rest until
+/// the clock catches up.
 pub(super) fn set_clock_back(resting: &mut Resting, rested: &mut Rested, now_ms: u64) {
     resting.set_clock_back(now_ms);
     rested.set_clock_back(now_ms);

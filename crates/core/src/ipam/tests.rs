@@ -85,7 +85,7 @@ fn a_family_that_fails_leaves_the_other_unleased() {
     );
     assert_eq!(ipam.leases(), before);
 
-    // The other way round: IPv4 has room, the wanted IPv6 address is held.
+    // Conversely: IPv4 has room, the exact IPv6 address is taken.
     let mut ipam = self::ipam(&["10.1.0.0/24", "fd00::/64"]);
     let request = LeaseRequest { ipv6: Wanted::Exact("fd00::1".parse().unwrap()), ..LeaseRequest::default() };
     let error = ipam.lease(&request, owner(1), 0).unwrap_err();
@@ -302,7 +302,7 @@ fn withheld(nets: &[&str]) -> Vec<Withheld> {
 fn what_the_node_has_is_given_to_nobody() {
     let mut ipam = ipam(&["10.1.0.0/29", "fd00::/64"]);
     ipam.withhold(withheld(&["10.1.0.2/31", "10.1.0.5/32", "fd00::/65"]));
-    // Usable are 10.1.0.1 (the router) to 10.1.0.6.
+    // Usable: 10.1.0.1 (the router) to 10.1.0.6.
     assert_eq!(lease4(&mut ipam, 1), Ipv4Addr::new(10, 1, 0, 4));
     assert_eq!(lease4(&mut ipam, 2), Ipv4Addr::new(10, 1, 0, 6));
     let any4 = LeaseRequest { ipv6: Wanted::None, ..LeaseRequest::default() };
@@ -317,7 +317,6 @@ fn what_the_node_has_is_given_to_nobody() {
     let any6 = LeaseRequest { ipv4: Wanted::None, ..LeaseRequest::default() };
     let leased = ipam.lease(&any6, owner(4), 0).unwrap();
     assert_eq!(leased.ipv6, Some("fd00::8000:0:0:0".parse().unwrap()), "the first one beyond");
-    // One that has rested is passed over too while it is withheld, and free again after.
     ipam.release_unused(ip("10.1.0.4"), &owner(1)).unwrap();
     ipam.withhold(withheld(&["10.1.0.0/29"]));
     assert!(matches!(ipam.lease(&any4, owner(5), 0), Err(IpamError::Withheld { .. })));

@@ -1,4 +1,4 @@
-//! What the interface to the kernel takes and answers.
+//! Arguments and results of the kernel interface.
 
 use std::{
     fmt,
@@ -21,14 +21,14 @@ use crate::{
     nat::{Masquerade, NatEntry},
 };
 
-/// Least MTU of an interface with IPv6, bytes (RFC 8200, section 5): below it Linux takes the addresses off.
+/// Least MTU with IPv6, bytes (RFC 8200, section 5): below it Linux removes the IPv6 addresses.
 pub const MIN_MTU: u32 = 1_280;
 
-/// How programs are attached to an interface.
+/// How programs are attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachMode {
-    /// tcx links (Linux 6.6): pinned, replaced atomically by link update.
+    /// tcx links (Linux 6.6): pinned, atomic link update.
     Tcx,
     /// clsact filters: replaced in place by netlink.
     Clsact,
@@ -43,132 +43,131 @@ impl fmt::Display for AttachMode {
     }
 }
 
-/// What the kernel offers, probed once at start.
+/// Kernel features, probed at start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelFeatures {
     /// `uname -r`.
     pub release: String,
-    /// Attach mode in use.
+    /// Attach mode.
     pub attach_mode: AttachMode,
-    /// The kernel has tcx.
+    /// tcx.
     pub tcx: bool,
-    /// The kernel has netkit devices.
+    /// netkit devices.
     pub netkit: bool,
-    /// The kernel has `bpf_redirect_peer` (Linux 5.10).
+    /// `bpf_redirect_peer` (Linux 5.10).
     pub redirect_peer: bool,
-    /// The kernel has BTF.
+    /// BTF.
     pub btf: bool,
-    /// The kernel has `SO_NETNS_COOKIE` (Linux 5.14).
+    /// `SO_NETNS_COOKIE` (Linux 5.14).
     pub netns_cookie: bool,
-    /// The node tracks connections: `nf_conntrack` is loaded. The module may be loaded after the probe.
+    /// `nf_conntrack` is loaded. It may be loaded after the probe.
     pub conntrack: bool,
 }
 
-/// The node's own part of the datapath.
+/// The desired node objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// IPv4 router address: the gateway of the endpoints, and the node's source address toward them.
+    /// IPv4 router address: the endpoints' gateway, and the node's source address toward them.
     pub router4: Option<Ipv4Addr>,
     /// IPv6 router address.
     pub router6: Option<Ipv6Addr>,
-    /// Every CIDR of every pool. Each has an unreachable route; an endpoint's own route is longer.
+    /// Every CIDR of every pool. Each has an unreachable route; endpoint routes are longer.
     pub cidrs: Vec<IpNet>,
-    /// MTU of the router interface, bytes.
+    /// Router interface MTU, bytes.
     pub mtu: u32,
-    /// What leaves the pools takes an address of the node; `None` leaves the node's firewall and forwarding alone.
+    /// Masquerading of packets that leave the pools; `None` leaves the node's firewall and forwarding unchanged.
     pub masquerade: Option<Masquerade>,
-    /// Packets between endpoints go through the stack, which must forward them.
+    /// Packets between endpoints use the node's stack, which must forward them.
     pub local_by_stack: bool,
-    /// The node answers for endpoints' addresses on links whose own network a pool is part of.
+    /// The node answers for endpoint addresses on links whose network contains a pool.
     pub announce: bool,
-    /// Rules of policy redirect flows to the proxy, to which the node delivers them.
+    /// Policy rules redirect flows to the proxy, to which the node delivers them.
     pub redirects: bool,
 }
 
-/// What the node does for packets that leave it, as found.
+/// Observed state of the node's NAT and forwarding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NatView {
-    /// What differs from the specification.
+    /// Differences from the specification.
     pub problems: Vec<NodeProblem>,
-    /// Settings (`sysctl`) of the node that Wharf changed and takes back.
+    /// Sysctls that Wharf changed and will restore.
     pub changed: Vec<String>,
-    /// Chains of others that refuse forwarded packets of containers, or may.
+    /// Foreign chains that refuse, or may refuse, forwarded packets of containers.
     pub foreign: Vec<ForeignChain>,
-    /// The connections that the kernel tracks, without which nothing is translated; `None` where it tracks nothing.
+    /// Conntrack usage; `None` without conntrack, and then without NAT.
     pub tracked: Option<Tracked>,
 }
 
-/// A forward chain of somebody else's that stands in the way of containers, or may.
+/// A foreign forward chain that refuses, or may refuse, packets of containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignChain {
     /// `family table chain`.
     pub name: String,
-    /// Pools whose packets it refuses: what containers send, the answers to it, or what comes to published ports.
+    /// Pools with refused packets: sent by containers, replies, or to published ports.
     pub refused: Vec<IpNet>,
-    /// It depends on what the packet is, or on rules that cannot be judged, whether other packets of the pools pass.
+    /// Whether other packets pass depends on the packet, or on rules that the agent cannot evaluate.
     pub unclear: bool,
 }
 
-/// The fill of the kernel's connection tracking in the node's network namespace.
+/// Conntrack usage in the node's network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tracked {
     /// Connections.
     pub entries: u64,
-    /// Maximum (`net.netfilter.nf_conntrack_max`); packets of new connections are dropped when it is reached.
+    /// Maximum (`net.netfilter.nf_conntrack_max`), above which packets of new connections are dropped.
     pub limit: u64,
 }
 
 impl Tracked {
-    /// Share of the limit from which an operator is warned, percent: connections come in bursts, and a busy node doubles
-    /// what it has within seconds.
+    /// Usage that warns the operator, percent: a busy node may double its connections in seconds.
     const WARN_PERCENT: u64 = 80;
 
-    /// Whether an operator is to act before new connections are dropped. A limit of 0 is none.
+    /// True when connections may soon be dropped. A limit of 0 means none.
     #[must_use]
     pub const fn is_nearly_full(&self) -> bool {
         self.limit > 0 && self.entries.saturating_mul(100) >= self.limit.saturating_mul(Self::WARN_PERCENT)
     }
 }
 
-/// The desired programs of an endpoint.
+/// Desired programs of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramSpec {
-    /// Endpoint id: a constant of the programs and the name of the pin directory.
+    /// Endpoint id: a program constant, and the pin directory's name.
     pub id: EndpointId,
-    /// Constant of the programs.
+    /// Program constant.
     pub container_mac: MacAddr,
-    /// Constant of the programs.
+    /// Program constant.
     pub host_mac: MacAddr,
-    /// Debug log records wanted (needs an object built with them).
+    /// Enables debug records (requires an object with them).
     pub debug: bool,
-    /// Keep the pinned programs and their ids when a load would produce the same instructions, constants and maps.
-    /// Other programs are loaded anew. Programs with log records may be loaded anew even when they are the same.
+    /// Keep pinned programs whose load would give the same instructions, constants and maps. Programs with debug
+    /// records may be reloaded even when equal.
     pub keep: bool,
 }
 
-/// What the kernel holds of an endpoint's programs.
+/// Loaded programs of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Programs {
     /// Kernel ids of `from_container`, `to_container`, `deliver`.
     pub program_ids: [u32; 3],
     /// Kernel ids of `CONFIG`, `METRICS` and `BANDWIDTH`.
     pub map_ids: [u32; 3],
-    /// Bytes of kernel memory the programs and maps take (memlock of fdinfo).
+    /// Kernel memory of programs and maps, bytes (memlock in fdinfo).
     pub memlock_bytes: u64,
 }
 
-/// The desired veth pair of an endpoint.
+/// Desired veth pair of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkSpec {
     /// Endpoint id, for messages.
     pub id: EndpointId,
     /// Epoch, for messages.
     pub epoch: Epoch,
-    /// Attachment that owns the link. With id and epoch it makes the owner's mark, the alias of the host side.
+    /// Owner. With id and epoch it forms the owner's mark, the alias of the host side.
     pub attachment: Attachment,
-    /// Host side's name in the node's namespace.
+    /// Host side's name.
     pub host_ifname: IfName,
-    /// Namespace in which the container side is created.
+    /// The container's namespace.
     pub netns: NetnsRef,
     /// Container side's name.
     pub ifname: IfName,
@@ -176,11 +175,11 @@ pub struct LinkSpec {
     pub container_mac: MacAddr,
     /// Host side's MAC.
     pub host_mac: MacAddr,
-    /// MTU of both sides, bytes (68 to 65535; at least 1280 when the link carries IPv6).
+    /// MTU of both sides, bytes: 68 to 65535, with IPv6 at least 1280.
     pub mtu: u32,
 }
 
-/// A veth pair as the kernel holds it.
+/// An existing veth pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Link {
     /// Host side's index, in the node's namespace.
@@ -189,10 +188,10 @@ pub struct Link {
     pub container_ifindex: IfIndex,
 }
 
-/// A container's interface that another plugin made, with what Wharf has to know of it.
+/// A container's interface made by another plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginLink {
-    /// Indexes of both sides.
+    /// Both indexes.
     pub link: Link,
     /// Host side's name.
     pub host_ifname: IfName,
@@ -200,15 +199,15 @@ pub struct PluginLink {
     pub host_mac: MacAddr,
     /// Container side's MAC.
     pub container_mac: MacAddr,
-    /// MTU of the container's side, bytes.
+    /// Container side's MTU, bytes.
     pub mtu: u32,
-    /// Addresses of the container's side.
+    /// Container side's addresses.
     pub addresses: Vec<IpAddr>,
-    /// What is on the hooks of the host side.
+    /// State of the host side's hooks.
     pub hooks: HooksFound,
 }
 
-/// The endpoint's configuration row.
+/// An endpoint's configuration row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSpec {
     /// Epoch.
@@ -225,52 +224,50 @@ pub struct ConfigSpec {
     pub gateway4: Option<Ipv4Addr>,
     /// IPv6 gateway.
     pub gateway6: Option<Ipv6Addr>,
-    /// The endpoint may send and receive.
+    /// Whether the endpoint may send and receive.
     pub live: bool,
-    /// Forwarded packets are traced.
+    /// Trace forwarded packets.
     pub trace: bool,
-    /// Packets to other endpoints of the node go through its stack.
+    /// Packets to other endpoints of the node use its stack.
     pub local_by_stack: bool,
-    /// Another plugin made the link; packets to other endpoints go through the stack too.
+    /// Another plugin made the link; packets to other endpoints use the stack, too.
     pub chained: bool,
-    /// Limits of the bandwidth.
+    /// Bandwidth limits.
     pub bandwidth: Bandwidth,
 }
 
-/// Unambiguous reference to a link. Every destructive operation first checks id, epoch and name or mark in the
-/// kernel. A link of another plugin's is never removed or changed; what Wharf attached to it carries id and epoch, and it is
-/// found by name and index together.
+/// Unambiguous link reference. Destructive operations first check id, epoch and name or mark. Another plugin's link
+/// is found by name and index and never changed; Wharf's attachments on it carry id and epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkRef {
     /// Endpoint id.
     pub id: EndpointId,
     /// Epoch.
     pub epoch: Epoch,
-    /// Host side's name (carries id and epoch).
+    /// Host side's name, with id and epoch.
     pub host_ifname: IfName,
-    /// Host side's index, when it is known.
+    /// Host side's index, if known.
     pub host_ifindex: Option<IfIndex>,
-    /// The container's side, when it is known. The pair is removed by it when the host side was moved to another
-    /// network namespace.
+    /// Container's side, if known, for removal when the host side left the node's namespace.
     pub container: Option<ContainerSide>,
-    /// Whose the link is.
+    /// Owner of the link.
     #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
     pub owner: LinkOwner,
 }
 
-/// Reference to the container's side of a link.
+/// Reference to the container's side.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerSide {
-    /// The container's network namespace.
+    /// The container's namespace.
     pub netns: NetnsRef,
-    /// Interface index in the container's namespace.
+    /// Index there.
     pub ifindex: IfIndex,
-    /// MAC address that the interface was created with.
+    /// Original MAC address.
     pub mac: MacAddr,
 }
 
 impl LinkRef {
-    /// The link of a record.
+    /// Link of a record.
     #[must_use]
     pub fn of(record: &EndpointRecord) -> Self {
         let known = |ifindex: IfIndex| (ifindex.0 != 0).then_some(ifindex);
@@ -296,16 +293,16 @@ impl LinkRef {
 pub enum Attached {
     /// New attachment.
     New,
-    /// The program behind an existing attachment was replaced atomically.
+    /// Atomic replacement of an attached program.
     Replaced,
 }
 
-/// A row of counters.
+/// A counter row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CounterRow {
     /// `ingress` or `egress`.
     pub direction: String,
-    /// Reason's name.
+    /// Reason.
     pub reason: String,
     /// Packets.
     pub packets: u64,
@@ -313,49 +310,49 @@ pub struct CounterRow {
     pub bytes: u64,
 }
 
-/// A BPF map as the kernel holds it.
+/// A BPF map.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapInfo {
     /// `ENDPOINTS`, or `<endpoint id>/CONFIG`.
     pub name: String,
-    /// Map type in the kernel's words.
+    /// Kernel map type.
     pub kind: String,
-    /// Rows in use, where that can be counted.
+    /// Row count, if countable.
     pub entries: Option<u64>,
-    /// Capacity, rows (bytes for a ring buffer).
+    /// Capacity: rows, or bytes of a ring buffer.
     pub max_entries: u64,
     /// Kernel memory, bytes.
     pub memlock_bytes: u64,
 }
 
-/// A route of Wharf's (recognised by its protocol number).
+/// A route with Wharf's protocol number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RouteRow {
     /// Destination.
     pub destination: IpNet,
-    /// Outgoing interface; none for an unreachable route.
+    /// Interface; none for an unreachable route.
     pub ifindex: Option<IfIndex>,
 }
 
-/// A link of Wharf's (recognised by its name and kind).
+/// A link with a name and kind of Wharf's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LinkRow {
     /// Name.
     pub name: String,
     /// Index.
     pub ifindex: IfIndex,
-    /// Alias, if any. On a link of Wharf's it is the owner's mark.
+    /// Alias: the owner's mark on Wharf's links.
     pub alias: Option<String>,
 }
 
-/// A row of the shared endpoint table.
+/// A row of the endpoint table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EndpointTableRow {
     /// Address.
     pub address: IpAddr,
-    /// Endpoint id as stored (untrusted until matched).
+    /// Stored endpoint id (untrusted until matched).
     pub endpoint_id: u32,
-    /// Slot of the program array that packets for the address go to directly, as stored; 0 for none.
+    /// Stored program-array slot for direct delivery; 0 for none.
     pub direct: u32,
     /// Epoch.
     pub epoch: Epoch,
@@ -363,32 +360,31 @@ pub struct EndpointTableRow {
     pub ifindex: IfIndex,
     /// Identity.
     pub identity: u32,
-    /// MAC of the container's side.
+    /// Container side's MAC.
     pub mac: MacAddr,
 }
 
-/// All of Wharf's objects in the kernel and the bpffs, for restore and audit.
+/// Wharf's objects in the kernel and bpffs, for restore and audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelDump {
     /// Host sides of veth pairs.
     pub links: Vec<LinkRow>,
-    /// Routes with our protocol number.
+    /// Routes with Wharf's protocol number.
     pub routes: Vec<RouteRow>,
-    /// Rows of the shared endpoint table.
+    /// The endpoint table.
     pub endpoint_rows: Vec<EndpointTableRow>,
-    /// Endpoint ids with a filled slot in the program array.
+    /// Endpoint ids with a program-array slot.
     pub call_slots: Vec<u32>,
-    /// Endpoint ids that have a pin directory, with the names pinned in it.
+    /// Endpoint ids with a pin directory, and the pinned names.
     pub pins: Vec<(String, Vec<String>)>,
-    /// Foreign objects under Wharf's pin root (reported, never touched).
+    /// Foreign objects under the pin root (reported, never touched).
     pub foreign_pins: Vec<PathBuf>,
-    /// Published ports, and addresses that are not masqueraded, in the node's table that no endpoint put there since the
-    /// agent's start, or whose endpoint took them back.
+    /// nftables entries that no endpoint wrote since the agent's start, or that their endpoint removed.
     pub nat: Vec<NatEntry>,
 }
 
-/// Ends when the kernel has released a removed link: nothing refers to the device any more.
+/// Completes when the kernel has released a removed link.
 ///
 /// # Errors
-/// The kernel's refusal; the removal is to be repeated.
+/// The kernel refused; repeat the removal.
 pub type LinkRelease = Pin<Box<dyn Future<Output = Result<()>> + Send>>;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::*;
 use crate::fixtures::record;
 
-/// What a runtime gives an ADD or a DEL at least.
+/// Least patience of a runtime for ADD or DEL.
 const RUNTIME_PATIENCE_MS: u64 = 30_000;
 
 fn lines<T: fmt::Display>(steps: impl IntoIterator<Item = T>) -> String {

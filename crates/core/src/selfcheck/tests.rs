@@ -18,7 +18,7 @@ fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
     }
 }
 
-/// What a datapath that does everything right tells of a case.
+/// Outcome of a correct datapath.
 fn right(case: &Case) -> Outcome {
     Outcome {
         verdict: case.verdict,

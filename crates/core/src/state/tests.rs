@@ -20,7 +20,7 @@ fn ready() -> Fsm {
     after(Fsm::new_created(NOW), &[Event::IdentityResolved, Event::BuildStarted, Event::BuildSucceeded])
 }
 
-/// What of a machine the rules look at; times and the number of failures only decide when a build may start.
+/// State that the rules depend on; times and the failure count affect only when a build starts.
 fn shape(fsm: &Fsm) -> String {
     let level = |level: Option<Level>| level.map_or("nothing", Level::as_str);
     let mut text = format!("owes {}", level(fsm.owed));
@@ -33,7 +33,6 @@ fn shape(fsm: &Fsm) -> String {
     text
 }
 
-/// Every shape that can be reached from a new or a restored endpoint, by state.
 fn reachable() -> BTreeMap<State, BTreeMap<String, Fsm>> {
     let mut found: BTreeMap<State, BTreeMap<String, Fsm>> = BTreeMap::new();
     let mut open = vec![Fsm::new_created(NOW), Fsm::new_restored(NOW)];
@@ -91,7 +90,7 @@ fn the_table_of_every_state_and_event_is_the_one_checked_in() {
     insta::assert_snapshot!("state_table", table);
 }
 
-/// States that an event leads to, and whether it may be refused, over all shapes of a state.
+/// Target states of an event and whether it may be rejected, over all shapes.
 fn successors(shapes: &BTreeMap<String, Fsm>, event: Event) -> (BTreeSet<State>, bool) {
     let steps: Vec<_> = shapes.values().map(|fsm| fsm.step(event, NOW)).collect();
     let refused = steps.iter().any(Result::is_err);
@@ -174,7 +173,6 @@ fn names_are_those_of_serde() {
     }
 }
 
-/// The one word that a unit variant serialises to.
 fn serde_plain(value: &impl Serialize) -> String {
     serde_json::to_value(value).unwrap().as_str().unwrap().to_owned()
 }
@@ -259,7 +257,7 @@ fn any_start() -> impl Strategy<Value = Fsm> {
 }
 
 fn any_events() -> impl Strategy<Value = Vec<(Event, u64)>> {
-    // Deletes and failed creates end a run; they are rare, so that most runs go on for long.
+    // Deletes and failed creates end a run; they are rare, so that most runs are long.
     let event = prop_oneof![
         20 => prop::sample::select(&Event::ALL[..8]),
         1 => prop::sample::select(&Event::ALL[8..]),
@@ -282,11 +280,10 @@ proptest! {
         }
     }
 
-    /// What was asked for and has not been built since is owed or being built, and a queue that obeys the actions
-    /// holds it.
+    /// A requested build is owed or running, and a queue that obeys the actions contains it.
     #[test]
     fn an_owed_build_is_never_forgotten(start in any_start(), events in any_events()) {
-        // The model: what must still be built, kept apart from the machine's own book.
+        // The model of outstanding builds, independent of the state machine.
         let mut wanted: Option<Level> = Some(Level::Datapath);
         let mut running: Option<Level> = None;
         let mut queued: Option<(Level, u64)> = None;
@@ -295,7 +292,7 @@ proptest! {
         for (event, elapsed) in events {
             now += elapsed;
             let before = fsm.clone();
-            // The queue gives a build only when there is one and its time has come.
+            // The queue starts a build only after its earliest start.
             if event == Event::BuildStarted && queued.is_none_or(|(_, not_before)| now < not_before) {
                 continue;
             }

@@ -108,7 +108,7 @@ fn a_life_comes_back_from_json_as_it_was() {
     assert_eq!(serde_json::from_str::<Life>(&text).unwrap(), life);
 }
 
-/// A life as a kubelet's: long names, both families, every step of a create and a delete.
+/// A life with a kubelet's long names, both families, and every step of a create and a delete.
 fn pods_life(failure: &str) -> Life {
     let mut who = past(7, 1_234_567, 0).who;
     who.attachment.container_id = ContainerId::parse(&"0123456789abcdef".repeat(4)).unwrap();
@@ -162,7 +162,6 @@ fn every_step_of_a_pods_create_and_delete_is_kept_however_long_it_took() {
     for (n, step) in (1..).zip(CreateStep::ALL) {
         life.entries.push(at(Operation::Create, step.name(), n));
     }
-    // The others are no entries of their own.
     let told = |s: &DeleteStep| {
         !matches!(
             s,

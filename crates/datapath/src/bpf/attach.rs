@@ -1,8 +1,8 @@
-//! Attaching to an interface's hooks: an endpoint's programs, or the sink.
+//! Attachment of an endpoint's programs, or of the sink, to an interface's hooks.
 //!
-//! There are two attach modes. After a change of mode the agent finds attachments of the other mode. It attaches its
-//! own programs first and detaches the others afterwards, so that a program polices the link at every moment. On a
-//! hook with both, tcx runs first, and alone: our programs always return a final verdict.
+//! After a change of attach mode, the agent attaches its programs before it detaches the other mode's, so that a
+//! program always polices the link. On a hook with both, only tcx runs: Wharf's programs always return a final
+//! verdict.
 
 use std::{borrow::Cow, fs, io, path::Path};
 
@@ -29,20 +29,19 @@ use crate::error::{fail, wrap};
 pub(super) const ATTACH: &str = "attach programs";
 const DETACH: &str = "detach programs";
 
-/// A hook of the host side.
 #[derive(Clone, Copy)]
 pub(super) struct Hook {
     pub(super) attach: TcAttachType,
-    /// Name of the hook's program, and of the program's pin.
+    /// Name of the hook's program and its pin.
     pub(super) program: &'static str,
-    /// Name of the tcx link's pin.
+    /// Pin name of the tcx link.
     pub(super) link: &'static str,
-    /// Crash points: after the programs, and after the sink, were attached to the hook.
+    /// Crash points after the attachment of the programs, and of the sink.
     attached: &'static str,
     closed: &'static str,
 }
 
-/// The hooks. The host side's ingress is what the container sends.
+/// The host side's ingress carries the container's egress.
 pub(super) const HOOKS: [Hook; 2] = [
     Hook {
         attach: TcAttachType::Ingress,
@@ -64,7 +63,6 @@ fn about(link: &LinkRef) -> String {
     format!("{} (endpoint {}, epoch {})", link.host_ifname, link.id, link.epoch)
 }
 
-/// Index of an interface; `None` when it does not exist.
 pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
     match if_nametoindex(ifname) {
         Ok(index) => Ok(Some(index)),
@@ -73,13 +71,13 @@ pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
     }
 }
 
-/// True when the interface exists and has the index of the reference, if the reference has one.
+/// Whether the interface exists, with the reference's index if it has one.
 pub(crate) fn present(link: &LinkRef) -> Result<bool> {
     Ok(here(link)?.is_some())
 }
 
-/// The link by the name that it has now. One of Wharf's has the name that Wharf gave it; one of another plugin's is the one of this index, whoever
-/// renamed it: its name says nothing of us.
+/// The link under its current name. Wharf's links are identified by name, others by index, because their names are
+/// arbitrary.
 fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
     if link.owner.is_wharf() {
         let index = index_of(link.host_ifname.as_str())?;
@@ -88,7 +86,7 @@ fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
     }
     let Some(index) = link.host_ifindex else { return Ok(None) };
     let name = match if_indextoname(index.0) {
-        // An empty name stands for an error as well: nix takes a null pointer for a name.
+        // nix takes a null pointer for an empty name.
         Ok(name) if !name.is_empty() => name.to_string_lossy().into_owned(),
         Ok(_) | Err(Errno::ENODEV | Errno::ENXIO) => return Ok(None),
         Err(e) => return Err(wrap("look up link", format!("index {index}"), &io::Error::from(e))),
@@ -109,7 +107,7 @@ pub(super) fn gone(operation: &'static str, subject: String) -> KernelError {
     fail(operation, subject, KernelErrorKind::NotFound, "the interface is gone, or its index is another's")
 }
 
-/// True when programs stood on every hook.
+/// Returns whether every hook had programs.
 fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
     let ifname = link.host_ifname.as_str();
     let mut replaced = true;
@@ -121,7 +119,7 @@ fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassi
             crash::point(hook.attached);
             continue;
         }
-        // A pin that is still there belongs to an interface that is gone.
+        // The pin belongs to an interface that is gone.
         pins::unpin(&pin)?;
         tcx::attach(program, ifname, hook.attach, LinkOrder::default(), &pin)?;
         crash::point(hook.attached);
@@ -131,11 +129,11 @@ fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassi
     Ok(replaced || filtered)
 }
 
-/// True when programs stood on every hook.
+/// Returns whether every hook had programs.
 fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
     let mut linked = 0;
     for (hook, program) in &mut *programs {
-        // A tcx link of the other mode gets the new program too: some kernels detach a released link with a delay.
+        // tcx links of the other mode get the program too: some kernels detach a released link with a delay.
         let pin = tree.endpoint(link.id, hook.link);
         if let Some(old) = tcx::open_on(&pin, link.host_ifname.as_str(), hook.attach)?
             && tcx::put_behind(program, old, &about(link))?
@@ -155,13 +153,12 @@ fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedCla
     Ok(filtered || linked == HOOKS.len())
 }
 
-/// Moves the pins of a closed link back into the endpoint's directory, so that the endpoint's programs replace the
-/// sink.
+/// Moves a closed link's pins back, so that the programs replace the sink.
 fn reopen_closed(tree: &PinTree, link: &LinkRef) -> Result<()> {
     let closing = tree.closing(&link.host_ifname);
     let names = pins::names(&closing)?;
     if names.is_empty() {
-        // An empty directory is left over from a crash after the pins were moved.
+        // An empty directory remains after a crash.
         return pins::remove_dir(&closing);
     }
     for hook in HOOKS.into_iter().filter(|hook| names.iter().any(|n| n == hook.link)) {
@@ -172,7 +169,6 @@ fn reopen_closed(tree: &PinTree, link: &LinkRef) -> Result<()> {
 }
 
 impl Bpf {
-    /// Attaches the pinned programs, or replaces what is attached.
     pub(crate) fn ensure_attached(&self, link: &LinkRef) -> Result<Attached> {
         let replaced = self.attach(&self.pins, link)?;
         crash::point("datapath/attach/before-slot");
@@ -180,8 +176,7 @@ impl Bpf {
         Ok(if replaced { Attached::Replaced } else { Attached::New })
     }
 
-    /// Attaches an endpoint's programs, as pinned in the tree, to the hooks of its link. True when every hook had a
-    /// program.
+    /// Attaches the tree's programs. Returns whether every hook had a program.
     pub(super) fn attach(&self, tree: &PinTree, link: &LinkRef) -> Result<bool> {
         let Some(link) = &here(link)? else { return Err(gone(ATTACH, about(link))) };
         reopen_closed(tree, link)?;
@@ -195,7 +190,6 @@ impl Bpf {
         }
     }
 
-    /// Replaces the endpoint's programs on the hooks by the sink.
     pub(crate) fn remove_attached(&self, link: &LinkRef) -> Result<()> {
         let Some(link) = &here(link)? else { return Ok(()) };
         let mut sink = self.sink()?;
@@ -204,16 +198,15 @@ impl Bpf {
             AttachMode::Clsact => self.sink_clsact(&mut sink, link),
         };
         match done {
-            // The interface is gone, or is being removed with its namespace. In the second case it still has its
-            // name, but the kernel refuses to attach to it and no packet passes through it.
+            // The interface is gone, or is being removed with its namespace and can have no traffic.
             Err(e) if e.kind == KernelErrorKind::NotFound => Ok(()),
             Err(e) => Err(KernelError { operation: DETACH, ..e }),
             Ok(()) => Ok(()),
         }
     }
 
-    /// How programs are attached to a link. On another plugin's it is always by filters: the one that drops everything stays there until the plugin
-    /// removes the link, and a filter goes with it, where a pinned tcx link would stay.
+    /// The attach mode of a link. Another plugin's link gets filters: the sink stays until the plugin removes the
+    /// link, and a filter goes with it, unlike a pinned tcx link.
     pub(super) fn mode_of(&self, owner: LinkOwner) -> AttachMode {
         match owner {
             LinkOwner::Wharf => self.mode,
@@ -221,7 +214,7 @@ impl Bpf {
         }
     }
 
-    /// Takes what the endpoint attached off another plugin's link. One that was found closed is closed again.
+    /// Removes the attachments from another plugin's link. A link found closed is closed again.
     pub(crate) fn restore(&self, link: &LinkRef) -> Result<()> {
         let LinkOwner::Plugin { hooks } = link.owner else { return Ok(()) };
         let Some(link) = &here(link)? else { return Ok(()) };
@@ -236,7 +229,7 @@ impl Bpf {
         if let Err(e) = fs::create_dir(&closing)
             && e.kind() != io::ErrorKind::AlreadyExists
         {
-            // Never `NotFound`: the caller takes `NotFound` to mean that the interface is gone.
+            // Never `NotFound`, which to the caller means that the interface is gone.
             return Err(KernelError {
                 kind: KernelErrorKind::Other,
                 ..wrap("make pin directory", closing.display().to_string(), &e)
@@ -253,7 +246,7 @@ impl Bpf {
     fn sink_tcx_hook(&self, sink: &mut SchedClassifier, link: &LinkRef, hook: Hook, closed: &Path) -> Result<()> {
         let ifname = link.host_ifname.as_str();
         if let Some(old) = tcx::open_on(closed, ifname, hook.attach)? {
-            // The sink is attached already; attaching it again is idempotent.
+            // The sink is attached already.
             return tcx::put_behind(sink, old, &about(link)).map(drop);
         }
         pins::unpin(closed)?;
@@ -261,21 +254,19 @@ impl Bpf {
         if let Some(old) = tcx::open_on(&open, ifname, hook.attach)? {
             if tcx::put_behind(sink, old, &about(link))? {
                 crash::point("datapath/detach/before-pin-moves");
-                // The endpoint's directory is removed next, but the attachment must stay until the link is gone.
+                // The endpoint's directory is removed next, but the attachment stays until the link is gone.
                 return pins::replace(&open, closed);
             }
             return Ok(());
         }
-        // No link of this endpoint is pinned: it was never attached, or a successor's pins took its place. The sink
-        // goes before every other program on the hook.
+        // No pinned link: never attached, or replaced by a successor's. The sink goes first on the hook.
         tcx::attach(sink, ifname, hook.attach, LinkOrder::first(), closed)
     }
 
     fn sink_clsact(&self, sink: &mut SchedClassifier, link: &LinkRef) -> Result<()> {
         let ifname = link.host_ifname.as_str();
         let closing = self.pins.closing(&link.host_ifname);
-        // tcx links of the other mode run before filters: they get the sink at once and are released after the
-        // filters are attached.
+        // tcx links of the other mode run before filters: they get the sink first and are released last.
         let mut linked = Vec::new();
         for hook in HOOKS {
             for pin in [self.pins.endpoint(link.id, hook.link), closing.join(hook.link)] {
@@ -285,7 +276,7 @@ impl Bpf {
                 }
             }
         }
-        // What others have put in the place of ours on their own link is theirs: nothing of this endpoint is left there to replace.
+        // Foreign filters on another plugin's link stay.
         let hooks = match link.owner {
             LinkOwner::Wharf => HOOKS.to_vec(),
             LinkOwner::Plugin { .. } => clsact::held(link)?,
@@ -306,8 +297,7 @@ impl Bpf {
         self.forget_closed_dir(&closing)
     }
 
-    /// Removes the pins of the sink's attachments to a link that is gone, and other ABI versions' pins for its
-    /// endpoint.
+    /// Removes the pins of a removed link's sink, and other ABI versions' pins of its endpoint.
     pub(crate) fn forget_closed(&self, link: &LinkRef) -> Result<()> {
         self.forget_closed_dir(&self.pins.closing(&link.host_ifname))?;
         self.forget_elsewhere(link.id)
@@ -321,7 +311,7 @@ impl Bpf {
         pins::remove_dir(closing)
     }
 
-    /// At start: removes the pins of closed links whose interface was removed while no agent ran.
+    /// At start: removes pins of closed links that vanished while no agent ran.
     pub(super) fn sweep_closed(&self) -> Result<()> {
         for name in pins::names(&self.pins.closing_dir())? {
             if index_of(&name)?.is_none() {

@@ -1,4 +1,4 @@
-//! The rows of `BANDWIDTH`: an endpoint's token buckets.
+//! Rows of `BANDWIDTH`: an endpoint's token buckets.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,6 @@ use wharf_crash as crash;
 use super::{Bpf, maps};
 use crate::error::wrap;
 
-/// The limit of a direction.
 pub(super) fn of(bandwidth: &Bandwidth, direction: Direction) -> Option<Limit> {
     match direction {
         Direction::Ingress => bandwidth.ingress,
@@ -24,19 +23,17 @@ pub(super) fn of(bandwidth: &Bandwidth, direction: Direction) -> Option<Limit> {
     }
 }
 
-/// The flags of the directions that have a limit.
 pub(super) fn flags(bandwidth: &Bandwidth) -> u32 {
     let limited = Direction::ALL.into_iter().filter(|direction| of(bandwidth, *direction).is_some());
     limited.fold(0, |flags, direction| flags | limit_flag(direction))
 }
 
-/// A limit in words.
 pub(super) fn told(limit: Limit) -> String {
     format!("{} bit/s, full after {} ns", limit.rate, limit.burst_ns())
 }
 
 impl Bpf {
-    /// Writes the limits that there are. A bucket whose limit is as it was keeps its fill; another one begins full.
+    /// Writes the limits. A bucket with an unchanged limit keeps its fill; a changed one starts full.
     pub(super) fn ensure_bandwidth(&self, id: EndpointId, bandwidth: &Bandwidth) -> Result<()> {
         if bandwidth.is_unlimited() {
             return Ok(());
@@ -56,7 +53,6 @@ impl Bpf {
         Ok(())
     }
 
-    /// The rows in readable form.
     pub(super) fn bandwidth_rows(&self, id: EndpointId) -> Result<Vec<BTreeMap<String, String>>> {
         let rows = maps::bandwidth(&self.pins.endpoint(id, map::BANDWIDTH))?;
         let row = |direction: Direction| {

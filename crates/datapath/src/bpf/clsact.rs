@@ -1,9 +1,8 @@
-//! Attaching by filters: one on each side of the `clsact` qdisc, replaced in place. Every kernel has it, and it is the
-//! default (docs/attach-modes.md).
+//! Attachment by filters on the `clsact` qdisc. Every kernel has them, and they are the default
+//! (docs/attach-modes.md).
 //!
-//! A filter is removed with its interface, so it needs no pin. The interface is ours, but its qdisc may be shared. A
-//! filter counts as ours only when its kind, priority, protocol, handle and name all match; no other filter is
-//! replaced or removed.
+//! A filter is removed with its interface, so it needs no pin. The qdisc may be shared. A filter is Wharf's if kind,
+//! priority, protocol, handle and name match; no other filter is replaced or removed.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -30,29 +29,26 @@ use crate::{
 
 const RELEASE: &str = "remove filters";
 
-/// Priority of our filter: the first on the hook.
+/// Priority of Wharf's filter: the first on the hook.
 const PRIORITY: u32 = 1;
 /// `ETH_P_ALL` of `linux/if_ether.h`.
 const ALL_PROTOCOLS: u16 = 3;
-/// Handle of our filter. Handles that the kernel or people choose are small.
+/// Handle of Wharf's filter: handles that the kernel or people choose are small.
 const HANDLE: u32 = 0x7768_0001;
-/// Prefix of our filters' names (`tc filter show` prints them).
+/// Shown by `tc filter show`.
 const NAME_PREFIX: &str = wharf_names::attached::FILTER_PREFIX;
-/// Kind of a filter that is a BPF program.
 const BPF: &str = "bpf";
-/// Kind of the qdisc.
 const CLSACT: &str = "clsact";
 
-/// A filter to attach to a hook.
 pub(super) struct Wanted<'a> {
     pub(super) hook: TcAttachType,
     pub(super) program: &'a SchedClassifier,
-    /// The filter's name behind [`NAME_PREFIX`]: the program's, and on another plugin's link whose it is.
+    /// The name after [`NAME_PREFIX`].
     pub(super) name: String,
 }
 
-/// The name of a filter with this program, behind [`NAME_PREFIX`]. A link of Wharf's has its owner's mark; on another plugin's the filters carry id and
-/// epoch.
+/// Filter name after [`NAME_PREFIX`]: the program, and on another plugin's link also id and epoch. A Wharf link has
+/// its mark instead.
 pub(super) fn name(program: &str, link: &LinkRef) -> String {
     match link.owner {
         LinkOwner::Wharf => program.to_owned(),
@@ -60,20 +56,20 @@ pub(super) fn name(program: &str, link: &LinkRef) -> String {
     }
 }
 
-/// The end of the names of an endpoint's filters on another plugin's link.
+/// Suffix of the names of an endpoint's filters on another plugin's link.
 fn owner(link: &LinkRef) -> String {
     format!(":{}:{}", link.id, link.epoch)
 }
 
-/// Attaches the filters, or replaces the programs of filters that exist. True when all of them existed.
+/// Attaches or replaces the filters. Returns whether all of them existed.
 ///
 /// # Errors
-/// `NotFound` only when the interface is gone; `Conflict` when a foreign filter or qdisc has our place.
+/// `NotFound` only when the interface is gone; `Conflict` for a foreign filter or qdisc.
 pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     let mut device = Device::open(ifname)?.ok_or_else(|| gone(ATTACH, ifname.to_owned()))?;
     let mut outcome = device.attach(wanted)?;
     if outcome.as_ref().is_err_and(|r| [libc::ENOENT, libc::EEXIST, libc::EINVAL].iter().any(|e| r.is(*e))) {
-        // A filter or the qdisc was added or removed by others between the requests.
+        // Another program changed filters or qdisc meanwhile.
         outcome = device.attach(wanted)?;
     }
     outcome.map_err(|refusal| {
@@ -81,7 +77,7 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
         let told = refusal.into_error(ATTACH, ifname);
         match told.kind {
             _ if device_gone => gone(ATTACH, ifname.to_owned()),
-            // The interface exists; the qdisc or the classifier is missing, or an unexpected one is in place.
+            // The qdisc or the classifier is missing, or unexpected.
             KernelErrorKind::NotFound | KernelErrorKind::Exists => {
                 let cause = format!(
                     "{}; the kernel must have the clsact qdisc and the bpf classifier (CONFIG_NET_SCH_INGRESS, \
@@ -95,14 +91,14 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     })
 }
 
-/// Id of our filter's program on a hook; `None` when our filter is not there.
+/// Id of the program of Wharf's filter on a hook.
 pub(super) fn program(connection: &mut Connection, index: IfIndex, hook: TcAttachType) -> Result<Option<u32>> {
     let filters = filters(connection, index.0.cast_signed(), hook, &index.to_string())?;
     Ok(filters.ours().and_then(|f| f.program))
 }
 
-/// Removes our filters. An empty qdisc is removed too if it held a filter of ours: then it was made for this
-/// endpoint, or would have been, and nobody else uses it. True when every hook had a filter of ours.
+/// Removes Wharf's filters, and the qdisc if it is empty then: it served this endpoint only. Returns whether every
+/// hook had a filter.
 pub(super) fn release(ifname: &str) -> Result<bool> {
     let Some(mut device) = Device::open(ifname)? else { return Ok(false) };
     let mut ours = Vec::with_capacity(HOOKS.len());
@@ -121,24 +117,24 @@ pub(super) fn release(ifname: &str) -> Result<bool> {
         let left = device.look(hook.attach)?;
         match refused {
             Some(refusal) if left.ours().is_some() => return Err(refusal.into_error(RELEASE, ifname)),
-            // The removal was refused because the filter was already gone.
+            // Refused because the filter was already gone.
             _ => empty &= left.is_empty(),
         }
     }
     if empty && let Some(Err(refusal)) = device.connection.batch(vec![device.remove_qdisc()])?.pop() {
-        // An empty qdisc does no harm; a qdisc that is already gone is the wanted state.
+        // An empty qdisc is harmless, and may be gone already.
         tracing::debug!(ifname, error = %refusal.errno, "the clsact qdisc was not removed");
     }
     Ok(everywhere)
 }
 
-/// Takes what this endpoint attached off another plugin's link. With `bare` the qdisc goes too, where nobody else uses it.
+/// Removes this endpoint's filters from another plugin's link, and with `bare` an empty qdisc.
 pub(super) fn restore(link: &LinkRef, bare: bool) -> Result<()> {
     let owner = owner(link);
     remove_all(link.host_ifname.as_str(), |filter| filter.name.ends_with(&owner), bare)
 }
 
-/// The hooks of another plugin's link that have a filter of this endpoint.
+/// Hooks of another plugin's link with this endpoint's filters.
 pub(super) fn held(link: &LinkRef) -> Result<Vec<Hook>> {
     let mut held = Vec::with_capacity(HOOKS.len());
     let Some(mut device) = Device::open(link.host_ifname.as_str())? else { return Ok(held) };
@@ -151,7 +147,7 @@ pub(super) fn held(link: &LinkRef) -> Result<Vec<Hook>> {
     Ok(held)
 }
 
-/// Removes those of our filters that `wanted` is true of, and then an empty qdisc if `bare`.
+/// Removes matching filters, and with `bare` an empty qdisc.
 fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Result<()> {
     let Some(mut device) = Device::open(ifname)? else { return Ok(()) };
     let mut empty = true;
@@ -168,7 +164,7 @@ fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Res
         let left = device.look(hook.attach)?;
         match refused {
             Some(refusal) if left.ours().is_some_and(&wanted) => return Err(refusal.into_error(RELEASE, ifname)),
-            // The removal was refused because the filter was already gone.
+            // Refused because the filter was already gone.
             _ => empty &= left.is_empty(),
         }
     }
@@ -182,7 +178,7 @@ fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Res
     Ok(())
 }
 
-/// What is on the hooks of another plugin's link. A qdisc of the kind `ingress` counts as clsact: it is in its place.
+/// The state of the hooks on another plugin's link. A qdisc `ingress`, in clsact's place, counts as clsact.
 pub(crate) fn found(connection: &mut Connection, index: IfIndex) -> Result<HooksFound> {
     Ok(match owner_on(connection, index)? {
         Some(_) => HooksFound::Closed,
@@ -191,17 +187,18 @@ pub(crate) fn found(connection: &mut Connection, index: IfIndex) -> Result<Hooks
     })
 }
 
-/// True when the interface has a qdisc for hooks. The kernel answers such a question as it tells of a change: to who asked, only with NLM_F_ECHO.
+/// Whether there is a qdisc for hooks. The kernel answers this query like a notification: to the sender only with
+/// NLM_F_ECHO.
 fn is_there(connection: &mut Connection, index: IfIndex) -> Result<bool> {
     match connection.one(RouteNetlinkMessage::GetQueueDiscipline(qdisc(index.0.cast_signed())), NLM_F_ECHO)? {
         Ok(messages) => Ok(messages.iter().any(|m| matches!(m, RouteNetlinkMessage::NewQueueDiscipline(_)))),
-        // None at all, none of this handle, or one that was removed.
+        // No qdisc, another handle, or just removed.
         Err(refusal) if [libc::ENOENT, libc::EINVAL, libc::ENODEV].iter().any(|none| refusal.is(*none)) => Ok(false),
         Err(refusal) => Err(refusal.into_error("look at qdiscs", format!("index {index}"))),
     }
 }
 
-/// The endpoint that filters of ours on another plugin's link are of; zeros where their names do not say it.
+/// The endpoint in the names of Wharf's filters; zeros where they name none.
 pub(crate) fn owner_on(connection: &mut Connection, index: IfIndex) -> Result<Option<(u16, Epoch)>> {
     for hook in HOOKS {
         if let Some(filter) = filters(connection, index.0.cast_signed(), hook.attach, &index.to_string())?.ours() {
@@ -214,17 +211,16 @@ pub(crate) fn owner_on(connection: &mut Connection, index: IfIndex) -> Result<Op
     Ok(None)
 }
 
-/// Takes all of our filters off an interface that is another plugin's, and then an empty qdisc.
+/// Removes all Wharf filters from another plugin's link, and an empty qdisc.
 pub(crate) fn remove_from(ifname: &str) -> Result<()> {
     remove_all(ifname, |_| true, true)
 }
 
-/// A filter on a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Filter {
     /// `tcm_info`: priority in the upper half, protocol in the lower.
     info: u32,
-    /// 0 in the row that represents all filters of one priority.
+    /// 0 in a priority's own row.
     handle: u32,
     kind: String,
     name: String,
@@ -266,7 +262,7 @@ impl Filter {
             && self.name.strip_prefix(NAME_PREFIX).is_some_and(|program| !program.is_empty())
     }
 
-    /// True for a foreign filter that ours cannot coexist with: one priority takes one kind and one protocol.
+    /// Whether a foreign filter is in the way: a priority has one kind and one protocol.
     fn excludes_ours(&self) -> bool {
         self.info >> 16 == PRIORITY
             && !self.is_ours()
@@ -274,10 +270,8 @@ impl Filter {
     }
 }
 
-/// The filters of a hook.
 struct Filters {
     known: Vec<Filter>,
-    /// Filters of kinds that this crate's parser does not know.
     unknown: usize,
 }
 
@@ -291,12 +285,11 @@ impl Filters {
     }
 }
 
-/// `tcm_info` of our filters: priority and protocol.
+/// Priority and protocol of Wharf's filters.
 fn info() -> u32 {
     PRIORITY << 16 | u32::from(ALL_PROTOCOLS.to_be())
 }
 
-/// An interface, identified by its index at open.
 struct Device<'a> {
     connection: Connection,
     ifname: &'a str,
@@ -304,17 +297,16 @@ struct Device<'a> {
 }
 
 impl<'a> Device<'a> {
-    /// `None` when there is no such interface.
     fn open(ifname: &'a str) -> Result<Option<Self>> {
         let Some(index) = index_of(ifname)? else { return Ok(None) };
         let index = i32::try_from(index).map_err(|e| wrap(ATTACH, ifname, &e))?;
         Ok(Some(Self { connection: Connection::open()?, ifname, index }))
     }
 
-    /// The inner result carries the kernel's refusal, which the caller interprets.
+    /// The inner result carries the kernel's refusal.
     fn attach(&mut self, wanted: &[Wanted<'_>]) -> Result<std::result::Result<bool, Refusal>> {
-        // Without NLM_F_EXCL, an existing clsact qdisc is accepted. A qdisc of the older kind `ingress`, which has
-        // the same handle but one hook for both directions, is refused.
+        // Without NLM_F_EXCL an existing clsact is accepted. An `ingress` qdisc, with the same handle but one hook,
+        // is refused.
         let qdisc = Request::new(RouteNetlinkMessage::NewQueueDiscipline(self.qdisc()), NLM_F_CREATE);
         match self.connection.batch(vec![qdisc])?.pop() {
             Some(Err(refusal)) if refusal.is(libc::EINVAL) => {
@@ -330,8 +322,7 @@ impl<'a> Device<'a> {
             _ => {}
         }
         crash::point("datapath/filters/after-qdisc");
-        // A new endpoint's interface has no filters, so the hooks are not listed first: a list takes RTNL for each
-        // hook.
+        // Creation first: new interfaces have no filters, and listing takes RTNL for each hook.
         let new = NLM_F_CREATE | NLM_F_EXCL;
         let requests = wanted.iter().map(|w| self.put_filter(w, new)).collect::<Result<_>>()?;
         let answers = self.connection.batch(requests)?;
@@ -341,7 +332,7 @@ impl<'a> Device<'a> {
             let Err(refusal) = answer else { continue };
             let there = self.look(filter.hook)?;
             if there.ours().is_some() {
-                // Flags 0: the request replaces our filter and never creates one.
+                // Flags 0: replaces, never creates.
                 replacements.push(self.put_filter(filter, 0)?);
             } else if let Some(other) = there.known.iter().find(|f| f.excludes_ours()) {
                 let cause = format!(
@@ -365,7 +356,7 @@ impl<'a> Device<'a> {
 
     fn put_filter(&self, wanted: &Wanted<'_>, flags: u16) -> Result<Request> {
         let error = |e: &(dyn std::error::Error + 'static)| wrap(ATTACH, self.ifname, e);
-        // The kernel takes its own reference to the program while the request is sent.
+        // The kernel takes a reference to the program during the request.
         let program = wanted.program.fd().map_err(|e| error(&e))?.as_fd().as_raw_fd();
         let program = u32::try_from(program).map_err(|e| error(&e))?;
         let options = vec![
@@ -401,14 +392,12 @@ fn qdisc(index: i32) -> TcMessage {
     TcMessage::from_parts(header, vec![TcAttribute::Kind(CLSACT.to_owned())])
 }
 
-/// Gives an interface of the node's own hooks without programs, so that hooks are in use on this machine as long as the interface is
-/// there. The kernel patches its code, on all processors, when the first hook appears and when the last one goes: 0.1 ms of an
-/// ADD where no other container is, and more on a busy machine.
+/// Keeps hooks in use on the machine with a qdisc without programs. The kernel patches code on all processors for the
+/// first and the last hook: 0.1 ms of an ADD on an otherwise empty node, more on a busy one.
 pub(crate) fn keep_hooks(index: IfIndex) -> Request {
     Request::new(RouteNetlinkMessage::NewQueueDiscipline(qdisc(index.0.cast_signed())), NLM_F_CREATE)
 }
 
-/// The filters on a hook, in the order they run in.
 fn filters(connection: &mut Connection, index: i32, hook: TcAttachType, subject: &str) -> Result<Filters> {
     let request = TcMessage::from_parts(TcHeader { info: 0, ..on_hook(index, hook) }, Vec::new());
     let dump = match connection.dump_whole(&RouteNetlinkMessage::GetTrafficFilter(request))? {

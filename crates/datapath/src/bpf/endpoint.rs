@@ -21,13 +21,13 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// Crash points after each of [`PROGRAMS`] was pinned under its upcoming name.
+/// Crash points after each pin under an upcoming name.
 const AFTER_PIN: [&str; 3] = [
     "datapath/programs/after-pin-from-container",
     "datapath/programs/after-pin-to-container",
     "datapath/programs/after-pin-deliver",
 ];
-/// Crash points after each of [`PROGRAMS`] was moved to its final name.
+/// Crash points after each move to a final name.
 const AFTER_MOVE: [&str; 3] = [
     "datapath/programs/after-move-from-container",
     "datapath/programs/after-move-to-container",
@@ -39,7 +39,7 @@ fn about(id: EndpointId) -> String {
 }
 
 impl Bpf {
-    /// Loads an endpoint's programs and pins them. Pinned maps are reused, so counters survive.
+    /// Loads and pins the programs. Reuses pinned maps, so counters survive.
     pub(crate) fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
         self.check_uncovered()?;
         let dir = self.pins.endpoint_dir(spec.id);
@@ -69,7 +69,7 @@ impl Bpf {
         let object = match (spec.debug, objects().endpoint_debug) {
             (false, _) => objects().endpoint,
             (true, Some(object)) => {
-                // All programs share one buffer of log records, so the reader sees new programs too.
+                // All programs share one log buffer.
                 paths.push((LOGS, self.pins.shared(LOGS)));
                 object
             }
@@ -106,8 +106,7 @@ impl Bpf {
         if !spec.debug {
             self.known.learn(tags);
         }
-        // The first load of this process only taught the tags: if the pinned programs match, the loaded ones are
-        // dropped.
+        // The first load learns the tags: loaded programs that match the pinned ones are dropped.
         if let Some(kept) = self.kept(spec, &consts)? {
             return Ok(kept);
         }
@@ -118,7 +117,7 @@ impl Bpf {
             *id = data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?.id();
             memlock_bytes += maps::memlock(data.fd())?;
         }
-        // Every program is pinned under its upcoming name before the first one is moved to its final name.
+        // All upcoming pins are made before the first move.
         let mut ready = Vec::with_capacity(PROGRAMS.len());
         for (name, point) in PROGRAMS.into_iter().zip(AFTER_PIN) {
             let path = self.pins.endpoint(spec.id, name);
@@ -132,7 +131,6 @@ impl Bpf {
         Ok(Programs { program_ids, map_ids, memlock_bytes })
     }
 
-    /// Writes an endpoint's configuration row.
     pub(crate) fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {
         let path = self.pins.endpoint(id, map::CONFIG);
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
@@ -151,20 +149,19 @@ impl Bpf {
             ipv6: spec.ipv6.map_or([0; 16], |a| a.octets()),
             gateway6: spec.gateway6.map_or([0; 16], |a| a.octets()),
         };
-        // Before the flag: a program that sees the flag finds the limit.
+        // A program that sees the flag must find the limit.
         self.ensure_bandwidth(id, &spec.bandwidth)?;
         maps::config(&path)?.set(config).map_err(|e| wrap("write configuration", about(id), &e))?;
         crash::point("datapath/config/after-write");
         Ok(())
     }
 
-    /// An endpoint's configuration row.
     pub(crate) fn config(&self, id: EndpointId) -> Result<EndpointConfig> {
         let path = self.pins.endpoint(id, map::CONFIG);
         maps::config(&path)?.get().map_err(|e| wrap("read configuration", about(id), &e))
     }
 
-    /// The endpoint's counters that are not zero, summed over CPUs.
+    /// Non-zero counters, summed over CPUs.
     pub(crate) fn counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
         let metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
         let mut rows = Vec::new();
@@ -182,7 +179,7 @@ impl Bpf {
         Ok(rows)
     }
 
-    /// Unpins an endpoint's links, programs and maps; returns its last counters. Missing pins are not an error.
+    /// Unpins links, programs and maps; returns the last counters. Missing pins are no error.
     pub(crate) fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
         let counters = match self.counters(id) {
             Ok(rows) => rows,
@@ -199,7 +196,7 @@ impl Bpf {
 
     pub(super) fn unpin_all(&self, id: EndpointId) -> Result<()> {
         if self.is_covered() {
-            // The pins at the path may be another agent's. The audit finds those of this endpoint later.
+            // The pins may be another agent's. The audit finds this endpoint's pins later.
             return Ok(());
         }
         for name in LINKS {
@@ -219,7 +216,7 @@ impl Bpf {
     }
 }
 
-/// Direction and reason of a row of `METRICS`. A reason of a newer version is named by its number.
+/// Newer versions' reasons are named by number.
 fn counter_names(index: u32) -> (String, String) {
     let direction = Direction::from_u32(index / REASONS).map_or("unknown", Direction::as_str);
     let number = index % REASONS;

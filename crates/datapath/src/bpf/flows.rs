@@ -26,13 +26,12 @@ use wharf_core::{
 use super::{Bpf, loader, maps, rows::address_of};
 use crate::error::{fail, wrap};
 
-/// The object with the program that collects (aya gives no program out of its object), and a lock by which one collection runs at a
-/// time: it counts in the tables themselves.
+/// The object with the collector (aya cannot move a program out of its object). Locked during a collection: the
+/// program counts in the tables.
 #[derive(Default)]
 pub(super) struct Collector(Mutex<Option<Ebpf>>);
 
 impl Collector {
-    /// Loads the program, which replaces the one before.
     pub(super) fn load(&self, mut node: Ebpf) -> Result<()> {
         let failed = |e: &ProgramError| loader::load_error(format!("{} of the node", map::COLLECT), e);
         let program: &mut RawTracePoint = match node.program_mut(map::COLLECT) {
@@ -40,7 +39,7 @@ impl Collector {
             None => return Err(absent()),
         };
         program.load().map_err(|e| failed(&e))?;
-        // The object is replaced whole, so a poisoned lock is safe to take, here and below.
+        // The object is replaced as a whole, so a poisoned lock is safe.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(node);
         Ok(())
     }
@@ -64,7 +63,7 @@ fn refused(error: &(dyn std::error::Error + 'static)) -> KernelError {
 const COLLECT: &str = "collect flows";
 
 impl Bpf {
-    /// Removes the rows of flows that are over, and tells how full the tables are.
+    /// Removes rows of finished flows; returns the tables' fill.
     pub(crate) fn collect_flows(&self) -> Result<FlowUsage> {
         let began = Instant::now();
         self.collector.run()?;
@@ -82,13 +81,12 @@ impl Bpf {
         })
     }
 
-    /// The totals, of the tables' fill as the last collection left it.
     pub(super) fn flow_totals(&self) -> Result<FlowTotals> {
         let totals: Array<_, FlowTotals> = self.open_held(map::FLOW_TOTALS)?;
         totals.get(&0, 0).map_err(|e| wrap("read map", map::FLOW_TOTALS, &e))
     }
 
-    /// The flows that are meant, `limit` at most.
+    /// At most `limit` matching flows.
     pub(crate) fn flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {
         let mut list = FlowList::default();
         self.each_flow(filter, |_, _, flow| {
@@ -102,7 +100,7 @@ impl Bpf {
         Ok(list)
     }
 
-    /// Removes the flows that are meant; returns their number. Their next packets begin new ones.
+    /// Removes matching flows; later packets begin new flows.
     pub(crate) fn flush_flows(&self, filter: &FlowFilter) -> Result<u64> {
         let mut keys = Vec::new();
         self.each_flow(filter, |table, key, _| {
@@ -114,7 +112,7 @@ impl Bpf {
             let mut rows = self.flow_rows(table)?;
             match rows.remove(&key) {
                 Ok(()) => removed += 1,
-                // It was collected, evicted or moved to the other table meanwhile.
+                // Collected, evicted or moved to the other table meanwhile.
                 Err(e) if maps::is_missing(&e) => {}
                 Err(e) => return Err(wrap("remove flow", table, &e)),
             }
@@ -122,8 +120,8 @@ impl Bpf {
         Ok(removed)
     }
 
-    /// Calls `with` with each row whose flow is meant. Rows that come and go meanwhile may be left out or be seen twice. A row that
-    /// no longer counts is left out: its flow is over, or an endpoint of its is gone; it will be overwritten or collected.
+    /// Calls `with` for matching rows. Rows that change meanwhile may be omitted or repeated. Omits finished flows
+    /// and deleted endpoints, whose rows will be overwritten or collected.
     fn each_flow(
         &self,
         filter: &FlowFilter,
@@ -131,13 +129,13 @@ impl Bpf {
     ) -> Result<()> {
         let now = now()?;
         let epochs: HashMap<_, _> = self.endpoint_rows()?.into_iter().map(|row| (row.address, row.epoch)).collect();
-        // The programs keep the low half of an epoch.
+        // Programs store the low half of an epoch.
         let is_there = |address, epoch| {
             epoch == 0 || epochs.get(&address).is_some_and(|is| is.0 & u64::from(u32::MAX) == u64::from(epoch))
         };
         for (table, max) in [(map::FLOWS, FLOWS_MAX), (map::FLOWS_NEW, FLOWS_NEW_MAX)] {
             let rows = self.flow_rows(table)?;
-            // A row that is removed while the table is read makes the kernel begin again: no more rows than fit are read.
+            // A removed row makes the kernel restart the iteration.
             for read in rows.iter().take(max as usize) {
                 let (key, row) = match read {
                     Ok(read) => read,
@@ -157,10 +155,10 @@ impl Bpf {
     }
 }
 
-/// The ticks since boot, as the programs count them.
+/// Ticks since boot, as the programs count them.
 pub(super) fn now() -> Result<u32> {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|e| wrap("read clock", "CLOCK_MONOTONIC", &e))?;
-    // A hundred years fit.
+    // Enough for a hundred years.
     Ok(u32::try_from(Duration::from(time).as_nanos() >> TICK_SHIFT).unwrap_or(u32::MAX))
 }
 

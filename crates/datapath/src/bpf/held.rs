@@ -1,7 +1,7 @@
 //! The shared maps that this process holds open.
 //!
-//! Programs, rows and pins must be about the same maps. A pin can be removed or replaced while the agent runs, so rows are read and
-//! written through the descriptors, and programs are loaded only while every pin is that of the held map.
+//! Programs, rows and pins must refer to the same maps, and pins can change while the agent runs. So rows are
+//! accessed through held descriptors, and programs are loaded only while every pin matches.
 
 use std::{
     fs, io,
@@ -20,14 +20,13 @@ use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
 use super::{Bpf, maps, pins::SHARED_MAPS};
 use crate::error::{fail, wrap};
 
-/// The shared maps that an endpoint's own programs use.
+/// Shared maps used by an endpoint's programs.
 const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 
-/// A shared map that this process has open.
 pub(super) struct SharedMap {
     pub(super) name: &'static str,
     id: u32,
-    /// Sizes of key and value. Programs have ids of their own, so an id alone does not identify a pinned object.
+    /// Sizes of key and value. Programs have separate ids, so an id does not identify a pinned object.
     sizes: (u32, u32),
     pub(super) map: Map,
 }
@@ -44,13 +43,13 @@ impl SharedMap {
         info.id() == self.id && (info.key_size(), info.value_size()) == self.sizes
     }
 
-    /// The cause text for another map pinned in this map's place.
+    /// The cause for another pinned map.
     fn another(&self, is: u32) -> String {
         format!("expected map id {}, which the programs use, found {is}: the pin was replaced", self.id)
     }
 }
 
-/// A shared map as user space reads it: `CALLS` and `NODE_CALLS` are read as arrays of program ids.
+/// Maps by type; `CALLS` and `NODE_CALLS` are read as arrays of program ids.
 fn typed(name: &str, data: MapData) -> Map {
     match name {
         map::ENDPOINTS | map::FLOWS | map::FLOWS_RECENT | map::FRAGMENT_SLOTS | map::POLICY_CELLS => Map::HashMap(data),
@@ -64,7 +63,7 @@ fn typed(name: &str, data: MapData) -> Map {
     }
 }
 
-/// The map behind a typed one; none of a kind that no shared map has.
+/// `None` for kinds that no shared map has.
 fn data_of(map: &Map) -> Option<&MapData> {
     match map {
         Map::HashMap(data)
@@ -78,45 +77,41 @@ fn data_of(map: &Map) -> Option<&MapData> {
     }
 }
 
-/// Cause of what is refused while [`Place::Covered`].
+/// Cause of refusals while [`Place::Covered`].
 pub(super) const COVERED: &str = "another bpffs is mounted over the one that the agent opened, and nothing is pinned in it: \
                                   unmount it, or restart the agent, which then uses the other one";
 
-/// The bpffs that is mounted at the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The one that this process opened.
+    /// The bpffs that this process opened.
     Ours,
-    /// Another one, mounted over it: the one that this process opened, and its pins, are still there.
+    /// Another bpffs, mounted over the opened one.
     Covered,
-    /// Another one: the one that this process opened was unmounted, and its pins are gone with it.
+    /// Another bpffs; the opened one was unmounted with its pins.
     Replaced,
 }
 
-/// True when a mount of this list (`proc_pid_mountinfo(5)`) is of the bpffs with this device number. Another file system may
-/// have the number of one that was unmounted.
+/// Whether the mounts (`proc_pid_mountinfo(5)`) have a bpffs with the device number. Another file system may reuse
+/// the number of an unmounted one.
 fn has_device(mounts: &str, device: u64) -> bool {
     let device = format!("{}:{}", libc::major(device), libc::minor(device));
     let is_bpffs = |line: &str| line.split_once(" - ").is_some_and(|(_, rest)| rest.starts_with("bpf "));
     mounts.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()) && is_bpffs(line))
 }
 
-/// Why the pin of a held map cannot be used.
 pub(super) enum BadPin {
     Missing,
-    /// It is another object.
     Another(String),
 }
 
 impl Bpf {
-    /// Compares the bpffs at the path with the one that this process opened.
     pub(super) fn place(&self) -> Result<Place> {
         let device = self.pins.device()?;
         if device == self.device {
             return Ok(Place::Ours);
         }
-        // `thread-self`: a thread can have another mount namespace than its process. If the mounts cannot be read, the bpffs
-        // counts as covered, so that nothing is written to a bpffs that may be another agent's.
+        // `thread-self`: mount namespaces are per thread. Unreadable mounts count as covered, so that nothing is
+        // written to another agent's bpffs.
         let is_mounted = match fs::read_to_string("/proc/thread-self/mountinfo") {
             Ok(mounts) => has_device(&mounts, self.device),
             Err(error) => {
@@ -127,16 +122,14 @@ impl Bpf {
         Ok(if is_mounted { Place::Covered } else { Place::Replaced })
     }
 
-    /// True while another bpffs is mounted over the one that this process opened.
     pub(super) fn is_covered(&self) -> bool {
         matches!(self.place(), Ok(Place::Covered))
     }
 
-    /// Checks that no other bpffs is mounted over the one that this process opened, before a pin is made.
+    /// Checks that the opened bpffs is not covered.
     ///
     /// # Errors
-    /// `Conflict` when one is. A held descriptor of the agent's bpffs could still reach it, but would keep an operator from
-    /// unmounting it, so nothing is pinned until the other one is unmounted.
+    /// `Conflict` when it is. New pins through a held descriptor would keep an operator from unmounting it.
     pub(super) fn check_uncovered(&self) -> Result<()> {
         match self.place()? {
             Place::Ours | Place::Replaced => Ok(()),
@@ -153,23 +146,22 @@ impl Bpf {
         fail("open map", self.pins.shared(name).display().to_string(), KernelErrorKind::Conflict, cause)
     }
 
-    /// What is wrong with the pin of a map that this process has open.
     pub(super) fn look_at_pin(&self, own: &SharedMap) -> Option<BadPin> {
         let path = self.pins.shared(own.name);
         match MapInfo::from_pin(&path).map_err(|e| wrap("open map", path.display().to_string(), &e)) {
             Ok(info) if own.is(&info) => None,
             Ok(info) => Some(BadPin::Another(own.another(info.id()))),
             Err(e) if e.kind == KernelErrorKind::NotFound => Some(BadPin::Missing),
-            // Without a descriptor or memory the pin cannot be examined, and a good one must not be replaced.
+            // The pin cannot be examined, and a good pin must not be replaced.
             Err(e) if e.kind == KernelErrorKind::Exhausted => None,
             Err(e) => Some(BadPin::Another(e.cause)),
         }
     }
 
-    /// Loads an object over the shared maps that this process has open, and other pinned maps.
+    /// Loads an object over the held shared maps and other pins.
     ///
     /// # Errors
-    /// A shared map is not pinned, or another one is: aya opens maps by their pins, and creates those that are missing.
+    /// A shared map's pin is missing or differs: aya opens maps by pins, and creates missing ones.
     pub(super) fn load(
         &self,
         object: &[u8],
@@ -181,7 +173,7 @@ impl Bpf {
         let mut pins = self.shared_pins();
         pins.extend(of_endpoint);
         let ebpf = self.loader.load(object, consts, pins).map_err(|e| failed(&e))?;
-        // A pin may have been removed or replaced since the check.
+        // A pin may have changed since the check.
         for own in &*self.held() {
             let Some(data) = ebpf.map(own.name).and_then(data_of) else { continue };
             let is = maps::id(data, &self.pins.shared(own.name))?;
@@ -193,22 +185,20 @@ impl Bpf {
     }
 
     pub(super) fn held(&self) -> MutexGuard<'_, Vec<SharedMap>> {
-        // The vector is consistent after each push, so a poisoned lock is safe to take.
+        // Consistent after each push, so a poisoned lock is safe.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shared maps that this process has open and that an endpoint's own programs use: names and ids.
     pub(super) fn held_ids(&self) -> Vec<(&'static str, u32)> {
         let by_endpoints = |map: &&SharedMap| OF_ENDPOINT_PROGRAMS.contains(&map.name);
         self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
     }
 
-    /// Reads a shared map that this process has open, also when it is no longer pinned. `None` after `remove_node`.
+    /// Reads a held map, even if it is no longer pinned. `None` after `remove_node`.
     pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
     }
 
-    /// Checks that every shared map is pinned, and is the one that this process has open.
     pub(super) fn check_shared(&self) -> Result<()> {
         self.check_uncovered()?;
         for own in &*self.held() {
@@ -226,7 +216,7 @@ impl Bpf {
         fail("open map", self.pins.shared(own.name).display().to_string(), KernelErrorKind::Conflict, cause)
     }
 
-    /// A shared map that this process has open, whatever is pinned.
+    /// A held map, regardless of pins.
     ///
     /// # Errors
     /// `NotFound` after `remove_node`.
@@ -241,22 +231,20 @@ impl Bpf {
         MapData::from_fd(descriptor).map_err(|e| failed(&e))
     }
 
-    /// [`Self::held_data`], typed.
     pub(super) fn open_held<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Result<T> {
         T::try_from(typed(name, self.held_data(name)?)).map_err(|e| wrap("open map", name, &e))
     }
 
-    /// The endpoint table, for writing.
+    /// Writable.
     pub(super) fn endpoints(&self) -> Result<HashMap<MapData, EndpointKey, EndpointRow>> {
         self.open_held(map::ENDPOINTS)
     }
 
-    /// `CALLS` or `NODE_CALLS`, for writing.
+    /// `CALLS` or `NODE_CALLS`, writable.
     pub(super) fn program_slots(&self, name: &'static str) -> Result<ProgramArray<MapData>> {
         ProgramArray::try_from(Map::ProgramArray(self.held_data(name)?)).map_err(|e| wrap("open map", name, &e))
     }
 
-    /// One of the two flow tables.
     pub(super) fn flow_rows(&self, name: &'static str) -> Result<HashMap<MapData, FlowKey, FlowRow>> {
         self.open_held(name)
     }

@@ -1,4 +1,4 @@
-//! What the pin tree and the maps hold, for restore, audit and people.
+//! Contents of pin tree and maps, for restore, audit and display.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// A row as column names and values.
+/// Column names and values.
 pub(crate) type Row = BTreeMap<String, String>;
 
 pub(crate) fn row<const N: usize>(columns: [(&str, String); N]) -> Row {
@@ -45,8 +45,8 @@ fn is_ours(name: &str) -> bool {
 }
 
 impl PinTree {
-    /// Our pins and directories in the tree, contents before their directory, and the foreign entries. In another
-    /// version's tree every pin name counts as ours.
+    /// Wharf's pins and directories, contents first, and foreign entries. In another version's tree every pin name
+    /// counts as Wharf's.
     pub(crate) fn listing(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut ours, mut foreign) = (Vec::new(), Vec::new());
         let foreign_version = self.version() != wharf_common::abi::version();
@@ -54,7 +54,7 @@ impl PinTree {
         let of_endpoint = |name: &str| foreign_version || is_ours(name);
         let mut sort = |dir: &Path, known: &dyn Fn(&str) -> bool| -> Result<()> {
             let (mine, others): (Vec<_>, Vec<_>) = pins::names(dir)?.into_iter().partition(|name| known(name));
-            // A directory is added by the call that lists it.
+            // The call that lists a directory adds it.
             ours.extend(mine.into_iter().map(|name| dir.join(name)).filter(|path| !path.is_dir()));
             foreign.extend(others.into_iter().map(|name| dir.join(name)));
             if dir.is_dir() {
@@ -79,7 +79,7 @@ impl PinTree {
 }
 
 impl Bpf {
-    /// Rows, slots and pins. Foreign entries under the root are reported as foreign pins.
+    /// Rows, slots and pins. Foreign entries under the root are foreign pins.
     pub(crate) fn dump(&self) -> Result<KernelDump> {
         let mut dump = KernelDump {
             endpoint_rows: unless_removed(self.endpoint_rows())?,
@@ -87,7 +87,7 @@ impl Bpf {
             ..KernelDump::default()
         };
         if self.is_covered() {
-            // The pins at the path may be another agent's.
+            // The pins may be another agent's.
             return Ok(dump);
         }
         self.dump_directories(&self.pins.endpoints_dir(), "", |name| name.parse::<EndpointId>().is_ok(), &mut dump)?;
@@ -114,7 +114,7 @@ impl Bpf {
             let dir = parent.join(&name);
             match fs::symlink_metadata(&dir) {
                 Ok(entry) if ours(&name) && entry.is_dir() => {}
-                // A delete has removed it since the parent was listed.
+                // A concurrent delete removed it.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Ok(_) | Err(_) => {
                     dump.foreign_pins.push(dir);
@@ -122,7 +122,7 @@ impl Bpf {
                 }
             }
             let (mut known, foreign): (Vec<_>, Vec<_>) = pins::names(&dir)?.into_iter().partition(|n| is_ours(n));
-            // An upcoming program pin is left out: a build is in progress, or the next build replaces the pin.
+            // An upcoming pin belongs to a build, or the next build replaces it.
             known.retain(|name| !PROGRAMS.iter().any(|program| upcoming(program) == *name));
             dump.foreign_pins.extend(foreign.into_iter().map(|n| dir.join(n)));
             dump.pins.push((format!("{prefix}{name}"), known));
@@ -130,7 +130,6 @@ impl Bpf {
         Ok(())
     }
 
-    /// Endpoints that have a pin directory.
     fn pinned_endpoints(&self) -> Result<Vec<EndpointId>> {
         let mut ids: Vec<EndpointId> =
             pins::names(&self.pins.endpoints_dir())?.iter().filter_map(|n| n.parse().ok()).collect();
@@ -138,7 +137,6 @@ impl Bpf {
         Ok(ids)
     }
 
-    /// Every map with its fill.
     pub(crate) fn map_infos(&self) -> Result<Vec<MapInfo>> {
         let endpoints = self.pinned_endpoints()?;
         let mut slots = 0;
@@ -149,13 +147,12 @@ impl Bpf {
         for name in SHARED_MAPS {
             let entries = match name {
                 map::ENDPOINTS => Some(self.endpoint_rows()?.len()),
-                // Only slots of pinned endpoints are counted: reading all 16,384 slots takes 10 ms and is left to the
-                // audit.
+                // Only pinned endpoints' slots: reading all 16,384 takes 10 ms and is left to the audit.
                 map::CALLS => Some(slots),
                 map::STACK_PATHS => Some(self.stack_paths()?.len()),
-                // As the last collection counted them: the table may have half a million rows.
+                // From the last collection: the table may have half a million rows.
                 map::FLOWS => Some(usize::try_from(self.flow_totals()?.rows).unwrap_or(usize::MAX)),
-                // To count the rows of policy's tables is to read each of them.
+                // Counting the policy tables would read every row.
                 _ => None,
             };
             infos.push(info(name.to_owned(), &self.held_data(name)?, entries)?);
@@ -168,7 +165,7 @@ impl Bpf {
                     Err(e) if e.kind == KernelErrorKind::NotFound => continue,
                     Err(e) => return Err(e),
                 };
-                // An array always has all of its rows.
+                // An array always has all rows.
                 let rows = data.info().map_err(|e| wrap("read map", name, &e))?.max_entries() as usize;
                 infos.push(info(format!("{id}/{name}"), &data, Some(rows))?);
             }
@@ -176,7 +173,6 @@ impl Bpf {
         Ok(infos)
     }
 
-    /// The rows of one map in readable form.
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
             let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, \
@@ -260,12 +256,11 @@ impl Bpf {
 
     fn stack_paths(&self) -> Result<Vec<(StackPathKey, StackPathRow)>> {
         let paths: HashMap<_, StackPathKey, StackPathRow> = self.open_held(map::STACK_PATHS)?;
-        // A row that the kernel evicts while the table is read ends the iteration early or repeats rows; both are fine to
-        // look at.
+        // An eviction ends the iteration early or repeats rows, which is acceptable for display.
         Ok(paths.iter().filter_map(std::result::Result::ok).take(map::STACK_PATHS_MAX as usize).collect())
     }
 
-    /// The endpoints that have rows in `STACK_PATHS`, or had some before the table forgot them.
+    /// Endpoints that have or had rows in `STACK_PATHS`.
     fn stack_users(&self) -> Result<Vec<Row>> {
         let epochs: Array<_, u64> = self.open_held(map::STACK_USERS)?;
         let mut users = Vec::new();
@@ -279,7 +274,6 @@ impl Bpf {
         Ok(users)
     }
 
-    /// What the endpoints take of the flow tables.
     fn flow_uses(&self) -> Result<Vec<Row>> {
         let uses: Array<_, FlowUse> = self.open_held(map::FLOW_USE)?;
         let mut rows = Vec::new();
@@ -288,7 +282,7 @@ impl Bpf {
             rows.push(row([
                 ("endpoint", id.to_string()),
                 ("rows", used.rows.to_string()),
-                // Racing CPUs may leave it below zero until the next collection.
+                // Racing CPUs may leave it below zero.
                 ("recent", used.recent.cast_signed().max(0).to_string()),
             ]));
         }
@@ -357,7 +351,7 @@ fn path_row(key: &StackPathKey, path: &StackPathRow) -> Row {
     ])
 }
 
-/// After `remove_node` the maps do not exist, so there are no rows.
+/// After `remove_node` there are no maps.
 fn unless_removed<T>(rows: Result<Vec<T>>) -> Result<Vec<T>> {
     match rows {
         Err(e) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
@@ -373,7 +367,7 @@ fn info(name: String, data: &MapData, entries: Option<usize>) -> Result<MapInfo>
         kind: kind.map_or("unknown", maps::kind_name).to_owned(),
         entries: entries.map(|n| n as u64),
         max_entries: u64::from(info.max_entries()),
-        // Kernels 5.11 to 6.3 report 0 for a ring buffer; its data size is the lower bound.
+        // Kernels 5.11 to 6.3 report 0 for a ring buffer; the data size is the lower bound.
         memlock_bytes: match maps::memlock(data.fd())? {
             0 if kind == Some(MapType::RingBuf) => u64::from(info.max_entries()),
             bytes => bytes,

@@ -1,10 +1,8 @@
-//! Keeping pinned programs that equal those a load would produce: loading them again costs the verifier's time and
-//! changes nothing.
+//! Reuse of pinned programs that equal a load's result, to save the verifier's time.
 //!
-//! The kernel identifies programs by a tag: a hash of the loaded instructions without map descriptors
-//! (`bpf_prog_info.tag`). The hash depends on the kernel, so tags are learned from the first load of this process,
-//! not computed. Constants and maps are not part of the tag and are compared separately. Programs with log records
-//! have data of those records among their constants and are always loaded anew.
+//! A program's tag is a hash of the loaded instructions without map descriptors (`bpf_prog_info.tag`). It depends on
+//! the kernel, so tags are learned from this process's first load. Constants and maps are compared separately.
+//! Programs with log records have record data among their constants and are always reloaded.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -21,10 +19,10 @@ use super::{
 };
 use crate::error::wrap;
 
-/// Tags of [`PROGRAMS`], each in its place.
+/// Tags of [`PROGRAMS`], in order.
 type Tags = [u64; 3];
 
-/// Tags of the programs that this process loads; none before the first load.
+/// `None` before the first load.
 #[derive(Default)]
 pub(super) struct Known(Mutex<Option<Tags>>);
 
@@ -39,8 +37,8 @@ impl Known {
 }
 
 impl Bpf {
-    /// The pinned programs, if they equal what a load would produce; `None` when they differ, when the spec does not
-    /// ask to keep them, or when the tags are not known yet.
+    /// The pinned programs. `None` when they differ from a load's result, the spec does not ask to keep them, or the
+    /// tags are unknown.
     pub(super) fn kept(&self, spec: &ProgramSpec, consts: &EndpointConsts) -> Result<Option<Programs>> {
         let Some(tags) = self.known.tags().filter(|_| spec.keep && !spec.debug) else { return Ok(None) };
         let mut programs = Programs { program_ids: [0; 3], map_ids: [0; MAPS.len()], memlock_bytes: 0 };
@@ -70,7 +68,7 @@ impl Bpf {
             *id = maps::id(&data, &path)?;
             programs.memlock_bytes += maps::memlock(data.fd())?;
         }
-        // The programs must use the open shared maps and the endpoint's pinned maps: nobody writes other maps.
+        // The programs must use the held and the endpoint's pinned maps: others are never updated.
         let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.contains(id));
         if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
             return Ok(None);
@@ -79,7 +77,7 @@ impl Bpf {
     }
 }
 
-/// True when the map is the programs' `.rodata` and holds these constants. False when it cannot be read.
+/// Whether the map is `.rodata` with these constants. False when unreadable.
 fn has_constants(id: u32, consts: &EndpointConsts) -> bool {
     let Ok(data) = MapData::from_id(id) else { return false };
     let named = data.info().is_ok_and(|info| info.name_as_str().is_some_and(|name| name.ends_with(".rodata")));

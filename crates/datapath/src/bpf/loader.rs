@@ -16,15 +16,14 @@ use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
 
 use crate::error::{fail, wrap};
 
-/// Name of the programs' constants.
 const CONSTS: &str = "CONSTS";
 
-/// Lines of the verifier's log that an error carries. The last lines say what was refused.
+/// Lines of the verifier's log in an error: the last lines name the refused instruction.
 const VERIFIER_LINES: usize = 12;
 
-/// The aya loader, created once at start and kept. Creating one parses the kernel's whole BTF (tens of milliseconds) and frees it
-/// again, 25 MiB: our programs have no relocations against kernel types. Whoever runs under a memory limit returns that memory to
-/// the kernel before programs are loaded, because the verifier needs up to 15 MiB, charged to the same control group (Linux 6.16).
+/// The aya loader, created once, because that parses the kernel's BTF (tens of milliseconds, 25 MiB), although
+/// Wharf's programs have no relocations against kernel types. Under a memory limit, return that memory to the kernel
+/// before programs are loaded: the verifier needs up to 15 MiB, charged to the same control group (Linux 6.16).
 pub struct Loader(Mutex<Kept>);
 
 impl Default for Loader {
@@ -35,7 +34,7 @@ impl Default for Loader {
 
 struct Kept {
     loader: EbpfLoader<'static>,
-    /// Names of the maps for which the loader has a pin path. aya cannot remove a path.
+    /// Maps with a pin path. aya cannot remove a path.
     pinned: BTreeSet<&'static str>,
 }
 
@@ -46,8 +45,7 @@ impl Kept {
         Self { loader, pinned: BTreeSet::new() }
     }
 
-    /// Sets the loader's pin paths to exactly these. A path left from an earlier load would give this load another
-    /// endpoint's map.
+    /// Sets exactly these paths: an earlier load's path would give this load another endpoint's map.
     fn set_pins(&mut self, pins: Vec<(&'static str, PathBuf)>) {
         let names: BTreeSet<_> = pins.iter().map(|(name, _)| *name).collect();
         if !self.pinned.is_subset(&names) {
@@ -60,7 +58,7 @@ impl Kept {
     }
 }
 
-/// Resets the loader's constants to a static when a load ends, also on a panic.
+/// Resets the constants to a static when a load ends, also on a panic.
 struct Reset<'a>(&'a mut EbpfLoader<'static>);
 
 impl Drop for Reset<'_> {
@@ -72,8 +70,8 @@ impl Drop for Reset<'_> {
 }
 
 impl Loader {
-    /// Parses an object, sets its constants, and creates its maps or opens those pinned at the given paths. The
-    /// caller must have compared the shapes of pinned maps. Programs are not loaded yet.
+    /// Parses an object, sets its constants, and creates or opens its maps. The caller must have checked pinned maps.
+    /// Programs are not loaded yet.
     pub(crate) fn load(
         &self,
         object: &[u8],
@@ -84,8 +82,8 @@ impl Loader {
         kept.set_pins(map_pins);
         let reset = Reset(&mut kept.loader);
         if let Some(consts) = consts {
-            // SAFETY: the loader reads the constants only inside `load` below; `reset` points it elsewhere before
-            // `consts` can end, on every way out of this function.
+            // SAFETY: the loader reads the constants only inside `load` below; `reset` replaces them before `consts`
+            // can end, on every way out of this function.
             let consts: &'static EndpointConsts = unsafe { &*std::ptr::from_ref(consts) };
             reset.0.override_global(CONSTS, consts, true);
         }
@@ -93,7 +91,6 @@ impl Loader {
     }
 }
 
-/// The classifier with this name in a loaded object.
 pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
     let operation = "find program";
     let Some(program) = ebpf.program_mut(name) else {
@@ -102,7 +99,7 @@ pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut S
     program.try_into().map_err(|e: ProgramError| wrap(operation, name, &e))
 }
 
-/// The error of a refused load, with the end of the verifier's log.
+/// A refused load, with the end of the verifier's log.
 pub(crate) fn load_error(subject: String, error: &ProgramError) -> KernelError {
     let mut told = wrap("load program", subject, error);
     if let ProgramError::LoadError { io_error, verifier_log } = error {

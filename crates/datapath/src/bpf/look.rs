@@ -1,5 +1,5 @@
-//! Observing an endpoint's programs and maps. Each pin is opened once per observation: with a thousand endpoints,
-//! observations are most of an idle agent's work.
+//! Observation of programs and maps. Each pin is opened once per observation: with a thousand endpoints, observations
+//! are most of an idle agent's work.
 
 use std::{
     collections::BTreeSet,
@@ -31,11 +31,9 @@ use super::{
 };
 use crate::{error::wrap, netlink::Connection};
 
-/// An endpoint's pinned programs.
 pub(crate) struct Opened {
-    /// Ids of [`PROGRAMS`], in the same order; `None` for a program that is not pinned.
+    /// Ids of [`PROGRAMS`], in order; `None` for a missing pin.
     programs: [Option<u32>; PROGRAMS.len()],
-    /// Ids of the maps that the programs use.
     uses: BTreeSet<u32>,
 }
 
@@ -46,7 +44,6 @@ impl Opened {
 }
 
 impl Bpf {
-    /// Opens an endpoint's pinned programs.
     pub(crate) fn opened(&self, id: EndpointId) -> Result<Opened> {
         let mut opened = Opened { programs: [None; PROGRAMS.len()], uses: BTreeSet::new() };
         for (name, program) in PROGRAMS.iter().zip(&mut opened.programs) {
@@ -63,8 +60,7 @@ impl Bpf {
         Ok(opened)
     }
 
-    /// Reports programs that are missing from the hooks and attachments that should not be there. `index` is the
-    /// interface's current index.
+    /// Reports missing programs and unexpected attachments. `index`: the interface's current index.
     pub(crate) fn observe_hooks(
         &self,
         connection: &mut Connection,
@@ -74,14 +70,14 @@ impl Bpf {
         problems: &mut Vec<EndpointProblem>,
     ) -> Result<()> {
         if self.is_covered() {
-            // The pins cannot be seen: that is reported for the node.
+            // The node's observation reports the covered pins.
             return Ok(());
         }
         let ifname = record.host_ifname.as_str();
         for hook in HOOKS {
             let pin = self.pins.endpoint(record.id, hook.link);
             let filter = clsact::program(connection, index, hook.attach)?;
-            // A missing program pin is reported by `observe_maps`.
+            // `observe_maps` reports missing program pins.
             let wanted = opened.program(hook.program);
             let program = || hook.program.to_owned();
             let misses = |found: Vec<u32>| {
@@ -124,8 +120,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Reports missing pins, pinned maps that the programs do not use (the programs then read maps that nobody
-    /// writes), and rows that differ from the record.
+    /// Reports missing pins, pinned maps that the programs do not use, and rows that differ from the record.
     pub(crate) fn observe_maps(
         &self,
         record: &EndpointRecord,
@@ -206,7 +201,7 @@ fn observe_config(data: MapData, record: &EndpointRecord, problems: &mut Vec<End
     Ok(())
 }
 
-/// Compares the limits; a direction without one has no row that is read.
+/// The programs do not read the row of an unlimited direction.
 fn observe_bandwidth(data: MapData, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
     let read = |e: &(dyn std::error::Error + 'static)| wrap("read limits", format!("endpoint {}", record.id), e);
     if record.bandwidth.is_unlimited() {

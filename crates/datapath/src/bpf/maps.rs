@@ -1,7 +1,7 @@
 //! Pinned maps. Each open compares the map's shape with this version's.
 //!
-//! The kernel lets anyone open a pinned map of any shape, and a read into a value that is too small overruns user
-//! memory. Therefore every open goes through this module.
+//! The kernel opens a map of any shape, and a read into a smaller value overruns user memory. So every open goes
+//! through this module.
 
 use std::{
     fs, io,
@@ -22,7 +22,6 @@ use crate::error::{fail, wrap};
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
-/// The expected shape of a map.
 struct Shape {
     kind: MapType,
     key: usize,
@@ -31,7 +30,7 @@ struct Shape {
     flags: u32,
 }
 
-/// Shape of each map of `wharf_common::map`, by name.
+/// By name in `wharf_common::map`.
 fn shape(name: &str) -> Option<Shape> {
     let number = size_of::<u32>();
     Some(match name {
@@ -179,7 +178,6 @@ fn shape(name: &str) -> Option<Shape> {
     })
 }
 
-/// The kernel's name for a map type.
 pub(crate) fn kind_name(kind: MapType) -> &'static str {
     match kind {
         MapType::Hash => "hash",
@@ -198,10 +196,10 @@ fn describe(kind: Option<MapType>, key: usize, value: usize, max_entries: u32, f
     format!("{kind}, key {key} bytes, value {value} bytes, {max_entries} entries, flags {flags:#x}")
 }
 
-/// Opens a pinned map. `name` is its name in `wharf_common::map`.
+/// Opens a pinned map. `name`: in `wharf_common::map`.
 ///
 /// # Errors
-/// `NotFound` when the map is not pinned, `Conflict` when its shape differs from this version's.
+/// `NotFound` when the map is not pinned, `Conflict` for another version's shape.
 pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
     let operation = "open map";
     let subject = || path.display().to_string();
@@ -229,7 +227,6 @@ pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
     Err(fail(operation, subject(), KernelErrorKind::Conflict, cause))
 }
 
-/// Kernel id of a map that was opened from `path`.
 pub(crate) fn id(data: &MapData, path: &Path) -> Result<u32> {
     Ok(data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?.id())
 }
@@ -238,17 +235,16 @@ fn typed<T>(path: &Path, map: std::result::Result<T, MapError>) -> Result<T> {
     map.map_err(|e| wrap("open map", path.display().to_string(), &e))
 }
 
-/// Opens the shared endpoint table.
 pub(crate) fn endpoints(path: &Path) -> Result<HashMap<MapData, EndpointKey, EndpointRow>> {
     typed(path, HashMap::try_from(Map::HashMap(open(path, map::ENDPOINTS)?)))
 }
 
-/// Opens the shared program array for writing.
+/// Writable.
 pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
     typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
 }
 
-/// True when the row that was asked for, or to be removed, is not there.
+/// Whether a row, to be read or removed, does not exist.
 pub(crate) fn is_missing(error: &MapError) -> bool {
     match error {
         MapError::KeyNotFound => true,
@@ -257,7 +253,7 @@ pub(crate) fn is_missing(error: &MapError) -> bool {
     }
 }
 
-/// An endpoint's configuration: the row of `CONFIG` that its programs read.
+/// The row of `CONFIG` that an endpoint's programs read.
 pub(crate) struct Config(Array<MapData, EndpointConfig>);
 
 impl Config {
@@ -274,22 +270,19 @@ impl Config {
     }
 }
 
-/// Opens an endpoint's configuration.
 pub(crate) fn config(path: &Path) -> Result<Config> {
     typed(path, Config::of(open(path, map::CONFIG)?))
 }
 
-/// Opens an endpoint's limits of bandwidth.
 pub(crate) fn bandwidth(path: &Path) -> Result<Array<MapData, Bucket>> {
     typed(path, Array::try_from(Map::Array(open(path, map::BANDWIDTH)?)))
 }
 
-/// Opens an endpoint's counters.
 pub(crate) fn metrics(path: &Path) -> Result<PerCpuArray<MapData, Counter>> {
     typed(path, PerCpuArray::try_from(Map::PerCpuArray(open(path, map::METRICS)?)))
 }
 
-/// Kernel memory of a BPF object in bytes, from its descriptor's `fdinfo`.
+/// Kernel memory in bytes, from `fdinfo`.
 pub(crate) fn memlock(fd: &impl AsFd) -> Result<u64> {
     let path = format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = fs::read_to_string(&path).map_err(|e: io::Error| wrap("read BPF object's memory", &path, &e))?;

@@ -37,32 +37,29 @@ use loader::Loader;
 pub(crate) use look::Opened;
 use pins::PinTree;
 
-/// The BPF side of the kernel.
 pub(crate) struct Bpf {
     pins: PinTree,
-    /// Device number of the bpffs at the open.
+    /// Device number of the bpffs when it was opened.
     device: u64,
     loader: Loader,
     mode: AttachMode,
-    /// Held while rows of the shared maps are compared and written, so that a late delete cannot remove a row that a
-    /// create wrote after the delete's check.
+    /// Locked while shared rows are compared and written, so that a late delete cannot remove a row that a create
+    /// wrote after the delete's check.
     tables: Mutex<()>,
-    /// Held while policy's tables are changed: the order of the changes counts, and each change makes the generation grow.
+    /// Locked while policy tables change: order matters, and each change increments the generation.
     policy: Mutex<()>,
-    /// The shared maps used by the programs that this process loads. They stay open while the process runs.
+    /// The held maps, open while the process runs.
     shared: Mutex<Vec<SharedMap>>,
-    /// Kernel ids of the programs that all endpoints share, as this process put them into their slots. Read and written whole.
+    /// Kernel ids of the shared programs that this process put into slots. Read and written as a whole.
     node_ids: Mutex<Vec<u32>>,
-    /// Removes the rows of flows that are over.
     collector: Collector,
-    /// Program tags, by which programs from before a restart are recognised.
+    /// Tags that identify this version's programs after a restart.
     known: Known,
-    /// True when other ABI versions have pins, see `upgrade`.
     beside_others: AtomicBool,
 }
 
 impl Bpf {
-    /// Opens the pin tree, makes or checks the shared maps, and pins this version's sink.
+    /// Opens the pin tree and ensures shared maps and sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
         let pins = PinTree::open(bpffs)?;

@@ -1,13 +1,12 @@
-//! The embedded BPF objects: a binary and its programs always have the same version.
+//! The embedded BPF objects: a binary and its programs have one version.
 
 use std::{fs, io, path::Path, sync::OnceLock};
 
 include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 
-/// The objects of one ABI version.
 pub(crate) struct Objects {
     pub(crate) endpoint: &'static [u8],
-    /// Programs with log records, in builds that asked for them.
+    /// With log records, if the build has them.
     pub(crate) endpoint_debug: Option<&'static [u8]>,
     pub(crate) node: &'static [u8],
     pub(crate) sink: &'static [u8],
@@ -17,13 +16,11 @@ static EMBEDDED: Objects = Objects { endpoint: ENDPOINT, endpoint_debug: ENDPOIN
 
 static NEXT: OnceLock<Objects> = OnceLock::new();
 
-/// The objects that this process loads.
 pub(crate) fn objects() -> &'static Objects {
     NEXT.get().unwrap_or(&EMBEDDED)
 }
 
-/// Makes this process one of the next ABI version ([`wharf_common::abi`]), whose objects are in the directory. Only for
-/// tests, before the kernel is opened.
+/// Loads the next ABI version ([`wharf_common::abi`]) from a directory. For tests, before the kernel is opened.
 ///
 /// # Errors
 /// When an object cannot be read.

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,FLOWS,
-//!     FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,PROXY_USE,IPCACHE,POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
+//!     FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,PROXY_USE,IPCACHE,POLICY_PORTS,
+//!     POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
-//! `closing` holds the sink's attachments for endpoints that are being deleted: a link must drop packets until it is
-//! removed, also after the endpoint's own directory is gone. bpffs allows no dot in a name.
+//! `closing` has the sink's attachments of deleted endpoints: a link must drop packets until it is removed, also
+//! after its endpoint's directory. bpffs allows no dot in a name.
 //!
-//! Directories, the names of hooked programs and of links, and the name `METRICS` are the same in every ABI version.
-//! By these names an agent takes endpoints over from other versions' trees (`upgrade`).
+//! Directories, the names of hooked programs and links, and `METRICS` are the same in every ABI version, for
+//! `upgrade`.
 
 use std::{
     collections::BTreeSet,
@@ -32,18 +33,16 @@ use crate::error::{fail, wrap};
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 pub(crate) const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
-/// Directory of Wharf's pins, of every ABI version.
 pub(crate) const ROOT: &str = attached::PIN_ROOT;
 const ENDPOINTS_DIR: &str = attached::PIN_ENDPOINTS;
 const CLOSING_DIR: &str = "closing";
 
-/// Program pins of an endpoint, in the order of `Programs::program_ids`.
+/// Program pins, in the order of `Programs::program_ids`.
 pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliver"];
-/// Map pins of an endpoint, in the order of `Programs::map_ids`.
+/// Map pins, in the order of `Programs::map_ids`.
 pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
-/// Link pins of an endpoint, for the first two programs.
+/// Link pins of the first two programs.
 pub(crate) const LINKS: [&str; 2] = attached::LINK_PINS;
-/// Shared maps.
 pub(crate) const SHARED_MAPS: [&str; 20] = [
     map::ENDPOINTS,
     map::CALLS,
@@ -66,28 +65,25 @@ pub(crate) const SHARED_MAPS: [&str; 20] = [
     map::POLICY_SETS,
     map::POLICY_STATE,
 ];
-/// Name of the sink's pin, and of its program.
 pub(crate) const SINK: &str = attached::SINK;
-/// Shared map of log records. It exists only after programs with log records were loaded.
+/// Map of log records. Exists once programs with log records were loaded.
 pub(crate) const LOGS: &str = "AYA_LOGS";
 
-/// Name under which a program or a shared map is pinned before it is moved to its final name.
+/// Pin name before the move to the final name.
 pub(crate) fn upcoming(name: &str) -> String {
     format!("next_{name}")
 }
 
-/// True for a name of a pin in the directory of the shared ones.
 pub(crate) fn is_shared(name: &str) -> bool {
     name == LOGS || SHARED_MAPS.into_iter().chain([SINK]).any(|shared| name == shared || name == upcoming(shared))
 }
 
-/// ABI version in a directory's name: `v` and a decimal number without leading zeros.
+/// Parses `v` and a decimal number without leading zeros.
 fn version_of(name: &str) -> Option<u32> {
     let version = name.strip_prefix('v')?.parse().ok()?;
     (name == format!("v{version}")).then_some(version)
 }
 
-/// The pin tree.
 #[derive(Debug, Clone)]
 pub(crate) struct PinTree {
     bpffs: PathBuf,
@@ -109,11 +105,10 @@ fn check_bpffs(bpffs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that `bpffs` is a bpffs and ensures that the directory of Wharf's pins exists and is accessible to root
-/// only. Returns the directory.
+/// Ensures and returns Wharf's directory on the bpffs, which only root may enter.
 ///
 /// # Errors
-/// `NotFound` when it is not a bpffs; nothing is created then.
+/// `NotFound` when `bpffs` is not a bpffs; nothing is created then.
 pub fn ensure_pin_root(bpffs: &Path) -> Result<PathBuf> {
     check_bpffs(bpffs)?;
     let root = bpffs.join(ROOT);
@@ -131,14 +126,14 @@ pub fn has_pin_root(bpffs: &Path) -> bool {
 }
 
 impl PinTree {
-    /// Checks that `bpffs` is a bpffs; changes nothing.
+    /// Checks the bpffs; changes nothing.
     pub(crate) fn open(bpffs: &Path) -> Result<Self> {
         check_bpffs(bpffs)?;
         let root = bpffs.join(ROOT).join(format!("v{}", wharf_common::abi::version()));
         Ok(Self { bpffs: bpffs.to_owned(), root })
     }
 
-    /// The trees of every ABI version; creates nothing.
+    /// Trees of all ABI versions; creates nothing.
     pub(crate) fn all(bpffs: &Path) -> Result<Vec<Self>> {
         let root = bpffs.join(ROOT);
         let of_version = |name: &String| version_of(name).is_some();
@@ -146,7 +141,7 @@ impl PinTree {
         Ok(names(&root)?.into_iter().filter(of_version).map(tree).collect())
     }
 
-    /// Checks that the bpffs is still mounted: it may have been unmounted or mounted over.
+    /// The bpffs may have been unmounted or covered.
     pub(crate) fn check_bpffs(&self) -> Result<()> {
         check_bpffs(&self.bpffs)
     }
@@ -155,13 +150,13 @@ impl PinTree {
         &self.bpffs
     }
 
-    /// Device number of the bpffs. Another bpffs has another number while this one is mounted.
+    /// Device number, unique while the bpffs is mounted.
     pub(crate) fn device(&self) -> Result<u64> {
         let read = fs::metadata(&self.bpffs).map_err(|e| wrap("open bpffs", self.bpffs.display().to_string(), &e))?;
         Ok(read.dev())
     }
 
-    /// The trees of other ABI versions, newest first; creates nothing.
+    /// Trees of other ABI versions, newest first; creates nothing.
     pub(crate) fn others(&self) -> Result<Vec<Self>> {
         let mut others = Self::all(&self.bpffs)?;
         others.retain(|tree| tree.root != self.root);
@@ -169,29 +164,25 @@ impl PinTree {
         Ok(others)
     }
 
-    /// Name of the tree's directory: `v` and the ABI version.
+    /// `v` and the ABI version.
     pub(crate) fn version_name(&self) -> String {
         self.root.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// ABI version.
     pub(crate) fn version(&self) -> u32 {
         version_of(&self.version_name()).unwrap_or_default()
     }
 
-    /// Ids of the endpoints that have a pin directory.
     pub(crate) fn endpoint_ids(&self) -> Result<BTreeSet<EndpointId>> {
         Ok(names(&self.endpoints_dir())?.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// Names of the endpoints and closing links that have pins in the tree.
     pub(crate) fn in_use(&self) -> Result<Vec<String>> {
         let mut names = names(&self.endpoints_dir())?;
         names.extend(self::names(&self.closing_dir())?);
         Ok(names)
     }
 
-    /// Makes the tree's directories.
     pub(crate) fn ensure_directories(&self) -> Result<()> {
         for dir in [self.shared_dir(), self.endpoints_dir(), self.closing_dir()] {
             fs::create_dir_all(&dir).map_err(|e| wrap("make pin directory", dir.display().to_string(), &e))?;
@@ -227,14 +218,13 @@ impl PinTree {
         self.root.join(CLOSING_DIR)
     }
 
-    /// Directory of a closing link. An interface name may contain a dot, which bpffs does not allow; our names never
-    /// do.
+    /// Directory of a closing link. bpffs allows no dot in a name; Wharf's interface names have none.
     pub(crate) fn closing(&self, host: &IfName) -> PathBuf {
         self.closing_dir().join(host.as_str().replace('.', "_"))
     }
 }
 
-/// Names in a directory, sorted; empty when the directory does not exist.
+/// Sorted names; empty when the directory does not exist.
 pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     let failed = |e: &io::Error| wrap("list pins", dir.display().to_string(), e);
     let entries = match fs::read_dir(dir) {
@@ -250,7 +240,7 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Removes a pin. True when it existed; a missing pin is not an error.
+/// Removes a pin; returns whether it existed.
 pub(crate) fn unpin(path: &Path) -> Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -259,8 +249,7 @@ pub(crate) fn unpin(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory of pins and every pin in it; a missing directory is not an error. A subdirectory stays and
-/// causes an error.
+/// Removes a directory with its pins. A missing directory is no error; a subdirectory stays and is one.
 pub(crate) fn remove_files(dir: &Path) -> Result<()> {
     for name in names(dir)? {
         let path = dir.join(name);
@@ -271,7 +260,7 @@ pub(crate) fn remove_files(dir: &Path) -> Result<()> {
     remove_dir(dir)
 }
 
-/// Removes an empty directory; a missing one is not an error.
+/// A missing directory is no error.
 pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     match fs::remove_dir(path) {
         Ok(()) => Ok(()),
@@ -285,7 +274,7 @@ pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     }
 }
 
-/// Moves a pin over another one atomically.
+/// Atomic.
 pub(crate) fn replace(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| wrap("move pin", to.display().to_string(), &e))
 }

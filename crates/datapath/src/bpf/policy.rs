@@ -1,4 +1,4 @@
-//! Policy's tables: changes of rows, and what the tables hold.
+//! The policy tables: row changes, and observation.
 
 mod rows;
 
@@ -25,18 +25,16 @@ pub(crate) use rows::{Cause, peer_key, peer_of, port_key, port_of, readable, sou
 const CHANGE: &str = "change policy";
 const OBSERVE: &str = "observe policy";
 
-/// [`PolicyState::flags`], of user space alone: rows change. A change that finds it comes after one that was cut off (SIGKILL), which
-/// left rows that no flow was judged by.
+/// A row change is under way: a flag of user space in [`PolicyState::flags`]. A later change that finds it follows
+/// one that was cut off (SIGKILL) and left rows without a new generation.
 const CHANGING: u32 = 1 << 31;
 
-/// `BPF_NOEXIST` of `linux/bpf.h`: the row must not be there.
+/// `linux/bpf.h`: the row must not exist.
 const BPF_NOEXIST: u64 = 1;
 
-/// The five maps.
 pub(crate) const TABLES: [&str; 5] =
     [map::IPCACHE, map::POLICY_PORTS, map::POLICY_CELLS, map::POLICY_SETS, map::POLICY_STATE];
 
-/// The maps, open.
 struct Tables {
     peers: LpmTrie<MapData, EndpointKey, PeerRow>,
     ports: LpmTrie<MapData, PortKey, u32>,
@@ -46,11 +44,11 @@ struct Tables {
 }
 
 impl Bpf {
-    /// Changes rows in their order, then generation and mode. After a failure the generation grows too if a row has changed: a flow
-    /// that was judged by rows of before is judged again.
+    /// Changes rows in order, then generation and mode. A failure increments the generation if a row has changed, so
+    /// that flows are judged again.
     pub(crate) fn change_policy(&self, changes: &[RowChange], mode: Mode) -> Result<()> {
-        // The mutex guards no data, so a poisoned lock is safe to take. A call whose caller gave up runs to its end, so that the
-        // next call may come meanwhile.
+        // The mutex guards no data, so a poisoned lock is safe. An abandoned call runs to its end and may meet the
+        // next one.
         let _one_at_a_time = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         let mut tables = self.policy_tables()?;
         let before = tables.state()?;
@@ -76,7 +74,6 @@ impl Bpf {
         tables.set_state(PolicyState { generation, flags })
     }
 
-    /// All rows.
     pub(crate) fn observe_policy(&self) -> Result<PolicyRows> {
         let tables = self.policy_tables()?;
         Ok(PolicyRows {
@@ -88,7 +85,7 @@ impl Bpf {
         })
     }
 
-    /// The rows of one of the maps in readable form; none for another map.
+    /// Empty for other maps.
     pub(super) fn dump_policy(&self, name: &str) -> Result<Vec<Row>> {
         let tables = self.policy_tables()?;
         Ok(match name {
@@ -106,7 +103,6 @@ impl Bpf {
         })
     }
 
-    /// Opens the maps, which must be those that the programs use: a row that no program reads would be no policy.
     fn policy_tables(&self) -> Result<Tables> {
         Ok(Tables {
             peers: self.open_held(map::IPCACHE)?,
@@ -149,8 +145,7 @@ impl Tables {
         }
     }
 
-    /// Most cells are new. One that is there keeps its counters, but for the packets that a program counts between its reading and
-    /// its writing.
+    /// Most cells are new. An existing cell keeps its counters, except packets counted between read and write.
     fn put_cell(&mut self, key: &CellKey, cell: &Cell) -> std::result::Result<(), MapError> {
         let new = CellRow { admin: cell.admin, rest: cell.rest, packets: 0, bytes: 0 };
         match self.cells.insert(key, new, BPF_NOEXIST) {
@@ -170,7 +165,7 @@ impl Tables {
         self.state.set(0, state, 0).map_err(|e| wrap(CHANGE, map::POLICY_STATE, &e))
     }
 
-    /// The rule sets of the endpoints that have one.
+    /// Only endpoints with a rule set.
     fn sets(&self) -> Result<BTreeMap<EndpointId, SetsRow>> {
         let mut sets = BTreeMap::new();
         for id in (1..=MAX_ENDPOINT_ID).filter_map(|id| EndpointId::try_from(id).ok()) {
@@ -200,7 +195,7 @@ impl Tables {
     }
 }
 
-/// A key as the kernel has it, for an error.
+/// The raw key, for errors.
 trait Raw {
     fn raw(&self) -> String;
 }
@@ -226,7 +221,7 @@ impl Raw for CellKey {
     }
 }
 
-/// Reads a table, `max` rows at most: a row that went while the kernel looks for the next one would make it begin again.
+/// `max` bounds the iteration, which the kernel restarts when a row is removed.
 fn read<K: Raw, V, A: Ord, B>(
     table: &'static str,
     max: u32,
@@ -246,8 +241,8 @@ fn read<K: Raw, V, A: Ord, B>(
     Ok(all)
 }
 
-/// The generation after changes of rows, or of the mode alone: another mode may drop what this one let pass. It stays zero on a node
-/// that has no policy yet, and is never zero again.
+/// The next generation. A change of mode counts too: it may drop what the previous mode passed. Zero until the first
+/// policy, and never again.
 pub(crate) fn generation_after(before: u32, rows_changed: bool) -> u32 {
     if before == 0 && !rows_changed { 0 } else { before.checked_add(1).unwrap_or(1) }
 }
@@ -265,7 +260,7 @@ fn is_removal(change: &RowChange) -> bool {
     matches!(change, RowChange::Peer(_, None) | RowChange::Ports(_, None) | RowChange::Cell(_, None))
 }
 
-/// Why the kernel did not change a row, with what the user can do.
+/// A refused row change, with a remedy.
 fn refused(change: &RowChange, error: &MapError) -> KernelError {
     let mut told = wrap(CHANGE, subject(change), error);
     let (table, max) = match change {
@@ -275,7 +270,7 @@ fn refused(change: &RowChange, error: &MapError) -> KernelError {
         RowChange::Cell(..) => (map::POLICY_CELLS, map::POLICY_CELLS_MAX),
     };
     let remedy = match io_cause(error).and_then(std::io::Error::raw_os_error) {
-        // A hash that is full says the one, an LPM trie the other.
+        // E2BIG from a full hash, ENOSPC from a full LPM trie.
         Some(libc::E2BIG | libc::ENOSPC) => {
             format!("; {table} is full ({max} rows): remove policies, or let their rules name fewer networks and ports")
         }

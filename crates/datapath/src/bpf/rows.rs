@@ -1,4 +1,4 @@
-//! Rows of the shared maps, by which an endpoint is reached.
+//! Rows of the shared maps that make an endpoint reachable.
 
 use std::{
     borrow::Borrow,
@@ -21,7 +21,6 @@ use wharf_crash as crash;
 use super::{Bpf, maps};
 use crate::error::{fail, wrap};
 
-/// Name of the program that fills a slot of `CALLS`.
 const DELIVER: &str = "deliver";
 
 pub(super) fn key_of(address: IpAddr) -> EndpointKey {
@@ -49,7 +48,6 @@ fn row_of(record: &EndpointRecord) -> EndpointRow {
     }
 }
 
-/// A map row as the kernel trait's type.
 pub(crate) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRow {
     EndpointTableRow {
         address: address_of(key),
@@ -62,12 +60,11 @@ pub(crate) fn table_row(key: &EndpointKey, row: &EndpointRow) -> EndpointTableRo
     }
 }
 
-/// The row expected for one of a record's addresses.
 pub(crate) fn expected_row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
     table_row(&key_of(address), &row_of(record))
 }
 
-/// Treats the removal of a missing row as success.
+/// Removal of a missing row succeeds.
 fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
     match result {
         Err(e) if maps::is_missing(&e) => Ok(()),
@@ -77,7 +74,7 @@ fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Res
 
 impl Bpf {
     fn lock_tables(&self) -> MutexGuard<'_, ()> {
-        // The mutex guards no data, so a poisoned lock is safe to take.
+        // The mutex guards no data, so a poisoned lock is safe.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,11 +83,11 @@ impl Bpf {
         SchedClassifier::from_pin(&path).map_err(|e| wrap("open program", path.display().to_string(), &e))
     }
 
-    /// Writes the endpoint's rows, `CALLS` first, so that a sender that finds the address also finds the program.
+    /// Writes the endpoint's rows, `CALLS` first: a sender that finds the address must find the program.
     pub(crate) fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let operation = "make reachable";
         let subject = || format!("endpoint {}", record.id);
-        // The endpoint works without the pins until the agent ends, and the next agent would make other maps.
+        // Without the pins the endpoint would work only until the agent ends.
         self.check_shared()?;
         let _tables = self.lock_tables();
         self.set_slot(record.id)?;
@@ -121,8 +118,7 @@ impl Bpf {
         calls.set(u32::from(id.get()), deliver.fd().map_err(|e| fail(&e))?, 0).map_err(|e| fail(&e))
     }
 
-    /// Called after new programs were attached: puts the new `deliver` into the endpoint's slot if the slot is
-    /// filled.
+    /// Puts a newly attached `deliver` into the slot, if filled.
     pub(super) fn refresh_slot(&self, id: EndpointId) -> Result<()> {
         let _tables = self.lock_tables();
         match self.call_slot(u32::from(id.get()))? {
@@ -131,7 +127,7 @@ impl Bpf {
         }
     }
 
-    /// Removes the endpoint's rows of its own epoch. Rows of a successor stay.
+    /// Removes the endpoint's rows. A successor's rows stay.
     pub(crate) fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let _tables = self.lock_tables();
         for address in record.addresses() {
@@ -143,8 +139,8 @@ impl Bpf {
             };
             crash::point(point);
         }
-        // A slot has no epoch; the epoch of the endpoint's configuration decides. Programs without a configuration
-        // are not in use yet, so a filled slot belongs to a predecessor.
+        // A slot has no epoch: the configuration's epoch decides. Without a configuration the programs are not in
+        // use, and the slot is a predecessor's.
         let successor = match self.config(record.id) {
             Ok(config) => config.epoch > record.epoch.0,
             Err(e) if e.kind == KernelErrorKind::NotFound => false,
@@ -169,13 +165,11 @@ impl Bpf {
         unless_missing(calls.clear_index(&slot)).map_err(|e| wrap("empty call slot", slot.to_string(), &e))
     }
 
-    /// Removes one row if it has that epoch.
     pub(crate) fn remove_endpoint_row(&self, address: IpAddr, epoch: Epoch) -> Result<()> {
         let _tables = self.lock_tables();
         self.remove_row(address, epoch)
     }
 
-    /// Empties one slot.
     pub(crate) fn remove_call_slot(&self, slot: u32) -> Result<()> {
         if slot >= map::CALLS_MAX {
             let cause = format!("there are slots 0 to {}", map::CALLS_MAX - 1);
@@ -185,7 +179,7 @@ impl Bpf {
         self.clear_slot(slot)
     }
 
-    /// Id of the program in a slot of the `CALLS` that the programs use; `None` for an empty slot.
+    /// `None` for an empty slot.
     pub(crate) fn call_slot(&self, slot: u32) -> Result<Option<u32>> {
         let program = self.read_held(map::CALLS, |held| {
             read_slot(&Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?, slot)
@@ -193,8 +187,7 @@ impl Bpf {
         Ok(program.flatten())
     }
 
-    /// Every filled slot of the `CALLS` that the programs use, in order, with its program's id; empty after
-    /// `remove_node`.
+    /// Filled slots in order, with program ids; empty after `remove_node`.
     pub(super) fn call_slots(&self) -> Result<Vec<(u32, u32)>> {
         let filled = self.read_held(map::CALLS, |held| {
             let calls = Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?;
@@ -209,7 +202,7 @@ impl Bpf {
         Ok(filled.unwrap_or_default())
     }
 
-    /// Every row of the table that the programs use; empty after `remove_node`.
+    /// Empty after `remove_node`.
     pub(super) fn endpoint_rows(&self) -> Result<Vec<EndpointTableRow>> {
         let rows = self.read_held(map::ENDPOINTS, |held| {
             let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;
@@ -224,7 +217,7 @@ impl Bpf {
         Ok(rows.unwrap_or_default())
     }
 
-    /// The row of one address in the table that the programs use, also when that table is no longer pinned.
+    /// An address's row, even from a table that is no longer pinned.
     pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
         let row = self.read_held(map::ENDPOINTS, |held| {
             let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;

@@ -1,12 +1,10 @@
 //! Test packets through an endpoint's pinned programs.
 //!
-//! `BPF_PROG_TEST_RUN` runs a program on a packet in memory and returns the verdict and the packet after the run;
-//! then it frees the packet (`bpf_prog_test_run_skb`, net/bpf/test_run.c). The verdict is not carried out: a redirect
-//! only notes the target for a caller that would act on it, and a test run has none. So no packet is sent, whatever
-//! the verdict.
+//! `BPF_PROG_TEST_RUN` runs a program on a packet in memory, returns verdict and packet, and frees the packet
+//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c). The verdict is not executed, so no packet is sent.
 //!
-//! The programs recognise a test packet and report their decision in its control block (`wharf_common::test_packet`).
-//! They write no map for it, so counters and events reflect real traffic only.
+//! The programs report their decision in a test packet's control block (`wharf_common::test_packet`), and write no
+//! map: counters and events reflect real traffic.
 
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use wharf_common::{
@@ -22,14 +20,13 @@ use wharf_core::{
 use super::{Bpf, maps, pins::MAPS};
 use crate::error::wrap;
 
-/// Extra room in the output buffer, bytes, for a program that makes the packet longer.
+/// Bytes by which a program may lengthen the packet.
 const ROOM: usize = 64;
-/// Room for the kernel's `struct __sk_buff`, bytes: 192 in Linux 6.18. The kernel refuses less room than it fills.
+/// Bytes for `struct __sk_buff`: 192 in Linux 6.18. The kernel refuses a smaller buffer.
 const CONTEXT_ROOM: usize = 512;
-/// Maximum runs of a case: before Linux 5.11 a pending signal ends a test run with EINTR after the program ran.
+/// Runs per case: before Linux 5.11 a pending signal ends a run with EINTR after the program.
 const RUNS: u32 = 4;
 
-/// Runs the program on the case's packet.
 fn run(program: &SchedClassifier, case: &Case) -> CaseResult {
     let mut interrupted = 0;
     loop {
@@ -62,7 +59,6 @@ fn run(program: &SchedClassifier, case: &Case) -> CaseResult {
     }
 }
 
-/// The reports that the programs wrote into the context's control block.
 fn reports(context: &[u8]) -> Vec<Report> {
     let report = |direction: Direction| {
         let word = context.get(REPORTS_OFFSET + 4 * direction as usize..)?.first_chunk()?;
@@ -74,9 +70,8 @@ fn reports(context: &[u8]) -> Vec<Report> {
 }
 
 impl Bpf {
-    /// Runs an endpoint's pinned programs on test packets.
     pub(crate) fn verdicts(&self, id: EndpointId, cases: &[Case]) -> Result<Vec<CaseResult>> {
-        // An unusable map fails every case, so maps are checked first.
+        // An unusable map fails every case.
         for name in MAPS {
             maps::open(&self.pins.endpoint(id, name), name)?;
         }

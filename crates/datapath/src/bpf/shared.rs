@@ -1,4 +1,4 @@
-//! The node-wide maps, the programs that all endpoints share, and the sink.
+//! The node-wide maps, the shared programs, and the sink.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// The shared maps of the node's programs whose rows mean the same to every ABI version.
+/// Maps whose rows mean the same to every ABI version.
 const OF_ALL_VERSIONS: [&str; 15] = [
     map::STACK_PATHS,
     map::STACK_USERS,
@@ -48,8 +48,7 @@ const OF_ALL_VERSIONS: [&str; 15] = [
 ];
 
 impl Bpf {
-    /// Creates missing shared maps, the node's programs and the sink, and compares existing ones with what this version
-    /// expects. Cheap when nothing is missing.
+    /// Creates missing shared maps, node programs and sink, and checks existing ones. Cheap when complete.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.ensure_shared_maps()?;
         if self.absent_node_program()?.is_some() {
@@ -61,7 +60,7 @@ impl Bpf {
         }
     }
 
-    /// [`Self::ensure_shared`] at start: also replaces older programs by this version's.
+    /// [`Self::ensure_shared`] at start: also replaces older programs.
     pub(super) fn ensure_shared_anew(&self) -> Result<()> {
         self.finish_pins()?;
         self.ensure_shared_maps()?;
@@ -69,8 +68,7 @@ impl Bpf {
         self.renew_sink()
     }
 
-    /// Finishes what an agent left that died while it pinned a map again. The map under the upcoming name is the one that the
-    /// attached programs use.
+    /// Completes an interrupted re-pin: the attached programs use the upcoming map.
     fn finish_pins(&self) -> Result<()> {
         for name in SHARED_MAPS {
             let path = self.pins.shared(name);
@@ -95,7 +93,7 @@ impl Bpf {
         let replaced = self.place()? == Place::Replaced;
         let mut held = self.held();
         let (mut unpinned, mut wanted) = (Vec::new(), Vec::new());
-        // Every map is compared before anything is created.
+        // All checks precede any creation.
         for name in SHARED_MAPS {
             match held.iter().find(|map| map.name == name) {
                 Some(own) => match self.look_at_pin(own) {
@@ -116,7 +114,7 @@ impl Bpf {
             if let BadPin::Another(cause) = bad {
                 tracing::warn!(pin = %path.display(), "{cause}; the agent's map is pinned in its place");
             }
-            // The attached programs use this map; a new one in its place would have no effect.
+            // A new map would have no effect on the attached programs.
             if let Err(error) = pin_map(&own.map, &path) {
                 failed.get_or_insert(error);
             }
@@ -130,8 +128,7 @@ impl Bpf {
             missing |= !self.share_with_other_versions(name)?;
         }
         if missing {
-            // Loading the objects creates the maps that are missing. Their programs are not loaded, and an endpoint's own maps are
-            // dropped at once.
+            // Loading creates missing maps. Programs are not loaded, and an endpoint's maps are dropped at once.
             for object in [objects().endpoint, objects().node] {
                 let made = self.loader.load(object, None, self.shared_pins());
                 made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
@@ -146,8 +143,8 @@ impl Bpf {
         Ok(())
     }
 
-    /// Pins another version's map in this version's tree too, where its rows mean the same to both: nothing that is noted
-    /// during an upgrade is lost. False when no version has such a map.
+    /// Pins another version's map here too, if its rows mean the same to both: an upgrade loses nothing. False
+    /// without such a map.
     fn share_with_other_versions(&self, name: &'static str) -> Result<bool> {
         if !OF_ALL_VERSIONS.contains(&name) {
             return Ok(false);
@@ -162,7 +159,7 @@ impl Bpf {
         Ok(false)
     }
 
-    /// Problems of the bpffs and the shared pins. Each pin must be the map that this process has open.
+    /// Problems of the bpffs and the shared pins. Each pin must be the held map.
     pub(crate) fn shared_problems(&self) -> Vec<NodeProblem> {
         let mut wrong = Vec::new();
         if let Err(e) = self.pins.check_bpffs() {
@@ -171,7 +168,7 @@ impl Bpf {
         }
         let place = self.place().unwrap_or(Place::Ours);
         if place == Place::Covered {
-            // The pins at the path are not the agent's.
+            // The pins are not the agent's.
             let path = self.pins.bpffs().display().to_string();
             wrong.push(NodeProblem::Pin { path, cause: COVERED.to_owned(), repairable: false });
             return wrong;
@@ -220,7 +217,7 @@ impl Bpf {
         wrong
     }
 
-    /// Loads the programs that all endpoints share and puts each into its slot. A packet gets the old program or the new one.
+    /// Loads the shared programs. A packet gets the old program or the new one.
     fn renew_node_programs(&self) -> Result<()> {
         let path = self.pins.shared(map::NODE_CALLS);
         let subject = || path.display().to_string();
@@ -241,7 +238,7 @@ impl Bpf {
         self.collector.load(ebpf)
     }
 
-    /// The programs that all endpoints share, with the kernel's id of each whose slot is filled; empty after `remove_node`.
+    /// The shared programs with the kernel ids in their slots; empty after `remove_node`.
     pub(super) fn node_programs(&self) -> Result<Vec<(&'static str, Option<u32>)>> {
         let programs = self.read_held(map::NODE_CALLS, |held| {
             let slots = Array::try_from(held).map_err(|e| wrap("open map", map::NODE_CALLS, &e))?;
@@ -250,7 +247,7 @@ impl Bpf {
         Ok(programs.unwrap_or_default())
     }
 
-    /// A program whose slot is empty, or has another one than this process put there.
+    /// A program whose slot is empty or has another program.
     fn absent_node_program(&self) -> Result<Option<&'static str>> {
         let ours = self.node_ids.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut there = self.node_programs()?.into_iter().zip(ours);
@@ -265,17 +262,16 @@ impl Bpf {
         Ok(())
     }
 
-    /// The object with the sink, loaded and not pinned.
     fn load_sink(&self) -> Result<Ebpf> {
         let subject = || self.pins.shared(SINK).display().to_string();
-        // The sink has no maps. Passing the shared pin paths avoids a new loader.
+        // The sink has no maps; the same pin paths avoid a new loader.
         let pins = self.shared_pins();
         let mut ebpf = self.loader.load(objects().sink, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
         loader::classifier(&mut ebpf, SINK)?.load().map_err(|e| loader::load_error(subject(), &e))?;
         Ok(ebpf)
     }
 
-    /// The sink: as pinned, or another one while its pin is missing, because a delete must not wait for the pin.
+    /// The sink, as pinned or newly loaded: a delete must not wait for a missing pin.
     pub(super) fn sink(&self) -> Result<SchedClassifier> {
         let path = self.pins.shared(SINK);
         match open_program(&path) {
@@ -289,7 +285,7 @@ impl Bpf {
         }
     }
 
-    /// False when the map is not pinned; an error when its shape differs from this version's.
+    /// Whether the map is pinned; an error for another shape.
     pub(super) fn check_pinned(&self, path: &Path, name: &str) -> Result<bool> {
         match maps::open(path, name) {
             Ok(_) => Ok(true),
@@ -298,12 +294,11 @@ impl Bpf {
         }
     }
 
-    /// Opens the event ring buffer.
     pub(crate) fn event_ring(&self) -> Result<RingBuf<MapData>> {
         self.open_held(map::EVENTS)
     }
 
-    /// Checks that no endpoint of any ABI version is left, before the shared maps are removed.
+    /// Checks that no endpoint of any ABI version remains.
     pub(crate) fn check_unused(&self) -> Result<()> {
         check_unused(&self.pins)?;
         self.pins.others()?.iter().try_for_each(check_unused)
@@ -320,7 +315,7 @@ impl Bpf {
             pins::remove_dir(&dir)?;
         }
         pins::remove_dir(self.pins.root())?;
-        // The parent stays while it holds another version's tree.
+        // Another version's tree may remain.
         if let Some(parent) = self.pins.root().parent()
             && pins::names(parent)?.is_empty()
         {
@@ -330,7 +325,6 @@ impl Bpf {
     }
 }
 
-/// Checks that no endpoint of a tree is left.
 fn check_unused(tree: &PinTree) -> Result<()> {
     let left = tree.in_use()?;
     if left.is_empty() {
@@ -340,33 +334,31 @@ fn check_unused(tree: &PinTree) -> Result<()> {
     Err(fail("remove node", tree.root().display().to_string(), KernelErrorKind::Conflict, cause))
 }
 
-/// Pins a program and atomically replaces an existing pin: an open of the pin gets the old program or the new one.
+/// Atomically replaces an existing pin.
 pub(super) fn pin_program(program: &mut SchedClassifier, path: &Path) -> Result<()> {
     let next = pin_upcoming(program, path)?;
     crash::point("datapath/shared/before-sink-moves");
     pins::replace(&next, path)
 }
 
-/// Pins a map and atomically replaces an existing pin, as [`pin_program`].
+/// Atomically replaces an existing pin.
 fn pin_map(map: &Map, path: &Path) -> Result<()> {
     let next = upcoming_path(path);
     pins::unpin(&next)?;
     map.pin(&next).map_err(|e| wrap("pin map", next.display().to_string(), &e))?;
     crash::point("datapath/shared/before-map-moves");
-    // The rename fails where a directory is in the way; the start would move what is left here into place.
+    // A directory is in the way. The next start would move a remaining upcoming pin into place.
     pins::replace(&next, path).inspect_err(|_| drop(pins::unpin(&next)))
 }
 
-/// Path of a pin under its upcoming name.
 fn upcoming_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(upcoming(&name))
 }
 
-/// Pins a program under its upcoming name.
 pub(super) fn pin_upcoming(program: &mut SchedClassifier, path: &Path) -> Result<PathBuf> {
     let next = upcoming_path(path);
-    // An upcoming pin may be left over from a crash between pin and rename.
+    // Left over from a crash before the rename.
     pins::unpin(&next)?;
     program.pin(&next).map_err(|e| wrap("pin program", next.display().to_string(), &e))?;
     Ok(next)

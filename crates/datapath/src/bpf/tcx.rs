@@ -1,5 +1,4 @@
-//! Attaching by tcx links (Linux 6.6). The links are pinned, a link update replaces their program, and they run
-//! before every filter on the hook.
+//! Attachment by tcx links (Linux 6.6). Links are pinned, updated to new programs, and run before every filter.
 
 use std::{error::Error, io, path::Path};
 
@@ -17,7 +16,7 @@ use super::{
 };
 use crate::error::{fail, io_cause, wrap};
 
-/// Ids of the programs on a hook; none when the interface is gone.
+/// Empty when the interface is gone.
 pub(super) fn programs(ifname: &str, hook: TcAttachType) -> Result<Vec<u32>> {
     match SchedClassifier::query_tcx(ifname, hook) {
         Ok((_, programs)) => Ok(programs.iter().map(|p| p.id()).collect()),
@@ -28,7 +27,7 @@ pub(super) fn programs(ifname: &str, hook: TcAttachType) -> Result<Vec<u32>> {
     }
 }
 
-/// Opens a pinned link; `None` when it is not pinned.
+/// `None` when the link is not pinned.
 pub(super) fn open(pin: &Path) -> Result<Option<FdLink>> {
     match PinnedLink::from_pin(pin) {
         Ok(link) => Ok(Some(FdLink::from(link))),
@@ -37,26 +36,25 @@ pub(super) fn open(pin: &Path) -> Result<Option<FdLink>> {
     }
 }
 
-/// Id of the program behind a link.
 pub(super) fn program_of(link: &FdLink, subject: &str) -> Result<u32> {
     Ok(link.info().map_err(|e| wrap("read link", subject, &e))?.program_id())
 }
 
-/// The pinned link, if its program is attached to that hook of that interface. `None` also for a pin whose interface
-/// is gone. The check lists the interface's programs, as the kernel reports a link's interface only as text.
+/// The pinned link, if its program is on that hook of that interface. Compares programs, because the kernel reports a
+/// link's interface only as text.
 pub(super) fn open_on(pin: &Path, ifname: &str, hook: TcAttachType) -> Result<Option<FdLink>> {
     let Some(link) = open(pin)? else { return Ok(None) };
     let program = program_of(&link, ifname)?;
     Ok(programs(ifname, hook)?.contains(&program).then_some(link))
 }
 
-/// Replaces the program of a pinned link by link update. False when the link's interface is gone.
+/// Replaces a pinned link's program. False when the link's interface is gone.
 pub(super) fn put_behind(program: &mut SchedClassifier, link: FdLink, subject: &str) -> Result<bool> {
     let error = |e: &(dyn Error + 'static)| wrap(ATTACH, subject, e);
     let link = SchedClassifierLink::try_from(link).map_err(|e| error(&e))?;
     match program.attach_to_link(link) {
         Ok(id) => {
-            // The pin keeps the attachment; this descriptor is not needed.
+            // The pin keeps the attachment.
             drop(program.take_link(id).map_err(|e| error(&e))?);
             Ok(true)
         }
@@ -65,7 +63,6 @@ pub(super) fn put_behind(program: &mut SchedClassifier, link: FdLink, subject: &
     }
 }
 
-/// Attaches a program anew and pins the attachment.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     ifname: &str,
@@ -75,7 +72,7 @@ pub(super) fn attach(
 ) -> Result<()> {
     let error = |e: &(dyn Error + 'static)| wrap(ATTACH, ifname, e);
     let id = program.attach_with_options(ifname, hook, TcAttachOptions::TcxOrder(order)).map_err(|e| match e {
-        // aya looks the index up by name just before.
+        // aya resolves the name just before.
         ProgramError::TcError(TcError::IoError(_)) => gone(ATTACH, ifname.to_owned()),
         ProgramError::SyscallError(e) if e.io_error.raw_os_error() == Some(libc::EEXIST) => {
             let cause = "the program is attached by a link that has no pin of ours; the kernel lets go of it in a moment, \
@@ -91,12 +88,11 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Unpins a link and thereby detaches it; a missing pin is not an error. Older kernels detach with a delay.
+/// Unpins and so detaches a link. A missing pin is no error. Older kernels detach with a delay.
 pub(super) fn release(pin: &Path) -> Result<()> {
     let last = open(pin)?;
     pins::unpin(pin)?;
-    // The descriptor is closed after the unpin, so that this close detaches the link, and not the kernel's deferred
-    // inode clean-up.
+    // Closed after the unpin, so that this close detaches the link, and not the kernel's deferred inode clean-up.
     drop(last);
     Ok(())
 }

@@ -1,68 +1,58 @@
-//! Upgrade and downgrade: taking endpoints over from the pin trees of other ABI versions, without losing a packet.
+//! Upgrade and downgrade: taking over endpoints from other ABI versions without packet loss.
 //!
-//! # What versions agree on
+//! # Common to all versions
 //!
-//! These names are the same in every version; every other layout may differ (`pins`):
+//! Only these names are fixed (`pins`):
 //!
-//! - The tree of version N is `<bpffs>/wharf/v<N>`, with `shared/`, `endpoints/<id>/` and
-//!   `closing/<host interface>/`. Every file in these directories is a pin of that version. They have no
-//!   subdirectories.
-//! - An endpoint's programs are `from_container`, `to_container` and `deliver`. Its tcx links are
-//!   `link_from_container` and `link_to_container`, in `endpoints/<id>/` and in `closing/`. A clsact filter has the
-//!   same place in every version (`clsact`).
-//! - Counters are in the map `METRICS`. They are carried over where the map's shape is this version's.
+//! - The tree of version N is `<bpffs>/wharf/v<N>`, with `shared/`, `endpoints/<id>/` and `closing/<host
+//!   interface>/`. They have only pins of that version, and no subdirectories.
+//! - An endpoint's programs are `from_container`, `to_container` and `deliver`; its tcx links `link_from_container`
+//!   and `link_to_container`, in `endpoints/<id>/` and `closing/`. A clsact filter has the same place (`clsact`).
+//! - Counters are in `METRICS`, and are copied if the map's shape is this version's.
 //!
 //! # Steps
 //!
-//! The endpoints' records are given. From another version's tree only the counters and the pins of tcx links are
-//! needed.
+//! The inputs are the endpoints' records, and the other version's counters and tcx link pins.
 //!
-//! 1. *Prepare*, for each endpoint: programs and maps are loaded into this version's tree; then the row of `CONFIG`,
-//!    the slot of `CALLS` and the rows of `ENDPOINTS` are written, all in maps that no attached program uses yet.
-//! 2. *Counters* are copied into the new `METRICS`, in which nothing is counted before the first hook is swapped.
-//! 3. *Swap*, for each endpoint: the pins of its tcx links move into this version's tree (the attachments stay as
-//!    they are), then its programs replace the other version's, each hook atomically (by link update, or by replacing
-//!    the filter).
-//! 4. The pins of closing links move into this version's tree. Their sink, a program without maps, keeps dropping.
-//! 5. *Remove*: the other version's pins are removed; its shared maps are removed when none of its endpoints is left.
+//! 1. *Prepare* each endpoint: load programs and maps into this version's tree, then write the row of `CONFIG`, the
+//!    slot of `CALLS` and the rows of `ENDPOINTS`. No attached program uses these maps yet.
+//! 2. Copy the *counters* into the new `METRICS`, which count nothing before the first swap.
+//! 3. *Swap* each endpoint: move its tcx link pins into this version's tree (the attachments stay), then replace the
+//!    programs on each hook atomically (by link update or filter replacement).
+//! 4. Move the pins of closing links. Their sink, a program without maps, keeps dropping.
+//! 5. *Remove* the other version's pins, and its shared maps when none of its endpoints is left.
 //!
-//! Between the first swap and the last, endpoints of both versions exchange packets. The sender's `from_container`
-//! uses the tables of its own version, and both versions' tables hold the receiver. A new sender runs the receiver's
-//! new `deliver` (prepared in step 1); an old sender runs the old `deliver` (which stays in the old `CALLS` until
-//! step 5). Each `deliver` uses the maps of its own version, polices for the same record and redirects to the same
-//! interface. Before step 5 an RCU grace period passes, so that no program of the other version still runs when its
-//! `CALLS` is emptied.
+//! Meanwhile endpoints of both versions exchange packets. The sender's `from_container` uses its version's tables,
+//! and both versions' tables have the receiver. A new sender runs the receiver's new `deliver`, an old sender the old
+//! one (in the old `CALLS` until step 5). Each `deliver` uses its version's maps, polices for the same record and
+//! redirects to the same interface. An RCU grace period before step 5 ensures that no program of the other version
+//! runs when its `CALLS` is emptied.
 //!
 //! # Failures
 //!
-//! A failure in steps 1 to 3 puts the other version's programs back on the hooks that were swapped, and removes this
-//! version's tree; the caller refuses to start. A failure in steps 4 and 5 leaves unused pins; the next start removes
-//! them.
+//! A failure in steps 1 to 3 restores the other version's programs on swapped hooks and removes this version's tree;
+//! the caller refuses to start. A failure in steps 4 and 5 leaves unused pins, which the next start removes.
 //!
-//! After a SIGKILL between any two steps, every hook has programs of one version, pinned in that version's tree, over
-//! pinned maps. A start of either version, or of a third one, begins at step 1: existing programs and rows are kept
-//! or written again, and other versions' endpoints are taken over again. Counters are not copied again for an
-//! endpoint that already has this version's programs on a hook. Packets that the other version counts between the
-//! copy and the end of the swap are lost to the counters: milliseconds of traffic. For an endpoint that is swapped
-//! only after a SIGKILL, the counts of this version's `deliver` until then are lost too. No reader sees a counter go
-//! backward: nobody reads counters during an upgrade.
+//! After a SIGKILL at any step, every hook has programs of one version, pinned in that version's tree, over pinned
+//! maps. A start of any version begins at step 1. Counters are not copied again for an endpoint with this version's
+//! programs on a hook. The counters lose what the other version counts between copy and swap (milliseconds of
+//! traffic), and, for an endpoint swapped only after a SIGKILL, what this version's `deliver` counted until then.
+//! Counters are not read during an upgrade, so no reader sees one decrease.
 //!
 //! # Endpoints that stay
 //!
-//! An endpoint that cannot be taken over (no record, see `wharf_core::upgrade`) keeps its pins, its programs and the
-//! other version's shared maps until its link is removed. The tables of both versions then hold each other's
-//! endpoints. In step 1 the endpoint's `deliver` is put into this version's `CALLS`, and its rows are copied into
-//! `ENDPOINTS`. In step 5 the slots of the other version's `CALLS` get the new `deliver` of endpoints that were taken
-//! over, so that the new programs police packets from the remaining endpoint. Tables of another shape are not
-//! changed: traffic in that direction then goes through the node's stack, if the node forwards, or through the old
-//! `deliver`. The other version's table does not learn of endpoints that are created later.
+//! An endpoint that cannot be taken over (no record, see `wharf_core::upgrade`) keeps its pins, programs and the
+//! other version's shared maps until its link is removed. Step 1 puts its `deliver` into this version's `CALLS` and
+//! copies its rows into `ENDPOINTS`; step 5 puts the new `deliver` of taken-over endpoints into the other version's
+//! `CALLS`, so that the new programs police its packets. Tables of another shape are not changed: that direction then
+//! uses the node's stack, if the node forwards, or the old `deliver`. The other version's table does not get later
+//! endpoints.
 //!
 //! # Adding a stateful map
 //!
-//! A map of the node whose rows mean the same to both versions is pinned in both trees (those of the node's programs, see
-//! `shared::share_with_other_versions`): what is noted during the upgrade is in both. Any other map whose content must
-//! survive is carried over in step 2, see [`Bpf::carry`]. Only that function may read another version's content; it
-//! interprets old rows by their version number.
+//! A node map whose rows mean the same to both versions is pinned in both trees
+//! (`shared::share_with_other_versions`). Any other map whose content must survive is copied by [`Bpf::carry`], the
+//! only function that may read another version's content; it interprets old rows by version number.
 
 mod version_1;
 
@@ -98,23 +88,22 @@ fn version_names(trees: &[PinTree]) -> String {
     trees.iter().map(PinTree::version_name).collect::<Vec<_>>().join(", ")
 }
 
-/// So many endpoints did not go back to the version before; the first failure.
+/// Number of endpoints that were not restored, and the first failure.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} of them; the first: {1}")]
 struct NotBack(usize, #[source] KernelError);
 
 impl Bpf {
-    /// The trees of other ABI versions.
     pub(crate) fn other_versions(&self) -> Result<Vec<VersionTree>> {
         let others = self.pins.others()?;
         others.iter().map(|tree| Ok(VersionTree { version: tree.version(), endpoints: tree.endpoint_ids()? })).collect()
     }
 
-    /// Takes endpoints over from other versions' trees, and removes those trees except the endpoints in `keep`. Calls
-    /// `moves` after each endpoint that was prepared or switched.
+    /// Takes over endpoints and removes other versions' trees, except for `keep`. Calls `moves` after each prepared
+    /// or swapped endpoint.
     ///
     /// # Errors
-    /// What failed, and which versions' programs are in force now.
+    /// The failure, and which versions' programs are in force.
     pub(crate) fn upgrade(
         &self,
         endpoints: &[Takeover],
@@ -172,8 +161,7 @@ impl Bpf {
         }
         for link in endpoints.iter().map(|endpoint| LinkRef::of(&endpoint.record)) {
             if self.is_in_force(&self.pins, others, &link)? {
-                // An earlier start that was killed took this endpoint over: only this version's map has the newer
-                // counts.
+                // A killed start took this endpoint over: only this version has the newer counts.
                 continue;
             }
             if let Err(why) = self.carry(others, &link) {
@@ -186,7 +174,7 @@ impl Bpf {
             self.move_links(others, &self.pins, link.id)?;
             match self.ensure_attached(&link) {
                 Ok(_) => done.taken_over += 1,
-                // The link was removed with its container; the endpoint's delete removes the rest.
+                // The link went with its container; the endpoint's delete removes the rest.
                 Err(e) if e.kind == KernelErrorKind::NotFound && !present(&link)? => {
                     done.gone.insert(link.id);
                 }
@@ -198,7 +186,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// True when a program that this tree has pinned for the endpoint is on a hook of its link.
+    /// Whether a hook has one of the tree's pinned programs.
     fn is_in_force(&self, tree: &PinTree, others: &[PinTree], link: &LinkRef) -> Result<bool> {
         let ifname = link.host_ifname.as_str();
         let Some(index) = index_of(ifname)?.filter(|_| tree.endpoint_dir(link.id).is_dir()) else { return Ok(false) };
@@ -208,7 +196,7 @@ impl Bpf {
             if clsact::program(&mut connection, IfIndex(index), hook.attach)? == Some(pinned) {
                 return Ok(true);
             }
-            // A tcx link is pinned in the tree of either version: its pin moves before its program is replaced.
+            // A tcx link's pin moves before its program is replaced, so either tree may have it.
             for holder in others.iter().chain([&self.pins]) {
                 let attached = tcx::open_on(&holder.endpoint(link.id, hook.link), ifname, hook.attach)?;
                 if attached.map(|l| tcx::program_of(&l, ifname)).transpose()? == Some(pinned) {
@@ -219,14 +207,13 @@ impl Bpf {
         Ok(false)
     }
 
-    /// Step 2: copies the content of stateful maps into this version's maps, which are not in use yet. Each row is
-    /// overwritten, not added to, so that the step is idempotent.
+    /// Step 2: copies stateful maps, which are not in use yet. Rows are overwritten, so the step is idempotent.
     fn carry(&self, others: &[PinTree], link: &LinkRef) -> Result<()> {
         let id = link.id;
         let mut metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
         let mut source = None;
         for tree in others.iter().filter(|tree| tree.endpoint(id, map::METRICS).exists()) {
-            // When several versions have counters, those of the version in force are the latest.
+            // The version in force has the latest counters.
             if source.is_none() || self.is_in_force(tree, others, link)? {
                 source = Some(tree);
             }
@@ -244,7 +231,7 @@ impl Bpf {
                 let read = |row: u32| Ok(old.get(&row, 0).map_err(|e| failed(&e))?.to_vec());
                 wanted = if of_version_1 { version_1::row(row, read) } else { read(row) }?;
             }
-            // Zeros are written too: a failed attempt may have left counts.
+            // Zeros too: a failed attempt may have left counts.
             if now[..] != wanted[..] {
                 let wanted = PerCpuValues::try_from(wanted).map_err(|e| failed(&e))?;
                 metrics.set(row, wanted, 0).map_err(|e| failed(&e))?;
@@ -253,7 +240,7 @@ impl Bpf {
         lost
     }
 
-    /// Moves the pins of an endpoint's tcx links into a tree. The attachments stay as they are.
+    /// Moves an endpoint's tcx link pins. The attachments stay.
     fn move_links(&self, from: &[PinTree], to: &PinTree, id: EndpointId) -> Result<()> {
         for (tree, hook) in from.iter().flat_map(|tree| HOOKS.map(|hook| (tree, hook))) {
             let pin = tree.endpoint(id, hook.link);
@@ -265,8 +252,8 @@ impl Bpf {
         Ok(())
     }
 
-    /// After a failure: restores the other version's programs on swapped hooks, then removes this version's tree. If
-    /// one endpoint cannot be restored, the tree stays: that endpoint's programs need the tables of this version.
+    /// Restores the other version's programs on swapped hooks, then removes this version's tree. The tree stays if an
+    /// endpoint's programs still need its tables.
     fn fall_back(&self, others: &[PinTree], endpoints: &[Takeover]) -> std::result::Result<(), NotBack> {
         let put_back = |endpoint: &Takeover| self.put_back(others, &LinkRef::of(&endpoint.record)).err();
         let failed: Vec<KernelError> = endpoints.iter().rev().filter_map(put_back).collect();
@@ -282,8 +269,7 @@ impl Bpf {
         }
         let removed = match self.pins.in_use() {
             Ok(left) if left.is_empty() => self.remove_shared(),
-            // The remaining pins belong to endpoints that this version had before, or failed to unpin and were logged
-            // above.
+            // Pins of this version's earlier endpoints, or of failures logged above.
             Ok(_) => Ok(()),
             Err(e) => Err(e),
         };
@@ -297,8 +283,7 @@ impl Bpf {
         let complete = |tree: &&PinTree| HOOKS.iter().all(|hook| tree.endpoint(link.id, hook.program).exists());
         let in_force = self.is_in_force(&self.pins, others, link)?;
         let mut trees = others.iter().filter(|tree| tree.endpoint_dir(link.id).is_dir());
-        // If the endpoint's programs were never replaced, its link pins go back to any tree: they hold the
-        // attachment.
+        // Without a swap, any tree may keep the link pins, which keep the attachment.
         let tree = trees.clone().find(complete).or_else(|| trees.next().filter(|_| !in_force)).ok_or_else(|| {
             let cause = "no other version has its programs any more";
             fail("attach programs", format!("endpoint {}", link.id), KernelErrorKind::NotFound, cause)
@@ -340,11 +325,11 @@ impl Bpf {
         self.remove_unused_version(tree)
     }
 
-    /// Adds the endpoints that stay with another version to this version's tables.
+    /// Adds the other version's remaining endpoints to this version's tables.
     fn know_those_that_stay(&self, tree: &PinTree, keep: &BTreeSet<EndpointId>) -> Result<()> {
         let mut known = BTreeSet::new();
         for id in tree.endpoint_ids()?.intersection(keep) {
-            // An endpoint of this version may have taken the same id.
+            // This version may have an endpoint with the id.
             if self.pins.endpoint_dir(*id).is_dir() {
                 continue;
             }
@@ -365,8 +350,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Puts the new `deliver` of taken-over endpoints into the other version's `CALLS`, for the endpoints that stay
-    /// there.
+    /// Puts the new `deliver` of taken-over endpoints into the other version's `CALLS`.
     fn tell_those_that_stay(&self, tree: &PinTree, endpoints: &[Takeover]) -> Result<()> {
         if known_shape(maps::calls(&tree.shared(map::CALLS)))?.is_none() {
             return Ok(());
@@ -374,7 +358,6 @@ impl Bpf {
         endpoints.iter().try_for_each(|endpoint| put_deliver(tree, &self.pins, endpoint.record.id).map(drop))
     }
 
-    /// Removes another version's shared maps and tree if it has no endpoint left.
     fn remove_unused_version(&self, tree: &PinTree) -> Result<()> {
         if !tree.in_use()?.is_empty() {
             return Ok(());
@@ -387,13 +370,13 @@ impl Bpf {
         pins::remove_dir(tree.root())
     }
 
-    /// Records whether other versions have pins, so that a delete need not list them.
+    /// Caches whether other versions have pins, for deletes.
     pub(super) fn note_others(&self) -> Result<()> {
         self.beside_others.store(!self.pins.others()?.is_empty(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// After a link was removed: removes other versions' pins for its endpoint, unless another link has the same id.
+    /// Removes other versions' pins of a removed link's endpoint, unless another link has the id.
     pub(super) fn forget_elsewhere(&self, id: EndpointId) -> Result<()> {
         if !self.beside_others.load(Ordering::Relaxed) || has_link(id)? {
             return Ok(());
@@ -406,8 +389,7 @@ impl Bpf {
     }
 }
 
-/// Puts an endpoint's `deliver` from one tree into the `CALLS` of another. False when the first tree has no
-/// `deliver`.
+/// Copies a `deliver` into another tree's `CALLS`. False when there is none.
 fn put_deliver(calls_of: &PinTree, deliver_of: &PinTree, id: EndpointId) -> Result<bool> {
     let failed = |e: &(dyn std::error::Error + 'static)| wrap("fill call slot", format!("endpoint {id}"), e);
     let deliver = match open_program(&deliver_of.endpoint(id, PROGRAMS[2])) {
@@ -420,7 +402,7 @@ fn put_deliver(calls_of: &PinTree, deliver_of: &PinTree, id: EndpointId) -> Resu
     Ok(true)
 }
 
-/// Id of a pinned program; `None` when it is not pinned.
+/// `None` when the program is not pinned.
 fn program_id(path: &Path) -> Result<Option<u32>> {
     match ProgramInfo::from_pin(path).map_err(|e| wrap("read program", path.display().to_string(), &e)) {
         Ok(info) => Ok(Some(info.id())),
@@ -429,7 +411,7 @@ fn program_id(path: &Path) -> Result<Option<u32>> {
     }
 }
 
-/// A map of another version; `None` when it is not pinned, or its shape is not this version's.
+/// `None` when the map is not pinned, or has another shape.
 fn known_shape<T>(opened: Result<T>) -> Result<Option<T>> {
     match opened {
         Ok(map) => Ok(Some(map)),
@@ -438,22 +420,20 @@ fn known_shape<T>(opened: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// True when an interface of this namespace has this endpoint id in its name.
+/// Whether an interface name of this namespace has the id.
 fn has_link(id: EndpointId) -> Result<bool> {
     let all = if_nameindex().map_err(|e| wrap("list links", "names", &io::Error::from(e)))?;
     Ok(all.iter().any(|link| link.name().to_str().ok().and_then(parse_host_ifname).is_some_and(|(of, _)| of == id)))
 }
 
-/// Waits until every program that was running at the call has ended: a program of another version may still be about
-/// to read its `CALLS`.
+/// Waits until running programs have ended: a program of another version may be about to read its `CALLS`.
 fn wait_for_programs() {
-    /// `MEMBARRIER_CMD_GLOBAL` of `linux/membarrier.h`: a grace period of RCU, which programs run under.
+    /// `MEMBARRIER_CMD_GLOBAL` of `linux/membarrier.h`: an RCU grace period, which covers programs.
     const GLOBAL: libc::c_int = 1;
-    // SAFETY: the call takes three integers and touches no memory of ours.
+    // SAFETY: the call takes three integers and touches no user memory.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
     if result != 0 {
-        // The kernel lacks membarrier or has `nohz_full` processors. The removals that follow take longer than a
-        // program runs.
+        // The kernel lacks membarrier or has `nohz_full` processors. The removals take longer than a program runs.
         tracing::debug!(error = %io::Error::last_os_error(), "membarrier");
     }
 }

@@ -1,4 +1,4 @@
-//! A test's controls of the fake: making calls fail, holding them, counting them.
+//! Controls of the fake for tests: failures, holds, call counts.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -76,39 +76,37 @@ operations! {
     RemoveNode = "remove_node",
 }
 
-/// A failure that a test asked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Failure {
     pub(super) kind: KernelErrorKind,
     pub(super) after_effect: bool,
 }
 
-/// State of a hold: how many calls wait at it, and whether it still holds.
 #[derive(Debug, Clone, Copy, Default)]
 struct HoldState {
     waiting: u64,
     released: bool,
 }
 
-/// Waits for a state of a hold. tokio's `wait_for` returns a read lock on the state, and a change of the state under
-/// that lock would deadlock, so the lock is dropped here.
+/// Waits for a state. tokio's `wait_for` returns a read lock, under which a state change would deadlock: it is
+/// dropped here.
 async fn wait_until(state: &watch::Sender<HoldState>, reached: impl Fn(&HoldState) -> bool) {
     // The sender lives in `state`, so the wait cannot fail.
     drop(state.subscribe().wait_for(|s| reached(s)).await);
 }
 
-/// Holds the calls of one operation. Dropping it releases them.
+/// Blocks the calls of an operation until dropped.
 pub struct Hold {
     state: watch::Sender<HoldState>,
 }
 
 impl Hold {
-    /// Waits until a call stands at the hold.
+    /// Waits until a call is blocked.
     pub async fn reached(&self) {
         wait_until(&self.state, |s| s.waiting > 0).await;
     }
 
-    /// Lets the calls go on.
+    /// Releases the calls.
     pub fn release(self) {
         drop(self);
     }
@@ -120,7 +118,6 @@ impl Drop for Hold {
     }
 }
 
-/// A call's view of a hold.
 pub(super) struct Waiter(watch::Sender<HoldState>);
 
 impl Waiter {
@@ -164,18 +161,15 @@ impl Controls {
         Hold { state }
     }
 
-    /// Whether the next call of this operation must wait.
     pub(super) fn is_held(&self, operation: Operation) -> bool {
         self.holds.get(&operation).is_some_and(|s| !s.borrow().released)
     }
 
-    /// Logs a call; returns the hold that it must wait for.
     pub(super) fn enter(&mut self, operation: Operation, subject: &str) -> Option<Waiter> {
         self.log.push((operation, subject.to_owned()));
         self.holds.get(&operation).filter(|s| !s.borrow().released).cloned().map(Waiter)
     }
 
-    /// The failure that this call is to have.
     pub(super) fn failure(&mut self, operation: Operation) -> Option<Failure> {
         self.once
             .get_mut(&operation)

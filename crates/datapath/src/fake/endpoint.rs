@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{error::fail, netlink::link};
 
-/// True where the link of that name is the one that is meant. The names of other plugins' links say nothing.
+/// Whether the link is the referenced one: the name suffices only for Wharf's links.
 fn is_of(seen: &HostSide, link: &LinkRef) -> bool {
     link.host_ifindex.map_or(link.owner.is_wharf(), |wanted| wanted == seen.ifindex)
 }
@@ -207,7 +207,7 @@ impl EndpointKernel for FakeKernel {
             };
             let before = host.attached.replace(Hook::Programs(pinned.program_ids[0]));
             host.attached_by = Some((link.id, link.epoch));
-            // On another plugin's link there are filters, which have no pins.
+            // Another plugin's link has filters, which have no pins.
             pinned.links = link.owner.is_wharf();
             if let Some(slot) = s.calls.get_mut(&link.id) {
                 *slot = pinned.program_ids[2];

@@ -1,4 +1,4 @@
-//! The fake's body of the edge.
+//! The kernel traits of the fake.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -21,7 +21,7 @@ use super::{FakeKernel, Operation, observe, policy::Policy, state::State};
 use crate::{bpf::policy::TABLES, error::fail};
 
 impl FakeKernel {
-    /// Logs the call, waits at a hold, fails if the test asked for it, and applies the effect.
+    /// Logs, waits at a hold, fails if a test asked for it, and applies the effect.
     pub(super) async fn call<T>(
         &self,
         operation: Operation,
@@ -43,8 +43,7 @@ impl FakeKernel {
         }
     }
 
-    /// [`Self::call`] for a change of an endpoint. A held call continues after its caller is dropped, as in the real
-    /// kernel.
+    /// [`Self::call`] for endpoint changes: a held call outlives its caller, as in the real kernel.
     pub(super) async fn change<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -60,7 +59,7 @@ impl FakeKernel {
         match held.await.map_err(tokio::task::JoinError::try_into_panic) {
             Ok(result) => result,
             Err(Ok(panic)) => std::panic::resume_unwind(panic),
-            // The task was cancelled because the runtime ends; the caller ends with it.
+            // The runtime ends, and the caller with it.
             Err(Err(_)) => std::future::pending().await,
         }
     }

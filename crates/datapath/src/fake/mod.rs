@@ -1,13 +1,13 @@
 //! A kernel in memory.
 //!
-//! What a green run does **not** prove: that the programs load or police anything (there are no packets); that
-//! netlink messages are well formed; that deleting a link removes its routes, attachments and peer exactly as Linux
-//! does (here it is immediate and without RTNL); limits, permissions and old kernels; concurrent changes by other
-//! programs; bpffs; attach modes; routes and rules inside a container; announcements to neighbours; time (a call takes
-//! none unless a test holds it); protocols and zones of connections; how a flow begins, ages and is evicted; anything
-//! about test packets except the verdict. What it models: names,
-//! indexes and epochs; the contents of each namespace; pins, attachments, rows and routes and their required order;
-//! failures before or after the effect; calls that hang.
+//! A green run does **not** prove: that programs load or police (there are no packets); that netlink messages are
+//! well formed; that deleting a link removes routes, attachments and peer as on Linux (here immediately and without
+//! RTNL); limits, permissions and old kernels; concurrent changes by other programs; bpffs; attach modes; routes and
+//! rules inside a container; announcements; time (a call takes none unless held); protocols and zones of connections;
+//! the start, ageing and eviction of flows; anything about test packets except the verdict.
+//!
+//! The fake models names, indexes and epochs; namespaces; pins, attachments, rows and routes and their required
+//! order; failures before or after the effect; calls that hang.
 
 mod control;
 mod endpoint;
@@ -43,16 +43,16 @@ use wharf_core::{
 use control::Controls;
 use state::{Hook, State};
 
-/// What is on the hooks of a link.
+/// What is attached to a link's hooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attachment {
     /// An endpoint's programs.
     Programs,
-    /// The program that drops everything.
+    /// The drop-all program.
     Sink,
 }
 
-/// The fake. Clones share one kernel, as processes do: a clone that outlives another stands for a restarted agent.
+/// Clones share one kernel: a clone that outlives another models a restarted agent.
 #[derive(Clone)]
 pub struct FakeKernel {
     features: Arc<KernelFeatures>,
@@ -67,7 +67,7 @@ impl Default for FakeKernel {
 }
 
 impl FakeKernel {
-    /// A kernel that offers everything and holds nothing of ours.
+    /// A kernel with all features and no objects.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -77,29 +77,27 @@ impl FakeKernel {
         }
     }
 
-    /// Creates a network namespace and binds it to a path. The path's previous namespace becomes unreachable but
-    /// stays.
+    /// Binds a new network namespace to a path. A previous one becomes unreachable but stays.
     pub fn add_netns(&self, path: impl Into<PathBuf>) -> NetnsRef {
         self.state().add_netns(path.into())
     }
 
-    /// Ends the namespace at a path: its interfaces go, and with them the host sides of their pairs.
+    /// Removes a namespace with its interfaces and their host sides.
     pub fn remove_netns(&self, path: &Path) {
         self.state().remove_netns(path);
     }
 
-    /// Puts a file that is not a namespace at a path.
+    /// Adds a file that is not a namespace.
     pub fn add_plain_file(&self, path: impl Into<PathBuf>) {
         self.state().plain_files.insert(path.into());
     }
 
-    /// Puts an interface that is not ours into the namespace at a path. False when there is no such namespace.
+    /// Adds a foreign interface. False when there is no such namespace.
     pub fn add_foreign_interface(&self, netns: &Path, ifname: &str) -> bool {
         self.state().add_foreign_interface(netns, ifname)
     }
 
-    /// Puts a veth pair that another plugin made into the namespace at a path, up and with these addresses. False when there is no such
-    /// namespace.
+    /// Adds another plugin's veth pair, up and with addresses. False without the namespace.
     pub fn add_plugin_link(
         &self,
         netns: &Path,
@@ -110,7 +108,7 @@ impl FakeKernel {
         self.state().add_plugin_link(netns, ifname, host_ifname, addresses.into_iter().collect())
     }
 
-    /// What is on the hooks of a link, by its host side's name.
+    /// The attachment on a link, by host interface name.
     #[must_use]
     pub fn attached(&self, host_ifname: &str) -> Option<Attachment> {
         self.state().links.get(host_ifname)?.attached.map(|hook| match hook {
@@ -119,28 +117,28 @@ impl FakeKernel {
         })
     }
 
-    /// Whether there is a link, by its host side's name.
+    /// Whether a link exists, by host interface name.
     #[must_use]
     pub fn has_link(&self, host_ifname: &str) -> bool {
         self.state().links.contains_key(host_ifname)
     }
 
-    /// Takes a route to an address away behind the agent's back. False when there is none.
+    /// Removes a route without the agent. False when there is none.
     pub fn remove_route_behind_the_back(&self, address: IpAddr) -> bool {
         self.state().routes.remove(&state::host_net(address)).is_some()
     }
 
-    /// Takes a link away behind the agent's back, by its host side's name. False when there is none.
+    /// Removes a link without the agent. False when there is none.
     pub fn remove_link_behind_the_back(&self, host_ifname: &str) -> bool {
         self.state().remove_link_named(host_ifname)
     }
 
-    /// Changes a link behind the agent's back, by its host side's name. False when there is no such link.
+    /// Changes a link without the agent. False when there is none.
     pub fn change_link_behind_the_back(&self, host_ifname: &str, change: LinkChange) -> bool {
         self.state().change_link(host_ifname, change)
     }
 
-    /// Gives a link another alias behind the agent's back, or none. False when there is no such link.
+    /// Changes a link's alias without the agent. False without the link.
     pub fn set_alias_behind_the_back(&self, host_ifname: &str, alias: Option<&str>) -> bool {
         match self.state().links.get_mut(host_ifname) {
             Some(link) => {
@@ -151,39 +149,39 @@ impl FakeKernel {
         }
     }
 
-    /// Puts a route of ours to an address in behind the agent's back.
+    /// Adds a Wharf route without the agent.
     pub fn add_route_behind_the_back(&self, address: IpAddr, ifindex: IfIndex) {
         self.state().routes.insert(state::host_net(address), Some(ifindex));
     }
 
-    /// Puts a row into the endpoint table behind the agent's back.
+    /// Adds a row without the agent.
     pub fn add_row_behind_the_back(&self, row: EndpointTableRow) {
         self.state().rows.insert(row.address, row);
     }
 
-    /// What the node's table has of endpoints.
+    /// The endpoints' entries in the node's table.
     #[must_use]
     pub fn nat(&self) -> BTreeSet<NatEntry> {
         self.state().nat.clone()
     }
 
-    /// Puts an entry into the node's table behind the agent's back.
+    /// Adds an entry without the agent.
     pub fn add_nat_behind_the_back(&self, entry: NatEntry) {
         self.state().nat.insert(entry);
     }
 
-    /// Takes an entry out of the node's table behind the agent's back. False when it is not there.
+    /// Removes an entry without the agent. False when there is none.
     pub fn remove_nat_behind_the_back(&self, entry: &NatEntry) -> bool {
         self.state().nat.remove(entry)
     }
 
-    /// Lets a process of the node hold a port.
+    /// A process of the node takes a port.
     pub fn hold_port(&self, port: u16) {
         self.state().held.insert(port);
     }
 
-    /// Breaks the node's part: [`observe_node`](wharf_core::kernel::NodeKernel::observe_node) tells of this problem
-    /// until the node's part is made again.
+    /// Breaks the node's part: [`observe_node`](wharf_core::kernel::NodeKernel::observe_node) reports the problem
+    /// until the next `ensure_node`.
     pub fn break_node(&self, problem: NodeProblem) {
         self.state().broken.push(problem);
     }
@@ -193,12 +191,12 @@ impl FakeKernel {
         self.state().uplinks = uplinks;
     }
 
-    /// Sets the node's addresses and routes that are not ours.
+    /// Sets the node's foreign addresses and routes.
     pub fn set_networks(&self, networks: Vec<NodeNetwork>) {
         self.state().networks = networks;
     }
 
-    /// Sets the fill of the connection tracking.
+    /// Sets the fill of connection tracking.
     pub fn set_tracked(&self, tracked: Option<Tracked>) {
         self.state().tracked = tracked;
     }
@@ -208,41 +206,41 @@ impl FakeKernel {
         self.state().connections.push((source, destination));
     }
 
-    /// The conntrack rows, source and destination.
+    /// The conntrack rows: source, destination.
     #[must_use]
     pub fn connections(&self) -> Vec<(IpAddr, IpAddr)> {
         self.state().connections.clone()
     }
 
-    /// Puts a row into the flow tables. A collection removes it when no time is left to it.
+    /// Adds a flow. A collection removes it when it has no time left.
     pub fn add_flow(&self, flow: Flow) {
         self.state().flows.push(flow);
     }
 
-    /// The rows of the flow tables.
+    /// The flows.
     #[must_use]
     pub fn flows(&self) -> Vec<Flow> {
         self.state().flows.clone()
     }
 
-    /// Sets what the flow tables have counted, and how many rows fit. A collection counts the rows itself.
+    /// Sets the usage of the flow tables. A collection updates the row count.
     pub fn set_flow_usage(&self, usage: FlowUsage) {
         self.state().flow_usage = usage;
     }
 
-    /// Gives an interface of the node an address.
+    /// Adds an address to an interface of the node.
     pub fn add_node_address(&self, address: IpAddr) {
         self.state().node_addresses.insert(address);
     }
 
-    /// The rows of policy's tables, and what the programs do with them.
+    /// The policy rows and the mode.
     #[must_use]
     pub fn policy(&self) -> (PolicyRows, Mode) {
         let state = self.state();
         (state.policy.rows.clone(), state.policy.mode)
     }
 
-    /// Sets what was judged by a cell. False when there is no such cell.
+    /// Sets a cell's counters. False when there is no such cell.
     pub fn set_judged(&self, key: &CellKey, judged: Judged) -> bool {
         match self.state().policy.rows.cells.get_mut(key) {
             Some((_, by)) => {
@@ -253,38 +251,38 @@ impl FakeKernel {
         }
     }
 
-    /// The next change of policy fails at its change of this index, counted from zero. The rows before it change.
+    /// The next policy change fails at its row change `index`, from zero. Earlier rows change.
     pub fn fail_policy_at(&self, index: usize, kind: KernelErrorKind) {
         self.state().policy.fails_at = Some((index, kind));
     }
 
-    /// Sets what the endpoint's programs have counted. False when it has no maps.
+    /// Sets an endpoint's counters. False when it has no maps.
     pub fn set_counters(&self, id: EndpointId, rows: Vec<CounterRow>) -> bool {
         self.state().set_counters(id, rows)
     }
 
-    /// Adds an event, as if a program had sent it.
+    /// Adds an event, as from a program.
     pub fn push_event(&self, event: Event) {
         self.state().events.push(event);
     }
 
-    /// Takes the events pushed so far.
+    /// Takes the events added so far.
     #[must_use]
     pub fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut self.state().events)
     }
 
-    /// The next call of this operation fails with this kind, before it has any effect.
+    /// The next call fails without effect.
     pub fn fail_next(&self, operation: Operation, kind: KernelErrorKind) {
         self.controls().fail(operation, kind, false);
     }
 
-    /// The next call of this operation takes effect and then reports a failure, as when an answer is lost.
+    /// The next call fails after its effect, like a lost answer.
     pub fn fail_next_after_effect(&self, operation: Operation, kind: KernelErrorKind) {
         self.controls().fail(operation, kind, true);
     }
 
-    /// Every call of this operation fails with this kind until [`FakeKernel::mend`].
+    /// Calls fail without effect until [`FakeKernel::mend`].
     pub fn fail_always(&self, operation: Operation, kind: KernelErrorKind) {
         self.controls().fail_always(operation, Some(kind));
     }
@@ -294,37 +292,36 @@ impl FakeKernel {
         self.controls().fail_always(operation, None);
     }
 
-    /// Calls of this operation wait, before any effect, until the returned hold is released or dropped. A held change
-    /// of an endpoint then takes effect even if its caller was dropped.
+    /// Calls wait, without effect, until the hold is dropped. A held endpoint change outlives its caller.
     #[must_use]
     pub fn hold(&self, operation: Operation) -> Hold {
         self.controls().hold(operation)
     }
 
-    /// How often an operation was called, failed calls included.
+    /// Number of calls, including failed ones.
     #[must_use]
     pub fn calls(&self, operation: Operation) -> u64 {
         self.controls().log.iter().filter(|(o, _)| *o == operation).count() as u64
     }
 
-    /// Every call so far, oldest first, with its subject (`endpoint 7`, a path, `node`).
+    /// Calls, oldest first, with subjects (`endpoint 7`, a path, `node`).
     #[must_use]
     pub fn call_log(&self) -> Vec<(Operation, String)> {
         self.controls().log.clone()
     }
 
-    /// Forgets the calls so far.
+    /// Clears the call log.
     pub fn clear_call_log(&self) {
         self.controls().log.clear();
     }
 
-    /// True when nothing of ours is left, the node's own part aside.
+    /// Whether no Wharf object is left, except the node's part.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.state().is_clean()
     }
 
-    /// A panic of one test thread must not hide the state from the others: it is plain data, never half-written.
+    /// Never half-written, so a poisoned lock is safe.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

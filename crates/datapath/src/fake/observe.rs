@@ -1,4 +1,4 @@
-//! What the fake tells of its state.
+//! Observations of the fake's state.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,6 @@ use wharf_core::{
 use super::state::{Hook, State, host_net};
 use crate::{ROUTER_IFNAME, netlink::link, speakers};
 
-/// The row a record is to have for one of its addresses.
 pub(super) fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTableRow {
     EndpointTableRow {
         address,
@@ -25,7 +24,7 @@ pub(super) fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTab
     }
 }
 
-/// What is not as it should be on a link's hooks. Without pins there is nothing that should be attached: that is told as missing pins.
+/// `None` without pins, which are reported separately.
 fn hook_problem(
     attached: Option<Hook>,
     expected: Option<u32>,
@@ -41,7 +40,6 @@ fn hook_problem(
     Some(EndpointProblem::Program { program, ifname, mode, expected, found })
 }
 
-/// What is not as the record says.
 pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<EndpointProblem> {
     let mut found = Vec::new();
     let pinned = s.pins.get(&record.id);
@@ -151,7 +149,6 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
     found
 }
 
-/// What the node does for packets that leave it.
 pub(super) fn nat(s: &State, spec: &NodeSpec) -> NatView {
     let mut view = NatView { tracked: s.tracked, ..NatView::default() };
     if s.masquerade != spec.masquerade {
@@ -164,7 +161,6 @@ pub(super) fn nat(s: &State, spec: &NodeSpec) -> NatView {
     view
 }
 
-/// What of the node's part is not as the spec says.
 pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
     let mut found = s.broken.clone();
     let name = || ROUTER_IFNAME.to_owned();
@@ -194,7 +190,6 @@ pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
     found
 }
 
-/// What can still speak for an address.
 pub(super) fn speakers_of(s: &State, ip: IpAddr) -> Vec<String> {
     let row = s.rows.get(&ip).map(speakers::row);
     let route = s.routes.get(&host_net(ip)).map(|via| speakers::route(ip, *via));

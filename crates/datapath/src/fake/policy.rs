@@ -1,4 +1,4 @@
-//! The fake's tables of policy. They are never full.
+//! The fake's policy tables. They are never full.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Policy {
     pub(super) rows: PolicyRows,
     pub(super) mode: Mode,
-    /// Where the next change is to fail, and how.
+    /// The next call fails at this row change.
     pub(super) fails_at: Option<(usize, KernelErrorKind)>,
 }
 
@@ -48,7 +48,7 @@ impl Policy {
         Ok(())
     }
 
-    /// A prefix is kept as the key that the kernel has for it says it.
+    /// A prefix is stored as its kernel key reads back.
     fn change_row(&mut self, change: &RowChange) -> std::result::Result<(), Cause> {
         let rows = &mut self.rows;
         match *change {
@@ -64,7 +64,6 @@ impl Policy {
         Ok(())
     }
 
-    /// The rows of a table in readable form.
     pub(super) fn dump(&self, name: &str) -> Vec<Row> {
         let PolicyRows { sets, peers, ports, cells, generation } = &self.rows;
         match name {

@@ -1,5 +1,4 @@
-//! The fake's verdicts for test packets. When the verdict matches the case, the packet and the reports are those that
-//! the case expects.
+//! The fake's verdicts for test packets. With the expected verdict, packet and reports are the case's.
 
 use std::net::IpAddr;
 
@@ -15,7 +14,6 @@ use wharf_core::{
 
 use super::state::{Pinned, State};
 
-/// An address in a packet.
 fn address(packet: &[u8], offset: usize, family: Family) -> Option<IpAddr> {
     let bytes = packet.get(offset..)?;
     match family {
@@ -24,7 +22,7 @@ fn address(packet: &[u8], offset: usize, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// True where the endpoint's rules deny the packet of a case: the tables of policy, looked up one after the other.
+/// Whether the policy tables deny a packet, by a linear search.
 fn is_denied(s: &State, id: EndpointId, case: &Case, peer: IpAddr, egress: bool) -> bool {
     let (rows, audits) = (&s.policy.rows, s.policy.mode.audits);
     let set = rows.sets.get(&id).map_or(0, |sets| if egress { sets.egress } else { sets.ingress });
@@ -57,7 +55,6 @@ fn is_denied(s: &State, id: EndpointId, case: &Case, peer: IpAddr, egress: bool)
     choice.decides().ruling == DENY
 }
 
-/// Verdict and reason.
 fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, &'static str) {
     let Some(config) = &pinned.config else { return (Verdict::Drop, "no-config") };
     if !config.live {
@@ -82,7 +79,7 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
         return (Verdict::Drop, "invalid-source-mac");
     }
     let asks = matches!(case.kind, Kind::Neighbour | Kind::FalseNeighbour);
-    // In ARP the sender's address is two bytes further on than in IP.
+    // In ARP the sender's address is two bytes further than in IP.
     let source_at = if asks && case.family == Family::Ipv4 { source_at + 2 } else { source_at };
     if own.is_none() || address(packet, source_at, case.family) != own {
         return (Verdict::Drop, if asks { "neighbour-spoof" } else { "invalid-source-ip" });
@@ -103,14 +100,14 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
     }
 }
 
-/// What comes of each case; `None` when the endpoint has no maps.
+/// `None` when the endpoint has no maps.
 pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<CaseResult>> {
     let pinned = s.pins.get(&id)?;
     let outcome = |case: &Case| {
         let (verdict, reason) = decide(s, id, pinned, case);
         let is_sent = case.hook == Hook::FromContainer && reason.starts_with("forwarded-");
         if !is_sent && !s.calls.contains_key(&id) {
-            // All other verdicts come back through the endpoint's own slot: none is told, and every packet is dropped.
+            // Without the slot nothing is reported, and packets are dropped.
             return Ok(Outcome { verdict: Verdict::Drop, packet: case.packet.clone(), reports: Vec::new() });
         }
         let same = verdict == case.verdict;

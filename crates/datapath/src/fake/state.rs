@@ -1,4 +1,4 @@
-//! What the fake kernel holds.
+//! The fake kernel's state.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -34,16 +34,14 @@ pub(super) fn features() -> KernelFeatures {
     }
 }
 
-/// The route to one address.
 pub(super) fn host_net(address: IpAddr) -> IpNet {
     IpNet::from(address)
 }
 
-/// An interface inside a container.
 #[derive(Debug, Clone)]
 pub(super) struct Inside {
     pub(super) ifindex: IfIndex,
-    /// Host side's name; none for an interface that is not ours.
+    /// Name of the host side; `None` for a foreign interface.
     pub(super) host: Option<IfName>,
     pub(super) up: bool,
     pub(super) addresses: BTreeSet<IpAddr>,
@@ -55,7 +53,6 @@ pub(super) struct Namespace {
     pub(super) interfaces: BTreeMap<String, Inside>,
 }
 
-/// The host side of a pair.
 #[derive(Debug, Clone)]
 pub(super) struct HostSide {
     pub(super) ifindex: IfIndex,
@@ -69,25 +66,21 @@ pub(super) struct HostSide {
     pub(super) up: bool,
     /// The kernel resolves neighbours on it.
     pub(super) arp: bool,
-    /// MTU of the container's side.
     pub(super) container_mtu: u32,
-    /// What stands on its hooks.
     pub(super) attached: Option<Hook>,
-    /// Whose that is.
     pub(super) attached_by: Option<(EndpointId, Epoch)>,
-    /// Another plugin made the pair.
     pub(super) plugin: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hook {
-    /// The endpoint's programs, by the id of the first.
+    /// The endpoint's programs, by the first id.
     Programs(u32),
-    /// The program that drops everything.
+    /// The drop-all program.
     Sink,
 }
 
-/// What somebody does to a link behind the agent's back.
+/// A change to a link without the agent.
 #[derive(Debug, Clone)]
 pub enum LinkChange {
     /// Host side: another MAC address.
@@ -108,10 +101,8 @@ pub enum LinkChange {
     ContainerRenamed(String),
 }
 
-/// What is pinned for an endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Pinned {
-    /// What the programs were loaded with.
     pub(super) spec: ProgramSpec,
     pub(super) program_ids: [u32; 3],
     pub(super) map_ids: [u32; 3],
@@ -121,7 +112,6 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// True when a load with this spec would bring the same programs.
     pub(super) fn is_of(&self, spec: &ProgramSpec) -> bool {
         ProgramSpec { keep: self.spec.keep, ..spec.clone() } == self.spec
     }
@@ -137,30 +127,21 @@ pub(super) struct State {
     pub(super) calls: BTreeMap<EndpointId, u32>,
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
-    /// Addresses of the node's interfaces other than the router's.
+    /// Addresses of the node's interfaces except the router's.
     pub(super) node_addresses: BTreeSet<IpAddr>,
     pub(super) masquerade: Option<Masquerade>,
-    /// What the node's table has of endpoints.
     pub(super) nat: BTreeSet<NatEntry>,
-    /// What endpoints have put there.
+    /// The entries that endpoints published.
     pub(super) published: BTreeSet<NatEntry>,
-    /// Ports that processes of the node hold.
     pub(super) held: BTreeSet<u16>,
-    /// What a test broke of the node's part.
     pub(super) broken: Vec<NodeProblem>,
-    /// Addresses and routes of the node that are not ours.
     pub(super) networks: Vec<NodeNetwork>,
-    /// Fill of the connection tracking.
     pub(super) tracked: Option<Tracked>,
-    /// Interfaces with a default route.
     pub(super) uplinks: Vec<Uplink>,
-    /// Conntrack rows, source and destination.
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
-    /// Rows of the flow tables.
     pub(super) flows: Vec<Flow>,
-    /// What the next collection starts from.
+    /// Start values of the next collection.
     pub(super) flow_usage: FlowUsage,
-    /// Policy's tables.
     pub(super) policy: Policy,
     pub(super) events: Vec<Event>,
     next_id: u32,
@@ -171,7 +152,7 @@ impl State {
         self.nat.difference(&self.published).copied().collect()
     }
 
-    /// A number that was never given out before: inodes, indexes, program and map ids.
+    /// A unique number: inode, index, program or map id.
     pub(super) fn fresh(&mut self) -> u32 {
         self.next_id += 1;
         1000 + self.next_id
@@ -201,7 +182,7 @@ impl State {
         true
     }
 
-    /// False when there is no such namespace.
+    /// Returns false when there is no such namespace.
     pub(super) fn add_plugin_link(
         &mut self,
         netns: &Path,
@@ -234,7 +215,7 @@ impl State {
         true
     }
 
-    /// The namespace that a reference means, if its path still leads to it.
+    /// The referenced namespace, unless the path leads elsewhere.
     pub(super) fn netns_mut(&mut self, wanted: &NetnsRef) -> Option<&mut Namespace> {
         self.namespaces.get_mut(&wanted.path).filter(|ns| ns.identity.same(wanted))
     }
@@ -243,7 +224,7 @@ impl State {
         self.namespaces.get(&wanted.path).filter(|ns| ns.identity.same(wanted))
     }
 
-    /// False when there is no such link.
+    /// Returns false when there is no such link.
     pub(super) fn change_link(&mut self, host_ifname: &str, change: LinkChange) -> bool {
         let Some(link) = self.links.get_mut(host_ifname) else { return false };
         let inode = link.inode;
@@ -269,7 +250,6 @@ impl State {
         true
     }
 
-    /// Deletes a pair and the routes through it.
     pub(super) fn remove_link_named(&mut self, host_ifname: &str) -> bool {
         let Some(link) = self.links.remove(host_ifname) else { return false };
         self.routes.retain(|_, via| *via != Some(link.ifindex));
@@ -289,13 +269,12 @@ impl State {
         }
     }
 
-    /// Epoch of the configuration row, when there is one.
     pub(super) fn config_epoch(&self, id: EndpointId) -> Option<Epoch> {
         self.pins.get(&id).and_then(|p| p.config.as_ref()).map(|c| c.epoch)
     }
 
     pub(super) fn is_clean(&self) -> bool {
-        // The program that drops everything stays on another plugin's link.
+        // The drop-all program stays on another plugin's link.
         self.links.values().all(|l| l.plugin && !matches!(l.attached, Some(Hook::Programs(_))))
             && self.pins.is_empty()
             && self.rows.is_empty()

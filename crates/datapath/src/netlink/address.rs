@@ -16,11 +16,11 @@ use super::{Connection, Request};
 
 fn message(ifindex: IfIndex, address: IpAddr) -> AddressMessage {
     match address {
-        // /32 and /128: nothing but the address itself is on the link; everything is routed.
+        // /32 and /128: no other address is on-link.
         IpAddr::V4(a) => AddressMessageBuilder::<std::net::Ipv4Addr>::new().index(ifindex.0).address(a, 32).build(),
         IpAddr::V6(a) => {
             let mut m = AddressMessageBuilder::<std::net::Ipv6Addr>::new().index(ifindex.0).address(a, 128).build();
-            // The datapath lets nobody else have the address, so a second's wait to detect a duplicate is in vain.
+            // The datapath excludes duplicates; detection would take a second.
             m.header.flags = AddressHeaderFlags::Nodad;
             m.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
             m
@@ -28,17 +28,15 @@ fn message(ifindex: IfIndex, address: IpAddr) -> AddressMessage {
     }
 }
 
-/// Gives an interface an address as a single host (/32 or /128). Refused with EEXIST when it has it.
+/// Adds a /32 or /128. Refused with EEXIST when it exists.
 pub(crate) fn add(ifindex: IfIndex, address: IpAddr) -> Request {
     Request::new(RouteNetlinkMessage::NewAddress(message(ifindex, address)), NLM_F_CREATE | NLM_F_EXCL)
 }
 
-/// Takes a single host's address from an interface.
 pub(crate) fn remove(ifindex: IfIndex, address: IpAddr) -> Request {
     Request::new(RouteNetlinkMessage::DelAddress(message(ifindex, address)), 0)
 }
 
-/// An address as the kernel has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) address: IpAddr,
@@ -46,13 +44,11 @@ pub(crate) struct Address {
     pub(crate) link_local: bool,
 }
 
-/// The addresses of an interface.
 pub(crate) fn list(connection: &mut Connection, ifindex: IfIndex) -> Result<Vec<Address>> {
     let found = dump(connection, Some(ifindex))?;
     Ok(found.into_iter().filter(|(index, _)| *index == ifindex).map(|(_, address)| address).collect())
 }
 
-/// Every address of every interface, with the interface's index.
 pub(crate) fn list_all(connection: &mut Connection) -> Result<Vec<(IfIndex, IpAddr)>> {
     Ok(dump(connection, None)?.into_iter().map(|(index, found)| (index, found.address)).collect())
 }
@@ -64,7 +60,7 @@ fn dump(connection: &mut Connection, ifindex: Option<IfIndex>) -> Result<Vec<(If
         request.header.family = family;
         request.header.index = ifindex.map_or(0, |index| index.0);
         let answer = connection.dump(&RouteNetlinkMessage::GetAddress(request))?;
-        // An interface that has gone, or a kernel without the family, has no addresses.
+        // The interface is gone, or the kernel lacks the family.
         let Ok(messages) = answer else { continue };
         for message in messages {
             let RouteNetlinkMessage::NewAddress(m) = message else { continue };

@@ -22,46 +22,42 @@ use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
 
 use crate::error::{fail, kind_of, wrap};
 
-/// Requests in one `sendmsg`. Their answers must fit the socket's receive buffer (208 KiB by default, and an answer
-/// about a link is charged about 4 KiB of it): what does not fit is lost.
+/// Requests per `sendmsg`. Answers that exceed the receive buffer (208 KiB by default, about 4 KiB per link) are
+/// lost.
 const CHUNK: usize = 32;
-/// Room for a datagram, bytes. The kernel makes none larger than 32 KiB (`netlink_dump` of `af_netlink.c`), and an
-/// answer about one object takes a few.
+/// Bytes; the kernel sends at most 32 KiB (`netlink_dump` of `af_netlink.c`).
 const DATAGRAM: usize = 64 << 10;
-/// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
+/// The kernel answers before `sendmsg` returns; the timeout guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum tries of a dump that changes while it is read.
+/// Attempts for a dump that changes meanwhile.
 const DUMP_TRIES: usize = 5;
 
-/// Multicast group of changes of links (`linux/rtnetlink.h`).
+/// Multicast group for link changes (`linux/rtnetlink.h`).
 const RTNLGRP_LINK: u32 = 1;
-/// Multicast group of changes of IPv6 routes.
 const RTNLGRP_IPV6_ROUTE: u32 = 11;
 /// Length of `struct nlmsghdr`.
 pub(super) const HEADER_LEN: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// `NLMSGERR_ATTR_MSG`: the kernel's reason in words.
+/// `NLMSGERR_ATTR_MSG`: the reason as text.
 const ATTR_MSG: u16 = 1;
 
-/// One request.
 pub(crate) struct Request {
     message: RouteNetlinkMessage,
     flags: u16,
 }
 
 impl Request {
-    /// A request; `flags` beside `NLM_F_REQUEST` and `NLM_F_ACK`, which every request has.
+    /// `NLM_F_REQUEST` and `NLM_F_ACK` are implied.
     pub(crate) fn new(message: RouteNetlinkMessage, flags: u16) -> Self {
         Self { message, flags: flags | NLM_F_REQUEST | NLM_F_ACK }
     }
 }
 
-/// The kernel's refusal of one request.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) errno: io::Error,
-    /// The kernel's own words, where it has some.
+    /// The kernel's extended message, if any.
     pub(crate) reason: Option<String>,
 }
 
@@ -70,7 +66,6 @@ impl Refusal {
         self.errno.raw_os_error() == Some(errno)
     }
 
-    /// The refusal as the edge's error.
     pub(crate) fn into_error(self, operation: &'static str, subject: impl Into<String>) -> KernelError {
         let kind = kind_of(&self.errno);
         let cause = match self.reason {
@@ -81,39 +76,32 @@ impl Refusal {
     }
 }
 
-/// What came of a request: the messages it brought (none for a change), or the refusal.
+/// The messages (none for a change), or the refusal.
 pub(crate) type Answer = std::result::Result<Vec<RouteNetlinkMessage>, Refusal>;
 
-/// What a dump brought.
 pub(crate) struct Dump {
     pub(crate) known: Vec<RouteNetlinkMessage>,
-    /// Messages that could not be parsed.
     pub(crate) left_out: usize,
 }
 
-/// A socket, its next sequence number, and what it heard while it waited for an answer.
 pub(crate) struct Connection {
     socket: Socket,
     sequence: u32,
     heard: Heard,
-    /// The datagram that was received last.
     datagram: Vec<u8>,
 }
 
-/// Multicast messages received while waiting for an answer. An event may be queued after the kernel computed an
-/// answer and before it queues that answer. Such an event arrives first, reports a change that the answer misses, and
-/// arrives only once.
+/// Multicast messages received while waiting for an answer. The kernel may queue an event between computing and
+/// queueing an answer: the event comes first, reports a change that the answer misses, and comes only once.
 #[derive(Default)]
 struct Heard {
     frames: VecDeque<Frame>,
 }
 
 impl Heard {
-    /// Messages that are kept. Answers take microseconds; a namespace that changes faster than this is not ours to
-    /// follow.
+    /// Frames. Answers take microseconds; namespaces that change faster are not supported.
     const CAPACITY: usize = 4_096;
 
-    /// Returns an answer; keeps an event for later.
     fn sort(&mut self, frames: Vec<Frame>, to_group: bool) -> io::Result<Option<Vec<Frame>>> {
         if !to_group {
             return Ok(Some(frames));
@@ -132,7 +120,7 @@ impl Heard {
 }
 
 impl Connection {
-    /// Opens a socket in the calling thread's network namespace.
+    /// Opens a socket in the thread's network namespace.
     pub(crate) fn open() -> Result<Self> {
         Self::try_open().map_err(|e| wrap("open netlink socket", "NETLINK_ROUTE", &e))
     }
@@ -143,14 +131,13 @@ impl Connection {
         socket.connect(&SocketAddr::new(0, 0))?;
         socket.set_ext_ack(true)?;
         socket.set_cap_ack(true)?;
-        // Lets dumps be filtered by the kernel; since Linux 4.20.
+        // The kernel filters dumps; since Linux 4.20.
         socket.set_netlink_get_strict_chk(true)?;
         let connection = Self { socket, sequence: 0, heard: Heard::default(), datagram: Vec::new() };
         connection.set_timeout(ANSWER_TIMEOUT)?;
         Ok(connection)
     }
 
-    /// A connection over another socket, whose other end a test has.
     #[cfg(test)]
     pub(crate) fn over(socket: std::os::fd::OwnedFd) -> Self {
         use std::os::fd::{FromRawFd as _, IntoRawFd as _};
@@ -159,15 +146,15 @@ impl Connection {
         Self { socket, sequence: 0, heard: Heard::default(), datagram: Vec::new() }
     }
 
-    /// The descriptor, for socket options that tell of the namespace.
+    /// For socket options that identify the namespace.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// Sends the requests in order, and returns their answers in order. The kernel goes on after a refused one.
+    /// Sends requests and returns answers in order. The kernel continues after a refusal.
     ///
     /// # Errors
-    /// Only when the socket fails; the outcome of the requests is unknown then.
+    /// Only when the socket fails; the requests' outcome is then unknown.
     pub(crate) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let mut answers = Vec::with_capacity(requests.len());
         let mut left = requests.into_iter().peekable();
@@ -178,7 +165,7 @@ impl Connection {
         Ok(answers)
     }
 
-    /// Asks for one object of a kind that the library of messages does not know; the answer as it is, with its header.
+    /// Queries a kind of object that the message library lacks; returns the raw answer with its header.
     pub(crate) fn one_of_kind(&mut self, kind: u16, payload: &[u8]) -> Result<std::result::Result<Vec<u8>, Refusal>> {
         self.try_one_of_kind(kind, payload).map_err(|e| wrap("talk to kernel", "NETLINK_ROUTE", &e))
     }
@@ -200,7 +187,6 @@ impl Connection {
         }
     }
 
-    /// One request, its answer.
     pub(crate) fn one(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<Answer> {
         let mut answers = self.batch(vec![Request::new(message, flags)])?;
         answers.pop().ok_or_else(|| fail("talk to kernel", "NETLINK_ROUTE", KernelErrorKind::Other, "no answer"))
@@ -232,24 +218,20 @@ impl Connection {
         Ok(())
     }
 
-    /// From now on the socket also hears of every change of a link in its namespace.
     pub(crate) fn hear_links(&mut self) -> Result<()> {
         self.socket.add_membership(RTNLGRP_LINK).map_err(|e| wrap("listen to links", "NETLINK_ROUTE", &e))
     }
 
-    /// From now on the socket also hears of every change of an IPv6 route in its namespace.
     pub(crate) fn hear_ipv6_routes(&mut self) -> Result<()> {
         self.socket.add_membership(RTNLGRP_IPV6_ROUTE).map_err(|e| wrap("listen to IPv6 routes", "NETLINK_ROUTE", &e))
     }
 
-    /// The next multicast messages, or none when none arrives before `until`. Messages kept while waiting for an
-    /// answer come first.
+    /// The next multicast messages, queued ones first; empty at `until`.
     pub(crate) fn heard(&mut self, until: Instant) -> Result<Vec<RouteNetlinkMessage>> {
         Ok(self.heard_datagram(until)?.unwrap_or_default())
     }
 
-    /// As [`Self::heard`]; `None` when nothing arrived. The messages of a datagram may be none, because messages that cannot be
-    /// parsed are left out.
+    /// [`Self::heard`]; `None` when nothing arrived. May be empty: unparsable messages are omitted.
     pub(crate) fn heard_datagram(&mut self, until: Instant) -> Result<Option<Vec<RouteNetlinkMessage>>> {
         let frames = match self.heard.take() {
             frames if frames.is_empty() => {
@@ -282,13 +264,12 @@ impl Connection {
         Ok(setsockopt(&self.socket, sockopt::ReceiveTimeout, &timeout)?)
     }
 
-    /// Everything of a kind, as one consistent view. A message this crate's parser does not know is left out: it tells
-    /// of something that is not ours.
+    /// A consistent dump without unparsable messages, which concern foreign objects.
     pub(crate) fn dump(&mut self, request: &RouteNetlinkMessage) -> Result<Answer> {
         Ok(self.dump_whole(request)?.map(|whole| whole.known))
     }
 
-    /// [`Self::dump`] with the number of unparsable messages, for callers that must know that nothing else exists.
+    /// [`Self::dump`] with the number of unparsable messages, for callers that need a complete view.
     pub(crate) fn dump_whole(&mut self, request: &RouteNetlinkMessage) -> Result<std::result::Result<Dump, Refusal>> {
         for _ in 0..DUMP_TRIES {
             let seen = self.try_dump(request.clone()).map_err(|e| wrap("dump", "NETLINK_ROUTE", &e))?;
@@ -299,7 +280,7 @@ impl Connection {
         Err(fail("dump", "NETLINK_ROUTE", KernelErrorKind::Exhausted, "it changed each time it was read; try again"))
     }
 
-    /// `None` when the kernel says that the dump is not consistent.
+    /// `None` when the dump is inconsistent.
     fn try_dump(&mut self, request: RouteNetlinkMessage) -> io::Result<Option<std::result::Result<Dump, Refusal>>> {
         let mut buffer = Vec::with_capacity(128);
         self.append(&mut buffer, request, NLM_F_REQUEST | NLM_F_DUMP);
@@ -343,7 +324,7 @@ impl Connection {
         if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("the kernel took only a part of the request")) }
     }
 
-    /// The next answer; what is heard meanwhile ([`Self::hear_links`]) is kept for [`Self::heard`].
+    /// The next answer. Multicast messages ([`Self::hear_links`]) are queued for [`Self::heard`].
     fn receive(&mut self) -> io::Result<Vec<Frame>> {
         loop {
             let (frames, to_group) = self.receive_any()?;
@@ -353,7 +334,7 @@ impl Connection {
         }
     }
 
-    /// The next datagram, and whether it went to a group.
+    /// The next datagram, and whether it is multicast.
     fn receive_any(&mut self) -> io::Result<(Vec<Frame>, bool)> {
         self.datagram.clear();
         self.datagram.reserve(DATAGRAM);
@@ -371,7 +352,6 @@ impl Connection {
     }
 }
 
-/// What a message says.
 pub(super) enum Body {
     Ack,
     Done,
@@ -379,15 +359,12 @@ pub(super) enum Body {
     Message(Vec<u8>),
 }
 
-/// A message of a datagram.
 pub(super) struct Frame {
     pub(super) sequence: u32,
-    /// The dump it belongs to changed while it was read.
     pub(super) interrupted: bool,
     pub(super) body: Body,
 }
 
-/// Cuts a datagram into its messages.
 pub(super) fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
     let mut frames = Vec::new();
     while datagram.len() >= HEADER_LEN {
@@ -399,7 +376,7 @@ pub(super) fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
         let message = datagram.get(..length).filter(|m| m.len() >= HEADER_LEN).ok_or_else(cut)?;
         let body = match kind {
             NLMSG_ERROR => refusal(message, flags).map_or(Body::Ack, Body::Refused),
-            // A dump ends with its errno where an ACK would have it.
+            // A dump's errno is at the ACK's position.
             NLMSG_DONE => refusal(message, flags).map_or(Body::Done, Body::Refused),
             _ => Body::Message(message.to_vec()),
         };
@@ -409,7 +386,7 @@ pub(super) fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
     Ok(frames)
 }
 
-/// What a datagram says, for [`crate::outside`].
+/// Debug text of a datagram, for [`crate::outside`].
 pub(crate) fn in_words(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)>> {
     let words = |body| match body {
         Body::Ack => Some("ack".to_owned()),
@@ -420,7 +397,7 @@ pub(crate) fn in_words(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)>
     Ok(frames(datagram)?.into_iter().map(|frame| (frame.sequence, words(frame.body))).collect())
 }
 
-/// Reads an errno and, where there is one, the kernel's reason. `None` for success.
+/// `None` for success.
 fn refusal(message: &[u8], flags: u16) -> Option<Refusal> {
     let code = read_u32(message, HEADER_LEN)?.cast_signed();
     if code == 0 {
@@ -428,7 +405,7 @@ fn refusal(message: &[u8], flags: u16) -> Option<Refusal> {
     }
     let mut reason = None;
     if flags & NLM_F_ACK_TLVS != 0 {
-        // The refused request's header follows the errno; its payload does not (NETLINK_CAP_ACK).
+        // The refused request's header follows the errno, without payload (NETLINK_CAP_ACK).
         let mut attributes = message.get(2 * HEADER_LEN + 4..).unwrap_or_default();
         while let (Some(length), Some(kind)) = (read_u16(attributes, 0), read_u16(attributes, 2)) {
             let Some(value) = attributes.get(4..usize::from(length)) else { break };

@@ -1,9 +1,8 @@
-//! The node's conntrack rows, by ctnetlink.
+//! The node's conntrack rows, over ctnetlink.
 //!
-//! A row outlives the owner of its address: a new owner would inherit the old translations and states. A row also keeps a
-//! flow where its first packet went, whatever port is published since. Only the addresses, the ports, the id and the zone of
-//! a row are read. The tuple that identifies the row is sent back unchanged, so
-//! unknown protocols and attributes of a newer kernel do no harm.
+//! A row outlives its address's owner: a new owner would inherit old translations and states. A row also keeps a
+//! flow's destination when a port is published later. Only addresses, ports, id and zone are read, and the
+//! identifying tuple is sent back unchanged, so unknown protocols and attributes are harmless.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -36,62 +35,60 @@ use crate::error::{fail, wrap};
 const OPERATION: &str = "remove connections";
 const SUBJECT: &str = "conntrack";
 
-/// Rows in the namespace of the thread that opens it. It is there as soon as the kernel tracks anything at all.
+/// Number of rows in the namespace. Exists once the kernel tracks connections.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 
-/// Maximum rows of each namespace.
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
-/// Message types of `linux/netfilter/nfnetlink_conntrack.h`, in the subsystem `NFNL_SUBSYS_CTNETLINK`.
+/// Message types of `linux/netfilter/nfnetlink_conntrack.h` in `NFNL_SUBSYS_CTNETLINK`.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_DELETE: u16 = 1 << 8 | 2;
 /// Length of `struct nfgenmsg`: family, version, resource id (big endian).
 const GENERIC_LEN: usize = 4;
 
-/// Attributes of a row (`enum ctattr_type`).
+/// `enum ctattr_type`.
 const TUPLE_ORIG: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
-/// Attributes of a tuple (`enum ctattr_tuple`).
+/// `enum ctattr_tuple`.
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTO: u16 = 2;
-/// Addresses of a tuple (`enum ctattr_ip`), source and destination.
+/// `enum ctattr_ip`, source and destination.
 const IPV4: [u16; 2] = [1, 2];
 const IPV6: [u16; 2] = [3, 4];
-/// Protocol and ports of a tuple (`enum ctattr_l4proto`).
+/// `enum ctattr_l4proto`.
 const PROTO_NUM: u16 = 1;
 const PROTO_PORTS: [u16; 2] = [2, 3];
-/// What a dump compares (`enum ctattr_filter`, Linux 5.9): flags of the original tuple, protocol and destination port. An
-/// older kernel ignores it and tells all rows.
+/// Dump filter (`enum ctattr_filter`, Linux 5.9): original tuple, protocol and destination port. Older kernels return
+/// all rows.
 const FILTER_ORIG_FLAGS: u16 = 1;
 const FILTER_PROTO_AND_DST_PORT: u32 = 1 << 3 | 1 << 5;
 /// `NLA_F_NESTED` of `linux/netlink.h`.
 const NESTED: u16 = 1 << 15;
 
-/// Maximum rows found in one pass; the next pass finds more.
+/// Maximum rows found per pass.
 const LOOK: usize = 16_384;
-/// Maximum ports that are looked for with a pass for each; more are looked for in one pass over the whole table.
+/// Maximum ports with a filtered pass each; otherwise one pass reads the table.
 const FILTERS: usize = 8;
-/// Rows of a table that is looked through while somebody waits.
+/// Rows of a table that may be scanned while a create waits.
 const SMALL: u64 = 4_096;
-/// Maximum passes of one call: four million rows, more than any node's table has.
+/// Passes per call: four million rows, more than a node's table has.
 const LOOKS: usize = 256;
-/// Deletes in one `sendmsg`: their answers must fit the socket's receive buffer.
+/// Deletes per `sendmsg`: the answers must fit the receive buffer.
 const CHUNK: usize = 32;
-/// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
+/// The kernel answers before `sendmsg` returns; the timeout guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A table of millions of rows is read in a second or two.
+/// Millions of rows take a second or two.
 const DUMP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether the kernel tracks connections in the calling thread's network namespace.
+/// Whether the kernel tracks connections in the thread's network namespace.
 pub(crate) fn is_there() -> bool {
     count() != 0 || fs::exists(COUNT).unwrap_or(false)
 }
 
-/// Rows in the calling thread's network namespace. 0 where the kernel tracks nothing: the module is not loaded, and
-/// asking for the rows would load it.
+/// Rows in the thread's network namespace. 0 without the module, which a netlink query would load.
 fn count() -> u64 {
     number(COUNT).unwrap_or(0)
 }
@@ -100,12 +97,12 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The fill of the table in the calling thread's network namespace; `None` where the kernel tracks nothing.
+/// The table's fill; `None` where the kernel tracks nothing.
 pub(crate) fn fill() -> Option<Tracked> {
     Some(Tracked { entries: number(COUNT)?, limit: number(LIMIT)? })
 }
 
-/// Removes every row in which one of the addresses occurs, in either direction and any zone; says how many there were.
+/// Removes rows with one of the addresses, in either direction and any zone; returns their number.
 pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
     if ips.is_empty() || count() == 0 {
         return Ok(0);
@@ -114,20 +111,17 @@ pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
     remove_where(None, &|original, reply| original.is_of(&wanted) || reply.is_of(&wanted))
 }
 
-/// What the flows of the node's table are compared with.
+/// The state that tracked flows must match.
 pub(crate) struct Published<'a> {
-    /// Published ports.
     pub(crate) mappings: &'a [PortMapping],
     /// Containers that keep their address on the way out.
     pub(crate) own: &'a HashSet<IpAddr>,
-    /// The node's addresses.
     pub(crate) node: &'a HashSet<IpAddr>,
-    /// The pools.
     pub(crate) pools: &'a [IpNet],
 }
 
-/// Removes the rows of flows that the node's table would lead elsewhere today: flows that began before their port was
-/// published, while it was another container's, or while the table was missing.
+/// Removes rows that contradict the node's table: they began before their port was published, while another container
+/// had it, or without the table.
 pub(crate) fn remove_stale(published: &Published<'_>) -> Result<u64> {
     if published.mappings.is_empty() && published.own.is_empty() || count() == 0 {
         return Ok(0);
@@ -146,7 +140,7 @@ pub(crate) fn remove_stale(published: &Published<'_>) -> Result<u64> {
     filters.into_iter().map(|filter| remove_where(Some(filter), &is_stale)).sum()
 }
 
-/// True where a look at the whole table takes a few milliseconds at most.
+/// Whether a scan takes a few milliseconds at most.
 pub(crate) fn is_small() -> bool {
     count() <= SMALL
 }
@@ -158,11 +152,11 @@ impl Published<'_> {
         if from.is_some_and(keeps_its_address) {
             return true;
         }
-        // All of 127.0.0.0/8 is local by the one address of the loopback.
+        // All of 127.0.0.0/8 is local.
         let is_own = self.node.contains(&to) || to.is_ipv4() && to.is_loopback();
-        // What somebody else's rule translates is not ours to end.
+        // Foreign rules' translations are kept.
         let is_ours = answers == Some(to) || answers.is_some_and(|ip| self.pools.iter().any(|pool| pool.contains(&ip)));
-        // Of UDP alone: a TCP or SCTP flow that goes on is a connection with a peer that knows it.
+        // Only UDP: a TCP or SCTP flow is a connection that its peer knows.
         is_ours
             && self.mappings.iter().filter(|m| m.protocol == Protocol::Udp).any(|m| {
                 m.host_ip.map_or(is_own && to.is_ipv4() == m.container.is_ipv4(), |of| of == to)
@@ -172,7 +166,6 @@ impl Published<'_> {
     }
 }
 
-/// Rows of one protocol to one port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Filter {
     family: i32,
@@ -198,7 +191,7 @@ fn nest(kind: u16, parts: &[DefaultNla]) -> DefaultNla {
     DefaultNla::new(kind, value)
 }
 
-/// Says whether a row is wanted, by the two directions of its flow: as its first packet had them, and as replies have them.
+/// Selects rows, by the original and the reply direction.
 type Wanted<'a> = &'a dyn Fn(&Ends, &Ends) -> bool;
 
 fn remove_where(filter: Option<Filter>, wanted: Wanted<'_>) -> Result<u64> {
@@ -215,7 +208,7 @@ fn remove_where(filter: Option<Filter>, wanted: Wanted<'_>) -> Result<u64> {
     Err(fail(OPERATION, SUBJECT, KernelErrorKind::Exhausted, cause))
 }
 
-/// A row's family and the attributes that identify the row to the kernel.
+/// Family, and the attributes that identify a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     /// `AF_INET` or `AF_INET6`.
@@ -223,14 +216,13 @@ struct Row {
     name: Vec<DefaultNla>,
 }
 
-/// A netfilter socket and its next sequence number.
 struct Tracker {
     socket: Socket,
     sequence: u32,
 }
 
 impl Tracker {
-    /// Opens a socket in the calling thread's network namespace.
+    /// Opens a socket in the thread's network namespace.
     fn open() -> Result<Self> {
         Self::try_open().map_err(|e| wrap("open netlink socket", "NETLINK_NETFILTER", &e))
     }
@@ -245,8 +237,7 @@ impl Tracker {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Looks through the table, both families at once; [`LOOK`] rows at most, then the look ends. `None` when there is
-    /// no table.
+    /// Scans the table for both families, until [`LOOK`] rows are found. `None` without a table.
     fn find(mut self, filter: Option<Filter>, wanted: Wanted<'_>) -> Result<Option<Vec<Row>>> {
         let mut request = Vec::new();
         match filter {
@@ -289,7 +280,7 @@ impl Tracker {
         }
     }
 
-    /// Deletes rows. Rows that are already gone are not counted.
+    /// Deletes rows; does not count those that are already gone.
     fn delete(mut self, rows: Vec<Row>) -> Result<u64> {
         let mut removed = 0;
         let mut first = None;
@@ -364,16 +355,15 @@ impl Tracker {
     }
 }
 
-/// The kernel tracks nothing.
+/// The kernel does not track connections.
 fn is_missing(refusal: &Refusal) -> bool {
     [libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::ENOENT, libc::EAFNOSUPPORT].iter().any(|e| refusal.is(*e))
 }
 
-/// Not the message of a row.
 #[derive(Debug)]
 struct Unreadable;
 
-/// Reads a row; `None` when it is not wanted.
+/// `None` when the row is not wanted.
 fn read(message: &[u8], wanted: Wanted<'_>) -> std::result::Result<Option<Row>, Unreadable> {
     let family = *message.get(HEADER_LEN).ok_or(Unreadable)?;
     let attributes = message.get(HEADER_LEN + GENERIC_LEN..).ok_or(Unreadable)?;
@@ -394,7 +384,7 @@ fn read(message: &[u8], wanted: Wanted<'_>) -> std::result::Result<Option<Row>, 
     Ok(wanted(&original, &reply).then_some(Row { family, name }))
 }
 
-/// Whether a row is of one of the addresses, for [`crate::outside`]; `None` when it cannot be read.
+/// For [`crate::outside`]; `None` for an unreadable row.
 pub(crate) fn is_of(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<bool> {
     let is_of = |original: &Ends, reply: &Ends| original.is_of(wanted) || reply.is_of(wanted);
     read(message, &is_of).ok().map(|row| row.is_some())
@@ -404,7 +394,7 @@ fn copy(attribute: &NlaBuffer<&[u8]>) -> DefaultNla {
     DefaultNla::new(attribute.kind(), attribute.value().to_vec())
 }
 
-/// A direction of a flow. Protocols without ports have none.
+/// One direction of a flow. Protocols without ports have none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Ends {
     /// Source and destination.
@@ -415,13 +405,11 @@ struct Ends {
 }
 
 impl Ends {
-    /// Whether one of the addresses is its source or its destination.
     fn is_of(&self, wanted: &HashSet<IpAddr>) -> bool {
         self.addresses.iter().flatten().any(|ip| wanted.contains(ip))
     }
 }
 
-/// Reads a tuple.
 fn ends(tuple: &[u8]) -> std::result::Result<Ends, Unreadable> {
     let mut found = Ends::default();
     for part in NlasIterator::new(tuple) {
@@ -480,7 +468,7 @@ mod tests {
         read(message, &|original, reply| original.is_of(&wanted) || reply.is_of(&wanted))
     }
 
-    /// 10.0.0.1 to 10.0.0.9, which is 10.0.0.2 behind a translation.
+    /// 10.0.0.1 to 10.0.0.9, translated to 10.0.0.2.
     fn row() -> Vec<DefaultNla> {
         vec![
             tuple(TUPLE_ORIG, [10, 0, 0, 1], [10, 0, 0, 9]),

@@ -1,4 +1,4 @@
-//! Everything of ours that route netlink knows.
+//! Wharf's objects in route netlink.
 
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use wharf_core::{
@@ -11,13 +11,12 @@ use wharf_names::mark::Mark;
 use super::{Connection, link, route};
 use crate::ROUTE_PROTOCOL;
 
-/// Adds the host sides of our veth pairs and our routes.
 pub(crate) fn dump_into(dump: &mut KernelDump) -> Result<()> {
     let mut connection = Connection::open()?;
     for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
-        // By name, or by mark where somebody gave it another name.
+        // By name, or by mark if renamed.
         let marked = seen.alias.as_deref().and_then(Mark::parse).is_some();
         if seen.veth && (marked || parse_host_ifname(&seen.name).is_some()) {
             dump.links.push(LinkRow { name: seen.name, ifindex: seen.ifindex, alias: seen.alias.clone() });

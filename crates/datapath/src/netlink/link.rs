@@ -1,4 +1,4 @@
-//! Links: reading them, and making veth pairs.
+//! Links: queries, changes, creation of veth pairs.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -25,41 +25,36 @@ use crate::{error::fail, netns::NetnsThread};
 
 const OPERATION: &str = "create link";
 
-/// A link as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LinkSeen {
     pub(crate) name: String,
     pub(crate) ifindex: IfIndex,
-    /// The other end's index, in its own namespace.
     pub(crate) peer: IfIndex,
-    /// The number that the link's namespace has for the other end's; none when both are in one.
+    /// The peer namespace's id; `None` for the same namespace.
     pub(crate) peer_netns: Option<i32>,
-    /// Wanted up (`IFF_UP`).
+    /// `IFF_UP`.
     pub(crate) up: bool,
-    /// Operational state is up: the link and its peer are up, and the kernel has activated the link.
+    /// Both ends are up, and the kernel has activated the link.
     pub(crate) running: bool,
     /// How often the carrier came up.
     pub(crate) carrier_ups: u32,
     pub(crate) mtu: u32,
-    /// The kernel resolves neighbours on it (not `IFF_NOARP`).
+    /// Not `IFF_NOARP`.
     pub(crate) arp: bool,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) alias: Option<String>,
-    /// The bridge, bond or VRF that it is a port of.
     pub(crate) master: Option<IfIndex>,
-    /// Kind of the root queue (qdisc).
     pub(crate) queue: Option<String>,
     pub(crate) veth: bool,
     pub(crate) point_to_point: bool,
 }
 
-/// Reads the parts of a link that matter here.
 pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
     let ifindex = IfIndex(m.header.index);
     let mut seen = LinkSeen {
         name: String::new(),
         ifindex,
-        // Kernels before 5.8 leave the peer's index out where it equals the link's own.
+        // Kernels before 5.8 omit the peer's index where it equals the link's.
         peer: ifindex,
         peer_netns: None,
         up: m.header.flags.contains(LinkFlags::Up),
@@ -95,35 +90,32 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
     seen
 }
 
-/// The owner's mark that an endpoint's host side has for its alias.
 pub(crate) fn mark(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> String {
     let Attachment { network, container_id, ifname } = attachment;
     Mark::new(id.get(), epoch.0, network.as_str(), container_id.as_str(), ifname.as_str()).to_string()
 }
 
-/// Whether an alias names that endpoint, whoever owns it. Links made before marks named an owner have `wharf:ID:EPOCH`;
-/// connecting the endpoint again brings them up to date.
+/// Whether an alias names the endpoint. Older links have `wharf:ID:EPOCH` without an owner; connecting the endpoint
+/// updates them.
 pub(crate) fn names(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
     let marked = |m: Mark| m.id == id.get() && m.epoch == epoch.0;
     is_unowned(alias, id, epoch) || alias.and_then(Mark::parse).is_some_and(marked)
 }
 
-/// Whether an alias is that endpoint's, in the form that names no owner.
+/// Whether an alias names the endpoint in the form without an owner.
 pub(crate) fn is_unowned(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
     alias.is_some_and(|alias| alias == format!("wharf:{id}:{epoch}"))
 }
 
-/// The alias as an attribute. Without a zero at its end, for which the longest mark leaves no room.
+/// The longest mark leaves no room for a NUL.
 fn alias_attribute(mark: String) -> LinkAttribute {
     LinkAttribute::Other(DefaultNla::new(libc::IFLA_IFALIAS, mark.into_bytes()))
 }
 
-/// Gives a host side its owner's mark.
 pub(crate) fn set_mark(ifindex: IfIndex, mark: String) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).append_extra_attribute(alias_attribute(mark)).build())
 }
 
-/// Asks for one link by name.
 pub(crate) fn get_by_name(name: &str) -> Request {
     let message = LinkUnspec::new_with_name(name)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
@@ -131,12 +123,11 @@ pub(crate) fn get_by_name(name: &str) -> Request {
     Request::new(RouteNetlinkMessage::GetLink(message), 0)
 }
 
-/// The name of a link for an operator, or its index where it is gone.
+/// The link's name, or its index if it is gone.
 pub(crate) fn name_of(connection: &mut Connection, ifindex: IfIndex) -> Result<String> {
     Ok(look_up_index(connection, ifindex)?.map_or_else(|| format!("index {ifindex}"), |seen| seen.name))
 }
 
-/// Looks one link up by index.
 pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Result<Option<LinkSeen>> {
     let message = LinkUnspec::new_with_index(ifindex.0)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
@@ -144,7 +135,7 @@ pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Re
     found(connection.one(RouteNetlinkMessage::GetLink(message), 0)?, &format!("index {ifindex}"))
 }
 
-/// Asks for all veth links: the kernel leaves the others out.
+/// Lists veth links; the kernel filters.
 pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
@@ -152,7 +143,7 @@ pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// The link in the answer to a query; `None` when there is no such link.
+/// `None` when there is no such link.
 pub(crate) fn found(answer: Answer, name: &str) -> Result<Option<LinkSeen>> {
     match answer {
         Ok(messages) => Ok(messages.iter().find_map(|m| match m {
@@ -164,7 +155,6 @@ pub(crate) fn found(answer: Answer, name: &str) -> Result<Option<LinkSeen>> {
     }
 }
 
-/// Looks one link up by name.
 pub(crate) fn look_up(connection: &mut Connection, name: &str) -> Result<Option<LinkSeen>> {
     let mut answers = connection.batch(vec![get_by_name(name)])?;
     match answers.pop() {
@@ -173,47 +163,40 @@ pub(crate) fn look_up(connection: &mut Connection, name: &str) -> Result<Option<
     }
 }
 
-/// Disables generated IPv6 addresses on a link. Must be set before the link first comes up.
+/// Must be set before the link first comes up.
 pub(crate) fn no_generated_addresses() -> LinkAttribute {
     LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)])])
 }
 
-/// Changes a link: `RTM_SETLINK`.
+/// `RTM_SETLINK`.
 pub(crate) fn set(message: LinkMessage) -> Request {
     Request::new(RouteNetlinkMessage::SetLink(message), 0)
 }
 
-/// Brings a link up.
 pub(crate) fn up(ifindex: IfIndex) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).up().build())
 }
 
-/// Gives a host side the values it was made with, and brings it up.
 pub(crate) fn renew_host(ifindex: IfIndex, mac: MacAddr, mtu: u32) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).address(mac.0.to_vec()).mtu(mtu).arp(false).up().build())
 }
 
-/// Takes a link out of its bridge, bond or VRF.
 pub(crate) fn release_from_master(ifindex: IfIndex) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).nocontroller().build())
 }
 
-/// Changes a link's MAC address.
 pub(crate) fn set_mac(ifindex: IfIndex, mac: MacAddr) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).address(mac.0.to_vec()).build())
 }
 
-/// Lets the kernel resolve neighbours on a link.
 pub(crate) fn set_arp(ifindex: IfIndex) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).arp(true).build())
 }
 
-/// Changes a link's MTU.
 pub(crate) fn set_mtu(ifindex: IfIndex, mtu: u32) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).mtu(mtu).build())
 }
 
-/// Deletes one link by index.
 pub(crate) fn delete(ifindex: IfIndex) -> Request {
     Request::new(RouteNetlinkMessage::DelLink(LinkUnspec::new_with_index(ifindex.0).build()), 0)
 }
@@ -222,7 +205,7 @@ fn describe(spec: &LinkSpec) -> String {
     format!("{} (endpoint {}, epoch {})", spec.host_ifname, spec.id, spec.epoch)
 }
 
-/// Creates the pair, names the host side's owner, and asks for the indexes: one `sendmsg`.
+/// Creates, marks and queries the pair, in one `sendmsg`.
 fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
     let peer = LinkUnspec::new_with_name(spec.ifname.as_str())
         .address(spec.container_mac.0.to_vec())
@@ -234,7 +217,7 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
         .name(host)
         .address(spec.host_mac.0.to_vec())
         .mtu(spec.mtu)
-        // The programs answer the container's ARP; the node never asks, it writes what the programs replace.
+        // The programs answer the container's ARP and replace the link-layer address that the node writes.
         .arp(false)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build();
@@ -249,11 +232,11 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
     ]
 }
 
-/// Creates an endpoint's veth pair, both sides down, the container side born in its namespace.
+/// Creates the pair, both sides down, the container's side inside its namespace.
 pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link> {
     let netns = thread.open(OPERATION, &spec.netns)?;
     let mut host = Connection::open()?;
-    // The second try runs only after a left-over link was removed.
+    // Second attempt: after a left-over link was removed.
     for last in [false, true] {
         crash::point("datapath/link/before-create");
         let mut answers = host.batch(create_batch(spec, &netns))?.into_iter();
@@ -311,12 +294,12 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
     Err(fail(OPERATION, describe(spec), KernelErrorKind::Conflict, "an interface of that name keeps coming back"))
 }
 
-/// A kernel without IPv6 (or with `ipv6.disable=1`) refuses its settings and needs none.
+/// A kernel without IPv6 (or with `ipv6.disable=1`) needs no IPv6 settings.
 fn no_ipv6(refusal: &super::Refusal) -> bool {
     refusal.is(libc::EAFNOSUPPORT)
 }
 
-/// The existing pair, if it equals what this spec would create (a repeated ensure).
+/// The existing pair, if it matches the spec (a repeated ensure).
 fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<Option<Link>> {
     let marked = link.alias == Some(mark(spec.id, spec.epoch, &spec.attachment));
     let ours = marked || is_unowned(link.alias.as_deref(), spec.id, spec.epoch);
@@ -329,7 +312,6 @@ fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<O
     Ok(same.then_some(Link { host_ifindex: link.ifindex, container_ifindex: link.peer }))
 }
 
-/// Brings the mark of a pair that was there up to date.
 fn ensure_mark(host: &mut Connection, spec: &LinkSpec, link: &LinkSeen) -> Result<()> {
     let mark = mark(spec.id, spec.epoch, &spec.attachment);
     if link.alias.as_ref() == Some(&mark) {

@@ -1,8 +1,7 @@
-//! Route netlink, synchronously and in batches.
+//! Synchronous route netlink, in batches.
 //!
-//! A request does its work inside `sendmsg`, under the kernel's RTNL lock, so an asynchronous socket gains nothing and
-//! would block a runtime worker. Here several requests go in one `sendmsg` and the answers are matched by sequence
-//! number. A socket speaks for the network namespace it was opened in, whatever thread uses it later.
+//! The kernel handles requests inside `sendmsg`, under RTNL, so an asynchronous socket would block a runtime worker.
+//! A socket stays in the namespace in which it was opened.
 
 pub(crate) mod address;
 pub(crate) mod batch;

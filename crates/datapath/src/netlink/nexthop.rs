@@ -1,4 +1,4 @@
-//! Nexthop objects, which a route may name instead of its interfaces (`ip nexthop`).
+//! Nexthop objects (`ip nexthop`), which a route may name instead of interfaces.
 
 use rtnetlink::packet_core::NlasIterator;
 use wharf_core::kernel::Result;
@@ -13,17 +13,16 @@ const NEXTHOP_LEN: usize = 8;
 const ID: u16 = 1;
 const GROUP: u16 = 2;
 const OIF: u16 = 5;
-/// Length of `struct nexthop_grp`, which begins with the member's id.
+/// Length of `struct nexthop_grp`; the member's id comes first.
 const MEMBER_LEN: usize = 8;
 
-/// What an object says.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Nexthop {
     interface: Option<u32>,
     members: Vec<u32>,
 }
 
-/// The interfaces of an object: one, or those of a group's members. None of one that is gone.
+/// The interfaces of an object, or of a group's members. Empty if the object is gone.
 pub(crate) fn interfaces(connection: &mut Connection, id: u32) -> Result<Vec<u32>> {
     let first = look_up(connection, id)?;
     let mut found = Vec::from_iter(first.interface);

@@ -1,4 +1,4 @@
-//! Proxy neighbours: addresses of other links for which the kernel answers who has them.
+//! Proxy neighbours: addresses of other links for which the kernel answers.
 
 use std::net::IpAddr;
 
@@ -15,11 +15,10 @@ use wharf_core::{ids::IfIndex, kernel::Result};
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
-/// An entry of the kernel's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Proxy {
     pub(crate) address: IpAddr,
-    /// The link whose neighbours are answered.
+    /// The link on which the kernel answers.
     pub(crate) ifindex: IfIndex,
 }
 
@@ -34,19 +33,19 @@ impl Proxy {
         m
     }
 
-    /// Puts the entry in. The kernel refuses none that is there: look for another's first.
+    /// The kernel does not refuse duplicates: look for a foreign entry first.
     pub(crate) fn add(self) -> Request {
         let mut m = self.message();
         m.attributes.push(NeighbourAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)));
         Request::new(RouteNetlinkMessage::NewNeighbour(m), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Takes the entry out, whoever made it; refused with ENOENT when it is not there.
+    /// Also removes a foreign entry. Refused with ENOENT when there is none.
     pub(crate) fn remove(self) -> Request {
         Request::new(RouteNetlinkMessage::DelNeighbour(self.message()), 0)
     }
 
-    /// Whether the entry is there, and then whether it is ours.
+    /// `None` without an entry; true if it is Wharf's.
     pub(crate) fn look_up(self, connection: &mut Connection) -> Result<Option<bool>> {
         let answer = connection.one(RouteNetlinkMessage::GetNeighbour(self.message()), 0)?;
         // Refused: there is none.
@@ -62,7 +61,6 @@ fn of_family(family: AddressFamily) -> NeighbourMessage {
     m
 }
 
-/// Every entry, and whether it is ours.
 pub(crate) fn list(connection: &mut Connection) -> Result<Vec<(Proxy, bool)>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {

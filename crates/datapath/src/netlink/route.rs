@@ -21,20 +21,19 @@ use wharf_core::{
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
-/// Metric of the unreachable routes: any other route to the same destination wins, also one added later.
+/// Metric of unreachable routes: any other route to the destination takes precedence, also a later one.
 const LAST_METRIC: u32 = 0x7768_0000;
 
-/// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
-    /// None: the main table.
+    /// `None`: the main table.
     pub(crate) table: Option<u32>,
     pub(crate) destination: IpNet,
-    /// Outgoing interface; none when unreachable.
+    /// `None` for unreachable routes.
     pub(crate) ifindex: Option<IfIndex>,
     pub(crate) gateway: Option<IpAddr>,
     pub(crate) source: Option<IpAddr>,
-    /// Of routes to one destination the lowest wins. None: the family's default, 0 or 1024.
+    /// The lowest wins. `None`: the family's default, 0 or 1024.
     pub(crate) metric: Option<u32>,
 }
 
@@ -46,17 +45,15 @@ fn destination(net: IpNet) -> RouteMessage {
 }
 
 impl Route {
-    /// Straight out of an interface.
     pub(crate) fn direct(to: IpNet, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
         Self { ifindex: Some(ifindex), source, ..Self::to(to) }
     }
 
-    /// By a gateway.
     pub(crate) fn via(to: IpNet, gateway: IpAddr, ifindex: IfIndex) -> Self {
         Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(to) }
     }
 
-    /// An unreachable route (ICMP error to the sender), used only when no other route to the destination exists.
+    /// A route that is unreachable (ICMP error to the sender), unless there is another route.
     pub(crate) fn unreachable(to: IpNet) -> Self {
         Self { metric: Some(LAST_METRIC), ..Self::to(to.trunc()) }
     }
@@ -65,7 +62,6 @@ impl Route {
         Self { table: None, destination, ifindex: None, gateway: None, source: None, metric: None }
     }
 
-    /// The same route in another table.
     pub(crate) fn in_table(self, table: u32) -> Self {
         Self { table: Some(table), ..self }
     }
@@ -74,7 +70,7 @@ impl Route {
         let mut m = destination(self.destination);
         m.header.protocol = RouteProtocol::from(ROUTE_PROTOCOL);
         if self.destination.prefix_len() == 0 {
-            // The default route is the one without a destination.
+            // The default route has no destination attribute.
             m.attributes.clear();
         }
         match self.ifindex {
@@ -99,44 +95,40 @@ impl Route {
         m
     }
 
-    /// Puts the route in. Refused with EEXIST when there is one to the same destination of the same metric, whoever
-    /// made it: no route of ours ever takes another's place.
+    /// Refused with EEXIST if any route has the destination and metric: no foreign route is replaced.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Takes the route out.
     pub(crate) fn remove(&self) -> Request {
         Request::new(RouteNetlinkMessage::DelRoute(self.message()), 0)
     }
 }
 
-/// The main table's routes of one protocol number, or of all.
+/// Routes of the main table. `protocol`: of one protocol number, or of all.
 pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<Vec<Route>> {
     list_table(connection, None, protocol)
 }
 
-/// The main table's routes over one link, of one protocol number or of all. The kernel filters: it costs little where
-/// there are many others.
+/// Routes over one link. The kernel filters, so other links' routes cost little.
 pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex, protocol: Option<u8>) -> Result<Vec<Route>> {
     ask(connection, None, protocol, Only::Over(ifindex))
 }
 
-/// A table's routes (none: the main table's) of one protocol number, or of all.
+/// A table's routes (`None`: the main table).
 pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>) -> Result<Vec<Route>> {
     ask(connection, table, protocol, Only::All)
 }
 
-/// The main table's unreachable routes of one protocol number: an endpoint's route is never one, so however many
-/// endpoints there are, the kernel answers with these alone.
+/// Unreachable routes. The kernel filters, so the number of endpoints does not matter.
 pub(crate) fn unreachable(connection: &mut Connection, protocol: u8) -> Result<Vec<Route>> {
     let mut found = ask(connection, None, Some(protocol), Only::Unreachable)?;
-    // Callers may remove these routes: an endpoint's route must not be among them, whatever the kernel filters by.
+    // Callers may remove these routes, so no endpoint route may be among them, even if the kernel does not filter.
     found.retain(|route| route.ifindex.is_none());
     Ok(found)
 }
 
-/// The main table's routes that the kernel made for networks of links: of addresses, and of advertised prefixes.
+/// The kernel's routes for networks of links, from addresses and advertised prefixes.
 pub(crate) fn of_networks(connection: &mut Connection) -> Result<Vec<Route>> {
     let mut found = Vec::new();
     for protocol in [RouteProtocol::Kernel, RouteProtocol::Ra] {
@@ -146,7 +138,7 @@ pub(crate) fn of_networks(connection: &mut Connection) -> Result<Vec<Route>> {
     Ok(found)
 }
 
-/// What the kernel filters by, beside table and protocol number.
+/// The kernel's filter, in addition to table and protocol number.
 #[derive(Clone, Copy)]
 enum Only {
     All,
@@ -171,43 +163,42 @@ fn ask(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>, on
             Only::Unreachable => request.header.kind = RouteType::Unreachable,
             Only::Unicast => request.header.kind = RouteType::Unicast,
         }
-        // A kernel without the family, a table that nobody made, or a link that went away has no routes.
+        // The family, the table or the link may not exist.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? else { continue };
         found.extend(messages.iter().filter_map(|m| read(m, table, protocol)));
     }
     Ok(found)
 }
 
-/// Whether the address is local in the connection's namespace.
 pub(crate) fn is_local(connection: &mut Connection, address: Ipv6Addr) -> Result<bool> {
     let mut question = RouteMessage::default();
     question.header.address_family = AddressFamily::Inet6;
     question.header.destination_prefix_length = 128;
     question.attributes.push(RouteAttribute::Destination(RouteAddress::Inet6(address)));
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question), 0)?;
-    // Refused: no route at all yet.
+    // Refused: no route yet.
     Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
 }
 
-/// Whether what is sent to the address ends on the node: it has the address, or a route of type local leads to it.
+/// Whether the node has the address, or a route of type local to it.
 pub(crate) fn ends_here(connection: &mut Connection, address: IpAddr) -> Result<bool> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
     Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
 }
 
-/// Whether a message tells of a route that ends here, to `address` if one is named.
+/// Whether a message reports a local route, to `address` if given.
 pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<Ipv6Addr>) -> bool {
     let RouteNetlinkMessage::NewRoute(m) = message else { return false };
     let to = |a: Ipv6Addr| m.attributes.contains(&RouteAttribute::Destination(RouteAddress::Inet6(a)));
     m.header.kind == RouteType::Local && address.is_none_or(to)
 }
 
-/// A query for the route that a lookup of an address matches: the FIB entry itself, not the resolved route.
+/// Queries the matching FIB entry, not the resolved route.
 pub(crate) fn question(address: IpAddr) -> RouteMessage {
     let mut question = RouteMessage::default();
     (question.header.address_family, question.header.flags) = match address {
-        // Without the second flag the answer names the table main, whatever the route's. IPv6 does without, and
-        // refuses it.
+        // Without the second flag the answer always names the main table. IPv6 does not need the flag, and refuses
+        // it.
         IpAddr::V4(_) => (AddressFamily::Inet, RouteFlags::FibMatch | RouteFlags::LookupTable),
         IpAddr::V6(_) => (AddressFamily::Inet6, RouteFlags::FibMatch),
     };
@@ -216,12 +207,11 @@ pub(crate) fn question(address: IpAddr) -> RouteMessage {
     question
 }
 
-/// The route of ours that leads to one address, if there is one. Looks the address up, and reads the table only where
-/// another one (a rule's) answers.
+/// Wharf's route to an address. Reads the table only if the lookup matches another table's route.
 pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result<Option<Route>> {
     let to = IpNet::from(address);
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
-    // A refusal means no route, or the pool's unreachable route.
+    // No route, or the pool's unreachable route.
     let Ok(messages) = answer else { return Ok(None) };
     let main = messages.iter().find_map(|m| read(m, None, None));
     let ours = messages.iter().find_map(|m| read(m, None, Some(ROUTE_PROTOCOL)));
@@ -232,7 +222,7 @@ pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result
     }
 }
 
-/// Removes a route of ours; gone already is success. A route with another protocol number never matches.
+/// Removes a Wharf route; other protocol numbers never match. Succeeds when already gone.
 pub(crate) fn remove_row(row: &RouteRow) -> Result<()> {
     let route = Route { ifindex: row.ifindex, ..Route::to(row.destination) };
     let mut connection = Connection::open()?;
@@ -263,12 +253,12 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
         return None;
     }
     let destination = destination_of(m)?;
-    // IPv6 unreachable routes have `lo` as their interface.
+    // IPv6 unreachable routes have the interface `lo`.
     let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
     Some(Route { table: wanted, destination, ifindex, gateway, source, metric })
 }
 
-/// A route's destination; none for other families than IP.
+/// `None` for families other than IP.
 pub(crate) fn destination_of(m: &RouteMessage) -> Option<IpNet> {
     let nowhere = match m.header.address_family {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

@@ -1,4 +1,4 @@
-//! Rules: which table routes what an address sends.
+//! Routing rules: the table for an address's packets.
 
 use std::net::IpAddr;
 
@@ -15,10 +15,10 @@ use wharf_core::kernel::Result;
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
-/// Place of our rules: before the main table's, which is 32766.
+/// Before the main table's rule, 32766.
 const PRIORITY: u32 = 30_000;
 
-/// What one address sends is routed by a table. Known as ours by protocol number and priority.
+/// Routes an address's packets by a table. Protocol number and priority identify Wharf's rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) source: IpAddr,
@@ -42,24 +42,23 @@ impl Rule {
         m
     }
 
-    /// Puts the rule in; refused with EEXIST when it is there.
+    /// Refused with EEXIST when the rule exists.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRule(self.message()), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Takes the rule out; refused with ENOENT when it is not there.
+    /// Refused with ENOENT when there is none.
     pub(crate) fn remove(&self) -> Request {
         Request::new(RouteNetlinkMessage::DelRule(self.message()), 0)
     }
 }
 
-/// Our rules.
 pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Rule>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RuleMessage::default();
         request.header.family = family;
-        // A kernel without the family, or without rules, has none.
+        // The kernel lacks the family or rules.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRule(request))? else { continue };
         found.extend(messages.iter().filter_map(read));
     }

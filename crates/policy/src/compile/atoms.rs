@@ -1,4 +1,4 @@
-//! Atoms: the peers of rules, each once, and what they match.
+//! Atoms: the distinct peers of rules, and their matches.
 
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
     names::NamePattern,
 };
 
-/// An atom. Never reused.
+/// Atom number; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct AtomId(u64);
 
@@ -19,22 +19,27 @@ impl AtomId {
     pub(super) const LAST: Self = Self(u64::MAX);
 }
 
-/// A predicate over the other end of a packet.
+/// A predicate over the peer of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Atom {
-    /// An endpoint that the selector selects.
     Selector(Selector),
-    /// An address of the network and of none of the exceptions.
-    Network { net: IpNet, except: BTreeSet<IpNet> },
-    /// An address of a name that matches.
+    /// An address in the network and in no exception.
+    Network {
+        net: IpNet,
+        except: BTreeSet<IpNet>,
+    },
+    /// An address of a matching name.
     Names(NamePattern),
-    /// Anything but [`Entity::All`], which is no atom: it matches every packet.
+    /// An entity other than [`Entity::All`], which matches every packet and needs no atom.
     Entity(Entity),
     /// An endpoint that declares the port.
-    Declares { protocol: Protocol, name: String, number: u16 },
+    Declares {
+        protocol: Protocol,
+        name: String,
+        number: u16,
+    },
 }
 
-/// Whose an address is.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum OwnerOf<'a> {
     Endpoint(&'a Endpoint),
@@ -43,7 +48,7 @@ pub(super) enum OwnerOf<'a> {
 }
 
 impl Atom {
-    /// The atom of a peer; `None` for the peer that matches every packet.
+    /// Atom of a peer; `None` if it matches every packet.
     pub(super) fn of(peer: &Peer) -> Option<Self> {
         match peer {
             Peer::Entity(Entity::All) => None,
@@ -52,14 +57,14 @@ impl Atom {
             Peer::Names(pattern) => Some(Self::Names(pattern.clone())),
             Peer::Network { net, except } => {
                 let net = net.trunc();
-                // An exception around the network leaves nothing of it; one beside it means nothing.
+                // An exception that contains the network excludes all of it; a disjoint one has no effect.
                 let within = |e: &IpNet| if e.contains(&net) { Some(net) } else { net.contains(e).then(|| e.trunc()) };
                 Some(Self::Network { net, except: except.iter().filter_map(within).collect() })
             }
         }
     }
 
-    /// Whether it matches an address for what its owner is. Networks and names match for the address: see [`super::networks`].
+    /// True when it matches by the owner. Networks and names match by address: see [`super::networks`].
     pub(super) fn matches(&self, owner: OwnerOf<'_>) -> bool {
         match (self, owner) {
             (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_ref()),
@@ -74,41 +79,38 @@ impl Atom {
         }
     }
 
-    /// Whether it matches for the address, whoever owns it.
     const fn is_of_addresses(&self) -> bool {
         matches!(self, Self::Network { .. } | Self::Names(_))
     }
 
-    /// Longest-prefix rows that it needs; of names, those of their addresses come to it: see [`super::names`].
+    /// Longest-prefix rows; rows of names' addresses are additional: see [`super::names`].
     pub(super) fn networks(&self) -> usize {
         if let Self::Network { except, .. } = self { 1 + except.len() } else { 0 }
     }
 }
 
-/// The atoms of all rules. Those of rule sets in use are active: they tell peer classes apart.
+/// Atoms of all rules. Atoms of rule sets in use are active: they distinguish peer classes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Atoms {
     ids: OrdMap<Arc<Atom>, AtomId>,
     entries: OrdMap<AtomId, Entry>,
-    /// The active atoms that match for the owner of an address.
+    /// Active atoms that match by owner.
     of_owners: OrdSet<AtomId>,
     next: u64,
-    /// Atoms whose counts changed since the last [`Atoms::settle`].
+    /// Atoms with changed counts since [`Atoms::settle`].
     touched: BTreeSet<AtomId>,
 }
 
 #[derive(Debug, Clone)]
 struct Entry {
     atom: Arc<Atom>,
-    /// Rules that have it.
     holders: usize,
-    /// Rule sets in use that have it.
     users: usize,
-    /// Was active at the last [`Atoms::settle`].
+    /// Active at the last [`Atoms::settle`].
     active: bool,
 }
 
-/// Atoms that became active or stopped being so.
+/// Atoms that became active or inactive.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     pub(super) added: BTreeMap<AtomId, Arc<Atom>>,
@@ -116,7 +118,7 @@ pub(super) struct Delta {
 }
 
 impl Atoms {
-    /// The identifier of an atom, kept until the next `settle`, and after it while the atom is held or active.
+    /// Number of an atom, valid until the next `settle`, and afterwards while the atom is held or active.
     pub(super) fn intern(&mut self, atom: Atom) -> AtomId {
         let id = self.ids.get(&atom).copied().unwrap_or_else(|| {
             let (id, atom) = (AtomId(self.next), Arc::new(atom));
@@ -129,22 +131,18 @@ impl Atoms {
         id
     }
 
-    /// A rule has the atom.
     pub(super) fn hold(&mut self, id: AtomId) {
         self.count(id, |entry| entry.holders += 1);
     }
 
-    /// A rule that has it is gone.
     pub(super) fn drop(&mut self, id: AtomId) {
         self.count(id, |entry| entry.holders -= 1);
     }
 
-    /// A rule set in use has the atom.
     pub(super) fn activate(&mut self, id: AtomId) {
         self.count(id, |entry| entry.users += 1);
     }
 
-    /// A rule set that has it is in use no longer.
     pub(super) fn deactivate(&mut self, id: AtomId) {
         self.count(id, |entry| entry.users -= 1);
     }
@@ -156,7 +154,7 @@ impl Atoms {
         }
     }
 
-    /// Forgets atoms that nothing holds, and tells which atoms became active or stopped being so.
+    /// Removes unused atoms and returns those that became active or inactive.
     pub(super) fn settle(&mut self) -> Delta {
         let mut delta = Delta::default();
         for id in std::mem::take(&mut self.touched) {
@@ -189,7 +187,6 @@ impl Atoms {
         self.entries.get(&id).map(|entry| &*entry.atom)
     }
 
-    /// The active atoms that match addresses for what their owner is, in order.
     pub(super) fn of_owners(&self) -> impl Iterator<Item = (AtomId, &Atom)> {
         self.of_owners.iter().filter_map(|id| Some((*id, self.get(*id)?)))
     }

@@ -1,4 +1,4 @@
-//! Peer classes: addresses that the same active atoms match.
+//! Peer classes: addresses that match the same active atoms.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,19 +13,15 @@ use super::{
     ids::Ids,
 };
 
-/// The active atoms that match an address, in order.
+/// Active atoms that match an address, sorted.
 pub(super) type Signature = Arc<[AtomId]>;
 
-/// What changed.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
-    /// Classes that were not there.
     pub(super) new: Vec<(PeerClass, Signature)>,
-    /// Classes that are there no longer.
     pub(super) gone: Vec<(PeerClass, Signature)>,
 }
 
-/// The classes that addresses have.
 #[derive(Debug, Clone)]
 pub(super) struct Classes {
     ids: Ids,
@@ -39,7 +35,7 @@ impl Classes {
         Self { ids, by_signature: OrdMap::new(), signatures: OrdMap::new(), by_atom: OrdSet::new() }
     }
 
-    /// The rows of classes that were given back are gone.
+    /// Frees released numbers; their rows are gone.
     pub(super) fn settle(&mut self) {
         self.ids.settle();
     }
@@ -60,17 +56,15 @@ impl Classes {
         self.signatures.values()
     }
 
-    /// The classes whose addresses the atom matches.
     pub(super) fn with(&self, atom: AtomId) -> impl Iterator<Item = PeerClass> {
         self.by_atom.range((atom, PeerClass::ANY)..=(atom, PeerClass(u32::MAX))).map(|(_, class)| *class)
     }
 
-    /// Numbers the signatures that addresses have now. Every address of the classes of `left` has one of these
-    /// signatures now, or is gone.
+    /// Assigns classes to the `wanted` signatures. Every address of a class in `left` now has a wanted signature or
+    /// is gone.
     ///
-    /// A signature that was there keeps its class. Another one takes the class of a signature that is gone if the two
-    /// differ only in atoms that were added or dropped: rule sets that stay in use have none of those atoms, so the
-    /// class means the same to them.
+    /// An existing signature keeps its class. A new one takes the class of a removed signature that differs only in
+    /// added or dropped atoms: remaining rule sets have none of these, so the class means the same to them.
     pub(super) fn change(&mut self, wanted: &BTreeSet<Signature>, left: &[PeerClass], delta: &Delta) -> Changed {
         let stays = |atom: &&AtomId| !delta.added.contains_key(atom) && !delta.dropped.contains_key(atom);
         let lasting = |signature: &Signature| -> Vec<AtomId> { signature.iter().filter(stays).copied().collect() };

@@ -1,23 +1,23 @@
-//! The changes of rows that lead from one state to another.
+//! Row changes between two states.
 //!
-//! At every prefix of the changes, the decision about every flow of an endpoint that both states have is that of the
-//! old tables or that of the new ones. So nothing passes that both deny.
+//! After every prefix of the changes, the decision about every flow of an endpoint in both states is the old or the
+//! new one. So a flow that both states deny never passes.
 //!
-//! **Why.** What is decided depends on the endpoint's rule set, on the class of the longest prefix of the peer's
-//! address, and on cells that never change their value. Three things are taken care of:
+//! **Correctness.** A decision depends on the endpoint's rule set, on the class of the longest prefix of the peer's
+//! address, and on cells that never change their value. Three cases need care:
 //!
-//! - *Longest prefixes.* New prefixes come longest first, and old ones go shortest first. Until a prefix is changed,
-//!   added or removed its addresses have their old class; from then on they have their new one.
-//! - *Classes.* No cell of a class in use is written. A new class has its cells in every rule set before an address has
-//!   the class, and an old one loses them after no address has it.
-//! - *Endpoints with another rule set, while classes change too.* An old rule set has no cells for new classes, nor a
-//!   new one for old classes. So for the time of the change addresses that go from class `o` to class `n` have a class
-//!   `t` that means `o` to the old rule sets and `n` to the new ones. First the addresses take `t`, which changes
-//!   nothing for rule sets that are left; then the endpoints change their rule sets; then the addresses take `n`. A new
-//!   class that only `o` leads to serves as its own `t`, and so does an old one that leads only to `n`.
+//! - *Longest prefixes.* New prefixes are added longest first, and old ones removed shortest first. The addresses of
+//!   a prefix have their old class until the prefix is changed, added or removed, and then their new one.
+//! - *Classes.* No cell of a class in use is written. A new class gets its cells in every rule set before an address
+//!   has the class, and an old one loses them after no address has it.
+//! - *Endpoints that change rule set while classes change.* An old rule set has no cells for new classes, and a new
+//!   one none for old classes. During the change, addresses that move from class `o` to class `n` have a class `t`
+//!   that means `o` to old rule sets and `n` to new ones. First the addresses take `t`, which changes nothing for the
+//!   old rule sets; then the endpoints change rule sets; then the addresses take `n`. A new class with addresses from
+//!   only one `o` serves as its `t`, and so does an old one whose addresses all move to one `n`.
 //!
-//! A rule set that one endpoint leaves and others keep would have to mean both by `t`: the endpoint takes a copy of it
-//! beforehand, which is an old rule set.
+//! In a rule set that only some endpoints leave, `t` would need both meanings: such endpoints first take a copy,
+//! which counts as an old rule set.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,59 +33,57 @@ use super::{
 };
 use crate::model::Origin;
 
-/// One change of one row.
+/// A change of one row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A listener is new. Cells lead to it when the proxy has it.
+    /// Add a listener. Cells refer to it once the proxy has it.
     PutListener(ListenerId, Arc<Listener>),
-    /// No cell leads to the listener.
+    /// Remove a listener without cells.
     DropListener(ListenerId),
-    /// A rule's origin is new or another.
+    /// Add or replace a rule's origin.
     PutOrigin(RuleIndex, Arc<Origin>),
-    /// The rule is gone.
+    /// Remove a rule.
     DropOrigin(RuleIndex),
-    /// An endpoint takes its rule sets.
+    /// Set an endpoint's rule sets.
     PutSets(EndpointKey, Sets),
-    /// The endpoint is gone. The first of all changes: its programs decide nothing any more.
+    /// Remove an endpoint; first of all changes, after which its programs decide nothing.
     DropSets(EndpointKey),
-    /// A prefix is new or has another class or identity.
+    /// Add a prefix, or change its class or identity.
     PutAddress(IpNet, Known),
-    /// The prefix is gone.
+    /// Remove a prefix.
     DropAddress(IpNet),
-    /// A new prefix of ports.
+    /// Add a port prefix.
     PutPorts(SetId, PortPrefix, PortClass),
-    /// The prefix is gone.
+    /// Remove a port prefix.
     DropPorts(SetId, PortPrefix),
-    /// A new cell.
+    /// Add a cell.
     PutCell(SetId, (PeerClass, PortClass), Cell),
-    /// The cell is gone.
+    /// Remove a cell.
     DropCell(SetId, (PeerClass, PortClass)),
 }
 
-/// Changes, in their order.
+/// Ordered changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diff {
-    /// To be carried out one after the other.
+    /// Changes, to be applied in sequence.
     pub changes: Vec<Change>,
-    /// The most rows that there are at any time.
+    /// Maximum row counts during the change.
     pub peak: Sizes,
 }
 
-/// The class of an address before and after.
+/// Old and new class of an address.
 type Way = (PeerClass, PeerClass);
-/// Cells of any rule set.
 type Cells = BTreeMap<(SetId, (PeerClass, PortClass)), Cell>;
 
-/// Leads from `old` to `new`, which is made from it by the same [`Engine`](super::Engine) or by one that comes
-/// [`after`](super::Engine::after): a rule set or class that both have means the same in both.
-///
-/// Where `new` was made from a copy of `old`, this costs what differs.
+/// Changes from `old` to `new`. The same [`Engine`](super::Engine), or one made with [`after`](super::Engine::after),
+/// must have made `new` from `old`: shared rule sets and classes keep their meaning. If `new` was made from a copy of
+/// `old`, the cost is proportional to the difference.
 #[must_use]
 pub fn diff(old: &Tables, new: &Tables) -> Diff {
     between(old, old.sizes(), new)
 }
 
-/// As [`diff`], where the sizes of the old tables are known.
+/// [`diff`] with the known sizes of `old`.
 pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let mut changes = Vec::new();
     let (endpoints, origins) = (Differing::of(&old.sets, &new.sets), Differing::of(&old.origins, &new.origins));
@@ -100,7 +98,7 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let ways: BTreeSet<Way> = prefixes.values().copied().filter(|(o, n)| flips && o != n).collect();
     let before = with_copies(old, new, &endpoints, &ways);
 
-    // The copies are rows of the old state that are not there yet.
+    // The copies are rows of the old state that do not exist yet.
     let copied = put_rows(&Differing::of(&old.rules, &before.rules), &mut changes);
     let rules = Differing::of(&before.rules, &new.rules);
     let added = put_rows(&rules, &mut changes);
@@ -138,11 +136,10 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     Diff { changes, peak }
 }
 
-/// What two maps do not share, each part in the order of the keys.
+/// Differences of two maps, sorted by key.
 struct Differing<'a, K, V> {
     new: Vec<(&'a K, &'a V)>,
     gone: Vec<(&'a K, &'a V)>,
-    /// The value before and after.
     others: Vec<(&'a K, &'a V, &'a V)>,
 }
 
@@ -160,8 +157,8 @@ impl<'a, K: Ord, V: PartialEq> Differing<'a, K, V> {
     }
 }
 
-/// The prefixes with rows that differ, each with the class of its addresses (those of no longer prefix) in the old and
-/// in the new state. Without an old state, the old class is the new one.
+/// Prefixes with changed rows, and the old and new class of their addresses outside longer prefixes. Without an old
+/// state, both are the new one.
 fn prefixes(old: &Tables, new: &Tables) -> BTreeMap<IpNet, Way> {
     let class = |tables: &Tables, net: &IpNet| covering(&tables.ipcache, *net).map(|(_, known)| known.class);
     let rows = Differing::of(&old.ipcache, &new.ipcache);
@@ -177,7 +174,7 @@ fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item
     tables.rules.get(&set).into_iter().flat_map(move |rows| rows.cells_of(class))
 }
 
-/// Whether a rule set of both states tells the two ends of a way apart.
+/// True when a rule set in both states distinguishes the classes of a way.
 fn tells_apart(old: &Tables, new: &Tables, set: SetId, (o, n): Way) -> bool {
     !cells_of(old, set, o).eq(cells_of(new, set, n))
 }
@@ -186,8 +183,7 @@ fn both(sets: Sets) -> [SetId; 2] {
     [sets.ingress, sets.egress]
 }
 
-/// The old tables, in which endpoints that leave a rule set that stays have a copy of it, if it tells the ends of a way
-/// apart.
+/// The old tables, with copies of remaining rule sets that distinguish a way, for the endpoints that leave them.
 fn with_copies(
     old: &Tables,
     new: &Tables,
@@ -195,7 +191,7 @@ fn with_copies(
     ways: &BTreeSet<Way>,
 ) -> Tables {
     let mut tables = old.clone();
-    // For each rule set that an endpoint leaves, the copy; itself if it needs none.
+    // Copy of each rule set that an endpoint leaves; the same id if no copy is needed.
     let mut copies: BTreeMap<SetId, SetId> = BTreeMap::new();
     let last = old.rules.get_max().into_iter().chain(new.rules.get_max()).map(|(set, _)| set.0).max();
     let mut free = (last.unwrap_or(0)..=u32::MAX).skip(1).map(SetId);
@@ -223,7 +219,7 @@ fn with_copies(
     tables
 }
 
-/// The class that addresses of each way have during the change, and the cells that it needs.
+/// Class during the change for each way, and the cells that it needs.
 fn pass_through(
     old: &Tables,
     new: &Tables,
@@ -237,12 +233,12 @@ fn pass_through(
         return (through, cells);
     }
     let of_addresses = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back());
-    // Of a change that was cut off, cells may be left with classes that no address has. All of its rule sets are gone in the new state.
+    // An interrupted change may leave cells of unused classes, in rule sets that are gone in the new state.
     let of_cells = rules.gone.iter().filter_map(|(_, rows)| rows.last_class());
     let last = of_addresses.chain(of_cells).max();
     let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
     let all: BTreeSet<Way> = prefixes.values().copied().collect();
-    // To how many classes the addresses of a class go, and from how many they come.
+    // Number of target classes and of source classes.
     let (mut to, mut from): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
     for (o, n) in all {
         *to.entry(o).or_default() += 1;
@@ -251,7 +247,7 @@ fn pass_through(
 
     let left: Vec<SetId> = rules.gone.iter().map(|(set, _)| **set).collect();
     let taken: Vec<SetId> = rules.new.iter().map(|(set, _)| **set).collect();
-    // Rule sets of both states that an endpoint takes from another one.
+    // Rule sets in both states that an endpoint newly takes.
     let joined: BTreeSet<SetId> = Differing::of(&old.sets, &new.sets)
         .others
         .into_iter()
@@ -286,7 +282,7 @@ fn pass_through(
     (through, cells)
 }
 
-/// New rows of rule sets; the answer is their number.
+/// Adds new rows of rule sets; returns their number.
 fn put_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) -> Sizes {
     let none = Rows::default();
     let mut added = Sizes::default();
@@ -304,7 +300,6 @@ fn put_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) 
     added
 }
 
-/// Rows of rule sets that are in the new tables no longer.
 fn drop_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) {
     let none = Rows::default();
     let gone = rules.gone.iter().map(|(set, rows)| (**set, &***rows, &none));
@@ -318,8 +313,8 @@ fn drop_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>)
     }
 }
 
-/// Prefixes that are new, the longest first, then those whose class or identity is another. Those on a way take the
-/// class for the time of the change.
+/// Adds new prefixes, longest first, then changes classes and identities. Prefixes on a way take the intermediate
+/// class.
 fn put_addresses(
     old: &Tables,
     new: &Tables,
@@ -350,7 +345,6 @@ fn put_addresses(
     changes.extend(added.into_iter().chain(changed).map(|(net, known)| Change::PutAddress(net, known)));
 }
 
-/// Prefixes that are gone, the shortest first.
 fn drop_addresses(new: &Tables, prefixes: &BTreeMap<IpNet, Way>, changes: &mut Vec<Change>) {
     let mut gone: Vec<IpNet> = prefixes.keys().filter(|net| !new.ipcache.contains_key(*net)).copied().collect();
     gone.sort_by_key(IpNet::prefix_len);

@@ -1,23 +1,23 @@
-//! Keeps the tables of policies and endpoints that change.
+//! Maintains the tables while policies and endpoints change.
 //!
-//! What is kept, and what makes it be computed again:
+//! State, and when it is recomputed:
 //!
-//! | kept | computed again |
+//! | state | recomputed |
 //! |---|---|
-//! | which policies select an identity | for a policy that changes; for an identity that is new |
-//! | the rule sets of a kind of endpoint (identity, declared ports, health, enforcement, share) | if a policy that selects it changes |
-//! | a rule set's port classes | never: other rules, or other numbers of its named ports, are another rule set |
-//! | which atoms match an identity | for atoms that are new in the rule sets in use |
-//! | networks that contain each other | for networks that come into use or go out of it, and those that they contain |
-//! | the addresses that a pattern of names matches | of a name, if it has other addresses; of all names, if the pattern comes into use |
-//! | the class of an address | if it is new or has another owner, or if other atoms match it |
-//! | the cells of a rule set and a peer class | never: the class is another one if atoms of the rule set match it differently |
+//! | policies that select an identity | for a changed policy or a new identity |
+//! | rule sets of a kind (identity, declared ports, health, enforcement, share) | when a selecting policy changes |
+//! | port classes of a rule set | never: other rules or other numbers of named ports give another rule set |
+//! | atoms that match an identity | for new atoms of rule sets in use |
+//! | nesting of networks | for networks that come into or go out of use, and the networks in them |
+//! | addresses that a name pattern matches | for a changed name; for all names when the pattern comes into use |
+//! | class of an address | when it is new, has another owner, or matches other atoms |
+//! | cells of a rule set and a peer class | never: other matches of the rule set's atoms give another class |
 //!
-//! An endpoint of a known kind, with addresses that no rule names, needs nothing of it. An address that a pattern begins to match needs one row, unless
-//! it is the first one of its class. A name that no pattern in use matches changes no row.
+//! An endpoint of a known kind whose addresses no rule names needs none of this. A newly matched address of a pattern
+//! needs one row, unless it is the first of its class. A name without a pattern in use changes no row.
 //!
-//! What is kept is in maps that share what is equal, so a change is made in a copy and costs what it changes; a refused one is forgotten with
-//! the copy.
+//! The state is in persistent maps: a change works on a copy, costs only the changed entries, and is discarded with
+//! the copy when refused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,36 +47,35 @@ use crate::{
     requests::Requests,
 };
 
-/// A change of what the tables are made from.
+/// An input change.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A policy, in place of the one of its name.
+    /// Insert or replace a policy by name.
     Policy(Policy),
-    /// The policy is gone.
+    /// Remove a policy.
     NoPolicy(PolicyName),
-    /// An endpoint, in place of the one with its key.
+    /// Insert or replace an endpoint by key.
     Endpoint(EndpointKey, Member),
-    /// The endpoint is gone.
+    /// Remove an endpoint.
     NoEndpoint(EndpointKey),
-    /// The addresses of the node.
+    /// Replace the node's addresses.
     Node(BTreeSet<IpAddr>),
-    /// The addresses that a name of DNS (in lower case, without a last dot) has from now on, in place of those before; without any, it is
-    /// forgotten.
+    /// Replace the addresses of a DNS name (lower case, without a trailing dot); without addresses, remove the name.
     Name(Arc<str>, BTreeSet<IpAddr>),
 }
 
-/// The events are refused, all of them.
+/// All events were refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The rows do not fit.
+    /// The rows exceed the limits.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// An identity stands for two sets of labels.
+    /// One identity has different labels.
     #[error(transparent)]
     Identity(#[from] IdentityInUse),
 }
 
-/// The tables, and what is needed to change them.
+/// The tables and the state to change them.
 #[derive(Debug, Clone)]
 pub struct Engine {
     limits: Limits,
@@ -91,14 +90,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Without policies and endpoints. Its tables begin empty: the first changes lead from nothing to the first tables.
+    /// An engine without policies and endpoints, and with empty tables.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self::after(limits, Tables::default())
     }
 
-    /// Takes the place of the engine that made `tables`, perhaps not to the end of a change: the first changes lead from them to the
-    /// tables of the first events, whose identifiers are others.
+    /// Replaces the engine that made `tables`, possibly in the middle of a change: the first changes lead from these
+    /// tables to the tables of the first events, with other identifiers.
     #[must_use]
     pub fn after(limits: Limits, tables: Tables) -> Self {
         Self {
@@ -114,57 +113,56 @@ impl Engine {
         }
     }
 
-    /// Gives these networks rows of their own, whatever the rules say of them. Before the first events.
+    /// Adds a row for each of these networks, regardless of rules. Call it before the first events.
     #[must_use]
     pub fn with_rows_of(mut self, nets: &[IpNet]) -> Self {
         self.peers = self.peers.with_rows_of(nets);
         self
     }
 
-    /// Takes the numbers of listeners that are new from this one on. Before the first events.
+    /// Numbers new listeners from `first`. Call it before the first events.
     #[must_use]
     pub fn with_listeners_from(mut self, first: u16) -> Self {
         self.listeners = self.listeners.from(first);
         self
     }
 
-    /// Gives no new listener one of these numbers.
+    /// Excludes these numbers for new listeners.
     #[must_use]
     pub fn without_listeners(mut self, avoided: Arc<BTreeSet<u16>>) -> Self {
         self.listeners = self.listeners.without(avoided);
         self
     }
 
-    /// The tables of all events so far.
+    /// Tables of all events so far.
     #[must_use]
     pub const fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// Number of rows of each table.
+    /// Row counts.
     #[must_use]
     pub const fn sizes(&self) -> Sizes {
         self.sizes
     }
 
-    /// The tables, without the engine.
+    /// The tables without the engine.
     #[must_use]
     pub fn into_tables(self) -> Tables {
         self.tables
     }
 
-    /// Whether there is an endpoint that policy cannot tell from this one but by its addresses. Then one more costs a few
-    /// rows, whatever there is.
+    /// True when another endpoint differs for policy only in addresses: then this one costs a few rows.
     #[must_use]
     pub fn knows(&self, key: EndpointKey, member: &Member) -> bool {
         self.kinds.knows(key, member)
     }
 
-    /// Takes in the events as one change. The answer leads from the tables before to the tables after; identifiers that
-    /// it removes are used again by later calls, so changes are carried out in order and completely.
+    /// Applies the events as one change. Later calls reuse removed identifiers, so row changes must be applied in
+    /// order and completely.
     ///
     /// # Errors
-    /// The rows do not fit, or two endpoints with different labels have one identity. Then nothing has changed.
+    /// The rows exceed the limits, or one identity has different labels. Then nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
         if let Some(beyond) = next.build(events)?.beyond(&self.limits) {
@@ -174,7 +172,7 @@ impl Engine {
         if let Some(beyond) = diff.peak.beyond(&self.limits) {
             return Err(next.too_large(beyond, true).into());
         }
-        // No number is taken before the next call, and the changes have been carried out by then.
+        // No number is reused before the next call, when the changes have been applied.
         next.policies.settle();
         next.sets.settle();
         next.peers.settle();
@@ -183,11 +181,11 @@ impl Engine {
         Ok(diff.changes)
     }
 
-    /// Makes the tables after the events. If they have more cells than fit, they are not complete, and the answer has a
-    /// lower bound of the number that is needed.
+    /// Builds the tables after the events. With more cells than fit, the tables are incomplete and the result is a
+    /// lower bound.
     fn build(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Sizes, IdentityInUse> {
         if self.peers.classes.is_empty() {
-            // The first time: the tables are empty, or those of another engine.
+            // First build: the tables are empty, or another engine's.
             (self.tables, self.sizes) = Default::default();
         }
         let mut touched = Touched::default();
@@ -224,7 +222,7 @@ impl Engine {
         touched.kinds.extend(affected.into_iter().flat_map(|identity| kinds.of_identity(identity)));
     }
 
-    /// Finds the rule sets of the kinds whose rules may be others. The answer has those that are in use no longer.
+    /// Selects the rule sets of kinds whose rules may have changed; returns those out of use.
     fn choose_sets(&mut self, touched: &mut Touched) -> Vec<SetId> {
         let Self { policies, kinds, atoms, sets, .. } = self;
         touched.kinds.extend(touched.names.iter().flat_map(|name| sets.senders_to(name)));
@@ -249,9 +247,8 @@ impl Engine {
         sets.sweep(released, atoms)
     }
 
-    /// Makes the rows of new rule sets, and those of new classes in the others. The answer is the number of cells; if
-    /// it is more than fit, it is a lower bound, and most are not made: a few rules can ask for more cells than the
-    /// node has memory for.
+    /// Fills new rule sets, and new classes in the others; returns the number of cells, above the limit a lower bound
+    /// without making most cells: a few rules can need more than fit into memory.
     fn fill_sets(&mut self, gone: &[SetId], changed: &Changed) -> usize {
         let Self { sets, peers, tables, limits, sizes, listeners, .. } = self;
         for (set, rows) in gone.iter().filter_map(|set| Some((*set, tables.rules.remove(set)?))) {
@@ -325,7 +322,6 @@ impl Engine {
     }
 }
 
-/// The cells of a class, with the numbers of their listeners.
 fn numbered(
     listeners: &mut Listeners,
     (set, plan): (SetId, &Plan),

@@ -1,4 +1,4 @@
-//! Identities by their labels.
+//! Identities indexed by labels.
 
 use std::{
     collections::BTreeSet,
@@ -11,11 +11,10 @@ use imbl::{OrdMap, OrdSet};
 use super::{Identity, selection::Selected};
 use crate::model::{Holds, LabelOf, Labels, Requirement, Selector};
 
-/// The identities that endpoints have.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Identities {
     all: OrdMap<Identity, Arc<Selected>>,
-    /// By the hash of each label. Of two labels with one hash, a selector may find the other: what it finds is asked.
+    /// By label hash. Hashes may collide, so results are checked against the selector.
     by_label: OrdSet<(u64, Identity)>,
 }
 
@@ -43,7 +42,6 @@ impl Identities {
         }
     }
 
-    /// The identities that the selector selects.
     pub(super) fn selected_by(&self, selector: &Selector) -> BTreeSet<Identity> {
         let selects = |selected: &Selected| selector.selects(&selected.labels, selected.namespace.as_ref());
         match self.candidates(selector) {
@@ -52,9 +50,8 @@ impl Identities {
         }
     }
 
-    /// Identities among which all are that the selector selects; `None` if it asks for no value. Of the requirements
-    /// that ask for one of some values, that which the fewest identities meet decides: all are followed until the first
-    /// has no more.
+    /// A superset of the selected identities; `None` if no requirement lists values. Follows all requirements in
+    /// parallel and uses the list that ends first.
     fn candidates(&self, selector: &Selector) -> Option<Vec<Identity>> {
         let of = |hash| self.by_label.range((hash, Identity(0))..=(hash, Identity(u32::MAX))).map(|(_, id)| *id);
         let meeting = |requirement: &Requirement| {
@@ -75,7 +72,7 @@ impl Identities {
     }
 }
 
-/// The hashes of all labels by which a requirement can ask for them.
+/// Hashes of all labels that a requirement can ask for.
 fn labels(selected: &Selected) -> impl Iterator<Item = u64> {
     let of = |of, labels: &Labels| -> Vec<u64> { labels.iter().map(|(key, value)| hash(of, key, value)).collect() };
     let own = of(LabelOf::Endpoint, &selected.labels);

@@ -1,27 +1,26 @@
-//! Numbers of rows, reused when the rows that had them are gone.
+//! Row numbers, reused after the removal of their rows.
 
 use std::collections::BTreeSet;
 
 use imbl::OrdSet;
 
-/// Numbers from 1, the lowest first.
+/// Numbers from 1, lowest first.
 #[derive(Debug, Clone)]
 pub(super) struct Ids {
-    /// Numbers below it were taken before.
+    /// Smaller numbers have been used.
     next: u32,
-    /// Numbers below `next` that are free.
+    /// Free numbers below `next`.
     free: OrdSet<u32>,
-    /// Given back since the last [`Ids::settle`]: rows with them are still there.
+    /// Released since [`Ids::settle`]: their rows still exist.
     leaving: BTreeSet<u32>,
 }
 
 impl Ids {
-    /// Rows with numbers of `leaving` are still there.
+    /// Starts with existing rows of the numbers in `leaving`.
     pub(super) fn beside(leaving: impl Iterator<Item = u32>) -> Self {
         Self { next: 1, free: OrdSet::new(), leaving: leaving.collect() }
     }
 
-    /// The rows of the numbers that were given back are gone.
     pub(super) fn settle(&mut self) {
         let leaving = std::mem::take(&mut self.leaving);
         for id in leaving.range(..self.next) {

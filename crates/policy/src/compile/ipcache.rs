@@ -1,4 +1,4 @@
-//! Rows of addresses, and how many have each class.
+//! Address rows, and the row count of each class.
 
 use std::ops::Deref;
 
@@ -7,16 +7,15 @@ use ipnet::IpNet;
 
 use super::{Known, PeerClass};
 
-/// Longest-prefix rows. Read as the map that it is.
+/// Longest-prefix rows; dereferences to the map.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ipcache {
     rows: OrdMap<IpNet, Known>,
-    /// The number of rows of each class that has one.
     users: OrdMap<PeerClass, usize>,
 }
 
 impl Ipcache {
-    /// Sets a row, and answers the one that it had.
+    /// Sets a row; returns the previous one.
     pub fn insert(&mut self, net: IpNet, known: Known) -> Option<Known> {
         let old = self.rows.insert(net, known);
         if old.map(|old| old.class) != Some(known.class) {
@@ -26,7 +25,7 @@ impl Ipcache {
         old
     }
 
-    /// Removes a row, and answers it.
+    /// Removes and returns a row.
     pub fn remove(&mut self, net: &IpNet) -> Option<Known> {
         let old = self.rows.remove(net);
         self.leave(old);
@@ -41,12 +40,10 @@ impl Ipcache {
         }
     }
 
-    /// The number of rows that have the class.
     pub(super) fn users(&self, class: PeerClass) -> usize {
         self.users.get(&class).copied().unwrap_or(0)
     }
 
-    /// The classes that rows have, in order.
     pub(super) fn classes(&self) -> impl DoubleEndedIterator<Item = PeerClass> {
         self.users.keys().copied()
     }

@@ -1,4 +1,4 @@
-//! Endpoints, and their kinds: endpoints of one share that policy cannot tell apart but by their addresses.
+//! Endpoints and their kinds. A kind: endpoints of one share that differ for policy only in their addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::model::{Endpoint, Enforcement, Entity};
 
-/// A kind. Never reused.
+/// Kind number; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KindId(u64);
 
@@ -43,11 +43,10 @@ impl KindKey {
     }
 }
 
-/// A kind of endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Kind {
     key: Arc<KindKey>,
-    /// One of the kind.
+    /// An example.
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) sets: Sets,
 }
@@ -62,7 +61,6 @@ impl Kind {
     }
 }
 
-/// Whose an address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     Endpoint(KindId),
@@ -79,32 +77,28 @@ pub(super) enum Owner {
     identity.0
 )]
 pub struct IdentityInUse {
-    /// The endpoint.
+    /// Endpoint.
     pub endpoint: EndpointKey,
-    /// Its identity.
+    /// Identity.
     pub identity: Identity,
 }
 
-/// What changed since the last time that the tables were made.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// Kinds whose rules may be others.
+    /// Kinds whose rules may have changed.
     pub(super) kinds: BTreeSet<KindId>,
-    /// Kinds that were not there.
     pub(super) new: BTreeSet<KindId>,
-    /// Kinds that are there no longer.
     pub(super) gone: Vec<KindId>,
-    /// Endpoints that are new or of another kind.
+    /// Endpoints that are new or changed kind.
     pub(super) members: BTreeSet<EndpointKey>,
-    /// Addresses whose owner may be another.
+    /// Addresses whose owner may have changed.
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Named ports that kinds declare with other numbers than before.
+    /// Named ports with changed numbers.
     pub(super) names: BTreeSet<PortName>,
-    /// Rule sets that a kind has no longer.
+    /// Rule sets that a kind left.
     pub(super) released: Vec<(SetId, KindId)>,
 }
 
-/// The endpoints and the node.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Kinds {
     members: OrdMap<EndpointKey, (Member, KindId)>,
@@ -114,7 +108,7 @@ pub(super) struct Kinds {
     pub(super) identities: Identities,
     of_identity: OrdSet<(Identity, KindId)>,
     of_kind: OrdSet<(KindId, EndpointKey)>,
-    /// The kinds that declare each number of a named port.
+    /// Kinds by declared number of a named port.
     declared: OrdSet<(PortName, u16, KindId)>,
     addresses: OrdSet<(IpAddr, EndpointKey)>,
     node: OrdSet<IpAddr>,
@@ -127,7 +121,6 @@ impl Kinds {
         self.node = node.into_iter().collect();
     }
 
-    /// Takes in an endpoint in place of the one with its key.
     pub(super) fn insert(
         &mut self,
         key: EndpointKey,
@@ -155,7 +148,6 @@ impl Kinds {
         Ok(())
     }
 
-    /// Whether an endpoint of this one's kind is there.
     pub(super) fn knows(&self, key: EndpointKey, member: &Member) -> bool {
         self.ids.contains_key(&KindKey::of(key, member))
     }
@@ -226,23 +218,21 @@ impl Kinds {
         self.identities.get(kind.identity()).map(|selected| &**selected)
     }
 
-    /// The kinds that have the identity.
     pub(super) fn of_identity(&self, identity: Identity) -> impl Iterator<Item = KindId> {
         self.of_identity.range((identity, KindId::FIRST)..=(identity, KindId::LAST)).map(|(_, kind)| *kind)
     }
 
-    /// The endpoints of the kind.
     pub(super) fn members_of(&self, kind: KindId) -> impl Iterator<Item = EndpointKey> {
         self.of_kind.range((kind, EndpointKey(0))..=(kind, EndpointKey(u32::MAX))).map(|(_, key)| *key)
     }
 
-    /// The kinds that declare the number for the named port.
+    /// Kinds that declare the number for the named port.
     fn declaring(&self, name: &PortName, number: u16) -> impl Iterator<Item = KindId> {
         let all = (name.clone(), number, KindId::FIRST)..=(name.clone(), number, KindId::LAST);
         self.declared.range(all).map(|(_, _, kind)| *kind)
     }
 
-    /// The owners whose addresses the atom matches, whatever the address; none for networks and names.
+    /// Owners that match the atom, for any address; empty for networks and names.
     pub(super) fn matched_by(&self, atom: &Atom) -> Vec<Owner> {
         let kinds: Vec<KindId> = match atom {
             Atom::Network { .. } | Atom::Names(_) => return Vec::new(),
@@ -269,12 +259,10 @@ impl Kinds {
         self.kinds.get_mut(&id)
     }
 
-    /// The rule sets of an endpoint.
     pub(super) fn sets(&self, key: EndpointKey) -> Option<Sets> {
         self.members.get(&key).and_then(|(_, kind)| self.kinds.get(kind)).map(|kind| kind.sets)
     }
 
-    /// The numbers that endpoints declare for a named port.
     pub(super) fn numbers(&self, name: &PortName) -> Vec<u16> {
         let all = (name.clone(), 0, KindId::FIRST)..=(name.clone(), u16::MAX, KindId::LAST);
         let mut numbers: Vec<u16> = self.declared.range(all).map(|(_, number, _)| *number).collect();
@@ -282,7 +270,7 @@ impl Kinds {
         numbers
     }
 
-    /// Whose an address is: the node's before an endpoint's; of two endpoints, that of the lower key.
+    /// Owner of an address: the node takes precedence, then the endpoint with the lowest key.
     pub(super) fn owner(&self, address: IpAddr) -> Owner {
         if self.node.contains(&address) {
             return Owner::Node;
@@ -292,14 +280,14 @@ impl Kinds {
         kind.map_or(Owner::Outside, Owner::Endpoint)
     }
 
-    /// The addresses of the network that are not outside.
+    /// Addresses in the network that belong to endpoints or the node.
     pub(super) fn addresses_in(&self, net: IpNet) -> impl Iterator<Item = IpAddr> {
         let (first, last) = (net.network(), net.broadcast());
         let of_endpoints = self.addresses.range((first, EndpointKey(0))..=(last, EndpointKey(u32::MAX)));
         of_endpoints.map(|(address, _)| *address).chain(self.node.range(first..=last).copied())
     }
 
-    /// The addresses of a kind's endpoints, or of the node.
+    /// Addresses of a kind's endpoints or of the node.
     pub(super) fn addresses_of(&self, owner: Owner) -> Vec<IpAddr> {
         match owner {
             Owner::Endpoint(kind) => {
@@ -311,7 +299,7 @@ impl Kinds {
         }
     }
 
-    /// What policy knows of an owner; `None` for a kind that is gone.
+    /// Policy attributes of an owner; `None` for a removed kind.
     pub(super) fn known(&self, owner: Owner) -> Option<(Identity, OwnerOf<'_>)> {
         Some(match owner {
             Owner::Endpoint(kind) => {

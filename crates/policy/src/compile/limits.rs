@@ -1,4 +1,4 @@
-//! How many rows there are, and how many fit.
+//! Row counts and limits.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -7,22 +7,22 @@ use imbl::OrdMap;
 use super::RuleIndex;
 use crate::model::Origin;
 
-/// Numbers of rows.
+/// Row counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sizes {
-    /// Of the ipcache.
+    /// Ipcache.
     pub ipcache: usize,
-    /// Of port classes, of all rule sets.
+    /// Port classes of all rule sets.
     pub ports: usize,
-    /// Of rules (cells), of all rule sets.
+    /// Cells of all rule sets.
     pub rules: usize,
     /// Rule sets.
     pub sets: usize,
-    /// Listeners of the proxy.
+    /// Proxy listeners.
     pub listeners: usize,
 }
 
-/// Numbers of rows that fit, during a change too: the rows of the old state and of the new one are then there at once.
+/// Row limits. They also apply during a change, when old and new rows coexist.
 pub type Limits = Sizes;
 
 /// A table of the programs.
@@ -36,7 +36,7 @@ pub enum Table {
     Rules,
     /// Rule sets.
     Sets,
-    /// Listeners of the proxy.
+    /// Proxy listeners.
     Listeners,
 }
 
@@ -52,10 +52,9 @@ impl fmt::Display for Table {
     }
 }
 
-/// Rules that an error names.
 const TOLD: usize = 3;
 
-/// The rows of the policies do not fit. Nothing has changed.
+/// The rows exceed a limit; nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "compile the policies: at least {needed} {table} are needed{}, {} more than the {limit} that fit; {}; narrow or merge \
@@ -65,15 +64,15 @@ const TOLD: usize = 3;
     told(.largest)
 )]
 pub struct TooLarge {
-    /// What does not fit.
+    /// Table.
     pub table: Table,
-    /// Rows that are needed; of [`Table::Rules`] there may be more.
+    /// Needed rows; for [`Table::Rules`] a lower bound.
     pub needed: usize,
-    /// Rows that fit.
+    /// Limit.
     pub limit: usize,
-    /// The new state fits, but not beside the old one, which is there until all endpoints have the new one.
+    /// The new state fits, but not together with the old one, which exists until all endpoints have changed.
     pub during: bool,
-    /// The rules that need most of the rows, with their number, the largest first.
+    /// Rules with the most rows, and their counts, largest first.
     pub largest: Vec<(Origin, usize)>,
 }
 
@@ -83,7 +82,7 @@ fn told(largest: &[(Origin, usize)]) -> String {
 }
 
 impl Sizes {
-    /// The first table that has more rows than fit.
+    /// First table above its limit.
     pub(super) fn beyond(&self, limits: &Limits) -> Option<(Table, usize, usize)> {
         let tables = [
             (Table::Ipcache, self.ipcache, limits.ipcache),
@@ -96,7 +95,6 @@ impl Sizes {
     }
 }
 
-/// The rules with the largest sums.
 pub(super) fn largest(
     counts: impl IntoIterator<Item = (RuleIndex, usize)>,
     origins: &OrdMap<RuleIndex, Arc<Origin>>,

@@ -1,4 +1,4 @@
-//! Listeners of the proxy, each for one direction, one union of requests and one share of the endpoints, and the cells that lead to them.
+//! Proxy listeners by direction, union of requests and share, and the cells that refer to them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,24 +9,23 @@ use super::{Cell, Listener, ListenerId, Ruling, SetId};
 type Table = OrdMap<ListenerId, Arc<Listener>>;
 type Uses = OrdMap<(ListenerId, SetId), usize>;
 
-/// The listeners.
 #[derive(Debug, Clone)]
 pub(super) struct Listeners {
-    /// The lowest number.
+    /// Lowest number.
     first: u16,
-    /// Numbers that no new listener gets.
+    /// Numbers excluded for new listeners.
     avoided: Arc<BTreeSet<u16>>,
     table: Table,
     by_content: OrdMap<Arc<Listener>, ListenerId>,
     uses: Uses,
-    /// Not used since the last settlement, perhaps.
+    /// Listeners that may be unused since the last settlement.
     touched: BTreeSet<ListenerId>,
-    /// Cells that lead to these are still there until the next settlement.
+    /// Removed listeners whose cells exist until the next settlement.
     leaving: BTreeSet<ListenerId>,
 }
 
 impl Listeners {
-    /// Keeps the numbers of listeners that are used again before the first settlement.
+    /// Starts with a table; listeners that are used again before the first settlement keep their numbers.
     pub(super) fn of(table: &Table) -> Self {
         let by_content = table.iter().map(|(id, listener)| (Arc::clone(listener), *id)).collect();
         let touched = table.keys().copied().collect();
@@ -34,17 +33,15 @@ impl Listeners {
         Self { first: 1, avoided, table: table.clone(), by_content, uses, touched, leaving }
     }
 
-    /// Numbers begin with this one.
     pub(super) fn from(self, first: u16) -> Self {
         Self { first: first.max(1), ..self }
     }
 
-    /// No new listener gets one of these numbers.
     pub(super) fn without(self, avoided: Arc<BTreeSet<u16>>) -> Self {
         Self { avoided, ..self }
     }
 
-    /// A cell of the rule set leads to the listener.
+    /// Adds a cell of the rule set that refers to the listener.
     pub(super) fn acquire(&mut self, set: SetId, listener: Listener) -> ListenerId {
         let id = self.by_content.get(&listener).copied().unwrap_or_else(|| {
             let (id, listener) = (self.free(), Arc::new(listener));
@@ -56,14 +53,13 @@ impl Listeners {
         id
     }
 
-    /// The lowest free number; the last one where none is free, which is more than any limit.
+    /// Lowest free number, or the last number, which is above any limit.
     fn free(&self) -> ListenerId {
         let taken =
             |id: &ListenerId| self.table.contains_key(id) || self.leaving.contains(id) || self.avoided.contains(&id.0);
         (self.first..=u16::MAX).map(ListenerId).find(|id| !taken(id)).unwrap_or(ListenerId(u16::MAX))
     }
 
-    /// The cell of the rule set is gone.
     pub(super) fn release(&mut self, set: SetId, cell: &Cell) {
         let Some(Ruling::Redirect { listener: id, .. }) = cell.rest.map(|hit| hit.ruling) else { return };
         let Some(cells) = self.uses.get_mut(&(id, set)) else { return };
@@ -74,7 +70,7 @@ impl Listeners {
         }
     }
 
-    /// Forgets what no cell leads to. The answer has the rest.
+    /// Removes listeners without cells; returns the others.
     pub(super) fn sweep(&mut self) -> (Table, Uses) {
         for id in std::mem::take(&mut self.touched) {
             if self.uses.range((id, SetId::NONE)..=(id, SetId(u32::MAX))).next().is_some() {
@@ -88,7 +84,7 @@ impl Listeners {
         (self.table.clone(), self.uses.clone())
     }
 
-    /// The cells that led to numbers which were given back are gone.
+    /// Frees removed numbers; their cells are gone.
     pub(super) fn settle(&mut self) {
         self.leaving.clear();
     }

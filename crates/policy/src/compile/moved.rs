@@ -1,4 +1,4 @@
-//! Connections that rows led to a listener of the proxy, which goes on, and that pass in another way after a change.
+//! Connections that leave a remaining proxy listener because of a row change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,11 @@ use super::{
     Decision, EndpointKey, Identity, Known, L4, ListenerId, PeerClass, Rows, SetId, Sets, Tables, networks::covering,
 };
 
-/// The classes of an address, before and after.
 type Classes = BTreeSet<(PeerClass, PeerClass)>;
 
 impl Tables {
-    /// Endpoints of listeners that both tables have for them, of whose connections some led there and pass in another way after the change: by another
-    /// listener, or by none. Connections that the change denies are none of them.
-    ///
-    /// Costs what differs: rule sets of endpoints, and classes of addresses.
+    /// Endpoints with connections that leave a listener in both tables for another listener or for none, without
+    /// being denied. Costs the differing rule sets of endpoints and classes of addresses.
     #[must_use]
     pub fn moved(&self, after: &Self) -> BTreeSet<(ListenerId, EndpointKey)> {
         if self.redirects.is_empty() || after.redirects.is_empty() {
@@ -63,7 +60,8 @@ impl Tables {
         all
     }
 
-    /// The classes of addresses that have another one after the change. An endpoint that comes or goes had, or has, no connections.
+    /// Old and new classes of addresses that change class, except for added or removed endpoints, which have no
+    /// connections.
     fn changed_classes(&self, after: &Self) -> Classes {
         let differences = self.ipcache.diff(&after.ipcache).filter_map(|difference| match difference {
             DiffItem::Update { old: (_, before), new: (_, known) } => Some((before.class, known.class)),
@@ -79,7 +77,7 @@ impl Tables {
     }
 }
 
-/// Those of the listeners to which some destination leads by the rows of before and that pass in another way by those after.
+/// Listeners in `of` with a destination that the old rows lead to them and the new rows accept in another way.
 fn led_elsewhere(before: &Rows, after: &Rows, classes: &Classes, of: &BTreeSet<ListenerId>) -> BTreeSet<ListenerId> {
     let destinations = edges(before, after);
     let mut found = BTreeSet::new();
@@ -96,7 +94,7 @@ fn led_elsewhere(before: &Rows, after: &Rows, classes: &Classes, of: &BTreeSet<L
     found
 }
 
-/// A destination of each range of ports within which neither rows make a difference: where a prefix begins, and behind its end.
+/// One destination per range of ports with uniform rows: the start of each prefix, and after its end.
 fn edges(before: &Rows, after: &Rows) -> BTreeSet<(L4, u16)> {
     let prefixes = before.ports.keys().chain(after.ports.keys());
     let ends = prefixes.flat_map(|prefix| {

@@ -1,4 +1,4 @@
-//! Names of DNS with their addresses, and the addresses that patterns of names match.
+//! Addresses of DNS names, and addresses that name patterns match.
 
 use std::{
     collections::BTreeSet,
@@ -11,23 +11,20 @@ use imbl::OrdMap;
 use super::atoms::{Atom, AtomId, Delta};
 use crate::names::NamePattern;
 
-/// The first and the last address, as they are ordered.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const LAST: IpAddr = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
 
-/// The names that are known.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names {
     addresses: OrdMap<Arc<str>, Arc<BTreeSet<IpAddr>>>,
-    /// The active patterns.
     patterns: OrdMap<AtomId, NamePattern>,
-    /// The addresses that each of them matches, and how many of its names have the address.
+    /// Number of names for each pair of a pattern and a matched address.
     matched: OrdMap<(AtomId, IpAddr), usize>,
-    /// Whose number of names changed since the last [`Names::settle`].
+    /// Pairs with a changed count since [`Names::settle`].
     touched: BTreeSet<(AtomId, IpAddr)>,
 }
 
-/// Whether a pattern matches an address, which may be another answer than before.
+/// A possibly changed match of a pattern and an address.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) atom: AtomId,
@@ -36,7 +33,6 @@ pub(super) struct Named {
 }
 
 impl Names {
-    /// The name has these addresses and no others.
     pub(super) fn set(&mut self, name: Arc<str>, addresses: BTreeSet<IpAddr>) {
         let patterns = self.patterns.iter().filter(|(_, pattern)| pattern.matches(&name));
         let patterns: Vec<AtomId> = patterns.map(|(id, _)| *id).collect();
@@ -63,7 +59,7 @@ impl Names {
         self.touched.insert((id, address));
     }
 
-    /// Follows the patterns. The answer has every pair of a pattern and an address that may match since the last time, or do so no longer.
+    /// Updates the active patterns; returns the pairs of pattern and address that may have changed.
     pub(super) fn settle(&mut self, delta: &Delta) -> Vec<Named> {
         for id in delta.dropped.keys().filter(|id| self.patterns.contains_key(*id)).collect::<Vec<_>>() {
             self.patterns.remove(id);
@@ -88,12 +84,11 @@ impl Names {
         touched.map(named).collect()
     }
 
-    /// Whether the atom is an active pattern.
     pub(super) fn is_pattern(&self, id: AtomId) -> bool {
         self.patterns.contains_key(&id)
     }
 
-    /// The number of addresses that a pattern matches; none if it is not active.
+    /// Number of addresses that a pattern matches; 0 if inactive.
     pub(super) fn addresses_of(&self, id: AtomId) -> usize {
         self.matched_by(id).count()
     }

@@ -1,4 +1,4 @@
-//! Networks that contain each other: longest-prefix look-up, and which networks and names of rules match an address.
+//! Nested networks: longest-prefix look-up, and the networks and names of rules that match an address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,16 +16,14 @@ use super::{
     names::Named,
 };
 
-/// The longest prefix that contains the address.
 pub(super) fn longest<V: Clone>(map: &OrdMap<IpNet, V>, address: IpAddr) -> Option<(&IpNet, &V)> {
     covering(map, IpNet::from(address))
 }
 
-/// The longest prefix that contains the network.
+/// Longest prefix that contains the network.
 ///
-/// Prefixes are ordered by address, then by length, so the prefix looked for is not behind the network, and it contains
-/// every prefix of the map that lies between. So it has no more bits than the network shares with the nearest prefix
-/// before it.
+/// Prefixes are sorted by address, then length, so the result precedes the network and contains every prefix between
+/// both. It has no more bits than the network shares with the nearest preceding prefix.
 pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Option<(&IpNet, &V)> {
     loop {
         let (nearest, value) = map.get_prev(&net)?;
@@ -41,34 +39,33 @@ pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Opti
     }
 }
 
-/// Where an atom begins or ends to match, from the outside to the inside.
+/// An atom begins or ends to match, seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Edge {
     Begin(AtomId),
     End(AtomId),
 }
 
-/// Networks and exceptions in use, addresses of names in use, and all addresses of each family, each with the atoms that match an address for
-/// which it is the longest.
+/// Networks and exceptions in use, addresses of names in use, and both whole families, with the atoms that match the
+/// addresses for which they are the longest prefix.
 #[derive(Debug, Clone)]
 pub(super) struct Boundaries {
     nets: OrdMap<IpNet, Signature>,
     edges: OrdSet<(IpNet, Edge)>,
-    /// Networks that are there without an edge.
+    /// Networks that need no edge.
     always: Arc<BTreeSet<IpNet>>,
 }
 
-/// Boundaries that are others than before.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
-    /// Those that came or went, or that other atoms match.
+    /// Boundaries that were added, removed or match other atoms.
     pub(super) nets: Vec<IpNet>,
-    /// Networks that do not overlap and contain all of `nets`.
+    /// Disjoint networks that contain all of `nets`.
     pub(super) within: Vec<IpNet>,
 }
 
 impl Boundaries {
-    /// Without atoms; `own` networks are there in any case.
+    /// Without atoms; always includes the networks `own`.
     pub(super) fn new(own: &[IpNet]) -> Self {
         let always: BTreeSet<IpNet> = EVERYWHERE.into_iter().chain(own.iter().map(IpNet::trunc)).collect();
         let nets = always.iter().map(|net| (*net, Signature::default())).collect();
@@ -83,12 +80,12 @@ impl Boundaries {
         self.nets.keys().copied()
     }
 
-    /// The atoms of networks and names that match the addresses of the network for which no boundary is longer.
+    /// Network and name atoms that match the addresses of the network outside longer boundaries.
     pub(super) fn matching(&self, net: IpNet) -> Signature {
         covering(&self.nets, net).map(|(_, matching)| Arc::clone(matching)).unwrap_or_default()
     }
 
-    /// Follows the atoms, and the addresses that those of names match.
+    /// Applies changed atoms and addresses of names.
     pub(super) fn update(&mut self, delta: &Delta, named: &[Named]) -> Moved {
         let mut touched = BTreeSet::new();
         for (net, edge) in delta.dropped.iter().flat_map(|(id, atom)| edges(*id, atom)) {
@@ -109,7 +106,7 @@ impl Boundaries {
             }
         }
         let mut moved = Moved::default();
-        // A network comes before those that it contains.
+        // A network precedes the networks in it.
         for net in touched {
             if !moved.within.last().is_some_and(|outer| outer.contains(&net)) {
                 self.renew(net, &mut moved.nets);
@@ -119,7 +116,7 @@ impl Boundaries {
         moved
     }
 
-    /// Makes the boundaries of a network and of all that it contains.
+    /// Rebuilds the boundaries of a network and its subnetworks.
     fn renew(&mut self, net: IpNet, moved: &mut Vec<IpNet>) {
         let last = IpNet::from(net.broadcast());
         let mut wanted: BTreeMap<IpNet, Vec<Edge>> =
@@ -134,7 +131,7 @@ impl Boundaries {
             moved.push(net);
         }
         let outside = net.supernet().map(|outer| self.matching(outer)).unwrap_or_default();
-        // The boundaries around the one at hand, the longest last.
+        // Boundaries around the current one, longest last.
         let mut around: Vec<(IpNet, Signature)> = Vec::new();
         for (net, edges) in wanted {
             while around.last().is_some_and(|(outer, _)| !outer.contains(&net)) {
@@ -151,7 +148,7 @@ impl Boundaries {
     }
 }
 
-/// The atoms that match inside of the edges.
+/// Atoms that match inside the edges.
 fn crossing(outside: &[AtomId], edges: &[Edge]) -> Signature {
     let mut matching: BTreeSet<AtomId> = outside.iter().copied().collect();
     for edge in edges {

@@ -1,4 +1,4 @@
-//! The other ends of packets: longest-prefix rows of addresses, and their classes.
+//! Peers of packets: longest-prefix rows of addresses, and their classes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,12 +18,12 @@ use super::{
     networks::Boundaries,
 };
 
-/// What the classes of addresses depend on: whose an address is, and the networks and names of rules that match it.
+/// Inputs of address classes: owners, and matching networks and names of rules.
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
     boundaries: Boundaries,
     pub(super) names: Names,
-    /// The active atoms, other than networks and names, that match each owner, in order.
+    /// Active atoms that match each owner, sorted; without networks and names.
     owners: OrdMap<Owner, Signature>,
     pub(super) classes: Classes,
 }
@@ -42,13 +42,12 @@ impl Peers {
         Self { boundaries: Boundaries::new(nets), ..self }
     }
 
-    /// The rows of classes that were given back are gone.
+    /// Frees released classes; their rows are gone.
     pub(super) fn settle(&mut self) {
         self.classes.settle();
     }
 
-    /// Brings the classes and the rows of `ipcache` up to date: those of addresses that were touched, and those that
-    /// other atoms match than before.
+    /// Updates classes and `ipcache` rows for touched addresses and for addresses that match other atoms.
     pub(super) fn update(
         &mut self,
         delta: &Delta,
@@ -97,7 +96,7 @@ impl Peers {
         changed
     }
 
-    /// The identity of a network's row, and the atoms that match its addresses; `None` if it has no row of its own.
+    /// Identity and matching atoms of a network's row; `None` if it needs no row.
     fn row(&self, net: IpNet, kinds: &Kinds) -> Option<(Identity, Signature)> {
         let owner = if net.prefix_len() == net.max_prefix_len() { kinds.owner(net.addr()) } else { Owner::Outside };
         if owner == Owner::Outside && !self.boundaries.contains(&net) {
@@ -119,8 +118,7 @@ impl Peers {
         Some((identity, all.into()))
     }
 
-    /// Finds the atoms that match the owners: for owners that were known, of those that changed alone. The answer has
-    /// the owners that other atoms match than before.
+    /// Matches owners with atoms, for known owners only the changed atoms. Returns owners with other matches.
     fn match_owners(
         &mut self,
         first: bool,

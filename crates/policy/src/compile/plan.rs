@@ -1,4 +1,4 @@
-//! One rule set: its rules with the port classes that they contain, and its cells for any class of peers.
+//! A rule set: rules with their port classes, and the cells of peer classes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,43 +18,41 @@ use crate::{
     requests::Requests,
 };
 
-/// A rule set in use.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) key: Arc<SetKey>,
     pub(super) ports: OrdMap<PortPrefix, PortClass>,
     clauses: Vec<Clause>,
-    /// Clauses for every peer.
     of_any: Vec<usize>,
     /// Clauses by the atoms of which a peer must match one.
     of_atom: BTreeMap<AtomId, Vec<usize>>,
 }
 
-/// A rule, or the part of it that is about one list of ports.
+/// A rule, or its part for one port list.
 #[derive(Debug)]
 struct Clause {
     hit: Hit,
     admin: bool,
-    /// The rule, also where `hit` does not name it.
+    /// Rule, even if `hit` does not name it.
     rule: Option<RuleIndex>,
-    /// An atom that the peer must match as well.
+    /// Additional atom that the peer must match.
     with: Option<AtomId>,
     ports: Vec<PortClass>,
-    /// What flows may carry; `None` for anything. Such a clause has ports.
+    /// Accepted requests; `None` for all. A clause with requests has ports.
     requests: Option<Arc<Requests>>,
 }
 
-/// A cell whose listener has no number yet.
+/// A cell without listener number.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     admin: Option<Hit>,
     rest: Option<Hit>,
-    /// Of rules with requests, if they decide where `rest` is `None`.
+    /// Hit of rules with requests, which decides without a better `rest`.
     redirect: Option<(Hit, Arc<Requests>)>,
 }
 
 impl Draft {
-    /// The cell. `number` is asked for the listener of these requests.
+    /// The cell; `number` returns the listener's number for the requests.
     pub(super) fn cell(self, number: impl FnOnce(Arc<Requests>) -> ListenerId) -> Cell {
         let rest = match self.redirect {
             Some((hit, requests)) if self.rest.is_none_or(|rest| hit.rank < rest.rank) => {
@@ -68,15 +66,14 @@ impl Draft {
 }
 
 impl Plan {
-    /// Activates the atoms of the rules.
     pub(super) fn new(key: Arc<SetKey>, rules: &[&Arc<Prepared>], atoms: &mut Atoms) -> Self {
         let mut lists = Lists::default();
         let mut plan =
             Self { key, ports: OrdMap::new(), clauses: Vec::new(), of_any: Vec::new(), of_atom: BTreeMap::new() };
-        // For each clause the place of its list of ports; `None` for every destination.
+        // Index of each clause's port list; `None` for every destination.
         let mut places: Vec<Option<usize>> = Vec::new();
         let mut rank = 0;
-        // Those with requests count together: they have two ranks, that of peers of their own and that of every peer.
+        // Rules with requests count together and share two ranks: one for specific peers, one for every peer.
         let mut of_requests = None;
         for rule in rules {
             let requests = rule.requests.clone();
@@ -122,32 +119,31 @@ impl Plan {
         self.clauses.push(clause);
     }
 
-    /// The atoms that tell peers apart; some may come twice.
+    /// Atoms that distinguish peers, with duplicates.
     pub(super) fn atoms(&self) -> impl Iterator<Item = AtomId> {
         self.peers().chain(self.clauses.iter().filter_map(|clause| clause.with))
     }
 
-    /// Atoms of which every peer that has cells of its own matches one.
+    /// Atoms of peers with specific cells; each such peer matches at least one.
     pub(super) fn peers(&self) -> impl Iterator<Item = AtomId> {
         self.of_atom.keys().copied()
     }
 
-    /// The cells of [`super::PeerClass::ANY`].
     pub(super) fn cells_of_any(&self) -> BTreeMap<PortClass, Draft> {
         self.cells(self.of_any.iter().copied(), &[])
     }
 
-    /// A class of peers that these atoms match has no fewer cells than this.
+    /// Lower bound for the cells of a class that matches these atoms.
     pub(super) fn at_least(&self, matching: &[AtomId]) -> usize {
         self.clauses_of(matching).map(|(_, clause)| clause.ports.len()).max().unwrap_or(0)
     }
 
-    /// The cells of a class of peers that these atoms, in order, match.
+    /// Cells of a class that matches these sorted atoms.
     pub(super) fn cells_of(&self, matching: &[AtomId]) -> BTreeMap<PortClass, Draft> {
         self.cells(self.clauses_of(matching).map(|(at, _)| at), &self.of_any)
     }
 
-    /// Of clauses by their places, in order. Requests of those `beside` count where others of the cell have requests.
+    /// Cells of clauses by sorted index. `beside`: clauses whose requests count in cells that have requests.
     fn cells(&self, places: impl Iterator<Item = usize>, beside: &[usize]) -> BTreeMap<PortClass, Draft> {
         let mut cells: BTreeMap<PortClass, Draft> = BTreeMap::new();
         let mut with_requests: BTreeMap<PortClass, BTreeSet<usize>> = BTreeMap::new();
@@ -189,12 +185,10 @@ impl Plan {
         clauses.filter(move |(_, clause)| applies(clause))
     }
 
-    /// Rules with the number of cells that each needs for a class of peers.
     pub(super) fn cell_counts(&self, matching: &[AtomId]) -> impl Iterator<Item = (RuleIndex, usize)> {
         self.clauses_of(matching).filter_map(|(_, clause)| Some((clause.rule?, clause.ports.len())))
     }
 
-    /// Rules with the number of port rows that each needs.
     pub(super) fn port_counts(&self) -> impl Iterator<Item = (RuleIndex, usize)> {
         let mut rows: BTreeMap<PortClass, usize> = BTreeMap::new();
         for class in self.ports.values() {
@@ -204,14 +198,13 @@ impl Plan {
         self.clauses.iter().filter_map(move |clause| Some((clause.rule?, count(clause))))
     }
 
-    /// Rules with each of their peers.
     pub(super) fn rule_peers(&self) -> impl Iterator<Item = (RuleIndex, AtomId)> {
         let rule = |at: &usize| self.clauses.get(*at).and_then(|clause| clause.rule);
         self.of_atom.iter().flat_map(move |(atom, at)| at.iter().filter_map(rule).map(|rule| (rule, *atom)))
     }
 }
 
-/// The parts of a rule: an atom that the peer must match as well, and a list of ports, `None` for every destination.
+/// Parts of a rule: an additional atom for the peer, and a port list, `None` for every destination.
 fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<AtomId>, Option<Arc<PortList>>)> {
     let Some(ports) = ports else { return vec![(None, None)] };
     let mut parts = Vec::new();
@@ -222,7 +215,7 @@ fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<
             if key.direction == Direction::Ingress {
                 Arc::make_mut(&mut numbers).insert(port);
             } else {
-                // The receiver is the peer: the number counts for those that declare it.
+                // The peer is the receiver: the number applies to peers that declare it.
                 let declares = Atom::Declares { protocol: name.0, name: name.1.clone(), number };
                 parts.push((Some(atoms.intern(declares)), Some(Arc::new([port].into()))));
             }
@@ -234,8 +227,7 @@ fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<
     parts
 }
 
-/// The port classes of a rule with ports, which is one that a packet without a known transport header may match. No
-/// classes where it has no ports.
+/// Adds the unknown class for a rule with ports, which a packet without a known transport header may match.
 fn with_unknown(mut ports: Vec<PortClass>) -> Vec<PortClass> {
     if !ports.is_empty() {
         ports.push(PortClass::UNKNOWN);
@@ -243,7 +235,6 @@ fn with_unknown(mut ports: Vec<PortClass>) -> Vec<PortClass> {
     ports
 }
 
-/// Lists of ports, each once.
 #[derive(Default)]
 struct Lists {
     lists: Vec<Arc<PortList>>,

@@ -1,4 +1,4 @@
-//! Destination ports: lists of ranges to classes, ranges to prefixes.
+//! Destination ports: port lists to classes, ranges to prefixes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,13 +10,13 @@ use imbl::OrdMap;
 use super::{L4, PortClass, PortPrefix};
 use crate::model::PortRange;
 
-/// Ports of one or more protocols: all that one rule names.
+/// All ports of a rule, of any protocols.
 pub(super) type PortList = BTreeSet<(L4, PortRange)>;
 
-/// The prefixes of the ports that the lists contain, and for each list the classes of its ports, in the order of the
-/// lists. Ports are of one class if the same lists contain them.
+/// Prefixes of the ports in the lists, and the classes of each list, in list order. Ports in the same lists share a
+/// class.
 pub(super) fn classes(lists: &[Arc<PortList>]) -> (OrdMap<PortPrefix, PortClass>, Vec<Vec<PortClass>>) {
-    /// By how much the number of ranges of a list that contain a port changes at a port.
+    /// Changes, at a port, of each list's number of ranges that contain it.
     type Steps = Vec<(usize, i32)>;
     let mut steps: BTreeMap<L4, BTreeMap<u32, Steps>> = BTreeMap::new();
     for (list, ranges) in lists.iter().enumerate() {
@@ -31,7 +31,7 @@ pub(super) fn classes(lists: &[Arc<PortList>]) -> (OrdMap<PortPrefix, PortClass>
     let mut prefixes = OrdMap::new();
     for (l4, at) in steps {
         let mut containing: BTreeMap<usize, i32> = BTreeMap::new();
-        // First port and lists of the ports before the step.
+        // First port and lists before the step.
         let mut open: (u32, Vec<usize>) = (0, Vec::new());
         for (port, changes) in at {
             for (list, change) in changes {
@@ -62,11 +62,11 @@ pub(super) fn classes(lists: &[Arc<PortList>]) -> (OrdMap<PortPrefix, PortClass>
     (prefixes, of_list)
 }
 
-/// The fewest prefixes of the ports from `first` up to, not including, `end`: at most 30.
+/// Fewest prefixes, at most 30, for the ports in `first..end`.
 fn split(l4: L4, mut first: u32, end: u32) -> impl Iterator<Item = PortPrefix> {
     std::iter::from_fn(move || {
         let left = end.checked_sub(first).filter(|left| *left > 0)?;
-        // The largest block that begins at `first` and is not longer than what is left.
+        // Largest block that starts at `first` and fits.
         let bits = first.trailing_zeros().min(left.ilog2()).min(16);
         let prefix = PortPrefix { l4, first: u16::try_from(first).ok()?, length: u8::try_from(16 - bits).ok()? };
         first += 1 << bits;

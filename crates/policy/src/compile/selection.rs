@@ -1,4 +1,4 @@
-//! Policies in their order, the identities that they select, and the rules that are for one kind of endpoint.
+//! Ordered policies, the identities that they select, and the rules for a kind of endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -21,10 +21,8 @@ use crate::model::{
 };
 use crate::requests::Requests;
 
-/// A port by its name.
 pub(super) type PortName = (Protocol, String);
 
-/// The order in which policies are asked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Order {
     tier: Tier,
@@ -40,24 +38,23 @@ impl Order {
     }
 }
 
-/// A rule with its peers and ports prepared for every rule set that will have it.
+/// A rule with peers and ports prepared for all rule sets.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) index: RuleIndex,
     pub(super) origin: Arc<Origin>,
     pub(super) admin: bool,
     pub(super) ruling: Ruling,
-    /// `false` for a pass of the baseline tier, which decides as if there were no rule.
+    /// `false` for a pass of the baseline tier, which no verdict names.
     pub(super) told: bool,
     /// `None` for every peer.
     pub(super) peers: Option<Vec<AtomId>>,
     /// `None` for every port.
     pub(super) ports: Option<Ports>,
-    /// `None` for anything.
+    /// `None` for all.
     pub(super) requests: Option<Arc<Requests>>,
 }
 
-/// The ports of a rule.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     pub(super) numbers: Arc<PortList>,
@@ -83,27 +80,25 @@ impl Selected {
         policy.subject.selects(&self.labels, self.namespace.as_ref())
     }
 
-    /// Whether the endpoint has these labels and this namespace.
     pub(super) fn is_of(&self, endpoint: &Endpoint) -> bool {
         self.labels == endpoint.labels && self.namespace == endpoint.namespace
     }
 }
 
-/// What tells rule sets apart.
+/// Identity of a rule set.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SetKey {
     pub(super) direction: Direction,
-    /// In the order in which they are asked. An index stands for one content and tier of a rule while it is in use.
+    /// In evaluation order. While in use, an index means one content and tier of a rule.
     pub(super) rules: Vec<RuleIndex>,
-    /// Policies that isolate. Their denial comes after all rules.
+    /// Isolating policies, which deny after all rules.
     pub(super) isolated_by: Vec<PolicyName>,
-    /// The numbers of the named ports of the rules: of ingress the subject's, of egress those of all peers.
+    /// Numbers of the rules' named ports: the subject's for ingress, all peers' for egress.
     pub(super) numbers: BTreeMap<PortName, Vec<u16>>,
-    /// Whose they are, where a rule has requests that the proxy judges; else [`Share::default`], for all.
+    /// Share of the endpoints, if a rule has requests for the proxy; else [`Share::default`].
     pub(super) share: Share,
 }
 
-/// The policies.
 #[derive(Debug, Clone)]
 pub(super) struct Policies {
     orders: OrdMap<PolicyName, Arc<Order>>,
@@ -116,13 +111,12 @@ impl Policies {
         Self { orders: OrdMap::new(), entries: OrdMap::new(), indices }
     }
 
-    /// The rows of indices that were given back are gone.
+    /// Frees released indices; their rows are gone.
     pub(super) fn settle(&mut self) {
         self.indices.settle();
     }
 
-    /// Takes in a policy in place of one of its name, or takes one away. The identities learn whether it selects them;
-    /// the answer has those whose rules may have changed.
+    /// Replaces or removes a policy and updates identities; returns those whose rules may have changed.
     pub(super) fn set(
         &mut self,
         name: &PolicyName,
@@ -168,7 +162,7 @@ impl Policies {
         affected
     }
 
-    /// A rule keeps its index if the old policy had it, at whatever place; equal ones keep theirs in their order.
+    /// A rule in the old policy keeps its index at any position; equal rules keep theirs in order.
     fn prepare(&mut self, policy: Policy, old: Option<&Entry>, atoms: &mut Atoms) -> Entry {
         let mut before: HashMap<_, VecDeque<RuleIndex>> = HashMap::new();
         for old in old.into_iter().filter(|old| old.policy.tier == policy.tier) {
@@ -186,7 +180,6 @@ impl Policies {
         Entry { policy, rules }
     }
 
-    /// A new identity: which policies select it.
     pub(super) fn select(&self, endpoint: &Endpoint) -> Selected {
         let (labels, namespace) = (endpoint.labels.clone(), endpoint.namespace.clone());
         let mut selected = Selected { labels, namespace, by: BTreeSet::new() };
@@ -195,8 +188,8 @@ impl Policies {
         selected
     }
 
-    /// The rules of a direction for a kind of endpoint, which has these labels, in the order in which they are asked, and what tells
-    /// them from others. `None` if there are none and nothing isolates. `numbers` resolves a named port.
+    /// Rules of a direction for a kind of endpoint, in evaluation order, with their set key; `None` without rules and
+    /// isolation. `numbers` resolves a named port.
     pub(super) fn rules(
         &self,
         identity: &Selected,
@@ -236,7 +229,7 @@ impl Policies {
         if let Enforcement::Always(by) = enforcement {
             isolated_by.push(PolicyName::clone(by));
         }
-        // Isolation decides about every packet that reaches it.
+        // Isolation decides every packet that reaches it.
         if !isolated_by.is_empty() {
             baseline.clear();
         }
@@ -247,14 +240,14 @@ impl Policies {
         let named = rules.iter().filter_map(|rule| rule.ports.as_ref()).flat_map(|ports| &ports.named);
         let numbers = named.map(|name| (name.clone(), numbers(name))).collect();
         let indices = rules.iter().map(|rule| rule.index).collect();
-        // Names of DNS are judged by the agent, whose listeners need no shares.
+        // The agent filters DNS names; its listeners need no shares.
         let judged = rules.iter().filter_map(|rule| rule.requests.as_ref()).any(|requests| requests.names.is_empty());
         let share = if judged { kind.share() } else { Share::default() };
         Some((SetKey { direction, rules: indices, isolated_by, numbers, share }, rules))
     }
 }
 
-/// A rule without the place where it was written.
+/// A rule without its source location.
 type Content<'a> = (Direction, Action, Option<&'a [Peer]>, Option<&'a [Port]>, Option<&'a Requests>);
 
 fn content(rule: &Rule) -> Content<'_> {

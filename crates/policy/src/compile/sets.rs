@@ -1,4 +1,4 @@
-//! Rule sets in use: each list of rules once, and the kinds of endpoints that have it.
+//! Rule sets in use: distinct rule lists, and the kinds of endpoints that use them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,19 +15,17 @@ use super::{
 };
 use crate::model::Direction;
 
-/// The rule sets.
 #[derive(Debug, Clone)]
 pub(super) struct RuleSets {
     ids: Ids,
     by_key: OrdMap<Arc<SetKey>, SetId>,
     plans: OrdMap<SetId, Arc<Plan>>,
-    /// The kinds that have each.
     users: OrdSet<(SetId, KindId)>,
-    /// By the atoms of which a peer with cells of its own matches one.
+    /// By the atoms of specific peers.
     by_atom: OrdSet<(AtomId, SetId)>,
-    /// Those of egress, by the named ports of their rules.
+    /// Egress rule sets by named port.
     by_name: OrdSet<(PortName, SetId)>,
-    /// Made since the last [`RuleSets::take_new`].
+    /// Created since [`RuleSets::take_new`].
     new: Vec<SetId>,
 }
 
@@ -37,12 +35,12 @@ impl RuleSets {
         Self { ids, by_key, plans, users, by_atom, by_name, new }
     }
 
-    /// The rows of identifiers that were given back are gone.
+    /// Frees released identifiers; their rows are gone.
     pub(super) fn settle(&mut self) {
         self.ids.settle();
     }
 
-    /// The kind has the rules.
+    /// Assigns the rules to the kind.
     pub(super) fn acquire(
         &mut self,
         kind: KindId,
@@ -66,12 +64,10 @@ impl RuleSets {
         id
     }
 
-    /// The kind has it no longer.
     pub(super) fn release(&mut self, id: SetId, kind: KindId) {
         self.users.remove(&(id, kind));
     }
 
-    /// Forgets those of the rule sets that no kind has. The answer has them.
     pub(super) fn sweep(&mut self, sets: BTreeSet<SetId>, atoms: &mut Atoms) -> Vec<SetId> {
         let unused = sets.into_iter().filter(|id| self.users(*id).next().is_none()).collect::<Vec<_>>();
         unused.into_iter().filter(|id| self.forget(*id, atoms)).collect()
@@ -89,7 +85,7 @@ impl RuleSets {
         true
     }
 
-    /// Rule sets that were not there the last time.
+    /// Rule sets created since the last call.
     pub(super) fn take_new(&mut self) -> Vec<SetId> {
         std::mem::take(&mut self.new)
     }
@@ -102,13 +98,12 @@ impl RuleSets {
         self.plans.values().map(|plan| &**plan)
     }
 
-    /// The rule sets that can have cells of a class of these atoms, in order.
+    /// Rule sets that can have cells of a class with these atoms, sorted.
     pub(super) fn matched_by(&self, signature: &Signature) -> BTreeSet<SetId> {
         let of = |atom: &AtomId| self.by_atom.range((*atom, SetId::NONE)..=(*atom, SetId(u32::MAX)));
         signature.iter().flat_map(of).map(|(_, id)| *id).collect()
     }
 
-    /// The kinds whose rules of egress have the named port.
     pub(super) fn senders_to<'a>(&'a self, name: &PortName) -> impl Iterator<Item = KindId> + 'a {
         let sets = self.by_name.range((name.clone(), SetId::NONE)..=(name.clone(), SetId(u32::MAX)));
         sets.flat_map(|(_, id)| self.users(*id))
@@ -119,7 +114,7 @@ impl RuleSets {
     }
 }
 
-/// The named ports that other endpoints give their numbers.
+/// Named ports whose numbers come from peers.
 fn names(plan: &Plan) -> impl Iterator<Item = &PortName> {
     plan.key.numbers.keys().filter(|_| plan.key.direction == Direction::Egress)
 }

@@ -1,14 +1,14 @@
 //! `CiliumNetworkPolicy` and `CiliumClusterwideNetworkPolicy` of cilium.io/v2 (Cilium, network policy: layer 3 and 4,
 //! deny policies, default deny, Kubernetes constructs).
 //!
-//! - A direction is isolated when it has a rule, accept or deny, unless `enableDefaultDeny` says otherwise.
-//! - A rule without peers and ports, `{}`, matches nothing: it only isolates. With ports alone it matches every peer.
-//! - A list of peers that is there and empty (`fromEndpoints: []`) matches nothing; `[{}]` matches the endpoints of the
-//!   namespace, in a clusterwide policy all endpoints, those in no namespace included.
+//! - A direction with an accept or deny rule is isolated, unless `enableDefaultDeny` overrides it.
+//! - A rule without peers and ports, `{}`, matches nothing and only isolates. With only ports, it matches every peer.
+//! - An empty list of peers (`fromEndpoints: []`) matches nothing; `[{}]` matches the endpoints of the namespace, or,
+//!   in a clusterwide policy, all endpoints, including those without a namespace.
 //!
-//! Different from Cilium: networks match the addresses of endpoints and of the node too, as they do in the other formats; names (`toFQDNs`) do
-//! not. What Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an `endPort`
-//! below `port`, an exception that is the whole network.
+//! Differences from Cilium: networks also match addresses of endpoints and the node, as in the other formats; names
+//! (`toFQDNs`) do not. Content that Cilium corrects or ignores with a warning is refused: a subject of another
+//! namespace, an empty `ports`, an `endPort` below `port`, an exception equal to the network.
 
 use std::collections::BTreeSet;
 
@@ -23,15 +23,15 @@ use crate::model::{
     Action, Direction, Directions, Entity, LabelOf, Labels, Peer, Policy, Requirement, Rule, Selector, Tier,
 };
 
-/// Key of the label that Cilium gives a pod for its namespace.
+/// Cilium's label key for a pod's namespace.
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// Before the keys of a namespace's labels.
+/// Key prefix of namespace labels.
 const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
-/// The one label of an endpoint whose labels are not known yet.
+/// Single label of an endpoint whose labels are unknown yet.
 const WITHOUT_LABELS: &str = "reserved:init";
-/// Label sources of what is no endpoint.
+/// Label sources of peers other than endpoints.
 const OTHER_SOURCES: [&str; 5] = ["reserved", "cidr", "cidrgroup", "fqdn", "node"];
-/// Entities; Cilium's cluster includes the node.
+/// Entities. Cilium's cluster includes the node.
 const ENTITIES: [(&str, &[Entity]); 5] = [
     ("all", &[Entity::All]),
     ("world", &[Entity::World]),
@@ -40,7 +40,7 @@ const ENTITIES: [(&str, &[Entity]); 5] = [
     ("health", &[Entity::Health]),
 ];
 
-/// The policies of a document: one for `spec`, one for each of `specs`.
+/// Policies of a document: one for `spec`, and one per item of `specs`.
 pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let mut policies = Vec::new();
     if let Some(spec) = document.object.get("spec") {
@@ -99,7 +99,6 @@ fn policy(reader: &mut Reader, spec: &Field<'_>, document: &Document<'_>) -> Rea
     Ok(Policy { name, subject: subject?, tier, priority: 0, isolates, rules, origin })
 }
 
-/// What `enableDefaultDeny` says of ingress and egress.
 fn default_deny(reader: &mut Reader, spec: &Object<'_>) -> Read<(Option<bool>, Option<bool>)> {
     let Some(field) = spec.get("enableDefaultDeny") else { return Ok((None, None)) };
     let object = reader.object(&field, &["ingress", "egress"], &[])?;
@@ -108,7 +107,7 @@ fn default_deny(reader: &mut Reader, spec: &Object<'_>) -> Read<(Option<bool>, O
     Ok((ingress?, egress?))
 }
 
-/// The rules of an item: one for all destinations that may carry anything, and one for each set of requests.
+/// Rules of an item: one for all destinations without requests, and one per set of requests.
 fn rules(
     reader: &mut Reader,
     field: &Field<'_>,
@@ -137,7 +136,7 @@ fn rules(
     let peers = peers(reader, &object, peer_keys, namespace);
     let destinations = cilium_ports::read(reader, &object, direction, action);
     let (peers, destinations) = (peers?, destinations?);
-    // Nothing is named: nothing matches.
+    // Without peers and ports, nothing matches.
     let everywhere = destinations.iter().any(|to| to.ports.is_none());
     let peers = if peers.is_none() && everywhere { Some(Vec::new()) } else { peers };
     let origin = reader.origin(field);
@@ -152,7 +151,6 @@ fn rules(
     Ok(destinations.into_iter().map(rule).collect())
 }
 
-/// The peers of a rule; `None` where it has no list of them.
 fn peers(
     reader: &mut Reader,
     rule: &Object<'_>,
@@ -192,7 +190,7 @@ fn peers(
     peers.map(Some)
 }
 
-/// Endpoints that a peer's selector selects: of the policy's namespace, unless the selector says of which.
+/// Endpoints of a peer selector: in the policy's namespace, unless the selector names one.
 fn endpoints_of(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> Read<Selector> {
     let mut requirements = values::label_selector(reader, field, &key)?;
     if let Some(namespace) = namespace {
@@ -205,7 +203,7 @@ fn endpoints_of(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>)
     Ok(Selector(requirements))
 }
 
-/// Endpoints that a policy is about: of its own namespace, whatever else the selector says.
+/// Subjects of a policy: always in its namespace.
 fn subject(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> Read<Selector> {
     let mut requirements = values::label_selector(reader, field, &key)?;
     let Some(namespace) = namespace else { return Ok(Selector(requirements)) };
@@ -221,8 +219,7 @@ fn subject(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> R
     Ok(Selector(requirements))
 }
 
-/// A key: `SOURCE:KEY`, or `KEY` for that of any source. Those that stand for a namespace's name and labels are of the
-/// namespace.
+/// A key `SOURCE:KEY`, or `KEY` for any source. Keys for a namespace's name and labels refer to the namespace.
 fn key(reader: &mut Reader, field: &Field<'_>, text: &str) -> Read<(LabelOf, String)> {
     let (source, key) = text.split_once(':').unwrap_or(("any", text));
     if source.is_empty() || !source.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {

@@ -1,4 +1,4 @@
-//! `rules` and `serverNames` of an item of `toPorts` of cilium.io/v2: what connections may carry.
+//! `rules` and `serverNames` in `toPorts` of cilium.io/v2: accepted requests.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ use crate::{
     requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName},
 };
 
-/// Longest regular expression, bytes. A proxy compiles each of them.
+/// Longest regular expression, bytes. A proxy compiles each.
 const MAX_PATTERN: usize = 1_000;
-/// How often a part may be repeated, also by repetitions of repetitions: RE2 refuses more.
+/// Highest product of nested repetitions: RE2's limit.
 const MAX_REPEATS: u64 = 1_000;
-/// Instructions of an expression's program with all repetitions written out, estimated. RE2's default of 8 MiB has room for 87,000.
+/// Estimated instructions of an expression with expanded repetitions. RE2's default of 8 MiB holds 87,000.
 const MAX_PROGRAM: u64 = 50_000;
-/// What connections to these ports may carry; `None` where the item does not say.
+/// Accepted requests of an item; `None` for all.
 pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction) -> Read<Option<Requests>> {
     let names = item.get("serverNames").map(|field| server_names(reader, &field)).transpose();
     let rules = item.get("rules").map(|field| match names {
@@ -37,7 +37,7 @@ pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction)
     })
 }
 
-/// `rules` beside `serverNames`: what becomes of connections while no proxy serves.
+/// `rules` next to `serverNames`: only the handling of connections without a proxy.
 fn beside_names(reader: &mut Reader, item: &Object<'_>, field: &Field<'_>) -> Read<Requests> {
     const REMEDY: &str = "write an item for each: requests inside TLS are not seen";
     let object = reader.object(field, &["http", "dns", "failOpen"], &[])?;
@@ -86,7 +86,7 @@ fn request(reader: &mut Reader, field: &Field<'_>) -> Read<HttpRule> {
     Ok(HttpRule { method: method?, path: path?, host: host?, headers })
 }
 
-/// A regular expression for a whole text; `None`, which matches everything, if it is empty.
+/// A regular expression for a whole text; `None` for an empty one, which matches everything.
 fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
     const REMEDY: &str = "write a regular expression of RE2, for the whole text";
     let text = reader.text(field)?;
@@ -105,7 +105,7 @@ fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
     if let Err(what) = ast::visit(&parsed, Foreign(text)) {
         return Err(reader.refuse(field, format!("is {}, which has {what}", quoted(text)), REMEDY));
     }
-    // Bytes, as a proxy matches them.
+    // Bytes, as in a proxy.
     match TranslatorBuilder::new().unicode(false).utf8(false).build().translate(text, &parsed) {
         Ok(hir) if repeats(&hir) > MAX_REPEATS => Err(reader.refuse(
             field,
@@ -121,7 +121,6 @@ fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
     }
 }
 
-/// Looks in an expression for what Rust's syntax has and RE2 has not, or reads in another way.
 struct Foreign<'a>(&'a str);
 
 impl Foreign<'_> {
@@ -145,7 +144,7 @@ impl Foreign<'_> {
     }
 }
 
-/// RE2 matches UTF-8: a byte above 7f is half a character to it.
+/// RE2 matches UTF-8: it reads a byte above 7f as half a character.
 fn literal(literal: &Literal) -> Result<(), &'static str> {
     match literal.kind {
         LiteralKind::HexFixed(HexLiteralKind::X) | LiteralKind::HexBrace(HexLiteralKind::X) if literal.c.is_ascii() => {
@@ -214,7 +213,7 @@ impl ast::Visitor for Foreign<'_> {
     }
 }
 
-/// By how much repetitions multiply the part that they multiply most.
+/// Highest product of nested repetitions.
 fn repeats(hir: &Hir) -> u64 {
     match hir.kind() {
         HirKind::Repetition(repetition) => {
@@ -227,8 +226,8 @@ fn repeats(hir: &Hir) -> u64 {
     }
 }
 
-/// About how many instructions the expression's program has, with all repetitions written out. A class that has characters of several
-/// bytes takes more of them than it has ranges.
+/// Estimated instructions with expanded repetitions. A class with multi-byte characters needs more than one per
+/// range.
 fn program(hir: &Hir) -> u64 {
     const OF_SEVERAL_BYTES: u64 = 12;
     match hir.kind() {
@@ -247,7 +246,7 @@ fn program(hir: &Hir) -> u64 {
     }
 }
 
-/// An expression that is a text, or a text and then anything: cheaper to match, and easier to read.
+/// Simplifies an expression for a fixed text or prefix: cheaper and more readable.
 fn plain(hir: &Hir) -> Option<Pattern> {
     let parts = match hir.kind() {
         HirKind::Concat(parts) => parts.as_slice(),
@@ -272,7 +271,7 @@ fn plain(hir: &Hir) -> Option<Pattern> {
     }
 }
 
-/// `.*`. No text of a request has a line feed.
+/// `.*`. Request texts contain no line feed.
 fn is_anything(hir: &Hir) -> bool {
     match hir.kind() {
         HirKind::Repetition(repetition) => {
@@ -283,7 +282,6 @@ fn is_anything(hir: &Hir) -> bool {
     }
 }
 
-/// `Name: value`, or the name alone.
 fn header(reader: &mut Reader, field: &Field<'_>) -> Read<HeaderRule> {
     let text = reader.text(field)?;
     let (name, value) = match text.split_once(':') {
@@ -302,7 +300,7 @@ fn header_match(reader: &mut Reader, field: &Field<'_>) -> Read<HeaderRule> {
     checked(reader, object.field(), name, value)
 }
 
-/// A header whose name is a token (RFC 9110, section 5.6.2) and whose value has no control characters.
+/// Checks that the name is a token (RFC 9110, section 5.6.2) and the value has no control characters.
 fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&str>) -> Read<HeaderRule> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || !name.bytes().all(token) {
@@ -326,8 +324,8 @@ fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&st
     Ok(rule)
 }
 
-/// Headers that Envoy takes off a request before it looks for its route: those of a hop (RFC 9110, section 7.6.1), its own, and the one where
-/// the proxy sets a value of the client's aside. Of `Upgrade` it leaves `websocket`.
+/// Headers that Envoy removes before routing: hop-by-hop (RFC 9110, section 7.6.1), Envoy's, and the header where the
+/// proxy saves a client value. Envoy keeps `Upgrade: websocket`.
 fn is_never_seen(rule: &HeaderRule) -> bool {
     match rule.name.as_str() {
         "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" | "x-wharf-forwarded-proto" => true,

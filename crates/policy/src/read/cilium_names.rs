@@ -1,9 +1,8 @@
-//! Names of DNS in rules of cilium.io/v2: the items of `toFQDNs`, and of `dns` in `rules`.
+//! DNS names of cilium.io/v2: items of `toFQDNs`, and of `dns` in `rules`.
 
 use super::field::{Field, Read, Reader, quoted};
 use crate::names::{Malformed, NamePattern};
 
-/// An item: `matchName` or `matchPattern`.
 pub(super) fn read(reader: &mut Reader, field: &Field<'_>) -> Read<NamePattern> {
     let object = reader.object(field, &["matchName", "matchPattern"], &[])?;
     match (object.get("matchName"), object.get("matchPattern")) {

@@ -1,4 +1,4 @@
-//! `toPorts` and `icmps` of rules of cilium.io/v2.
+//! `toPorts` and `icmps` in rules of cilium.io/v2.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::{
     requests::Requests,
 };
 
-/// Ports of an item of `toPorts`, types of an item of `icmps`.
+/// Most ports per `toPorts` item, and types per `icmps` item.
 const MAX_ITEMS: usize = 40;
 
-/// Names of ICMP types (IANA, ICMP type numbers; spelt as Cilium does).
+/// ICMP types (IANA; spelt as in Cilium).
 const ICMP_TYPES: [(&str, u8); 15] = [
     ("EchoReply", 0),
     ("DestinationUnreachable", 3),
@@ -35,7 +35,7 @@ const ICMP_TYPES: [(&str, u8); 15] = [
     ("ExtendedEchoReply", 43),
 ];
 
-/// Names of ICMPv6 types (IANA, ICMPv6 type numbers; spelt as Cilium does).
+/// ICMPv6 types (IANA; spelt as in Cilium).
 const ICMPV6_TYPES: [(&str, u8); 27] = [
     ("DestinationUnreachable", 1),
     ("PacketTooBig", 2),
@@ -66,14 +66,14 @@ const ICMPV6_TYPES: [(&str, u8); 27] = [
     ("ExtendedEchoReply", 161),
 ];
 
-/// Destinations of a rule, and what may be carried there; `None` for anything.
+/// Destinations of a rule, and accepted requests; `None` for all.
 pub(super) struct Destinations {
     /// `None` for every destination.
     pub(super) ports: Option<Vec<Port>>,
     pub(super) requests: Option<Arc<Requests>>,
 }
 
-/// The destinations of a rule: those that may carry anything together, then each item of `toPorts` with requests. Every destination, where
+/// Destinations of a rule: first all without requests, then each `toPorts` item with requests. Every destination if
 /// both lists are absent or empty.
 pub(super) fn read(
     reader: &mut Reader,
@@ -98,7 +98,6 @@ pub(super) fn read(
     Ok(plain.into_iter().chain(with).collect())
 }
 
-/// The items of a list of 1 to 40.
 fn items(
     reader: &mut Reader,
     object: &Object<'_>,
@@ -161,7 +160,7 @@ fn to_ports(
     Ok((ports, requests))
 }
 
-/// The port of an item, for each protocol of it; `any` has those of ANY.
+/// A port per protocol; ANY means `any`.
 fn port(reader: &mut Reader, field: &Field<'_>, any: &[Protocol]) -> Read<Vec<Port>> {
     const ANY: (&str, Option<Protocol>) = ("ANY", None);
     let object = reader.object(field, &["port", "endPort", "protocol"], &[])?;
@@ -191,7 +190,7 @@ fn port(reader: &mut Reader, field: &Field<'_>, any: &[Protocol]) -> Read<Vec<Po
             return Err(reader.refuse_key(&object, "endPort", "is there with the name of a port", remedy));
         }
         None => {
-            // Names of services have no case (RFC 6335, section 5.1).
+            // Service names are case-insensitive (RFC 6335, section 5.1).
             let text = reader.text(&port)?.to_ascii_lowercase();
             Written::Name(values::port_name(reader, &port, &text)?)
         }
@@ -206,13 +205,12 @@ fn port(reader: &mut Reader, field: &Field<'_>, any: &[Protocol]) -> Read<Vec<Po
     })
 }
 
-/// What a port is written as.
 enum Written {
     Numbers(PortRange),
     Name(String),
 }
 
-/// A number from 0 to 65,535, in quotes or without; `None` for what has other characters than digits.
+/// A quoted or plain number from 0 to 65,535; `None` for a text with other characters.
 fn number(reader: &mut Reader, field: &Field<'_>) -> Read<Option<u16>> {
     let text = match field.value() {
         Value::Text(text) => text,
@@ -222,7 +220,7 @@ fn number(reader: &mut Reader, field: &Field<'_>) -> Read<Option<u16>> {
         return Ok(None);
     }
     match text.parse::<u16>() {
-        // Cilium takes a number that begins with a zero for an octal one.
+        // Cilium reads a number with a leading zero as octal.
         Ok(number) if number.to_string() == *text => Ok(Some(number)),
         _ => Err(reader.refuse(field, format!("is {}", quoted(text)), "write a whole number from 0 to 65535")),
     }

@@ -8,16 +8,16 @@ use super::{
 };
 use crate::model::{Action, Direction, Directions, Peer, Policy, Port, PortRange, Protocol, Rule, Selector, Tier};
 
-/// Items of each list: rules of a direction, peers, protocols, networks.
+/// Most items per list: rules of a direction, peers, protocols, networks.
 const MAX_ITEMS: usize = 25;
-/// Characters of a rule's name.
+/// Longest rule name, characters.
 const MAX_NAME: usize = 100;
 const ACTIONS: [(&str, Action); 3] = [("Accept", Action::Accept), ("Deny", Action::Deny), ("Pass", Action::Pass)];
-/// Fields of a peer that the API has and that are not supported.
+/// Unsupported peer fields of the API.
 const OTHER_PEERS: [(&str, &str); 2] =
     [("nodes", "write the nodes' addresses as networks"), ("domainNames", "write the names' addresses as networks")];
 
-/// The policy of a document. It never isolates: what no rule matches is left to the next tier.
+/// The policy of a document. It never isolates: packets without a matching rule reach the next tier.
 pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let spec = document.spec(reader)?;
     let object = reader.object(&spec, &["tier", "priority", "subject", "ingress", "egress"], &[])?;
@@ -40,7 +40,7 @@ pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Pol
     Ok(vec![Policy { name, subject, tier, priority, isolates, rules, origin }])
 }
 
-/// The one of the fields that is set.
+/// The single field that is set.
 fn one_of<'k>(reader: &mut Reader, object: &Object<'_>, keys: &[&'k str]) -> Read<&'k str> {
     match object.set(keys).as_slice() {
         [key] => Ok(*key),
@@ -51,7 +51,6 @@ fn one_of<'k>(reader: &mut Reader, object: &Object<'_>, keys: &[&'k str]) -> Rea
     }
 }
 
-/// A list of 1 to 25 items.
 fn items<'a, T>(
     reader: &mut Reader,
     field: &Field<'a>,
@@ -65,7 +64,7 @@ fn items<'a, T>(
     Ok(items)
 }
 
-/// Pods by one of the fields `namespaces` and `pods`.
+/// Pods by the field `namespaces` or `pods`.
 fn pods(reader: &mut Reader, object: &Object<'_>, key: &str) -> Read<Selector> {
     let field = reader.required(object, key, "write a selector")?;
     if key == "namespaces" {
@@ -122,7 +121,6 @@ fn rule(reader: &mut Reader, field: &Field<'_>, direction: Direction) -> Read<Ru
     Ok(Rule { direction, action, peers: Some(peers), ports, requests: None, origin: reader.origin(field) })
 }
 
-/// The peers of one item, which several networks may be.
 fn peer(reader: &mut Reader, field: &Field<'_>, direction: Direction) -> Read<Vec<Peer>> {
     let (known, other): (&[_], &[_]) = match direction {
         Direction::Ingress => (&["namespaces", "pods"], &[]),
@@ -142,7 +140,6 @@ fn peer(reader: &mut Reader, field: &Field<'_>, direction: Direction) -> Read<Ve
     }
 }
 
-/// The ports of one item.
 fn ports(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
     const KEYS: [&str; 4] = ["tcp", "udp", "sctp", "destinationNamedPort"];
     let object = reader.object(field, &KEYS, &[])?;
@@ -155,7 +152,7 @@ fn ports(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
         _ => {
             let text = reader.text(&field)?;
             let name = values::port_name(reader, &field, text)?;
-            // A container's port is named whatever its protocol is.
+            // Named ports of a container apply to every protocol.
             return Ok(PROTOCOLS.map(|(_, protocol)| Port::Named { protocol, name: name.clone() }).into());
         }
     };

@@ -1,4 +1,4 @@
-//! Fields of a document, and the refusals that reading them leaves.
+//! Fields of a document, and their refusals.
 
 use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
 
@@ -8,17 +8,16 @@ use super::{
 };
 use crate::model::Origin;
 
-/// Characters of a hostile text that a refusal repeats.
+/// Most characters of untrusted text in a refusal.
 const SHOWN: usize = 64;
 
-/// A refusal has been written down. Only [`Reader`] makes one, so nothing is dropped without a word.
+/// Proof of a recorded refusal. Only [`Reader`] creates it, so no content is dropped silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refused(());
 
-/// What reading a field leads to.
 pub(super) type Read<T> = Result<T, Refused>;
 
-/// A value of a document and the path that leads to it.
+/// A value of a document and its path.
 #[derive(Debug, Clone)]
 pub(super) struct Field<'a> {
     node: &'a Node,
@@ -26,17 +25,14 @@ pub(super) struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// A document.
     pub(super) const fn root(node: &'a Node) -> Self {
         Self { node, path: String::new() }
     }
 
-    /// Line of the value, from 1.
     pub(super) const fn line(&self) -> u32 {
         self.node.line
     }
 
-    /// The value.
     pub(super) const fn value(&self) -> &'a Value {
         &self.node.value
     }
@@ -46,29 +42,28 @@ impl<'a> Field<'a> {
     }
 }
 
-/// A mapping.
 #[derive(Debug)]
 pub(super) struct Object<'a> {
     field: Field<'a>,
     entries: &'a [Entry],
-    /// A key of it is refused: that another is missing is then the same mistake.
+    /// A refused key: a missing key is then part of the same mistake.
     refused: Option<Refused>,
 }
 
 impl<'a> Object<'a> {
-    /// The field, unless it is absent or null: Kubernetes does not tell those apart.
+    /// The field; `None` if absent or null, which Kubernetes treats alike.
     pub(super) fn get(&self, key: &str) -> Option<Field<'a>> {
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         let set = !matches!(entry.node.value, Value::Null);
         set.then(|| Field { node: &entry.node, path: self.field.child(key) })
     }
 
-    /// Those of the keys that are set.
+    /// The keys that are set.
     pub(super) fn set<'k>(&self, keys: &[&'k str]) -> Vec<&'k str> {
         keys.iter().copied().filter(|key| self.get(key).is_some()).collect()
     }
 
-    /// Keys and values of a mapping with keys of the user's choice, such as labels.
+    /// Entries of a mapping with user-defined keys, such as labels.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> {
         let path = self.field.path.clone();
         self.entries.iter().map(move |entry| {
@@ -76,29 +71,27 @@ impl<'a> Object<'a> {
         })
     }
 
-    /// The mapping itself.
     pub(super) const fn field(&self) -> &Field<'a> {
         &self.field
     }
 }
 
-/// Reads one text: what its refusals name, and the refusals.
+/// Reads a text and collects refusals.
 #[derive(Debug)]
 pub(super) struct Reader {
     file: Arc<str>,
-    /// Kind and name of the document that is read.
+    /// Kind and name of the current document.
     pub(super) document: Arc<str>,
     refusals: Vec<Refusal>,
     more: usize,
 }
 
 impl Reader {
-    /// For a text of this file.
     pub(super) fn new(file: &str) -> Self {
         Self { file: file.into(), document: "".into(), refusals: Vec::new(), more: 0 }
     }
 
-    /// The text's refusals, by line; where there are more than are told, their number.
+    /// Refusals by line, and the number of omitted ones.
     pub(super) fn refusals(mut self) -> Vec<Refusal> {
         self.refusals.sort_by_key(Refusal::line);
         if self.more > 0 {
@@ -107,13 +100,11 @@ impl Reader {
         self.refusals
     }
 
-    /// Refuses the text.
     pub(super) fn refuse_text(&mut self, line: u32, reason: impl Into<String>, remedy: impl Into<String>) -> Refused {
         let (file, reason, remedy) = (Arc::clone(&self.file), reason.into(), remedy.into());
         self.add(Refusal::Text { file, line, reason, remedy })
     }
 
-    /// Refuses the document, because of this field.
     pub(super) fn refuse(
         &mut self,
         field: &Field<'_>,
@@ -124,7 +115,7 @@ impl Reader {
         self.refuse_at(field.line(), path, reason, remedy)
     }
 
-    /// Refuses the document, because this field of a mapping is not as it should be, or not there.
+    /// Refuses the document because of an invalid or missing field of a mapping.
     pub(super) fn refuse_key(
         &mut self,
         object: &Object<'_>,
@@ -150,13 +141,12 @@ impl Reader {
         Refused(())
     }
 
-    /// Where the field was written.
     pub(super) fn origin(&self, field: &Field<'_>) -> Origin {
         let (file, document) = (Arc::clone(&self.file), Arc::clone(&self.document));
         Origin { file, line: field.line(), document, field: field.path.clone() }
     }
 
-    /// A mapping with keys of the user's choice.
+    /// A mapping with user-defined keys.
     pub(super) fn map<'a>(&mut self, field: &Field<'a>) -> Read<Object<'a>> {
         match &field.node.value {
             Value::Map(entries) => Ok(Object { field: field.clone(), entries, refused: None }),
@@ -164,8 +154,7 @@ impl Reader {
         }
     }
 
-    /// A mapping that has these fields and no others. `unsupported`: fields that exist, and what to do instead of using
-    /// them.
+    /// A mapping with only these fields. `unsupported`: known fields, and alternatives to them.
     pub(super) fn object<'a>(
         &mut self,
         field: &Field<'a>,
@@ -191,22 +180,19 @@ impl Reader {
         Ok(object)
     }
 
-    /// Refuses a mapping that has none of the keys that it must have one of.
+    /// Refuses a mapping without any of the alternative keys.
     pub(super) fn refuse_empty(&mut self, object: &Object<'_>, reason: &str, remedy: impl Into<String>) -> Refused {
         object.refused.unwrap_or_else(|| self.refuse(&object.field, reason, remedy))
     }
 
-    /// Refuses a mapping that a key is missing of.
     pub(super) fn refuse_missing(&mut self, object: &Object<'_>, key: &str, remedy: &str) -> Refused {
         object.refused.unwrap_or_else(|| self.refuse_key(object, key, "is missing", remedy))
     }
 
-    /// A field that must be set.
     pub(super) fn required<'a>(&mut self, object: &Object<'a>, key: &str, remedy: &str) -> Read<Field<'a>> {
         object.get(key).ok_or_else(|| self.refuse_missing(object, key, remedy))
     }
 
-    /// Text.
     pub(super) fn text<'a>(&mut self, field: &Field<'a>) -> Read<&'a str> {
         match &field.node.value {
             Value::Text(text) => Ok(text),
@@ -217,7 +203,6 @@ impl Reader {
         }
     }
 
-    /// A boolean.
     pub(super) fn boolean(&mut self, field: &Field<'_>) -> Read<bool> {
         match &field.node.value {
             Value::Bool(value) => Ok(*value),
@@ -225,7 +210,6 @@ impl Reader {
         }
     }
 
-    /// A whole number of the range.
     pub(super) fn number<T>(&mut self, field: &Field<'_>, range: RangeInclusive<T>) -> Read<T>
     where
         T: TryFrom<i128> + PartialOrd + Display,
@@ -240,7 +224,6 @@ impl Reader {
         }
     }
 
-    /// One of the words.
     pub(super) fn word<T: Copy>(&mut self, field: &Field<'_>, words: &[(&str, T)]) -> Read<T> {
         let text = self.text(field)?;
         match words.iter().find(|(word, _)| *word == text) {
@@ -252,7 +235,6 @@ impl Reader {
         }
     }
 
-    /// The items of a list.
     pub(super) fn list<'a>(&mut self, field: &Field<'a>) -> Read<Vec<Field<'a>>> {
         match &field.node.value {
             Value::List(items) => {
@@ -263,7 +245,7 @@ impl Reader {
         }
     }
 
-    /// Each item of a list, read by `read`; every one of them is tried, so that each is told what is wrong with it.
+    /// Reads each item of a list; continues after an error, to report them all.
     pub(super) fn each<'a, T>(
         &mut self,
         field: &Field<'a>,
@@ -273,7 +255,7 @@ impl Reader {
         items.into_iter().collect()
     }
 
-    /// Each item of a list that is not empty.
+    /// Reads a list that must not be empty.
     pub(super) fn some<'a, T>(
         &mut self,
         field: &Field<'a>,
@@ -285,12 +267,11 @@ impl Reader {
     }
 }
 
-/// Text of a document as a refusal may repeat it: short, and without control characters.
+/// Untrusted text for a refusal: short, without control characters.
 pub(super) fn quoted(text: &str) -> String {
     format!("{:?}", cut(text, SHOWN))
 }
 
-/// At most so many characters.
 pub(super) fn cut(text: &str, characters: usize) -> String {
     match text.char_indices().nth(characters) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
@@ -298,7 +279,7 @@ pub(super) fn cut(text: &str, characters: usize) -> String {
     }
 }
 
-/// A key as a path may have it.
+/// A key for a path.
 fn plain(key: &str) -> String {
     let word = !key.is_empty() && key.len() <= SHOWN && key.bytes().all(|b| b.is_ascii_alphanumeric());
     if word { key.to_owned() } else { quoted(key) }

@@ -1,4 +1,4 @@
-//! What every object of the Kubernetes API has: version, kind, metadata; and lists of objects.
+//! Fields of every Kubernetes object: version, kind, metadata; and lists of objects.
 
 use super::{
     MAX_DOCUMENTS,
@@ -8,7 +8,6 @@ use super::{
 };
 use crate::model::PolicyName;
 
-/// The kinds of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `NetworkPolicy`.
@@ -21,7 +20,7 @@ pub(super) enum Kind {
     CiliumClusterwide,
 }
 
-/// Version, name and kind of what is known.
+/// API version, name and kind.
 const KINDS: [(&str, &str, Kind); 5] = [
     ("networking.k8s.io/v1", "NetworkPolicy", Kind::Kubernetes),
     ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", Kind::Cluster),
@@ -30,13 +29,13 @@ const KINDS: [(&str, &str, Kind); 5] = [
     ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", Kind::CiliumClusterwide),
 ];
 
-/// Kinds that others took the place of, and what to write instead.
+/// Replaced kinds, and their replacements.
 const REPLACED: [(&str, &str); 2] = [
     ("AdminNetworkPolicy", "write a ClusterNetworkPolicy with tier Admin"),
     ("BaselineAdminNetworkPolicy", "write a ClusterNetworkPolicy with tier Baseline"),
 ];
 
-/// Fields of metadata (meta/v1 ObjectMeta). Those besides name and namespace have no influence.
+/// Metadata fields (meta/v1 ObjectMeta); only name and namespace have an effect.
 const METADATA: [&str; 15] = [
     "name",
     "namespace",
@@ -56,46 +55,39 @@ const METADATA: [&str; 15] = [
 ];
 
 impl Kind {
-    /// Whether its objects are in a namespace.
     const fn is_namespaced(self) -> bool {
         matches!(self, Self::Kubernetes | Self::Cilium)
     }
 
-    /// Whether its objects may have `specs`, a list of what `spec` is one of.
+    /// True for kinds with `specs`, a list of `spec`.
     const fn has_specs(self) -> bool {
         matches!(self, Self::Cilium | Self::CiliumClusterwide)
     }
 }
 
-/// An object that is a policy.
 #[derive(Debug)]
 pub(super) struct Document<'a> {
-    /// Its kind.
     pub(super) kind: Kind,
-    /// Its identity.
     pub(super) name: PolicyName,
-    /// Its fields.
     pub(super) object: Object<'a>,
 }
 
 impl<'a> Document<'a> {
-    /// The field `spec`.
     pub(super) fn spec(&self, reader: &mut Reader) -> Read<Field<'a>> {
         reader.required(&self.object, "spec", "write the policy")
     }
 }
 
-/// Version and kind of the items of a list of one kind, which need not repeat them.
+/// Version and kind of a typed list's items, which may omit them.
 type Listed = Option<(&'static str, &'static str)>;
 
-/// An object, and what the list that it is an item of says of it.
+/// An object, and the version and kind from its list.
 #[derive(Debug)]
 pub(super) struct Item<'a> {
     node: &'a Node,
     listed: Listed,
 }
 
-/// The objects of all documents, those of lists one by one.
 pub(super) fn items<'a>(reader: &mut Reader, documents: &'a [Node]) -> Vec<Item<'a>> {
     let mut all = Vec::new();
     for (at, node) in documents.iter().enumerate() {
@@ -114,7 +106,7 @@ pub(super) fn items<'a>(reader: &mut Reader, documents: &'a [Node]) -> Vec<Item<
     all
 }
 
-/// The items of a list, and what they are where that is said once; `None` for what is no list.
+/// Items of a list, with the version and kind of a typed list; `None` for other objects.
 fn list<'a>(reader: &mut Reader, node: &'a Node) -> Read<Option<(&'a [Node], Listed)>> {
     let root = Field::root(node);
     let object = reader.map(&root)?;
@@ -137,7 +129,7 @@ fn list<'a>(reader: &mut Reader, node: &'a Node) -> Read<Option<(&'a [Node], Lis
     }
 }
 
-/// Kind and name of an object; from then on its refusals name it.
+/// Kind and name of an object, which later refusals name.
 pub(super) fn document<'a>(reader: &mut Reader, item: &Item<'a>, number: usize) -> Read<Document<'a>> {
     reader.document = format!("policy {number}").into();
     let root = Field::root(item.node);
@@ -154,7 +146,7 @@ pub(super) fn document<'a>(reader: &mut Reader, item: &Item<'a>, number: usize) 
     Ok(Document { kind, name, object })
 }
 
-/// What an object calls itself, whether or not its kind is known and its name a good one.
+/// The object's kind and name, even if invalid.
 fn named(object: &Object<'_>, listed: Listed) -> Option<String> {
     let word = |value: &'_ Value| match value {
         Value::Text(text) if values::is_label_key(text) => Some(text.clone()),

@@ -8,7 +8,6 @@ use super::{
 };
 use crate::model::{Action, Direction, Directions, Peer, Policy, Port, PortRange, Protocol, Rule, Selector, Tier};
 
-/// The policy of a document.
 pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let spec = document.spec(reader)?;
     let object = reader.object(&spec, &["podSelector", "policyTypes", "ingress", "egress"], &[])?;
@@ -22,21 +21,20 @@ pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Pol
     let ingress = rules(reader, &object, Direction::Ingress, namespace);
     let egress = rules(reader, &object, Direction::Egress, namespace);
     let (subject, isolates, ingress, egress) = (subject?, isolates?, ingress?, egress?);
-    // Rules of a direction that the policy is not about have no effect.
+    // Rules of a direction outside the policy's types have no effect.
     let ingress = ingress.into_iter().filter(|_| isolates.ingress);
     let rules = ingress.chain(egress.into_iter().filter(|_| isolates.egress)).collect();
     let (name, tier, origin) = (document.name.clone(), Tier::Namespaced, reader.origin(&spec));
     Ok(vec![Policy { name, subject, tier, priority: 0, isolates, rules, origin }])
 }
 
-/// Pods of the policy's namespace.
 fn pods(reader: &mut Reader, field: &Field<'_>, namespace: &str) -> Read<Selector> {
     let mut requirements = values::label_selector(reader, field, &values::pod_key)?;
     requirements.insert(values::in_namespace(namespace));
     Ok(Selector(requirements))
 }
 
-/// `policyTypes`; where it says nothing: ingress, and egress if there are egress rules.
+/// `policyTypes`; by default ingress, and egress if there are egress rules.
 fn directions(reader: &mut Reader, spec: &Object<'_>) -> Read<Directions> {
     let types = match spec.get("policyTypes") {
         Some(field) => reader.each(&field, |reader, field| {
@@ -66,7 +64,7 @@ fn rules(reader: &mut Reader, spec: &Object<'_>, direction: Direction, namespace
     })
 }
 
-/// A list; `None`, which is everything, where it is absent or empty.
+/// A list; `None`, meaning everything, if absent or empty.
 fn all_or_some<'a, T>(
     reader: &mut Reader,
     object: &Object<'a>,

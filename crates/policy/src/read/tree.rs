@@ -1,7 +1,5 @@
-//! Text to trees of values, each with the line where it was written.
-//!
-//! The formats are read from these trees, not by derived deserializers: those stop at the first mistake, and a text's
-//! mistakes are told together.
+//! Text to trees of values with lines. Formats are read from trees, because derived deserializers stop at the first
+//! mistake and all mistakes of a text are reported.
 
 use std::fmt;
 
@@ -13,58 +11,50 @@ use serde_saphyr::{Error, MergeKeyPolicy, Spanned};
 
 use super::MAX_DOCUMENTS;
 
-/// Levels of lists and mappings. Policies need a dozen; `managedFields` of an exported one a few more.
+/// Deepest nesting. Policies need a dozen levels; `managedFields` of an exported policy a few more.
 const MAX_DEPTH: usize = 48;
-/// Scalars, lists and mappings of a text.
+/// Most scalars, lists and mappings in a text.
 const MAX_NODES: usize = 1_000_000;
-/// Anchors, and aliases, of a text.
+/// Most anchors, and most aliases, in a text.
 const MAX_ALIASES: usize = 10_000;
-/// Parser events that aliases add to a text: an alias is a copy.
+/// Most parser events from expanded aliases in a text.
 const MAX_COPIED: usize = 20_000;
-/// Aliases inside what an alias stands for. The levels of each add up, and the stack must hold them.
+/// Deepest nesting of aliases. Their levels add up and must fit on the stack.
 const MAX_ALIAS_DEPTH: usize = 4;
 
-/// A value and where it was written.
+/// A value and its line.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Line, from 1. Of an alias, its own and not the anchor's.
+    /// Line, from 1; for an alias, the alias's line.
     pub(super) line: u32,
-    /// The value.
     pub(super) value: Value,
 }
 
-/// What a document is made of.
 #[derive(Debug)]
 pub(super) enum Value {
-    /// `null`, `~` or nothing.
+    /// `null`, `~` or empty.
     Null,
-    /// Also the words of YAML 1.1, such as `on`: Kubernetes' parser takes those for booleans.
+    /// Includes YAML 1.1 words such as `on`, which Kubernetes parses as booleans.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Integer(i128),
-    /// A number that is not whole or that begins with a zero. No field has one.
+    /// A number with a fraction or a leading zero, which no field accepts.
     Fraction,
-    /// Text.
     Text(String),
-    /// A list.
     List(Vec<Node>),
-    /// A mapping, in the order of the text. No key is there twice.
+    /// A mapping in text order, with unique keys.
     Map(Vec<Entry>),
 }
 
-/// A key and its value.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// The key.
     pub(super) key: String,
-    /// The key's line, from 1.
     pub(super) line: u32,
-    /// The value.
     pub(super) node: Node,
 }
 
 impl Value {
-    /// What it is, for a refusal.
+    /// Type, for a refusal.
     pub(super) const fn kind(&self) -> &'static str {
         match self {
             Self::Null => "nothing",
@@ -78,20 +68,17 @@ impl Value {
     }
 }
 
-/// Why a text has no trees.
+/// Why a text cannot be parsed.
 #[derive(Debug)]
 pub(super) struct Malformed {
-    /// Line, from 1.
     pub(super) line: u32,
-    /// Cause.
     pub(super) reason: String,
-    /// What to do.
     pub(super) remedy: &'static str,
 }
 
-/// The documents of a text, YAML or JSON (which YAML includes). Empty documents are left out.
+/// Documents of a text in YAML or JSON (a subset of YAML), without empty ones.
 pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
-    // The parser takes it for the end of the text, and what follows would be skipped.
+    // The parser treats a zero byte as the end and would skip the rest.
     if let Some((before, _)) = text.split_once('\0') {
         let line = u32::try_from(before.matches('\n').count()).unwrap_or(u32::MAX).saturating_add(1);
         let reason = "has a zero byte, which neither YAML nor JSON may have".to_owned();
@@ -103,7 +90,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
     }
     let options = serde_saphyr::options! {
         with_snippet: false,
-        // They would change fields of a policy from afar.
+        // Merge keys would change a policy's fields from a distance.
         merge_keys: MergeKeyPolicy::Error,
         budget: serde_saphyr::budget! {
             max_documents: MAX_DOCUMENTS,
@@ -112,7 +99,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
             max_events: 3 * MAX_NODES,
             max_anchors: MAX_ALIASES,
             max_aliases: MAX_ALIASES,
-            // What aliases stand for is bounded below, however few anchors there are.
+            // Alias expansion is bounded below, for any number of anchors.
             enforce_alias_anchor_ratio: false,
         },
         alias_limits: serde_saphyr::alias_limits! {
@@ -133,7 +120,7 @@ fn malformed(error: &Error) -> Malformed {
             ),
             "split the text",
         ),
-        // What goes wrong inside of what an alias stands for, and aliases that stand for too much.
+        // Errors inside an expanded alias, and too large aliases.
         Error::AliasError { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
@@ -336,7 +323,7 @@ mod tests {
         assert!(parse(&"[".repeat(100_000)).is_err());
     }
 
-    /// Anchors `a0` to `aN`, each written by `anchor` from the name of the one before.
+    /// Anchors `a0` to `aN`; `anchor` builds each from the previous one.
     fn chain(length: usize, anchor: impl Fn(&str) -> String) -> String {
         let line = |at: usize| match at {
             0 => "a0: &a0 [x]\n".to_owned(),

@@ -1,4 +1,4 @@
-//! Values that several formats share: names, label selectors, networks, ports.
+//! Values of several formats: names, label selectors, networks, ports.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -9,16 +9,16 @@ use crate::model::{Holds, LabelOf, Peer, PortRange, Protocol, Requirement, Selec
 
 pub(super) use crate::model::NAMESPACE_NAME;
 
-/// The protocols with ports, as Kubernetes spells them.
+/// Protocols with ports, in Kubernetes' spelling.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
     [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
 
-/// Lower-case letters, digits and `-`, a letter or digit at both ends, at most 63 (RFC 1123 label).
+/// RFC 1123 label: lower-case letters, digits and `-`, alphanumeric at both ends, at most 63.
 fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
 
-/// Such labels with dots between them, at most 253 characters (RFC 1123 subdomain; Kubernetes limits the whole alone).
+/// RFC 1123 subdomain: labels with dots, at most 253 characters (Kubernetes limits only the whole).
 fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
@@ -30,7 +30,7 @@ fn is_dns_part(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Letters, digits, `-`, `_` and `.`, a letter or digit at both ends, 1 to 63.
+/// Letters, digits, `-`, `_` and `.`, alphanumeric at both ends, 1 to 63.
 fn is_qualified_part(text: &str) -> bool {
     let end = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
@@ -40,7 +40,7 @@ fn is_qualified_part(text: &str) -> bool {
         && end(bytes.last())
 }
 
-/// A label's key: a name, after a subdomain and `/` or without (Kubernetes, labels and selectors).
+/// True for a label key: a name, optionally after a subdomain and `/` (Kubernetes, labels and selectors).
 #[must_use]
 pub fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
@@ -49,13 +49,14 @@ pub fn is_label_key(text: &str) -> bool {
     }
 }
 
-/// A label's value: empty, or as the name in a key.
+/// True for a label value: empty, or like a key's name.
 #[must_use]
 pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_qualified_part(text)
 }
 
-/// Lower-case letters, digits and single `-`, at least one letter, at most 15 (IANA service name, RFC 6335 section 5.1).
+/// IANA service name (RFC 6335, section 5.1): lower-case letters, digits and single `-`, at least one letter, at most
+/// 15.
 fn is_port_name(text: &str) -> bool {
     (1..=15).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
@@ -65,7 +66,6 @@ fn is_port_name(text: &str) -> bool {
         && !text.contains("--")
 }
 
-/// The name of an object.
 pub(super) fn object_name(reader: &mut Reader, field: &Field<'_>) -> Read<String> {
     let text = reader.text(field)?;
     if is_dns_subdomain(text) {
@@ -75,7 +75,6 @@ pub(super) fn object_name(reader: &mut Reader, field: &Field<'_>) -> Read<String
     Err(reader.refuse(field, format!("{} is no name", quoted(text)), remedy))
 }
 
-/// The name of a namespace.
 pub(super) fn namespace_name(reader: &mut Reader, field: &Field<'_>) -> Read<String> {
     let text = reader.text(field)?;
     if is_dns_label(text) {
@@ -85,7 +84,6 @@ pub(super) fn namespace_name(reader: &mut Reader, field: &Field<'_>) -> Read<Str
     Err(reader.refuse(field, format!("{} is no namespace", quoted(text)), remedy))
 }
 
-/// The name of a port.
 pub(super) fn port_name(reader: &mut Reader, field: &Field<'_>, text: &str) -> Read<String> {
     if is_port_name(text) {
         return Ok(text.to_owned());
@@ -94,20 +92,18 @@ pub(super) fn port_name(reader: &mut Reader, field: &Field<'_>, text: &str) -> R
     Err(reader.refuse(field, format!("{} is no port", quoted(text)), remedy))
 }
 
-/// Whose label a key of a selector means, and the key in the model.
+/// Maps a selector key to the label owner and the model's key.
 pub(super) type Keys<'k> = &'k dyn Fn(&mut Reader, &Field<'_>, &str) -> Read<(LabelOf, String)>;
 
-/// Keys of a pod selector of Kubernetes.
+/// Keys of a Kubernetes pod selector.
 pub(super) fn pod_key(reader: &mut Reader, field: &Field<'_>, key: &str) -> Read<(LabelOf, String)> {
     Ok((LabelOf::Endpoint, format!("k8s:{}", checked_key(reader, field, key)?)))
 }
 
-/// Keys of a namespace selector.
 pub(super) fn namespace_key(reader: &mut Reader, field: &Field<'_>, key: &str) -> Read<(LabelOf, String)> {
     Ok((LabelOf::Namespace, checked_key(reader, field, key)?.to_owned()))
 }
 
-/// A label's key.
 pub(super) fn checked_key<'k>(reader: &mut Reader, field: &Field<'_>, key: &'k str) -> Read<&'k str> {
     if is_label_key(key) {
         return Ok(key);
@@ -125,7 +121,7 @@ fn label_value(reader: &mut Reader, field: &Field<'_>) -> Read<String> {
     Err(reader.refuse(field, format!("{} is no label value", quoted(text)), remedy))
 }
 
-/// The requirements of a label selector (meta/v1 LabelSelector): all must hold.
+/// Requirements of a label selector (meta/v1 LabelSelector); all must hold.
 pub(super) fn label_selector(reader: &mut Reader, field: &Field<'_>, keys: Keys<'_>) -> Read<BTreeSet<Requirement>> {
     let object = reader.object(field, &["matchLabels", "matchExpressions"], &[])?;
     let labels = object.get("matchLabels").map_or(Ok(Vec::new()), |labels| match_labels(reader, &labels, keys));
@@ -193,14 +189,13 @@ fn match_expression(reader: &mut Reader, field: &Field<'_>, keys: Keys<'_>) -> R
     Ok(Requirement { of, key, holds })
 }
 
-/// The endpoint is in this namespace.
 pub(super) fn in_namespace(namespace: &str) -> Requirement {
     let holds = Holds::In(BTreeSet::from([namespace.to_owned()]));
     Requirement { of: LabelOf::Namespace, key: NAMESPACE_NAME.to_owned(), holds }
 }
 
-/// Adds that the endpoint is in some namespace, where no other requirement says so: a selector of namespaces never means
-/// an endpoint that is in none.
+/// Requires some namespace, unless a requirement implies it: a namespace selector never selects endpoints without a
+/// namespace.
 pub(super) fn in_some_namespace(mut requirements: BTreeSet<Requirement>) -> BTreeSet<Requirement> {
     let says_so = |r: &Requirement| r.of == LabelOf::Namespace && matches!(r.holds, Holds::In(_) | Holds::Exists);
     if !requirements.iter().any(says_so) {
@@ -210,7 +205,7 @@ pub(super) fn in_some_namespace(mut requirements: BTreeSet<Requirement>) -> BTre
     requirements
 }
 
-/// Pods by selectors of their namespace and of themselves; an absent selector is every one.
+/// Pods by selectors of namespace and pod; an absent selector matches all.
 pub(super) fn pods_of(reader: &mut Reader, namespaces: Option<&Field<'_>>, pods: Option<&Field<'_>>) -> Read<Selector> {
     let mut read = |field: Option<&Field<'_>>, keys: Keys<'_>| {
         field.map_or(Ok(BTreeSet::new()), |field| label_selector(reader, field, keys))
@@ -221,18 +216,16 @@ pub(super) fn pods_of(reader: &mut Reader, namespaces: Option<&Field<'_>>, pods:
     Ok(Selector(requirements))
 }
 
-/// What a network may be written as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notation {
-    /// `10.0.0.0/8`; host bits are cut off, as Kubernetes does.
+    /// `10.0.0.0/8`; host bits are cleared, as in Kubernetes.
     Cidr,
     /// Without host bits.
     Exact,
-    /// An address alone too.
+    /// Also a single address.
     CidrOrAddress,
 }
 
-/// A network.
 pub(super) fn network(reader: &mut Reader, field: &Field<'_>, notation: Notation) -> Read<IpNet> {
     const REMEDY: &str = "write ADDRESS/LENGTH, such as 192.0.2.0/24 or 2001:db8::/32";
     let text = reader.text(field)?;
@@ -261,7 +254,6 @@ fn parse_network(text: &str, notation: Notation) -> Option<IpNet> {
     (bits.to_string() == length).then_some(net)
 }
 
-/// A network with exceptions: the fields `cidr` and `except`.
 pub(super) fn network_except(reader: &mut Reader, object: &Object<'_>) -> Read<Peer> {
     let net = reader
         .required(object, "cidr", "write the network")
@@ -279,7 +271,7 @@ pub(super) fn network_except(reader: &mut Reader, object: &Object<'_>) -> Read<P
     Ok(Peer::Network { net, except: except? })
 }
 
-/// Ports from the first to the one that the field has, which must not be below; the first alone without the field.
+/// Ports from `first` to the field's number, at least `first`; only `first` without the field.
 pub(super) fn up_to(reader: &mut Reader, first: u16, last: Option<Field<'_>>) -> Read<PortRange> {
     let Some(field) = last else { return Ok(PortRange { first, last: first }) };
     let last = reader.number(&field, 1..=u16::MAX)?;

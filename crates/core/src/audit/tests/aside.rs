@@ -1,4 +1,4 @@
-//! Rests, records out of service, the deletion queue, the node's own part; and whose a thing was when no record tells.
+//! Rests, records out of service, the deletion queue, the node's objects; owners of objects without a record.
 
 use wharf_names::mark::Mark;
 
@@ -96,7 +96,7 @@ fn a_record_out_of_service_is_named_once() {
          container is deleted"
     );
     assert_eq!(finding.owner.as_deref(), Some("net/c2:eth0 (epoch 20)"));
-    // It is being given up.
+    // The delete is in flight.
     node.in_flight.insert(id(2));
     assert_eq!(node.audit(), []);
 }

@@ -42,17 +42,15 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// An address that was given back.
 #[derive(Debug, Clone)]
 struct Released {
     ip: IpAddr,
     at_ms: u64,
-    /// Number of its last failed check; `None` when there was none.
     blocked: Option<usize>,
 }
 
-/// Every address of the pools is in `leased`, in `resting`, or free; some of the free ones are in `rested`. The lists are
-/// in the order of release.
+/// Each address is in `leased`, in `resting`, or free; `rested` lists some of the free ones. Lists are in release
+/// order.
 struct Model {
     all: Vec<IpAddr>,
     leased: BTreeMap<IpAddr, LeaseOwner>,
@@ -89,7 +87,7 @@ impl Model {
         self.all.iter().copied().filter(move |ip| Family::of(*ip) == family && self.is_free(*ip))
     }
 
-    /// May this free address be the next of its family: a fresh one, or with none left the one released longest ago.
+    /// True when this free address may be next: a fresh one; without fresh ones, the oldest release.
     fn is_next(&self, ip: IpAddr) -> bool {
         let family = Family::of(ip);
         let has_rested = |ip: IpAddr| self.rested.iter().any(|r| r.ip == ip);
@@ -116,7 +114,6 @@ impl Model {
         }
     }
 
-    /// Those that rest in the order in which they are to be looked at.
     fn to_check(&self, pred: impl Fn(&Released) -> bool) -> Vec<IpAddr> {
         let mut found: Vec<&Released> = self.resting.iter().filter(|r| pred(r)).collect();
         found.sort_by_key(|r| r.blocked.map_or(0, |check| check + 1));
@@ -155,7 +152,7 @@ proptest! {
         let mut ipam = ipam(&["10.0.0.0/28", "10.0.0.32/31", "fd00::/124"]);
         ipam.set_rest(REST_MS);
         let mut model = Model::new();
-        // When each address was last released, as the number of the operation.
+        // Operation number of each address's last release.
         let mut order: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for (n, op) in ops.into_iter().enumerate() {
             let who = owner(n as u64 % 4);

@@ -1,5 +1,3 @@
-//! A released address rests.
-
 use super::*;
 use crate::store::Rest;
 
@@ -48,10 +46,10 @@ fn a_peek_tells_what_the_release_makes() {
 fn what_was_released_last_comes_back_last_whenever_it_was_woken() {
     let mut ipam = ipam(&["10.1.0.0/29"]);
     let given: [Ipv4Addr; 3] = released4(&mut ipam);
-    // The first was spoken for, and so was woken after the others.
+    // A failed check delays the first address.
     assert!(ipam.block(given[0].into(), "conntrack"));
     wake_all(&mut ipam, &[given[2], given[1], given[0]]);
-    // Fresh ones first (.5 and .6), then in the order of release.
+    // Fresh addresses (.5 and .6) first, then in release order.
     let again: Vec<Ipv4Addr> = (0..5).map(|n| lease4(&mut ipam, n)).collect();
     assert_eq!(again, [[10, 1, 0, 5].into(), [10, 1, 0, 6].into(), given[0], given[1], given[2]]);
 }
@@ -92,7 +90,7 @@ fn a_rest_is_over_in_its_time_and_the_oldest_comes_first() {
     assert_eq!(ipam.rested(6_000, 9), [v6]);
     assert_eq!(ipam.rested(6_800, 9), [v6, other, v4]);
     assert_eq!(ipam.rested(6_800, 2), [v6, other]);
-    // One that is spoken for waits behind the others, and those behind the one that was looked at longest ago.
+    // Addresses with a failed check come last, the oldest check first.
     assert!(ipam.block(v6, "a route") && ipam.block(other, "a row"));
     assert_eq!(ipam.rested(6_800, 9), [v4, v6, other]);
     assert_eq!(ipam.rested(6_800, 2), [v4, v6]);
@@ -172,7 +170,7 @@ fn rests_are_taken_up_again_where_there_is_something_to_rest() {
     };
     assert!(matches!(ipam.claim_rest(rest(leased.into(), 5)), Err(IpamError::AlreadyLeased { .. })));
     assert!(matches!(ipam.claim_rest(rest(ip("10.9.0.1"), 5)), Err(IpamError::NotInPool { .. })));
-    // In the order of addresses, as a store tells them.
+    // In address order, as from a store.
     for (last, since) in [(3, 30), (4, 10), (5, 20)] {
         ipam.claim_rest(rest([10, 1, 0, last].into(), since)).unwrap();
     }
@@ -181,7 +179,6 @@ fn rests_are_taken_up_again_where_there_is_something_to_rest() {
     let all = ipam.resting();
     assert_eq!(all.iter().map(|v| v.rest.ip).collect::<Vec<_>>(), [ip("10.1.0.4"), ip("10.1.0.5"), ip("10.1.0.3")]);
     assert!(all.iter().all(|v| v.rest.pool == pool_name("default")));
-    // A lease says that somebody speaks for it today.
     let lease = Lease { ip: ip("10.1.0.5"), pool: pool_name("default"), owner: owner(5), since_unix_ms: 0 };
     ipam.claim(lease).unwrap();
     assert_eq!(ipam.wake(ip("10.1.0.5")), None);
@@ -198,7 +195,7 @@ fn a_clock_that_was_set_back_does_not_prolong_a_rest_beyond_one_more() {
     for (ip, at) in given.iter().zip([YEARS, YEARS + 1, 7_000, 6_500]) {
         ipam.release(*ip, at).unwrap();
     }
-    // The last came 500 ms before the third by a clock that two threads read: counted from the third's time.
+    // The last release came 500 ms before the third by another thread's clock: counted from the third.
     assert_eq!(ipam.rested(7_999, 9), Vec::<IpAddr>::new());
     assert_eq!(ipam.rested(8_000, 9), given);
     for ip in given.iter().rev() {
@@ -233,7 +230,7 @@ fn many_that_rest_in_a_large_pool_are_not_in_the_way() {
     }
     let usage = &ipam.usage()[0];
     assert_eq!((usage.used, usage.resting), (1, MANY));
-    // Half of them are spoken for: they are not looked at again before the others.
+    // Half of them fail a check and are checked again last.
     let over = MANY + 30_000;
     for ip in ipam.rested(over, 50_000) {
         ipam.block(ip, "a row");

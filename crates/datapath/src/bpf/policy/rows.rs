@@ -1,5 +1,5 @@
-//! Keys of policy's tables, and rows in words. A prefix of IPv4 is the one of its IPv4-mapped IPv6 addresses, so that all addresses of
-//! IPv4 are `::ffff:0:0/96` and those of IPv6 `::/0`.
+//! Keys of the policy tables, and readable rows. IPv4 prefixes are IPv4-mapped: all of IPv4 is `::ffff:0:0/96`, all
+//! of IPv6 is `::/0`.
 
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
@@ -12,18 +12,17 @@ use wharf_core::policy::{Cell, PortRange, RowChange};
 
 use crate::bpf::rows::{address_of, key_of};
 
-/// Why there can be no such row.
+/// Why a row is invalid.
 pub(crate) type Cause = &'static str;
 type Result<T> = std::result::Result<T, Cause>;
 
-/// Bits that all IPv4-mapped addresses share.
 const MAPPED_BITS: u8 = 96;
 const PORT_BITS: u8 = 16;
 
 const BEYOND: Cause = "it has bits beyond its prefix";
 const TOO_LONG: Cause = "its prefix is longer than its address";
 
-/// Key of a prefix, without the bits beyond it.
+/// Truncates the prefix.
 pub(crate) fn peer_key(net: IpNet) -> Result<Key<EndpointKey>> {
     let net = net.trunc();
     let length = match net {
@@ -36,7 +35,6 @@ pub(crate) fn peer_key(net: IpNet) -> Result<Key<EndpointKey>> {
     Ok(Key::new(u32::from(length), key_of(net.addr())))
 }
 
-/// The prefix of a key.
 pub(crate) fn peer_of(key: &Key<EndpointKey>) -> Result<IpNet> {
     let address = address_of(&key.data());
     let length = u8::try_from(key.prefix_len()).map_err(|_| TOO_LONG)?;
@@ -45,7 +43,6 @@ pub(crate) fn peer_of(key: &Key<EndpointKey>) -> Result<IpNet> {
     if net == net.trunc() { Ok(net) } else { Err(BEYOND) }
 }
 
-/// Bits of a port that a prefix of this length has.
 fn port_mask(length: u8) -> Result<u16> {
     let rest = PORT_BITS.checked_sub(length).ok_or("its prefix is longer than a port")?;
     Ok(u16::MAX.checked_shl(u32::from(rest)).unwrap_or(0))
@@ -56,7 +53,7 @@ fn check_protocol(protocol: u8) -> Result<()> {
     if known { Ok(()) } else { Err("its protocol is none of TCP, UDP, SCTP, ICMP and ICMPv6") }
 }
 
-/// Key of ports, without the bits beyond the prefix.
+/// Truncates the port to the prefix.
 pub(crate) fn port_key(range: &PortRange) -> Result<Key<PortKey>> {
     check_protocol(range.protocol)?;
     let port = (range.first & port_mask(range.length)?).to_be_bytes();
@@ -64,7 +61,6 @@ pub(crate) fn port_key(range: &PortRange) -> Result<Key<PortKey>> {
     Ok(Key::new(PORT_PREFIX_BITS + u32::from(range.length), key))
 }
 
-/// The ports of a key.
 pub(crate) fn port_of(key: &Key<PortKey>) -> Result<PortRange> {
     let PortKey { set, protocol, _pad, port } = key.data();
     check_protocol(protocol)?;
@@ -78,7 +74,6 @@ pub(crate) fn port_of(key: &Key<PortKey>) -> Result<PortRange> {
     }
 }
 
-/// Checks the rulings of a cell.
 pub(crate) fn sound(cell: &Cell) -> Result<()> {
     if cell.admin.ruling > PASS && redirected(cell.admin.ruling).is_none() {
         return Err("its ruling of the admin tier is none of accept, deny, pass and a redirect to a port");
@@ -89,7 +84,6 @@ pub(crate) fn sound(cell: &Cell) -> Result<()> {
     Ok(())
 }
 
-/// The row of a change, for an error.
 pub(crate) fn subject(change: &RowChange) -> String {
     match change {
         RowChange::Sets(id, _) => format!("the rule sets of endpoint {id}"),
@@ -104,7 +98,7 @@ pub(crate) fn subject(change: &RowChange) -> String {
     }
 }
 
-/// Rows in readable form: column names and values.
+/// Column names and values.
 pub(crate) mod readable {
     use ipnet::IpNet;
     use wharf_common::{
@@ -118,19 +112,17 @@ pub(crate) mod readable {
 
     use crate::bpf::inventory::{Row, row};
 
-    /// `80`, `8080-8095`; the port as it is where the prefix cannot be one.
+    /// `80`, `8080-8095`; an invalid prefix length is ignored.
     pub(super) fn range(range: &PortRange) -> String {
         let others = super::port_mask(range.length).map_or(0, |mask| !mask);
         let (first, last) = (range.first & !others, range.first | others);
         if first == last { first.to_string() } else { format!("{first}-{last}") }
     }
 
-    /// Of `IPCACHE`.
     pub(crate) fn peer(net: &IpNet, peer: &PeerRow) -> Row {
         row([("prefix", net.to_string()), ("identity", peer.identity.to_string()), ("class", peer.class.to_string())])
     }
 
-    /// Of `POLICY_PORTS`.
     pub(crate) fn ports(ports: &PortRange, class: u32) -> Row {
         row([
             ("set", ports.set.to_string()),
@@ -140,7 +132,6 @@ pub(crate) mod readable {
         ])
     }
 
-    /// Of `POLICY_CELLS`.
     pub(crate) fn cell(key: &CellKey, cell: &Cell, judged: &Judged) -> Row {
         row([
             ("set", key.set.to_string()),
@@ -153,12 +144,10 @@ pub(crate) mod readable {
         ])
     }
 
-    /// Of `POLICY_SETS`.
     pub(crate) fn sets(id: EndpointId, sets: &SetsRow) -> Row {
         row([("endpoint", id.to_string()), ("ingress", sets.ingress.to_string()), ("egress", sets.egress.to_string())])
     }
 
-    /// Of `POLICY_STATE`.
     pub(crate) fn state(generation: u32, mode: Mode) -> Row {
         let flags = [(mode.keeps_flows, "keeps-flows"), (mode.audits, "audits")];
         let flags: Vec<&str> = flags.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();

@@ -1,11 +1,11 @@
-//! What the rows of `METRICS` mean in ABI version 1.
+//! The rows of `METRICS` in ABI version 1.
 
 use wharf_common::{Counter, DropReason, drop_reason::REASONS};
 use wharf_core::kernel::Result;
 
-/// The first row of each direction that tallies the test packets counted in another row.
+/// First tally row of each direction. A tally counts the test packets in another row.
 const FIRST_TALLY: u32 = 24;
-/// The rows that have a tally, in the order of the tallies.
+/// In the order of the tallies.
 const TALLIED: [DropReason; 6] = [
     DropReason::ForwardedLocal,
     DropReason::ForwardedStack,
@@ -15,8 +15,7 @@ const TALLIED: [DropReason; 6] = [
     DropReason::EndpointNotReady,
 ];
 
-/// A row, per CPU, with test packets subtracted. The difference of a tallied row is stored in the first CPU's value;
-/// a tally row becomes zero.
+/// A row, per CPU, without test packets. A tallied row's difference goes to the first CPU; tally rows become zero.
 pub(super) fn row(index: u32, read: impl Fn(u32) -> Result<Vec<Counter>>) -> Result<Vec<Counter>> {
     let (number, first_of_direction) = (index % REASONS, index - index % REASONS);
     let mut row = read(index)?;

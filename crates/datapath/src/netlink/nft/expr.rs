@@ -1,22 +1,20 @@
-//! Expressions of rules: what each loads, compares or does. Attribute numbers are those of
-//! `linux/netfilter/nf_tables.h`, in the enum named after each expression.
+//! Rule expressions. Attribute numbers are from `linux/netfilter/nf_tables.h`, in the enum named after each
+//! expression.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::wire::{Attributes, attributes, elem, find, rule, text};
 
-/// An expression: the kernel's name of its kind, and its attributes by number.
+/// The kernel's name of the expression, and its attributes by number.
 #[derive(Debug, Clone)]
 pub(super) struct Expression {
     name: String,
     attributes: BTreeMap<u16, Vec<u8>>,
 }
 
-/// A rule: its expressions in order.
 pub(super) type Rule = Vec<Expression>;
 
-/// An attribute that one side lacks equals a zero on the other: newer kernels add attributes, whose zero means what
-/// older ones did.
+/// A missing attribute equals zero, the older behaviour of attributes that newer kernels add.
 impl PartialEq for Expression {
     fn eq(&self, other: &Self) -> bool {
         let kinds: BTreeSet<_> = self.attributes.keys().chain(other.attributes.keys()).collect();
@@ -30,27 +28,26 @@ impl PartialEq for Expression {
 
 impl Eq for Expression {}
 
-/// The number of the register that begins at the 32-bit word `word` of 16, as the kernel tells it: registers of 16
-/// bytes are 1 to 4, the words between are 8 and up (`enum nft_registers`).
+/// Register number, as dumped, of the 32-bit word `word` of 16: 16-byte registers are 1 to 4, words between are 8 and
+/// up (`enum nft_registers`).
 pub(super) const fn register(word: u32) -> u32 {
     if word.is_multiple_of(4) { word / 4 + 1 } else { word + 8 }
 }
 
-/// Field of the IP header.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Field {
     Source,
     Destination,
 }
 
-/// What is asked about the socket that takes a packet (`enum nft_socket_keys`).
+/// Properties of the receiving socket (`enum nft_socket_keys`).
 #[derive(Debug, Clone, Copy)]
 pub(super) enum SocketKey {
-    /// It takes packets to addresses that are not the node's.
+    /// Accepts packets to foreign addresses.
     Transparent = 0,
-    /// Its `SO_MARK`, in the machine's byte order.
+    /// Its `SO_MARK`, in host byte order.
     Mark = 1,
-    /// It listens at any address. The rule ends for a connection that is about to be made.
+    /// Listens at any address. The rule ends for a connection under establishment.
     Wildcard = 2,
 }
 
@@ -67,13 +64,13 @@ const STATE_INVALID: u32 = 1;
 const IPS_DST_NAT: u32 = 0x20;
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
-/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` of `linux/netfilter/nf_nat.h`. The kernel adds them by
-/// itself and tells them in dumps.
+/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` of `linux/netfilter/nf_nat.h`, which the kernel adds to
+/// dumps.
 const MAP_IPS: u32 = 1;
 const PROTO_SPECIFIED: u32 = 2;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`: any free port, even where the packet's own is free. Without it, two processors that
-/// see the same source port from two containers at once choose the same, and one packet is lost: 1 to 6 of 28,000 flows to
-/// one destination in each run on two processors, 70 of 56,000; with it, 0 or 1 of 56,000.
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`: any free port, even if the packet's own is free. Otherwise two processors with
+/// the same source port from two containers choose the same port, and a packet is lost. On two processors: 1 to 6 of
+/// 28,000 flows to one destination, 70 of 56,000; with the flag 0 or 1 of 56,000.
 const RANDOM_FULLY: u32 = 0x10;
 
 impl Expression {
@@ -85,22 +82,19 @@ impl Expression {
         Self::new(name, numbers.map(|(kind, number)| (kind, number.to_be_bytes().to_vec())))
     }
 
-    /// Name of its kind.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// An attribute as it is.
     pub(super) fn value(&self, kind: u16) -> Option<&[u8]> {
         self.attributes.get(&kind).map(Vec::as_slice)
     }
 
-    /// An attribute that is a number.
     pub(super) fn number(&self, kind: u16) -> Option<u32> {
         self.value(kind)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// An attribute that is a text; empty where it is missing or not UTF-8.
+    /// Empty where the attribute is missing or not UTF-8.
     pub(super) fn text(&self, kind: u16) -> String {
         let value = self.value(kind).unwrap_or_default();
         String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).unwrap_or_default()
@@ -121,86 +115,82 @@ impl Expression {
         Self::of_numbers("meta", [(1, register(word)), (2, 16)])
     }
 
-    /// The rule goes on for a packet whose mark has the bit.
     pub(super) fn marked(bit: u32) -> [Self; 3] {
         Self::has_bit(Self::mark(0), bit)
     }
 
-    /// `meta mark`, in the machine's byte order.
+    /// `meta mark`, in host byte order.
     pub(super) fn mark(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, META_MARK)])
     }
 
-    /// The packet's mark becomes the register's value.
     pub(super) fn set_mark(word: u32) -> Self {
         Self::of_numbers("meta", [(2, META_MARK), (3, register(word))])
     }
 
-    /// Of a word the bits that are in the mask, and those that are added.
+    /// `(word & mask) ^ added`, in host byte order.
     pub(super) fn masked(word: u32, mask: u32, added: u32) -> Self {
         Self::of_numbers("bitwise", [(1, register(word)), (2, register(word)), (3, 4)])
             .with(4, data(&mask.to_ne_bytes()).0)
             .with(5, data(&added.to_ne_bytes()).0)
     }
 
-    /// Shifts a word, in the machine's byte order, to the right.
+    /// Shifts a word in host byte order to the right.
     pub(super) fn shift_right(word: u32, bits: u32) -> Self {
         const RIGHT: u32 = 2;
         Self::of_numbers("bitwise", [(1, register(word)), (2, register(word)), (3, 4), (6, RIGHT)])
             .with(7, data(&bits.to_ne_bytes()).0)
     }
 
-    /// What is asked, one byte or the mark's word, about the socket that takes the packet; the rule ends where there is none.
+    /// Loads a property (one byte, or the mark) of the receiving socket. The rule ends without a socket.
     pub(super) fn socket(word: u32, key: SocketKey) -> Self {
         Self::of_numbers("socket", [(1, key as u32), (2, register(word))])
     }
 
-    /// `tproxy`: the socket that listens at the address and the port, which are in registers, takes the packet. The rule ends where there is none.
+    /// `tproxy` to the listener at the address and port in the registers. The rule ends without a listener.
     pub(super) fn to_socket(family: u8, address: u32, port: u32) -> Self {
         Self::of_numbers("tproxy", [(1, family.into()), (2, register(address)), (3, register(port))])
     }
 
-    /// `notrack`: connection tracking leaves the packet alone.
+    /// `notrack`: the packet bypasses connection tracking.
     pub(super) fn untrack() -> Self {
         Self::of_numbers("notrack", [])
     }
 
-    /// The rule goes on where the packet leaves by an interface whose name begins otherwise.
+    /// Matches output interfaces without this name prefix.
     pub(super) fn leaves_by_none_of(prefix: &str) -> [Self; 2] {
         let name = Self::of_numbers("meta", [(1, register(0)), (2, META_OIFNAME)]);
         [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
     }
 
-    /// What connection tracking says (`enum nft_ct_keys`): a word in the machine's byte order.
+    /// `enum nft_ct_keys`; a word in host byte order.
     fn connection(word: u32, key: u32) -> Self {
         Self::of_numbers("ct", [(1, register(word)), (2, key)])
     }
 
-    /// `ct original zone set`: the connection that the packet begins is looked for in the zone that the register has (a half word in the machine's byte
-    /// order) by the way that it began alone; answers have no zone.
+    /// `ct original zone set`: the original direction uses the zone in the register (16 bits, host byte order);
+    /// replies have no zone.
     pub(super) fn set_zone(word: u32) -> Self {
         const DIRECTION_ORIGINAL: u8 = 0;
         Self::of_numbers("ct", [(2, CT_ZONE), (4, register(word))]).with(3, vec![DIRECTION_ORIGINAL])
     }
 
-    /// Bytes of a header: base 1 is the IP header, 2 the transport header.
+    /// Base 1 is the IP header, 2 the transport header.
     fn payload(word: u32, base: u32, offset: u32, length: u32) -> Self {
         Self::of_numbers("payload", [(1, register(word)), (2, base), (3, offset), (4, length)])
     }
 
-    /// An address of the IP header.
     pub(super) fn address(word: u32, v4: bool, field: Field) -> Self {
         let (offset, length) = if v4 { (12, 4) } else { (8, 16) };
         let after = if matches!(field, Field::Destination) { length } else { 0 };
         Self::payload(word, 1, offset + after, length)
     }
 
-    /// The first byte of an address of the IPv4 header.
     pub(super) fn first_byte4(word: u32, field: Field) -> Self {
         Self::payload(word, 1, if matches!(field, Field::Source) { 12 } else { 16 }, 1)
     }
 
-    /// The destination port of TCP, UDP and SCTP: two bytes padded to the word.
+    /// The destination port of TCP, UDP and SCTP, two bytes padded to the word.
     pub(super) fn destination_port(word: u32) -> Self {
         Self::payload(word, 2, 2, 2)
     }
@@ -209,22 +199,19 @@ impl Expression {
         Self::of_numbers("cmp", [(1, register(word)), (2, operator)]).with(3, data(value).0)
     }
 
-    /// The rule goes on where the register has the value.
     pub(super) fn is(word: u32, value: &[u8]) -> Self {
         Self::compare(word, CMP_EQ, value)
     }
 
-    /// The rule goes on where the destination is not an address of the node (`fib daddr type`).
+    /// Matches destinations that are not the node's (`fib daddr type`).
     pub(super) fn not_to_the_node() -> [Self; 2] {
         Self::address_type(Field::Destination, CMP_NEQ)
     }
 
-    /// The rule goes on where the destination is an address of the node.
     pub(super) fn to_the_node() -> [Self; 2] {
         Self::address_type(Field::Destination, CMP_EQ)
     }
 
-    /// The rule goes on where the source is an address of the node.
     pub(super) fn from_the_node() -> [Self; 2] {
         Self::address_type(Field::Source, CMP_EQ)
     }
@@ -237,12 +224,10 @@ impl Expression {
         [kind, Self::compare(0, operator, &RTN_LOCAL.to_ne_bytes())]
     }
 
-    /// The rule goes on where the connection's destination was translated.
     pub(super) fn translated() -> [Self; 3] {
         Self::has_bit(Self::connection(0, CT_STATUS), IPS_DST_NAT)
     }
 
-    /// The rule goes on for a packet of no connection.
     pub(super) fn invalid() -> [Self; 3] {
         Self::has_bit(Self::connection(0, CT_STATE), STATE_INVALID)
     }
@@ -251,30 +236,28 @@ impl Expression {
         [loaded, Self::masked(0, bit, 0), Self::compare(0, CMP_NEQ, &[0; 4])]
     }
 
-    /// The rule goes on where the set has the key that begins at the register.
     pub(super) fn within(word: u32, set: &str) -> Self {
         Self::new("lookup", [(1, name(set)), (2, register(word).to_be_bytes().to_vec())])
     }
 
-    /// The rule goes on where the set does not have the key.
     pub(super) fn outside(word: u32, set: &str) -> Self {
         const F_INV: u32 = 1;
         Self::within(word, set).with(5, F_INV.to_be_bytes().to_vec())
     }
 
-    /// The rule goes on where the map has the key; its value goes to the registers from `to` on.
+    /// Matches keys in the map; loads the value from register `to` on.
     pub(super) fn map(word: u32, set: &str, to: u32) -> Self {
         Self::within(word, set).with(3, register(to).to_be_bytes().to_vec())
     }
 
-    /// `dnat`: the address and the port are in registers.
+    /// `dnat` to the address and port in the registers.
     pub(super) fn translate_destination(family: u8, address: u32, port: u32) -> Self {
         let (address, port) = (register(address), register(port));
         let registers = [(3, address), (4, address), (5, port), (6, port), (7, MAP_IPS | PROTO_SPECIFIED)];
         Self::of_numbers("nat", [(1, 1), (2, family.into())]).and(registers)
     }
 
-    /// `snat`: the address is in a register.
+    /// `snat` to the address in the register.
     pub(super) fn translate_source(family: u8, address: u32) -> Self {
         let address = register(address);
         Self::of_numbers("nat", [(1, 0), (2, family.into())]).and([
@@ -289,23 +272,21 @@ impl Expression {
         self
     }
 
-    /// `masquerade`: the source becomes the address of the interface that the packet leaves by.
+    /// `masquerade`: the source becomes the address of the output interface.
     pub(super) fn masquerade() -> Self {
         Self::of_numbers("masq", [(1, RANDOM_FULLY)])
     }
 
-    /// A value for a register.
     pub(super) fn load(word: u32, value: &[u8]) -> Self {
         Self::of_numbers("immediate", [(1, register(word))]).with(2, data(value).0)
     }
 
-    /// Ends the chain for this packet.
+    /// `return`.
     pub(super) fn give_back() -> Self {
         const RETURN: i32 = -5;
         Self::verdict(RETURN)
     }
 
-    /// Drops the packet.
     pub(super) fn drop() -> Self {
         const DROP: i32 = 0;
         Self::verdict(DROP)
@@ -318,7 +299,7 @@ impl Expression {
     }
 }
 
-/// A value as `enum nft_data_attributes` has it.
+/// Encodes `enum nft_data_attributes`.
 pub(super) fn data(value: &[u8]) -> Attributes {
     Attributes::default().bytes(elem::DATA_VALUE, value)
 }
@@ -327,7 +308,7 @@ fn name(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// The expressions as the value of `NFTA_RULE_EXPRESSIONS`.
+/// Encodes the value of `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn encode(rule: &Rule) -> Attributes {
     rule.iter().fold(Attributes::default(), |list, expression| {
         let inner =
@@ -337,7 +318,7 @@ pub(super) fn encode(rule: &Rule) -> Attributes {
     })
 }
 
-/// The expressions that the kernel told. `None` where they cannot be read.
+/// Decodes a kernel dump. `None` where it cannot be read.
 pub(super) fn decode(bytes: &[u8]) -> Option<Rule> {
     let one = |(_, value): (u16, Vec<u8>)| {
         let parts = attributes(&value)?;

@@ -1,7 +1,7 @@
-//! What a forward chain of somebody else's does with packets of containers, judged by walking its rules.
+//! The effect of foreign forward chains on container packets, by a walk of their rules.
 //!
-//! A test of a rule holds for all packets, for some, or for none, or it is not understood ([`super::packets`]). So a chain
-//! refuses them where no rule may accept one, and accepts them where no rule may refuse most of them; else it is not clear.
+//! A rule matches all packets, some, none, or is not understood ([`super::packets`]). A chain refuses packets if no
+//! rule may accept one, and accepts them if no rule may refuse most of them; otherwise it is unclear.
 
 use std::{collections::BTreeMap, rc::Rc};
 
@@ -12,16 +12,15 @@ use super::{
     wire::{self, Attributes, attributes, elem, find, message, number, text},
 };
 
-/// Jumps that the kernel follows (`NFT_JUMP_STACK_SIZE`).
+/// `NFT_JUMP_STACK_SIZE`.
 const MAX_DEPTH: usize = 16;
-/// Rules that are looked at for one chain: jumps multiply.
+/// Rules evaluated per chain: jumps multiply.
 const MAX_RULES: usize = 20_000;
-/// Elements that cost about as much as a rule.
+/// Set elements that cost about as much as one rule.
 const ELEMENTS_OF_A_RULE: usize = 64;
-/// `NFT_SET_INTERVAL`, and flags of sets that are not understood: `NFT_SET_CONCAT`, `NFT_SET_OBJECT`.
+/// `NFT_SET_INTERVAL`, and the unsupported `NFT_SET_CONCAT` and `NFT_SET_OBJECT`.
 const F_INTERVAL: u32 = wire::set::F_INTERVAL;
 const F_OTHER: u32 = 0x80 | 0x40;
-/// What a rule does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
     Accept,
@@ -29,11 +28,11 @@ enum Verdict {
     Return,
     Jump(String),
     Goto(String),
-    /// Another program decides, or a target that is not understood.
+    /// Another program decides, or the target is not understood.
     Unclear,
 }
 
-/// Reads `NFTA_DATA_VERDICT` of a value; `None` where the rule goes on.
+/// Reads `NFTA_DATA_VERDICT` of a value; `None` for `continue`.
 fn verdict(data: &[u8]) -> Option<Verdict> {
     let data = attributes(data)?;
     let verdict = attributes(find(&data, 2)?)?;
@@ -49,18 +48,17 @@ fn verdict(data: &[u8]) -> Option<Verdict> {
     }
 }
 
-/// A set of somebody's.
 struct Set {
     flags: u32,
     key_len: usize,
-    /// Keys, or first keys of intervals, with their values.
+    /// Keys, or interval starts, with their values.
     elements: Vec<(Vec<u8>, Vec<u8>)>,
-    /// First keys behind intervals, in order.
+    /// Interval ends (exclusive), sorted.
     ends: Vec<Vec<u8>>,
 }
 
 impl Set {
-    /// Elements that the key may be, with how surely; the one that it is, where that is certain.
+    /// Elements that may match, with certainty; only the certain one if there is one.
     fn find(&self, key: &[Byte]) -> Vec<(Sure, &[u8])> {
         let mut found = Vec::new();
         for (one, data) in &self.elements {
@@ -79,7 +77,7 @@ impl Set {
     }
 }
 
-/// The number before a big-endian one.
+/// The big-endian predecessor.
 fn before(number: &[u8]) -> Vec<u8> {
     let mut number = number.to_vec();
     for byte in number.iter_mut().rev() {
@@ -92,10 +90,10 @@ fn before(number: &[u8]) -> Vec<u8> {
     number
 }
 
-/// Asks the kernel for objects of one family; `None` where it does not tell them.
+/// Queries the kernel for objects of one family; `None` on failure.
 pub(super) type Ask<'a> = &'a mut dyn FnMut(u16, &Attributes) -> Option<Vec<Vec<u8>>>;
 
-/// Chains and sets of a table, read when they are needed.
+/// A table's chains and sets, read on demand.
 pub(super) struct Ruleset<'a> {
     table: String,
     ask: Ask<'a>,
@@ -130,7 +128,7 @@ impl<'a> Ruleset<'a> {
     }
 
     fn read_set(&mut self, name: &str) -> Option<Set> {
-        // The kernel tells all sets of the table.
+        // The kernel dumps all sets of the table.
         let sets = (self.ask)(message::GET_SET, &Attributes::default().text(wire::set::TABLE, &self.table))?;
         let head = sets
             .iter()
@@ -148,7 +146,6 @@ impl<'a> Ruleset<'a> {
         Some(Set { flags: number(&head, wire::set::FLAGS).unwrap_or_default(), key_len, elements, ends })
     }
 
-    /// What a chain with this policy does with packets.
     pub(super) fn judge(&mut self, packets: &Packets<'_>, chain: &str, drops: bool) -> Judgement {
         let mut walk = Walk { packets, ruleset: self, left: MAX_RULES, may_accept: false, may_refuse: false };
         let refuses = match walk.chain(chain, 0) {
@@ -164,7 +161,6 @@ impl<'a> Ruleset<'a> {
     }
 }
 
-/// What a chain does with packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Judgement {
     Accepts,
@@ -172,7 +168,6 @@ pub(super) enum Judgement {
     Unclear,
 }
 
-/// How a chain ends for the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Accept,
@@ -183,7 +178,6 @@ enum End {
 struct Walk<'r, 'a> {
     packets: &'r Packets<'r>,
     ruleset: &'r mut Ruleset<'a>,
-    /// Rules that may still be looked at.
     left: usize,
     may_accept: bool,
     may_refuse: bool,
@@ -197,7 +191,7 @@ impl Walk<'_, '_> {
 
     fn chain(&mut self, name: &str, depth: usize) -> End {
         let Some(rules) = self.ruleset.rules(name).filter(|_| depth < MAX_DEPTH) else { return self.unclear() };
-        // Some packets have left the chain: what comes does not hold for all.
+        // Later rules do not see all packets.
         let mut left = false;
         for rule in rules.iter() {
             let Some(rest) = self.left.checked_sub(1) else { return self.unclear() };
@@ -228,7 +222,7 @@ impl Walk<'_, '_> {
         End::Return
     }
 
-    /// What a rule does, and with which of the packets; empty where it does nothing that matters.
+    /// Verdicts, each with its share of packets.
     fn rule(&mut self, rule: &Rule) -> Vec<(Sure, Verdict)> {
         let mut registers = Registers([None; 64]);
         let mut sure = Sure::All;
@@ -257,7 +251,7 @@ impl Walk<'_, '_> {
                 Some(verdict) => ends(verdict),
                 None => all,
             },
-            // Without a destination they write to the packet.
+            // Without a destination register they write to the packet.
             "meta" | "ct" | "payload" if n(1) == 0 => all,
             "meta" => registers.load(n(1), self.packets.meta(n(2))),
             "ct" => registers.load(n(1), self.packets.connection(n(2))),
@@ -338,19 +332,16 @@ impl Walk<'_, '_> {
     }
 }
 
-/// What follows from an expression.
 enum Step {
-    /// The rule goes on for these packets; for none of them where there is nothing.
+    /// `None`: for no packet.
     On(Option<Sure>),
-    /// The rule ends so.
     Ends(Vec<(Sure, Verdict)>),
 }
 
-/// The registers, as bytes.
 struct Registers([Byte; 64]);
 
 impl Registers {
-    /// Where a register begins (`enum nft_registers`).
+    /// Byte offset of a register (`enum nft_registers`).
     fn place(register: u32) -> Option<usize> {
         match register {
             1..=4 => usize::try_from((register - 1) * 16).ok(),
@@ -360,7 +351,7 @@ impl Registers {
     }
 
     fn load(&mut self, register: u32, mut value: Vec<Byte>) -> Step {
-        // The kernel fills the last word with zeros.
+        // The kernel pads the last word with zeros.
         value.resize(value.len().next_multiple_of(4), Some((0, 0xff)));
         let places = Self::place(register).and_then(|at| self.0.get_mut(at..));
         for (place, byte) in places.into_iter().flatten().zip(value) {

@@ -1,24 +1,24 @@
-//! The node's nftables table, `table inet wharf`, by netlink alone.
+//! The node's nftables table, `table inet wharf`, over netlink.
 //!
-//! What the table does is decided by [`wharf_core::nat`]; here it becomes chains, rules, sets and elements ([`Table`]),
-//! and is written in one transaction, so that no packet ever meets a half of it. A port mapping is two elements of
-//! sets, a container that is not masqueraded one: no rule belongs to a container.
+//! [`wharf_core::nat`] decides the content, which is written in one transaction, so that no packet meets a
+//! half-written table. A port mapping is two set elements, a container that is not masqueraded is one: no rule
+//! belongs to a container.
 //!
-//! | part | does |
+//! | part | purpose |
 //! |---|---|
 //! | `wire` | numbers and attributes of nf_tables messages |
-//! | `expr`, `rules`, `redirects` | expressions; the rules that are made of them |
-//! | `table` | the table as a value, desired or read back, and the differences of two |
+//! | `expr`, `rules`, `redirects` | expressions and rules |
+//! | `table` | the table as a value, desired or observed, and differences |
 //! | `read` | the kernel's answers |
-//! | `judge`, `packets` | what forward chains of others do with packets of containers |
-//! | `socket` | questions and transactions |
+//! | `judge`, `packets` | the effect of foreign forward chains on container packets |
+//! | `socket` | queries and transactions |
 //!
-//! The table has a mark in its comment. A table of that name without the mark is somebody else's: it is reported
-//! (`Conflict`) and never touched. Every call blocks for the kernel's answer.
+//! The table's comment is Wharf's mark. A table without it is foreign: it is reported (`Conflict`) and never changed.
+//! Calls block for the kernel's answer.
 //!
-//! Errors by kind: `Unsupported` where the kernel has no nf_tables or lacks a part of it, `Permission` without
-//! `CAP_NET_ADMIN`, `Conflict` for somebody else's table, `Exists` for a port that leads elsewhere already, `NotFound`
-//! where elements are added to a table that is not there.
+//! Errors by kind: `Unsupported` where the kernel lacks nf_tables or a part of it, `Permission` without
+//! `CAP_NET_ADMIN`, `Conflict` for a foreign table, `Exists` for a port with another target, `NotFound` for elements
+//! of an absent table.
 
 mod expr;
 mod judge;
@@ -61,30 +61,27 @@ use self::{
 use super::Refusal;
 use crate::error::{fail, kind_of};
 
-/// Name of the table.
 const TABLE: &str = "wharf";
-/// The table in words.
 const SUBJECT: &str = "inet wharf";
-/// The owner's mark: the table's comment begins with it. It never changes, or agents of other versions would take the
-/// table for somebody else's.
+/// Prefix of the table's comment. Must not change, or agents of other versions take the table for foreign.
 const MARK: &str = "made by wharf-agent";
-/// Tries of what is to be done between two changes of the ruleset by others.
+/// Attempts while other programs change the ruleset.
 const TRIES: usize = 16;
 
-/// What [`Nft::ensure`] did.
+/// The result of [`Nft::ensure`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ensured {
     /// The table was as desired.
     Unchanged,
     /// There was no table.
     Created,
-    /// There was another one of ours.
+    /// Another Wharf table was there.
     Replaced,
 }
 
-/// The table in the network namespace of the thread that calls first.
+/// The table in the network namespace of the first calling thread.
 ///
-/// The socket stays open: after a removal, closing any netfilter socket waits until the kernel has freed what was removed
+/// The socket stays open: after a removal, closing any netfilter socket waits until the kernel has freed the objects
 /// (12 ms on Linux 6.18).
 #[derive(Default)]
 pub struct Nft {
@@ -92,20 +89,19 @@ pub struct Nft {
 }
 
 impl Nft {
-    /// Makes the table what is desired, in one transaction; a table that is so already is left alone.
+    /// Writes the desired table in one transaction, unless it is already in force.
     ///
     /// # Errors
-    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    /// See the module. `Exhausted` if other programs change the ruleset faster than it can be read.
     pub fn ensure(&self, nat: &Nat) -> Result<Ensured> {
         let desired = Table::of(nat)?;
         self.write(|_| Ok(desired.clone()))
     }
 
-    /// [`Self::ensure`] of everything but what endpoints have in it. What the table has of them stays, whatever it is; the
-    /// entries of `nat` are added where the table has to be written.
+    /// [`Self::ensure`], but keeps the endpoints' entries in the table. A rewrite also adds the entries of `nat`.
     ///
     /// # Errors
-    /// As those of [`Self::ensure`].
+    /// See [`Self::ensure`].
     pub fn ensure_around(&self, nat: &Nat) -> Result<Ensured> {
         self.write(|seen| {
             let Some(seen) = seen else { return Table::of(nat) };
@@ -122,7 +118,6 @@ impl Nft {
         })
     }
 
-    /// Writes the table that is desired in place of the one that is there, if they differ.
     fn write(&self, desired: impl Fn(Option<&Table>) -> Result<Table>) -> Result<Ensured> {
         const OPERATION: &str = "write table";
         self.with(OPERATION, |netfilter| {
@@ -147,10 +142,10 @@ impl Nft {
         })
     }
 
-    /// Adds entries: all of them, or none. Those that are there already are left alone.
+    /// Adds all entries or none. Existing ones stay.
     ///
     /// # Errors
-    /// As in the module's list; `Exists` names the port that leads to another target.
+    /// See the module; `Exists` names the port with another target.
     pub fn add(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "publish";
         let all = listed(entries)?;
@@ -171,7 +166,7 @@ impl Nft {
                 Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
                 Outcome::Refused(refused) => refused,
             };
-            // Kernels differ in the answer to a key that is there with another value.
+            // Kernels differ in the errno for a key with another value.
             let is_taken = |refusal: &Refusal| refusal.is(libc::EBUSY) || refusal.is(libc::EEXIST);
             let taken = refused.iter().find(|(_, refusal)| is_taken(refusal)).and_then(|(index, _)| all.get(*index));
             match taken {
@@ -185,12 +180,12 @@ impl Nft {
         })
     }
 
-    /// Takes entries back, all of them in one transaction. Entries, or a table, that are not there are no error. A port that
-    /// leads elsewhere by now stays. Where a port of a container is published twice, both mappings go in one call, or the
-    /// container no longer reaches itself by the one that is left (see [`Table::differences`]).
+    /// Removes entries in one transaction. Absent entries are no error; a port with another target stays. Remove both
+    /// mappings of a container port in one call: otherwise the container does not reach itself by the remaining one
+    /// (see [`Table::differences`]).
     ///
     /// # Errors
-    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    /// See the module. `Exhausted` if other programs change the ruleset faster than it can be read.
     pub fn take_back(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "take back";
         let all = listed(entries)?;
@@ -221,10 +216,10 @@ impl Nft {
         })
     }
 
-    /// The table as the kernel has it; `None` where there is none.
+    /// Reads the table; `None` where there is none.
     ///
     /// # Errors
-    /// As in the module's list. `Exhausted` where others change the ruleset faster than it can be read.
+    /// See the module. `Exhausted` if other programs change the ruleset faster than it can be read.
     pub fn look(&self) -> Result<Option<Table>> {
         const OPERATION: &str = "read table";
         self.with(OPERATION, |netfilter| {
@@ -237,11 +232,11 @@ impl Nft {
         })
     }
 
-    /// Chains of others, in any table, that refuse forwarded packets of the pools, and those of which that cannot be told.
-    /// `published`: connections to the pools are to pass too. `uplink`: the one interface that leads to other networks.
+    /// Foreign chains that refuse forwarded packets of the pools, or whose effect is unclear. `published`:
+    /// connections to the pools must pass too. `uplink`: the only interface to other networks.
     ///
     /// # Errors
-    /// As in the module's list.
+    /// See the module.
     pub fn refusing_forward_chains(
         &self,
         pools: &[IpNet],
@@ -255,7 +250,7 @@ impl Nft {
                 let mut dump = |kind, attributes: &Attributes| {
                     let mut answer = netfilter.dump_of(family, kind, attributes);
                     for _ in 1..TRIES {
-                        // Somebody changed the ruleset meanwhile.
+                        // The ruleset changed during the dump.
                         if answer.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {
                             answer = netfilter.dump_of(family, kind, attributes);
                         }
@@ -300,10 +295,10 @@ impl Nft {
         })
     }
 
-    /// Deletes the table with all that is in it. Says whether there was one.
+    /// Deletes the table. Returns whether there was one.
     ///
     /// # Errors
-    /// As in the module's list.
+    /// See the module.
     pub fn remove(&self) -> Result<bool> {
         const OPERATION: &str = "delete table";
         self.with(OPERATION, |netfilter| {
@@ -324,7 +319,7 @@ impl Nft {
         })
     }
 
-    /// Runs a job with the socket. One that a job failed with is not used again.
+    /// Discards the socket after a failed job.
     fn with<T>(&self, operation: &'static str, job: impl FnOnce(&mut Netfilter) -> Result<T>) -> Result<T> {
         let mut slot = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let mut netfilter = match slot.take() {
@@ -337,7 +332,7 @@ impl Nft {
     }
 }
 
-/// The elements of entries, each once and with its entry.
+/// Elements without duplicates, with their entries.
 fn listed(entries: &[NatEntry]) -> Result<Vec<(&NatEntry, Element)>> {
     let mut seen = HashSet::new();
     let mut all = Vec::with_capacity(2 * entries.len());
@@ -348,7 +343,7 @@ fn listed(entries: &[NatEntry]) -> Result<Vec<(&NatEntry, Element)>> {
     Ok(all)
 }
 
-/// The entries of an operation, as the subject of an error: a range of ports may be thousands.
+/// Error subject: a range of ports may be thousands of entries.
 fn in_words(entries: &[NatEntry]) -> String {
     match entries {
         [first, _, ..] => format!("{first} and {} more", entries.len() - 1),
@@ -356,15 +351,14 @@ fn in_words(entries: &[NatEntry]) -> String {
     }
 }
 
-/// The table, with the ruleset's generation; the inner `None` where there is none. The outer `None` where somebody
-/// changed the ruleset meanwhile.
+/// The ruleset's generation and the table, if any. `None` if the ruleset changed meanwhile.
 fn try_read(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<(u32, Option<Table>)>> {
     let before = generation(netfilter, operation)?;
     let seen = match head(netfilter, operation)? {
         None => None,
         Some(head) => match read::table(netfilter, head) {
             Ok(table) => Some(table),
-            // What was there a moment ago is gone, or the dump was interrupted.
+            // An object vanished, or the dump was interrupted.
             Err(read::Failed::Changed) => return Ok(None),
             Err(read::Failed::Io(e)) => return Err(wrap(operation, &e)),
             Err(read::Failed::Refused(refusal)) => return Err(missing_or(refusal, operation)),
@@ -374,17 +368,16 @@ fn try_read(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option
     Ok((generation(netfilter, operation)? == before).then_some((before, seen)))
 }
 
-/// The number of changes that the ruleset has seen.
 fn generation(netfilter: &mut Netfilter, operation: &'static str) -> Result<u32> {
     let answer = netfilter.get(message::GET_GEN, &Attributes::default()).map_err(|e| wrap(operation, &e))?;
     let messages = answer.map_err(|refusal| missing_or(refusal, operation))?;
     messages.first().and_then(|message| read::generation(message)).ok_or_else(|| unreadable(operation))
 }
 
-/// What the table says of itself; `None` where there is none.
+/// The table's attributes; `None` where there is no table.
 ///
 /// # Errors
-/// `Conflict`: it is somebody else's.
+/// `Conflict` for a foreign table.
 fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Head>> {
     let name = Attributes::default().text(wire::table::NAME, TABLE);
     let messages = match netfilter.get(message::GET_TABLE, &name).map_err(|e| wrap(operation, &e))? {
@@ -393,7 +386,7 @@ fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Hea
     };
     let head = messages.first().and_then(|message| read::head(message).ok()).ok_or_else(|| unreadable(operation))?;
     let mark = comment(MARK);
-    // Kind and length, then the text; a version of Wharf may add to it.
+    // Kind, length, then the text, which a version of Wharf may extend.
     let marked = head.userdata.first() == mark.first()
         && head.userdata.get(2..).is_some_and(|text| text.starts_with(MARK.as_bytes()));
     if marked {
@@ -404,7 +397,6 @@ fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Hea
     Err(fail(operation, SUBJECT, KernelErrorKind::Conflict, cause))
 }
 
-/// Whether the element is in its set, with this value.
 fn is_there(netfilter: &mut Netfilter, operation: &'static str, element: &Element) -> Result<bool> {
     let question = of_element(message::GET_SET_ELEM, 0, element);
     let messages = match netfilter.get(question.kind, &question.attributes).map_err(|e| wrap(operation, &e))? {
@@ -429,7 +421,6 @@ fn restless(operation: &'static str) -> KernelError {
     fail(operation, SUBJECT, KernelErrorKind::Exhausted, cause)
 }
 
-/// A failure of the socket.
 fn wrap(operation: &'static str, error: &io::Error) -> KernelError {
     let refusal = Refusal { errno: io::Error::from(error.kind()), reason: None };
     match error.raw_os_error() {
@@ -438,7 +429,7 @@ fn wrap(operation: &'static str, error: &io::Error) -> KernelError {
     }
 }
 
-/// The refusal of a question or of a whole transaction: mostly there is no nf_tables, or no permission.
+/// A refused query or transaction: usually nf_tables or the permission is missing.
 fn missing_or(refusal: Refusal, operation: &'static str) -> KernelError {
     const ABSENT: [i32; 5] =
         [libc::EINVAL, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EAFNOSUPPORT, libc::ENOPROTOOPT];
@@ -456,8 +447,7 @@ fn missing_or(refusal: Refusal, operation: &'static str) -> KernelError {
     refusal.into_error(operation, SUBJECT)
 }
 
-/// The refusal of a part of a new table. A kind of expression, chain or table that the kernel lacks is `ENOENT` and the
-/// like.
+/// A refused part of a new table. ENOENT or similar: the kernel lacks a kind of expression, chain or table.
 fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
     const ABSENT: [i32; 3] = [libc::ENOENT, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];
     match refused.into_iter().next() {
@@ -473,7 +463,7 @@ fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelE
     }
 }
 
-/// The refusal of a part of a table that is there: somebody changed it.
+/// A refused change of a table: another program changed it.
 fn refused_elements(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
     match refused.into_iter().next() {
         Some((_, refusal)) => refusal.into_error(operation, SUBJECT),

@@ -1,43 +1,42 @@
-//! The packets that forward chains of others are judged for: what is known of their bytes, and comparisons with them.
+//! Model packets for foreign forward chains.
 //!
-//! The packets are judged all at once: of each byte the bits are known in which they agree. So a test holds for all of them,
-//! for some, or for none; and there are tests that are not understood.
+//! A model stands for a set of packets and knows the bits in which they agree. A test holds for all, some or none of
+//! them, or is not understood.
 
 use ipnet::IpNet;
 
 use super::{expr::Expression, table::octets, wire};
 
 const TCP: u8 = 6;
-/// `NF_CT_STATE_BIT` of `linux/netfilter/nf_conntrack_common.h`: the numbers of `ct state` and of xt's `conntrack`.
+/// `NF_CT_STATE_BIT` of `linux/netfilter/nf_conntrack_common.h`, also of xt's `conntrack`.
 const ESTABLISHED: u32 = 2;
 const NEW: u32 = 8;
 const IPS_DST_NAT: u32 = 0x20;
 
-/// A byte: its value, and the bits of it that are known. `None` where nothing is known about the packets.
+/// Value and mask of known bits; `None` if not modelled.
 pub(super) type Byte = Option<(u8, u8)>;
-/// Bytes that differ from packet to packet.
+/// A byte that differs from packet to packet.
 pub(super) const ANY: Byte = Some((0, 0));
 
 fn exactly(bytes: &[u8]) -> Vec<Byte> {
     bytes.iter().map(|byte| Some((*byte, 0xff))).collect()
 }
 
-/// Packets that are judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The first packet of a connection that a container opens.
+    /// The first packet of a container's connection.
     Out,
-    /// Its answer.
+    /// The reply to it.
     Answer,
     /// The first packet of a connection to a published port.
     Published,
 }
 
-/// TCP packets between the addresses of a pool and elsewhere.
+/// TCP packets between a pool and other networks.
 pub(super) struct Packets<'a> {
     pub(super) pool: IpNet,
     pub(super) way: Way,
-    /// The one interface that leads elsewhere; `None` where there are several, or none.
+    /// The only interface to other networks, if there is one.
     pub(super) uplink: Option<&'a str>,
 }
 
@@ -55,7 +54,7 @@ impl Packets<'_> {
         header.get(offset..offset.checked_add(length)?).map(<[Byte]>::to_vec)
     }
 
-    /// Name of the container's side (`near`) or of the other interface, as the kernel compares it.
+    /// Name of the container's interface (`near`) or the other one.
     fn interface(&self, near: bool) -> Vec<Byte> {
         let mut name = match (near, self.uplink) {
             (true, _) => [exactly(b"wh"), vec![ANY; 12]].concat(),
@@ -66,7 +65,7 @@ impl Packets<'_> {
         name
     }
 
-    /// `enum nft_meta_keys`.
+    /// See `enum nft_meta_keys`.
     pub(super) fn meta(&self, key: u32) -> Vec<Byte> {
         let v4 = self.pool.addr().is_ipv4();
         match key {
@@ -80,7 +79,7 @@ impl Packets<'_> {
         }
     }
 
-    /// `enum nft_ct_keys`: state and status.
+    /// See `enum nft_ct_keys`: state and status.
     pub(super) fn connection(&self, key: u32) -> Vec<Byte> {
         let translated = if self.way == Way::Published { IPS_DST_NAT } else { 0 };
         match key {
@@ -94,15 +93,15 @@ impl Packets<'_> {
         if matches!(self.way, Way::Answer) { ESTABLISHED } else { NEW }
     }
 
-    /// A match of iptables'.
+    /// An iptables match.
     pub(super) fn xt(&self, expression: &Expression) -> Option<Sure> {
-        // Of `struct xt_conntrack_mtinfo2`, and 3.
+        // From `struct xt_conntrack_mtinfo2` and 3.
         const STATE: u16 = 1;
         const ALIAS: u16 = 1 << 13;
         const DST_NAT: u16 = 1 << 7;
         match expression.text(1).as_str() {
             "comment" => Some(Sure::All),
-            // What they compare is the transport header, of a protocol that the rule has named.
+            // They compare the transport header.
             "tcp" | "udp" | "multiport" | "icmp" | "icmp6" | "limit" => Some(Sure::Some),
             "conntrack" if expression.number(2) >= Some(2) => {
                 let info = expression.value(3).unwrap_or_default();
@@ -122,7 +121,7 @@ impl Packets<'_> {
     }
 }
 
-/// Of how many packets something holds that does not hold for none.
+/// Share of packets for which a test holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sure {
     All,
@@ -130,7 +129,7 @@ pub(super) enum Sure {
     Unclear,
 }
 
-/// The opposite of a test. What excepts some packets holds for most of them, so it is not told as if it held for few.
+/// The opposite of a test. An exception for some packets leaves most of them, so the result is not `Some`.
 pub(super) fn not(test: Option<Sure>) -> Option<Sure> {
     match test {
         None => Some(Sure::All),
@@ -139,7 +138,7 @@ pub(super) fn not(test: Option<Sure>) -> Option<Sure> {
     }
 }
 
-/// Whether bytes equal a value; `None` where they do not.
+/// `None` where the bytes differ from the value.
 pub(super) fn equal(bytes: &[Byte], value: &[u8]) -> Option<Sure> {
     let mut sure = if bytes.len() < value.len() { Sure::Unclear } else { Sure::All };
     for (byte, wanted) in bytes.iter().zip(value) {
@@ -153,7 +152,7 @@ pub(super) fn equal(bytes: &[Byte], value: &[u8]) -> Option<Sure> {
     Some(sure)
 }
 
-/// Whether bytes are from one value to another, both included, as big-endian numbers.
+/// Whether the bytes, a big-endian number, are within the inclusive range.
 pub(super) fn between(bytes: &[Byte], first: &[u8], last: &[u8]) -> Option<Sure> {
     let known: Option<Vec<_>> = bytes.iter().copied().collect();
     let Some(known) = known else { return Some(Sure::Unclear) };

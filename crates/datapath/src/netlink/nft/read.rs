@@ -1,4 +1,4 @@
-//! The table as the kernel tells it. Whatever bytes come, the worst is [`Unreadable`].
+//! Parses the kernel's dumps of the table. Malformed input gives [`Unreadable`].
 
 use std::{collections::BTreeMap, io};
 
@@ -11,15 +11,13 @@ use super::{
     wire::{self, Attributes, GEN_ID, attributes, elem, find, message, number, of_message, text},
 };
 
-/// Not a message of its kind, or one that is cut short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Unreadable;
 
 type Read<T> = Result<T, Unreadable>;
 
-/// Why a table could not be read.
 pub(super) enum Failed {
-    /// Somebody changed the ruleset meanwhile.
+    /// The ruleset changed meanwhile.
     Changed,
     Io(io::Error),
     Refused(Refusal),
@@ -32,7 +30,6 @@ impl From<Unreadable> for Failed {
     }
 }
 
-/// Reads all of the table whose head was read.
 pub(super) fn table(netfilter: &mut Netfilter, head: Head) -> Result<Table, Failed> {
     let mut found = Table { flags: head.flags, objects: head.objects, ..Table::default() };
     let ours = Attributes::default().text(wire::rule::TABLE, TABLE);
@@ -50,7 +47,7 @@ pub(super) fn table(netfilter: &mut Netfilter, head: Head) -> Result<Table, Fail
         for message in dump(netfilter, message::GET_SET_ELEM, &list)? {
             set.elements.extend(elements(&message)?);
         }
-        // `nft` adds one where no interval begins at zero. It ends nothing.
+        // `nft` adds an end at zero where no interval begins at zero. It ends nothing.
         set.elements.retain(|key, _| !key.end || key.bytes.iter().any(|byte| *byte != 0));
         found.sets.insert(name, set);
     }
@@ -60,7 +57,7 @@ pub(super) fn table(netfilter: &mut Netfilter, head: Head) -> Result<Table, Fail
 fn dump(netfilter: &mut Netfilter, kind: u16, filter: &Attributes) -> Result<Vec<Vec<u8>>, Failed> {
     match netfilter.dump(kind, filter) {
         Ok(Ok(messages)) => Ok(messages),
-        // The table or the set is gone; the generation tells.
+        // The table or the set is gone.
         Ok(Err(refusal)) if refusal.is(libc::ENOENT) => Err(Failed::Changed),
         Ok(Err(refusal)) => Err(Failed::Refused(refusal)),
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Err(Failed::Changed),
@@ -74,12 +71,11 @@ pub(super) fn generation(message: &[u8]) -> Option<u32> {
     number(&wire::attributes(attributes)?, GEN_ID)
 }
 
-/// What a table says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) flags: u32,
     pub(super) objects: u32,
-    /// The owner's mark, or what somebody else wrote there.
+    /// The comment: Wharf's mark in Wharf's table.
     pub(super) userdata: Vec<u8>,
 }
 
@@ -91,7 +87,7 @@ pub(super) fn head(message: &[u8]) -> Read<Head> {
     Ok(Head { flags, objects, userdata: find(&all, wire::table::USERDATA).unwrap_or_default().to_vec() })
 }
 
-/// Reads `NFT_MSG_NEWCHAIN`; `None` for a chain of another table. A chain without a hook has an empty type.
+/// Reads `NFT_MSG_NEWCHAIN`; `None` for another table. A chain without a hook has an empty type.
 pub(super) fn chain(message: &[u8], table: &str) -> Read<Option<(String, Chain)>> {
     let all = of_message(message).ok_or(Unreadable)?;
     if text(&all, wire::chain::TABLE).is_none_or(|name| name != table) {
@@ -110,11 +106,10 @@ pub(super) fn chain(message: &[u8], table: &str) -> Read<Option<(String, Chain)>
     Ok(Some((name, found)))
 }
 
-/// A chain of somebody's that sees forwarded packets.
+/// A foreign chain that sees forwarded packets.
 pub(super) struct Forwarding {
     pub(super) table: String,
     pub(super) name: String,
-    /// Its policy is to drop.
     pub(super) drops: bool,
 }
 
@@ -130,7 +125,7 @@ pub(super) fn forwarding(message: &[u8]) -> Option<Forwarding> {
     })
 }
 
-/// Reads `NFT_MSG_NEWTABLE` of any family; `None` for a table whose chains are called.
+/// Reads `NFT_MSG_NEWTABLE` of any family; `None` unless the table is dormant.
 pub(super) fn dormant(message: &[u8]) -> Option<String> {
     let all = of_anybody(message)?;
     (number(&all, wire::table::FLAGS)? & wire::table::F_DORMANT != 0).then_some(())?;
@@ -142,7 +137,7 @@ pub(super) fn rule_of_anybody(message: &[u8]) -> Option<Rule> {
     expr::decode(find(&of_anybody(message)?, wire::rule::EXPRESSIONS).unwrap_or_default())
 }
 
-/// Reads `NFT_MSG_NEWSETELEM` of any family: keys, and values with their kind.
+/// Reads `NFT_MSG_NEWSETELEM` of any family.
 pub(super) fn elements_of_anybody(message: &[u8]) -> Option<Vec<(Key, Vec<u8>)>> {
     let all = of_anybody(message)?;
     let list = attributes(find(&all, elem::LIST_ELEMENTS).unwrap_or_default())?;
@@ -155,12 +150,11 @@ pub(super) fn elements_of_anybody(message: &[u8]) -> Option<Vec<(Key, Vec<u8>)>>
     list.iter().map(one).collect()
 }
 
-/// The attributes of a message of any family.
 pub(super) fn of_anybody(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     attributes(message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?)
 }
 
-/// Reads `NFT_MSG_NEWRULE`: the chain's name and the rule.
+/// Reads `NFT_MSG_NEWRULE`.
 pub(super) fn rule(message: &[u8]) -> Read<(String, Rule)> {
     let all = of_message(message).ok_or(Unreadable)?;
     let chain = text(&all, wire::rule::CHAIN).ok_or(Unreadable)?;
@@ -184,7 +178,7 @@ pub(super) fn set(message: &[u8]) -> Read<(String, Set)> {
     Ok((name, found))
 }
 
-/// Reads `NFT_MSG_NEWSETELEM`: some elements of a set. The rest is in further messages.
+/// Reads `NFT_MSG_NEWSETELEM`: elements of a set, which may span several messages.
 pub(super) fn elements(message: &[u8]) -> Read<Vec<(Key, Vec<u8>)>> {
     let all = of_message(message).ok_or(Unreadable)?;
     let list = attributes(find(&all, elem::LIST_ELEMENTS).unwrap_or_default()).ok_or(Unreadable)?;
@@ -202,7 +196,7 @@ fn element(bytes: &[u8]) -> Option<(Key, Vec<u8>)> {
     Some((Key { bytes: value(elem::KEY)??, end }, data))
 }
 
-/// Whether a message can be read as anything, for [`crate::outside`].
+/// Whether any parser accepts the message, for [`crate::outside`].
 pub(crate) fn is_readable(message: &[u8]) -> bool {
     let entries = |elements: Vec<_>| {
         let set = Set { elements: elements.into_iter().collect(), ..Set::default() };

@@ -1,4 +1,4 @@
-//! The netfilter socket: questions with their answers, and transactions.
+//! The netfilter socket: queries and transactions.
 
 use std::{io, time::Duration};
 
@@ -19,19 +19,18 @@ use super::{
     wire::{Attributes, BATCH_BEGIN, BATCH_END, BATCH_GENID, GENERIC_LEN, INET, SUBSYSTEM, message},
 };
 
-/// The kernel answers before `sendmsg` returns; this only bounds a wait that a bug would make endless.
+/// The kernel answers before `sendmsg` returns; the timeout guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Room for the refusals of a transaction, bytes: each is charged about 1 KiB of it.
+/// Bytes. Each refusal in a transaction is charged about 1 KiB.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// `SO_SNDBUF` by default; a transaction is one `sendmsg`, which must fit.
+/// Default `SO_SNDBUF`, bytes. A transaction is one `sendmsg`, which must fit.
 const SEND_BUFFER: usize = 128 << 10;
 
-/// Length of an answer about what others made, bytes: some thousand rules, some hundred elements of a set. To walk more
-/// would take a status too long.
+/// Bytes: some thousand rules, some hundred set elements. More would delay a status for too long.
 const MAX_FOREIGN: usize = 512 << 10;
 const MAX_FOREIGN_SET: usize = 64 << 10;
 
-/// A message of a transaction: its type, flags beside `NLM_F_REQUEST`, attributes.
+/// A message of a transaction. `NLM_F_REQUEST` is implied.
 #[derive(Debug, Clone)]
 pub(super) struct Message {
     pub(super) kind: u16,
@@ -39,27 +38,25 @@ pub(super) struct Message {
     pub(super) attributes: Attributes,
 }
 
-/// What came of a transaction.
+/// The outcome of a transaction. Only `Done` changes the ruleset.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// All of it is in force.
     Done,
-    /// Nothing of it is: somebody changed the ruleset after the generation that was asked for.
+    /// The ruleset no longer has the expected generation.
     Stale,
-    /// Nothing of it is: the refusals of single messages, by their index.
+    /// Refusals of single messages, by index.
     Refused(Vec<(usize, Refusal)>),
-    /// Nothing of it is: nf_tables is missing or not permitted, or the commit failed.
+    /// nf_tables is missing or not permitted, or the commit failed.
     Failed(Refusal),
 }
 
-/// A socket and its next sequence number.
 pub(super) struct Netfilter {
     socket: Socket,
     sequence: u32,
 }
 
 impl Netfilter {
-    /// Opens a socket in the calling thread's network namespace.
+    /// Opens a socket in the thread's network namespace.
     pub(super) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.bind_auto()?;
@@ -68,23 +65,21 @@ impl Netfilter {
         socket.set_ext_ack(true)?;
         let timeout = TimeVal::new(ANSWER_TIMEOUT.as_secs().cast_signed(), 0);
         setsockopt(&socket, sockopt::ReceiveTimeout, &timeout)?;
-        // Not permitted in a user namespace; the default is enough for all but thousands of refusals.
+        // Not permitted in a user namespace, where the default suffices for thousands of refusals.
         let _default = setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// One object; the messages that tell of it.
     pub(super) fn get(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
         self.ask(INET, kind, NLM_F_ACK, attributes, usize::MAX)
     }
 
-    /// Every object of a kind. An interrupted dump is [`io::ErrorKind::Interrupted`]: somebody changed the ruleset.
+    /// Dumps a kind of objects. [`io::ErrorKind::Interrupted`]: the ruleset changed meanwhile.
     pub(super) fn dump(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
         self.ask(INET, kind, NLM_F_DUMP, attributes, usize::MAX)
     }
 
-    /// [`Self::dump`] of a family of tables, whose size nobody knows: [`io::ErrorKind::FileTooLarge`] where it is longer than
-    /// [`MAX_FOREIGN`].
+    /// [`Self::dump`] of foreign tables. [`io::ErrorKind::FileTooLarge`]: longer than [`MAX_FOREIGN`].
     pub(super) fn dump_of(
         &mut self,
         family: u8,
@@ -118,15 +113,14 @@ impl Netfilter {
                     Body::Message(bytes) => {
                         length += bytes.len();
                         if length > limit {
-                            // The kernel goes through all of a large set for each datagram: the rest is not awaited, and the
-                            // socket that it would come to is closed.
+                            // The kernel scans a large set for each datagram; closing the socket discards the rest.
                             *self = Self::open()?;
                             return Err(io::ErrorKind::FileTooLarge.into());
                         }
                         found.push(bytes);
                     }
                     Body::Refused(refusal) => return Ok(Err(refusal)),
-                    // Not before its end: the kernel refuses a dump while another one runs on the socket.
+                    // The kernel refuses a dump while another one runs on the socket.
                     Body::Done | Body::Ack if interrupted => return Err(io::ErrorKind::Interrupted.into()),
                     Body::Done | Body::Ack => return Ok(Ok(found)),
                 }
@@ -134,8 +128,7 @@ impl Netfilter {
         }
     }
 
-    /// Sends the messages as one transaction: all of them take effect at once, or none. With a generation, only where
-    /// the ruleset still has it.
+    /// Sends one transaction. With a generation, it fails if the ruleset has another generation.
     pub(super) fn commit(&mut self, generation: Option<u32>, messages: &[Message]) -> io::Result<Outcome> {
         let subsystem = (0, SUBSYSTEM);
         let mut buffer = Vec::new();
@@ -143,7 +136,7 @@ impl Netfilter {
         self.append(&mut buffer, BATCH_BEGIN, 0, subsystem, &expected);
         let begin = self.sequence;
         for (index, message) in messages.iter().enumerate() {
-            // Refusals are always sent; the acknowledgement of the last message comes behind them.
+            // Refusals are always sent, before the last message's acknowledgement.
             let last = if index + 1 == messages.len() { NLM_F_ACK } else { 0 };
             let kind = SUBSYSTEM << 8 | message.kind;
             self.append(&mut buffer, kind, message.flags | last, (INET, 0), &message.attributes);
@@ -157,7 +150,7 @@ impl Netfilter {
         let mut refused = Vec::new();
         loop {
             for frame in self.receive()? {
-                // What a call before this one left unread is none of this transaction's.
+                // Skips unread answers of earlier calls.
                 let index = frame.sequence.wrapping_sub(begin);
                 if index > end.wrapping_sub(begin) {
                     continue;
@@ -175,7 +168,7 @@ impl Netfilter {
         }
     }
 
-    /// Appends a message; the generic part is family and resource id (big endian).
+    /// `generic`: family and resource id (big endian on the wire).
     fn append(&mut self, buffer: &mut Vec<u8>, kind: u16, flags: u16, generic: (u8, u16), attributes: &Attributes) {
         self.sequence = self.sequence.wrapping_add(1);
         let length = HEADER_LEN + GENERIC_LEN + attributes.0.len();

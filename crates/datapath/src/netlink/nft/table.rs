@@ -1,4 +1,4 @@
-//! The table as a value: made from what is desired, or read back from the kernel, and compared.
+//! The table as a value, desired or observed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,65 +19,61 @@ use super::{
 };
 use crate::error::fail;
 
-/// The node's table: what is desired of it, or what the kernel has.
+/// The node's table, desired or observed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
-    /// `enum nft_table_flags`; a dormant table does nothing.
+    /// `enum nft_table_flags`; a dormant table has no effect.
     pub(super) flags: u32,
-    /// Chains, sets and whatever else there is in the table.
     pub(super) objects: u32,
     pub(super) chains: BTreeMap<String, Chain>,
     pub(super) sets: BTreeMap<String, Set>,
 }
 
-/// A chain that is called by a hook of the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Chain {
-    /// `nat`.
+    /// `nat` or `filter`.
     pub(super) kind: String,
     /// `enum nf_inet_hooks`.
     pub(super) hook: u32,
-    /// Lower comes first; signed.
+    /// Lower runs first.
     pub(super) priority: i32,
     /// `NF_DROP` (0) or `NF_ACCEPT` (1).
     pub(super) policy: u32,
     pub(super) rules: Vec<Rule>,
 }
 
-/// A set or a map.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Set {
     /// `enum nft_set_flags`.
     pub(super) flags: u32,
-    /// Types by which `nft` shows keys and values; the kernel does not use them.
+    /// Display types of `nft`; the kernel does not use them.
     pub(super) key_type: u32,
     pub(super) data_type: u32,
-    /// Lengths, bytes. No value has length 0.
+    /// Bytes; 0 for a set without values.
     pub(super) key_len: u32,
     pub(super) data_len: u32,
     pub(super) elements: BTreeMap<Key, Vec<u8>>,
 }
 
-/// The key of an element. Each part of a key, and of a value, is padded to four bytes.
+/// Each part of a key, and of a value, is padded to four bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) bytes: Vec<u8>,
-    /// It is the first key behind an interval.
+    /// The exclusive end of an interval.
     pub(super) end: bool,
 }
 
-/// Names of the sets of a family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Names {
-    /// Sources that are masqueraded, and destinations that are not.
+    /// Masqueraded sources, and destinations that are not masqueraded.
     pub(super) pools: &'static str,
     pub(super) excluded: &'static str,
-    /// Published ports of every address of the node, and of one.
+    /// Ports published on all addresses, and on one address.
     pub(super) ports: &'static str,
     pub(super) ports_of: &'static str,
-    /// Containers with the ports by which they reach themselves through the node.
+    /// Containers and the ports by which they reach themselves.
     pub(super) hairpin: &'static str,
-    /// Containers that are not masqueraded and to which nothing is.
+    /// Containers whose traffic is not masqueraded in either direction.
     pub(super) own: &'static str,
 }
 
@@ -115,10 +111,10 @@ fn joined(types: &[u32]) -> u32 {
 }
 
 impl Table {
-    /// The table that does what is desired.
+    /// Builds the desired table.
     ///
     /// # Errors
-    /// `Exists`: two mappings of one key lead to different targets.
+    /// `Exists`: two mappings of one key have different targets.
     pub(super) fn of(nat: &Nat) -> Result<Self> {
         let mut table = Self::default();
         for v4 in [true, false] {
@@ -172,7 +168,7 @@ impl Table {
         self.sets.insert(names.own.to_owned(), Set { key_type: address, key_len: length, ..Set::default() });
     }
 
-    /// What endpoints have in the table. Elements that say nothing are left out.
+    /// The endpoints' entries. Omits malformed elements.
     #[must_use]
     pub fn entries(&self) -> BTreeSet<NatEntry> {
         let of = |name: &str| self.sets.get(name).map(|set| &set.elements).into_iter().flatten();
@@ -180,7 +176,7 @@ impl Table {
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
     }
 
-    /// The mappings that the table's elements say. Elements that say none are left out.
+    /// The port mappings. Omits malformed elements.
     #[must_use]
     pub fn mappings(&self) -> BTreeSet<PortMapping> {
         let of = |v4, name: &str| {
@@ -191,10 +187,10 @@ impl Table {
         families.flat_map(|(v4, names)| of(v4, names.ports).chain(of(v4, names.ports_of))).collect()
     }
 
-    /// Each difference from what is desired, in words; empty where there is none.
+    /// Describes the differences from the desired state.
     ///
     /// # Errors
-    /// What is desired contradicts itself (see [`super::Nft::ensure`]).
+    /// The desired state contradicts itself (see [`super::Nft::ensure`]).
     pub fn differences(&self, desired: &Nat) -> Result<Vec<String>> {
         let desired = Self::of(desired)?;
         let mut found = Vec::new();
@@ -258,7 +254,6 @@ impl Set {
     }
 }
 
-/// An element of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Element {
     pub(super) set: &'static str,
@@ -266,8 +261,7 @@ pub(super) struct Element {
     pub(super) data: Vec<u8>,
 }
 
-/// The elements of an entry. A mapping has two: the translation, and the container's way to itself, which all mappings of
-/// one port of a container share.
+/// A mapping has two elements: the translation, and the hairpin, which all mappings of a container port share.
 pub(super) fn elements(entry: &NatEntry) -> Result<Vec<Element>> {
     let mapping = match entry {
         NatEntry::Port(mapping) => mapping,
@@ -290,7 +284,7 @@ pub(super) fn elements(entry: &NatEntry) -> Result<Vec<Element>> {
     Ok(vec![translation, Element { set: names.hairpin, key: hairpin, data: Vec::new() }])
 }
 
-/// The mapping that an element says: an address where the key has one, protocol, port; address and port.
+/// Key: address if any, protocol, port. Value: address, port.
 fn mapping(v4: bool, key: &[u8], data: &[u8]) -> Option<PortMapping> {
     let (ip, port) = key.split_at_checked(key.len().checked_sub(8)?)?;
     let (container, container_port) = data.split_at_checked(data.len().checked_sub(4)?)?;

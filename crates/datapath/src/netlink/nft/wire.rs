@@ -1,4 +1,4 @@
-//! Attributes of nf_tables messages: numbers are big endian, text ends with NUL, and nests carry no `NLA_F_NESTED`.
+//! Attributes of nf_tables messages: numbers are big endian, text ends with NUL, nests carry no `NLA_F_NESTED`.
 
 use rtnetlink::packet_core::NlasIterator;
 
@@ -6,10 +6,10 @@ use super::super::batch::HEADER_LEN;
 
 /// `NFNL_SUBSYS_NFTABLES` of `linux/netfilter/nfnetlink.h`.
 pub(super) const SUBSYSTEM: u16 = 10;
-/// `NFNL_MSG_BATCH_BEGIN` and `NFNL_MSG_BATCH_END`: what is between them is one transaction.
+/// `NFNL_MSG_BATCH_BEGIN` and `NFNL_MSG_BATCH_END`, which enclose a transaction.
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
-/// `NFNL_BATCH_GENID`: the transaction is refused where the ruleset has another generation by now.
+/// `NFNL_BATCH_GENID`: refuse the transaction if the ruleset has another generation.
 pub(super) const BATCH_GENID: u16 = 1;
 /// `NFPROTO_INET`, `NFPROTO_IPV4`, `NFPROTO_IPV6` of `linux/netfilter.h`.
 pub(super) const INET: u8 = 1;
@@ -17,7 +17,7 @@ pub(super) const IPV4: u8 = 2;
 pub(super) const IPV6: u8 = 10;
 /// Length of `struct nfgenmsg`: family, version, resource id (big endian).
 pub(super) const GENERIC_LEN: usize = 4;
-/// `NFTA_LIST_ELEM`: an item of a list of expressions or elements.
+/// `NFTA_LIST_ELEM`.
 pub(super) const LIST_ELEM: u16 = 1;
 
 /// Message types (`enum nf_tables_msg_types` of `linux/netfilter/nf_tables.h`).
@@ -41,10 +41,9 @@ pub(super) mod message {
 pub(super) mod table {
     pub(crate) const NAME: u16 = 1;
     pub(crate) const FLAGS: u16 = 2;
-    /// Chains, sets, objects and flow tables in the table.
     pub(crate) const USE: u16 = 3;
     pub(crate) const USERDATA: u16 = 6;
-    /// `NFT_TABLE_F_DORMANT`: no chain of the table is called.
+    /// `NFT_TABLE_F_DORMANT`: the table's chains do not run.
     pub(crate) const F_DORMANT: u32 = 1;
 }
 
@@ -95,7 +94,7 @@ pub(super) mod elem {
     pub(crate) const DATA_VALUE: u16 = 1;
 }
 
-/// Families of tables whose chains may see forwarded packets (`NFPROTO_*`), with their names.
+/// Families of forward chains (`NFPROTO_*`).
 pub(super) const FAMILIES: [(u8, &str); 3] = [(2, "ip"), (10, "ip6"), (INET, "inet")];
 /// `NF_INET_FORWARD`.
 pub(super) const HOOK_FORWARD: u32 = 2;
@@ -105,7 +104,6 @@ pub(super) const POLICY_DROP: u32 = 0;
 /// `NFTA_GEN_ID`.
 pub(super) const GEN_ID: u16 = 1;
 
-/// Attributes under construction.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Attributes(pub(super) Vec<u8>);
 
@@ -132,28 +130,27 @@ impl Attributes {
     }
 }
 
-/// The attributes in bytes that the kernel sent, without the flags of their kinds. `None` where they are cut short.
+/// Parses attributes; removes flags from kinds. `None` where truncated.
 pub(super) fn attributes(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     NlasIterator::new(bytes).map(|a| a.ok().map(|a| (a.kind(), a.value().to_vec()))).collect()
 }
 
-/// The attributes of a message; `None` where it is of another family than inet or cut short.
+/// A message's attributes. `None` where truncated, or of another family than inet.
 pub(super) fn of_message(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     (*message.get(HEADER_LEN)? == INET).then_some(())?;
     attributes(message.get(HEADER_LEN + GENERIC_LEN..)?)
 }
 
-/// The value of the first attribute of a kind.
 pub(super) fn find(all: &[(u16, Vec<u8>)], kind: u16) -> Option<&[u8]> {
     all.iter().find(|(k, _)| *k == kind).map(|(_, value)| value.as_slice())
 }
 
-/// A big-endian number; `None` where the attribute is missing or of another length.
+/// Big endian; `None` where missing or of another length.
 pub(super) fn number(all: &[(u16, Vec<u8>)], kind: u16) -> Option<u32> {
     find(all, kind)?.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// Text without its NUL; `None` where the attribute is missing or not UTF-8.
+/// Without NUL; `None` where missing or not UTF-8.
 pub(super) fn text(all: &[(u16, Vec<u8>)], kind: u16) -> Option<String> {
     let value = find(all, kind)?;
     String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).ok()

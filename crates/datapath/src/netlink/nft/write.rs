@@ -10,24 +10,22 @@ use super::{
     wire::{Attributes, LIST_ELEM, chain, elem, message, rule, set, table},
 };
 
-/// Comment of a table in its userdata (`NFTNL_UDATA_TABLE_COMMENT` of libnftnl's `udata.h`): kind, length, text.
+/// Table comment in userdata (`NFTNL_UDATA_TABLE_COMMENT` of libnftnl's `udata.h`): kind, length, text.
 const COMMENT: u8 = 0;
-/// Elements in one message: their attributes must fit 64 KiB.
+/// Elements per message: their attributes must fit 64 KiB.
 const ELEMENTS: usize = 256;
 
-/// The comment as userdata.
 pub(super) fn comment(text: &str) -> Vec<u8> {
     let length = u8::try_from(text.len() + 1).unwrap_or(u8::MAX);
     [&[COMMENT, length], text.as_bytes(), &[0]].concat()
 }
 
-/// Deletes the table with all that is in it.
 pub(super) fn delete_table() -> Message {
     let attributes = Attributes::default().text(table::NAME, TABLE);
     Message { kind: message::DEL_TABLE, flags: 0, attributes }
 }
 
-/// Makes the table, which must not be there: sets and elements before the rules that look into them.
+/// Creates the table, which must not exist. Sets and elements precede the rules that use them.
 pub(super) fn create(desired: &Table) -> Vec<Message> {
     let attributes = Attributes::default()
         .text(table::NAME, TABLE)
@@ -70,7 +68,7 @@ fn new_chain(name: &str, chain: &Chain) -> Message {
     Message { kind: message::NEW_CHAIN, flags: NLM_F_CREATE, attributes }
 }
 
-/// The id tells sets of one transaction apart.
+/// `id` identifies the set within the transaction.
 fn new_set(name: &str, id: u32, set: &Set) -> Message {
     let mut attributes = Attributes::default()
         .text(set::TABLE, TABLE)
@@ -100,7 +98,7 @@ fn new_elements(kind: u16, flags: u16, set: &str, elements: impl IntoIterator<It
     Message { kind, flags, attributes }
 }
 
-/// A message about one element, so that a refusal tells which.
+/// One element per message, so that a refusal identifies it.
 pub(super) fn of_element(kind: u16, flags: u16, one: &Element) -> Message {
     let key = Key { bytes: one.key.clone(), end: false };
     let value: &[u8] = if kind == message::NEW_SET_ELEM { &one.data } else { &[] };
