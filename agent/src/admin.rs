@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use wharf_api::{ErrorCode, StatusQuery};
 
 use crate::{
-    node::LinuxNode,
+    node::Node,
     rest::{self, error::Failure},
     serve,
     socket::{Reach, Socket},
@@ -52,7 +52,7 @@ impl Admin {
     ///
     /// # Errors
     /// When the socket cannot be bound, or the thread not started.
-    pub async fn start(node: &Arc<LinuxNode>, log: LogFilter) -> anyhow::Result<Self> {
+    pub async fn start(node: &Arc<Node>, log: LogFilter) -> anyhow::Result<Self> {
         let (socket, stop) = (node.life.config.admin_socket(), CancellationToken::new());
         let (ready, bound) = oneshot::channel();
         let thread = {
@@ -85,7 +85,7 @@ impl Admin {
 }
 
 fn run(
-    node: Arc<LinuxNode>,
+    node: Arc<Node>,
     log: LogFilter,
     socket: PathBuf,
     stop: CancellationToken,
@@ -128,7 +128,7 @@ fn begin(socket: &std::path::Path, reach: Reach) -> anyhow::Result<(Runtime, Soc
 }
 
 /// Read-only routes, and settings that can change at run time.
-fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
+fn router(node: Arc<Node>, log: LogFilter) -> Router {
     let places = Arc::new(Semaphore::new(APART));
     let guard = {
         let node = Arc::clone(&node);
@@ -137,7 +137,7 @@ fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
     rest::router(node, log).layer(from_fn(guard))
 }
 
-async fn serve_one(node: Arc<LinuxNode>, places: Arc<Semaphore>, request: Request, next: Next) -> Response {
+async fn serve_one(node: Arc<Node>, places: Arc<Semaphore>, request: Request, next: Next) -> Response {
     match (request.method().clone(), request.uri().path()) {
         (Method::GET, "/v1/healthz") => match Query::<StatusQuery>::try_from_uri(request.uri()) {
             Ok(Query(query)) => {

@@ -16,7 +16,6 @@ use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
     finding::{EndpointProblem, Kept, NodeProblem, Problem, Stray, Verdict},
     ids::{EndpointId, Epoch},
-    kernel::Kernel,
     plan::{CreateStep, DeleteStep},
     state::Level,
     store::{Change, LeaseOwner, Snapshot},
@@ -43,11 +42,7 @@ pub use self::error::{AuditError, RepairError};
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
-pub async fn audit<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
-    told: &Mutex<Option<Left>>,
-    repair: bool,
-) -> Result<AuditReport, AuditError> {
+pub async fn audit(life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>, repair: bool) -> Result<AuditReport, AuditError> {
     let audited = audit_and(life, &if repair { Mend::All } else { Mend::Nothing }).await?;
     // Repaired findings leave the status at once. New findings are added by the next leak audit, which leaves out
     // findings that only an operator can decide.
@@ -156,7 +151,7 @@ impl Outcome {
 ///
 /// # Errors
 /// When the kernel or the store cannot be read.
-pub async fn audit_and<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Mend) -> Result<Outcome, AuditError> {
+pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, AuditError> {
     if matches!(repair, Mend::All) {
         // The node part is repaired first: routes to endpoints use its addresses as their source.
         life.kernel.ensure_node(&life.spec()).await?;
@@ -246,8 +241,8 @@ fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
 }
 
 /// Executes the requested repairs in the order of the findings.
-async fn mend_all<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+async fn mend_all(
+    life: &Arc<Lifecycle>,
     findings: Vec<AuditFinding>,
     repair: &Mend,
     snapshot: &Snapshot,
@@ -308,8 +303,8 @@ async fn mend_all<K: Kernel>(
 
 /// Regenerates endpoints concurrently and looks at each again. Returns the remaining problems of each endpoint, or
 /// why its build failed. All builds together delay the audit for [`RENEWAL`] at most.
-async fn renew<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+async fn renew(
+    life: &Arc<Lifecycle>,
     levels: &BTreeMap<EndpointId, Level>,
 ) -> BTreeMap<EndpointId, Result<Vec<Problem>, RepairError>> {
     let until = Instant::now() + RENEWAL;
@@ -328,11 +323,7 @@ fn still_waits(registry: &Registry, id: EndpointId) -> RepairError {
 }
 
 /// Regenerates an endpoint and returns its remaining problems.
-async fn regenerate<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
-    id: EndpointId,
-    level: Level,
-) -> Result<Vec<Problem>, RepairError> {
+async fn regenerate(life: &Arc<Lifecycle>, id: EndpointId, level: Level) -> Result<Vec<Problem>, RepairError> {
     let handle = life.registry.get(id).ok_or(RepairError::Gone)?;
     let (done, answer) = tokio::sync::oneshot::channel();
     handle.mailbox.send(Command::Regenerate(level, done)).await.map_err(|_| RepairError::Gone)?;
@@ -349,8 +340,8 @@ struct CloseLooks {
 
 /// Compares what the dump does not show: programs on hooks, rows of endpoint maps, addresses, MTU. Endpoints in
 /// flight and notices are left out.
-async fn close_looks<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+async fn close_looks(
+    life: &Arc<Lifecycle>,
     in_flight: &BTreeSet<EndpointId>,
     pause: Duration,
 ) -> Result<CloseLooks, AuditError> {
@@ -378,8 +369,8 @@ async fn close_looks<K: Kernel>(
 }
 
 /// Checks that leases in memory match those in the store, and that every committed endpoint has a record.
-fn memory_against_store<K: Kernel>(
-    life: &Lifecycle<K>,
+fn memory_against_store(
+    life: &Lifecycle,
     snapshot: &Snapshot,
     lived: &HashSet<(EndpointId, Epoch)>,
 ) -> Vec<AuditFinding> {
@@ -434,7 +425,7 @@ fn is_nobodys(registry: &Registry, owner: &LeaseOwner) -> bool {
     }
 }
 
-async fn mend<K: Kernel>(life: &Arc<Lifecycle<K>>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
+async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
     match repair {
         Repair::RemoveLink(link) => {
             // The link reference carries the epoch, so a late removal cannot hit the next endpoint with this id.
@@ -502,16 +493,16 @@ async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailu
 }
 
 /// An id whose leftovers are being removed; it stays taken meanwhile.
-struct Held<K: Kernel> {
-    life: Arc<Lifecycle<K>>,
+struct Held {
+    life: Arc<Lifecycle>,
     id: EndpointId,
     was_free: bool,
 }
 
-impl<K: Kernel> Held<K> {
+impl Held {
     /// Takes the id unless it is in use. Pins and call slots carry no epoch, so they may belong to a new endpoint by
     /// now.
-    fn take(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Self, RepairError> {
+    fn take(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Self, RepairError> {
         let was_free = life.registry.claim_id(id);
         let in_use = life.registry.get(id).is_some() || life.jobs.is_in_flight(id) || life.prepared.ids().contains(&id);
         // An id that is neither free nor in use is reserved by an unfinished undo.
@@ -522,7 +513,7 @@ impl<K: Kernel> Held<K> {
     }
 }
 
-impl<K: Kernel> Drop for Held<K> {
+impl Drop for Held {
     fn drop(&mut self) {
         if self.was_free {
             self.life.registry.free_id(self.id);

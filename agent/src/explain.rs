@@ -22,7 +22,7 @@ use wharf_core::{
     finding::{Mender, Problem, Verdict, verdict},
     identity::Identity,
     ids::{Attachment, EndpointId},
-    kernel::{CounterRow, Kernel, KernelError, KernelErrorKind},
+    kernel::{CounterRow, KernelError, KernelErrorKind},
     state::State,
     timeline::{DELETE_BEGINS, End, Entries, Operation, Outcome, PastLife},
 };
@@ -56,7 +56,7 @@ const MAX_LISTED: usize = 16;
 ///
 /// # Errors
 /// When the text has no known form.
-pub async fn explain<K: Kernel>(node: &Arc<Node<K>>, text: &str) -> Result<Explanation, SubjectError> {
+pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, SubjectError> {
     let subject = subject::parse(text)?;
     let mut found = subject::find(&node.life, &subject);
     let records = deletion_records(&node.life.deletions).await;
@@ -135,11 +135,7 @@ async fn deletion_records(queue: &Deletions) -> Result<Vec<Deletion>, Unknown> {
     }
 }
 
-async fn living<K: Kernel>(
-    node: &Arc<Node<K>>,
-    handle: &Handle,
-    records: &Result<Vec<Deletion>, Unknown>,
-) -> Explanation {
+async fn living(node: &Arc<Node>, handle: &Handle, records: &Result<Vec<Deletion>, Unknown>) -> Explanation {
     let is_looked_at = |v: &View| v.committed && !v.fsm.state.is_terminal() && v.fsm.state != State::Disconnecting;
     let found = if handle.shared.read(is_looked_at) { Some(problems(node, handle).await) } else { None };
     // Read last, because a build may have ended meanwhile.
@@ -312,8 +308,8 @@ fn tell(answer: &mut Explanation, entries: &Entries) {
 
 /// Queries the kernel within [`DEADLINE`], including the wait for a permit. A query continues after its caller has
 /// given up.
-async fn look<K: Kernel, T: Send + 'static>(
-    node: &Node<K>,
+async fn look<T: Send + 'static>(
+    node: &Node,
     purpose: Purpose,
     work: impl Future<Output = Result<T, KernelError>> + Send + 'static,
 ) -> Result<T, Unknown> {
@@ -351,7 +347,7 @@ enum Unknown {
 }
 
 /// Waits a moment for a running build.
-async fn problems<K: Kernel>(node: &Arc<Node<K>>, handle: &Handle) -> Result<Vec<Problem>, Unknown> {
+async fn problems(node: &Arc<Node>, handle: &Handle) -> Result<Vec<Problem>, Unknown> {
     let (asked, handle) = (Arc::clone(&node.life.kernel), handle.clone());
     let work = async move { endpoint::look::settled(&*asked, &handle, BUILD_PATIENCE).await };
     let looked = look(node, Purpose::Explanation, work).await?;
@@ -368,7 +364,7 @@ fn kernel_look(problems: &Result<Vec<Problem>, Unknown>, owner: &str) -> KernelL
     }
 }
 
-async fn counters<K: Kernel>(node: &Node<K>, id: EndpointId) -> Result<Vec<MetricRow>, Unknown> {
+async fn counters(node: &Node, id: EndpointId) -> Result<Vec<MetricRow>, Unknown> {
     let kernel = Arc::clone(&node.life.kernel);
     match look(node, Purpose::Explanation, async move { kernel.observe_counters(id).await }).await {
         Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
@@ -453,12 +449,7 @@ fn several(text: &str, found: &Found) -> Explanation {
 }
 
 /// Reports a matching deletion record, or what was searched and similar names.
-fn nothing<K: Kernel>(
-    life: &Lifecycle<K>,
-    text: &str,
-    subject: &Subject,
-    records: &Result<Vec<Deletion>, Unknown>,
-) -> Explanation {
+fn nothing(life: &Lifecycle, text: &str, subject: &Subject, records: &Result<Vec<Deletion>, Unknown>) -> Explanation {
     let keep = conclude::span(u64::try_from(life.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
     let mut searched = vec![
         format!("{} endpoints", life.registry.len()),

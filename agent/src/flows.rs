@@ -6,7 +6,7 @@ use wharf_api as api;
 use wharf_common::FlowState;
 use wharf_core::{
     flow::{Flow, FlowEnd, FlowFilter},
-    kernel::{FlowKernel, KernelError},
+    kernel::{Kernel, KernelError},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ pub const INTERVAL: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// When the kernel refuses; the last usage stays.
-pub async fn collect<K: FlowKernel>(kernel: &K, flows: &Flows) -> Result<(), KernelError> {
+pub async fn collect(kernel: &dyn Kernel, flows: &Flows) -> Result<(), KernelError> {
     let usage = kernel.collect_flows().await?;
     flows.note(Collection { usage, at_unix_ms: clock::unix_ms() });
     Ok(())
@@ -33,7 +33,7 @@ pub async fn collect<K: FlowKernel>(kernel: &K, flows: &Flows) -> Result<(), Ker
 ///
 /// # Errors
 /// When the kernel cannot be read.
-pub async fn list<K: FlowKernel>(kernel: &K, filter: &FlowFilter, limit: usize) -> Result<api::FlowList, KernelError> {
+pub async fn list(kernel: &dyn Kernel, filter: &FlowFilter, limit: usize) -> Result<api::FlowList, KernelError> {
     let mut found = kernel.observe_flows(filter, limit).await?;
     found.flows.sort_unstable();
     Ok(api::FlowList { flows: found.flows.iter().map(in_api).collect(), more: found.more })

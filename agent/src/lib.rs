@@ -89,11 +89,7 @@ use tokio::{
     sync::mpsc,
 };
 use tracing::Instrument as _;
-use wharf_core::{
-    identities::LocalIdentities,
-    ipam::Ipam,
-    kernel::{NatKernel as _, NodeKernel as _},
-};
+use wharf_core::{identities::LocalIdentities, ipam::Ipam, kernel::NodeKernel as _};
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 use wharf_handover::report::Reports;
 use wharf_proxy::Proxy;
@@ -106,7 +102,7 @@ use crate::{
     endpoint::{abandoned, deletions, links, mtu, prepared, refusals, resume},
     monitor::Judged,
     node::{
-        LinuxNode, Node,
+        Node,
         lifecycle::{Lifecycle, Tasks},
         queue, timeline,
     },
@@ -120,8 +116,6 @@ use crate::{
     sync::lock,
     telemetry::LogFilter,
 };
-
-type Life = Lifecycle<LinuxKernel>;
 
 /// Records of requests or queries for the monitor: some milliseconds of a busy proxy.
 const RECORDS: usize = 4_096;
@@ -156,7 +150,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     give_memory_back();
     let options =
         OpenOptions { bpffs: config.bpffs.clone(), run_dir: config.run_dir.clone(), attach_mode: config.attach_mode };
-    let kernel = LinuxKernel::open(options, loader)?;
+    let kernel = Arc::new(LinuxKernel::open(options, loader)?);
     make_directory(&config.run_dir).context("--run-dir")?;
     make_directory(&config.state_dir).context("--state-dir")?;
     let _turn = turn.and_state(&config.state_dir)?;
@@ -185,7 +179,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let (dns, resolver, answers, queries) = Dns::new(RECORDS);
     let (sender, queue) = mpsc::channel(EXPORTS);
     let exporter = config.otlp_endpoint.is_some().then_some(sender);
-    let node = Node::new(config, kernel, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities, exporter);
+    let own = Arc::clone(&kernel);
+    let node = Node::new(config, own, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities, exporter);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
     // Runs until all operations have ended, because they wait for it.
@@ -239,10 +234,10 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     tasks.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
     tasks.operations.spawn(read_events(Arc::clone(life), events));
-    tasks.operations.spawn(links::watch(Arc::clone(life)));
+    tasks.operations.spawn(links::watch(Arc::clone(life), Arc::clone(&kernel)));
     tasks.operations.spawn(follow_addresses(Arc::clone(life), address_changes));
     if life.config.debug_programs {
-        tasks.operations.spawn(read_program_log(Arc::clone(life)));
+        tasks.operations.spawn(read_program_log(Arc::clone(life), kernel));
     }
     start_controllers(&node, admin.handle());
     if let Some(listener) = metrics_listener {
@@ -274,12 +269,7 @@ fn give_memory_back() {
 }
 
 /// The crate documentation has the order.
-async fn stop(
-    node: Arc<LinuxNode>,
-    api: tokio::task::JoinHandle<()>,
-    admin: Admin,
-    writer: std::thread::JoinHandle<()>,
-) {
+async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, writer: std::thread::JoinHandle<()>) {
     let tasks = node.life.tasks.clone();
     tasks.stop.cancel();
     match tokio::time::timeout(GRACE, api).await {
@@ -311,7 +301,7 @@ async fn stop(
     tracing::info!("stopped; endpoints keep their programs");
 }
 
-fn start_proxy(life: &Arc<Life>, proxy: Proxy) -> anyhow::Result<()> {
+fn start_proxy(life: &Arc<Lifecycle>, proxy: Proxy) -> anyhow::Result<()> {
     let (tasks, process) = (&life.tasks, envoy::process(&life.config));
     process.remember(&proxy, life.config.envoy.is_some())?;
     let socket = process.socket();
@@ -364,7 +354,7 @@ fn export(
     Ok(())
 }
 
-fn tell<R: Judged + Send + 'static>(life: &Arc<Life>, mut records: mpsc::Receiver<R>) {
+fn tell<R: Judged + Send + 'static>(life: &Arc<Lifecycle>, mut records: mpsc::Receiver<R>) {
     let owned = Arc::clone(life);
     life.tasks.operations.spawn(async move {
         while let Some(record) = tokio::select! {
@@ -376,7 +366,7 @@ fn tell<R: Judged + Send + 'static>(life: &Arc<Life>, mut records: mpsc::Receive
     });
 }
 
-fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
+fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     let (life, tasks) = (&node.life, &node.life.tasks);
     let prepare = Arc::clone(life);
     tasks.operations.spawn(async move {
@@ -451,10 +441,10 @@ fn start_controllers(node: &Arc<LinuxNode>, admin: &tokio::runtime::Handle) {
 }
 
 fn every<F, E>(
-    life: &Arc<Life>,
+    life: &Arc<Lifecycle>,
     name: &'static str,
     interval: Duration,
-    work: impl Fn(Arc<Life>) -> F + Send + Sync + 'static,
+    work: impl Fn(Arc<Lifecycle>) -> F + Send + Sync + 'static,
 ) where
     F: Future<Output = Result<(), E>> + Send + 'static,
     E: std::fmt::Display + Send + 'static,
@@ -466,11 +456,11 @@ fn every<F, E>(
     });
 }
 
-async fn write_timeline(life: Arc<Life>) -> Result<(), StoreError> {
+async fn write_timeline(life: Arc<Lifecycle>) -> Result<(), StoreError> {
     timeline::write(&life.timelines, &life.store, &life.registry, clock::unix_ms(), life.config.timeline_keep).await
 }
 
-async fn read_events(life: Arc<Life>, mut events: wharf_datapath::EventReader) {
+async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventReader) {
     loop {
         let result = tokio::select! {
             () = life.tasks.stop.cancelled() => return,
@@ -491,20 +481,20 @@ async fn read_events(life: Arc<Life>, mut events: wharf_datapath::EventReader) {
     }
 }
 
-async fn follow_addresses(life: Arc<Life>, changes: wharf_datapath::AddressChanges) {
+async fn follow_addresses(life: Arc<Lifecycle>, changes: wharf_datapath::AddressChanges) {
     let Tasks { controllers, stop, .. } = &life.tasks;
     policy::addresses::follow(&life.policy, changes, controllers, stop).await;
 }
 
 /// With `--debug-programs`, copies the programs' log to the agent's. Every endpoint's `deliver` writes to one buffer,
 /// reachable through any of them, so a prepared set is used and returned.
-async fn read_program_log(life: Arc<Life>) {
+async fn read_program_log(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     let read = async {
         let (set, programs, guard) = prepared::load(&life).await?;
         life.prepared.give_back(set);
         drop(guard);
         let [.., deliver] = programs.program_ids;
-        let mut log = life.kernel.program_log(deliver).await?;
+        let mut log = kernel.program_log(deliver).await?;
         loop {
             log.next().await?;
         }

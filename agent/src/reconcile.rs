@@ -8,10 +8,7 @@ use std::{
 };
 
 use wharf_api::LogStatus;
-use wharf_core::{
-    finding::{Mender, Problem},
-    kernel::Kernel,
-};
+use wharf_core::finding::{Mender, Problem};
 
 use crate::{
     audit::{AuditError, Audited, Key, Mend, audit_and, key_of},
@@ -35,11 +32,7 @@ impl Reconcile {
     ///
     /// # Errors
     /// When the kernel or the store cannot be read.
-    pub async fn run<K: Kernel>(
-        &mut self,
-        life: &Arc<Lifecycle<K>>,
-        told: &Mutex<Option<Left>>,
-    ) -> Result<(), AuditError> {
+    pub async fn run(&mut self, life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>) -> Result<(), AuditError> {
         let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
         let guards: Vec<_> = kept.map(|id| life.jobs.working_on(id)).collect();
         let outcome = audit_and(life, &Mend::Only(std::mem::take(&mut self.last))).await?;

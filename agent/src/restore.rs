@@ -16,7 +16,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, LinkOwner, host_ifname, parse_host_ifname},
     ids::{Attachment, EndpointId, Epoch},
     ipam::Ipam,
-    kernel::{Kernel, KernelDump, LinkRef},
+    kernel::{KernelDump, LinkRef},
     plan::DeleteOptions,
     state::{Event, Fsm},
     store::{Change, Intent, OutOfService, RestoreFailure, Snapshot},
@@ -119,7 +119,7 @@ pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) ->
 ///
 /// # Errors
 /// When the kernel cannot be read at all.
-pub async fn restore<K: Kernel>(life: &Arc<Lifecycle<K>>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
+pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
     let dump = life.kernel.dump().await?;
     life.store.skip_epochs(last_epoch(&dump));
     wharf_crash::point("restore/after-dump");
@@ -305,9 +305,9 @@ fn failure(id: EndpointId, before: &HashMap<EndpointId, u32>, why: &str) -> Chan
 
 /// Finishes the deletes of dead endpoints and of those with an interrupted delete. An endpoint whose delete fails at
 /// several starts in a row goes out of service.
-async fn clean_up<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
-    dead: Vec<(EndpointTask<K>, Handle, DeleteOptions)>,
+async fn clean_up(
+    life: &Arc<Lifecycle>,
+    dead: Vec<(EndpointTask, Handle, DeleteOptions)>,
     failed_before: &HashMap<EndpointId, u32>,
 ) {
     let mut to_delete = Vec::new();
@@ -377,10 +377,7 @@ fn last_epoch(dump: &KernelDump) -> Epoch {
 
 /// Inserts an endpoint into the tables; the flag is true when its identity is new. `None` when two records conflict;
 /// the audit reports it.
-async fn insert<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
-    mut record: EndpointRecord,
-) -> Option<(EndpointTask<K>, Handle, bool)> {
+async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(EndpointTask, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
     if !life.registry.claim_id(id) {
         tracing::error!(
@@ -411,8 +408,8 @@ async fn insert<K: Kernel>(
 
 /// Undoes a create that the end of the agent interrupted. The id may have another endpoint, so only objects with the
 /// epoch are removed here; pins without a record are removed by [`remove_unexplained`].
-async fn undo_create<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+async fn undo_create(
+    life: &Arc<Lifecycle>,
     id: EndpointId,
     epoch: Epoch,
     attachment: &Attachment,
@@ -442,7 +439,7 @@ async fn undo_create<K: Kernel>(
 }
 
 /// Removes leftovers that Wharf provably made: prepared program sets, rows of interrupted creates.
-async fn remove_unexplained<K: Kernel>(life: &Arc<Lifecycle<K>>, rebuilding: &[EndpointId]) {
+async fn remove_unexplained(life: &Arc<Lifecycle>, rebuilding: &[EndpointId]) {
     // Endpoints under rebuild are repaired by the rebuild.
     let mut guards: Vec<_> = rebuilding.iter().map(|id| life.jobs.working_on(*id)).collect();
     // Orphans and records out of service are kept, because their containers may run. A delete or the operator removes

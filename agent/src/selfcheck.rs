@@ -69,7 +69,7 @@ pub enum CheckError {
 }
 
 /// Runs until the agent stops.
-pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, results: Arc<SelfChecks>) {
+pub async fn watch(life: Arc<Lifecycle>, results: Arc<SelfChecks>) {
     let (checker, tasks) = (Checker::new(&life, &results), &life.tasks);
     let interval = life.config.selfcheck_interval;
     loop {
@@ -104,11 +104,11 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, results: Arc<SelfChecks>)
 }
 
 /// Context of a check.
-pub struct Checker<'a, K: Kernel> {
+pub struct Checker<'a> {
     registry: &'a Registry,
-    jobs: &'a Jobs<K>,
-    kernel: &'a K,
-    policy: &'a Policy<K>,
+    jobs: &'a Jobs,
+    kernel: &'a dyn Kernel,
+    policy: &'a Policy,
     config: &'a AgentConfig,
     /// See [`Lifecycle::trace_all`].
     trace_all: &'a AtomicBool,
@@ -131,10 +131,11 @@ struct Question {
 
 type Answer = Result<Vec<CaseResult>, KernelError>;
 
-impl<'a, K: Kernel> Checker<'a, K> {
+impl<'a> Checker<'a> {
     /// A checker that stores its results in `results`.
-    pub fn new(life: &'a Lifecycle<K>, results: &'a SelfChecks) -> Self {
-        let Lifecycle { config, registry, jobs, kernel, policy, trace_all, monitor, metrics, tasks, .. } = life;
+    pub fn new(life: &'a Lifecycle, results: &'a SelfChecks) -> Self {
+        let Lifecycle { config, registry, jobs, policy, trace_all, monitor, metrics, tasks, .. } = life;
+        let kernel = &*life.kernel;
         Self { registry, jobs, kernel, policy, config, trace_all, monitor, metrics, stop: &tasks.stop, results }
     }
 

@@ -7,7 +7,6 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use wharf_api::{LogStatus, StuckStep};
 use wharf_core::{
     ids::EndpointId,
-    kernel::Kernel,
     plan::{CreateStep, DeleteStep},
 };
 
@@ -20,7 +19,7 @@ const GRACE_MS: u64 = 1_000;
 
 /// Steps that overran, by endpoint.
 #[must_use]
-pub fn stuck<K: Kernel>(registry: &Registry, jobs: &Jobs<K>, proxy_timeout: Duration) -> Vec<StuckStep> {
+pub fn stuck(registry: &Registry, jobs: &Jobs, proxy_timeout: Duration) -> Vec<StuckStep> {
     let mut found = Vec::new();
     // Only endpoints in flight run a step.
     for handle in jobs.in_flight().into_iter().filter_map(|id| registry.get(id)) {
@@ -66,7 +65,7 @@ fn bound_ms(proxy_timeout: Duration, step: &str) -> u64 {
 }
 
 /// Reports each stuck step once, in log, endpoint log and monitor, until the agent stops.
-pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
+pub async fn watch(life: Arc<Lifecycle>) {
     let mut told: BTreeSet<(u16, String)> = BTreeSet::new();
     loop {
         let found = stuck(&life.registry, &life.jobs, life.config.proxy_timeout);

@@ -3,13 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{endpoint::deletions, node::LinuxNode, notify, pulse::Pulse, status};
+use crate::{endpoint::deletions, node::Node, notify, pulse::Pulse, status};
 
 /// Their hang damages the node while the agent looks alive.
 pub const CRITICAL: [&str; 2] = ["node-datapath", deletions::CONTROLLER];
 
 /// Notifies three times per interval, until the agent stops.
-pub async fn feed(node: Arc<LinuxNode>, interval: Duration) {
+pub async fn feed(node: Arc<Node>, interval: Duration) {
     let work = || async {
         moves(&node, interval).await?;
         notify(&[sd_notify::NotifyState::Watchdog]);
@@ -30,7 +30,7 @@ enum Stalled {
     Controller(String, Duration),
 }
 
-async fn moves(node: &Arc<LinuxNode>, interval: Duration) -> Result<(), Stalled> {
+async fn moves(node: &Arc<Node>, interval: Duration) -> Result<(), Stalled> {
     // The rest is time to recover before systemd acts.
     let bound = interval / 2;
     beats("the main runtime", &node.pulses.runtime, bound)?;

@@ -138,7 +138,7 @@ fn the_life_of_endpoints_has_nothing_of_what_only_the_outside_needs() {
 
 #[test]
 fn a_file_that_names_the_node_is_recognized() {
-    for yes in ["node: &Node<K>,", "use crate::node::Node;", "node::{Node, part::Fill},", "State<Arc<LinuxNode>>"] {
+    for yes in ["node: &Node,", "use crate::node::Node;", "node::{Node, part::Fill},", "State<Arc<Node>>"] {
         assert!(names_the_node(yes), "{yes}");
     }
     for no in

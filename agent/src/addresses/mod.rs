@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 use wharf_core::{
     ids::PoolName,
     ipam::{Ipam, PoolConfig},
+    kernel::Kernel,
     overlap::Overlap,
 };
 
 use crate::{config::AgentConfig, proxy::Redirects, store::Store};
 
 /// Addresses, with the kernel, store and proxy of the checks.
-pub struct Addresses<K> {
+pub struct Addresses {
     /// Leases, rests and pools. Locked for one decision at a time.
     pub ipam: Mutex<Ipam>,
     /// Overlaps of pools, as last observed.
@@ -26,15 +27,21 @@ pub struct Addresses<K> {
     /// The node announces the pools' addresses.
     announce: bool,
     default_pool: PoolName,
-    kernel: Arc<K>,
+    kernel: Arc<dyn Kernel>,
     store: Store,
     redirects: Arc<dyn Redirects>,
 }
 
-impl<K> Addresses<K> {
+impl Addresses {
     /// Combines the parts.
     #[must_use]
-    pub fn new(ipam: Ipam, config: &AgentConfig, kernel: Arc<K>, store: Store, redirects: Arc<dyn Redirects>) -> Self {
+    pub fn new(
+        ipam: Ipam,
+        config: &AgentConfig,
+        kernel: Arc<dyn Kernel>,
+        store: Store,
+        redirects: Arc<dyn Redirects>,
+    ) -> Self {
         Self {
             ipam: Mutex::new(ipam),
             overlaps: Mutex::default(),

@@ -11,7 +11,7 @@ use wharf_api::{IpFamily, PoolView};
 use wharf_core::{
     finding::NodeProblem,
     ipam::Leased,
-    kernel::{KernelError, NodeKernel},
+    kernel::KernelError,
     nat::Masquerade,
     overlap::{Overlap, at_start, overlaps},
     store::LeaseOwner,
@@ -34,14 +34,14 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the kernel cannot be read; the last overlaps stay.
-pub async fn look<K: NodeKernel>(addresses: &Addresses<K>) -> Result<(), KernelError> {
+pub async fn look(addresses: &Addresses) -> Result<(), KernelError> {
     let cidrs = lock(&addresses.ipam).cidrs();
     let seen = addresses.kernel.observe_networks(&cidrs).await?;
     apply(addresses, overlaps(&addresses.pools, &seen.foreign, addresses.announce));
     Ok(())
 }
 
-fn apply<K: NodeKernel>(addresses: &Addresses<K>, now: Vec<Overlap>) {
+fn apply(addresses: &Addresses, now: Vec<Overlap>) {
     lock(&addresses.ipam).withhold(now.iter().map(Overlap::withheld).collect());
     let before = std::mem::replace(&mut *lock(&addresses.overlaps), Arc::new(now.clone()));
     for overlap in now.iter().filter(|o| !before.contains(o)) {
@@ -54,7 +54,7 @@ fn apply<K: NodeKernel>(addresses: &Addresses<K>, now: Vec<Overlap>) {
 
 /// Whether the node has a leased address or reaches it over its own link. Releases such a lease and withholds the
 /// overlap.
-pub async fn is_taken_by_node<K: NodeKernel>(addresses: &Addresses<K>, leased: &Leased, owner: &LeaseOwner) -> bool {
+pub async fn is_taken_by_node(addresses: &Addresses, leased: &Leased, owner: &LeaseOwner) -> bool {
     let ips: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
     let mut found = Vec::new();
     match addresses.kernel.observe_networks_of(&ips).await {
@@ -82,13 +82,13 @@ pub async fn is_taken_by_node<K: NodeKernel>(addresses: &Addresses<K>, leased: &
 
 /// The overlaps as audit problems.
 #[must_use]
-pub fn problems<K: NodeKernel>(addresses: &Addresses<K>) -> Vec<NodeProblem> {
+pub fn problems(addresses: &Addresses) -> Vec<NodeProblem> {
     lock(&addresses.overlaps).iter().cloned().map(NodeProblem::PoolOverlap).collect()
 }
 
 /// The overlaps in words, for status; `None` without overlaps.
 #[must_use]
-pub fn told<K: NodeKernel>(addresses: &Addresses<K>) -> Option<String> {
+pub fn told(addresses: &Addresses) -> Option<String> {
     let overlaps = Arc::clone(&lock(&addresses.overlaps));
     match overlaps.as_slice() {
         [] => None,
@@ -99,7 +99,7 @@ pub fn told<K: NodeKernel>(addresses: &Addresses<K>) -> Option<String> {
 
 /// Pools with their usage.
 #[must_use]
-pub fn fill<K: NodeKernel>(addresses: &Addresses<K>, masquerade: Option<&Masquerade>) -> Vec<PoolView> {
+pub fn fill(addresses: &Addresses, masquerade: Option<&Masquerade>) -> Vec<PoolView> {
     let usage = lock(&addresses.ipam).usage();
     usage
         .into_iter()

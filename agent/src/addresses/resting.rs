@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use wharf_core::{
     ids::Attachment,
     ipam::{IpamError, LeaseRequest, Leased, Wanted, describe_owner},
-    kernel::{KernelError, NatKernel, NodeKernel},
+    kernel::KernelError,
     store::{Change, Lease, LeaseOwner},
 };
 
@@ -34,11 +34,7 @@ const EARLY_BOUND: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When the store refuses; nothing is released.
-pub async fn release<K: NodeKernel + NatKernel>(
-    addresses: &Addresses<K>,
-    leases: &[Lease],
-    also: Vec<Change>,
-) -> Result<(), StoreError> {
+pub async fn release(addresses: &Addresses, leases: &[Lease], also: Vec<Change>) -> Result<(), StoreError> {
     let mut changes = also;
     changes.extend(changes_of(addresses, leases));
     addresses.store.commit(changes).await?;
@@ -48,7 +44,7 @@ pub async fn release<K: NodeKernel + NatKernel>(
 
 /// The store's part of a release.
 #[must_use]
-pub fn changes_of<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &[Lease]) -> Vec<Change> {
+pub fn changes_of(addresses: &Addresses, leases: &[Lease]) -> Vec<Change> {
     let now = clock::unix_ms();
     let ipam = lock(&addresses.ipam);
     let mut changes = Vec::with_capacity(leases.len() * 2);
@@ -60,7 +56,7 @@ pub fn changes_of<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &
 }
 
 /// The memory's part, after the store's.
-pub fn in_memory<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, leases: &[Lease]) {
+pub fn in_memory(addresses: &Addresses, leases: &[Lease]) {
     let now = clock::unix_ms();
     let mut ipam = lock(&addresses.ipam);
     for lease in leases {
@@ -75,11 +71,7 @@ const TRIES: usize = 4;
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
-pub async fn lease<K: NodeKernel + NatKernel>(
-    addresses: &Addresses<K>,
-    request: &LeaseRequest,
-    owner: &LeaseOwner,
-) -> Result<Leased, IpamError> {
+pub async fn lease(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseOwner) -> Result<Leased, IpamError> {
     for _ in 0..TRIES {
         let leased = lease_any(addresses, request, owner).await?;
         if !pools::is_taken_by_node(addresses, &leased, owner).await {
@@ -94,8 +86,8 @@ pub async fn lease<K: NodeKernel + NatKernel>(
 
 /// Transfers requested addresses that a delete kept for this attachment to the new owner, in memory; returns the old
 /// leases. The create's commit stores it.
-pub fn take_over<K: NodeKernel + NatKernel>(
-    addresses: &Addresses<K>,
+pub fn take_over(
+    addresses: &Addresses,
     request: &LeaseRequest,
     attachment: &Attachment,
     owner: &LeaseOwner,
@@ -113,7 +105,7 @@ pub fn take_over<K: NodeKernel + NatKernel>(
 }
 
 /// Undoes [`take_over`].
-pub fn hand_back<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, kept: &[Lease], owner: &LeaseOwner) {
+pub fn hand_back(addresses: &Addresses, kept: &[Lease], owner: &LeaseOwner) {
     let mut ipam = lock(&addresses.ipam);
     for lease in kept {
         ipam.transfer(lease.ip, owner, lease.owner.clone());
@@ -124,8 +116,8 @@ pub fn hand_back<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, kept: &[Le
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
-pub async fn lease_besides<K: NodeKernel + NatKernel>(
-    addresses: &Addresses<K>,
+pub async fn lease_besides(
+    addresses: &Addresses,
     held: &[Lease],
     request: &LeaseRequest,
     owner: &LeaseOwner,
@@ -163,11 +155,7 @@ fn exact<A>(wanted: Wanted<A>) -> Option<A> {
 }
 
 /// Without a check against the node; wakes resting addresses when no other is free.
-async fn lease_any<K: NodeKernel + NatKernel>(
-    addresses: &Addresses<K>,
-    request: &LeaseRequest,
-    owner: &LeaseOwner,
-) -> Result<Leased, IpamError> {
+async fn lease_any(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseOwner) -> Result<Leased, IpamError> {
     let lease = || lock(&addresses.ipam).lease(request, owner.clone(), clock::unix_ms());
     let first = lease();
     let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = first else { return first };
@@ -198,7 +186,7 @@ async fn lease_any<K: NodeKernel + NatKernel>(
 
 /// Its last owner may lease an address at once (a reloaded network, a pod with a fixed address), others after the
 /// rest.
-fn may_return<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, ip: IpAddr, owner: &LeaseOwner) -> bool {
+fn may_return(addresses: &Addresses, ip: IpAddr, owner: &LeaseOwner) -> bool {
     let (view, has_rested) = {
         let mut ipam = lock(&addresses.ipam);
         let Some(view) = ipam.resting().into_iter().find(|r| r.rest.ip == ip) else { return true };
@@ -225,7 +213,7 @@ pub enum WakeError {
 ///
 /// # Errors
 /// When conntrack cannot be read or the store refuses: the addresses keep resting.
-pub async fn wake<K: NodeKernel + NatKernel>(addresses: &Addresses<K>) -> Result<(), WakeError> {
+pub async fn wake(addresses: &Addresses) -> Result<(), WakeError> {
     let _turn = addresses.checks.lock().await;
     let rested = lock(&addresses.ipam).rested(clock::unix_ms(), BATCH);
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
@@ -234,7 +222,7 @@ pub async fn wake<K: NodeKernel + NatKernel>(addresses: &Addresses<K>) -> Result
 /// Frees unused addresses. The rest is removed from the store first: an address leased and released at once begins a
 /// new rest, which this must not remove. The caller holds `checks`, so no address is woken by an observation from
 /// before its last lease.
-async fn check_and_wake<K: NodeKernel + NatKernel>(addresses: &Addresses<K>, ips: &[IpAddr]) -> Result<(), WakeError> {
+async fn check_and_wake(addresses: &Addresses, ips: &[IpAddr]) -> Result<(), WakeError> {
     let removed = addresses.kernel.remove_connections(ips).await?;
     if removed > 0 {
         tracing::debug!(removed, "removed conntrack rows of addresses that rested");

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc::error::TrySendError;
 use wharf_core::{
     finding::{EndpointProblem, Side},
-    kernel::{Kernel, KernelError, LinkRef},
+    kernel::{KernelError, LinkRef},
     plan::DeleteOptions,
     timeline::{Operation, Outcome},
 };
@@ -53,7 +53,7 @@ pub fn interval(grace: Duration) -> Duration {
 ///
 /// # Errors
 /// When the kernel could not be read, or a delete failed.
-pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedError> {
+pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
     let found = find(life).await;
     let now = clock::monotonic_ms();
     let grace = life.config.gone_grace;
@@ -80,7 +80,7 @@ pub async fn look<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), AbandonedEr
     if failed.is_empty() { Ok(found?) } else { Err(AbandonedError::Delete(failed)) }
 }
 
-async fn find<K: Kernel>(life: &Lifecycle<K>) -> Result<(), KernelError> {
+async fn find(life: &Lifecycle) -> Result<(), KernelError> {
     // The health task recreates the health endpoint when its process has ended.
     let is_watched = |v: &View| v.is_settled() && !health::is_reserved(&v.record.attachment);
     let idle = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(is_watched);

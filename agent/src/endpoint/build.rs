@@ -78,8 +78,8 @@ pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> Progra
 ///
 /// # Errors
 /// The step that failed or hung and why; the last good state is in force.
-pub async fn build<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+pub async fn build(
+    life: &Arc<Lifecycle>,
     shared: &Arc<Shared>,
     cancel: &CancellationToken,
     level: Level,
@@ -100,8 +100,8 @@ pub async fn build<K: Kernel>(
     Ok(())
 }
 
-async fn steps<K: Kernel>(
-    run: &mut Run<'_, K>,
+async fn steps(
+    run: &mut Run<'_>,
     level: Level,
     keep_programs: bool,
     record: &EndpointRecord,
@@ -139,13 +139,13 @@ async fn steps<K: Kernel>(
 }
 
 /// Whether the container renamed, replaced, deleted or moved its interface, so that it cannot be connected.
-async fn has_no_interface<K: Kernel>(kernel: &K, record: &EndpointRecord) -> bool {
+async fn has_no_interface(kernel: &dyn Kernel, record: &EndpointRecord) -> bool {
     let found = kernel.observe_endpoint(record).await.map(joined);
     found.is_ok_and(|all| all.iter().any(|p| p.mender() == Mender::Container { regenerable: false }))
 }
 
-struct Run<'a, K: Kernel> {
-    life: &'a Arc<Lifecycle<K>>,
+struct Run<'a> {
+    life: &'a Arc<Lifecycle>,
     shared: &'a Shared,
     cancel: &'a CancellationToken,
     id: EndpointId,
@@ -153,12 +153,12 @@ struct Run<'a, K: Kernel> {
     steps: Vec<String>,
 }
 
-impl<K: Kernel> Run<'_, K> {
+impl Run<'_> {
     /// Runs a step within its create deadline: a build that hangs must not delay a delete.
     async fn step<T, F>(
         &mut self,
         step: CreateStep,
-        call: impl FnOnce(Arc<K>) -> F + Send + 'static,
+        call: impl FnOnce(Arc<dyn Kernel>) -> F + Send + 'static,
     ) -> Result<(), BuildError>
     where
         T: Send + 'static,

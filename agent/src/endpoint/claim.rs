@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use wharf_api::LogStatus;
-use wharf_core::kernel::Kernel;
 
 use crate::{
     endpoint::delete,
@@ -15,13 +14,13 @@ use crate::{
 
 /// An endpoint that its creator has not accepted yet. When the claim is dropped unaccepted (the caller went away
 /// before it read the answer), the endpoint is deleted: no caller knows of it, so none would delete it.
-pub(super) struct Claim<K: Kernel> {
-    endpoint: Option<(Arc<Lifecycle<K>>, Handle)>,
+pub(super) struct Claim {
+    endpoint: Option<(Arc<Lifecycle>, Handle)>,
     answer: wharf_api::Endpoint,
 }
 
-impl<K: Kernel> Claim<K> {
-    pub(super) fn new(life: &Arc<Lifecycle<K>>, handle: Handle) -> Self {
+impl Claim {
+    pub(super) fn new(life: &Arc<Lifecycle>, handle: Handle) -> Self {
         let answer = handle.shared.read(|view| api_endpoint(view, life.config.masquerade.is_some()));
         Self { endpoint: Some((Arc::clone(life), handle)), answer }
     }
@@ -33,7 +32,7 @@ impl<K: Kernel> Claim<K> {
     }
 }
 
-impl<K: Kernel> Drop for Claim<K> {
+impl Drop for Claim {
     fn drop(&mut self) {
         let Some((life, handle)) = self.endpoint.take() else { return };
         // Without a tokio runtime the agent is ending. The record stays, and the container runtime's DEL deletes the

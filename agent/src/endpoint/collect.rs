@@ -27,8 +27,8 @@ use crate::{
 
 /// Deletes every endpoint of the network that is not listed, and unlisted leftovers: orphans, records out of service,
 /// unfinished undos, leases without an endpoint. `runtime` is whose list it is, where that is known.
-pub async fn collect<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+pub async fn collect(
+    life: &Arc<Lifecycle>,
     network: &NetworkName,
     valid: &BTreeSet<GcAttachment>,
     runtime: Option<&RuntimeName>,
@@ -73,7 +73,7 @@ enum Seen {
     Unknown,
 }
 
-async fn look<K: Kernel>(kernel: &K, handle: &Handle, until: Instant) -> Seen {
+async fn look(kernel: &dyn Kernel, handle: &Handle, until: Instant) -> Seen {
     let netns = handle.shared.read(|v| v.record.netns.clone());
     match timeout_at(until, kernel.observe_netns(&netns.path)).await {
         Ok(Ok(there)) if there.same(&netns) => Seen::Living,
@@ -85,8 +85,8 @@ async fn look<K: Kernel>(kernel: &K, handle: &Handle, until: Instant) -> Seen {
 
 /// Parts the endpoints of other runtimes from those that may be deleted. Of the others only those go whose namespaces are gone for
 /// certain: what is kept for too long goes with a later GC.
-async fn spare_others<K: Kernel>(
-    kernel: &K,
+async fn spare_others(
+    kernel: &dyn Kernel,
     network: &NetworkName,
     unlisted: Vec<Handle>,
     runtime: Option<&RuntimeName>,
@@ -124,7 +124,7 @@ async fn spare_others<K: Kernel>(
 /// Notes the endpoints whose network namespace still exists. A GC lists the attachments of one runtime. When two
 /// runtimes share a network name, and it is not known which added what, each GC deletes the endpoints of the other; an existing
 /// namespace is the sign.
-async fn warn_of_living<K: Kernel>(kernel: &K, network: &NetworkName, handles: &[Handle]) {
+async fn warn_of_living(kernel: &dyn Kernel, network: &NetworkName, handles: &[Handle]) {
     let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {
         if look(kernel, handle, until).await == Seen::Living {

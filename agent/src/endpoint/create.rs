@@ -40,7 +40,7 @@ pub use crate::endpoint::reserve::{CreateSpec, External};
 /// knows the step.
 const ANSWER_GRACE: Duration = Duration::from_millis(100);
 
-type Reply<K> = oneshot::Sender<Result<Claim<K>, CreateCause>>;
+type Reply = oneshot::Sender<Result<Claim, CreateCause>>;
 
 /// Creates an endpoint and answers when traffic can flow.
 ///
@@ -48,12 +48,12 @@ type Reply<K> = oneshot::Sender<Result<Claim<K>, CreateCause>>;
 ///
 /// # Errors
 /// Why the create failed; its completed steps are undone.
-pub async fn create<K: Kernel>(life: &Arc<Lifecycle<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
+pub async fn create(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
     let attachment = spec.attachment.clone();
     begin(life, spec).await.map_err(|cause| CreateError { attachment, cause })
 }
 
-async fn begin<K: Kernel>(life: &Arc<Lifecycle<K>>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
+async fn begin(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
     life.memory.admit()?;
     let patience = spec.deadline.saturating_duration_since(Instant::now());
     let place = life.gate.offer(patience).map_err(CreateCause::Overloaded)?;
@@ -70,7 +70,7 @@ async fn begin<K: Kernel>(life: &Arc<Lifecycle<K>>, spec: CreateSpec) -> Result<
     }
 }
 
-async fn run<K: Kernel>(life: Arc<Lifecycle<K>>, spec: CreateSpec, reply: Reply<K>, place: Place, span: tracing::Span) {
+async fn run(life: Arc<Lifecycle>, spec: CreateSpec, reply: Reply, place: Place, span: tracing::Span) {
     let started = Instant::now();
     // `reserve` may be dropped at any await: its reservations come after the last one.
     let begun = timeout_at(spec.deadline, reserve(&life, &spec).instrument(span.clone())).await;
@@ -111,10 +111,10 @@ async fn run<K: Kernel>(life: Arc<Lifecycle<K>>, spec: CreateSpec, reply: Reply<
     }
 }
 
-async fn steps<K: Kernel>(
-    task: &mut EndpointTask<K>,
+async fn steps(
+    task: &mut EndpointTask,
     spec: &CreateSpec,
-    reply: &mut Option<Reply<K>>,
+    reply: &mut Option<Reply>,
     place: Place,
 ) -> Result<(), CreateCause> {
     let life = Arc::clone(&task.life);
@@ -161,11 +161,7 @@ async fn steps<K: Kernel>(
 
 /// Waits for the identity of the labels, which nothing of the endpoint needs before. One whose labels are still to come has that of all
 /// such endpoints.
-async fn identify<K: Kernel>(
-    task: &mut EndpointTask<K>,
-    spec: &CreateSpec,
-    reply: &mut Option<Reply<K>>,
-) -> Result<(), CreateCause> {
+async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
     if task.shared.read(|v| v.record.awaits_labels) {
         task.transition(Event::IdentityResolved);
         return Ok(());
@@ -185,10 +181,10 @@ async fn identify<K: Kernel>(
 }
 
 /// Waits until the create has a reason to give up what it waits for; `late` says what that is.
-async fn gives_up<K: Kernel>(
-    task: &EndpointTask<K>,
+async fn gives_up(
+    task: &EndpointTask,
     spec: &CreateSpec,
-    reply: &mut Option<Reply<K>>,
+    reply: &mut Option<Reply>,
     late: &'static str,
 ) -> CreateCause {
     let caller_goes = async {
@@ -209,7 +205,7 @@ async fn gives_up<K: Kernel>(
 }
 
 /// Whether to stop before the next step.
-fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<Reply<K>>) -> Option<CreateCause> {
+fn give_up(task: &EndpointTask, spec: &CreateSpec, reply: &Option<Reply>) -> Option<CreateCause> {
     if task.cancel.is_cancelled() {
         return Some(CreateCause::Deleted("a delete came while it was being created"));
     }
@@ -224,11 +220,11 @@ fn give_up<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, reply: &Option<
 
 /// Runs a step. When the step overruns its deadline, the caller is answered, but the step is awaited to its end: a
 /// kernel call cannot be cancelled, and a concurrent undo would miss what the call makes afterwards.
-async fn watch<K: Kernel>(
-    task: &mut EndpointTask<K>,
+async fn watch(
+    task: &mut EndpointTask,
     spec: &CreateSpec,
     step: CreateStep,
-    reply: &mut Option<Reply<K>>,
+    reply: &mut Option<Reply>,
 ) -> Result<(), CreateCause> {
     let shared = Arc::clone(&task.shared);
     shared.update(|v| v.begin_step(step.name()));
@@ -254,7 +250,7 @@ async fn watch<K: Kernel>(
     }
 }
 
-async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateStep) -> Result<(), CreateCause> {
+async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result<(), CreateCause> {
     let (life, shared) = (&task.life, &task.shared);
     let record = shared.read(|v| v.record.clone());
     let (id, name) = (record.id, step.name());
@@ -321,7 +317,7 @@ async fn one<K: Kernel>(task: &EndpointTask<K>, spec: &CreateSpec, step: CreateS
             life.policy.put_endpoint(&record).await?;
             let config = build::desired_config(&life.config, &life.trace_all, &record, task.shared.read(|v| v.trace));
             let (spec, prepared) = (build::desired_programs(&life.config, &record), task.prepared);
-            let call = move |k: Arc<K>| async move {
+            let call = move |k: Arc<dyn Kernel>| async move {
                 match k.ensure_config(id, &config).await {
                     // The pins of the prepared set were removed externally: this create loads its own programs.
                     Err(e) if prepared && e.kind == KernelErrorKind::NotFound => {

@@ -56,8 +56,8 @@ pub enum Answer {
 
 /// Deletes endpoints; returns when they are gone or need a retry. The delete runs as its own task, so a client that
 /// goes away does not interrupt it.
-pub async fn delete<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+pub async fn delete(
+    life: &Arc<Lifecycle>,
     mut handles: Vec<Handle>,
     options: DeleteOptions,
     when: Answer,
@@ -93,7 +93,7 @@ pub async fn delete<K: Kernel>(
 }
 
 /// Deletes an endpoint whose creator went away before it read the answer.
-pub fn spawn_unclaimed<K: Kernel>(life: &Arc<Lifecycle<K>>, handle: Handle) {
+pub fn spawn_unclaimed(life: &Arc<Lifecycle>, handle: Handle) {
     let owned = Arc::clone(life);
     let op = OpId::next(Kind::Delete);
     let span = handle.span(op);
@@ -107,8 +107,8 @@ pub fn spawn_unclaimed<K: Kernel>(life: &Arc<Lifecycle<K>>, handle: Handle) {
 }
 
 /// Both phases, with the answer between them or after them.
-async fn delete_all<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+async fn delete_all(
+    life: &Arc<Lifecycle>,
     handles: Vec<Handle>,
     options: DeleteOptions,
     when: Answer,
@@ -204,8 +204,8 @@ async fn tear_down(
 }
 
 /// Phase two: awaits the kernel, then removes addresses and records.
-async fn release<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+async fn release(
+    life: &Arc<Lifecycle>,
     torn: Vec<(Handle, Torn)>,
     options: DeleteOptions,
     started: Instant,
@@ -288,7 +288,7 @@ async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result
 /// Removes the connections of endpoints that had published ports: a client that goes on sending reaches whoever has the port
 /// then, and not an address that nobody answers at. Such a connection never leads to another container, so a failure is no
 /// obstacle; [`resting`] tries again before the address is given out.
-async fn forget_flows<K: Kernel>(kernel: &K, torn: &[(Handle, Torn)]) {
+async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     let published = torn.iter().filter(|(_, torn)| !torn.record.ports.is_empty());
     let ips: Vec<_> = published.flat_map(|(_, torn)| torn.record.addresses()).collect();
     if ips.is_empty() {
@@ -305,7 +305,7 @@ async fn forget_flows<K: Kernel>(kernel: &K, torn: &[(Handle, Torn)]) {
 }
 
 /// Phase one of a delete, run by the endpoint's task.
-pub async fn teardown<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>) -> Torn {
+pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
     let (mut errors, mut clean, mut release) = (Vec::new(), true, None);

@@ -12,7 +12,6 @@ use inotify::{EventMask, Inotify, WatchMask};
 use tracing::Instrument as _;
 use wharf_core::{
     ids::{Attachment, ContainerId, IfName, NetworkName},
-    kernel::Kernel,
     plan::DeleteOptions,
 };
 use wharf_handover::queue::{Deletion, Queue};
@@ -44,12 +43,12 @@ const LEFTOVER: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// When the directory cannot be read.
-pub async fn drain<K: Kernel>(life: &Arc<Lifecycle<K>>, cause: Cause) -> Result<usize, QueueFailure> {
+pub async fn drain(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueFailure> {
     // Its deletes are operations of their own: each record is another container's.
     drain_once(life, cause).instrument(OpId::next(Kind::Drain).span()).await
 }
 
-async fn drain_once<K: Kernel>(life: &Arc<Lifecycle<K>>, cause: Cause) -> Result<usize, QueueFailure> {
+async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueFailure> {
     let _turn = life.deletions.turn().await;
     let entries = life
         .deletions
@@ -87,7 +86,7 @@ async fn drain_once<K: Kernel>(life: &Arc<Lifecycle<K>>, cause: Cause) -> Result
 ///
 /// # Errors
 /// When the delete could not be finished.
-pub async fn settle<K: Kernel>(life: &Arc<Lifecycle<K>>, a: &Attachment) -> Result<(), CreateCause> {
+pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
     // One stat of a file in the run directory (tmpfs).
     if !life.deletions.queue.contains(network, container, ifname) {
@@ -103,11 +102,7 @@ pub async fn settle<K: Kernel>(life: &Arc<Lifecycle<K>>, a: &Attachment) -> Resu
 }
 
 /// Runs the deletes; returns the records that stay, with their write times.
-async fn serve<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
-    asked: Vec<(String, u64, Deletion)>,
-    cause: Cause,
-) -> Vec<(String, u64)> {
+async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause: Cause) -> Vec<(String, u64)> {
     let (mut stay, mut done) = (Vec::new(), Vec::new());
     let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
     for (name, written, deletion) in asked {
@@ -201,7 +196,7 @@ enum WatchError {
 }
 
 /// Watches the directory until the agent stops.
-pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
+pub async fn watch(life: Arc<Lifecycle>) {
     let drains = |cause| {
         let life = Arc::clone(&life);
         async move { drain(&life, cause).await }

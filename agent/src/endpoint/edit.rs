@@ -7,7 +7,6 @@ use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::{Identity, Label},
-    kernel::Kernel,
     policy::{MAX_NAMED_PORTS, OwnEnforcement},
     state::{Event, Level, State},
     store::Change,
@@ -22,7 +21,7 @@ use crate::{
 /// Pause before labels that came too late are taken for all again, after a failure.
 const AGAIN: Duration = Duration::from_secs(5);
 
-impl<K: Kernel> EndpointTask<K> {
+impl EndpointTask {
     /// Carries an edit out and answers: after the build that realizes new labels, else when the rows of policy are in the kernel.
     pub(super) async fn on_edit(&mut self, edit: Edit, done: Done) {
         let relabels = edit.labels.is_some();

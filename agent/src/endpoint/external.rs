@@ -6,7 +6,6 @@
 use std::net::IpAddr;
 
 use wharf_core::{
-    kernel::Kernel,
     overlap::{Way, conflicts},
     plan::CreateStep,
 };
@@ -22,7 +21,7 @@ use crate::{
 };
 
 /// Refuses addresses that are not another IPAM's to give. Other endpoints' are refused by the registry.
-pub(super) async fn check<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(), CreateCause> {
+pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
     let Some(external) = &spec.external else { return Ok(()) };
     let refused = |ip: IpAddr, why: String| CreateCause::External { by: external.to_string(), ip, why };
     for ip in &spec.ips {

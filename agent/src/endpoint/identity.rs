@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use wharf_core::{endpoint::EndpointRecord, identity::Identity, kernel::Kernel};
+use wharf_core::{endpoint::EndpointRecord, identity::Identity};
 
 use crate::node::lifecycle::Lifecycle;
 
@@ -13,14 +13,14 @@ pub const BOUND: Duration = Duration::from_secs(10);
 const SHORT_BOUND: Duration = Duration::from_secs(1);
 
 /// Gives a reference back.
-pub async fn release<K: Kernel>(life: &Lifecycle<K>, identity: Identity) {
+pub async fn release(life: &Lifecycle, identity: Identity) {
     if timeout(SHORT_BOUND, life.identities.release(identity)).await.is_err() {
         tracing::warn!(%identity, "release identity: no answer within {SHORT_BOUND:?}; its number stays in use");
     }
 }
 
 /// The identity of a restored endpoint: the one that it had, or another where that one stands for other labels.
-pub async fn restored<K: Kernel>(life: &Lifecycle<K>, record: &EndpointRecord) -> Identity {
+pub async fn restored(life: &Lifecycle, record: &EndpointRecord) -> Identity {
     let endpoint = record.id.get();
     if record.awaits_labels {
         return Identity::INIT;

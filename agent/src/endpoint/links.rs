@@ -17,10 +17,10 @@ const CONTROLLER: &str = "links";
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Watches links until the agent stops.
-pub async fn watch(life: Arc<Lifecycle<LinuxKernel>>) {
+pub async fn watch(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     let (mut known, mut relinks) = (Carriers::default(), Relinks::default());
     loop {
-        match life.kernel.watch_links(known.clone()).await {
+        match kernel.watch_links(known.clone()).await {
             Ok(mut watch) => {
                 life.tasks.controllers.record(CONTROLLER, Ok::<_, &KernelError>(()));
                 let Some(why) = follow(&life, &mut watch, &mut relinks).await else { return };
@@ -41,11 +41,7 @@ pub async fn watch(life: Arc<Lifecycle<LinuxKernel>>) {
 }
 
 /// Follows one watch to its error; none when the agent stops.
-async fn follow(
-    life: &Arc<Lifecycle<LinuxKernel>>,
-    watch: &mut LinkWatch,
-    relinks: &mut Relinks,
-) -> Option<KernelError> {
+async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Relinks) -> Option<KernelError> {
     loop {
         let next = relinks.next();
         let due = async {

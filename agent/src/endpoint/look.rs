@@ -30,7 +30,7 @@ pub struct Look {
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn once<K: Kernel>(kernel: &K, handle: &Handle) -> Result<Look, KernelError> {
+pub async fn once(kernel: &dyn Kernel, handle: &Handle) -> Result<Look, KernelError> {
     let mut looks = each(kernel, std::slice::from_ref(handle)).await?;
     looks.pop().ok_or_else(|| KernelError {
         kind: KernelErrorKind::Other,
@@ -44,7 +44,7 @@ pub async fn once<K: Kernel>(kernel: &K, handle: &Handle) -> Result<Look, Kernel
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn each<K: Kernel>(kernel: &K, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
+pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
     let views: Vec<View> = handles.iter().map(|handle| handle.shared.view()).collect();
     let records: Vec<EndpointRecord> = views.iter().map(|view| view.record.clone()).collect();
     let found = kernel.observe_endpoints(&records).await?;
@@ -63,7 +63,7 @@ pub async fn each<K: Kernel>(kernel: &K, handles: &[Handle]) -> Result<Vec<Look>
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn unlinked<K: Kernel>(life: &Lifecycle<K>, handles: &[Handle]) -> Result<BTreeSet<EndpointId>, KernelError> {
+pub async fn unlinked(life: &Lifecycle, handles: &[Handle]) -> Result<BTreeSet<EndpointId>, KernelError> {
     let settled = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<&Handle> = handles.iter().filter(|h| settled(h)).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
@@ -76,7 +76,7 @@ pub async fn unlinked<K: Kernel>(life: &Lifecycle<K>, handles: &[Handle]) -> Res
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn settled<K: Kernel>(kernel: &K, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
+pub async fn settled(kernel: &dyn Kernel, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
     let until = Instant::now() + patience;
     loop {
         let mut changed = pin!(handle.shared.changed());

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{mpsc::error::TrySendError, oneshot};
-use wharf_core::{
-    kernel::{Kernel, KernelError},
-    mtu::NodeMtu,
-};
+use wharf_core::{kernel::KernelError, mtu::NodeMtu};
 
 use crate::{
     node::{
@@ -23,7 +20,7 @@ pub const CONTROLLER: &str = "mtu";
 ///
 /// # Errors
 /// When the kernel cannot be asked: the MTU stays as it is.
-pub async fn observe<K: Kernel>(life: &Lifecycle<K>) -> Result<bool, KernelError> {
+pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
     let uplinks = match life.config.mtu {
         Some(_) => Vec::new(),
         None => life.kernel.observe_uplinks().await?,
@@ -40,7 +37,7 @@ pub async fn observe<K: Kernel>(life: &Lifecycle<K>) -> Result<bool, KernelError
 ///
 /// # Errors
 /// When the uplinks cannot be observed, or how many endpoints kept their MTU, with the first one's reason.
-pub async fn follow<K: Kernel>(life: Arc<Lifecycle<K>>) -> Result<(), String> {
+pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     if observe(&life).await.map_err(|e| e.to_string())? {
         // The router's pair has the same MTU.
         life.kernel.ensure_node(&life.spec()).await.map_err(|e| e.to_string())?;

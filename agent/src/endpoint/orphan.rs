@@ -14,7 +14,7 @@ use std::{
 use wharf_core::{
     endpoint::{LinkOwner, parse_host_ifname},
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfName, NetworkName},
-    kernel::{Kernel, KernelDump, LinkRef, LinkRow},
+    kernel::{KernelDump, LinkRef, LinkRow},
     store::{Change, Lease, LeaseOwner, Snapshot},
 };
 use wharf_names::mark::Mark;
@@ -33,7 +33,7 @@ use crate::{
 
 /// Closes the links of other plugins that no record names: without one, nothing tells what policy their containers are under. Those of endpoints
 /// that were made since stay.
-pub async fn close<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
+pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
     let links = match life.kernel.observe_plugin_links().await {
         Ok(links) => links,
         Err(error) => {
@@ -67,7 +67,7 @@ pub async fn close<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
 }
 
 /// Keeps every orphan in the kernel; removes only program sets that no link uses.
-pub async fn keep<K: Kernel>(life: &Arc<Lifecycle<K>>, dump: &KernelDump) {
+pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
     let mut living = BTreeSet::new();
     let mut held = Vec::new();
     for link in &dump.links {
@@ -159,7 +159,7 @@ pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iter
 ///
 /// # Errors
 /// What could not be removed and why; the next delete of the container tries again.
-pub async fn remove<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(orphan) = life.orphans.get(id) else { return Ok(Vec::new()) };
     let _guard = life.jobs.working_on(id);
     let owner = LeaseOwner::lost_record(orphan.link.host_ifname.as_str());
@@ -180,7 +180,7 @@ pub async fn remove<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Resu
 ///
 /// # Errors
 /// What could not be removed and why.
-pub async fn forget_gone<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), RemoveError> {
+pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
     if life.orphans.list().is_empty() {
         return Ok(());
     }
@@ -195,7 +195,7 @@ pub async fn forget_gone<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), Remo
 }
 
 /// Leases an address for an orphan in memory; returns the change that makes the lease durable.
-fn hold<K: Kernel>(addresses: &Addresses<K>, config: &AgentConfig, ip: IpAddr, link: &str) -> Option<Change> {
+fn hold(addresses: &Addresses, config: &AgentConfig, ip: IpAddr, link: &str) -> Option<Change> {
     let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)));
     // An address of another IPAM is in no pool. The orphan is found again by its lease all the same.
     let pool = pool.map_or(&config.default_pool, |pool| &pool.name).clone();

@@ -36,7 +36,7 @@ pub fn record_of(out_of_service: &OutOfService) -> Option<EndpointRecord> {
 }
 
 /// Reserves the ids of records out of service and puts the records into the table.
-pub fn hold<K: Kernel>(life: &Lifecycle<K>, out_of_service: Vec<OutOfService>) {
+pub fn hold(life: &Lifecycle, out_of_service: Vec<OutOfService>) {
     for q in out_of_service {
         life.registry.claim_id(q.id);
         tracing::warn!(endpoint = q.id.get(), "a record is out of service: {}", q.why);
@@ -46,7 +46,7 @@ pub fn hold<K: Kernel>(life: &Lifecycle<K>, out_of_service: Vec<OutOfService>) {
 }
 
 /// The attachment of a record; for an unreadable record, taken from the leases of its addresses.
-pub fn attachment_of<K: Kernel>(addresses: &Addresses<K>, out_of_service: &OutOfService) -> Option<Attachment> {
+pub fn attachment_of(addresses: &Addresses, out_of_service: &OutOfService) -> Option<Attachment> {
     if let Some(record) = record_of(out_of_service) {
         return Some(record.attachment);
     }
@@ -67,7 +67,7 @@ pub fn holds(out_of_service: &Aside<OutOfService>, ip: IpAddr) -> bool {
 ///
 /// # Errors
 /// What could not be removed and why; the record stays out of service then.
-pub async fn release<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+pub async fn release(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(out_of_service) = life.out_of_service.get(id) else { return Ok(Vec::new()) };
     let _guard = life.jobs.working_on(id);
     let addresses = out_of_service.addresses.clone();
@@ -88,7 +88,7 @@ pub async fn release<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Res
 }
 
 /// Finds the kernel objects of an unreadable record by its id.
-async fn remnant<K: Kernel>(kernel: &K, id: EndpointId) -> Result<Subject, RemoveError> {
+async fn remnant(kernel: &dyn Kernel, id: EndpointId) -> Result<Subject, RemoveError> {
     let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
     let dump = timeout(bound, kernel.dump()).await.map_err(|_| KernelError {
         operation: "dump",

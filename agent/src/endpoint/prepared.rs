@@ -30,7 +30,7 @@ use crate::{
 ///
 /// # Errors
 /// When a set does not load; the sets loaded before stay ready.
-pub async fn refill<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), LoadError> {
+pub async fn refill(life: &Arc<Lifecycle>) -> Result<(), LoadError> {
     loop {
         let (ready, target) = life.prepared.fill();
         if ready >= target || life.tasks.stop.is_cancelled() {
@@ -49,7 +49,7 @@ pub async fn refill<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), LoadError
 /// Waits for a moment without creates. Verifying a set takes three milliseconds of CPU time, which would slow down a
 /// burst of creates. With a quarter of the target left or less, it does not wait, because the next creates would have
 /// to verify themselves.
-async fn quiet<K: Kernel>(life: &Arc<Lifecycle<K>>) {
+async fn quiet(life: &Arc<Lifecycle>) {
     const QUIET: Duration = Duration::from_millis(50);
     loop {
         let (ready, target) = life.prepared.fill();
@@ -69,7 +69,7 @@ async fn quiet<K: Kernel>(life: &Arc<Lifecycle<K>>) {
 }
 
 /// A set, its loaded programs, and the in-flight guard of its id.
-pub type Loaded<K> = (ProgramSet, Programs, InFlight<K>);
+pub type Loaded = (ProgramSet, Programs, InFlight);
 
 /// Why a set was not loaded.
 #[derive(Debug, thiserror::Error)]
@@ -90,12 +90,12 @@ pub enum LoadError {
 ///
 /// # Errors
 /// When there is no id, or the programs do not load; a failed cleanup is kept as unfinished and retried.
-pub async fn load<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<Loaded<K>, LoadError> {
+pub async fn load(life: &Arc<Lifecycle>) -> Result<Loaded, LoadError> {
     let id = life.registry.take_id().ok_or(LoadError::NoId)?;
     let guard = life.jobs.working_on(id);
     let (container_mac, host_mac) = random_macs();
     let spec = ProgramSpec { id, container_mac, host_mac, debug: life.config.debug_programs, keep: false };
-    let load = |kernel: Arc<K>| async move { kernel.ensure_programs(&spec).await };
+    let load = |kernel: Arc<dyn Kernel>| async move { kernel.ensure_programs(&spec).await };
     let (step, bound) = (CreateStep::EnsurePrograms, Duration::from_millis(CreateStep::EnsurePrograms.deadline_ms()));
     match life.jobs.bounded(id, step.name(), bound, load).await {
         Ok(programs) => Ok((ProgramSet { id, container_mac, host_mac }, programs, guard)),
@@ -111,7 +111,7 @@ pub async fn load<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<Loaded<K>, Load
 }
 
 /// Unpins every set that is ready; at a graceful stop.
-pub async fn drain<K: Kernel>(life: &Arc<Lifecycle<K>>) {
+pub async fn drain(life: &Arc<Lifecycle>) {
     loop {
         let Some(set) = life.prepared.take() else { return };
         match life.jobs.remove_programs(set.id).await {

@@ -2,7 +2,6 @@
 
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::Kernel,
     store::{Change, Lease, LeaseOwner},
 };
 
@@ -24,7 +23,7 @@ pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
 
 /// The store changes that remove an endpoint, with or without its leases.
 #[must_use]
-pub fn removals<K: Kernel>(addresses: &Addresses<K>, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
+pub fn removals(addresses: &Addresses, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
     let mut changes =
         vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
     // A restore failure left behind would count against the next endpoint with this id.

@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use wharf_api::LogStatus;
-use wharf_core::{
-    ids::{EndpointId, Epoch},
-    kernel::Kernel,
-};
+use wharf_core::ids::{EndpointId, Epoch};
 
 use crate::node::lifecycle::Lifecycle;
 
@@ -17,7 +14,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub type Told = BTreeMap<(EndpointId, Epoch, String), String>;
 
 /// Looks until the agent stops.
-pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
+pub async fn watch(life: Arc<Lifecycle>) {
     let mut told = Told::new();
     loop {
         tell(&life, &mut told);
@@ -29,7 +26,7 @@ pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>) {
 }
 
 /// Tells each refusal that was not told, and forgets those that are over.
-pub fn tell<K: Kernel>(life: &Lifecycle<K>, told: &mut Told) {
+pub fn tell(life: &Lifecycle, told: &mut Told) {
     if life.proxy.redirects.outstanding().is_empty() {
         told.clear();
         return;

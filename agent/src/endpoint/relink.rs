@@ -13,7 +13,7 @@ use wharf_api::LogStatus;
 use wharf_core::{
     finding::{Mender, Problem},
     ids::IfIndex,
-    kernel::{Kernel, KernelError},
+    kernel::KernelError,
     state::Level,
 };
 
@@ -85,7 +85,7 @@ impl Relinks {
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub async fn restore<K: Kernel>(life: &Lifecycle<K>, link: IfIndex) -> Result<bool, KernelError> {
+pub async fn restore(life: &Lifecycle, link: IfIndex) -> Result<bool, KernelError> {
     let of_link = |handle: &Handle| handle.shared.read(|v| v.record.host_ifindex == link);
     let Some(handle) = life.registry.list().into_iter().find(of_link) else { return Ok(true) };
     let look = look::once(&*life.kernel, &handle).await?;

@@ -79,7 +79,7 @@ impl Subject {
 ///
 /// # Errors
 /// The failed steps that must succeed; other failures are logged.
-pub async fn all<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject) -> Result<(), RemoveError> {
+pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveError> {
     let mut left = Vec::new();
     for step in DeleteStep::REMOVAL {
         let Err(why) = self::step(life, subject, step).await else { continue };
@@ -96,7 +96,7 @@ pub async fn all<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject) -> Resu
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
+pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
     let (id, name, links) = (subject.id(), step.name(), subject.links());
     let bound = match step {
         DeleteStep::AwaitProxy => life.config.proxy_timeout,
@@ -110,7 +110,7 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
         | DeleteStep::ReleaseIps
         | DeleteStep::RemoveRecord => Ok(()),
         DeleteStep::Detach => {
-            let call = move |k: Arc<K>| async move {
+            let call = move |k: Arc<dyn Kernel>| async move {
                 for link in &links {
                     k.remove_attached(link).await?;
                 }
@@ -120,7 +120,7 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
         }
         DeleteStep::RemoveReachable => {
             let subject = subject.clone();
-            let call = move |k: Arc<K>| async move {
+            let call = move |k: Arc<dyn Kernel>| async move {
                 match &subject {
                     Subject::Recorded(record) => k.remove_reachable(record).await,
                     Subject::Remnant { rows, .. } => {
@@ -137,7 +137,7 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
             timeout(bound, await_proxy(&life.proxy, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))
         }
         DeleteStep::Unpin => {
-            let unpin = move |k: Arc<K>| async move { k.remove_programs(id).await };
+            let unpin = move |k: Arc<dyn Kernel>| async move { k.remove_programs(id).await };
             let counters = life.jobs.bounded(id, name, bound, unpin).await?;
             life.metrics.keep_counters(&counters);
             Ok(())
@@ -154,9 +154,9 @@ pub async fn step<K: Kernel>(life: &Arc<Lifecycle<K>>, subject: &Subject, step: 
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn unlist<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Result<Release, RemoveError> {
+pub async fn unlist(life: &Lifecycle, subject: &Subject) -> Result<Release, RemoveError> {
     let (id, step, links) = (subject.id(), DeleteStep::RemoveLink, subject.links());
-    let call = move |k: Arc<K>| async move {
+    let call = move |k: Arc<dyn Kernel>| async move {
         let mut releases = Vec::with_capacity(links.len());
         for link in &links {
             releases.push(k.unlist_link(link).await?);
@@ -170,7 +170,7 @@ pub async fn unlist<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Result
     Ok(release.boxed().shared())
 }
 
-async fn remove_policy<K: Kernel>(life: &Lifecycle<K>, id: EndpointId, epochs: Vec<Epoch>) {
+async fn remove_policy(life: &Lifecycle, id: EndpointId, epochs: Vec<Epoch>) {
     for epoch in epochs {
         if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
             // Policy's controller tries again.
@@ -183,13 +183,9 @@ async fn remove_policy<K: Kernel>(life: &Lifecycle<K>, id: EndpointId, epochs: V
 ///
 /// # Errors
 /// Why it failed, or that it did not end in time.
-pub async fn restore_link<K: Kernel>(
-    life: &Lifecycle<K>,
-    record: &EndpointRecord,
-    bound: Duration,
-) -> Result<(), RemoveError> {
+pub async fn restore_link(life: &Lifecycle, record: &EndpointRecord, bound: Duration) -> Result<(), RemoveError> {
     let (id, link) = (record.id, LinkRef::of(record));
-    let call = move |k: Arc<K>| async move { k.remove_from_plugin_link(&link).await };
+    let call = move |k: Arc<dyn Kernel>| async move { k.remove_from_plugin_link(&link).await };
     life.jobs.bounded(id, "restore-link", bound, call).await?;
     remove_policy(life, id, vec![record.epoch]).await;
     Ok(())

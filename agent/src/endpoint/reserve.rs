@@ -16,7 +16,6 @@ use wharf_core::{
     identity_allocator::says_what,
     ids::{Attachment, IfIndex, MacAddr, PoolName, RuntimeName},
     ipam::Ipam,
-    kernel::Kernel,
     nat::Publish,
     state::{Fsm, State},
     store::LeaseOwner,
@@ -97,10 +96,7 @@ impl std::fmt::Display for External {
 }
 
 /// Checks that have no side effect, then the reservations: epoch, id, registry entry.
-pub(super) async fn reserve<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
-    spec: &CreateSpec,
-) -> Result<EndpointTask<K>, CreateCause> {
+pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<EndpointTask, CreateCause> {
     let a = &spec.attachment;
     deletions::settle(life, a).await?;
     // A delete is answered before the name and the addresses of its endpoint are free.
@@ -242,7 +238,7 @@ pub(super) async fn reserve<K: Kernel>(
 
 /// Refuses a container that wants to be masqueraded where its pool is not. Addresses of another IPAM never are: the node knows
 /// the pools alone as its own.
-fn may_masquerade<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(), CreateCause> {
+fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
     if let Some(external) = spec.external.as_ref().filter(|_| spec.masquerade == Some(true)) {
         return Err(CreateCause::ExternalNotMasqueraded { by: external.to_string() });
     }
@@ -262,11 +258,7 @@ fn may_masquerade<K: Kernel>(life: &Lifecycle<K>, spec: &CreateSpec) -> Result<(
 
 /// Checks whether the node can publish the ports. The addresses that they will lead to are not known yet, but for those
 /// that the caller leased before; their families are.
-async fn may_publish<K: Kernel>(
-    life: &Lifecycle<K>,
-    spec: &CreateSpec,
-    leased: AddressPair,
-) -> Result<(), CreateCause> {
+async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -> Result<(), CreateCause> {
     let Some(first) = spec.ports.first() else { return Ok(()) };
     if life.config.masquerade.is_none() {
         return Err(CreateCause::PortsOff(*first));
@@ -341,7 +333,7 @@ pub(super) fn routes_have_gateways(record: &EndpointRecord) -> Result<(), Create
 }
 
 /// The error for an interface that has an endpoint.
-fn taken_by<K: Kernel>(jobs: &Jobs<K>, there: &Handle) -> CreateCause {
+fn taken_by(jobs: &Jobs, there: &Handle) -> CreateCause {
     let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
     if state == State::Disconnecting && jobs.is_in_flight(there.id) {
         CreateCause::InterfaceBusy { id, doing: "deleted" }

@@ -3,8 +3,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use wharf_core::kernel::Kernel;
-
 use crate::{
     endpoint::{delete, unfinished},
     node::{endpoint::Handle, lifecycle::Lifecycle},
@@ -22,7 +20,7 @@ pub struct Unfinished(Vec<String>);
 ///
 /// # Errors
 /// The deletes and undos that failed again, with their steps and causes.
-pub async fn resume<K: Kernel>(life: &Arc<Lifecycle<K>>) -> Result<(), Unfinished> {
+pub async fn resume(life: &Arc<Lifecycle>) -> Result<(), Unfinished> {
     let busy = life.jobs.in_flight();
     // Only a delete sets the cancel token. A delete that found the mailbox full has set it too, and builds are
     // refused since.

@@ -11,7 +11,6 @@ use tracing::Instrument as _;
 use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     endpoint::EndpointRecord,
-    kernel::Kernel,
     plan::CreateStep,
     state::{Action, Event, Level, State},
 };
@@ -42,9 +41,9 @@ const REGENERATION: &str = "regeneration";
 const LABELS: (&str, &str) = ("its labels", "they are set (PATCH), or --labels-timeout-ms has passed");
 
 /// The one owner of an endpoint.
-pub struct EndpointTask<K: Kernel> {
+pub struct EndpointTask {
     /// What all tasks share.
-    pub life: Arc<Lifecycle<K>>,
+    pub life: Arc<Lifecycle>,
     /// What others see.
     pub shared: Arc<Shared>,
     /// Set by a delete.
@@ -66,10 +65,10 @@ pub struct EndpointTask<K: Kernel> {
     torn: Option<Torn>,
 }
 
-impl<K: Kernel> EndpointTask<K> {
+impl EndpointTask {
     /// A task for an endpoint that is in the registry.
     #[must_use]
-    pub fn new(life: Arc<Lifecycle<K>>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
+    pub fn new(life: Arc<Lifecycle>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
         Self {
             life,
             shared: Arc::clone(&handle.shared),

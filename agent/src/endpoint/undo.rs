@@ -6,7 +6,6 @@ use tokio::time::{Instant, timeout};
 use wharf_api::{LogStatus, StepError};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner},
-    kernel::Kernel,
     plan::{CreateStep, DeleteStep, UndoStep, plan_undo},
     store::{Change, Lease},
     timeline::Operation,
@@ -44,8 +43,8 @@ pub(super) struct Failed {
 
 /// Undoes the begun steps of a create. The intent stays open when an undo step fails. `prepared`: the programs come
 /// from a prepared set.
-pub(super) async fn undo<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+pub(super) async fn undo(
+    life: &Arc<Lifecycle>,
     shared: &Arc<Shared>,
     prepared: bool,
     begun: &[CreateStep],
@@ -81,10 +80,7 @@ pub(super) async fn undo<K: Kernel>(
 ///
 /// # Errors
 /// The steps that failed again and why; `remains` is updated to them.
-pub(crate) async fn again<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
-    remains: &mut Remains,
-) -> Result<Vec<IpAddr>, RemoveError> {
+pub(crate) async fn again(life: &Arc<Lifecycle>, remains: &mut Remains) -> Result<Vec<IpAddr>, RemoveError> {
     let undone = run(life, &remains.shared, &remains.undos).await;
     if !undone.failed.is_empty() {
         *remains = self::remains(&remains.shared, &remains.undos, &undone.failed);
@@ -106,7 +102,7 @@ fn step_error(undo: UndoStep, endpoint: &str, why: &RemoveError) -> StepError {
     StepError { step: "undo-create".into(), endpoint: endpoint.to_owned(), message: format!("{undo}: {why}") }
 }
 
-async fn run<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
+async fn run(life: &Arc<Lifecycle>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
     let record = shared.read(|v| v.record.clone());
     // Taken before the leases end in memory. The rests are stored, because the proxy may have the addresses for longer than this
     // agent lives.
@@ -138,8 +134,8 @@ async fn run<K: Kernel>(life: &Arc<Lifecycle<K>>, shared: &Arc<Shared>, undos: &
 }
 
 /// Runs one undo step. `all_gone`: all steps before it that must succeed did. `rests`: the rests of the leases, for the store.
-async fn take_back<K: Kernel>(
-    life: &Arc<Lifecycle<K>>,
+async fn take_back(
+    life: &Arc<Lifecycle>,
     shared: &Shared,
     record: &EndpointRecord,
     undo: UndoStep,

@@ -5,10 +5,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use wharf_core::{
-    ids::{Attachment, EndpointId, Epoch},
-    kernel::Kernel,
-};
+use wharf_core::ids::{Attachment, EndpointId, Epoch};
 
 use crate::{
     endpoint::{error::RemoveError, undo},
@@ -40,7 +37,7 @@ pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epo
 ///
 /// # Errors
 /// The steps that failed and why; the undo stays unfinished.
-pub async fn finish<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let _working = life.jobs.working_on(id);
     let Some(mut work) = Work::take(life, id) else { return Ok(Vec::new()) };
     let released = match &mut work.left {
@@ -56,20 +53,20 @@ pub async fn finish<K: Kernel>(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Resu
 }
 
 /// An undo taken out of the table by its one worker. When dropped before its end, it returns to the table.
-struct Work<K: Kernel> {
-    life: Arc<Lifecycle<K>>,
+struct Work {
+    life: Arc<Lifecycle>,
     id: EndpointId,
     left: Option<Unfinished>,
 }
 
-impl<K: Kernel> Work<K> {
-    fn take(life: &Arc<Lifecycle<K>>, id: EndpointId) -> Option<Self> {
+impl Work {
+    fn take(life: &Arc<Lifecycle>, id: EndpointId) -> Option<Self> {
         let left = life.unfinished.remove(id)?;
         Some(Self { life: Arc::clone(life), id, left: Some(left) })
     }
 }
 
-impl<K: Kernel> Drop for Work<K> {
+impl Drop for Work {
     fn drop(&mut self) {
         match self.left.take() {
             Some(left) => keep(&self.life.unfinished, self.id, left),

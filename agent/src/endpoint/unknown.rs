@@ -9,7 +9,6 @@ use std::{net::IpAddr, sync::Arc};
 use wharf_api::{DeleteResult, StepError};
 use wharf_core::{
     ids::EndpointId,
-    kernel::Kernel,
     store::{Lease, LeaseOwner},
 };
 
@@ -21,7 +20,7 @@ use crate::{
 };
 
 /// Removes the leftovers that match. Without leftovers, the result is an empty success.
-pub async fn remove<K: Kernel>(life: &Arc<Lifecycle<K>>, wanted: &Wanted) -> DeleteResult {
+pub async fn remove(life: &Arc<Lifecycle>, wanted: &Wanted) -> DeleteResult {
     let mut result = DeleteResult::default();
     for id in life.unfinished.find(wanted) {
         take_in(&mut result, id, unfinished::finish(life, id).await);
@@ -69,7 +68,7 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
 }
 
 /// Leases of the container that belong to no endpoint, no unfinished undo and no record out of service.
-fn leases<K: Kernel>(life: &Lifecycle<K>, wanted: &Wanted) -> Vec<Lease> {
+fn leases(life: &Lifecycle, wanted: &Wanted) -> Vec<Lease> {
     let mut leases = lock(&life.addresses.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {
         LeaseOwner::Attachment { attachment, epoch } => {

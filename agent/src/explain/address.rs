@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use wharf_api::{Explanation, Health, SubjectKind};
-use wharf_core::{kernel::Kernel, store::LeaseOwner};
+use wharf_core::store::LeaseOwner;
 
 use super::{blank, conclude, end_in_words, fact};
 use crate::{
@@ -19,7 +19,7 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
     cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
 }
 
-pub(super) fn explain<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Explanation {
+pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
     let now = clock::unix_ms();
     let (lease, rest, cidrs, withheld) = {
         let ipam = lock(&life.addresses.ipam);

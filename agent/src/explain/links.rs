@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use wharf_api::Endpoint;
-use wharf_core::kernel::Kernel;
 
 use super::{Unknown, look};
 use crate::{
@@ -16,7 +15,7 @@ use crate::{
 };
 
 /// API views with link problems. The kernel has [`super::DEADLINE`].
-pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, purpose: Purpose, handles: &[Handle]) -> Vec<Endpoint> {
+pub async fn with_problems(node: &Arc<Node>, purpose: Purpose, handles: &[Handle]) -> Vec<Endpoint> {
     let unlinked = unlinked(node, purpose, handles.to_vec()).await;
     let masquerades = node.life.config.masquerade.is_some();
     let shown = |handle: &Handle| {
@@ -30,8 +29,8 @@ pub async fn with_problems<K: Kernel>(node: &Arc<Node<K>>, purpose: Purpose, han
     handles.iter().map(shown).collect()
 }
 
-async fn unlinked<K: Kernel>(
-    node: &Arc<Node<K>>,
+async fn unlinked(
+    node: &Arc<Node>,
     purpose: Purpose,
     handles: Vec<Handle>,
 ) -> Result<BTreeSet<wharf_core::ids::EndpointId>, Unknown> {

@@ -7,7 +7,7 @@ use wharf_api::{Explanation, Finding, Health, KernelLook, MendedBy, SubjectKind}
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::{Attachment, EndpointId, Epoch},
-    kernel::{Kernel, KernelDump},
+    kernel::KernelDump,
     timeline::{End, Outcome, PastLife},
 };
 
@@ -18,7 +18,7 @@ use crate::{
     node::{Node, looks::Purpose},
 };
 
-pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Explanation {
+pub(super) async fn past(node: &Arc<Node>, past: &PastLife) -> Explanation {
     let who = &past.who;
     let ago = conclude::span(clock::unix_ms().saturating_sub(past.ended.at_unix_ms));
     let unwritten = node.life.timelines.unwritten(who.id, who.epoch);
@@ -72,8 +72,8 @@ pub(super) async fn past<K: Kernel>(node: &Arc<Node<K>>, past: &PastLife) -> Exp
     answer
 }
 
-pub(super) async fn left_in_kernel<K: Kernel>(
-    node: &Arc<Node<K>>,
+pub(super) async fn left_in_kernel(
+    node: &Arc<Node>,
     id: EndpointId,
     epoch: Epoch,
     attachment: &Attachment,
@@ -120,7 +120,7 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
 }
 
 /// Explains an orphan or a record out of service; exactly one was found.
-pub(super) async fn out_of_service<K: Kernel>(node: &Arc<Node<K>>, found: &Found) -> Explanation {
+pub(super) async fn out_of_service(node: &Arc<Node>, found: &Found) -> Explanation {
     if let Some(orphan) = found.orphans.first() {
         let summary = "its record was lost with a damaged store: its container has its network as before, and its DEL takes \
                        that away";

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::{Attachment, ContainerId, EndpointId, Epoch},
-    kernel::Kernel,
     store::OutOfService,
     timeline::PastLife,
 };
@@ -212,7 +211,7 @@ pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a De
 /// Searches only memory, so that it always answers. Returns the best matches of all kinds: a longer name does not
 /// make a whole name ambiguous, even if the life of the whole name has ended.
 #[must_use]
-pub fn find<K: Kernel>(life: &Lifecycle<K>, subject: &Subject) -> Found {
+pub fn find(life: &Lifecycle, subject: &Subject) -> Found {
     let living = fitting(&life.registry, subject);
     let orphans = life.orphans.list().into_iter().filter_map(|o| {
         let addresses: Vec<IpAddr> = o.rows.iter().map(|(ip, _)| *ip).collect();

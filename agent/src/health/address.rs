@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use wharf_core::{
     ids::PoolName,
     ipam::{IpamError, LeaseRequest, Wanted},
-    kernel::Kernel,
     store::{Change, Lease, LeaseOwner},
 };
 
@@ -64,7 +63,7 @@ fn path(config: &AgentConfig) -> PathBuf {
 ///
 /// # Errors
 /// When the store refuses; the addresses stay leased.
-pub(super) async fn let_go<K: Kernel>(addresses: &Addresses<K>) -> Result<(), HealthError> {
+pub(super) async fn let_go(addresses: &Addresses) -> Result<(), HealthError> {
     let leases = lock(&addresses.ipam).owned_by(holds);
     if leases.is_empty() {
         return Ok(());
@@ -76,7 +75,7 @@ pub(super) async fn let_go<K: Kernel>(addresses: &Addresses<K>) -> Result<(), He
 ///
 /// # Errors
 /// When no address can be leased, or the store refuses.
-pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) -> Result<Kept, HealthError> {
+pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept, HealthError> {
     // An endpoint whose record was lost or is out of service may still hold the addresses.
     if let Ok(attachment) = health::attachment() {
         for error in unknown::remove(life, &aside::Wanted::of(&attachment)).await.errors {
@@ -144,7 +143,7 @@ pub(super) async fn lease<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) 
 }
 
 /// Leases a previous address, even while it rests: no other owner had it since. Refuses an address outside the pools.
-fn claim<K: Kernel>(life: &Lifecycle<K>, ip: IpAddr) -> Result<Lease, IpamError> {
+fn claim(life: &Lifecycle, ip: IpAddr) -> Result<Lease, IpamError> {
     let pool = pool_of(&life.config, ip);
     let in_a_pool = pool.is_some();
     let pool = pool.unwrap_or_else(|| life.config.default_pool.clone());
@@ -162,12 +161,12 @@ fn pool_of(config: &AgentConfig, ip: IpAddr) -> Option<PoolName> {
 }
 
 /// A pool address that the store holds, if the file has none.
-fn held<K: Kernel>(life: &Lifecycle<K>, v6: bool) -> Option<IpAddr> {
+fn held(life: &Lifecycle, v6: bool) -> Option<IpAddr> {
     let leases = lock(&life.addresses.ipam).owned_by(holds);
     leases.into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6 && pool_of(&life.config, *ip).is_some())
 }
 
-async fn take<K: Kernel>(addresses: &Addresses<K>, v6: bool) -> Result<Lease, HealthError> {
+async fn take(addresses: &Addresses, v6: bool) -> Result<Lease, HealthError> {
     let (ipv4, ipv6) = if v6 { (Wanted::None, Wanted::Any) } else { (Wanted::Any, Wanted::None) };
     let request = LeaseRequest { pool: None, ipv4, ipv6 };
     let leased = resting::lease(addresses, &request, &owner()).await?;

@@ -13,7 +13,6 @@ use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, Problem},
     ids::Attachment,
-    kernel::Kernel,
     plan::DeleteOptions,
     state::retry_delay_ms,
 };
@@ -56,8 +55,8 @@ struct Running<P> {
     judge: Judge,
 }
 
-struct Controller<K: Kernel, H: Host> {
-    life: Arc<Lifecycle<K>>,
+struct Controller<H: Host> {
+    life: Arc<Lifecycle>,
     health: Arc<Health>,
     host: H,
     attachment: Attachment,
@@ -69,7 +68,7 @@ struct Controller<K: Kernel, H: Host> {
 }
 
 /// Runs until the agent stops, then ends process and endpoint. The addresses stay leased.
-pub async fn run<K: Kernel>(life: Arc<Lifecycle<K>>, health: Arc<Health>, host: impl Host) {
+pub async fn run(life: Arc<Lifecycle>, health: Arc<Health>, host: impl Host) {
     let inbox = health.take_inbox();
     let (Some(inbox), Ok(attachment)) = (inbox, attachment()) else { return };
     health.set_on(true);
@@ -102,7 +101,7 @@ async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     }
 }
 
-impl<K: Kernel, H: Host> Controller<K, H> {
+impl<H: Host> Controller<H> {
     async fn serve(&mut self, mut inbox: mpsc::Receiver<Asker>) {
         let interval = self.life.config.health_interval;
         let stop = self.life.tasks.stop.clone();

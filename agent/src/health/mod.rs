@@ -20,7 +20,7 @@ mod window;
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, HealthState};
-use wharf_core::{identity::Label, identity_allocator::RESERVED_SOURCE, kernel::Kernel};
+use wharf_core::{identity::Label, identity_allocator::RESERVED_SOURCE};
 
 pub use self::{
     controller::run,
@@ -36,7 +36,7 @@ fn label() -> Label {
 }
 
 /// Leases the kept addresses before the agent serves. The controller retries after a failure.
-pub async fn reserve<K: Kernel>(life: &Arc<Lifecycle<K>>, health: &Health) {
+pub async fn reserve(life: &Arc<Lifecycle>, health: &Health) {
     let done = if life.config.health_interval.is_zero() {
         address::let_go(&life.addresses).await
     } else {

@@ -28,8 +28,8 @@ use wharf_core::{
 use crate::{node::error::JobError, sync::lock};
 
 /// Endpoint ids in flight, and the kernel calls made for them.
-pub struct Jobs<K> {
-    kernel: Arc<K>,
+pub struct Jobs {
+    kernel: Arc<dyn Kernel>,
     /// Runs the calls; awaited at a stop.
     tasks: TaskTracker,
     /// Turns of the ids with a running call. A turn is held across the call by design, so the next call waits. An
@@ -51,17 +51,17 @@ pub struct Job {
     pub since: Instant,
 }
 
-impl<K: Kernel> Jobs<K> {
+impl Jobs {
     /// A table without calls. `tasks`: where calls run.
     #[must_use]
-    pub fn new(kernel: Arc<K>, tasks: TaskTracker) -> Arc<Self> {
+    pub fn new(kernel: Arc<dyn Kernel>, tasks: TaskTracker) -> Arc<Self> {
         let (turns, running, in_flight) = (Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self { kernel, tasks, turns, running, in_flight })
     }
 
     /// Marks an id as in flight until the guard is dropped.
     #[must_use]
-    pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight<K> {
+    pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight {
         *lock(&self.in_flight).entry(id).or_default() += 1;
         InFlight { jobs: Arc::clone(self), id }
     }
@@ -107,7 +107,7 @@ impl<K: Kernel> Jobs<K> {
         self: &Arc<Self>,
         id: EndpointId,
         step: &'static str,
-        call: impl FnOnce(Arc<K>) -> F + Send + 'static,
+        call: impl FnOnce(Arc<dyn Kernel>) -> F + Send + 'static,
     ) -> Result<T, KernelError>
     where
         T: Send + 'static,
@@ -126,7 +126,7 @@ impl<K: Kernel> Jobs<K> {
         id: EndpointId,
         step: &'static str,
         bound: Duration,
-        call: impl FnOnce(Arc<K>) -> F + Send + 'static,
+        call: impl FnOnce(Arc<dyn Kernel>) -> F + Send + 'static,
     ) -> Result<T, JobError>
     where
         T: Send + 'static,
@@ -149,7 +149,7 @@ impl<K: Kernel> Jobs<K> {
     /// As [`Self::bounded`].
     pub async fn remove_programs(self: &Arc<Self>, id: EndpointId) -> Result<(), JobError> {
         let (step, bound) = (UndoStep::RemovePrograms.name(), UndoStep::RemovePrograms.deadline_ms());
-        let call = move |kernel: Arc<K>| async move { kernel.remove_programs(id).await };
+        let call = move |kernel: Arc<dyn Kernel>| async move { kernel.remove_programs(id).await };
         self.bounded(id, step, Duration::from_millis(bound), call).await.map(drop)
     }
 
@@ -158,7 +158,7 @@ impl<K: Kernel> Jobs<K> {
         id: EndpointId,
         step: &'static str,
         turn: OwnedMutexGuard<()>,
-        call: impl FnOnce(Arc<K>) -> F,
+        call: impl FnOnce(Arc<dyn Kernel>) -> F,
     ) -> JoinHandle<Result<T, KernelError>>
     where
         T: Send + 'static,
@@ -178,12 +178,12 @@ impl<K: Kernel> Jobs<K> {
 }
 
 /// Guard of an id in flight; see [`Jobs::working_on`].
-pub struct InFlight<K> {
-    jobs: Arc<Jobs<K>>,
+pub struct InFlight {
+    jobs: Arc<Jobs>,
     id: EndpointId,
 }
 
-impl<K> Drop for InFlight<K> {
+impl Drop for InFlight {
     fn drop(&mut self) {
         let mut in_flight = lock(&self.jobs.in_flight);
         if let Some(works) = in_flight.get_mut(&self.id) {
@@ -196,12 +196,12 @@ impl<K> Drop for InFlight<K> {
 }
 
 /// Removes the entry of a running call when the call ends, also by a panic.
-struct Running<K> {
-    jobs: Arc<Jobs<K>>,
+struct Running {
+    jobs: Arc<Jobs>,
     id: EndpointId,
 }
 
-impl<K> Drop for Running<K> {
+impl Drop for Running {
     fn drop(&mut self) {
         lock(&self.jobs.running).remove(&self.id);
     }

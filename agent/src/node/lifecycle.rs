@@ -42,15 +42,15 @@ use crate::{
 };
 
 /// What creating, building, deleting and restoring endpoints takes; one for each agent.
-pub struct Lifecycle<K: Kernel> {
+pub struct Lifecycle {
     /// Settings.
     pub config: AgentConfig,
     /// The kernel.
-    pub kernel: Arc<K>,
+    pub kernel: Arc<dyn Kernel>,
     /// The store.
     pub store: Store,
     /// Addresses.
-    pub addresses: Addresses<K>,
+    pub addresses: Addresses,
     /// MTU of links whose creator asks for none.
     pub mtu: Mutex<NodeMtu>,
     /// What gives sets of labels their identities.
@@ -60,9 +60,9 @@ pub struct Lifecycle<K: Kernel> {
     /// Program sets verified ahead of need.
     pub prepared: Prepared,
     /// Kernel calls for endpoints.
-    pub jobs: Arc<Jobs<K>>,
+    pub jobs: Arc<Jobs>,
     /// Network policy.
-    pub policy: Policy<K>,
+    pub policy: Policy,
     /// The proxy.
     pub proxy: Proxy,
     /// Which creates may run.
@@ -116,19 +116,19 @@ pub struct Tasks {
     pub halt: CancellationToken,
 }
 
-impl<K: Kernel> Lifecycle<K> {
+impl Lifecycle {
     /// Puts the parts together.
     #[must_use]
     pub fn new(
         config: AgentConfig,
-        kernel: K,
+        kernel: Arc<dyn Kernel>,
         store: Store,
         ipam: Ipam,
         redirects: Arc<dyn Redirects>,
         identities: Arc<dyn Identities>,
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let (kernel, tasks) = (Arc::new(kernel), Tasks::default());
+        let tasks = Tasks::default();
         let addresses = Addresses::new(ipam, &config, Arc::clone(&kernel), store.clone(), Arc::clone(&redirects));
         Self {
             addresses,

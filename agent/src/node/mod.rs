@@ -26,7 +26,6 @@ use std::{
 
 use tokio::sync::mpsc;
 use wharf_core::{identities::Identities, ipam::Ipam, kernel::Kernel};
-use wharf_datapath::LinuxKernel;
 
 use crate::{
     commands::{Commands, Ended, Mode},
@@ -39,9 +38,9 @@ use crate::{
 };
 
 /// The whole agent, one for each process. Only the composition root and what answers the outside take it.
-pub struct Node<K: Kernel> {
+pub struct Node {
     /// What the life of endpoints takes.
-    pub life: Arc<Lifecycle<K>>,
+    pub life: Arc<Lifecycle>,
     /// CNI commands.
     pub commands: Arc<Commands>,
     /// The health endpoint.
@@ -68,15 +67,12 @@ pub struct Node<K: Kernel> {
     pub started: Instant,
 }
 
-/// The node on a real kernel: what REST serves.
-pub type LinuxNode = Node<LinuxKernel>;
-
-impl<K: Kernel> Node<K> {
+impl Node {
     /// Puts the parts together.
     #[must_use]
     pub fn new(
         config: AgentConfig,
-        kernel: K,
+        kernel: Arc<dyn Kernel>,
         store: Store,
         ipam: Ipam,
         redirects: Arc<dyn Redirects>,

@@ -1,7 +1,6 @@
 //! Follows the node's addresses, so that policy's rows cover a new one at once.
 
 use tokio_util::sync::CancellationToken;
-use wharf_core::kernel::PolicyKernel;
 use wharf_datapath::AddressChanges;
 
 use super::{CONTROLLER, Policy};
@@ -11,12 +10,7 @@ use crate::controller::Controllers;
 const NOTIFICATIONS: &str = "node-addresses";
 
 /// Keeps policy's rows of the node's addresses current until `stop`.
-pub async fn follow<K: PolicyKernel>(
-    policy: &Policy<K>,
-    mut changes: AddressChanges,
-    controllers: &Controllers,
-    stop: &CancellationToken,
-) {
+pub async fn follow(policy: &Policy, mut changes: AddressChanges, controllers: &Controllers, stop: &CancellationToken) {
     loop {
         let changed = tokio::select! {
             () = stop.cancelled() => return,

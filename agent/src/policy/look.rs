@@ -14,7 +14,6 @@ use wharf_api::{
 use wharf_common::{Direction as EventDirection, DropReason, Event, flow};
 use wharf_core::{
     ids::EndpointId,
-    kernel::PolicyKernel,
     policy::{OwnEnforcement, PolicyRows},
 };
 use wharf_policy::{
@@ -64,7 +63,7 @@ pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
     Some(Destination::Ports { protocol, port })
 }
 
-impl<K: PolicyKernel> Policy<K> {
+impl Policy {
     /// The policies, and how far they are in force.
     pub async fn list(&self) -> PolicyList {
         let inner = self.lock().await;

@@ -63,7 +63,7 @@ use wharf_common::SetsRow;
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
-    kernel::{KernelError, PolicyKernel},
+    kernel::{Kernel, KernelError},
     policy::{Mode, RowChange},
 };
 use wharf_dns::cache::Cache;
@@ -94,8 +94,8 @@ pub use probes::Probes;
 pub const CONTROLLER: &str = "policy";
 
 /// Policy of the node.
-pub struct Policy<K> {
-    kernel: Arc<K>,
+pub struct Policy {
+    kernel: Arc<dyn Kernel>,
     file: PathBuf,
     directory: Option<PathBuf>,
     /// What keeps the ports of the proxy.
@@ -126,10 +126,10 @@ struct Change {
     moved: BTreeSet<(ListenerId, EndpointKey)>,
 }
 
-impl<K: PolicyKernel> Policy<K> {
+impl Policy {
     /// Policy as the settings say; [`Policy::load`] follows.
     #[must_use]
-    pub fn new(config: &AgentConfig, kernel: Arc<K>, redirects: Arc<dyn Redirects>) -> Self {
+    pub fn new(config: &AgentConfig, kernel: Arc<dyn Kernel>, redirects: Arc<dyn Redirects>) -> Self {
         Self {
             kernel,
             file: config.state_dir.join("policy.json"),

@@ -18,10 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wharf_api::{ProxyName, ProxyNameAddress};
-use wharf_core::{
-    flow::FlowFilter,
-    kernel::{FlowKernel, PolicyKernel},
-};
+use wharf_core::flow::FlowFilter;
 use wharf_dns::{
     Answer,
     cache::{Cache, Changed},
@@ -92,7 +89,7 @@ fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
     !is_near && !services.iter().any(|service| service.contains(&address))
 }
 
-impl<K: PolicyKernel> Policy<K> {
+impl Policy {
     /// Notes answers of DNS until `halt`, and tells whoever waits.
     pub async fn follow_names(&self, mut answers: mpsc::Receiver<Noted>, halt: CancellationToken) {
         let mut batch = Vec::new();
@@ -206,7 +203,7 @@ impl<K: PolicyKernel> Policy<K> {
     }
 }
 
-impl<K: PolicyKernel + FlowKernel> Policy<K> {
+impl Policy {
     /// Forgets addresses whose time is over at `now` ([`Policy::names_now`]), and that no flow uses. Keeps what is known and not in the file:
     /// answers that say the same again write nothing.
     ///

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use wharf_core::{endpoint::EndpointRecord, kernel::PolicyKernel, nat, selfcheck::Probe};
+use wharf_core::{endpoint::EndpointRecord, nat, selfcheck::Probe};
 use wharf_policy::{
     compile::{L4, SetId, Tables},
     model::{Direction, Protocol},
@@ -35,7 +35,7 @@ pub struct Probes {
     pub stamp: u64,
 }
 
-impl<K: PolicyKernel> Policy<K> {
+impl Policy {
     /// Packets that try the endpoint's rules, and what the rules that the kernel was given say of them.
     pub async fn probes(&self, record: &EndpointRecord) -> Probes {
         let inner = self.lock().await;

@@ -8,10 +8,7 @@ use std::{
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::Instant;
-use wharf_core::{
-    kernel::PolicyKernel,
-    policy::{PolicyRows, RowChange},
-};
+use wharf_core::policy::{PolicyRows, RowChange};
 use wharf_policy::compile::{EndpointKey, Engine, ListenerId, Tables};
 
 use super::{
@@ -65,7 +62,7 @@ pub(super) struct Prepared {
     pub(super) acknowledged: Result<(), ProxyError>,
 }
 
-impl<K: PolicyKernel> Policy<K> {
+impl Policy {
     /// Tells the proxy what rows will lead to, and waits for it as long as it is worth while. The engine is unknown from here on until the kernel has
     /// the rows: a failure, or a caller that gives up, leaves that behind, and everything is computed the next time.
     pub(super) async fn prepare(&self, inner: &mut Inner, computed: Computed) -> Result<Option<Prepared>, PolicyError> {

@@ -12,11 +12,7 @@ use std::{
 };
 
 use tokio::time::Instant;
-use wharf_core::{
-    flow::ProxyClients,
-    ids::EndpointId,
-    kernel::{Kernel, KernelError},
-};
+use wharf_core::{flow::ProxyClients, ids::EndpointId, kernel::KernelError};
 use wharf_proxy::Connections;
 
 use crate::{node::lifecycle::Lifecycle, sync::lock};
@@ -86,7 +82,7 @@ impl Count {
 }
 
 /// Counts while rules redirect connections, until the agent stops.
-pub async fn watch<K: Kernel>(life: Arc<Lifecycle<K>>, clients: Arc<Clients>) {
+pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
     let (tasks, share) = (&life.tasks, share());
     let (mut last, mut wait): (Option<Count>, _) = (None, LOOK);
     loop {

@@ -9,7 +9,7 @@ use wharf_core::ids::{NetworkName, RuntimeName};
 use crate::{
     audit,
     endpoint::collect,
-    node::LinuxNode,
+    node::Node,
     rest::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
@@ -18,14 +18,14 @@ use crate::{
 
 /// What the kernel, the bpffs and the store hold that does not match. Changes nothing.
 #[utoipa::path(get, path = "/v1/audit", tag = "agent", responses((status = 200, body = AuditReport), (status = 500, body = ApiError)))]
-pub async fn look(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditReport>> {
+pub async fn look(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> {
     Ok(Json(audit::audit(&node.life, &node.audit_findings, false).await?))
 }
 
 /// The same, and mends what is provably ours.
 #[utoipa::path(post, path = "/v1/audit", tag = "agent",
     responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
-pub async fn repair(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditReport>> {
+pub async fn repair(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> {
     accepts_work(&node, "repair")?;
     Ok(Json(audit::audit(&node.life, &node.audit_findings, true).await?))
 }
@@ -34,7 +34,7 @@ pub async fn repair(State(node): State<Arc<LinuxNode>>) -> Answer<Json<AuditRepo
 #[utoipa::path(post, path = "/v1/gc", tag = "endpoint", request_body = GcRequest,
     responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn gc(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Body(body): Body<GcRequest>,
 ) -> Answer<(StatusCode, Json<DeleteResult>)> {
     let bad = |e| Failure::new(wharf_api::ErrorCode::InvalidRequest, format!("collect garbage: {e}"));

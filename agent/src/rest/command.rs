@@ -15,7 +15,7 @@ use wharf_handover::{
     report::Outcome,
 };
 
-use crate::{commands::Commands, node::LinuxNode, rest::operation::Told};
+use crate::{commands::Commands, node::Node, rest::operation::Told};
 
 /// Marks an answer that the command's log line reports.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +36,7 @@ enum End {
 
 /// Counts a request that names its command; `node` is `None` in delegated mode.
 pub async fn measure(
-    State((commands, node)): State<(Arc<Commands>, Option<Arc<LinuxNode>>)>,
+    State((commands, node)): State<(Arc<Commands>, Option<Arc<Node>>)>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -73,7 +73,7 @@ pub async fn measure(
 }
 
 /// Whether the attachment is on another plugin's link, which a DEL does not say.
-fn is_chained(node: &LinuxNode, command: &Command) -> bool {
+fn is_chained(node: &Node, command: &Command) -> bool {
     let (Ok(container), Ok(ifname)) = (ContainerId::parse(&command.container_id), IfName::parse(&command.ifname))
     else {
         return false;

@@ -14,7 +14,7 @@ use wharf_core::state::{Level, State as EndpointState};
 
 use crate::{
     config::{Enforcement, effective},
-    node::{LinuxNode, endpoint::Command},
+    node::{Node, endpoint::Command},
     rest::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
@@ -35,7 +35,7 @@ const MAX_SAMPLING: u32 = 1_000_000;
 
 /// The settings in force, their sources, and whether they can be changed at run time.
 #[utoipa::path(get, path = "/v1/config", tag = "agent", responses((status = 200, body = AgentConfigView)))]
-pub async fn get(State(node): State<Arc<LinuxNode>>, Extension(log): Extension<LogFilter>) -> Json<AgentConfigView> {
+pub async fn get(State(node): State<Arc<Node>>, Extension(log): Extension<LogFilter>) -> Json<AgentConfigView> {
     Json(view(&node, &log).await)
 }
 
@@ -44,7 +44,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Extension(log): Extension<L
     responses((status = 200, body = AgentConfigView), (status = 400, body = ApiError), (status = 422, body = ApiError),
         (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn patch(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Extension(log): Extension<LogFilter>,
     Body(body): Body<AgentConfigPatch>,
 ) -> Answer<Json<AgentConfigView>> {
@@ -104,13 +104,13 @@ fn invalid(why: &str) -> Failure {
 }
 
 /// Reports a change in log, monitor and the origins of `GET /v1/config`.
-fn changed(node: &LinuxNode, setting: &'static str, old: &str, new: &str) {
+fn changed(node: &Node, setting: &'static str, old: &str, new: &str) {
     lock(&node.changed_settings).insert(setting);
     tracing::info!(setting, old, new, "a setting was changed");
     node.life.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
 }
 
-async fn realize_trace(node: &LinuxNode) -> Answer<()> {
+async fn realize_trace(node: &Node) -> Answer<()> {
     let mut failed = Vec::new();
     for handle in node.life.registry.list() {
         let (done, answer) = oneshot::channel();
@@ -127,7 +127,7 @@ async fn realize_trace(node: &LinuxNode) -> Answer<()> {
     Err(Failure::new(ErrorCode::Kernel, format!("change trace: {}", failed.join("; "))))
 }
 
-async fn view(node: &LinuxNode, log: &LogFilter) -> AgentConfigView {
+async fn view(node: &Node, log: &LogFilter) -> AgentConfigView {
     let mut settings = effective(&node.life.config);
     settings.extend([
         (LOG_LEVEL.to_owned(), log.get()),

@@ -19,7 +19,7 @@ use wharf_core::{
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName, PortName, RuntimeName},
-    kernel::{MIN_MTU, NodeKernel as _},
+    kernel::MIN_MTU,
     mtu::MAX_MTU,
     nat::{Protocol, Publish},
     plan::DeleteOptions,
@@ -35,7 +35,7 @@ use crate::{
     },
     explain, findings,
     node::{
-        LinuxNode,
+        Node,
         aside::Wanted,
         edit::Edit,
         endpoint::{Command, Done, Handle, View, api_endpoint, api_state},
@@ -65,10 +65,7 @@ const MAX_PORTS: usize = 1_024;
 /// Endpoints that match every filter, by id.
 #[utoipa::path(get, path = "/v1/endpoint", tag = "endpoint", params(EndpointFilter),
     responses((status = 200, body = [Endpoint]), (status = 400, body = ApiError)))]
-pub async fn list(
-    State(node): State<Arc<LinuxNode>>,
-    Query(filter): Query<EndpointFilter>,
-) -> Answer<Json<Vec<Endpoint>>> {
+pub async fn list(State(node): State<Arc<Node>>, Query(filter): Query<EndpointFilter>) -> Answer<Json<Vec<Endpoint>>> {
     let label = match &filter.label {
         Some(text) => Some(text.parse::<Label>().map_err(|e| invalid(format!("list endpoints: {e}")))?),
         None => None,
@@ -91,7 +88,7 @@ pub async fn list(
     responses((status = 201, body = Endpoint), (status = 400, body = ApiError), (status = 409, body = ApiError),
         (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn put(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Segment(text): Segment,
     Body(body): Body<EndpointCreate>,
 ) -> Answer<(StatusCode, Json<Endpoint>)> {
@@ -103,7 +100,7 @@ pub async fn put(
 /// One endpoint.
 #[utoipa::path(get, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
-pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Endpoint>> {
+pub async fn get(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<Endpoint>> {
     let handle = handle(&node, &text)?;
     let shown = explain::links::with_problems(&node, Purpose::Endpoint, std::slice::from_ref(&handle)).await;
     shown
@@ -113,7 +110,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> 
         .ok_or_else(|| Failure::new(ErrorCode::Internal, "show endpoint: nothing to show"))
 }
 
-fn shown(node: &LinuxNode, handle: &Handle) -> Endpoint {
+fn shown(node: &Node, handle: &Handle) -> Endpoint {
     handle.shared.read(|view| api_endpoint(view, node.life.config.masquerade.is_some()))
 }
 
@@ -122,7 +119,7 @@ fn shown(node: &LinuxNode, handle: &Handle) -> Endpoint {
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn patch(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Segment(text): Segment,
     Body(body): Body<EndpointPatch>,
 ) -> Answer<Json<Endpoint>> {
@@ -157,7 +154,7 @@ pub async fn patch(
     responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError),
         (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn remove(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Segment(text): Segment,
     Query(query): Query<DeleteQuery>,
 ) -> Answer<(StatusCode, Json<DeleteResult>)> {
@@ -211,7 +208,7 @@ pub async fn remove(
     responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError),
         (status = 404, body = ApiError), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn remove_container(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Query(query): Query<DeleteQuery>,
 ) -> Answer<(StatusCode, Json<DeleteResult>)> {
     let Some(container) = &query.container_id else {
@@ -248,7 +245,7 @@ pub async fn remove_container(
     Ok(deleted(result))
 }
 
-async fn leftovers(node: &Arc<LinuxNode>, text: &str, of: Option<&str>) -> Answer<Option<DeleteResult>> {
+async fn leftovers(node: &Arc<Node>, text: &str, of: Option<&str>) -> Answer<Option<DeleteResult>> {
     let IdRef::Attachment(container_id, ifname) = id::parse(text)? else { return Ok(None) };
     let wanted = Wanted { network: of.map(network).transpose()?, container_id, ifname: Some(ifname) };
     let result = unknown::remove(&node.life, &wanted).await;
@@ -262,7 +259,7 @@ fn network(name: &str) -> Answer<NetworkName> {
 /// The endpoint's status log, oldest first.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/log", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = [EndpointLogEntry]), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
-pub async fn log(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Vec<EndpointLogEntry>>> {
+pub async fn log(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<Vec<EndpointLogEntry>>> {
     Ok(Json(handle(&node, &text)?.shared.log_lines()))
 }
 
@@ -285,7 +282,7 @@ impl<S: Send + Sync> FromRequestParts<S> for CheckLane {
     responses((status = 200, body = EndpointHealth), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn health(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     CheckLane(lane): CheckLane,
     Segment(text): Segment,
 ) -> Answer<Json<EndpointHealth>> {
@@ -335,7 +332,7 @@ pub async fn health(
 /// The endpoint's labels, and those that make its identity.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/labels", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointLabels), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
-pub async fn labels(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointLabels>> {
+pub async fn labels(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<EndpointLabels>> {
     Ok(Json(handle(&node, &text)?.shared.read(|v| EndpointLabels {
         labels: v.record.labels.iter().map(ToString::to_string).collect(),
         security_relevant: security_relevant(&v.record.labels).iter().map(ToString::to_string).collect(),
@@ -347,7 +344,7 @@ pub async fn labels(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
 #[utoipa::path(get, path = "/v1/endpoint/{id}/config", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointConfigView), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
+pub async fn config(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
     let view = handle(&node, &text)?.shared.view();
     let want = build::desired_config(&node.life.config, &node.life.trace_all, &view.record, view.trace);
     let address = |a: Option<std::net::IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
@@ -367,7 +364,7 @@ pub async fn config(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) 
     Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))
 }
 
-fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
+fn handle(node: &Node, text: &str) -> Answer<Handle> {
     match id::find(&node.life.registry, &id::parse(text)?, text) {
         // The endpoint may not be restored yet, and a CHECK must not take it for gone.
         Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
@@ -379,7 +376,7 @@ fn handle(node: &LinuxNode, text: &str) -> Answer<Handle> {
 }
 
 /// Refuses work during restore and at a stop.
-pub fn accepts_work(node: &LinuxNode, what: &str) -> Answer<()> {
+pub fn accepts_work(node: &Node, what: &str) -> Answer<()> {
     let (serving, stopping) =
         (node.serving.load(std::sync::atomic::Ordering::Acquire), node.life.tasks.stop.is_cancelled());
     if serving && !stopping {

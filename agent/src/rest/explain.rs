@@ -7,7 +7,7 @@ use wharf_api::{AgentLog, ApiError, ErrorCode, Explanation};
 
 use crate::{
     explain::explain,
-    node::LinuxNode,
+    node::Node,
     rest::error::{Answer, Failure, Segment},
     telemetry::LogFilter,
 };
@@ -17,7 +17,7 @@ use crate::{
 #[utoipa::path(get, path = "/v1/explain/{subject}", tag = "agent", params(("subject" = String, Path,
     description = "An endpoint's number, an address, a container id or the beginning of one (with `/INTERFACE`), `cni-attachment-id:ID:IFNAME`, `pod-name:[NAMESPACE/]NAME`, or a link's name")),
     responses((status = 200, body = Explanation), (status = 400, body = ApiError)))]
-pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<Explanation>> {
+pub async fn get(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<Explanation>> {
     explain(&node, &text).await.map(Json).map_err(|why| Failure::new(ErrorCode::InvalidRequest, why.to_string()))
 }
 

@@ -6,14 +6,11 @@ use axum::{Json, extract::State};
 use tracing::Instrument as _;
 use wharf_api::{ApiError, ErrorCode, FLOWS_DEFAULT, FLOWS_MOST, FlowList, FlowQuery, FlowState, FlowsRemoved};
 use wharf_common::FlowState as CoreState;
-use wharf_core::{
-    flow::FlowFilter,
-    kernel::{FlowKernel as _, KernelError},
-};
+use wharf_core::{flow::FlowFilter, kernel::KernelError};
 
 use crate::{
     flows,
-    node::{LinuxNode, looks::Purpose, registry::Registry},
+    node::{Node, looks::Purpose, registry::Registry},
     rest::{
         endpoint::accepts_work,
         error::{Answer, Failure, Query},
@@ -25,7 +22,7 @@ use crate::{
 #[utoipa::path(get, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
     responses((status = 200, body = FlowList), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn list(State(node): State<Arc<LinuxNode>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowList>> {
+pub async fn list(State(node): State<Arc<Node>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowList>> {
     let (filter, limit) = to_list(&node.life.registry, &query)?;
     let kernel = Arc::clone(&node.life.kernel);
     Ok(Json(bounded(&node, async move { flows::list(&*kernel, &filter, limit).await }).await?))
@@ -36,7 +33,7 @@ pub async fn list(State(node): State<Arc<LinuxNode>>, Query(query): Query<FlowQu
 #[utoipa::path(delete, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
     responses((status = 200, body = FlowsRemoved), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
-pub async fn remove(State(node): State<Arc<LinuxNode>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowsRemoved>> {
+pub async fn remove(State(node): State<Arc<Node>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowsRemoved>> {
     accepts_work(&node, "remove flows")?;
     let filter = to_remove(&node.life.registry, &query)?;
     let (kernel, asked) = (Arc::clone(&node.life.kernel), filter.clone());
@@ -48,7 +45,7 @@ pub async fn remove(State(node): State<Arc<LinuxNode>>, Query(query): Query<Flow
 /// A read of the whole flow tables may take a second. Permits limit the concurrent calls; a call continues after its
 /// client disconnected.
 async fn bounded<T: Send + 'static>(
-    node: &LinuxNode,
+    node: &Node,
     call: impl Future<Output = Result<T, KernelError>> + Send + 'static,
 ) -> Answer<T> {
     let permit = node.looks.turn(Purpose::Explanation).await;

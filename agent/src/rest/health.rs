@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use wharf_api::{ApiError, ErrorCode, HealthReport};
 
 use crate::{
-    node::{LinuxNode, health::NAME},
+    node::{Node, health::NAME},
     rest::error::{Answer, Failure},
 };
 
@@ -16,14 +16,14 @@ const BOUND: Duration = Duration::from_secs(5);
 
 /// The health endpoints with their last probe results.
 #[utoipa::path(get, path = "/v1/health", tag = "health", responses((status = 200, body = HealthReport)))]
-pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<HealthReport> {
+pub async fn get(State(node): State<Arc<Node>>) -> Json<HealthReport> {
     Json(node.health.report())
 }
 
 /// Probes now and returns the results.
 #[utoipa::path(post, path = "/v1/health/probe", tag = "health",
     responses((status = 200, body = HealthReport), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
-pub async fn probe(State(node): State<Arc<LinuxNode>>) -> Answer<Json<HealthReport>> {
+pub async fn probe(State(node): State<Arc<Node>>) -> Answer<Json<HealthReport>> {
     if !node.health.is_on() {
         let message = format!("probe {NAME}: nobody probes now: {}", node.health.view().message);
         return Err(Failure::new(ErrorCode::Unavailable, message));

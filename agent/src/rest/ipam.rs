@@ -13,7 +13,7 @@ use wharf_core::{
 
 use crate::{
     addresses::{pools, resting},
-    node::{LinuxNode, health},
+    node::{Node, health},
     rest::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure, Query, Segment},
@@ -23,7 +23,7 @@ use crate::{
 
 /// Pools with their usage, and all leases.
 #[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView)))]
-pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
+pub async fn view(State(node): State<Arc<Node>>) -> Json<IpamView> {
     let (leases, resting) = {
         let ipam = lock(&node.life.addresses.ipam);
         (ipam.leases().iter().map(api_lease).collect(), ipam.resting())
@@ -45,7 +45,7 @@ pub async fn view(State(node): State<Arc<LinuxNode>>) -> Json<IpamView> {
 #[utoipa::path(post, path = "/v1/ipam", tag = "ipam", request_body = IpamAllocate,
     responses((status = 201, body = IpamAllocation), (status = 400, body = ApiError), (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn allocate(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Body(body): Body<IpamAllocate>,
 ) -> Answer<(StatusCode, Json<IpamAllocation>)> {
     let pool = match &body.pool {
@@ -76,7 +76,7 @@ pub struct OwnerQuery {
 #[utoipa::path(post, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path), OwnerQuery),
     responses((status = 201, body = IpamAllocation), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn allocate_exact(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Segment(ip): Segment,
     Query(query): Query<OwnerQuery>,
 ) -> Answer<(StatusCode, Json<IpamAllocation>)> {
@@ -91,7 +91,7 @@ pub async fn allocate_exact(
     lease(&node, LeaseRequest { pool, ipv4, ipv6 }, query.owner).await
 }
 
-async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer<(StatusCode, Json<IpamAllocation>)> {
+async fn lease(node: &Node, request: LeaseRequest, owner: String) -> Answer<(StatusCode, Json<IpamAllocation>)> {
     accepts_work(node, "lease address")?;
     if owner.is_empty() || owner.len() > 253 || owner.chars().any(char::is_control) {
         return Err(invalid("lease address: owner must be 1 to 253 bytes without control characters".into()));
@@ -119,7 +119,7 @@ async fn lease(node: &LinuxNode, request: LeaseRequest, owner: String) -> Answer
 /// pool is an error.
 #[utoipa::path(delete, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path)),
     responses((status = 200, description = "not leased any more"), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
-pub async fn release(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<StatusCode> {
+pub async fn release(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<StatusCode> {
     accepts_work(&node, "release address")?;
     let ip = parse_ip(&text)?;
     let (lease, cidrs) = {

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use axum::{Json, extract::State};
 use wharf_api::{ApiError, BpfMap, BpfMapDump, ErrorCode};
 use wharf_common::map::{EVENTS, EVENTS_BYTES, EVENTS_PER_SECOND};
-use wharf_core::kernel::{KernelErrorKind, MapInfo, NodeKernel as _};
+use wharf_core::kernel::{KernelErrorKind, MapInfo};
 
 use crate::{
-    node::LinuxNode,
+    node::Node,
     rest::{
         error::{Answer, Failure, Segment},
         status::api_map,
@@ -19,7 +19,7 @@ const FEW: usize = 6;
 
 /// Wharf's maps, shared ones first.
 #[utoipa::path(get, path = "/v1/map", tag = "bpf", responses((status = 200, body = [BpfMap]), (status = 500, body = ApiError)))]
-pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>>> {
+pub async fn list(State(node): State<Arc<Node>>) -> Answer<Json<Vec<BpfMap>>> {
     let maps = node.life.kernel.observe_maps().await?;
     Ok(Json(maps.into_iter().map(api_map).collect()))
 }
@@ -28,7 +28,7 @@ pub async fn list(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<BpfMap>
 /// `7.CONFIG` (or `7%2FCONFIG`).
 #[utoipa::path(get, path = "/v1/map/{name}", tag = "bpf", params(("name" = String, Path)),
     responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn get(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<Json<BpfMapDump>> {
+pub async fn get(State(node): State<Arc<Node>>, Segment(name): Segment) -> Answer<Json<BpfMapDump>> {
     let name = name.replacen('.', "/", 1);
     let mut maps = node.life.kernel.observe_maps().await?;
     let Some(at) = maps.iter().position(|m| m.name == name) else { return Err(no_such(&name, &maps)) };
@@ -57,7 +57,7 @@ fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
 }
 
 /// Properties of the ring buffer, whose contents `GET /v1/monitor` shows.
-fn events(node: &LinuxNode) -> BTreeMap<String, String> {
+fn events(node: &Node) -> BTreeMap<String, String> {
     let facts = [
         ("bytes", u64::from(EVENTS_BYTES)),
         ("events-per-second-of-an-endpoint", u64::from(EVENTS_PER_SECOND)),

@@ -26,7 +26,7 @@ use axum::{Extension, Router, body::Bytes, extract::DefaultBodyLimit, http::head
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{node::LinuxNode, telemetry::LogFilter};
+use crate::{node::Node, telemetry::LogFilter};
 
 /// Largest request body, bytes; a GC of 10,000 attachments fits.
 const MAX_BODY: usize = 2 * 1024 * 1024;
@@ -39,13 +39,13 @@ const MAX_BODY: usize = 2 * 1024 * 1024;
 ))]
 struct Document;
 
-fn api() -> OpenApiRouter<Arc<LinuxNode>> {
+fn api() -> OpenApiRouter<Arc<Node>> {
     let mut router = routes();
     id::describe(router.get_openapi_mut());
     router
 }
 
-fn routes() -> OpenApiRouter<Arc<LinuxNode>> {
+fn routes() -> OpenApiRouter<Arc<Node>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(status::healthz))
         .routes(routes!(status::rows))
@@ -89,7 +89,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
 }
 
 /// All routes, for the socket.
-pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
+pub fn router(node: Arc<Node>, log: LogFilter) -> Router {
     let (router, document) = api().split_for_parts();
     // As bytes: an object is a megabyte of small allocations, which every connection would copy.
     let document = Bytes::from(document.to_json().unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}")));
@@ -118,7 +118,7 @@ pub fn router(node: Arc<LinuxNode>, log: LogFilter) -> Router {
 }
 
 /// Only metrics: the TCP listener must not expose the API.
-pub fn metrics_router(node: Arc<LinuxNode>) -> Router {
+pub fn metrics_router(node: Arc<Node>) -> Router {
     Router::new().route("/metrics", axum::routing::get(status::prometheus)).with_state(node)
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::broadcast::error::RecvError;
 use wharf_api::{ApiError, ErrorCode, MonitorEvent};
 
 use crate::{
-    node::LinuxNode,
+    node::Node,
     rest::error::{Answer, Failure},
 };
 
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Streams events from now on. A slow reader receives the number of lost events.
 #[utoipa::path(get, path = "/v1/monitor", tag = "agent",
     responses((status = 200, body = MonitorEvent, content_type = "application/x-ndjson"), (status = 429, body = ApiError)))]
-pub async fn stream_events(State(node): State<Arc<LinuxNode>>) -> Answer<Response> {
+pub async fn stream_events(State(node): State<Arc<Node>>) -> Answer<Response> {
     if node.life.monitor.readers() >= MAX_READERS {
         return Err(Failure::new(ErrorCode::Overloaded, format!("monitor: {MAX_READERS} readers already")));
     }

@@ -13,7 +13,7 @@ use tracing::Level;
 use wharf_api::ErrorCode;
 
 use crate::{
-    node::LinuxNode,
+    node::Node,
     rest::command::Counted,
     telemetry::operation::{self, Kind, OpId},
 };
@@ -42,7 +42,7 @@ pub fn is_told(status: StatusCode) -> bool {
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Runs a request as an operation. After the answer of a delete, requests do not see the endpoint.
-pub async fn follow(State(node): State<Arc<LinuxNode>>, request: Request, next: Next) -> Response {
+pub async fn follow(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
     let settled = async move { timeout(SETTLE, node.life.registry.settled(|_| true)).await.ok() };
     run(request, next, settled).await
 }

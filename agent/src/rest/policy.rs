@@ -8,11 +8,10 @@ use wharf_api::{
     PolicyExplainQuery, PolicyExplanation, PolicyImport, PolicyList, PolicyProtocol, PolicyVerdict,
 };
 use wharf_core::ids::EndpointId;
-use wharf_datapath::LinuxKernel;
 use wharf_policy::model::PolicyName;
 
 use crate::{
-    node::{LinuxNode, endpoint::Handle, lifecycle::Lifecycle},
+    node::{Node, endpoint::Handle, lifecycle::Lifecycle},
     policy::{self, Ask, error::PolicyError},
     rest::{
         endpoint::accepts_work,
@@ -25,7 +24,7 @@ const MAX_FILE_NAME: usize = 4_096;
 
 /// The imported policies, and whether they are in force.
 #[utoipa::path(get, path = "/v1/policy", tag = "policy", responses((status = 200, body = PolicyList)))]
-pub async fn list(State(node): State<Arc<LinuxNode>>) -> Json<PolicyList> {
+pub async fn list(State(node): State<Arc<Node>>) -> Json<PolicyList> {
     Json(node.life.policy.list().await)
 }
 
@@ -33,7 +32,7 @@ pub async fn list(State(node): State<Arc<LinuxNode>>) -> Json<PolicyList> {
 #[utoipa::path(put, path = "/v1/policy", tag = "policy", request_body = PolicyImport,
     responses((status = 200, body = PolicyChange), (status = 400, body = ApiError), (status = 409, body = ApiError),
         (status = 500, body = ApiError), (status = 503, body = ApiError)))]
-pub async fn import(State(node): State<Arc<LinuxNode>>, Body(body): Body<PolicyImport>) -> Answer<Json<PolicyChange>> {
+pub async fn import(State(node): State<Arc<Node>>, Body(body): Body<PolicyImport>) -> Answer<Json<PolicyChange>> {
     let PolicyImport { file, text } = body;
     if file.is_empty() || file.len() > MAX_FILE_NAME || file.chars().any(char::is_control) {
         let rule = "file has 1 to 4096 bytes without control characters";
@@ -45,7 +44,7 @@ pub async fn import(State(node): State<Arc<LinuxNode>>, Body(body): Body<PolicyI
 }
 
 /// Ends even if the client disconnects: desired state, store and kernel must stay consistent.
-pub(super) async fn to_its_end<T, F>(node: &LinuxNode, work: impl FnOnce(Arc<Lifecycle<LinuxKernel>>) -> F) -> Answer<T>
+pub(super) async fn to_its_end<T, F>(node: &Node, work: impl FnOnce(Arc<Lifecycle>) -> F) -> Answer<T>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, PolicyError>> + Send + 'static,
@@ -60,7 +59,7 @@ where
     responses((status = 200, body = PolicyChange), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn remove(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Query(query): Query<PolicyDeleteQuery>,
 ) -> Answer<Json<PolicyChange>> {
     let invalid = |why: &str| Err(Failure::new(ErrorCode::InvalidRequest, format!("delete policies: {why}")));
@@ -81,7 +80,7 @@ pub async fn remove(
     Ok(Json(told(&node, change)))
 }
 
-fn told(node: &LinuxNode, change: PolicyChange) -> PolicyChange {
+fn told(node: &Node, change: PolicyChange) -> PolicyChange {
     let PolicyChange { revision, put, removed, .. } = &change;
     let what = format!("revision {revision}: {} put, {} removed", put.len(), removed.len());
     tracing::info!(revision, ?put, ?removed, "policies changed");
@@ -94,7 +93,7 @@ fn told(node: &LinuxNode, change: PolicyChange) -> PolicyChange {
     responses((status = 200, body = PolicyExplanation), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError)))]
 pub async fn explain(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Query(query): Query<PolicyExplainQuery>,
 ) -> Answer<Json<PolicyExplanation>> {
     let (from, to) = (end(&node, &query.from)?, end(&node, &query.to)?);
@@ -164,7 +163,7 @@ impl End {
     }
 }
 
-fn end(node: &LinuxNode, text: &str) -> Answer<End> {
+fn end(node: &Node, text: &str) -> Answer<End> {
     let of = |handle: &Handle| handle.shared.read(|v| v.record.addresses().collect::<Vec<_>>());
     if let Ok(ip) = text.parse::<IpAddr>() {
         let ip = ip.to_canonical();
@@ -187,14 +186,14 @@ fn addresses(from: &End, to: &End, v6: bool) -> Option<(IpAddr, IpAddr)> {
 #[utoipa::path(get, path = "/v1/endpoint/{id}/policy", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointPolicy), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn of_endpoint(State(node): State<Arc<LinuxNode>>, Segment(text): Segment) -> Answer<Json<EndpointPolicy>> {
+pub async fn of_endpoint(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<EndpointPolicy>> {
     let handle = id::find(&node.life.registry, &id::parse(&text)?, &text)?;
     Ok(Json(node.life.policy.endpoint(handle.id).await?))
 }
 
 /// Namespaces with labels.
 #[utoipa::path(get, path = "/v1/namespace", tag = "policy", responses((status = 200, body = [Namespace])))]
-pub async fn namespaces(State(node): State<Arc<LinuxNode>>) -> Json<Vec<Namespace>> {
+pub async fn namespaces(State(node): State<Arc<Node>>) -> Json<Vec<Namespace>> {
     Json(node.life.policy.namespaces().await)
 }
 
@@ -203,14 +202,12 @@ pub async fn namespaces(State(node): State<Arc<LinuxNode>>) -> Json<Vec<Namespac
     responses((status = 200, body = Namespace), (status = 400, body = ApiError), (status = 500, body = ApiError),
         (status = 503, body = ApiError)))]
 pub async fn set_namespace(
-    State(node): State<Arc<LinuxNode>>,
+    State(node): State<Arc<Node>>,
     Segment(name): Segment,
     Body(body): Body<NamespaceLabels>,
 ) -> Answer<Json<Namespace>> {
     accepts_work(&node, "set labels of a namespace")?;
-    let set = move |life: Arc<Lifecycle<LinuxKernel>>| async move {
-        life.policy.set_namespace(&name, Some(body.labels)).await
-    };
+    let set = move |life: Arc<Lifecycle>| async move { life.policy.set_namespace(&name, Some(body.labels)).await };
     Ok(Json(to_its_end(&node, set).await?))
 }
 
@@ -218,7 +215,7 @@ pub async fn set_namespace(
 #[utoipa::path(delete, path = "/v1/namespace/{name}", tag = "policy", params(("name" = String, Path)),
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 500, body = ApiError),
         (status = 503, body = ApiError)))]
-pub async fn remove_namespace(State(node): State<Arc<LinuxNode>>, Segment(name): Segment) -> Answer<StatusCode> {
+pub async fn remove_namespace(State(node): State<Arc<Node>>, Segment(name): Segment) -> Answer<StatusCode> {
     accepts_work(&node, "delete a namespace")?;
     to_its_end(&node, move |life| async move { life.policy.set_namespace(&name, None).await }).await?;
     Ok(StatusCode::NO_CONTENT)

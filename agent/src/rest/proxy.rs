@@ -11,13 +11,13 @@ use wharf_api::{ProxyCompletion, ProxyName, ProxyOutstanding, ProxyRequests, Pro
 use crate::{
     clock,
     monitor::Requests,
-    node::LinuxNode,
+    node::Node,
     proxy::{Awaited, Look, envoy},
 };
 
 /// Envoy, its listeners, and pending acknowledgements.
 #[utoipa::path(get, path = "/v1/proxy", tag = "proxy", responses((status = 200, body = ProxyView)))]
-pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<ProxyView> {
+pub async fn get(State(node): State<Arc<Node>>) -> Json<ProxyView> {
     let (life, look) = (&node.life, node.life.proxy.redirects.look());
     let Requests { forwarded, denied, failed } = life.monitor.requests();
     let of_envoy = look.status.as_ref().map_or(0, |status| status.forwarded);
@@ -32,7 +32,7 @@ pub async fn get(State(node): State<Arc<LinuxNode>>) -> Json<ProxyView> {
 
 /// Names that containers resolved, with their addresses.
 #[utoipa::path(get, path = "/v1/proxy/names", tag = "proxy", responses((status = 200, body = Vec<ProxyName>)))]
-pub async fn names(State(node): State<Arc<LinuxNode>>) -> Json<Vec<ProxyName>> {
+pub async fn names(State(node): State<Arc<Node>>) -> Json<Vec<ProxyName>> {
     Json(node.life.policy.names().await)
 }
 

@@ -13,7 +13,7 @@ use wharf_api::{AgentStatus, ApiError, ErrorCode, MetricRow, StatusQuery, Verdic
 pub use crate::status::api_map;
 use crate::{
     metrics::Format,
-    node::LinuxNode,
+    node::Node,
     rest::error::{Answer, Failure, Query},
     status,
 };
@@ -25,7 +25,7 @@ use crate::{
         (status = 400, body = ApiError),
         (status = 503, content((AgentStatus = "application/json"), (String = "text/plain"))),
     ))]
-pub async fn healthz(State(node): State<Arc<LinuxNode>>, Query(query): Query<StatusQuery>) -> Response {
+pub async fn healthz(State(node): State<Arc<Node>>, Query(query): Query<StatusQuery>) -> Response {
     answer(status::status(&node).await, query)
 }
 
@@ -48,7 +48,7 @@ fn word(verdict: Verdict) -> String {
 /// Non-zero counters of endpoints, and totals of deleted ones.
 #[utoipa::path(get, path = "/v1/metrics", tag = "bpf",
     responses((status = 200, body = [MetricRow]), (status = 500, body = ApiError)))]
-pub async fn rows(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<MetricRow>>> {
+pub async fn rows(State(node): State<Arc<Node>>) -> Answer<Json<Vec<MetricRow>>> {
     Ok(Json(status::verdicts(&node.life).await?))
 }
 
@@ -57,7 +57,7 @@ pub async fn rows(State(node): State<Arc<LinuxNode>>) -> Answer<Json<Vec<MetricR
 #[utoipa::path(get, path = "/metrics", tag = "agent",
     responses((status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))),
         (status = 500, body = ApiError)))]
-pub async fn prometheus(State(node): State<Arc<LinuxNode>>, headers: HeaderMap) -> Answer<impl IntoResponse> {
+pub async fn prometheus(State(node): State<Arc<Node>>, headers: HeaderMap) -> Answer<impl IntoResponse> {
     let (status, verdicts) = tokio::join!(status::status(&node), status::counters(&node));
     let verdicts = verdicts.map_err(|why| Failure::new(ErrorCode::Kernel, why.to_string()))?;
     let format = Format::accepted(headers.get(header::ACCEPT).and_then(|types| types.to_str().ok()));

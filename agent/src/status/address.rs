@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health, IpFamily};
-use wharf_core::kernel::Kernel;
 
 use super::{Source, of};
 use crate::{
@@ -12,7 +11,7 @@ use crate::{
     sync::lock,
 };
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "ipam",
         look: |node| Box::pin(async move { look(&node.life) }),
@@ -20,7 +19,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     }
 }
 
-fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+fn look(life: &Lifecycle) -> Fill {
     let (pools, router) = (pools::fill(&life.addresses, life.config.masquerade.as_ref()), life.routers());
     let family = |family| if family == IpFamily::Ipv4 { "IPv4" } else { "IPv6" };
     let full: Vec<String> =

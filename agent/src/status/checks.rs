@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health};
-use wharf_core::kernel::Kernel;
 
 use super::Source;
 use crate::{health, node::part::Fill, selfcheck};
 
-pub(super) fn health_endpoint<K: Kernel>() -> Source<K> {
+pub(super) fn health_endpoint() -> Source {
     Source {
         name: "health",
         look: |node| Box::pin(async move { one(health::component(&node.health)) }),
@@ -16,7 +15,7 @@ pub(super) fn health_endpoint<K: Kernel>() -> Source<K> {
     }
 }
 
-pub(super) fn programs<K: Kernel>() -> Source<K> {
+pub(super) fn programs() -> Source {
     Source {
         name: "self-check",
         look: |node| {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, ControllerStatus, Health};
-use wharf_core::kernel::Kernel;
 
 use super::{Source, of};
 use crate::{
@@ -13,7 +12,7 @@ use crate::{
 
 const NAMED: usize = 4;
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "controllers",
         look: |node| Box::pin(async move { look(&node.life.tasks.controllers) }),

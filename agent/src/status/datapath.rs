@@ -12,7 +12,7 @@ use crate::{
     sync::lock,
 };
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "datapath",
         look: |node| Box::pin(async move { look(&*node.life.kernel).await }),
@@ -20,7 +20,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     }
 }
 
-async fn look<K: Kernel>(kernel: &K) -> Fill {
+async fn look(kernel: &dyn Kernel) -> Fill {
     match kernel.observe_maps().await {
         Ok(maps) => {
             let (maps, mode) = (summary(maps), kernel.features().attach_mode.to_string());
@@ -86,7 +86,7 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
 ///
 /// # Errors
 /// When the kernel cannot be read.
-pub async fn verdicts<K: Kernel>(life: &Lifecycle<K>) -> Result<Vec<MetricRow>, KernelError> {
+pub async fn verdicts(life: &Lifecycle) -> Result<Vec<MetricRow>, KernelError> {
     let past = lock(&life.metrics.past_counters).clone();
     let mut rows: Vec<MetricRow> = past
         .into_iter()

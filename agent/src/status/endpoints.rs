@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use wharf_api::{ComponentStatus, Health, PreparedStatus};
-use wharf_core::{kernel::Kernel, state::State};
+use wharf_core::state::State;
 
 use super::{Source, of};
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 
 const NAMED: usize = 3;
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "endpoints",
         look: |node| Box::pin(async move { seen(&node.life).await }),
@@ -22,7 +22,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     }
 }
 
-async fn seen<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+async fn seen(life: &Lifecycle) -> Fill {
     let unlinked = look::unlinked(life, &life.registry.list()).await;
     let mut states: BTreeMap<String, u64> = BTreeMap::new();
     let mut failing = Vec::new();

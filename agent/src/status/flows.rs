@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, FlowStatus, Health};
-use wharf_core::{flow::FlowUsage, kernel::Kernel};
+use wharf_core::flow::FlowUsage;
 
 use super::{Source, of};
 use crate::node::{
@@ -11,7 +11,7 @@ use crate::node::{
     part::Fill,
 };
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "flows",
         look: |node| Box::pin(async move { look(&node.flows) }),

@@ -28,13 +28,12 @@ use wharf_api::{
     AdmissionStatus, AgentStatus, ComponentStatus, DeletionQueueStatus, Health, KernelStatus, MetricRow, NetworkStatus,
     PreparedStatus, ProxyStatus,
 };
-use wharf_core::kernel::{Kernel, KernelError, NodeKernel as _};
-use wharf_datapath::LinuxKernel;
+use wharf_core::kernel::KernelError;
 
 use crate::{
     config::LocalDelivery,
     node::{
-        LinuxNode, Node,
+        Node,
         part::{Fill, Reading},
     },
     sync::lock,
@@ -47,16 +46,16 @@ pub const PATIENCE: Duration = Duration::from_millis(1_500);
 pub type Looking = Pin<Box<dyn Future<Output = Fill> + Send>>;
 
 /// A part of the status.
-pub struct Source<K: Kernel> {
+pub struct Source {
     /// The reported component, or the filled part.
     pub name: &'static str,
     /// Observes the part. May block.
-    pub look: fn(Arc<Node<K>>) -> Looking,
+    pub look: fn(Arc<Node>) -> Looking,
     /// What a silent source waits for, and its health. Must not block.
-    pub silent: fn(&Node<K>) -> (Health, String),
+    pub silent: fn(&Node) -> (Health, String),
 }
 
-fn sources() -> [Source<LinuxKernel>; 13] {
+fn sources() -> [Source; 13] {
     [
         store::source(),
         datapath::source(),
@@ -75,7 +74,7 @@ fn sources() -> [Source<LinuxKernel>; 13] {
 }
 
 /// The status, in little more than [`PATIENCE`] even if a part hangs.
-pub async fn status(node: &Arc<LinuxNode>) -> AgentStatus {
+pub async fn status(node: &Arc<Node>) -> AgentStatus {
     let until = tokio::time::Instant::now() + PATIENCE;
     let mut status = beginning(node);
     let sources = sources();
@@ -90,13 +89,13 @@ pub async fn status(node: &Arc<LinuxNode>) -> AgentStatus {
     status
 }
 
-async fn read<K: Kernel>(node: &Arc<Node<K>>, source: &Source<K>, until: tokio::time::Instant) -> Reading<Fill> {
+async fn read(node: &Arc<Node>, source: &Source, until: tokio::time::Instant) -> Reading<Fill> {
     let look = || (source.look)(Arc::clone(node));
     node.parts.part(source.name).read(&node.parts.runtime(), until, look).await
 }
 
 /// What the store waits for, without an answer before `until`.
-pub async fn store_waits_for(node: &Arc<LinuxNode>, until: tokio::time::Instant) -> Option<String> {
+pub async fn store_waits_for(node: &Arc<Node>, until: tokio::time::Instant) -> Option<String> {
     let source = store::source();
     match read(node, &source, until).await {
         Reading::Fresh(_) => None,
@@ -104,7 +103,7 @@ pub async fn store_waits_for(node: &Arc<LinuxNode>, until: tokio::time::Instant)
     }
 }
 
-fn beginning(node: &LinuxNode) -> AgentStatus {
+fn beginning(node: &Node) -> AgentStatus {
     let features = node.life.kernel.features();
     AgentStatus {
         overall: Health::Ok,
@@ -201,7 +200,7 @@ pub enum CountersError {
 ///
 /// # Errors
 /// The kernel's error, or that it has never answered.
-pub async fn counters(node: &Arc<LinuxNode>) -> Result<Vec<MetricRow>, CountersError> {
+pub async fn counters(node: &Arc<Node>) -> Result<Vec<MetricRow>, CountersError> {
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {
         let node = Arc::clone(node);

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, ConnectionStatus, Health};
 use wharf_core::{
     finding::Problem,
-    kernel::{ForeignChain, Kernel, NatView, Tracked},
+    kernel::{ForeignChain, NatView, Tracked},
     nat::{Masquerade, accepting},
 };
 
 use super::{Source, of};
 use crate::node::{endpoint::Handle, lifecycle::Lifecycle, part::Fill};
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "masquerade",
         look: |node| Box::pin(async move { look(&node.life).await }),
@@ -20,7 +20,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     }
 }
 
-async fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+async fn look(life: &Lifecycle) -> Fill {
     let spec = life.spec();
     let (amiss, (health, message), tracked) = match life.kernel.observe_nat(&spec).await {
         Ok(view) => {

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health};
-use wharf_core::kernel::Kernel;
 
 use super::Source;
 use crate::{config::Enforcement, node::part::Fill, policy::Summary};
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "policy",
         look: |node| Box::pin(async move { look(node.life.policy.summary().await) }),

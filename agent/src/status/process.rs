@@ -6,7 +6,6 @@ use std::{
 };
 
 use wharf_api::{ComponentStatus, Health};
-use wharf_core::kernel::Kernel;
 
 use super::{Source, seconds};
 use crate::{
@@ -19,12 +18,12 @@ use crate::{
 /// Twenty beats; a longer silence counts as dead.
 pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
 
-pub(super) fn serves<K: Kernel>(node: &Node<K>) -> bool {
+pub(super) fn serves(node: &Node) -> bool {
     node.serving.load(Ordering::Acquire) && !node.life.tasks.stop.is_cancelled()
 }
 
 /// Components read from plain atomics.
-pub(super) fn components<K: Kernel>(node: &Node<K>) -> Vec<ComponentStatus> {
+pub(super) fn components(node: &Node) -> Vec<ComponentStatus> {
     let (health, message) = if serves(node) {
         (Health::Ok, "serving")
     } else if node.life.tasks.stop.is_cancelled() {
@@ -60,7 +59,7 @@ fn lives(name: &str, pulse: &Pulse, well: &str, ill: &str) -> ComponentStatus {
     }
 }
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "process",
         look: |node| Box::pin(async move { look(&node.life) }),
@@ -68,7 +67,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     }
 }
 
-fn look<K: Kernel>(life: &Lifecycle<K>) -> Fill {
+fn look(life: &Lifecycle) -> Fill {
     let (resident, room) = (memory::resident_bytes(), life.memory.room());
     Arc::new(move |status| {
         if let Some(Room { limit, used, endpoints }) = room {

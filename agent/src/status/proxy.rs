@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 use wharf_api::{ComponentStatus, Health, ProxyRequests, ProxyState, ProxyStatus};
-use wharf_core::{endpoint::EndpointRecord, ids::EndpointId, kernel::Kernel};
+use wharf_core::{endpoint::EndpointRecord, ids::EndpointId};
 use wharf_proxy::{Connections, Share};
 
 use super::Source;
@@ -22,7 +22,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAMED: usize = 3;
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "proxy",
         look: |node| {
@@ -35,7 +35,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     }
 }
 
-fn look<K: Kernel>(life: &Lifecycle<K>, name_addresses: u64, clients: &[EndpointId]) -> Fill {
+fn look(life: &Lifecycle, name_addresses: u64, clients: &[EndpointId]) -> Fill {
     let (look, redirects) = (life.proxy.redirects.look(), &life.proxy.redirects);
     let Requests { forwarded, denied, failed } = life.monitor.requests();
     let count = |of: fn(&wharf_proxy::Status) -> u64| look.status.as_ref().map_or(0, of);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health, QuarantinedRecord};
-use wharf_core::kernel::Kernel;
 
 use super::{Source, of};
 use crate::{
@@ -12,7 +11,7 @@ use crate::{
     sync::lock,
 };
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "records",
         look: |node| Box::pin(async move { look(&node) }),
@@ -20,7 +19,7 @@ pub(super) fn source<K: Kernel>() -> Source<K> {
     }
 }
 
-fn look<K: Kernel>(node: &Node<K>) -> Fill {
+fn look(node: &Node) -> Fill {
     let (queue, queue_health, queue_message) = node.life.deletions.status();
     let findings = *lock(&node.audit_findings);
     let leaks = match findings {
@@ -67,7 +66,7 @@ fn counted(n: u64) -> String {
     if n == 1 { "1 finding".to_owned() } else { format!("{n} findings") }
 }
 
-fn quarantined<K: Kernel>(node: &Node<K>) -> Vec<QuarantinedRecord> {
+fn quarantined(node: &Node) -> Vec<QuarantinedRecord> {
     let all = node.life.out_of_service.list();
     all.into_iter()
         .map(|q| QuarantinedRecord {

@@ -3,7 +3,6 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use wharf_api::{ComponentStatus, Health};
-use wharf_core::kernel::Kernel;
 
 use super::Source;
 use crate::{
@@ -11,7 +10,7 @@ use crate::{
     store::Store,
 };
 
-pub(super) fn source<K: Kernel>() -> Source<K> {
+pub(super) fn source() -> Source {
     Source {
         name: "store",
         look: |node| Box::pin(async move { look(&node.life.store, &node.life.timelines).await }),

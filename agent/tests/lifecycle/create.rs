@@ -10,7 +10,7 @@ use wharf_agent::{
 use wharf_api::ErrorCode;
 use wharf_core::{
     endpoint::IpOwner,
-    kernel::{KernelErrorKind, NodeKernel as _},
+    kernel::KernelErrorKind,
     plan::DeleteOptions,
     state::State,
     store::{Intent, LeaseOwner},

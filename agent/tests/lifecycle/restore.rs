@@ -4,7 +4,7 @@ use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
     identity::Identity,
     ids::{EndpointId, Epoch},
-    kernel::{KernelErrorKind as Kind, NodeKernel as _},
+    kernel::KernelErrorKind as Kind,
     plan::DeleteOptions,
     state::State,
     store::{Change, Intent, LeaseOwner},

@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
 
+use async_trait::async_trait;
 use ipnet::IpNet;
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
@@ -191,6 +192,7 @@ impl Inner {
     }
 }
 
+#[async_trait]
 impl NodeKernel for LinuxKernel {
     fn features(&self) -> &KernelFeatures {
         &self.inner.features
@@ -304,6 +306,7 @@ impl NodeKernel for LinuxKernel {
     }
 }
 
+#[async_trait]
 impl EndpointKernel for LinuxKernel {
     async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
         let path = path.to_owned();
@@ -464,6 +467,7 @@ impl EndpointKernel for LinuxKernel {
     }
 }
 
+#[async_trait]
 impl NatKernel for LinuxKernel {
     async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
         let spec = spec.clone();
@@ -506,6 +510,7 @@ impl NatKernel for LinuxKernel {
     }
 }
 
+#[async_trait]
 impl FlowKernel for LinuxKernel {
     async fn collect_flows(&self) -> Result<FlowUsage> {
         self.blocking("collect flows", |k| k.bpf.collect_flows()).await
@@ -530,6 +535,7 @@ impl FlowKernel for LinuxKernel {
     }
 }
 
+#[async_trait]
 impl PolicyKernel for LinuxKernel {
     async fn change_policy(&self, changes: Vec<RowChange>, mode: Mode) -> Result<()> {
         self.blocking("change policy", move |k| k.bpf.change_policy(&changes, mode)).await

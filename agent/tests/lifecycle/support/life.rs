@@ -10,7 +10,7 @@ use wharf_agent::{
     store::{Opened, Store, StoreError},
     sync::lock,
 };
-use wharf_core::{ipam::Ipam, kernel::NodeKernel as _};
+use wharf_core::ipam::Ipam;
 use wharf_datapath::fake::{Hold, Operation};
 
 use super::{Agent, Disk, Machine, Slow};
@@ -80,18 +80,18 @@ impl Machine {
         Store::open_with(&self.store_path(), &self.boot_id, move |path| disk.open(path))
     }
 
-    fn prepare(&self, opened: Opened) -> (Runtime, Arc<Node<wharf_datapath::FakeKernel>>, Opening) {
+    fn prepare(&self, opened: Opened) -> (Runtime, Arc<Node>, Opening) {
         self.kernel.clear_call_log();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
         let ipam = Ipam::new(self.config.pools.clone(), self.config.default_pool.clone()).expect("pools");
         let Opened { store, snapshot, set_aside, lost, writer } = opened;
         let identities = Arc::<Slow>::default();
         let (proxy, giver) = (Arc::clone(&self.proxy), Arc::clone(&identities));
-        let node = Node::new(self.config.clone(), self.kernel.clone(), store, ipam, proxy, giver, None);
+        let node = Node::new(self.config.clone(), Arc::new(self.kernel.clone()), store, ipam, proxy, giver, None);
         (runtime, node, Opening { snapshot, set_aside, lost, writer, identities })
     }
 
-    fn living(&self, runtime: Runtime, node: Arc<Node<wharf_datapath::FakeKernel>>, opening: Opening) -> Life {
+    fn living(&self, runtime: Runtime, node: Arc<Node>, opening: Opening) -> Life {
         let agent = Agent {
             life: Arc::clone(&node.life),
             node,
@@ -114,7 +114,7 @@ struct Opening {
 }
 
 /// What the agent does before it serves, in its order.
-async fn bring_back(node: &Arc<Node<wharf_datapath::FakeKernel>>, opening: &Opening) {
+async fn bring_back(node: &Arc<Node>, opening: &Opening) {
     let life = &node.life;
     life.policy.load().await.expect("policies");
     life.kernel.ensure_node(&life.spec()).await.expect("node part");

@@ -163,8 +163,8 @@ impl Machine {
 /// A running agent.
 #[derive(Clone)]
 pub(crate) struct Agent {
-    pub(crate) node: Arc<Node<FakeKernel>>,
-    pub(crate) life: Arc<Lifecycle<FakeKernel>>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) life: Arc<Lifecycle>,
     pub(crate) kernel: FakeKernel,
     pub(crate) disk: Disk,
     pub(crate) proxy: Arc<Proxy>,
@@ -371,7 +371,7 @@ impl Agent {
         self.audit(repair).await.expect("audit").findings
     }
 
-    pub(crate) fn checker(&self) -> Checker<'_, FakeKernel> {
+    pub(crate) fn checker(&self) -> Checker<'_> {
         Checker::new(&self.life, &self.node.self_checks)
     }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
+use async_trait::async_trait;
 use wharf_core::{
     endpoint::{EndpointRecord, HooksFound, LinkOwner, NetnsRef},
     finding::EndpointProblem,
@@ -26,6 +27,7 @@ fn is_of(seen: &HostSide, link: &LinkRef) -> bool {
     link.host_ifindex.map_or(link.owner.is_wharf(), |wanted| wanted == seen.ifindex)
 }
 
+#[async_trait]
 impl EndpointKernel for FakeKernel {
     async fn observe_netns(&self, path: &Path) -> Result<NetnsRef> {
         self.call(Operation::ObserveNetns, path.display().to_string(), |s| {

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use async_trait::async_trait;
 use ipnet::IpNet;
 use wharf_core::{
     finding::NodeProblem,
@@ -73,6 +74,7 @@ pub(super) fn not_found(operation: Operation, subject: String, cause: &str) -> K
     fail(operation.as_str(), subject, KernelErrorKind::NotFound, cause)
 }
 
+#[async_trait]
 impl NodeKernel for FakeKernel {
     fn features(&self) -> &KernelFeatures {
         &self.features
@@ -248,6 +250,7 @@ impl NodeKernel for FakeKernel {
     }
 }
 
+#[async_trait]
 impl NatKernel for FakeKernel {
     async fn ensure_nat(&self, spec: &NodeSpec) -> Result<()> {
         self.call(Operation::EnsureNat, "node".to_owned(), |s| {
@@ -291,6 +294,7 @@ impl NatKernel for FakeKernel {
     }
 }
 
+#[async_trait]
 impl FlowKernel for FakeKernel {
     async fn collect_flows(&self) -> Result<FlowUsage> {
         self.call(Operation::CollectFlows, "flows".to_owned(), |s| {
@@ -333,6 +337,7 @@ impl FlowKernel for FakeKernel {
     }
 }
 
+#[async_trait]
 impl PolicyKernel for FakeKernel {
     async fn change_policy(&self, changes: Vec<RowChange>, mode: Mode) -> Result<()> {
         let subject = format!("{} rows", changes.len());
