@@ -1,17 +1,15 @@
-//! The one atomic operation that every kernel's BPF has: an addition whose result is not read.
+//! The only atomic operation in every kernel's BPF: an addition without a result.
 
 use core::intrinsics::{AtomicOrdering::Relaxed, atomic_xadd};
 
-/// A word that is added to.
 pub trait Word: Copy {
-    /// One.
     const ONE: Self;
 
     /// Adds `value`.
     ///
     /// # Safety
     ///
-    /// The word is a map value's, or part of one.
+    /// The word lies in a map value.
     unsafe fn add(word: *mut Self, value: Self);
 }
 
@@ -22,7 +20,7 @@ macro_rules! word {
 
             #[inline(always)]
             unsafe fn add(word: *mut Self, value: Self) {
-                // SAFETY: as the function's own contract.
+                // SAFETY: the function's contract.
                 unsafe { atomic_xadd::<$t, $t, { Relaxed }>(word, value) };
             }
         }
@@ -31,24 +29,24 @@ macro_rules! word {
 
 word!(u32, u64);
 
-/// Adds one to a word that several CPUs share.
+/// Adds one to a word that CPUs share.
 ///
 /// # Safety
 ///
 /// As [`Word::add`].
 #[inline(always)]
 pub unsafe fn increment<T: Word>(word: *mut T) {
-    // SAFETY: as the function's own contract.
+    // SAFETY: the function's contract.
     unsafe { T::add(word, T::ONE) };
 }
 
-/// Adds to a word that several CPUs share.
+/// Adds to a word that CPUs share.
 ///
 /// # Safety
 ///
 /// As [`Word::add`].
 #[inline(always)]
 pub unsafe fn add<T: Word>(word: *mut T, value: T) {
-    // SAFETY: as the function's own contract.
+    // SAFETY: the function's contract.
     unsafe { T::add(word, value) };
 }

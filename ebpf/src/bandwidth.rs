@@ -1,14 +1,13 @@
-//! Limits of an endpoint's bandwidth: a token bucket for each direction.
+//! Bandwidth limits of an endpoint: a token bucket per direction.
 //!
-//! The bucket is kept as one number, the time at which it is empty: it holds what the rate gives between that time and now,
-//! at most the burst. A packet passes when there is anything in the bucket and is charged with its whole length on the wire (a
-//! GSO packet with the headers of each segment), so that a
-//! GSO packet larger than the burst passes too; the time then lies in the future, and everything drops until it has come.
+//! A bucket is the time at which it is empty: it contains the rate multiplied by the time since then, at most the
+//! burst. A packet passes when the bucket is not empty, and is charged its length on the wire (a GSO packet with each
+//! segment's headers). So a GSO packet larger than the burst passes too; the time is then in the future, and packets
+//! drop until that time.
 //!
-//! **Two CPUs** may charge one bucket at once. The charge is an atomic addition, so none is lost, and packets that pass
-//! together are paid for by those that follow. One loss is possible: while one CPU sets the time of a full bucket forward,
-//! the charge that another CPU makes in the same moment is overwritten. A bucket that was full thus lets one packet for each
-//! other CPU pass uncharged; under load a bucket is not full.
+//! **Two CPUs** can charge one bucket at once: the charge is an atomic addition, and later packets pay. One race
+//! loses a charge: while a CPU advances the time of a full bucket, another CPU's charge is overwritten. A full bucket
+//! thus passes one uncharged packet per other CPU; under load a bucket is not full.
 
 use core::{intrinsics, ptr};
 
@@ -20,29 +19,29 @@ use crate::{config::Config, maps::BANDWIDTH, test_packet};
 const NANOSECONDS: u64 = 1_000_000_000;
 const BITS: u64 = 8;
 
-/// Charges a packet that is forwarded to the bucket of the direction of its row of counters; true: it must be dropped. A direction without a
-/// limit costs a look at a flag; a test packet is not charged, nor is a neighbour message.
+/// Charges a forwarded packet to its direction's bucket, except test packets and neighbour messages; true: the packet
+/// must be dropped. Without a limit this costs a flag check.
 #[inline(always)]
 pub fn exceeds(ctx: &TcContext, config: Config, row: u32) -> bool {
     let direction = row / REASONS;
     config.limits(direction)
         && row % REASONS != DropReason::NeighbourAnswered as u32
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         && unsafe { wharf_bandwidth(ctx.skb.skb, direction) } == EXCEEDS
 }
 
-/// Bytes of the headers of an IPv6 packet with TCP: what each further segment of a GSO packet adds on the wire. Less than
-/// that (IPv4, UDP) is charged too much; what the container's stack says of the number of segments is not believed.
+/// Header bytes per further segment of a GSO packet on the wire, for IPv6 with TCP; IPv4 and UDP are overcharged. The
+/// container's own segment count is not trusted.
 const SEGMENT_HEADERS: u64 = 14 + 40 + 20;
 
-/// Bytes that the packet is on the wire.
+/// Length on the wire, bytes.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[inline(always)]
 unsafe fn wire_bytes(skb: *mut __sk_buff) -> u64 {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's contract.
     let (bytes, segment) = unsafe { (u64::from((*skb).len), u64::from((*skb).gso_size)) };
     bytes + bytes.checked_div(segment).unwrap_or(0) * SEGMENT_HEADERS
 }
@@ -50,11 +49,11 @@ unsafe fn wire_bytes(skb: *mut __sk_buff) -> u64 {
 const EXCEEDS: u32 = 0;
 const PASSES: u32 = 1;
 
-/// [`exceeds`] as a global function, which the verifier looks at once.
+/// [`exceeds`] as a global function.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_bandwidth(skb: *mut __sk_buff, direction: u32) -> u32 {
@@ -62,8 +61,8 @@ pub unsafe extern "C" fn wharf_bandwidth(skb: *mut __sk_buff, direction: u32) ->
         return PASSES;
     }
     let Some(bucket) = BANDWIDTH.get_ptr_mut(direction) else { return PASSES };
-    // SAFETY: a map value from a lookup. It is shared by all CPUs and user space: words are read and written whole, and added
-    // to atomically. A helper without arguments; the length of the context.
+    // SAFETY: a map value from a lookup, shared with user space: words are accessed whole, and added to atomically. A
+    // helper without arguments; the context's length.
     unsafe {
         let rate = ptr::read_volatile(&raw const (*bucket).rate);
         if rate == 0 {

@@ -1,24 +1,25 @@
-//! What the node's program `egress` does with what a container sends: proves whose it is, and finds where it goes. Packets that the
-//! endpoint's own program has judged ([`crate::shortcut`], which asks the same) come here for their flow alone.
+//! Node program `egress`: judges packets that a container sends, and decides where they go. Packets that the endpoint
+//! program has judged ([`crate::shortcut`], by the same rules) come here only for their flow.
 //!
-//! What leaves here is provably the endpoint's: its Ethernet source is the one MAC it was given, its IP source the one
-//! address of that family. Link-local IPv6 sources pass only in neighbour messages, which go no further than the node's program `neighbour`.
-//! An IPv6 destination that embeds an IPv4 address is refused here, in the sender's name: in `ENDPOINTS` it would find the
-//! row of an IPv4 address.
+//! Every packet that leaves here is provably the endpoint's: its Ethernet source is the container's MAC, its IP
+//! source the endpoint's address of that family. Link-local IPv6 sources pass only in neighbour messages, which the
+//! node program `neighbour` ends. An IPv6 destination that embeds an IPv4 address is refused: in `ENDPOINTS` it would
+//! match the row of an IPv4 address.
 //!
-//! Between two endpoints the node is a router: the receiver's side takes one off the TTL, also so that no neighbour message
-//! of one endpoint (valid only with a hop limit of 255) ever works on another. (This program writes to no packet: the kernel then
-//! spares it a call that unshares the packet's head.) A packet whose last hop this would be goes into
-//! the stack instead, which drops it and tells the sender (traceroute then shows the node), with the kernel's own rate
-//! limit. One that arrives with nothing left should not exist and is dropped.
+//! Between two endpoints the node is a router: the receiver's side decrements the TTL, also so that no neighbour
+//! message of one endpoint (valid only with hop limit 255) works on another. This program writes to no packet, so the
+//! kernel skips a call that unshares the packet's head. A packet on its last hop goes into the stack, which drops it
+//! and informs the sender (traceroute then shows the node) under the kernel's rate limit. A packet that arrives with
+//! TTL 0 is dropped.
 //!
 //! A flow that began through the stack stays there: its row says so.
 //!
-//! A **chained** endpoint's link is another plugin's, perhaps the port of a bridge: what is proven goes on to whatever Ethernet address it is for. A
-//! flow that the rules hand to the proxy is dropped, because a bridge would forward its packets past the node's stack.
+//! A **chained** endpoint's link belongs to another plugin and may be a bridge port: a proven packet passes to any
+//! Ethernet destination. A flow that the rules hand to the proxy is dropped, because a bridge would forward its
+//! packets past the node's stack.
 //!
-//! An endpoint that sends to its own address through the link is delivered to like any other; its own stack, which would
-//! never have sent such a packet, then judges it.
+//! An endpoint that sends to its address through the link gets the packet delivered; its stack, which would never
+//! send one, judges it.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
@@ -36,8 +37,8 @@ use crate::{
     test_packet,
 };
 
-/// Runs the program; `track` finds the packet's way. A test packet is not tracked, and takes the direct way, which is what the desired
-/// state says; one that asks policy goes no further.
+/// Runs the program; `track` finds the packet's way. An untracked test packet takes the direct way, as the desired
+/// state says; one that asks policy ends here.
 #[inline(always)]
 pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
     let words = Words::of(ctx);
@@ -54,7 +55,6 @@ pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way,
     Verdict::new(ctx, own, Direction::Egress, reason, action).to(receiver).hand_over(ctx)
 }
 
-/// What becomes of a packet that the endpoint's own program has judged and counted.
 #[inline(always)]
 fn go_on(
     ctx: &TcContext,
@@ -76,10 +76,10 @@ fn go_on(
     Verdict::new(ctx, own, Direction::Egress, reason, action).after(asked.peer.forwarded()).hand_over(ctx)
 }
 
-/// In what [`way`] answers: the packet goes to the proxy. No endpoint's id.
+/// Result of [`way`] for a packet to the proxy. No endpoint id.
 const TO_PROXY: u32 = u32::MAX;
 
-/// The endpoint that the packet goes to directly; zero: it goes into the node's stack.
+/// The endpoint for direct delivery; zero for the node's stack.
 #[inline(always)]
 fn way(
     ctx: &TcContext,
@@ -99,7 +99,7 @@ fn way(
     }
 }
 
-/// Where the packet goes, if its source is proven. Hands neighbour messages to the program that judges them.
+/// The destination of a packet with proven source. Neighbour messages continue in `neighbour`.
 #[inline(always)]
 fn judge(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason> {
     parse::gather(ctx, HEADERS_BYTES)?;
@@ -114,7 +114,7 @@ fn judge(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason
     }
 }
 
-/// Continues in the program `neighbour`. Comes back only where there is none.
+/// Returns only where the program is missing.
 #[inline(always)]
 fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
     handoff::call(ctx, NodeCall::Neighbour as u32, own);
@@ -130,7 +130,7 @@ fn ipv4(ctx: &TcContext, profile: Profile) -> Result<Peer, DropReason> {
     if !profile.owns4(packet.source()) {
         return Err(DropReason::InvalidSourceIp);
     }
-    // A published port needs `route_localnet` on the host side, with which the node's stack would take such a packet.
+    // A published port needs `route_localnet` on the host side, so the node's stack would accept this packet.
     if parse::is_loopback4(packet.destination()) {
         return Err(DropReason::InvalidDestinationIp);
     }
@@ -140,7 +140,7 @@ fn ipv4(ctx: &TcContext, profile: Profile) -> Result<Peer, DropReason> {
 
 #[inline(always)]
 fn ipv6(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason> {
-    // Before the multicast rule (solicitations are multicast) and the source rule (they come from link-local addresses).
+    // Before the multicast and source rules: solicitations are multicast from link-local sources.
     if parse::ipv6(ctx)?.is_icmp() {
         parse::gather(ctx, MESSAGE_BYTES)?;
         if is_discovery(ctx)? {
@@ -161,8 +161,8 @@ fn ipv6(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason>
     to(profile, packet.destination(), packet.hop_limit())
 }
 
-/// A frame to any other unicast MAC would be passed over by the stack it ends in, and be counted here as forwarded. A chained endpoint may
-/// have other neighbours.
+/// The stack would ignore a frame to another unicast MAC, which would count as forwarded. Chained endpoints can have
+/// other neighbours.
 #[inline(always)]
 fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropReason> {
     if packet.destination_mac().equals(profile.host_mac()) || profile.chained() {
@@ -172,7 +172,7 @@ fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropR
     }
 }
 
-/// Where a packet goes whose source is proven; `hops`: those left.
+/// `hops`: remaining hops.
 #[inline(always)]
 fn to(profile: Profile, destination: Ipv6Address, hops: u8) -> Result<Peer, DropReason> {
     let Some(peer) = endpoint(destination) else { return Ok(Peer::STACK) };

@@ -1,5 +1,5 @@
-//! Tells user space of a packet: a record on the `EVENTS` ring, within the endpoint's budget. The record is written by a
-//! program of the node's, which few packets need.
+//! Sends an event about a packet to user space, by the `EVENTS` ring and within the endpoint's budget. A node program
+//! writes the record, because few packets need one.
 
 use core::ptr;
 
@@ -19,36 +19,33 @@ use crate::{
 };
 
 const WINDOW_NS: u64 = 1_000_000_000;
-/// `BPF_RB_AVAIL_DATA` of linux/bpf.h: bytes that the reader has not taken yet.
+/// `BPF_RB_AVAIL_DATA` of linux/bpf.h: unread bytes.
 const UNREAD: u64 = 0;
 /// `BPF_RB_RING_SIZE` of linux/bpf.h: bytes of the ring.
 const SIZE: u64 = 1;
 
-/// Sends an event about the packet, with direction and reason of this row of counters. The packet then goes on to the endpoint
-/// `receiver`, or, when that is zero, the hook returns `action`. Returns what the hook is to return; `None` when there was no
-/// event, which is counted, or the packet is a test packet.
+/// Sends an event with direction and reason of this counter row. Then the packet goes to the endpoint `receiver`; if
+/// zero, the hook returns `action`. Returns the hook's return value; `None` for a test packet, and without an event,
+/// which is counted.
 #[inline(always)]
 pub fn emit(ctx: &TcContext, kind: EventKind, row: u32, receiver: u32, action: i32) -> Option<i32> {
     let told = kind as u32 | row << 8 | (action as u32) << 16;
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     match unsafe { wharf_event(ctx.skb.skb, told, receiver) } {
         NOT_SENT => None,
         action => Some(action as i32),
     }
 }
 
-/// What [`wharf_event`] returns when there is no event; no `TC_ACT_*` has this number.
+/// Result of [`wharf_event`] without an event; no `TC_ACT_*` has this number.
 const NOT_SENT: u32 = u32::MAX;
 
-/// [`emit`], with a [`Told`] as numbers.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier takes it for a global function and
-/// looks at it once, not again for every verdict that leads here; it looks up the configuration itself for the same reason.
-/// A tail call in a function ends the function: its caller gets what the called program returns.
+/// [`emit`] as a global function, with a [`Told`] as numbers. It looks up the configuration, so that it is verified
+/// once and not per verdict. A tail call ends the function: its caller gets the called program's result.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u32) -> u32 {
@@ -63,11 +60,11 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
         metrics::count(metrics::beside(row, DropReason::EventSuppressed), 0);
         return not_sent();
     }
-    // SAFETY: the helper takes the map itself and looks at its positions.
+    // SAFETY: the helper takes the map and reads its positions.
     let query = |what| unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), what) };
     let size = query(SIZE);
-    // It counts as full with a sixteenth left: room for the record of each CPU that has looked and not yet written, so that no
-    // record is lost without being counted.
+    // The last sixteenth is room for the record of each CPU between check and write, so that no record is lost
+    // uncounted.
     if query(UNREAD) + (size >> 4) <= size {
         let Some(config) = Config::load() else { return not_sent() };
         let words = handoff::with_epoch(config, receiver, [config.identity(), told]);
@@ -77,7 +74,7 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
     not_sent()
 }
 
-/// [`NOT_SENT`], read so that the compiler does not know it: it would take that for what every call returns.
+/// Volatile: a compiler that knows the value takes it for the result of every call.
 #[inline(always)]
 fn not_sent() -> u32 {
     let value = NOT_SENT;
@@ -85,23 +82,20 @@ fn not_sent() -> u32 {
     unsafe { ptr::read_volatile(&raw const value) }
 }
 
-/// What [`emit`] handed over.
+/// The arguments of [`emit`] as the node program reads them.
 pub struct Told {
     pub words: Words,
-    /// [`EventKind`] as a number.
     pub kind: u32,
-    /// [`Direction`] as a number.
     pub direction: u32,
-    /// [`DropReason`] as a number.
     pub reason: u32,
-    /// Endpoint that the packet goes to, or zero.
+    /// Endpoint, or zero.
     pub receiver: u32,
-    /// What the hook returns, without a receiver.
+    /// The hook's result without a receiver.
     pub action: i32,
 }
 
 impl Told {
-    /// From the words of the packet.
+    /// Decodes the packet's words.
     #[inline(always)]
     pub fn of(words: Words) -> Self {
         let last = words.0[4];
@@ -117,13 +111,11 @@ impl Told {
     }
 }
 
-/// Takes a place in this second's budget. The window is not exact to the packet: CPUs that meet at its end may each give
-/// a place too many.
+/// Takes one event of this second's budget. CPUs that meet at the window's end can each exceed it by one.
 #[inline(always)]
 fn within_budget(now: u64) -> bool {
     let Some(budget) = EVENT_BUDGET.get_ptr_mut(0) else { return false };
-    // SAFETY: a map value from a lookup. It is shared by all CPUs: the words are read and written whole, and added to
-    // atomically.
+    // SAFETY: a map value from a lookup, shared by CPUs: words are accessed whole, and added to atomically.
     unsafe {
         if now.wrapping_sub(ptr::read_volatile(&raw const (*budget).window_ns)) >= WINDOW_NS {
             ptr::write_volatile(&raw mut (*budget).window_ns, now);
@@ -137,21 +129,18 @@ fn within_budget(now: u64) -> bool {
     true
 }
 
-/// True when each packet of the endpoint is to be logged.
 #[cfg(feature = "debug-log")]
 #[inline(always)]
 pub fn wants_log() -> bool {
     crate::config::debug()
 }
 
-/// Never, in an object built without log records.
 #[cfg(not(feature = "debug-log"))]
 #[inline(always)]
 pub fn wants_log() -> bool {
     false
 }
 
-/// A log record of the verdict, for an endpoint that asks for them and in an object built with them.
 #[cfg(feature = "debug-log")]
 #[inline(always)]
 pub fn debug(ctx: &TcContext, row: u32) {
@@ -167,7 +156,6 @@ pub fn debug(ctx: &TcContext, row: u32) {
     }
 }
 
-/// Nothing, in an object built without log records.
 #[cfg(not(feature = "debug-log"))]
 #[inline(always)]
 pub fn debug(_ctx: &TcContext, _row: u32) {}

@@ -1,18 +1,17 @@
-//! The object `floor`, for the benchmark alone: the least that a program can do to hand a packet from one container to
-//! another. What Wharf's programs cost is the distance to it.
+//! The object `floor`, for benchmarks only: the minimal program that passes a packet between containers, as the
+//! reference for Wharf's cost.
 #![no_std]
 #![no_main]
 
 use aya_ebpf::{helpers::bpf_redirect_peer, macros::classifier, programs::TcContext};
 
-/// Index of the receiver's host side; the loader sets it.
+/// Ifindex of the receiver's host side; set by the loader.
 #[unsafe(no_mangle)]
 static RECEIVER: u32 = 0;
 
-/// Hands every packet to the receiver.
 #[classifier]
 pub fn floor(_ctx: TcContext) -> i32 {
-    // SAFETY: the address of a static of this program; the loader has written it before the program is loaded.
+    // SAFETY: the address of a static of this program; the loader writes it before load.
     let receiver = unsafe { core::ptr::read_volatile(&raw const RECEIVER) };
     // SAFETY: a helper without pointers.
     unsafe { bpf_redirect_peer(receiver, 0) as i32 }
@@ -22,7 +21,7 @@ pub fn floor(_ctx: TcContext) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual BSD/GPL\0";
 
-/// As the library's: never reached.
+/// Never reached, as in the library.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

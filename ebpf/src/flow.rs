@@ -1,40 +1,39 @@
-//! What the node's programs `egress` and `ingress` ask about a packet whose source or destination is proven: which way its flow takes.
+//! Requests of the node programs for the way of a packet whose source or destination is proven.
 
 use wharf_common::{Direction, DropReason};
 
 use crate::profile::Profile;
 
-/// The endpoint that a packet goes to.
+/// The endpoint at the other end of a packet.
 #[derive(Clone, Copy)]
 pub struct Peer {
-    /// Its id; zero for none, and for one that packets reach through the stack alone.
+    /// Endpoint id; zero for none, and for an endpoint that only the stack reaches.
     pub endpoint_id: u32,
-    /// Low half of the epoch of its attachment; also that of an endpoint behind the stack, so that the flow's row is right at both ends.
+    /// Low half of the epoch, also for an endpoint behind the stack, so that the flow's row is right at both ends.
     pub epoch: u32,
 }
 
 impl Peer {
-    /// The packet goes to, or comes from, the node's stack.
     pub const STACK: Self = Self { endpoint_id: 0, epoch: 0 };
 
-    /// What a packet that goes there is counted as.
+    /// The counter of packets to this peer.
     #[inline(always)]
     pub fn forwarded(self) -> DropReason {
         if self.endpoint_id == 0 { DropReason::ForwardedStack } else { DropReason::ForwardedLocal }
     }
 }
 
-/// Of [`Asked::ids`]: the packet comes from the stack ([`Direction::Ingress`]).
+/// Flag in [`Asked::numbers`]: the packet comes from the stack ([`Direction::Ingress`]).
 const INGRESS: u32 = 1 << 14;
-/// Of [`Asked::ids`]: packets between endpoints take the stack anyway, so no path is noted.
+/// Flag in [`Asked::numbers`]: packets between endpoints always take the stack, so no path is recorded.
 const LOCAL_BY_STACK: u32 = 1 << 15;
 
-/// A packet of which the way is to be found.
+/// A request for a packet's way.
 #[derive(Clone, Copy)]
 pub struct Asked {
     /// Endpoint whose hook the packet is at.
     pub own: u32,
-    /// Low half of its epoch.
+    /// Low half of the epoch.
     pub own_epoch: u32,
     pub peer: Peer,
     pub direction: Direction,
@@ -47,7 +46,7 @@ impl Asked {
         Self { own, own_epoch: profile.epoch(), peer, direction, local_by_stack: profile.local_by_stack() }
     }
 
-    /// As numbers, which a global function takes: ids and flags, and both epochs.
+    /// Ids and flags, and both epochs, for a global function.
     #[inline(always)]
     pub fn numbers(self) -> [u32; 3] {
         let direction = if matches!(self.direction, Direction::Ingress) { INGRESS } else { 0 };
@@ -55,7 +54,7 @@ impl Asked {
         [self.own | self.peer.endpoint_id << 16 | direction | local_by_stack, self.own_epoch, self.peer.epoch]
     }
 
-    /// From [`Self::numbers`].
+    /// Decodes [`Self::numbers`].
     #[inline(always)]
     pub fn of([ids, own_epoch, peer_epoch]: [u32; 3]) -> Self {
         Self {
@@ -68,13 +67,13 @@ impl Asked {
     }
 }
 
-/// The way of a packet between two endpoints, or to the proxy. As wide as a [`DropReason`], so that both have one place in a
-/// result: with two places, one of them is not written, and the verifier refuses a program that computes with what it has there.
+/// The way of a packet. As wide as a [`DropReason`], so that a result has one payload slot for both: with two, the
+/// verifier rejects computations with the unwritten one.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Direct,
     Stack,
-    /// To a socket of the node's, because of the packet's mark.
+    /// To a socket of the node, by the packet's mark.
     Proxy,
 }

@@ -1,13 +1,14 @@
-//! How an endpoint's own programs begin, and nearly all that they do: what only they can, having the endpoint's maps.
+//! Entry of the endpoint programs, which do only the work that needs the endpoint's maps.
 //!
-//! Packets that nearly all are like they judge themselves ([`shortcut`]). Those are recorded as what is nearly certain to be the verdict,
-//! and go to the node's programs for their flow alone; any other verdict comes back to the endpoint's `deliver` ([`handoff::Verdict`]).
+//! - Ordinary packets are judged here ([`shortcut`]), counted optimistically as forwarded, and continue in the node
+//!   program for their flow. A different verdict returns to the endpoint's `deliver` ([`handoff::Verdict`]) and is
+//!   corrected there.
+//! - Other packets go to the endpoint's `deliver`, to the node program that judges them, and back to `deliver` with
+//!   the verdict. Only `deliver` has the code for that, because the verifier walks each program of each endpoint.
 //!
-//! All other packets go to the endpoint's `deliver`, from there to the program of the node's that judges them, and come back to `deliver`
-//! with the verdict. `deliver` alone has the code for that, because the verifier walks each program of each endpoint.
-//!
-//! A packet whose headers are not judged is not recorded: counters must not go backward while somebody reads them. They do so for a
-//! packet between endpoints whose flow takes the node's stack, which only the flow's row tells, and for one of a flow that policy denies.
+//! Only packets with judged headers are counted early, because counters should not go backward under a reader. They
+//! still do for a local packet whose flow takes the node's stack (only the flow's row says so), and for a denied
+//! flow.
 
 use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
 use wharf_common::{Direction, DropReason, drop_reason::metrics_index};
@@ -19,7 +20,7 @@ use crate::{
     metrics, profile, shortcut, test_packet, verdict,
 };
 
-/// What the container sends. Returns what the hook is to return.
+/// Handles a packet from the container. Returns the hook's return value.
 #[inline(always)]
 pub fn send(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
@@ -30,7 +31,7 @@ pub fn send(ctx: &TcContext) -> i32 {
     handoff::judge(ctx, Direction::Egress, 0)
 }
 
-/// What the node's stack sends to the container. Returns what the hook is to return.
+/// Handles a packet from the node's stack. Returns the hook's return value.
 #[inline(always)]
 pub fn receive(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
@@ -41,12 +42,12 @@ pub fn receive(ctx: &TcContext) -> i32 {
     handoff::judge(ctx, Direction::Ingress, FROM_STACK)
 }
 
-/// Records the packet as forwarded, and continues with its flow.
+/// Counts the packet as forwarded, and continues with its flow.
 #[inline(always)]
 fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i32 {
     let forwarded = peer.forwarded();
     let row = metrics_index(direction, forwarded);
-    // A test packet that the stack sends is not among these.
+    // `shortcut::received` leaves out test packets.
     if matches!(direction, Direction::Egress) && test_packet::is_test(ctx) {
         test_packet::report(ctx, row);
     } else {
@@ -56,7 +57,7 @@ fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i
     dropped(ctx, direction, DropReason::NoNodeProgram).after(forwarded).hand_over(ctx)
 }
 
-/// In `deliver`: what another endpoint sends to the container, or a packet at one of the endpoint's hooks that is not judged yet.
+/// In `deliver`: handles a packet from another endpoint, or an unjudged packet.
 ///
 /// # Errors
 /// A drop.
@@ -70,7 +71,7 @@ pub fn deliver(ctx: &TcContext, words: Words) -> Result<i32, Verdict> {
         if test_packet::is_test(ctx) {
             verdict::record(ctx, row, ctx.len());
         } else {
-            // Not by that function: the call alone would take 8 ns.
+            // Not `verdict::record`: that call costs 8 ns.
             metrics::count(row, ctx.len());
         }
         return Ok(handoff::redirect_peer(config.ifindex()));

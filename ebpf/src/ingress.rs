@@ -1,8 +1,8 @@
-//! What the node's program `ingress` does with what reaches a container, from the node or from another endpoint: only IP, only for its
-//! own address. Packets from the stack that the endpoint's own program has judged ([`crate::shortcut`]) come here for their flow, and to
-//! be addressed, alone.
+//! Node program `ingress`: judges packets to a container, from the stack or another endpoint. Only IP packets to the
+//! container's address pass. Packets from the stack that the endpoint program has judged ([`crate::shortcut`]) need
+//! only their flow and Ethernet destination.
 //!
-//! What reaches a chained endpoint keeps its Ethernet addresses, and neighbour messages for it go on to the program `neighbour`.
+//! Packets to a chained endpoint keep their Ethernet addresses; its neighbour messages continue in `neighbour`.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
@@ -20,7 +20,7 @@ use crate::{
     turn::turn,
 };
 
-/// Runs the program; `track` finds the flow of what the node's stack sends. A test packet is not tracked.
+/// Runs the program; `track` finds the flow of a tracked packet from the stack.
 #[inline(always)]
 pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
     let words = Words::of(ctx);
@@ -44,7 +44,6 @@ pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way,
     .hand_over(ctx)
 }
 
-/// The verdict about a packet that goes to the proxy instead of the container.
 #[inline(always)]
 fn turned(ctx: &TcContext, own: u32) -> Verdict {
     let (reason, action) = match turn(ctx) {
@@ -69,13 +68,13 @@ fn judge(
     Ok(Way::Direct)
 }
 
-/// Decides whether the packet may reach the container, and gives it the Ethernet addresses it needs there.
+/// Decides whether the packet may enter, and sets its Ethernet addresses.
 ///
-/// The way from another endpoint is a hop of its own, which takes one off the TTL; the sender's program saw that it is more than
-/// one. The node's stack took its own before.
+/// Decrements the TTL of a packet from another endpoint, whose program checked that it is more than one; the node's
+/// stack decrements its packets.
 ///
-/// Neighbour messages need no rule of their own: those of other endpoints were decremented on the way (receivers demand
-/// a hop limit of 255), the node's interface sends none, and what a privileged process of the node forges is its own.
+/// Neighbour messages need no rule: the decrement invalidates those of other endpoints (receivers require hop limit
+/// 255), the node's interface sends none, and a privileged process on the node may forge them.
 #[inline(always)]
 fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
     parse::gather(ctx, if profile.chained() { MESSAGE_BYTES } else { HEADERS_BYTES })?;
@@ -92,7 +91,7 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
         }
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
-            // Before the addresses: solicitations are multicast. Before policy: who may be spoken to must be found.
+            // Before the address check: solicitations are multicast. Before policy: neighbours must be resolvable.
             if profile.chained() && packet.is_icmp() && is_discovery(ctx)? {
                 return Err(to_neighbour(ctx, own));
             }
@@ -105,7 +104,7 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
             }
         }
         EtherType::Arp if profile.chained() => return Err(to_neighbour(ctx, own)),
-        // The node knows the container's MAC without asking; nobody asks the container.
+        // The node knows the container's MAC without ARP.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),
     }
     if !profile.chained() {
@@ -114,7 +113,7 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
     Ok(())
 }
 
-/// Continues in the program `neighbour`. Comes back only where there is none.
+/// Returns only where the program is missing.
 #[inline(always)]
 fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
     handoff::call(ctx, NodeCall::Neighbour as u32, own | FROM_STACK);

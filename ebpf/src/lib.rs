@@ -1,23 +1,25 @@
-//! What every object of Wharf's BPF programs is made of. Arrows lead down:
+//! Shared parts of Wharf's BPF programs. An *endpoint program* is loaded per endpoint; a *node program* is loaded
+//! once and serves all endpoints by tail call. A *global function* has an exported name and takes only the context and
+//! numbers, so that the verifier checks it once and not at every call. Modules use only modules further down:
 //!
 //! | module | content |
 //! |---|---|
-//! | [`head`] | how an endpoint's own programs begin: what is this endpoint's alone, then a program of the node's |
-//! | [`egress`], [`ingress`] | what the node's programs of these names decide, for every endpoint |
-//! | [`shortcut`] | the packets that an endpoint's own programs judge themselves |
-//! | [`verdict`] | the one place where a decision is recorded, in the endpoint's `deliver` |
-//! | [`event`], [`metrics`], [`test_packet`] | what is recorded: events, counters; nothing of a test packet |
+//! | [`head`] | start of the endpoint programs: work with the endpoint's maps, then a tail call to a node program |
+//! | [`egress`], [`ingress`] | decisions of the node programs of these names |
+//! | [`shortcut`] | packets that an endpoint program judges without a node program |
+//! | [`verdict`] | records every decision, in the endpoint's `deliver` |
+//! | [`event`], [`metrics`], [`test_packet`] | events; counters; test packets, which leave neither |
 //! | [`bandwidth`] | token buckets |
-//! | [`neighbour`], [`flow`] | neighbour messages; what is asked about a packet's flow |
-//! | [`handoff`] | what a program hands to the one that it tail-calls |
-//! | [`turn`] | packets that the node's stack sends and the proxy is to get |
-//! | [`endpoints`] | which addresses are local endpoints |
-//! | [`profile`] | what the node's programs know of an endpoint |
-//! | [`config`] | whose programs an endpoint's own ones are: constants, and the row that user space may change |
+//! | [`neighbour`], [`flow`] | neighbour messages; requests for a packet's flow |
+//! | [`handoff`] | data that a program passes to the program it tail-calls |
+//! | [`turn`] | packets of the node's stack that go to the proxy |
+//! | [`endpoints`] | addresses of local endpoints |
+//! | [`profile`] | the endpoint's data for node programs |
+//! | [`config`] | the endpoint's data for its own programs: constants, and the row that user space changes |
 //! | [`maps`] | the maps |
-//! | [`parse`], [`atomic`] | packet headers; additions |
+//! | [`parse`], [`atomic`] | packet headers; atomic additions |
 #![no_std]
-// For `atomic_xadd`: the one atomic addition that every kernel's BPF has, which `core::sync::atomic` does not give here.
+// `atomic_xadd` is the only atomic addition in every kernel's BPF; `core::sync::atomic` lacks it here.
 #![feature(core_intrinsics)]
 #![allow(internal_features)]
 
@@ -41,7 +43,7 @@ pub mod test_packet;
 pub mod turn;
 pub mod verdict;
 
-/// Never reached: the programs have no panicking path, and the verifier would refuse this loop if one led here.
+/// Never reached: no path panics, and the verifier would reject this loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

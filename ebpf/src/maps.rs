@@ -1,4 +1,5 @@
-//! The maps, as `wharf_common::map` describes them. The statics' names are the names the loader knows them by.
+//! The maps; `wharf_common::map` describes them. The loader uses the names of the statics. All but the last four are
+//! node-wide.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -17,102 +18,87 @@ use wharf_common::{
     },
 };
 
-/// Node-wide: which addresses are local endpoints.
 #[btf_map]
 pub static ENDPOINTS: HashMap<EndpointKey, EndpointRow, { ENDPOINTS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// Node-wide: each endpoint's `deliver`, by endpoint id.
 #[btf_map]
 pub static CALLS: ProgramArray<{ CALLS_MAX as usize }> = ProgramArray::new();
 
-/// Node-wide: the programs that all endpoints share, by `NodeCall`.
+/// By `NodeCall`.
 #[btf_map]
 pub static NODE_CALLS: ProgramArray<{ NODE_CALLS_MAX as usize }> = ProgramArray::new();
 
-/// Node-wide: what the node's programs know of an endpoint, by endpoint id.
+/// By endpoint id.
 #[btf_map]
 pub static PROFILES: Array<EndpointProfile, { PROFILES_MAX as usize }> = Array::new();
 
-/// Node-wide: drops and traces for the agent's monitor.
 #[btf_map]
 pub static EVENTS: RingBuf<Event, { EVENTS_BYTES as usize }> = RingBuf::new();
 
-/// Node-wide: which services of an endpoint another endpoint reaches through the node's stack.
 #[btf_map]
 pub static STACK_PATHS: LruHashMap<StackPathKey, StackPathRow, { STACK_PATHS_MAX as usize }> = LruHashMap::new();
 
-/// Node-wide: epoch of the endpoint that has rows in `STACK_PATHS`, by endpoint id; zero for none.
+/// By endpoint id; zero for none.
 #[btf_map]
 pub static STACK_USERS: Array<u64, { STACK_USERS_MAX as usize }> = Array::new();
 
-/// Node-wide: flows that both ends use, and the recent flows of each endpoint.
 #[btf_map]
 pub static FLOWS: HashMap<FlowKey, FlowRow, { FLOWS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
-/// Node-wide: keys of the recent flows of each endpoint, by endpoint id and place in its rings.
+/// By endpoint id and place.
 #[btf_map]
 pub static FLOWS_RECENT: HashMap<u32, FlowKey, { FLOWS_RECENT_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// Node-wide: older flows that were seen in one direction.
 #[btf_map]
 pub static FLOWS_NEW: LruHashMap<FlowKey, FlowRow, { FLOWS_NEW_MAX as usize }> = LruHashMap::new();
 
-/// Node-wide: ports of the latest fragmented packets of each endpoint.
+/// By endpoint id and place.
 #[btf_map]
 pub static FRAGMENT_SLOTS: HashMap<u32, FragmentSlot, { FRAGMENT_SLOTS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// Node-wide: ports of earlier fragmented packets.
 #[btf_map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentRow, { FRAGMENTS_MAX as usize }> = LruHashMap::new();
 
-/// Node-wide: what each endpoint takes of the flow tables, by endpoint id.
+/// By endpoint id.
 #[btf_map]
 pub static FLOW_USE: Array<FlowUse, { FLOW_USE_MAX as usize }> = Array::new();
 
-/// Node-wide: totals of the flow tables.
 #[btf_map]
 pub static FLOW_TOTALS: Array<FlowTotals, 1> = Array::new();
 
-/// Node-wide: connections to the proxies, by the endpoint id of the client.
+/// Connections to the proxies, by the client's endpoint id.
 #[btf_map]
 pub static PROXY_USE: Array<ProxyUse, { PROXY_USE_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// Node-wide: classes of peers' addresses.
 #[btf_map]
 pub static IPCACHE: LpmTrie<EndpointKey, PeerRow, { IPCACHE_MAX as usize }> = LpmTrie::new();
 
-/// Node-wide: classes of ports.
 #[btf_map]
 pub static POLICY_PORTS: LpmTrie<PortKey, u32, { POLICY_PORTS_MAX as usize }> = LpmTrie::new();
 
-/// Node-wide: the rules.
 #[btf_map]
 pub static POLICY_CELLS: HashMap<CellKey, CellRow, { POLICY_CELLS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// Node-wide: the rule sets of each endpoint, by endpoint id.
+/// By endpoint id.
 #[btf_map]
 pub static POLICY_SETS: Array<SetsRow, { POLICY_SETS_MAX as usize }> = Array::new();
 
-/// Node-wide: the generation of the rules.
 #[btf_map]
 pub static POLICY_STATE: Array<PolicyState, 1> = Array::new();
 
-/// This endpoint's configuration.
 #[btf_map]
 pub static CONFIG: Array<EndpointConfig, { CONFIG_ROW as usize + 1 }> = Array::new();
 
-/// This endpoint's counters.
 #[btf_map]
 pub static METRICS: PerCpuArray<Counter, { METRICS_MAX as usize }> = PerCpuArray::new();
 
-/// This endpoint's limits, by direction.
+/// By direction.
 #[btf_map]
 pub static BANDWIDTH: Array<Bucket, { BANDWIDTH_MAX as usize }> = Array::new();
 
-/// This endpoint's budget of events.
 #[btf_map]
 pub static EVENT_BUDGET: Array<EventBudget, 1> = Array::new();

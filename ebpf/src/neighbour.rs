@@ -1,12 +1,11 @@
-//! ARP and IPv6 neighbour discovery of the container: the messages, and how one is told from other packets. The program of the node's
-//! that judges and answers them is `neighbour`.
+//! ARP and IPv6 neighbour discovery: layouts and recognition. The node program `neighbour` judges and answers.
 
 use aya_ebpf::programs::TcContext;
 use wharf_common::DropReason;
 
 use crate::parse::{ETHERNET_BYTES, Framed, HEADERS_BYTES, Ipv6, Ipv6Address, Mac};
 
-/// ARP for IPv4 over Ethernet (RFC 826). Integers in network byte order; addresses in words, being two bytes off.
+/// ARP for IPv4 over Ethernet (RFC 826). Network byte order; `u16` words because of the alignment.
 #[repr(C)]
 pub struct Arp {
     pub hardware: u16,
@@ -20,7 +19,7 @@ pub struct Arp {
     pub target: [u16; 2],
 }
 
-/// A neighbour solicitation or advertisement (RFC 4861, 4.3 and 4.4) without options.
+/// Neighbour solicitation or advertisement (RFC 4861, 4.3 and 4.4) without options.
 #[repr(C)]
 pub struct Message {
     pub ip: Ipv6,
@@ -31,17 +30,17 @@ pub struct Message {
     pub target: Ipv6Address,
 }
 
-/// The same with one option, a link-layer address (RFC 4861, 4.6.1).
+/// [`Message`] with one option, a link-layer address (RFC 4861, 4.6.1).
 #[repr(C)]
 pub struct MessageWithOption {
     pub message: Message,
     pub option: u8,
-    /// In units of eight bytes.
+    /// Units of eight bytes.
     pub option_words: u8,
     pub mac: Mac,
 }
 
-/// The part of an ICMPv6 message that all of them have.
+/// The common start of ICMPv6 messages.
 #[repr(C)]
 pub struct IcmpHead {
     pub ip: Ipv6,
@@ -58,20 +57,19 @@ const _: () = {
     assert!(ETHERNET_BYTES + size_of::<Arp>() <= HEADERS_BYTES);
 };
 
-/// Bytes of the longest message that is read in place, with its Ethernet header: one of neighbour discovery with one option.
+/// Bytes of the longest message that is read in place, with Ethernet header and one option.
 pub const MESSAGE_BYTES: usize = ETHERNET_BYTES + size_of::<MessageWithOption>();
 
-/// An address of ARP's as a word.
 #[inline(always)]
 pub fn joined(address: [u16; 2]) -> u32 {
     u32::from(address[0]) | u32::from(address[1]) << 16
 }
 
-/// True for an ICMPv6 packet that is a message of neighbour discovery (RFC 4861, 4): types 133 to 137.
+/// True for neighbour discovery (RFC 4861, 4): ICMPv6 types 133 to 137.
 ///
 /// # Errors
 ///
-/// `Malformed` when it is too short for any ICMPv6 message.
+/// `Malformed` when the packet is too short for ICMPv6.
 #[inline(always)]
 pub fn is_discovery(ctx: &TcContext) -> Result<bool, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;

@@ -1,19 +1,17 @@
-//! Packet headers: bounds, shapes and the few rules that make a header believable. Nothing is read past what a decision
-//! needs.
+//! Packet headers: bounds, layouts, and validity. Reads no more than a decision needs.
 //!
-//! Headers are read in place. Their fields are declared with the alignment they have when a frame starts two bytes past
-//! a multiple of four (`NET_IP_ALIGN`), which is the kernel's own assumption for its own structs, so that the compiler
-//! emits whole loads; BPF on the machines Wharf runs on loads from any address.
+//! Headers are read in place. Their fields have the alignment of a frame that starts two bytes past a multiple of
+//! four (`NET_IP_ALIGN`, the kernel's assumption for its structs), so the compiler emits whole loads; BPF on Wharf's
+//! platforms loads from any address.
 
 use core::ptr;
 
 use aya_ebpf::programs::TcContext;
 use wharf_common::{DropReason, EndpointKey};
 
-/// Bytes of the Ethernet header.
 pub const ETHERNET_BYTES: usize = size_of::<Ethernet>();
 
-/// A MAC address, in words as it stands in a frame.
+/// A MAC address in words, in frame order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Mac([u16; 3]);
@@ -25,19 +23,19 @@ impl Mac {
         self.whole() == other.whole()
     }
 
-    /// From two words, as it lies in memory; the upper half of the second is ignored.
+    /// Memory order; the upper half of the second is ignored.
     #[inline(always)]
     pub fn of([first, second]: [u32; 2]) -> Self {
         Self([first as u16, (first >> 16) as u16, second as u16])
     }
 
-    /// In one word, as it lies in memory; the highest 16 bits are zero.
+    /// Memory order; the highest 16 bits are zero.
     #[inline(always)]
     pub fn whole(self) -> u64 {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 16 | u64::from(self.0[2]) << 32
     }
 
-    /// The link-local address that the kernel makes of it (RFC 4291, appendix A).
+    /// The link-local address that the kernel derives from it (RFC 4291, appendix A).
     #[inline(always)]
     pub fn link_local(self) -> Ipv6Address {
         const { assert!(cfg!(target_endian = "little"), "bytes are shifted as a little-endian word has them") };
@@ -45,14 +43,12 @@ impl Mac {
         Ipv6Address([u64::from(0xfe80_u16.to_be()), company ^ 0x02 | 0xfe_ff00_0000 | rest << 40])
     }
 
-    /// Multicast or broadcast.
     #[inline(always)]
     pub fn is_group(self) -> bool {
         self.0[0] & 0x0100_u16.to_be() != 0
     }
 }
 
-/// Ethernet header.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ethernet {
@@ -62,7 +58,6 @@ pub struct Ethernet {
     pub ethertype: u16,
 }
 
-/// The protocols above Ethernet that are spoken here.
 #[derive(Clone, Copy)]
 pub enum EtherType {
     Ipv4,
@@ -71,15 +66,15 @@ pub enum EtherType {
 }
 
 impl EtherType {
-    /// The frame's protocol. A VLAN tag that the kernel has already taken off the frame (it does before this hook) counts
-    /// as one that is still on it: the packet below it is meant for another network.
+    /// The frame's protocol. A VLAN tag that the kernel removed before this hook counts as present: the packet is for
+    /// another network.
     #[inline(always)]
     pub fn of<T>(ctx: &TcContext, frame: Framed<T>) -> Result<Self, DropReason> {
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         if unsafe { (*ctx.skb.skb).vlan_present } != 0 {
             return Err(DropReason::UnsupportedL2);
         }
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         match u16::from_be(unsafe { (*frame.ethernet).ethertype }) {
             0x0800 => Ok(Self::Ipv4),
             0x86dd => Ok(Self::Ipv6),
@@ -95,7 +90,7 @@ pub struct Ipv4 {
     version_and_words: u8,
     _service: u8,
     total_bytes: u16,
-    /// As it stands in the header.
+    /// In header byte order.
     pub identification: u16,
     fragment: u16,
     ttl: u8,
@@ -107,39 +102,36 @@ pub struct Ipv4 {
     pub destination: u32,
 }
 
-/// An IPv6 address as two words in memory order.
+/// An address as two words in memory order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ipv6Address([u64; 2]);
 
 impl Ipv6Address {
-    /// The IPv4-mapped form (`::ffff:a.b.c.d`) of an IPv4 address in network byte order.
+    /// IPv4-mapped (`::ffff:a.b.c.d`); `address` in network byte order.
     #[inline(always)]
     pub fn mapped(address: u32) -> Self {
         Self([0, u64::from(0xffff_u32.to_be()) | u64::from(address) << 32])
     }
 
-    /// In two words, as it lies in memory.
     #[inline(always)]
     pub fn words(self) -> [u64; 2] {
         self.0
     }
 
-    /// Zero when both are the same.
+    /// Zero for equal addresses.
     #[inline(always)]
     pub fn difference(self, other: Self) -> u64 {
         (self.0[0] ^ other.0[0]) | (self.0[1] ^ other.0[1])
     }
 
-    /// As the maps have it.
     #[inline(always)]
     pub fn as_shared(&self) -> &EndpointKey {
-        // SAFETY: same size, and a byte array asks for no alignment.
+        // SAFETY: same size, and a byte array needs no alignment.
         unsafe { &*(&raw const *self).cast() }
     }
 
-    /// Below, at or above zero as the address is below, the same as or above the other, in the order of
-    /// [`wharf_common::FlowKey`].
+    /// Negative, zero or positive, in the order of [`wharf_common::FlowKey`].
     #[inline(always)]
     pub fn order(self, other: Self) -> i32 {
         let compare = |a: u64, b: u64| i32::from(a > b) - i32::from(a < b);
@@ -165,8 +157,8 @@ impl Ipv6Address {
         self.bits() == 0
     }
 
-    /// `::/96` or `::ffff:0:0/96`: unspecified, loopback, IPv4-compatible and IPv4-mapped addresses (RFC 4291, 2.5.2 to
-    /// 2.5.5). No packet on a link may be addressed to one; the last are the IPv4 keys of `ENDPOINTS`.
+    /// `::/96` or `::ffff:0:0/96`: unspecified, loopback, IPv4-compatible and IPv4-mapped addresses (RFC 4291, 2.5.2
+    /// to 2.5.5), invalid as destination on a link. The last are the IPv4 keys of `ENDPOINTS`.
     #[inline(always)]
     pub fn is_host_internal(self) -> bool {
         let third = self.0[1] as u32;
@@ -186,10 +178,9 @@ impl Ipv6Address {
     }
 }
 
-// The shifts and masks above take the first byte in memory for the lowest.
+// The shifts and masks above assume the lowest byte first.
 const _: () = assert!(cfg!(target_endian = "little"), "the programs are built for little-endian BPF");
 
-/// IPv6 header.
 #[repr(C)]
 pub struct Ipv6 {
     pub version_class_flow: u32,
@@ -209,8 +200,8 @@ const _: () = {
     assert!(size_of::<Ipv6>() == 40);
 };
 
-/// An Ethernet header and what follows it, both within the packet's bounds. Stale after anything that may move the
-/// packet (the verifier then refuses its use).
+/// An Ethernet header and its payload within the packet's bounds. Stale after any call that may move the packet (the
+/// verifier rejects its use).
 pub struct Framed<T> {
     pub ethernet: *mut Ethernet,
     pub payload: *mut T,
@@ -225,7 +216,7 @@ impl<T> Clone for Framed<T> {
 impl<T> Copy for Framed<T> {}
 
 impl<T> Framed<T> {
-    /// The Ethernet header and a `T` after it; `None` when the packet is shorter. After [`gather`], that is all it means.
+    /// `None` when the packet is shorter (after [`gather`], the only reason).
     #[inline(always)]
     pub fn at_start(ctx: &TcContext) -> Option<Self> {
         let (start, end) = bounds(ctx);
@@ -239,28 +230,28 @@ impl<T> Framed<T> {
 impl<T> Framed<T> {
     #[inline(always)]
     pub fn source_mac(self) -> Mac {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.ethernet).source }
     }
 
     #[inline(always)]
     pub fn destination_mac(self) -> Mac {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.ethernet).destination }
     }
 
-    /// The protocol as [`PROTOCOL_IPV4`] and [`PROTOCOL_IPV6`] have it.
+    /// Comparable to [`PROTOCOL_IPV4`] and [`PROTOCOL_IPV6`].
     #[inline(always)]
     pub fn ethertype(self) -> u32 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         u32::from(unsafe { (*self.ethernet).ethertype })
     }
 
-    /// Both addresses in words, as the module says that they are aligned: two, four, four and two bytes.
+    /// Both addresses in words of two, four, four and two bytes, as the alignment allows.
     #[inline(always)]
     pub fn words(self) -> [u32; 4] {
         let frame = self.ethernet.cast::<u8>();
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe {
             [
                 u32::from(*frame.cast::<u16>()),
@@ -271,11 +262,11 @@ impl<T> Framed<T> {
         }
     }
 
-    /// Readdresses the frame, with [`Self::words`].
+    /// Sets both addresses, like [`Self::words`].
     #[inline(always)]
     pub fn set_words(self, words: [u32; 4]) {
         let frame = self.ethernet.cast::<u8>();
-        // SAFETY: bounds checked when made. Volatile: the compiler would store halves, the words being made of them.
+        // SAFETY: bounds checked. Volatile: otherwise the compiler stores halves.
         unsafe {
             ptr::write_volatile(frame.cast::<u16>(), words[0] as u16);
             ptr::write_volatile(frame.add(2).cast::<u32>(), words[1]);
@@ -284,17 +275,15 @@ impl<T> Framed<T> {
         }
     }
 
-    /// Gives the frame another destination.
     #[inline(always)]
     pub fn set_destination(self, destination: Mac) {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.ethernet).destination = destination };
     }
 
-    /// Readdresses the frame.
     #[inline(always)]
     pub fn address(self, destination: Mac, source: Mac) {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe {
             (*self.ethernet).destination = destination;
             (*self.ethernet).source = source;
@@ -302,13 +291,13 @@ impl<T> Framed<T> {
     }
 }
 
-/// Where the packet's first piece begins and ends.
+/// Bounds of the packet's linear part.
 #[inline(always)]
 fn bounds(ctx: &TcContext) -> (usize, usize) {
     let context = ctx.skb.skb;
-    // Volatile: a bound that the compiler keeps from an earlier check passes through a 32-bit register on its way, and
-    // the verifier then no longer knows it for the packet's end.
-    // SAFETY: the context the program was called with.
+    // Volatile: a bound kept by the compiler passes through a 32-bit register, and the verifier no longer knows it as
+    // the packet's end.
+    // SAFETY: the program's context.
     unsafe {
         (
             ptr::read_volatile(&raw const (*context).data) as usize,
@@ -317,10 +306,10 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
     }
 }
 
-/// Reads what stands at `offset` of the packet: in place where it lies in the packet's first piece, which is much faster, else by the
-/// helper that fetches it from wherever it lies. `None` when the packet is shorter.
+/// Reads a `T` at `offset`: in place in the linear part, which is much faster, else by helper. `None` when the packet
+/// is shorter.
 ///
-/// Not for a single byte: the compiler then compares with `<`, of which the verifier learns nothing.
+/// Not for a single byte: the compiler then compares with `<`, from which the verifier learns nothing.
 #[inline(always)]
 pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
     let (start, end) = bounds(ctx);
@@ -332,24 +321,24 @@ pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
     ctx.load(offset).ok()
 }
 
-/// `ETH_P_IP` and `ETH_P_IPV6` as `__sk_buff.protocol` has them: network byte order.
+/// `__sk_buff.protocol` for `ETH_P_IP` and `ETH_P_IPV6`: network byte order.
 pub const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
 pub const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
-/// Of flags and offset: more fragments follow, or this is not the first (RFC 791, 3.1).
+/// Bits of a fragment: more follow, or not the first (RFC 791, 3.1).
 const IS_FRAGMENT: u16 = 0x3fff;
 
-/// Bytes of the longest headers that every packet is read by: Ethernet and IPv6.
+/// Bytes of the longest headers that are always read: Ethernet and IPv6.
 pub const HEADERS_BYTES: usize = ETHERNET_BYTES + size_of::<Ipv6>();
 
-/// Brings the first `wanted` bytes together in the packet's first piece: a sender may lay a packet out as it likes. Before
-/// anything is read, because it may move the packet.
+/// Pulls the first `wanted` bytes into the linear part, because a sender controls the layout. Call it before any
+/// read: it may move the packet.
 ///
-/// To ask for more than a decision needs is dear: TCP keeps its payload in other pieces, and to pull one byte of it the kernel
-/// copies the head.
+/// Ask for no more than needed: TCP keeps its payload in other parts, and to pull one byte of it the kernel copies
+/// the head.
 ///
 /// # Errors
 ///
-/// `PacketWrite` when there is no memory for it.
+/// `PacketWrite` without memory.
 #[inline(always)]
 pub fn gather(ctx: &TcContext, wanted: usize) -> Result<(), DropReason> {
     let (start, end) = bounds(ctx);
@@ -363,8 +352,6 @@ pub fn gather(ctx: &TcContext, wanted: usize) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// The Ethernet header.
-///
 /// # Errors
 ///
 /// `Malformed` when the packet is shorter.
@@ -373,11 +360,9 @@ pub fn ethernet(ctx: &TcContext) -> Result<Framed<()>, DropReason> {
     Framed::at_start(ctx).ok_or(DropReason::Malformed)
 }
 
-/// The IPv4 header, believable: version, header length and total length agree with each other and with the packet.
-///
 /// # Errors
 ///
-/// `Malformed` when not.
+/// `Malformed` unless version, header length and total length agree with each other and with the packet.
 #[inline(always)]
 pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     let packet: Framed<Ipv4> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -387,7 +372,7 @@ pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     let room = ctx.len() - ETHERNET_BYTES as u32;
     let mut total = u32::from(total);
     if total == 0 && is_gso(ctx) {
-        // "BIG TCP": too long for the field, which is then zero and the packet's own length stands for it.
+        // "BIG TCP": the length exceeds the field, which is zero.
         total = room;
     }
     if first >> 4 != 4 || header < size_of::<Ipv4>() as u32 || total < header || total > room {
@@ -396,11 +381,9 @@ pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     Ok(packet)
 }
 
-/// The IPv6 header, believable: version and payload length agree with the packet.
-///
 /// # Errors
 ///
-/// `Malformed` when not.
+/// `Malformed` unless version and payload length agree with the packet.
 #[inline(always)]
 pub fn ipv6(ctx: &TcContext) -> Result<Framed<Ipv6>, DropReason> {
     let packet: Framed<Ipv6> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -413,14 +396,13 @@ pub fn ipv6(ctx: &TcContext) -> Result<Framed<Ipv6>, DropReason> {
     Ok(packet)
 }
 
-/// A packet that stands for several on the wire.
 #[inline(always)]
 fn is_gso(ctx: &TcContext) -> bool {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { (*ctx.skb.skb).gso_size != 0 }
 }
 
-/// `224.0.0.0/4` or the limited broadcast; `address` in network byte order.
+/// `224.0.0.0/4` or limited broadcast; `address` in network byte order.
 #[inline(always)]
 pub fn is_group4(address: u32) -> bool {
     address & 0xf0 == 0xe0 || address == u32::MAX
@@ -436,44 +418,44 @@ impl Framed<Ipv4> {
     /// Network byte order.
     #[inline(always)]
     pub fn source(self) -> u32 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).source }
     }
 
     /// Network byte order.
     #[inline(always)]
     pub fn destination(self) -> u32 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).destination }
     }
 
-    /// Bytes of the packet as the header says.
+    /// Length in the header, bytes.
     #[inline(always)]
     pub fn total_bytes(self) -> u16 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         u16::from_be(unsafe { (*self.payload).total_bytes })
     }
 
-    /// Zero for a header of version 4 without options, of a packet that is no fragment.
+    /// Zero for version 4, without options or fragment.
     #[inline(always)]
     pub fn oddities(self) -> u32 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         let (first, place) = unsafe { ((*self.payload).version_and_words, (*self.payload).fragment) };
         u32::from(first ^ 0x45) | u32::from(place & IS_FRAGMENT.to_be())
     }
 
     #[inline(always)]
     pub fn ttl(self) -> u8 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).ttl }
     }
 
-    /// Takes one off a TTL that is not zero, and mends the header's checksum (RFC 1141): the word that holds the TTL in
-    /// its high byte loses 0x0100, so the complement sum gains it, and one for what is carried from 0xffff on (without a branch). Right
-    /// stays right, and wrong stays wrong.
+    /// Decrements a TTL above zero and updates the checksum (RFC 1141): the word with the TTL in its high byte loses
+    /// 0x0100, so the complement sum gains it, plus one on a carry from 0xffff on (branch-free). A wrong checksum
+    /// stays wrong.
     #[inline(always)]
     pub fn decrement_ttl(self) {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe {
             let sum = u32::from((*self.payload).checksum) + u32::from(0x0100_u16.to_be());
             (*self.payload).checksum = (sum + ((sum + 1) >> 16)) as u16;
@@ -485,55 +467,54 @@ impl Framed<Ipv4> {
 impl Framed<Ipv6> {
     #[inline(always)]
     pub fn source(self) -> Ipv6Address {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).source }
     }
 
     #[inline(always)]
     pub fn destination(self) -> Ipv6Address {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).destination }
     }
 
-    /// ICMPv6 follows the header without extension headers between. One hidden behind some is a packet like any other:
-    /// its source must be the endpoint's, and on the way to another endpoint it loses the hop limit of 255.
+    /// True for ICMPv6 directly after the header. Behind extension headers ICMPv6 gets no exception: its source must
+    /// be the endpoint's, and it loses hop limit 255 on the way to another endpoint.
     #[inline(always)]
     pub fn is_icmp(self) -> bool {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).next_header == ICMPV6 }
     }
 
-    /// Protocol of what follows the header.
     #[inline(always)]
     pub fn next_header(self) -> u8 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).next_header }
     }
 
-    /// Bytes of the packet behind the header, as the header says.
+    /// Payload length in the header, bytes.
     #[inline(always)]
     pub fn payload_bytes(self) -> u16 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         u16::from_be(unsafe { (*self.payload).payload_bytes })
     }
 
-    /// Zero for a header of version 6.
+    /// Zero for version 6.
     #[inline(always)]
     pub fn oddities(self) -> u32 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).version_class_flow & 0xf0 ^ 0x60 }
     }
 
     #[inline(always)]
     pub fn hop_limit(self) -> u8 {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).hop_limit }
     }
 
-    /// Takes one off a hop limit that is not zero.
+    /// The hop limit must be above zero.
     #[inline(always)]
     pub fn decrement_hop_limit(self) {
-        // SAFETY: bounds checked when made.
+        // SAFETY: bounds checked.
         unsafe { (*self.payload).hop_limit -= 1 }
     }
 }

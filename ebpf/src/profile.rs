@@ -1,14 +1,13 @@
-//! What the node's programs know of the endpoint whose packet they have: a row of `PROFILES`, by the endpoint's id.
+//! The endpoint's data for the node programs: a row of `PROFILES`, by endpoint id.
 //!
-//! An endpoint's `deliver` brings the row up to date before each packet that it gives to a program of the node's to judge ([`publish`]): it
-//! compares the row with what it knows, and writes only what is new. So a packet is judged by what its endpoint's own program read a
-//! moment before. The row of an endpoint that never had such a packet is zero.
+//! An endpoint's `deliver` updates the row, if different, before it passes a packet to a node program ([`publish`]):
+//! the packet is judged by the values that the endpoint's program has just read. The row of an endpoint without such
+//! packets is zero.
 //!
-//! **Why a row for each endpoint, and not for each CPU.** All that ever writes a row are programs of the endpoint whose row it
-//! is: whatever runs between the write and the read, also under PREEMPT_RT, where since Linux 6.18 runs on one CPU may come between each
-//! other, and also a packet that interrupts a test run, a packet cannot be judged by another endpoint's addresses. What may mix are the
-//! old and the new row of the same endpoint, while user space changes its `CONFIG`; so may the fields of `CONFIG` itself. An id goes to
-//! another endpoint only when no program of its old one runs any more.
+//! **Why per endpoint, not per CPU:** only that endpoint's programs write the row, so no packet is judged by another
+//! endpoint's addresses, even when another run comes between write and read: under PREEMPT_RT since Linux 6.18, runs
+//! on one CPU interleave, and a packet can interrupt a test run. Old and new values of one endpoint can mix while
+//! user space changes its `CONFIG`. An id is reused only when no program of its old endpoint runs.
 
 use core::{
     mem::{offset_of, size_of},
@@ -26,7 +25,7 @@ use crate::{
     parse::{Ipv6Address, Mac},
 };
 
-// `publish` writes the row in words, and the casts below rely on these places.
+// `publish` and the casts below rely on these offsets.
 const _: () = {
     assert!(offset_of!(EndpointProfile, config) == 0);
     assert!(offset_of!(EndpointProfile, container_mac) == size_of::<EndpointConfig>());
@@ -37,10 +36,8 @@ const _: () = {
     assert!(offset_of!(EndpointConfig, gateway6).is_multiple_of(align_of::<Ipv6Address>()));
 };
 
-/// Words of a row.
 const WORDS: usize = size_of::<EndpointProfile>() / size_of::<u64>();
 
-/// One of the words that this endpoint's row should have.
 #[inline(always)]
 fn word(config: Config, index: usize) -> u64 {
     const FIRST_MACS: usize = Config::WORDS;
@@ -52,17 +49,17 @@ fn word(config: Config, index: usize) -> u64 {
     }
 }
 
-/// Brings this endpoint's row up to date. A test packet does so too: what is written is not about the packet.
+/// Updates this endpoint's row, also for a test packet: the write is not about the packet.
 #[inline(always)]
 pub fn publish(config: Config) {
     let Some(row) = PROFILES.get_ptr_mut(config::endpoint_id()) else { return };
     let row = row.cast::<u64>();
     let mut difference = 0;
     for index in 0..WORDS {
-        // SAFETY: a map value of so many words from a lookup; it is shared by all CPUs, so words are read and written whole.
+        // SAFETY: a map value of `WORDS` words, shared by CPUs: words are accessed whole.
         difference |= unsafe { ptr::read_volatile(row.add(index)) } ^ word(config, index);
     }
-    // The compiler would make a branch of every word, and the verifier follows both ways of each.
+    // Otherwise the compiler branches on every word, and the verifier follows both ways.
     if core::hint::black_box(difference) != 0 {
         for index in 0..WORDS {
             // SAFETY: as above.
@@ -76,27 +73,25 @@ pub fn publish(config: Config) {
 pub struct Profile(*const EndpointProfile);
 
 impl Profile {
-    /// The row; `None` only for a number that is no endpoint's id.
+    /// `None` only for a number that is no endpoint id.
     #[inline(always)]
     pub fn of(endpoint: u32) -> Option<Self> {
         PROFILES.get_ptr(endpoint).map(Self)
     }
 
-    /// Low half of the epoch of the attachment.
+    /// Low half of the epoch.
     #[inline(always)]
     pub fn epoch(self) -> u32 {
-        // SAFETY: a map value; the pointer came from a lookup and lives as long as the program runs.
+        // SAFETY: a map value from a lookup, valid for this run.
         unsafe { (*self.0).config.epoch as u32 }
     }
 
-    /// Host side of the endpoint's veth.
     #[inline(always)]
     pub fn ifindex(self) -> u32 {
         // SAFETY: as in `epoch`.
         unsafe { (*self.0).config.ifindex }
     }
 
-    /// Packets to other endpoints of the node go through its stack.
     #[inline(always)]
     pub fn local_by_stack(self) -> bool {
         // SAFETY: as in `epoch`.
@@ -104,7 +99,7 @@ impl Profile {
         flags & FLAG_LOCAL_BY_STACK != 0
     }
 
-    /// Another plugin made the link. Read anew each time: kept, it would be spilled, and the stack is full (see [`Self::owns6`]).
+    /// Read each time: a kept value is spilled, and the stack is full (see [`Self::owns6`]).
     #[inline(always)]
     pub fn chained(self) -> bool {
         // SAFETY: as in `epoch`.
@@ -112,39 +107,37 @@ impl Profile {
         flags & FLAG_CHAINED != 0
     }
 
-    /// The only Ethernet source the container may use.
     #[inline(always)]
     pub fn container_mac(self) -> Mac {
-        // SAFETY: as in `epoch`; the place is aligned for Mac (asserted above).
+        // SAFETY: as in `epoch`; aligned for Mac (asserted above).
         unsafe { (&raw const (*self.0).container_mac).cast::<Mac>().read() }
     }
 
-    /// What the container takes for the gateway's MAC.
     #[inline(always)]
     pub fn host_mac(self) -> Mac {
         // SAFETY: as in `container_mac`.
         unsafe { (&raw const (*self.0).host_mac).cast::<Mac>().read() }
     }
 
-    /// True when `address` (network byte order) is the endpoint's own; never for an endpoint without IPv4.
+    /// `address`: network byte order. Never true without IPv4.
     #[inline(always)]
     pub fn owns4(self, address: u32) -> bool {
-        // SAFETY: as in `epoch`; the place is aligned for u32 (asserted above).
+        // SAFETY: as in `epoch`; aligned for u32 (asserted above).
         let own = unsafe { (&raw const (*self.0).config.ipv4).cast::<u32>().read() };
         address == own && address != 0
     }
 
-    /// True when `address` is the endpoint's own; never for an endpoint without IPv6.
+    /// Never true without IPv6.
     #[inline(always)]
     pub fn owns6(self, address: Ipv6Address) -> bool {
-        // SAFETY: as in `epoch`; the place is aligned for Ipv6Address (asserted above).
+        // SAFETY: as in `epoch`; aligned for Ipv6Address (asserted above).
         let own = unsafe { (&raw const (*self.0).config.ipv6).cast::<Ipv6Address>().read() };
-        // One number each: with four words at hand, the compiler spills them, and kernels before 6.7 count each frame of the stack in
-        // steps of 32 bytes.
+        // One number each: the compiler spills four words, and kernels before 6.7 round each stack frame up to 32
+        // bytes.
         core::hint::black_box(address.difference(own)) == 0 && own.bits() != 0
     }
 
-    /// True when `address` (network byte order) is the IPv4 gateway that the endpoint sees; never for one without.
+    /// `address`: network byte order. Never true without an IPv4 gateway.
     #[inline(always)]
     pub fn has_gateway4(self, address: u32) -> bool {
         // SAFETY: as in `owns4`.
@@ -152,7 +145,7 @@ impl Profile {
         address == gateway && address != 0
     }
 
-    /// True when `address` is the IPv6 gateway that the endpoint sees; never for one without.
+    /// Never true without an IPv6 gateway.
     #[inline(always)]
     pub fn has_gateway6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `owns6`.

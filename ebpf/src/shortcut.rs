@@ -1,11 +1,11 @@
-//! The packets that an endpoint's own programs judge themselves, because nearly every packet is one of them: whole IP packets that are
-//! well-formed without IPv4 options, from the endpoint's own addresses or to them. That spares each of them two or three tail calls.
+//! Packets that endpoint programs judge without a node program: whole, well-formed IP packets without IPv4 options,
+//! from or to the endpoint's address. Nearly all packets are of this kind, and each saves two or three tail calls.
 //!
-//! Nothing is refused here. What these functions do not know for certain to be in order goes to the node's programs `egress` and
-//! `ingress`, which have all rules and name the reason of a drop; a packet that passes here would pass there.
+//! Nothing is refused here. Other packets go to the node programs `egress` and `ingress`, which have all rules and
+//! name drop reasons; a packet that passes here would pass there.
 //!
-//! The verifier follows both ways of each branch, for each endpoint. So what can be compared at once is: the bits in which a packet
-//! differs from the one that is expected are gathered in one number.
+//! The verifier follows both ways of each branch, for each endpoint. So comparisons are joined: differing bits are
+//! gathered in one number.
 
 use core::hint::black_box;
 
@@ -23,12 +23,12 @@ use crate::{
     test_packet,
 };
 
-/// `ETH_P_IP` and `ETH_P_IPV6` as a frame has them.
+/// Network byte order.
 const IPV4: u32 = parse::PROTOCOL_IPV4;
 const IPV6: u32 = parse::PROTOCOL_IPV6;
 
-/// Where a packet goes that the container sends, if its source is proven and it is certainly forwarded. Which way it takes to another
-/// endpoint is for its flow to say.
+/// The destination of a packet with proven source that is certainly forwarded. Its flow decides the way to another
+/// endpoint.
 #[inline(always)]
 pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
     if !applies(ctx, config, FLAG_CHAINED | FLAG_LOCAL_BY_STACK | FLAG_TRACE | FLAG_LIMIT_EGRESS) {
@@ -69,8 +69,8 @@ pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
     })
 }
 
-/// True for a packet from the node's stack that is certainly for this container, has the Ethernet source that it must have there, and is no
-/// fragment. Its Ethernet destination is still to be set: the node resolves no neighbours on the link, so its frames have none.
+/// True for an unfragmented packet from the stack that is certainly for this container and has the right Ethernet
+/// source. The destination is set later: the node resolves no neighbours on the link, so its frames have none.
 #[inline(always)]
 pub fn received(ctx: &TcContext, config: Config) -> bool {
     try_receive(ctx, config).is_some()
@@ -78,7 +78,7 @@ pub fn received(ctx: &TcContext, config: Config) -> bool {
 
 #[inline(always)]
 fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
-    // The words in which the verdict of a test packet is reported are those that carry the container's MAC from here.
+    // A test packet's verdict uses the words that carry the container's MAC from here.
     if test_packet::is_test(ctx) || !applies(ctx, config, FLAG_CHAINED | FLAG_TRACE | FLAG_LIMIT_INGRESS) {
         return None;
     }
@@ -87,7 +87,7 @@ fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
         IPV4 => for_container4(ctx, config, packet)?,
         IPV6 => {
             let packet: Framed<Ipv6> = Framed::at_start(ctx)?;
-            // Behind other headers there may be that of a fragment.
+            // Other headers can precede a fragment's.
             if !matches!(packet.next_header(), TCP | UDP | ICMPV6) {
                 return None;
             }
@@ -100,8 +100,8 @@ fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
     (black_box(different) == 0 && own != 0).then_some(())
 }
 
-/// Readdresses a packet from another endpoint, whose program proved it, and takes one off its TTL, if it may reach this container.
-/// True: it may.
+/// If a packet from another endpoint, whose program proved it, may enter: sets its Ethernet addresses, decrements its
+/// TTL, returns true.
 #[inline(always)]
 pub fn delivered(ctx: &TcContext, config: Config) -> bool {
     try_deliver(ctx, config).is_some()
@@ -135,51 +135,49 @@ fn try_deliver(ctx: &TcContext, config: Config) -> Option<()> {
     Some(())
 }
 
-/// The bits in which a packet is none to this container, and those of its own address, of which none is set if it has none.
+/// The bits that differ from a packet for this container, and the bits of the container's address, zero for none.
 #[inline(always)]
 fn for_container4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>) -> Option<(u64, u64)> {
     let own = config.ipv4();
     Some((u64::from(shape4(ctx, packet)? | (packet.destination() ^ own)), own.into()))
 }
 
-/// As [`for_container4`].
 #[inline(always)]
 fn for_container6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>) -> Option<(u64, u64)> {
     let own = config.ipv6();
     Some((u64::from(shape6(ctx, packet)?) | packet.destination().difference(own), own.bits()))
 }
 
-/// True for a packet of an endpoint that is live and none of whose flags `but` are set. Not for a frame with a VLAN tag.
+/// True for an untagged frame of a live endpoint without the flags `but`.
 #[inline(always)]
 fn applies(ctx: &TcContext, config: Config, but: u32) -> bool {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     let tagged = unsafe { (*ctx.skb.skb).vlan_present };
     let flags = config.flags() & (but | FLAG_LIVE) ^ FLAG_LIVE;
     black_box(flags | tagged) == 0 && !event::wants_log()
 }
 
-/// The Ethernet addresses of a frame from this container to the gateway, as [`Framed::words`].
+/// Ethernet addresses of a frame to the gateway, as [`Framed::words`].
 #[inline(always)]
 fn from_container() -> [u32; 4] {
     let [container, both, host] = [0, 1, 2].map(config::macs);
     [both >> 16, host, container, both & 0xffff]
 }
 
-/// The Ethernet addresses of a frame from the gateway to this container, as [`Framed::words`].
+/// Ethernet addresses of a frame from the gateway, as [`Framed::words`].
 #[inline(always)]
 fn to_container() -> [u32; 4] {
     let [container, both, host] = [0, 1, 2].map(config::macs);
     [container & 0xffff, container >> 16 | both << 16, both >> 16 | host << 16, host >> 16]
 }
 
-/// The bits in which a frame's addresses differ from these.
 #[inline(always)]
 fn ethernet_difference<T>(packet: Framed<T>, addresses: [u32; 4]) -> u32 {
     let is = packet.words();
     (is[0] ^ addresses[0]) | (is[1] ^ addresses[1]) | (is[2] ^ addresses[2]) | (is[3] ^ addresses[3])
 }
 
-/// Zero for a whole packet without options; `None` when its length is not to be believed.
+/// Zero for a whole packet without options; `None` for an invalid length.
 #[inline(always)]
 fn shape4(ctx: &TcContext, packet: Framed<Ipv4>) -> Option<u32> {
     let (total, least) = (u32::from(packet.total_bytes()), size_of::<Ipv4>() as u32);
@@ -187,7 +185,7 @@ fn shape4(ctx: &TcContext, packet: Framed<Ipv4>) -> Option<u32> {
     (total.wrapping_sub(least) <= room.wrapping_sub(least)).then(|| packet.oddities())
 }
 
-/// Zero for version 6; `None` when its length is not to be believed.
+/// Zero for version 6; `None` for an invalid length.
 #[inline(always)]
 fn shape6(ctx: &TcContext, packet: Framed<Ipv6>) -> Option<u32> {
     let room = ctx.len() - parse::HEADERS_BYTES as u32;

@@ -1,19 +1,19 @@
-//! Turns a packet round that the node's stack sends to a container and that the proxy is to get: the packet comes into the stack again, by
-//! the router's link, and is delivered there because of its mark.
+//! Turns a packet from the stack to a container back to the proxy: it enters the stack again through the router's
+//! link, and its mark makes the stack deliver it locally.
 //!
-//! The row 0 of `PROFILES`, which is no endpoint's, has the router's link. It has programs at none of its hooks, and settings by which the kernel
-//! believes any source there (`wharf_datapath::redirects`). The link that the packet was on its way to has the container's programs, and on
-//! the link that it came by the kernel would ask others' programs again.
+//! Row 0 of `PROFILES`, which is no endpoint's, has the router's link. It has no programs, and the kernel accepts any
+//! source there (`wharf_datapath::redirects`). The packet's outgoing link has the container's programs, and its
+//! incoming link would run other programs again.
 
 use aya_ebpf::{bindings::BPF_F_INGRESS, helpers::bpf_redirect, programs::TcContext};
 use wharf_common::{DropReason, policy::MARK_TURNED};
 
 use crate::{parse, profile::Profile};
 
-/// Turns the packet round. Returns what the hook is to return.
+/// Returns the hook's return value.
 ///
 /// # Errors
-/// `ProxyUnavailable` where the node has no way back, `Malformed`.
+/// `ProxyUnavailable` without a router link, `NoConfig`, `Malformed`.
 #[inline(always)]
 pub fn turn(ctx: &TcContext) -> Result<i32, DropReason> {
     let node = Profile::of(0).ok_or(DropReason::NoConfig)?;
@@ -21,10 +21,10 @@ pub fn turn(ctx: &TcContext) -> Result<i32, DropReason> {
     if ifindex == 0 {
         return Err(DropReason::ProxyUnavailable);
     }
-    // The kernel takes nothing that is addressed to somebody else.
+    // The kernel accepts only frames to the link's MAC.
     parse::ethernet(ctx)?.set_destination(node.host_mac());
-    // SAFETY: the context the program was called with, and a field that programs of this kind may write.
+    // SAFETY: the program's context; a classifier may write the field.
     unsafe { (*ctx.skb.skb).mark |= MARK_TURNED };
-    // SAFETY: a helper without pointers. It answers `TC_ACT_REDIRECT`, or `TC_ACT_SHOT` for flags it does not know.
+    // SAFETY: a helper without pointers; `TC_ACT_REDIRECT`, or `TC_ACT_SHOT` for unknown flags.
     Ok(unsafe { bpf_redirect(ifindex, BPF_F_INGRESS.into()) } as i32)
 }

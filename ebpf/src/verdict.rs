@@ -1,4 +1,4 @@
-//! The one place where what was decided about a packet is recorded, in the endpoint's `deliver`.
+//! Records decisions about packets; only the endpoint's `deliver` does this.
 
 use aya_ebpf::{
     bindings::{__sk_buff, TC_ACT_SHOT},
@@ -14,46 +14,43 @@ use crate::{
     metrics, test_packet,
 };
 
-/// Records that the packet is dropped, for the reason of this row: counts it and sends the event; of a test packet it
-/// reports the verdict, and no more. Returns what the hook is to return.
+/// Counts a drop for this row and sends the event, or reports a test packet's verdict. Returns the hook's return
+/// value.
 #[inline(always)]
 fn drop(ctx: &TcContext, row: u32, bytes: u32) -> i32 {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { wharf_drop(ctx.skb.skb, row, bytes) as i32 }
 }
 
-/// [`drop`], once for all reasons.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier takes it for a global function and
-/// looks at it once, not again for every reason that leads here.
+/// [`drop`] as a global function: verified once, not per reason.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_drop(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
     let ctx = &TcContext::new(skb);
     event::debug(ctx, row);
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's contract.
     unsafe { wharf_record(skb, row, bytes) };
-    // Without an event the packet is dropped all the same.
+    // The packet is dropped with or without an event.
     let _ = event::emit(ctx, EventKind::Drop, row, 0, TC_ACT_SHOT);
     TC_ACT_SHOT as u32
 }
 
-/// Counts the packet in this row, or reports it, of a test packet.
+/// Counts the packet, or reports a test packet's verdict.
 #[inline(always)]
 pub fn record(ctx: &TcContext, row: u32, bytes: u32) {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { wharf_record(ctx.skb.skb, row, bytes) };
 }
 
-/// [`record`], once for all verdicts. A global function, as [`wharf_drop`].
+/// [`record`] as a global function.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_record(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
@@ -66,11 +63,11 @@ pub unsafe extern "C" fn wharf_record(skb: *mut __sk_buff, row: u32, bytes: u32)
     0
 }
 
-/// Takes back that the packet was counted in this row; a test packet was not. A global function, as [`wharf_drop`].
+/// Subtracts the packet from this row; a test packet was not counted. A global function.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_take_back(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
@@ -80,29 +77,30 @@ pub unsafe extern "C" fn wharf_take_back(skb: *mut __sk_buff, row: u32, bytes: u
     0
 }
 
-/// Takes back what the packet was counted as before.
+/// Subtracts the packet from the row that counted it before.
 #[inline(always)]
 fn correct(ctx: &TcContext, verdict: Verdict) {
     if let Some(counted) = verdict.counted() {
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         unsafe { wharf_take_back(ctx.skb.skb, counted, verdict.bytes) };
     }
 }
 
-/// Records a verdict that is a drop. Returns what the hook is to return.
+/// Records a drop. Returns the hook's return value.
 #[inline(always)]
 pub fn refuse(ctx: &TcContext, verdict: Verdict) -> i32 {
     correct(ctx, verdict);
     drop(ctx, verdict.row(), verdict.bytes)
 }
 
-/// Records a verdict and carries it out: counts the packet, and sends the event if there is to be one; of a test packet it reports the
-/// verdict, and no more. All that a program of the endpoint's writes to maps about a packet is written from here, from [`refuse`] or
-/// behind them, or is a count of [`crate::head`], so that a test packet leaves no trace in any. Returns what the hook is to
-/// return.
+/// Applies a verdict: counts the packet, and sends the event if due; of a test packet it only reports the verdict.
+/// Returns the hook's return value.
 ///
-/// What is forwarded is charged to the limit of its direction here, after all else is decided: what is dropped for another
-/// reason is not, nor are neighbour messages.
+/// Except for the counts of [`crate::head`], all map writes of endpoint programs about a packet happen here, in
+/// [`refuse`] or in their callees, so a test packet leaves no trace.
+///
+/// Forwarded packets are charged to their direction's limit here, after all other decisions; drops and neighbour
+/// messages are not.
 #[inline(always)]
 pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     let (row, bytes, action, receiver) = (verdict.row(), verdict.bytes, verdict.action(), verdict.receiver());
@@ -117,7 +115,7 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     event::debug(ctx, row);
     record(ctx, row, bytes);
     if verdict.is_for_container() {
-        // What it answers is that same action.
+        // It returns this same action.
         handoff::redirect_peer(config.ifindex());
     }
     if config.trace()
@@ -129,8 +127,8 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
         return action;
     }
     handoff::deliver(ctx, receiver);
-    // There is none: the packet is a drop, and not a forwarded one.
-    // SAFETY: the context the program was called with.
+    // The receiver has no program: the packet is a drop, not forwarded.
+    // SAFETY: the program's context.
     unsafe { wharf_take_back(ctx.skb.skb, row, bytes) };
     drop(ctx, metrics::beside(row, DropReason::NoTailCallTarget), bytes)
 }

@@ -1,14 +1,14 @@
-//! The version of the layouts that this process uses.
+//! The layout version of this process.
 //!
-//! It is [`crate::ABI_VERSION`], except in the agent of the tests of upgrade and downgrade: that one loads programs of the next
-//! version, whose [`crate::map::CONFIG`] has two rows of which they read the second. A program that found the map of the
-//! other version would drop every packet of its endpoint.
+//! It is [`crate::ABI_VERSION`], except in the agent of the upgrade and downgrade tests. That agent loads programs of
+//! the next version, which read the second row of [`crate::map::CONFIG`]: with the other version's map they would
+//! drop every packet.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 static IS_NEXT: AtomicBool = AtomicBool::new(false);
 
-/// From now on this process uses the next version. Only for tests, before anything asks.
+/// Switches this process to the next version. Only for tests, before any use.
 pub fn use_next() {
     IS_NEXT.store(true, Ordering::Relaxed);
 }
@@ -19,7 +19,7 @@ pub fn version() -> u32 {
     crate::ABI_VERSION + u32::from(IS_NEXT.load(Ordering::Relaxed))
 }
 
-/// The row of [`crate::map::CONFIG`] that the programs read, which is its last one.
+/// The row of [`crate::map::CONFIG`] that the programs read: its last.
 #[must_use]
 pub fn config_row() -> u32 {
     u32::from(IS_NEXT.load(Ordering::Relaxed))

@@ -1,11 +1,10 @@
-//! Verdict reasons and directions: the index into `METRICS`, the `reason` of an event.
-//!
-//! Numbers are ABI: a retired reason keeps its place.
+//! Verdict reasons and directions: rows of `METRICS`, `reason` of an event. Numbers are ABI: a retired reason keeps
+//! its number.
 
-/// Number of reasons; [`DropReason`] values are below it. Room is left so that a new one needs no new map layout.
+/// Number of reasons; spare numbers let new reasons keep the map layout.
 pub const REASONS: u32 = 32;
 
-/// From the endpoint's point of view.
+/// Seen from the endpoint.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
@@ -19,7 +18,7 @@ impl Direction {
     /// Both, in index order.
     pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
 
-    /// Parses the number that stands in an event.
+    /// Parses an event's number.
     #[must_use]
     pub const fn from_u32(n: u32) -> Option<Self> {
         match n {
@@ -29,7 +28,7 @@ impl Direction {
         }
     }
 
-    /// Name in the API and the CLI.
+    /// Name in API and CLI.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -41,7 +40,7 @@ impl Direction {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)+) => {
-        /// Why a packet went where it went; below [`DropReason::FIRST_DROP`] it was not dropped.
+        /// A packet's verdict; below [`DropReason::FIRST_DROP`] it was not dropped.
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum DropReason { $($(#[$doc])* $name = $n,)+ }
@@ -50,13 +49,13 @@ macro_rules! reasons {
             /// Every reason, in number order.
             pub const ALL: &'static [Self] = &[$(Self::$name),+];
 
-            /// Parses the number that stands in an event.
+            /// Parses an event's number.
             #[must_use]
             pub const fn from_u32(n: u32) -> Option<Self> {
                 match n { $($n => Some(Self::$name),)+ _ => None }
             }
 
-            /// Name in the API, the CLI and metrics' labels.
+            /// Name in API, CLI and metric labels.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
@@ -68,17 +67,17 @@ macro_rules! reasons {
 reasons! {
     /// Forwarded to another local endpoint.
     ForwardedLocal = 0, "forwarded-local";
-    /// Passed to the node's stack (egress), or let through from it (ingress).
+    /// Passed to the node's stack (egress) or from it (ingress).
     ForwardedStack = 1, "forwarded-stack";
-    /// ARP request or neighbour solicitation answered by the program itself.
+    /// ARP request or neighbour solicitation, answered by the program.
     NeighbourAnswered = 2, "neighbour-answered";
-    /// Not a verdict: an event that did not fit the full ring. Its packet is counted under its own reason too.
+    /// Not a verdict: an event lost to a full ring. Its packet is also counted under its reason.
     EventLost = 3, "event-lost";
-    /// Not a verdict: an event beyond the endpoint's budget. Its packet is counted under its own reason too.
+    /// Not a verdict: an event over budget. Its packet is also counted under its reason.
     EventSuppressed = 4, "event-suppressed";
-    /// Handed to the proxy, because a rule redirects its flow there.
+    /// Passed to the proxy, where a rule redirects its flow.
     Redirected = 5, "redirected";
-    /// Header cut short or lengths that contradict each other.
+    /// Truncated header or contradictory lengths.
     Malformed = 8, "malformed";
     /// Ethertype other than IPv4, IPv6 and ARP.
     UnsupportedL2 = 9, "unsupported-l2-protocol";
@@ -86,50 +85,50 @@ reasons! {
     InvalidSourceMac = 10, "invalid-source-mac";
     /// IP source is not the endpoint's address.
     InvalidSourceIp = 11, "invalid-source-ip";
-    /// ARP or neighbour message that claims an address or MAC that is not the endpoint's.
+    /// ARP or neighbour message that claims a foreign address or MAC.
     NeighbourSpoof = 12, "neighbour-spoof";
-    /// ARP or neighbour query for an address other than the gateway: everything else is routed.
+    /// ARP or neighbour request for another address than the gateway: all others are routed.
     NeighbourUnknown = 13, "neighbour-unknown-target";
-    /// Multicast or broadcast, which this datapath does not carry (MLD, RS, DAD probes and mDNS land here).
+    /// Multicast or broadcast, which is not carried (including MLD, RS, DAD probes and mDNS).
     Multicast = 14, "multicast-unsupported";
-    /// TTL or hop limit used up; the node's stack, which would say so to the sender, was not asked.
+    /// TTL or hop limit exhausted, without an ICMP error from the node's stack.
     TtlExceeded = 15, "ttl-exceeded";
-    /// The endpoint is not live yet or any more.
+    /// The endpoint is not yet or no longer live.
     EndpointNotReady = 16, "endpoint-not-ready";
-    /// The destination endpoint's program is gone (it is being deleted).
+    /// The destination's program is missing (deletion in progress).
     NoTailCallTarget = 17, "destination-gone";
-    /// The packet that reached an endpoint's ingress is not addressed to it.
+    /// A packet at an endpoint's ingress for another address.
     NotOurAddress = 18, "not-endpoint-address";
     /// A helper that writes the packet failed (for example no memory).
     PacketWrite = 19, "packet-write-failed";
-    /// Configuration map without its row: never in a healthy node.
+    /// The configuration map lacks its row; never on a healthy node.
     NoConfig = 20, "no-config";
-    /// Ethernet destination is neither the host side's MAC nor a group address: nobody there would take it.
+    /// Ethernet destination is neither the host MAC nor a group address: no receiver.
     InvalidDestinationMac = 21, "invalid-destination-mac";
-    /// IPv6 destination that no packet on a link may have: unspecified, loopback, IPv4-compatible or IPv4-mapped.
+    /// IPv6 destination invalid on a link: unspecified, loopback, IPv4-compatible or IPv4-mapped.
     InvalidDestinationIp = 22, "invalid-destination-ip";
-    /// The bandwidth limit of the endpoint's direction is used up.
+    /// The direction's bandwidth limit is exceeded.
     BandwidthExceeded = 23, "bandwidth-exceeded";
-    /// A later fragment of a packet whose first one, which has the ports, was not seen before it.
+    /// A later fragment before the first, which has the ports.
     LoneFragment = 24, "fragment-without-first";
-    /// A program of the node's that the packet needs is gone.
+    /// A required node program is missing.
     NoNodeProgram = 25, "node-program-gone";
-    /// The endpoint's own policy does not let the packet pass.
+    /// The endpoint's policy denies the packet.
     PolicyDenied = 26, "policy-denied";
-    /// The policy of the endpoint at the other end does not let the packet pass.
+    /// The other end's policy denies the packet.
     PeerPolicyDenied = 27, "peer-policy-denied";
-    /// A rule redirects the flow to the proxy, and no socket of it takes the packet: none listens on the rule's port, the server goes on with a flow
-    /// that began before the rule, or the proxy itself has a flow with these addresses and ports.
+    /// No proxy socket receives a redirected packet: none listens on the rule's port, the server continues a flow
+    /// older than the rule, or the proxy has a flow with these addresses and ports.
     ProxyUnavailable = 28, "proxy-unavailable";
-    /// The search for the transport header did not end at one ([`crate::flow::UNKNOWN_TRANSPORT`]), and a rule about
-    /// ports could decide; or the first fragment of a packet does not hold all of its headers.
+    /// No transport header found ([`crate::flow::UNKNOWN_TRANSPORT`]), and a rule with ports could decide; or a first
+    /// fragment lacks headers.
     UnknownTransport = 29, "transport-header-not-found";
     /// The endpoint has its share of connections to the node's proxies open ([`crate::ProxyUse`]).
     ProxyShareSpent = 30, "proxy-share-spent";
 }
 
 impl DropReason {
-    /// Reasons from here on are drops.
+    /// Number of the first drop reason.
     pub const FIRST_DROP: u32 = 8;
 
     /// True when the packet was dropped.
@@ -139,8 +138,7 @@ impl DropReason {
         self as u32 >= Self::FIRST_DROP
     }
 
-    /// True when the row tells what became of packets; false for the rows that count events. The sum over verdicts is
-    /// every packet the programs saw.
+    /// False for a count of events. The sum over verdicts is every packet that the programs saw.
     #[inline(always)]
     #[must_use]
     pub const fn is_verdict(self) -> bool {
@@ -148,7 +146,7 @@ impl DropReason {
     }
 }
 
-/// Row of the per-endpoint counters for a direction and reason.
+/// Row of the endpoint's counters.
 #[inline(always)]
 #[must_use]
 pub const fn metrics_index(direction: Direction, reason: DropReason) -> u32 {

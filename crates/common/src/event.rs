@@ -1,17 +1,17 @@
 //! The record on the event ring buffer.
 
-/// What an event tells.
+/// Kind of an event.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
     /// A packet was dropped.
     Drop = 1,
-    /// A packet was forwarded (only while the endpoint has `FLAG_TRACE`).
+    /// A packet was forwarded (only under `FLAG_TRACE`).
     Trace = 2,
 }
 
 impl EventKind {
-    /// Parses the number that stands in an event.
+    /// Parses the number in an event.
     #[must_use]
     pub const fn from_u32(n: u32) -> Option<Self> {
         match n {
@@ -22,7 +22,7 @@ impl EventKind {
     }
 }
 
-/// One record of the `EVENTS` ring buffer. Fields the program could not read (short packet) are zero.
+/// A record of `EVENTS`. Unreadable fields (short packet) are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -32,7 +32,7 @@ impl EventKind {
 pub struct Event {
     /// `bpf_ktime_get_ns`: nanoseconds since boot (CLOCK_MONOTONIC).
     pub timestamp_ns: u64,
-    /// Epoch of the endpoint's configuration when the event was made.
+    /// Epoch of the endpoint's configuration.
     pub epoch: u64,
     /// [`EventKind`] as a number.
     pub kind: u32,
@@ -40,11 +40,11 @@ pub struct Event {
     pub reason: u32,
     /// [`crate::Direction`] as a number.
     pub direction: u32,
-    /// Endpoint whose program speaks.
+    /// Endpoint whose program reports.
     pub endpoint_id: u32,
     /// Identity of that endpoint.
     pub identity: u32,
-    /// Bytes of the packet, Ethernet header included.
+    /// Packet length, Ethernet header included, bytes.
     pub length: u32,
     /// Source address; IPv4 as IPv4-mapped. Network byte order.
     pub source: [u8; 16],
@@ -57,7 +57,7 @@ pub struct Event {
     pub destination_port: [u8; 2],
     /// Ethertype, network byte order.
     pub ethertype: [u8; 2],
-    /// IP protocol; of IPv6 the header that follows the extension headers, or the extension header that cannot be read.
+    /// IP protocol; for IPv6 the header behind the extension headers, or the first unreadable one.
     pub protocol: u8,
     /// Zero.
     pub _pad: u8,

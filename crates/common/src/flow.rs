@@ -1,19 +1,18 @@
-//! Flows between an endpoint and whom it talks to: keys and values of the tables, and the rules by which a flow begins, lives
-//! and ends. The programs apply the rules to packets; user space reads the rows by the same rules.
+//! Flows between an endpoint and its peers: tables, and the rules of their life, for programs and user space.
 //!
-//! A flow is two addresses with a port each and a protocol. **Both directions share one row**: the key has the ends in an order of
-//! their own ([`FlowKey`]), and [`FLOW_BY_HIGH`] says which of them began.
+//! A flow is two addresses, two ports and a protocol. **Both directions share one row**: the key sorts the ends
+//! ([`FlowKey`]), and [`FLOW_BY_HIGH`] names the initiator.
 //!
-//! A flow begins as a *recent* flow of its endpoint ([`FLOW_RECENT`]) in [`crate::map::FLOWS`], from which nothing is evicted. It is
-//! *kept* there when the end that began it goes on after an answer: a sender of forged or unanswered packets never gets there. When
-//! the endpoint has begun [`crate::map::FLOWS_SHARE`] later flows, its oldest recent flow moves to the LRU table
-//! [`crate::map::FLOWS_NEW`], from which it can still become a kept one. Rows leave [`crate::map::FLOWS`] by collection,
-//! when they are over ([`FlowRow::is_over`]).
+//! A flow begins as *recent* ([`FLOW_RECENT`]) in [`crate::map::FLOWS`], without eviction. It becomes *kept* there
+//! when the initiator continues after an answer: forged or unanswered packets never achieve that. After
+//! [`crate::map::FLOWS_SHARE`] newer flows, an endpoint's oldest recent flow moves to the LRU table
+//! [`crate::map::FLOWS_NEW`], where it can still become kept. Collection removes rows that are over
+//! ([`FlowRow::is_over`]) from [`crate::map::FLOWS`].
 
 use crate::map::EndpointKey;
 
-/// Key of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`]: the two ends of a flow, the lower one first. They are compared as two
-/// little-endian words of the address, then by port; the order has no other meaning.
+/// Key of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`]: a flow's ends, the lower first, by address (two
+/// little-endian words), then port. The order has no other meaning.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
@@ -25,22 +24,22 @@ pub struct FlowKey {
     pub low: EndpointKey,
     /// Address of the high end.
     pub high: EndpointKey,
-    /// Port of the low end, network byte order, of TCP, UDP and SCTP. The identifier of an ICMP echo, in both ports. Zero for other
-    /// protocols.
+    /// Low end's port for TCP, UDP and SCTP, network byte order; for an ICMP echo, its identifier in both ports; else
+    /// zero.
     pub low_port: u16,
     /// Port of the high end.
     pub high_port: u16,
     /// Protocol number (IANA), or [`UNKNOWN_TRANSPORT`].
     pub protocol: u8,
-    /// Type of an ICMP or ICMPv6 request, and of the answers to it; zero for an echo and for other protocols.
+    /// Type of an ICMP or ICMPv6 request, also in answers; zero for an echo and other protocols.
     pub kind: u8,
     /// Zero.
     pub _pad: [u8; 2],
 }
 
 impl FlowKey {
-    /// A number other than zero by which a collection names the key whose row it removes ([`FlowUse::recent_counted`]).
-    /// Few keys share a number; the flow of such a key begins in [`crate::map::FLOWS_NEW`].
+    /// Nonzero number of the key that a collection removes ([`FlowUse::recent_counted`]). A flow with an equal number
+    /// begins in [`crate::map::FLOWS_NEW`].
     #[inline(always)]
     #[must_use]
     pub const fn mark(&self) -> u32 {
@@ -52,9 +51,9 @@ impl FlowKey {
 
 /// Value of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`].
 ///
-/// A row counts while the epochs are those of the endpoints that have the addresses, so that an endpoint never inherits the
-/// flows of the one that had its address before, and a delete removes none. Programs write single fields without a lock: of two
-/// CPUs that set flags of one row at the same time, one may lose; the flow then ends by a longer timeout.
+/// Valid while the epochs match the endpoints with these addresses: no endpoint inherits a predecessor's flows, and a
+/// delete removes no rows. Programs write single fields without a lock: one of two concurrent flag updates can be
+/// lost, and the flow ends by a longer timeout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -62,87 +61,87 @@ impl FlowKey {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct FlowRow {
-    /// When the flow's last packet was seen, in [`TICK_SHIFT`] ticks since boot (CLOCK_MONOTONIC).
+    /// Last packet: [`TICK_SHIFT`] ticks since boot (CLOCK_MONOTONIC).
     pub seen: u32,
-    /// Low half of the epoch of the low end's attachment; zero for an end that is no endpoint of this node. A half suffices: an
-    /// attachment has to live through four billion others to meet its own number again.
+    /// Low half of the low end's epoch; zero for an end outside this node's endpoints. It repeats only after four
+    /// billion attachments.
     pub low_epoch: u32,
-    /// As `low_epoch`, of the high end.
+    /// Low half of the high end's epoch.
     pub high_epoch: u32,
     /// `FLOW_*` bits.
     pub flags: u16,
-    /// Endpoint that the row is charged to: the one that began the flow, or the one that was reached from outside.
+    /// Endpoint charged with the row: the initiator, or the destination of an outside flow.
     pub owner: u16,
-    /// [`crate::PolicyState::generation`] by which the flow was judged; zero before there is policy, and for a UDP flow that passes by a rule's
-    /// leave while the proxy is not there.
+    /// [`crate::PolicyState::generation`] of the judgement; zero before any policy, and for a UDP flow that an open
+    /// rule passes without the proxy.
     pub generation: u32,
-    /// The rule that let it pass, the receiver's before the sender's; zero for none, with
-    /// [`crate::policy::BY_SERVICE`], or [`crate::policy::UNDECIDED`].
+    /// The rule that passed it, first the receiver's; zero for none, with [`crate::policy::BY_SERVICE`], or
+    /// [`crate::policy::UNDECIDED`].
     pub rule: u32,
 }
 
 /// [`FlowRow::flags`]: the high end sent the flow's first packet.
 pub const FLOW_BY_HIGH: u16 = 1 << 0;
-/// [`FlowRow::flags`]: between two endpoints of the node, the flow takes the node's stack.
+/// [`FlowRow::flags`]: a flow between two endpoints takes the node's stack.
 pub const FLOW_BY_STACK: u16 = 1 << 1;
 /// [`FlowRow::flags`]: the other end answered.
 pub const FLOW_REPLIED: u16 = 1 << 2;
-/// [`FlowRow::flags`]: the end that began the flow has closed it (FIN, SHUTDOWN).
+/// [`FlowRow::flags`]: the initiator has closed the flow (FIN, SHUTDOWN).
 pub const FLOW_FIN: u16 = 1 << 3;
 /// [`FlowRow::flags`]: the other end has closed it.
 pub const FLOW_FIN_REPLY: u16 = 1 << 4;
 /// [`FlowRow::flags`]: the last packet was a reset (RST, ABORT).
 pub const FLOW_RESET: u16 = 1 << 5;
 
-/// [`FlowRow::flags`]: the packets of the end that began the flow go to the proxy, which takes the other end's place. Of a TCP connection this
-/// never changes; of a UDP flow each packet of that end sets or clears it, by the rules as they are.
+/// [`FlowRow::flags`]: the initiator's packets go to the proxy, which replaces the other end. Constant for a TCP
+/// connection; each packet of a UDP flow's initiator updates it by the current rules.
 pub const FLOW_PROXIED: u16 = 1 << 6;
-/// [`FlowRow::flags`]: the proxy began the flow in the name of the end that has the address; the packets to that end go to the proxy.
+/// [`FlowRow::flags`]: the proxy began the flow in the name of one end; packets to that end go to the proxy.
 pub const FLOW_UPSTREAM: u16 = 1 << 7;
-/// [`FlowRow::flags`]: beside [`FLOW_UPSTREAM`], the receiver's own rules redirected what the proxy sends here, so they do not redirect it again.
+/// [`FlowRow::flags`], with [`FLOW_UPSTREAM`]: the receiver's rules redirected the flow here and do not redirect it
+/// again.
 pub const FLOW_LET_IN: u16 = 1 << 8;
-/// [`FlowRow::flags`]: the row is in [`crate::map::FLOWS`] as a recent flow of its endpoint, and not kept.
+/// [`FlowRow::flags`]: recent, not kept.
 pub const FLOW_RECENT: u16 = 1 << 9;
-/// [`FlowRow::flags`]: beside [`FLOW_PROXIED`], of TCP: the proxy's socket was seen established, so the flow's packets open no connection
-/// that [`ProxyUse`] does not count.
+/// [`FlowRow::flags`]: with [`FLOW_PROXIED`], for TCP: a lookup found the proxy's established socket, so the flow's packets
+/// open no connection that [`ProxyUse`] does not count.
 pub const FLOW_ADMITTED: u16 = 1 << 10;
-/// The flags of a flow that the proxy has an end of.
+/// Flags of a flow with the proxy at one end.
 pub const FLOW_OF_PROXY: u16 = FLOW_PROXIED | FLOW_UPSTREAM | FLOW_LET_IN;
 
-/// A tick is two to the power of this many nanoseconds: 1.07 s. A shift is one instruction, where a division by 10^9 is many.
+/// A tick is 2^this nanoseconds: 1.07 s. A shift is one instruction, a division by 10^9 many.
 pub const TICK_SHIFT: u32 = 30;
 
-/// IANA's number of TCP.
+/// IANA number of TCP.
 pub const TCP: u8 = 6;
-/// IANA's number of UDP.
+/// IANA number of UDP.
 pub const UDP: u8 = 17;
-/// IANA's number of SCTP.
+/// IANA number of SCTP.
 pub const SCTP: u8 = 132;
-/// IANA's number of ICMP.
+/// IANA number of ICMP.
 pub const ICMP: u8 = 1;
-/// IANA's number of ICMPv6.
+/// IANA number of ICMPv6.
 pub const ICMPV6: u8 = 58;
 
-/// In the place of a protocol number: the search for the transport header did not end at one. No transport protocol has
-/// this number: IPv6 gives it to the hop-by-hop header, behind which the search continues, and IPv4 reserves it for
-/// IPv6.
+/// Protocol number if no transport header is found. No transport protocol has it: IPv6 uses it for the hop-by-hop
+/// header, which is skipped, and IPv4 reserves it for IPv6.
 pub const UNKNOWN_TRANSPORT: u8 = 0;
 
-/// What a packet says of its flow, in the bits of TCP's flags (RFC 9293, 3.1): it closes its sender's direction.
+/// Signals are bits of TCP's flags (RFC 9293, 3.1). Closes the sender's direction.
 pub const SIGNAL_FIN: u8 = 1 << 0;
-/// It begins a flow, or with [`SIGNAL_ACK`] answers to that.
+/// Begins a flow, or with [`SIGNAL_ACK`] answers that.
 pub const SIGNAL_SYN: u8 = 1 << 1;
-/// It ends the flow.
+/// Ends the flow.
 pub const SIGNAL_RST: u8 = 1 << 2;
-/// It acknowledges another packet.
+/// Acknowledges another packet.
 pub const SIGNAL_ACK: u8 = 1 << 4;
 
-/// Where a flow is in its life.
+/// Phase of a flow's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FlowState {
-    /// Seen in one direction.
+    /// Packets in one direction.
     New,
-    /// Seen in both.
+    /// Packets in both.
     Established,
     /// One end has closed it.
     Closing,
@@ -151,10 +150,10 @@ pub enum FlowState {
 }
 
 impl FlowState {
-    /// Each of them, in the order of a flow's life.
+    /// All states in the order of a flow's life.
     pub const ALL: &'static [Self] = &[Self::New, Self::Established, Self::Closing, Self::Closed];
 
-    /// Name in the API and the CLI.
+    /// Name in API and CLI.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -165,7 +164,7 @@ impl FlowState {
         }
     }
 
-    /// Ticks (about a second each) without a packet after which a flow of this protocol is over.
+    /// Ticks (about a second) without a packet after which the flow is over.
     #[inline(always)]
     #[must_use]
     pub const fn timeout(self, protocol: u8) -> u32 {
@@ -180,7 +179,7 @@ impl FlowState {
             (Self::Established, UDP) => 180,
             (Self::Established, ICMP | ICMPV6) => 30,
             (Self::Established, _) => 600,
-            // The other direction may go on; as long as the kernel's own tracking waits.
+            // The other direction can continue; as long as kernel connection tracking waits.
             (Self::Closing, _) => 120,
             (Self::Closed, _) => 10,
         }
@@ -188,7 +187,7 @@ impl FlowState {
 }
 
 impl FlowRow {
-    /// Where the flow is in its life.
+    /// Phase of the flow.
     #[inline(always)]
     #[must_use]
     pub const fn state(&self) -> FlowState {
@@ -204,7 +203,7 @@ impl FlowRow {
         }
     }
 
-    /// Ticks since the last packet. A packet that another CPU saw a tick later than `now` is no age at all.
+    /// Ticks since the last packet; zero if another CPU saw one a tick after `now`.
     #[inline(always)]
     #[must_use]
     pub const fn idle(&self, now: u32) -> u32 {
@@ -212,14 +211,14 @@ impl FlowRow {
         if age > u32::MAX / 2 { 0 } else { age }
     }
 
-    /// True when nothing was heard of the flow for longer than its state allows.
+    /// The flow was silent longer than its state allows.
     #[inline(always)]
     #[must_use]
     pub const fn is_over(&self, protocol: u8, now: u32) -> bool {
         self.idle(now) > self.state().timeout(protocol)
     }
 
-    /// True when a packet with these `SIGNAL_*` bits begins another flow of the same ends: this one is closed, or about to be.
+    /// A packet with these `SIGNAL_*` bits begins another flow of the same ends: this one is closed or closing.
     #[inline(always)]
     #[must_use]
     pub const fn is_succeeded_by(&self, signals: u8) -> bool {
@@ -227,12 +226,12 @@ impl FlowRow {
         ended && signals & (SIGNAL_SYN | SIGNAL_ACK | SIGNAL_RST) == SIGNAL_SYN
     }
 
-    /// The flags after a packet with these `SIGNAL_*` bits, which the high end sent, or the low one.
+    /// Flags after a packet with these `SIGNAL_*` bits.
     #[inline(always)]
     #[must_use]
     pub const fn flags_after(&self, signals: u8, by_high: bool) -> u16 {
         let is_reply = by_high != (self.flags & FLOW_BY_HIGH != 0);
-        // Whoever goes on after a reset did not believe it (RFC 9293, 3.5.2, RFC 5961).
+        // A packet after a reset: the sender ignored the reset (RFC 9293, 3.5.2, RFC 5961).
         let mut flags = self.flags & !FLOW_RESET;
         if is_reply {
             flags |= FLOW_REPLIED;
@@ -246,7 +245,7 @@ impl FlowRow {
     }
 }
 
-/// Key of [`crate::map::FRAGMENTS`]: the fragments of one packet (RFC 791, RFC 8200) at one hook.
+/// Key of [`crate::map::FRAGMENTS`]: fragments of one packet (RFC 791, RFC 8200) at one hook.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
@@ -254,22 +253,22 @@ impl FlowRow {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct FragmentKey {
-    /// Who sent them.
+    /// Sender's address.
     pub source: EndpointKey,
-    /// To whom.
+    /// Receiver's address.
     pub destination: EndpointKey,
-    /// The packet's identification, as it stands in the header.
+    /// The packet's identification, header byte order.
     pub identification: u32,
-    /// Endpoint whose hook this is.
+    /// Endpoint of the hook.
     pub endpoint: u16,
     /// [`crate::Direction`] of the hook.
     pub direction: u8,
-    /// Protocol number of IPv4 (RFC 791, 3.2). Zero for IPv6, where an identification is one of the two addresses (RFC 8200, 4.5) and a
-    /// later fragment does not show the protocol.
+    /// IPv4's protocol number (RFC 791, 3.2). Zero for IPv6: identifications belong to the address pair (RFC 8200,
+    /// 4.5), and later fragments lack the protocol.
     pub protocol: u8,
 }
 
-/// Value of [`crate::map::FRAGMENTS`]: what only the first fragment says.
+/// Value of [`crate::map::FRAGMENTS`]: data only in the first fragment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -281,17 +280,17 @@ pub struct FragmentRow {
     pub source_port: u16,
     /// Destination port.
     pub destination_port: u16,
-    /// When the first fragment came, in ticks.
+    /// Arrival of the first fragment, ticks.
     pub seen: u32,
-    /// Low half of the epoch of the endpoint's attachment.
+    /// Low half of the endpoint's epoch.
     pub epoch: u32,
-    /// Protocol number (IANA) behind all extension headers, or [`UNKNOWN_TRANSPORT`].
+    /// Protocol behind all extension headers, or [`UNKNOWN_TRANSPORT`].
     pub protocol: u8,
     /// Zero.
     pub pad: [u8; 3],
 }
 
-/// Value of [`crate::map::FRAGMENT_SLOTS`]: the packet in a place of an endpoint's share.
+/// Value of [`crate::map::FRAGMENT_SLOTS`].
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -301,14 +300,14 @@ pub struct FragmentRow {
 pub struct FragmentSlot {
     /// The packet.
     pub key: FragmentKey,
-    /// Its ports.
+    /// The packet's ports.
     pub row: FragmentRow,
 }
 
-/// Ticks that a packet's later fragments may come after the first: RFC 8200, 4.5 gives up after 60 s.
+/// Ticks in which later fragments are accepted: RFC 8200, 4.5 gives up after 60 s.
 pub const FRAGMENT_TICKS: u32 = 60;
 
-/// Value of [`crate::map::FLOW_USE`]: what an endpoint takes of the tables.
+/// Value of [`crate::map::FLOW_USE`]: an endpoint's use of the tables.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -316,28 +315,26 @@ pub const FRAGMENT_TICKS: u32 = 60;
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct FlowUse {
-    /// Kept rows of [`crate::map::FLOWS`] that are charged to it: as the last collection counted them, and those added since. In row 0
-    /// the rows of all endpoints.
+    /// Kept rows of [`crate::map::FLOWS`]: last collection's count plus additions. Row 0: all endpoints.
     pub rows: u32,
-    /// The count of the collection that runs. In row 0 not zero while a collection runs.
+    /// Count of the running collection. Row 0: nonzero during a collection.
     pub counted: u32,
-    /// The tick that `begun` is about.
+    /// The tick of `begun`.
     pub tick: u32,
-    /// Flows that it began in that tick.
+    /// Flows begun in that tick.
     pub begun: u32,
-    /// Rows of [`crate::map::FLOWS`] with [`FLOW_RECENT`], counted like `rows`. CPUs that race may leave it below zero (two's
-    /// complement) until the next collection.
+    /// Rows with [`FLOW_RECENT`], counted like `rows`. Racing CPUs can leave it negative (two's complement) until the
+    /// next collection.
     pub recent: u32,
-    /// As `counted`, of `recent`. In row 0 the mark of the key ([`FlowKey::mark`]) whose row a collection is about to remove,
-    /// zero for none.
+    /// Like `counted`, for `recent`. Row 0: [`FlowKey::mark`] of the row that a collection is removing, or zero.
     pub recent_counted: u32,
-    /// Recent flows that it began, since the table was made: the next place in its ring.
+    /// Recent flows begun in total: gives the next place in the ring.
     pub next: u32,
-    /// As `next`, of flows that began outside of the node.
+    /// Like `next`, for flows from outside the node.
     pub next_outside: u32,
 }
 
-/// Value of [`crate::map::PROXY_USE`]: connections to the node's proxies that an endpoint began as their client.
+/// Value of [`crate::map::PROXY_USE`]: connections that a client endpoint opened to the node's proxies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -345,16 +342,16 @@ pub struct FlowUse {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct ProxyUse {
-    /// Packets that could open a connection and were let through, since the map was made; wraps. Only programs write it. In row 0
-    /// those of all endpoints.
+    /// Admitted packets that could open a connection, since the map was created; wraps. Written only by programs. Row 0
+    /// counts all endpoints.
     pub opened: u32,
-    /// Count in `opened` from which on further ones are dropped. Only user space writes it. In row 0 the last tick in which
-    /// limits hold.
+    /// Value of `opened` from which further packets are dropped. Written only by user space. In row 0 the last tick in
+    /// which limits are enforced.
     pub limit: u32,
 }
 
 impl ProxyUse {
-    /// True when the next connection is refused while limits hold.
+    /// True when the next connection is refused while limits are enforced.
     #[inline(always)]
     #[must_use]
     pub const fn is_spent(self) -> bool {
@@ -362,7 +359,7 @@ impl ProxyUse {
     }
 }
 
-/// Value of [`crate::map::FLOW_TOTALS`]: the tables as a whole, since they were made.
+/// Value of [`crate::map::FLOW_TOTALS`], since the tables were made.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -370,17 +367,17 @@ impl ProxyUse {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct FlowTotals {
-    /// Kept rows of [`crate::map::FLOWS`] that the last collection left there.
+    /// Kept rows after the last collection.
     pub rows: u64,
-    /// Rows that collections removed because their flow was over.
+    /// Rows that collections removed as over.
     pub expired: u64,
-    /// Rows that collections removed because an endpoint of theirs was gone.
+    /// Rows that collections removed without their endpoint.
     pub orphaned: u64,
-    /// Packets whose flow was not kept because its endpoint has [`crate::map::FLOWS_QUOTA`] rows.
+    /// Packets whose flow was not kept because of [`crate::map::FLOWS_QUOTA`].
     pub over_quota: u64,
-    /// Packets whose flow was not kept because [`crate::map::FLOWS_KEPT_MAX`] rows are, or there was no memory.
+    /// Packets whose flow was not kept because of [`crate::map::FLOWS_KEPT_MAX`], or without memory.
     pub no_room: u64,
-    /// Packets whose flow got no row at all, because its endpoint began [`crate::map::FLOWS_PER_TICK`] in that tick.
+    /// Packets whose flow got no row because of [`crate::map::FLOWS_PER_TICK`].
     pub untracked: u64,
 }
 

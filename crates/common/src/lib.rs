@@ -1,10 +1,9 @@
-//! What the BPF programs and user space share, byte for byte.
+//! Types shared by the BPF programs and user space, byte for byte.
 //!
-//! Everything here is `#[repr(C)]` with explicit padding, so that the two compilers (x86-64 and BPF) agree on every
-//! offset and no byte of a map key is ever uninitialised. Addresses and ports are in **network byte order** as they
-//! stand in the packet; every other integer is in host order. A change of any layout, of a map's kind, of the meaning of
-//! its rows or of a drop reason's number is a change of [`ABI_VERSION`], which is part of every pin path: a program never
-//! opens a map that another version laid out.
+//! All are `#[repr(C)]` with explicit padding, so that x86-64 and BPF agree on offsets and map keys have no
+//! uninitialised byte. Addresses and ports are in **network byte order**, other integers in host order. A change of a
+//! layout, a map's kind, its rows' meaning or a drop reason's number changes [`ABI_VERSION`], part of every pin path:
+//! a program never opens another version's map.
 #![no_std]
 
 #[cfg(feature = "user")]
@@ -26,29 +25,30 @@ pub use map::{
 pub use policy::{CellKey, CellRow, PeerRow, PolicyState, PortKey, SetsRow};
 pub use test_packet::TestReport;
 
-/// Version of every layout in this crate; the directory under `<bpffs>/wharf/` that pins live in is `v<ABI_VERSION>`.
+/// Version of every layout; pins are in `<bpffs>/wharf/v<ABI_VERSION>`.
 ///
 /// | version | change |
 /// |---|---|
 /// | 1 | the first; user space kept counts of test packets in rows 24 and up of each half of [`map::METRICS`] |
-/// | 2 | every row of [`map::METRICS`] is a reason's; the programs recognise test packets ([`test_packet`]) and count none |
+/// | 2 | every row of [`map::METRICS`] is a reason's; programs recognise test packets ([`test_packet`]), count none |
 /// | 3 | [`FlowUse`] counts recent flows; [`map::FLOWS_RECENT`], [`map::FRAGMENT_SLOTS`] |
 /// | 4 | [`map::PROXY_USE`] |
 ///
-/// The programs that are built with the feature `next-abi` have the version after, in which [`map::CONFIG`] has another
-/// layout. The tests of upgrade and downgrade upgrade to it. User space asks `abi` for the version in use.
+/// With the feature `next-abi`, programs have the next version and another layout of [`map::CONFIG`], for upgrade and
+/// downgrade tests. User space reads the version from `abi`.
 pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
 
 const CURRENT_VERSION: u32 = 4;
 
-/// Highest endpoint id (ids start at 1; 0 means "none"). Bounds [`map::CALLS`] and twice that [`map::ENDPOINTS`].
+/// Highest endpoint id; ids start at 1, 0 means "none". Bounds [`map::CALLS`]; twice this bounds [`map::ENDPOINTS`].
 pub const MAX_ENDPOINT_ID: u32 = 16_383;
 
-/// Capability to copy a type to and from map memory. Implemented only for the types of this crate.
+/// Map memory can be copied to and from these types. Only for this crate.
 #[cfg(feature = "user")]
 macro_rules! pod {
     ($($t:ty),+ $(,)?) => { $(
-        // SAFETY: `#[repr(C)]`, no implicit padding (zerocopy's IntoBytes derive refuses it), every bit pattern valid.
+        // SAFETY: `#[repr(C)]`, no implicit padding (checked by zerocopy's IntoBytes derive), every bit pattern
+        // valid.
         unsafe impl aya::Pod for $t {}
     )+ };
 }

@@ -1,11 +1,10 @@
-//! Policy's tables: keys, values, and how the programs choose among the rules that match. `wharf-policy` makes the rows.
+//! Policy tables: keys, values, and the choice among matching rules. `wharf-policy` makes the rows.
 //!
-//! A packet's *peer* is its other end, as one of its two endpoints sees it. The peer's address gives a *class*
-//! ([`PeerRow`]), the destination's port another one ([`PortKey`]), and the two together up to four cells of the endpoint's
-//! rule set, from which a [`Choice`] takes the rule that decides. 0 in the place of a class means *any*, in the place of a
-//! rule set *accept everything*, and in that of a rule *none*.
+//! A packet's *peer* is its other end, seen from one endpoint. The peer's address gives a *class* ([`PeerRow`]), the
+//! destination port another ([`PortKey`]). They select up to four cells of the endpoint's rule set, from which a
+//! [`Choice`] takes the deciding rule. 0 as a class means *any*, as a rule set *accept everything*, as a rule *none*.
 
-/// Value of [`crate::map::IPCACHE`]: what is known of the addresses of a prefix.
+/// Value of [`crate::map::IPCACHE`]: the peer behind the addresses of a prefix.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -13,49 +12,47 @@
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct PeerRow {
-    /// Security identity; of what is no endpoint a reserved one.
+    /// Security identity; reserved for addresses of no endpoint.
     pub identity: u32,
     /// Peer class.
     pub class: u32,
 }
 
-/// Bit of [`PeerRow::identity`]: the node translates the addresses to those of endpoints (a service). What the rules of a sender deny
-/// there is not decided before that.
+/// Bit of [`PeerRow::identity`]: a service, which the node translates to endpoints. A deny of the sender's rules is
+/// decided only afterwards.
 pub const PEER_SERVICE: u32 = 1 << 31;
 
-/// Bit of the number of a rule: it accepts by the address of a service ([`PEER_SERVICE`]), which stands for the
-/// addresses behind it.
+/// Bit of a rule number: accepts by a service address ([`PEER_SERVICE`]), which stands for the backends.
 pub const BY_SERVICE: u32 = 1 << 31;
 
-/// In the place of a rule: none let the packet pass, because it is to a service ([`PEER_SERVICE`]).
+/// As a rule: no rule accepted the packet, but its destination is a service ([`PEER_SERVICE`]).
 pub const UNDECIDED: u32 = u32::MAX;
 
-/// Bit of a packet's mark (`skb->mark`) that says [`UNDECIDED`]. The programs of the endpoint that the node translates it to judge the packet;
-/// the node's nftables table drops one that goes elsewhere. A bit that neither Kubernetes (14, 15) nor CNI's `portmap` (13) takes.
+/// `skb->mark` bit for [`UNDECIDED`]. The backend endpoint's programs judge the packet; the node's nftables table
+/// drops it if it goes elsewhere. Not used by Kubernetes (14, 15) or CNI's `portmap` (13).
 pub const MARK_UNDECIDED: u32 = 1 << 6;
 
-/// Bit of a packet's mark that says [`BY_SERVICE`]: at the endpoint that the node translates it to, the sender's
-/// isolation does not drop the packet.
+/// `skb->mark` bit for [`BY_SERVICE`]: at the backend endpoint, the sender's isolation does not drop the packet.
 pub const MARK_BY_SERVICE: u32 = 1 << 11;
 
-/// Bit of a packet's mark: the node delivers the packet to a socket of its own, whatever its destination is. The programs set it for
-/// packets of a redirected flow, the node's nftables table for answers to what the proxy sent.
+/// `skb->mark` bit: the node delivers the packet locally for any destination. Set by programs for redirected flows,
+/// and by the node's nftables table for answers to the proxy.
 pub const MARK_TO_PROXY: u32 = 1 << 7;
-/// Bit of the mark of what the proxy sends on after it has taken a flow that the egress rules of the client redirect. Its answers do not have it.
+/// `skb->mark` bit of the proxy's packets to the server for the client's egress rules. Answers do not have it.
 pub const MARK_PROXIED_EGRESS: u32 = 1 << 8;
-/// As [`MARK_PROXIED_EGRESS`], where the ingress rules of the server redirect.
+/// Like [`MARK_PROXIED_EGRESS`], for the server's ingress rules.
 pub const MARK_PROXIED_INGRESS: u32 = 1 << 9;
-/// Bit of a packet's mark, beside [`MARK_TO_PROXY`]: a program at the end of the packet's way turned it round, so the node's connection
-/// tracking has seen it already.
+/// `skb->mark` bit, with [`MARK_TO_PROXY`]: a program at the path's end turned the packet back, so connection
+/// tracking has already seen it.
 pub const MARK_TURNED: u32 = 1 << 10;
-/// Beside [`MARK_TO_PROXY`], where the packet is to be taken by the socket that listens at a port (the first of a TCP connection, each one of UDP):
-/// place of the port in the mark, network byte order. The node's nftables table takes the port out before the packet is routed, or drops it.
+/// With [`MARK_TO_PROXY`], for the packets of a listening socket (a TCP connection's first, every UDP packet): shift
+/// of the port, network byte order. The node's nftables table clears the port before routing, or drops the packet.
 pub const MARK_PORT_SHIFT: u32 = 16;
 
-/// [`PeerRow::identity`] of the node itself, whose packets every endpoint receives whatever its policy: its probes.
+/// [`PeerRow::identity`] of the node, whose packets pass to every endpoint under any policy, for probes.
 pub const IDENTITY_NODE: u32 = 1;
 
-/// Key of [`crate::map::POLICY_PORTS`] behind the prefix's length: [`PORT_PREFIX_BITS`] and as many bits as the ports share.
+/// Key of [`crate::map::POLICY_PORTS`] after the prefix length: [`PORT_PREFIX_BITS`] plus the ports' common bits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
@@ -69,12 +66,12 @@ pub struct PortKey {
     pub protocol: u8,
     /// Zero.
     pub _pad: u8,
-    /// Destination port of TCP, UDP and SCTP, type of ICMP and ICMPv6: network byte order.
+    /// Network byte order: destination port of TCP, UDP and SCTP, or ICMP and ICMPv6 type.
     pub port: [u8; 2],
 }
 
-/// [`CellKey::port`] of a packet whose transport header is not found ([`crate::flow::UNKNOWN_TRANSPORT`]). Its cells
-/// hold [`DENY`] at the rank of the first rule about ports.
+/// [`CellKey::port`] without a found transport header ([`crate::flow::UNKNOWN_TRANSPORT`]). Its cells hold [`DENY`]
+/// at the rank of the first rule with ports.
 pub const PORT_UNKNOWN: u32 = u32::MAX;
 
 /// Bits of a [`PortKey`] before the port.
@@ -96,34 +93,34 @@ pub struct CellKey {
     pub port: u32,
 }
 
-/// A rank that no rule has.
+/// The rank of no rule.
 pub const NO_RANK: u32 = u32::MAX;
 
-/// The rule lets the packet pass.
+/// The packet passes.
 pub const ACCEPT: u32 = 0;
-/// The rule drops the packet.
+/// The packet is dropped.
 pub const DENY: u32 = 1;
-/// The rule, of the admin tier, leaves the packet to the tiers after it.
+/// The admin-tier rule defers to later tiers.
 pub const PASS: u32 = 2;
 
-/// The rule hands the flow to the proxy, in the low two bits; from bit [`REDIRECT_PORT_SHIFT`] on is the port, host byte order, that the proxy
-/// listens at on the node's loopback address. Flows of TCP and UDP; of other protocols, no proxy is there.
+/// In the low two bits: the flow (TCP or UDP) goes to the proxy on the node's loopback address. From bit
+/// [`REDIRECT_PORT_SHIFT`]: port, host byte order.
 pub const REDIRECT: u32 = 3;
-/// The bits of a ruling that tell which one it is.
+/// Mask of the kind of a ruling.
 pub const RULING: u32 = 0b11;
-/// Beside [`REDIRECT`]: without the proxy the flow passes instead of being dropped.
+/// With [`REDIRECT`]: without the proxy the flow passes.
 pub const REDIRECT_OPEN: u32 = 1 << 2;
-/// Place of the port of a [`REDIRECT`].
+/// Shift of the port of a [`REDIRECT`].
 pub const REDIRECT_PORT_SHIFT: u32 = 16;
 
-/// The ruling that hands a flow to the proxy's `port`; `open`: without the proxy the flow passes.
+/// The ruling for a redirect; `open`: with [`REDIRECT_OPEN`].
 #[inline(always)]
 #[must_use]
 pub const fn redirect(port: u16, open: bool) -> u32 {
     REDIRECT | if open { REDIRECT_OPEN } else { 0 } | (port as u32) << REDIRECT_PORT_SHIFT
 }
 
-/// The port and whether the rule is open, of a ruling that [`redirect`] made; `None` for any other one.
+/// Port and `open` of [`redirect`]'s ruling; `None` for others.
 #[inline(always)]
 #[must_use]
 pub const fn redirected(ruling: u32) -> Option<(u16, bool)> {
@@ -131,7 +128,7 @@ pub const fn redirected(ruling: u32) -> Option<(u16, bool)> {
     if port != 0 && ruling == redirect(port, open) { Some((port, open)) } else { None }
 }
 
-/// A rule's place, number and ruling.
+/// Rank, number and ruling of a rule.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
@@ -139,11 +136,11 @@ pub const fn redirected(ruling: u32) -> Option<(u16, bool)> {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct Hit {
-    /// Place in the rule set's order, lower first; [`NO_RANK`] for no rule.
+    /// Order in the rule set, lower first; [`NO_RANK`] for no rule.
     pub rank: u32,
-    /// Number of the rule; zero for what no rule of a document says (isolation).
+    /// Rule number; zero for isolation, which no rule states.
     pub rule: u32,
-    /// [`ACCEPT`], [`DENY`], [`PASS`], or what [`redirect`] makes.
+    /// [`ACCEPT`], [`DENY`], [`PASS`], or a result of [`redirect`].
     pub ruling: u32,
 }
 
@@ -152,7 +149,7 @@ impl Hit {
     pub const NONE: Self = Self { rank: NO_RANK, rule: 0, ruling: ACCEPT };
 }
 
-/// Value of [`crate::map::POLICY_CELLS`]: the best rules of a peer class and a port class.
+/// Value of [`crate::map::POLICY_CELLS`]: best rules of a peer class and a port class.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
@@ -160,18 +157,18 @@ impl Hit {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct CellRow {
-    /// Of the admin tier.
+    /// The best rule of the admin tier.
     pub admin: Hit,
-    /// Of the tiers after it; never a pass.
+    /// The best rule of later tiers; never a pass.
     pub rest: Hit,
-    /// Packets that were judged by this row: the first of each flow, those whose flow the rules did not let pass, and the
-    /// next of each flow after a change of policy.
+    /// Packets judged by this row: each flow's first, all of rejected flows, and each flow's next after a policy
+    /// change.
     pub packets: u64,
     /// Their bytes, Ethernet header included.
     pub bytes: u64,
 }
 
-/// The best rules of some cells.
+/// The best rules of several cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     admin: Hit,
@@ -179,10 +176,10 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Of no cell.
+    /// No cell.
     pub const NONE: Self = Self { admin: Hit::NONE, rest: Hit::NONE };
 
-    /// One more cell.
+    /// Adds a cell.
     #[inline(always)]
     pub const fn add(&mut self, admin: Hit, rest: Hit) {
         if admin.rank < self.admin.rank {
@@ -193,7 +190,7 @@ impl Choice {
         }
     }
 
-    /// The rule that decides, [`Hit::NONE`] where none does: then the packet passes.
+    /// [`Hit::NONE`] if no rule decides: the packet passes.
     #[inline(always)]
     #[must_use]
     pub const fn decides(&self) -> Hit {
@@ -209,9 +206,9 @@ impl Choice {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct SetsRow {
-    /// Of packets to it.
+    /// Rule set for packets to the endpoint.
     pub ingress: u32,
-    /// Of packets from it.
+    /// Rule set for packets from the endpoint.
     pub egress: u32,
 }
 
@@ -223,16 +220,16 @@ pub struct SetsRow {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct PolicyState {
-    /// Grows after each change of the other tables: a flow whose row has another one is judged again. Zero before there is
-    /// policy.
+    /// Increments after each change of the other tables: flows with another number are judged again. Zero before the
+    /// first policy.
     pub generation: u32,
     /// `POLICY_*` bits.
     pub flags: u32,
 }
 
-/// [`PolicyState::flags`]: flows that both ends use go on when a change of policy would no longer let them begin.
+/// [`PolicyState::flags`]: flows that both ends use continue after a policy change that would reject them.
 pub const POLICY_KEEPS_FLOWS: u32 = 1 << 0;
-/// [`PolicyState::flags`]: what the rules would drop passes, and is counted in [`CellRow::packets`] alone.
+/// [`PolicyState::flags`]: packets that rules would drop pass, and [`CellRow::packets`] counts them.
 pub const POLICY_AUDITS: u32 = 1 << 1;
 
 #[cfg(feature = "user")]

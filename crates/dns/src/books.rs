@@ -1,4 +1,4 @@
-//! What is counted and bounded: queries and connections, of one endpoint and of all, and what became of the queries.
+//! Counts and bounds of queries and connections, per endpoint and in total.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,40 +9,38 @@ use tokio::sync::mpsc;
 
 use crate::{listener::Member, record::Record};
 
-/// Queries at once.
+/// Maximum queries at once.
 const QUERIES: usize = 1024;
-/// Queries of one endpoint at once, of all its addresses.
+/// Maximum queries at once per endpoint, over all its addresses.
 const QUERIES_OF_CLIENT: usize = 100;
-/// TCP connections of clients at once.
+/// Maximum TCP connections at once.
 const CONNECTIONS: usize = 256;
-/// TCP connections of one endpoint at once.
+/// Maximum TCP connections at once per endpoint.
 const CONNECTIONS_OF_CLIENT: usize = 16;
 
-/// What a [`Place`] is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Query,
     Connection,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Books {
-    /// Held for a few look-ups, never across an await.
+    /// Held for a few lookups, never across an await.
     pages: Mutex<Pages>,
     records: mpsc::Sender<Record>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
-    /// Endpoints with a query or a connection: bounded by both.
+    /// Endpoints with a query or connection, bounded by their limits.
     clients: HashMap<Member, Load>,
     pub(crate) all: Load,
-    /// Queries by the name of their outcome.
+    /// Queries per outcome name.
     pub(crate) totals: BTreeMap<&'static str, u64>,
-    /// Datagrams and connections that are of no member, or were not redirected.
+    /// Datagrams and connections without member, or not redirected.
     pub(crate) strangers: u64,
-    /// Connections that were closed because there were too many.
+    /// Connections closed at the limit.
     pub(crate) connections_refused: u64,
     pub(crate) records_lost: u64,
 }
@@ -68,11 +66,11 @@ impl Books {
     }
 
     pub(crate) fn pages(&self) -> MutexGuard<'_, Pages> {
-        // Counters are whole after every step; a panic elsewhere is no reason to stop.
+        // Counters are consistent after every step, so a panic elsewhere does not matter.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a query and keeps its record, if somebody takes the records in time.
+    /// Counts a query and queues its record; without room the record is dropped and counted.
     pub(crate) fn record(&self, record: Record) {
         let mut pages = self.pages();
         *pages.totals.entry(record.outcome.name()).or_default() += 1;
@@ -81,7 +79,6 @@ impl Books {
         }
     }
 
-    /// A place for an endpoint's query or connection, if there is one.
     pub(crate) fn place(self: &Arc<Self>, client: Member, kind: Kind) -> Option<Place> {
         let (of_all, of_client) = match kind {
             Kind::Query => (QUERIES, QUERIES_OF_CLIENT),
@@ -108,7 +105,7 @@ impl Pages {
     }
 }
 
-/// A place that a query or a connection takes until it is dropped.
+/// A slot, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     books: Arc<Books>,

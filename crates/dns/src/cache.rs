@@ -1,10 +1,10 @@
-//! What the node knows of names: their addresses, each with its end. Pure: every time is given in, as milliseconds of one clock.
+//! The node's DNS cache: addresses of names with expiry. Pure: the caller passes times, in milliseconds of one clock.
 //!
-//! An endpoint that is told an address of a name claims it from the answer on for as long as the answer says, but at least [`SHORTEST`] and at
-//! most [`LONGEST`]. A later answer without the address does not end the claim, and no answer shortens it, because clients keep what they were
-//! told. An address of a name is known as long as one endpoint claims it.
+//! An endpoint that receives an address of a name claims it for the TTL, between [`SHORTEST`] and [`LONGEST`]. Later
+//! answers do not remove or shorten the claim, because clients keep earlier answers. An address stays known while any
+//! endpoint claims it.
 //!
-//! Bounds are those of claims, so that an endpoint that fills the cache from a server of its own takes nothing away from the others.
+//! Bounds apply to claims, so that an endpoint that fills the cache from its server displaces no other's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,42 +18,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::Member;
 
-/// Shortest life of a claim, whatever the TTL is. The C library of a client asks for both families, gives each of two attempts 5 s
-/// (resolv.conf(5)) and connects when both are answered; until then what came first must stay.
+/// Minimum life of a claim. A client's C library queries both families, with two attempts of 5 s each
+/// (resolv.conf(5)), and connects after both answers; the first must last until then.
 pub const SHORTEST: Duration = Duration::from_secs(15);
-/// Longest life of a claim, whatever the TTL is (RFC 8767, section 4: a cap of days to weeks).
+/// Maximum life of a claim (RFC 8767, section 4: days to weeks).
 pub const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Addresses of all names.
+/// Maximum addresses of all names.
 pub const MAX_ADDRESSES: usize = 10_000;
-/// Claims of all members: the same addresses may be claimed by many.
+/// Maximum claims; members can share addresses.
 pub const MAX_CLAIMS: usize = 50_000;
-/// Claims of one member.
+/// Maximum claims per member.
 pub const MAX_OF_MEMBER: usize = 1_000;
-/// Claims of one member on one name.
+/// Maximum claims per member and name.
 pub const MAX_OF_NAME: usize = 100;
-/// Longest text of a name: 255 bytes, each written as four (see [`crate::wire::Question::name`]).
+/// Longest text: 255 bytes, each as four (see [`crate::wire::Question::name`]).
 const MAX_TEXT: usize = 1020;
-/// Version of what [`Cache::to_json`] writes.
 const VERSION: u32 = 2;
 
-/// Names whose addresses are others than before.
+/// Names whose addresses changed.
 pub type Changed = BTreeSet<Arc<str>>;
 
-/// See the module. A copy costs nothing: it shares what is equal.
+/// Addresses of names, by claim. Clones share structure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cache {
-    /// Each claim, and when it ends.
+    /// Claims with their ends.
     claims: OrdMap<Claim, u64>,
-    /// The same by end, and by member and end.
     by_end: OrdSet<(u64, Claim)>,
     by_member: OrdSet<(Member, u64, Claim)>,
-    /// Claims of each member that has any.
     counts: OrdMap<Member, usize>,
-    /// Addresses of all names.
     addresses: usize,
 }
 
-/// A member was told an address of a name.
+/// A member received an address of a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     name: Arc<str>,
@@ -62,7 +58,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// What comes before all claims on the name, and on the address where it is given.
+    /// Lower bound of all claims on the name (and address).
     fn first(name: Arc<str>, address: Option<IpAddr>) -> Self {
         let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         Self { name, address, member: Member { id: 0, epoch: 0 } }
@@ -73,16 +69,16 @@ impl Claim {
     }
 }
 
-/// Why a JSON value is not what [`Cache::to_json`] wrote.
+/// Why a JSON value is no valid cache.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// Another shape.
+    /// Invalid structure.
     #[error("cannot read the known names: {0}; without them containers must ask again")]
     Malformed(#[from] serde_json::Error),
-    /// Another version.
+    /// Unsupported version.
     #[error("cannot read the known names: version {0}, not {VERSION}; without them containers must ask again")]
     Version(u32),
-    /// A name that none can be.
+    /// Invalid name.
     #[error(
         "cannot read the known names: one is empty or longer than {MAX_TEXT} bytes; without them containers must ask again"
     )]
@@ -96,13 +92,13 @@ struct Snapshot {
     names: BTreeMap<Arc<str>, Vec<Claims>>,
 }
 
-/// The claims of a member on a name: id, epoch, and the end of each address.
+/// A member's id and epoch, and the addresses with ends.
 type Claims = (u16, u64, BTreeMap<IpAddr, u64>);
 
 impl Cache {
-    /// Takes note of an answer to a member: addresses of a name (lower case, no last dot) and for how long they may be kept. Of more than
-    /// [`MAX_OF_NAME`] those that end last are kept. Where there is no room, earlier claims go, also if connections use the address: the
-    /// member's own beyond [`MAX_OF_MEMBER`], otherwise those of the member that has most; those that end first.
+    /// Records an answer to a member (name in lower case, no trailing dot). Of more than [`MAX_OF_NAME`] addresses,
+    /// the latest ends are kept. Without room, the earliest-ending other claims are removed, even in use: the
+    /// member's beyond [`MAX_OF_MEMBER`], else those of the member with the most.
     pub fn learn(
         &mut self,
         member: Member,
@@ -158,7 +154,7 @@ impl Cache {
         }
     }
 
-    /// Makes a claim, or a claim longer; whether the address is new to the name.
+    /// True if the name gets a new address.
     fn put(&mut self, claim: Claim, end: u64) -> bool {
         let before = self.claims.get(&claim).copied();
         let end = before.map_or(end, |before| before.max(end));
@@ -177,7 +173,7 @@ impl Cache {
         is_new
     }
 
-    /// Takes a claim away; whether the name does not have the address any more.
+    /// True if the name loses the address.
     fn remove(&mut self, claim: &Claim) -> bool {
         let Some(end) = self.claims.remove(claim) else { return false };
         self.by_end.remove(&(end, claim.clone()));
@@ -191,8 +187,8 @@ impl Cache {
         is_gone
     }
 
-    /// Takes away the claims whose time is over. The last one on an address stays where nobody knows whether connections use the address
-    /// (`None`), and has another [`SHORTEST`] where they do.
+    /// Removes expired claims. An address's last claim stays while its use is unknown (`None`), and is extended by
+    /// [`SHORTEST`] while in use.
     pub fn expire(&mut self, now: u64, in_use: impl Fn(IpAddr) -> Option<bool>) -> Changed {
         let mut changed = Changed::new();
         let over: Vec<_> =
@@ -212,7 +208,7 @@ impl Cache {
         changed
     }
 
-    /// The claims on the address of this one, itself included.
+    /// All claims on this name and address.
     fn on<'a>(&'a self, claim: &'a Claim) -> impl Iterator<Item = &'a Claim> {
         let first = Claim::first(Arc::clone(&claim.name), Some(claim.address));
         self.claims.range(first..).map(|(next, _)| next).take_while(|next| next.is_on_the_same(claim))
@@ -223,44 +219,44 @@ impl Cache {
         self.claims.range(first..).map(|(claim, end)| (claim, *end)).take_while(move |(claim, _)| *claim.name == *name)
     }
 
-    /// The claims of a member, by end.
+    /// The member's claims by end.
     fn of_member(&self, member: Member) -> impl Iterator<Item = &Claim> {
         let first = (member, 0, Claim::first("".into(), None));
         self.by_member.range(first..).take_while(move |(of, ..)| *of == member).map(|(.., claim)| claim)
     }
 
-    /// The addresses of a name, and when each ends.
+    /// The name's addresses with their ends.
     pub fn addresses_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (IpAddr, u64)> {
         each_address(self.of_name(name)).map(|(_, address, end)| (address, end))
     }
 
-    /// Everything, by name and address: name, address, and when that ends.
+    /// All names and addresses in order, with ends.
     pub fn iter(&self) -> impl Iterator<Item = (&str, IpAddr, u64)> {
         each_address(self.claims.iter().map(|(claim, end)| (claim, *end)))
     }
 
-    /// The addresses of claims whose time is over, the longest over first; one may come more than once.
+    /// Addresses of expired claims, oldest first, possibly repeated.
     pub fn over(&self, now: u64) -> impl Iterator<Item = IpAddr> + '_ {
         self.by_end.iter().take_while(move |(end, _)| *end <= now).map(|(_, claim)| claim.address)
     }
 
-    /// Addresses of all names together: one that two names have counts twice.
+    /// Number of addresses; an address of two names counts twice.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.addresses
     }
 
-    /// Whether no name is known.
+    /// Whether the cache is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.addresses == 0
     }
 
-    /// What is known, for a later [`Cache::from_json`].
+    /// Writes the cache for [`Cache::from_json`].
     ///
     /// # Errors
     ///
-    /// None that is known: names and addresses are texts.
+    /// None expected: names and addresses are text.
     pub fn to_json(&self) -> Result<serde_json::Value, serde_json::Error> {
         let mut names = BTreeMap::<_, BTreeMap<Member, BTreeMap<IpAddr, u64>>>::new();
         for (Claim { name, address, member }, end) in &self.claims {
@@ -272,14 +268,14 @@ impl Cache {
         serde_json::to_value(Snapshot { version: VERSION, names: names.into_iter().map(of).collect() })
     }
 
-    /// What was known. Nothing lives longer from `now` on than [`LONGEST`]; what has ended meanwhile is there until
-    /// [`Cache::expire`], because connections may use it.
+    /// Restores a cache. Ends are limited to `now` plus [`LONGEST`]. Expired claims stay until [`Cache::expire`]:
+    /// connections can use them.
     ///
     /// # Errors
     ///
-    /// The value is not of this version, or damaged.
+    /// Another version, or damage.
     pub fn from_json(value: serde_json::Value, now: u64) -> Result<Self, SnapshotError> {
-        // The version is read first: another one may have another shape.
+        // First, because the structure depends on it.
         let version = value.get("version").and_then(serde_json::Value::as_u64);
         if let Some(version) = version.and_then(|version| u32::try_from(version).ok()).filter(|v| *v != VERSION) {
             return Err(SnapshotError::Version(version));
@@ -300,7 +296,7 @@ impl Cache {
     }
 }
 
-/// Each address once, with the end of the claim that ends last.
+/// Each address once, with the latest end.
 fn each_address<'a>(claims: impl Iterator<Item = (&'a Claim, u64)>) -> impl Iterator<Item = (&'a str, IpAddr, u64)> {
     let mut claims = claims.peekable();
     std::iter::from_fn(move || {

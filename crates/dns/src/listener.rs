@@ -1,4 +1,4 @@
-//! What the caller wants of the proxy: listeners, the endpoints that use them, and where the addresses go that it learns.
+//! The caller's configuration.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,23 +10,22 @@ use std::{
     time::Duration,
 };
 
-/// Whether a name may be asked: lower case, no last dot (see [`crate::wire::Question::name`]).
+/// Whether a name may be queried (see [`crate::wire::Question::name`]).
 pub type Passes = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// A listener: one port of the node's loopback addresses, shared by every endpoint whose policy lets the same names be asked.
+/// A port on the node's loopback addresses, for all endpoints with the same allowed names.
 #[derive(Clone)]
 pub struct Listener {
-    /// Which names may be asked.
+    /// The allowed names.
     pub asks: Passes,
-    /// Endpoints and their addresses. An address that two members name is that of the one with the later epoch.
+    /// Endpoints and their addresses. An address of two members belongs to the later epoch.
     pub members: BTreeMap<Member, Vec<IpAddr>>,
-    /// How often connections of a member were to begin anew; zero for those that are not here. Those that began with another number are closed at
-    /// their next query.
+    /// Connection restarts of members, zero if absent. A connection of another number is closed at its next query.
     pub rounds: BTreeMap<Member, u32>,
 }
 
 impl Listener {
-    /// Whether the name may be asked: lower case, no last dot.
+    /// Whether the name (lower case, no trailing dot) may be queried.
     #[must_use]
     pub fn passes(&self, name: &str) -> bool {
         (self.asks)(name)
@@ -39,35 +38,34 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// An endpoint, as listeners know it.
+/// An endpoint that uses a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
     /// Endpoint id.
     pub id: u16,
-    /// Epoch of the endpoint: tells it from an earlier one with the same id.
+    /// Epoch: distinguishes endpoints with the same id.
     pub epoch: u64,
 }
 
-/// The addresses that a server gave for a name.
+/// Answered addresses of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Who asked.
+    /// The querying member.
     pub member: Member,
-    /// The name that was asked, in lower case and without the last dot (see [`crate::wire::Question::name`]).
+    /// The queried name: lower case, no trailing dot (see [`crate::wire::Question::name`]).
     pub name: String,
-    /// The addresses, at least one, each once, with the time that clients may keep it (TTL). At most 4,096 or so: what a message of
-    /// 65,535 bytes has. The server is not trusted: an address may be one of the node's own.
+    /// At least one address, without repetition, with TTLs. At most about 4,096, the limit of a 65,535-byte message.
+    /// The server is not trusted: an address may be the node's.
     pub addresses: Vec<(IpAddr, Duration)>,
 }
 
-/// The node, which takes note of addresses before a client learns them.
+/// Learns addresses before the client receives them.
 pub trait Names: Send + Sync {
-    /// Done when connections to these addresses are judged by the name. An error, in words for an operator, and more than 2 s keep the
-    /// answer from the client; the future is dropped then.
+    /// Resolves when policy knows the addresses. On an error (text for an operator) or after 2 s, the client gets no
+    /// answer and the future is dropped.
     fn learn<'a>(&'a self, answer: Answer) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
 }
 
-/// A listener with its members by address.
 pub(crate) struct Served {
     listener: Listener,
     members: HashMap<IpAddr, Member>,

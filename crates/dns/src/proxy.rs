@@ -1,4 +1,4 @@
-//! The proxy as its user sees it: which listeners there are, and how they are.
+//! The proxy's interface: listeners and status.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,6 @@ use crate::{
     tcp, udp,
 };
 
-/// Pause after an error of a socket.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a port is not served.
@@ -32,52 +31,52 @@ pub enum Error {
     /// Port 0.
     #[error("serve DNS at port 0: that is no port; take one from 1 to 65535")]
     NoPort,
-    /// A listening socket.
+    /// A listening socket failed.
     #[error("listen for DNS queries at {address} ({transport}): {source}; end what has the port, or take another one")]
     Bind {
-        /// Where.
+        /// Address.
         address: SocketAddr,
-        /// For what.
+        /// Transport.
         transport: Transport,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
-    /// The sockets for answers.
+    /// The sockets for answers failed.
     #[error("make the sockets for answers to DNS queries: {source}; the agent needs CAP_NET_ADMIN and CAP_NET_RAW")]
     Speaker {
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// How the proxy is.
+/// Status of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Ports that are served.
+    /// Served ports.
     pub listeners: Vec<u16>,
-    /// Ports that are wanted and could not be served when they were last set, and why.
+    /// Ports that failed at the last [`DnsProxy::set`], with the reason.
     pub failed: BTreeMap<u16, String>,
-    /// Queries whose answer is awaited or being learned.
+    /// Queries that wait for an answer or for learning.
     pub pending: usize,
     /// TCP connections of clients.
     pub connections: usize,
-    /// Queries that have ended, by the name of their outcome ([`crate::Outcome::name`]), since the proxy was made.
+    /// Ended queries per outcome name ([`crate::Outcome::name`]).
     pub totals: BTreeMap<&'static str, u64>,
-    /// Datagrams and connections that were dropped because they are of no member, or were not redirected.
+    /// Dropped packets and connections without member, or not redirected.
     pub strangers: u64,
-    /// Connections that were closed because there were too many.
+    /// Connections closed at the limit.
     pub connections_refused: u64,
-    /// Records that were dropped because nobody took them in time.
+    /// Records dropped because the receiver was too slow.
     pub records_lost: u64,
 }
 
-/// The proxy. Everything that it does ends when it is dropped.
+/// The proxy. Dropping it ends all its work.
 pub struct DnsProxy {
     node: Arc<dyn Names>,
     books: Arc<Books>,
-    /// One change at a time, in the order of the calls: a port that an earlier change removes is free before a later one binds it.
+    /// Serializes changes: a removed port is free before a later bind.
     turn: Semaphore,
-    /// Held for a change of the table and the calls that bind sockets, never across an await.
+    /// Held for table changes and socket binds, never across an await.
     state: Mutex<State>,
 }
 
@@ -85,20 +84,18 @@ pub struct DnsProxy {
 struct State {
     ports: BTreeMap<u16, Open>,
     failed: BTreeMap<u16, String>,
-    /// As long as any port is served.
     speaker: Option<Arc<Speaker>>,
 }
 
-/// A port that is served.
 struct Open {
     port: Arc<Port>,
-    /// One for each socket, which it owns.
+    /// One per socket.
     tasks: JoinSet<()>,
 }
 
 impl DnsProxy {
-    /// A proxy without listeners, and the records of what is asked. Of the records that are not taken in time at most `records` (at least 1)
-    /// are kept; later ones are counted in [`Status::records_lost`] and dropped.
+    /// A proxy without listeners, and the query records: at most `records` (at least 1) are buffered, others dropped
+    /// and counted in [`Status::records_lost`].
     #[must_use]
     pub fn new(node: Arc<dyn Names>, records: usize) -> (Self, mpsc::Receiver<Record>) {
         let (sender, receiver) = mpsc::channel(records.max(1));
@@ -106,17 +103,18 @@ impl DnsProxy {
         (Self { node, books, turn: Semaphore::new(1), state: Mutex::default() }, receiver)
     }
 
-    /// Makes these all the listeners, by port (host byte order). A port that is served already goes on with its sockets and pending queries, by
-    /// what is now to be asked. Before this returns, the sockets of new ports are bound, and those of ports that are gone are closed; the
-    /// pending queries of the latter get no answer. A port that fails leaves the others alone and is tried again by the next call.
+    /// Replaces all listeners, by port (host byte order). A served port keeps sockets and pending queries under the
+    /// new rules. On return, new ports are bound and removed ones closed, without answers to their pending queries. A
+    /// failed port does not affect others; the next call retries it.
     ///
-    /// Call it in a tokio runtime; the network namespace is that of the threads of the runtime. Dropped, it has closed some ports and opened none.
+    /// Call it in a tokio runtime; its threads' network namespace applies. A dropped future has closed some ports and
+    /// opened none.
     ///
     /// # Errors
     ///
-    /// Of each port on its own.
+    /// Per port.
     pub async fn set(&self, listeners: BTreeMap<u16, Listener>) -> BTreeMap<u16, Result<(), Error>> {
-        // Fails if the semaphore is closed, which it never is.
+        // Fails only if closed, which it never is.
         let _turn = self.turn.acquire().await;
         let gone: Vec<_> = {
             let mut state = self.state();
@@ -164,7 +162,7 @@ impl DnsProxy {
         Ok(())
     }
 
-    /// How the proxy is.
+    /// The proxy's status.
     #[must_use]
     pub fn status(&self) -> Status {
         let (listeners, failed) = {
@@ -185,13 +183,13 @@ impl DnsProxy {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The table is whole after every step; a panic elsewhere is no reason to stop.
+        // The table is consistent after every step, so a panic elsewhere does not matter.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Open {
-    /// Whether a task has ended, which none does unless it panics.
+    /// Tasks end only by panic.
     fn has_ended(&mut self) -> bool {
         let Some(end) = self.tasks.try_join_next() else { return false };
         ended(end, self.port.number);
@@ -199,7 +197,6 @@ impl Open {
     }
 }
 
-/// A task has ended.
 pub(crate) fn ended(end: Result<(), JoinError>, port: u16) {
     if let Err(error) = end {
         tracing::error!(port, %error, "a task of the DNS proxy ended");

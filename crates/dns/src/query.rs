@@ -1,4 +1,4 @@
-//! The life of a query: judged, asked, learned, answered.
+//! The life of a query: admission, upstream, learning, answer.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,40 +17,32 @@ use crate::{
     wire::{self, Question},
 };
 
-/// How long a server may take. Clients have asked again by then (resolv.conf(5): 5 s).
+/// Clients repeat the query by then (resolv.conf(5): 5 s).
 const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// How long the node may take to learn addresses.
 const LEARN_TIME: Duration = Duration::from_secs(2);
 
-/// What the tasks of a listener share.
 pub(crate) struct Port {
     pub(crate) number: u16,
-    /// Replaced as a whole when the caller sets the listener again; held for a copy of the pointer.
+    /// Replaced by `serve`; locked only to copy or replace the pointer.
     served: RwLock<Arc<Served>>,
     node: Arc<dyn Names>,
     pub(crate) books: Arc<Books>,
     pub(crate) speaker: Arc<Speaker>,
 }
 
-/// What is to be done about a message of a client.
 pub(crate) enum Admitted {
-    /// Nothing: it is not to be answered.
     Ignored,
-    /// This answer is to be sent.
     Replied(Vec<u8>),
-    /// The server is to be asked.
     Asked(Box<Query>),
 }
 
-/// What a query led to.
 pub(crate) struct Done {
-    /// What the client gets.
+    /// The answer for the client.
     pub(crate) answer: Option<Vec<u8>>,
     outcome: Outcome,
     took: Option<Duration>,
 }
 
-/// A query that takes a [`Place`].
 pub(crate) struct Query {
     port: Arc<Port>,
     at: SystemTime,
@@ -58,9 +50,9 @@ pub(crate) struct Query {
     client: SocketAddr,
     server: SocketAddr,
     transport: Transport,
-    /// As it came; empty once the server is asked.
+    /// The original message; moved out when the server is queried.
     message: Vec<u8>,
-    /// Its header and question.
+    /// Header and question of the message.
     head: Vec<u8>,
     question: Question,
     _place: Place,
@@ -86,8 +78,8 @@ impl Port {
         Arc::clone(&self.served.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The member that a client is. What was not redirected has an address of the node's loopback as its server; servers that are no single
-    /// host are not asked, because answers would come from others.
+    /// A packet that was not redirected has a loopback destination; multicast and similar servers are not queried,
+    /// because answers would come from other addresses.
     pub(crate) fn member(&self, client: SocketAddr, server: SocketAddr) -> Option<Member> {
         let ip = server.ip();
         let may_be_asked = !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified() && server.port() != 0;
@@ -98,13 +90,12 @@ impl Port {
         member
     }
 
-    /// The round that connections of a client are in; `None` for no member's address.
+    /// `None` without a member.
     pub(crate) fn round(&self, client: IpAddr) -> Option<u32> {
         let served = self.served();
         served.member(client).map(|member| served.round(member))
     }
 
-    /// Judges a message.
     pub(crate) fn admit(
         self: &Arc<Self>,
         client: SocketAddr,
@@ -153,7 +144,7 @@ impl Port {
 }
 
 impl Query {
-    /// Asks the server and has the node learn the answer.
+    /// Queries the server, and the node learns the answer.
     pub(crate) async fn ask(&mut self) -> Done {
         let began = Instant::now();
         let message = std::mem::take(&mut self.message);
@@ -163,7 +154,7 @@ impl Query {
             Ok(Err(error)) => (Outcome::Failed(error.to_string()), None),
             Ok(Ok(mut answer)) => {
                 let took = began.elapsed();
-                // First the client's id: names in the answer may point to it.
+                // First the client's id: names in the answer can point to it.
                 wire::set_id(&mut answer, wire::id(&self.head).unwrap_or_default());
                 match self.learn(&answer).await {
                     outcome @ Outcome::Answered { .. } => {
@@ -178,7 +169,7 @@ impl Query {
     }
 
     async fn learn(&self, answer: &[u8]) -> Outcome {
-        // The address may be another endpoint's by now.
+        // The address can belong to another endpoint by now.
         if self.port.served().member(self.client.ip()) != Some(self.member) {
             return Outcome::Gone;
         }
@@ -196,12 +187,11 @@ impl Query {
         Outcome::Answered { rcode: wire::rcode(answer), addresses: count }
     }
 
-    /// Sends an answer by UDP.
     pub(crate) fn send(&self, answer: &[u8]) -> Result<(), String> {
         self.port.speaker.send(self.server, self.client, answer).map_err(|error| error.to_string())
     }
 
-    /// The end, and whether the client got its answer.
+    /// Records the outcome.
     pub(crate) fn end(self, done: Done, sent: Result<(), String>) {
         self.port.books.record(Record {
             at: self.at,

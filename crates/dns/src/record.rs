@@ -1,4 +1,4 @@
-//! What became of each query, for whoever keeps that.
+//! Records of queries.
 
 use std::{
     fmt,
@@ -11,12 +11,12 @@ use crate::{
     wire::{self, Malformed, Question},
 };
 
-/// How a query came, and how it went on.
+/// Transport of a query, from the client and to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// One datagram.
     Udp,
-    /// A message of a connection.
+    /// One message on a connection.
     Tcp,
 }
 
@@ -29,62 +29,62 @@ impl fmt::Display for Transport {
     }
 }
 
-/// A query and what became of it.
+/// A query and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// When the query came.
+    /// Arrival.
     pub at: SystemTime,
     /// The listener's port, host byte order.
     pub listener: u16,
-    /// The endpoint that asked.
+    /// The querying endpoint.
     pub member: Member,
-    /// Who asked.
+    /// The client's address.
     pub client: SocketAddr,
-    /// Whom it asked.
+    /// The queried server.
     pub server: SocketAddr,
-    /// How it came.
+    /// Transport from the client, and to the server.
     pub transport: Transport,
-    /// What it asked, if that could be read.
+    /// The question, if readable.
     pub question: Option<Question>,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// How long the server took; `None` if it was not asked or did not answer.
+    /// Response time; `None` without an answer.
     pub took: Option<Duration>,
 }
 
-/// What became of a query.
+/// Outcome of a query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Outcome {
-    /// The client has the server's answer.
+    /// The client received the server's answer.
     #[error("answered: {}, {addresses} addresses", wire::rcode_name(*.rcode))]
     Answered {
-        /// The code of the answer (RFC 1035, section 4.1.1), 0 to 15.
+        /// Response code (RFC 1035, section 4.1.1), 0 to 15.
         rcode: u8,
-        /// How many addresses it gives for the name.
+        /// Number of addresses for the name.
         addresses: usize,
     },
-    /// The rules do not let the name be asked: REFUSED.
+    /// Policy denies the name: REFUSED.
     #[error("refused by policy")]
     Refused,
-    /// It is no query that can be passed on: FORMERR, NOTIMP, or nothing.
+    /// Not a query that can be forwarded: FORMERR, NOTIMP, or no answer.
     #[error("malformed: {0}")]
     Malformed(#[from] Malformed),
-    /// Too many queries are pending: SERVFAIL.
+    /// Too many pending queries: SERVFAIL.
     #[error("refused: too many queries are pending, of this client or of all")]
     Overloaded,
-    /// The server did not answer in time. The client gets nothing, as without the proxy.
+    /// No answer in time. The client gets none, as without the proxy.
     #[error("the server did not answer")]
     Unanswered,
-    /// The server could not be asked, or said that it does not listen: SERVFAIL.
+    /// The query could not be sent, or the server does not listen: SERVFAIL.
     #[error("the server could not be asked: {0}")]
     Failed(String),
-    /// The records of the server's answer cannot be read: SERVFAIL.
+    /// The answer's records are invalid: SERVFAIL.
     #[error("the server's answer cannot be read")]
     Unreadable,
-    /// The node did not take note of the addresses: SERVFAIL.
+    /// The node did not learn the addresses: SERVFAIL.
     #[error("the addresses in the answer were not learned: {0}")]
     NotLearned(String),
-    /// The endpoint went away before the answer came. Nobody gets that.
+    /// The endpoint ended before the answer, which is dropped.
     #[error("the endpoint is gone")]
     Gone,
     /// The answer could not be sent to the client.
@@ -93,7 +93,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Its name in totals.
+    /// Label in totals.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -110,7 +110,7 @@ impl Outcome {
         }
     }
 
-    /// The code of the answer that the proxy gives by itself; `None` if it gives none.
+    /// Code of the proxy's answer, if any.
     pub(crate) const fn own_code(&self) -> Option<u8> {
         match self {
             Self::Refused => Some(wire::REFUSED),

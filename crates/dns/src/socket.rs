@@ -1,4 +1,4 @@
-//! Sockets with the options that the proxy needs: transparent ones (ip(7), `IP_TRANSPARENT`) have addresses that are not the node's.
+//! Sockets. Transparent ones (ip(7), `IP_TRANSPARENT`) use foreign addresses.
 
 use std::{
     io,
@@ -23,14 +23,14 @@ use crate::{proxy::Error, record::Transport};
 struct Ipv6Transparent;
 setsockopt_impl!(Ipv6Transparent, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, bool, sockopt::SetBool);
 
-/// The sockets of a listener: at the loopback address of each family.
+/// A listener's sockets on the loopback address of each family.
 pub(crate) struct Sockets {
     pub(crate) udp: Vec<UdpSocket>,
     pub(crate) tcp: Vec<TcpListener>,
 }
 
 impl Sockets {
-    /// Binds them; on a node without IPv6 those of IPv4 alone.
+    /// Binds the sockets; IPv4 only on a node without IPv6.
     pub(crate) fn open(port: u16) -> Result<Self, Error> {
         if port == 0 {
             return Err(Error::NoPort);
@@ -50,7 +50,6 @@ impl Sockets {
     }
 }
 
-/// The node has no addresses of that family.
 pub(crate) fn lacks_family(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
@@ -61,14 +60,14 @@ fn udp_listener(address: SocketAddr) -> io::Result<UdpSocket> {
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4OrigDstAddr, &true)?,
         SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6OrigDstAddr, &true)?,
     }
-    // No SO_REUSEADDR: any process of the node that sets it could take the queries.
+    // No SO_REUSEADDR: with it, any process could take the queries.
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
     UdpSocket::from_std(StdUdpSocket::from(socket))
 }
 
 fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = transparent(address.ip(), SockType::Stream)?;
-    // Connections of an earlier listener may linger (TIME_WAIT).
+    // Connections can be in TIME_WAIT.
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
     // Handshakes of all clients wait there: one client must not fill it with a few.
@@ -76,7 +75,7 @@ fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(std::net::TcpListener::from(socket))
 }
 
-/// A transparent socket of that address's family alone.
+/// A transparent socket for one family.
 fn transparent(ip: IpAddr, kind: SockType) -> io::Result<OwnedFd> {
     let socket = plain(ip, kind)?;
     make_transparent(&socket, ip)?;
@@ -95,21 +94,21 @@ fn plain(ip: IpAddr, kind: SockType) -> io::Result<OwnedFd> {
     let family = if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, kind, flags, None)?;
     if ip.is_ipv6() {
-        // Else an address like ::ffff:192.0.2.1 would be asked over IPv4.
+        // Otherwise an address like ::ffff:192.0.2.1 would be queried over IPv4.
         setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
     }
     Ok(socket)
 }
 
-/// A socket for a query to a server in the client's name: from the client's address and a port of the kernel's choice. A server
-/// that is the node itself is asked in the node's name, because what it sends to the client's address would not come back here.
+/// For a query in the client's name: client address, kernel's port. For a server on the node the source is the
+/// node's, because packets to the client would not return here.
 pub(crate) fn upstream_udp(client: SocketAddr, server: SocketAddr) -> io::Result<UdpSocket> {
     let socket = upstream(client, server, SockType::Datagram)?;
     connect(socket.as_raw_fd(), &SockaddrStorage::from(server))?;
     UdpSocket::from_std(StdUdpSocket::from(socket))
 }
 
-/// The same for a connection, made within the caller's deadline.
+/// Connects in the client's name. The caller sets the deadline.
 pub(crate) async fn upstream_tcp(client: SocketAddr, server: SocketAddr) -> io::Result<TcpStream> {
     let socket = upstream(client, server, SockType::Stream)?;
     TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(server).await
@@ -131,13 +130,13 @@ fn upstream(client: SocketAddr, server: SocketAddr, kind: SockType) -> io::Resul
     let (socket, address) = from_client()?;
     let port = address.as_sockaddr_in().map(|a| a.port()).or_else(|| address.as_sockaddr_in6().map(|a| a.port()));
     if port == Some(client.port()) {
-        // Both legs would be one flow. The first socket has the port until the second has another.
+        // Both legs would be one flow. The first socket keeps the port until the second has another.
         return from_client().map(|(second, _)| second);
     }
     Ok(socket)
 }
 
-/// Whether the address is one of the node's: then the kernel takes it as the source, too.
+/// True for an address of the node: the kernel then uses it as source, too.
 fn is_own(server: SocketAddr) -> io::Result<bool> {
     let socket = plain(server.ip(), SockType::Datagram)?;
     connect(socket.as_raw_fd(), &SockaddrStorage::from(server))?;

@@ -1,7 +1,7 @@
-//! Sends answers to clients in the name of the servers that they asked.
+//! Sends answers to clients from the queried servers' addresses.
 //!
-//! The sockets are raw, and the UDP header is made here: a UDP socket with the server's address and port could not be bound where a server
-//! of the node's own has that port, would keep such a server from starting, and would take queries away from it or from the
+//! The sockets are raw, and this module writes the UDP header. A UDP socket on the server's address and port could
+//! not be bound next to a server on the node, would block such a server's start, and would take queries from it or the
 //! listener.
 
 use std::{
@@ -22,7 +22,6 @@ use crate::socket::{lacks_family, make_transparent};
 
 /// Length of a UDP header, bytes (RFC 768).
 const HEADER: u16 = 8;
-/// Protocol number of UDP.
 const UDP: u8 = 17;
 
 /// `SO_ATTACH_FILTER` (socket(7)).
@@ -36,7 +35,6 @@ setsockopt_impl!(
     sockopt::SetStruct<libc::sock_fprog>
 );
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Speaker {
     v4: OwnedFd,
@@ -54,7 +52,7 @@ impl Speaker {
         Ok(Self { v4: raw(IpAddr::V4(Ipv4Addr::LOCALHOST))?, v6 })
     }
 
-    /// Sends an answer, or fails at once.
+    /// Sends an answer without waiting.
     pub(crate) fn send(&self, server: SocketAddr, client: SocketAddr, answer: &[u8]) -> io::Result<()> {
         let header = header(server, client, answer)?;
         let parts = [IoSlice::new(&header), IoSlice::new(answer)];
@@ -81,8 +79,8 @@ impl Speaker {
 fn raw(loopback: IpAddr) -> io::Result<OwnedFd> {
     let family = if loopback.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
-    // The kernel would give it copies of the datagrams that the node receives: bound, of those to loopback alone; and the filter
-    // (`ret #0`) takes none.
+    // The kernel copies received datagrams to raw sockets: the bind limits this to loopback, and the filter (`ret
+    // #0`) drops all.
     let mut nothing = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 }];
     setsockopt(&socket, AttachFilter, &libc::sock_fprog { len: 1, filter: nothing.as_mut_ptr() })?;
     make_transparent(&socket, loopback)?;
@@ -90,7 +88,7 @@ fn raw(loopback: IpAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The header of a datagram (RFC 768), with its checksum, which IPv6 asks for (RFC 8200, section 8.1).
+/// The UDP header (RFC 768) with the checksum that IPv6 requires (RFC 8200, section 8.1).
 fn header(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<[u8; HEADER as usize]> {
     let too_long = |_| io::Error::from_raw_os_error(libc::EMSGSIZE);
     let length = u16::try_from(payload.len() + usize::from(HEADER)).map_err(too_long)?;
@@ -107,7 +105,7 @@ fn header(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<[u8; H
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    // 0 would say that there is no checksum.
+    // 0 means no checksum.
     let [.., c1, c2] = match sum ^ 0xffff {
         0 => u64::from(u16::MAX),
         checksum => checksum,
@@ -116,7 +114,7 @@ fn header(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<[u8; H
     Ok([f1, f2, t1, t2, l1, l2, c1, c2])
 }
 
-/// The sum of the big-endian words; the last byte of an odd number is the high one.
+/// Sum of big-endian words; an odd last byte is the high byte.
 fn words(bytes: &[u8]) -> u64 {
     let word = |pair: &[u8]| match *pair {
         [high, low] => u64::from(u16::from_be_bytes([high, low])),

@@ -1,4 +1,4 @@
-//! Queries by TCP (RFC 7766).
+//! DNS queries over TCP (RFC 7766).
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,12 +19,12 @@ use crate::{
     upstream::messages,
 };
 
-/// How long a connection may be without a query, and how long a client may take to read an answer (RFC 7766, section 6.2.3: a few seconds).
+/// Maximum silence of a connection, and time for a client to read an answer (RFC 7766, section 6.2.3: a few seconds).
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Serves the connections of a socket until the task is aborted, and they with it.
+/// Runs until aborted, which also ends the connections.
 pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
-    // As many as there are places for connections.
+    // Bounded by the connection places.
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -36,7 +36,7 @@ pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
                 }
                 Err(error) => {
                     tracing::warn!(port = port.number, %error, "cannot accept connections with DNS queries");
-                    // An error that stays (too many open files) must not take all of a core.
+                    // A permanent error (too many open files) must not use a core.
                     tokio::time::sleep(PAUSE).await;
                 }
             },
@@ -44,7 +44,7 @@ pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
     }
 }
 
-/// The server that a connection is to, and its place; `None`: it is closed.
+/// `None` closes the connection.
 fn admit(port: &Port, stream: &TcpStream, client: SocketAddr) -> Option<(SocketAddr, Place)> {
     let server = stream.local_addr().ok()?;
     let member = port.member(client, server)?;
@@ -55,8 +55,7 @@ fn admit(port: &Port, stream: &TcpStream, client: SocketAddr) -> Option<(SocketA
     Some((server, place?))
 }
 
-/// Serves a connection. Queries are asked at the same time and answered as the answers come (RFC 7766, section 6.2.1.1), as many as the client has
-/// places for.
+/// Queries run concurrently, answers in completion order (RFC 7766, section 6.2.1.1), bounded by the client's places.
 async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, server: SocketAddr, _place: Place) {
     let round = port.round(client.ip());
     let mut stream = Framed::new(stream, messages());
@@ -66,7 +65,7 @@ async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, serv
         let idle = Instant::now() + IDLE;
         tokio::select! {
             message = stream.next(), if open => match message {
-                // The client's connections were to begin anew: other rules may judge this one now.
+                // The client's connections were restarted: other rules can apply now.
                 Some(Ok(_)) if port.round(client.ip()) != round => return,
                 Some(Ok(message)) => match port.admit(client, server, Transport::Tcp, &message) {
                     Admitted::Ignored => return,

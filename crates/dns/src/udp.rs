@@ -1,4 +1,4 @@
-//! Queries by UDP.
+//! DNS queries over UDP.
 
 use std::{
     io::{self, IoSliceMut},
@@ -20,12 +20,12 @@ use crate::{
     upstream::MAX_MESSAGE,
 };
 
-/// A datagram's bytes, its client, and the server that it was sent to.
+/// Bytes, client and server of a datagram.
 type Datagram<'a> = (&'a [u8], SocketAddr, SocketAddr);
 
-/// Serves the datagrams of a socket until the task is aborted, and its queries with it.
+/// Runs until aborted, which also ends the queries.
 pub(crate) async fn serve(port: Arc<Port>, socket: UdpSocket) {
-    // As many as there are places for queries.
+    // Bounded by the query places.
     let mut queries = JoinSet::new();
     let mut buffer = vec![0; MAX_MESSAGE];
     loop {
@@ -36,7 +36,7 @@ pub(crate) async fn serve(port: Arc<Port>, socket: UdpSocket) {
                 Ok(None) => port.books.pages().strangers += 1,
                 Err(error) => {
                     tracing::warn!(port = port.number, %error, "cannot receive DNS queries");
-                    // An error that stays must not take all of a core.
+                    // A permanent error must not use a core.
                     tokio::time::sleep(PAUSE).await;
                 }
             },
@@ -62,7 +62,7 @@ fn admit(port: &Arc<Port>, message: &[u8], client: SocketAddr, server: SocketAdd
     }
 }
 
-/// The next datagram; `None` if the kernel does not tell where it came from or went to.
+/// `None` if the kernel does not report source or destination.
 async fn receive<'a>(socket: &UdpSocket, buffer: &'a mut [u8]) -> io::Result<Option<Datagram<'a>>> {
     let (length, addresses) = socket.async_io(Interest::READABLE, || Ok(receive_now(socket, buffer)?)).await?;
     Ok(addresses.and_then(|(client, server)| Some((buffer.get(..length)?, client, server))))

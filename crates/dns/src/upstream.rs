@@ -1,4 +1,4 @@
-//! Asks a server, in the client's name and over the client's transport.
+//! Queries a server, in the client's name and transport.
 
 use std::{io, net::SocketAddr};
 
@@ -13,18 +13,17 @@ use crate::{
     wire::{self, Question},
 };
 
-/// Room for any datagram and any message.
 pub(crate) const MAX_MESSAGE: usize = u16::MAX as usize;
 
-/// Messages that are not the answer, after which a server is not listened to any more.
+/// Wrong messages after which the query fails.
 const MAX_WRONG: usize = 1_000;
 
-/// Messages of a connection (RFC 1035, section 4.2.2).
+/// RFC 1035, section 4.2.2.
 pub(crate) fn messages() -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder().length_field_length(2).max_frame_length(MAX_MESSAGE).new_codec()
 }
 
-/// The server's answer, with an id of its own. Everything else that comes is ignored. Waits for as long as the caller does.
+/// The server's answer under a new id; other messages are ignored. The caller sets the deadline.
 pub(crate) async fn ask(
     client: SocketAddr,
     server: SocketAddr,
@@ -49,12 +48,12 @@ async fn ask_udp(
 ) -> io::Result<Vec<u8>> {
     let socket = socket::upstream_udp(client, server)?;
     socket.send(&query).await?;
-    // A query that waits keeps little memory.
+    // A waiting query keeps little memory.
     drop(query);
     let (mut answer, mut wrong) = (Vec::new(), 0);
     loop {
-        // A socket that is always ready takes nothing of the task's budget, and the timer is looked at only when the budget is spent: a
-        // server that floods would keep the thread, for longer than the caller's limit.
+        // A socket that is always ready consumes no task budget, and timers are checked only when the budget is
+        // spent: a flooding server would hold the thread beyond the caller's limit.
         tokio::task::coop::consume_budget().await;
         // An ICMP error does not make a socket readable.
         let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
@@ -64,7 +63,7 @@ async fn ask_udp(
         answer.clear();
         answer.reserve_exact(MAX_MESSAGE);
         match socket.try_recv_buf_from(&mut answer) {
-            // What another host sent before the socket was connected is in its queue, too.
+            // Messages of other hosts can have arrived before the socket was connected.
             Ok((_, from))
                 if (from.ip(), from.port()) == (server.ip(), server.port())
                     && wire::is_answer(&answer, id, question) =>

@@ -1,7 +1,6 @@
-//! DNS messages as bytes (RFC 1035, section 4): what is asked, what is answered. Pure, for input from hostile clients and servers.
+//! DNS messages as bytes (RFC 1035, section 4). Pure, for hostile input.
 //!
-//! Messages are looked at, never written anew: what passes is what was sent, but for the id. The answers that the proxy gives by itself
-//! ([`reply`]) have the query's own question.
+//! Messages pass unchanged except for the id. The proxy's own answers ([`reply`]) copy the query's question.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -19,72 +18,72 @@ use domain::{
     rdata::{A, Aaaa, Cname},
 };
 
-/// Bytes before the question (RFC 1035, section 4.1.1).
+/// Bytes of the header (RFC 1035, section 4.1.1).
 const HEADER: usize = 12;
-/// Longest name, bytes on the wire (RFC 1035, section 2.3.4).
+/// Maximum length of a name on the wire, bytes (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 255;
-/// Longest label, bytes; above it are compression and unused kinds (RFC 1035, section 4.1.4).
+/// Maximum bytes of a label; greater values are compression or unused (RFC 1035, section 4.1.4).
 const MAX_LABEL: usize = 63;
-/// CNAME records of one answer. Resolvers follow fewer (BIND and Unbound: 11).
+/// Maximum CNAME records of an answer. Resolvers follow fewer (BIND and Unbound: 11).
 const MAX_CHAIN: usize = 16;
 
-/// Bit of the third byte: the message is an answer.
+/// Bit of the third byte: answer.
 const QR: u8 = 0x80;
-/// Bits of the third byte: the kind of query.
+/// Bits of the third byte: opcode.
 const OPCODE: u8 = 0x78;
-/// Bit of the third byte: the client wants recursion.
+/// Bit of the third byte: recursion desired.
 const RD: u8 = 0x01;
 
-/// Code of an answer: the server cannot read the query (RFC 1035, section 4.1.1, as are the next ones).
+/// Response code: the server cannot read the query (RFC 1035, section 4.1.1, also for the next three).
 pub const FORMERR: u8 = 1;
-/// Code of an answer: the server has a problem.
+/// Response code: server failure.
 pub const SERVFAIL: u8 = 2;
-/// Code of an answer: the server does not know such queries.
+/// Response code: unsupported query.
 pub const NOTIMP: u8 = 4;
-/// Code of an answer: the server refuses for reasons of policy.
+/// Response code: refused by policy.
 pub const REFUSED: u8 = 5;
 
-/// Types whose answers are several messages: zone transfers (IANA, DNS parameters: IXFR, AXFR).
+/// Zone transfers, with several messages (IANA: IXFR, AXFR).
 const TRANSFERS: [u16; 2] = [251, 252];
 
-/// What a message asks.
+/// The question of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// The name in lower case, without the last dot; the root is `.`. Only letters, digits and other printable ASCII are as they are: a dot
-    /// or a backslash inside a label has a backslash before it, any other byte is `\` and three decimal digits (RFC 4343, section 2.1).
+    /// Lower case, without trailing dot; the root is `.`. Printable ASCII is literal, but a dot or backslash inside a
+    /// label gets a backslash; other bytes are `\` and three decimal digits (RFC 4343, section 2.1).
     pub name: String,
-    /// Type of the records that are asked for (IANA, DNS parameters).
+    /// Record type (IANA, DNS parameters).
     pub rtype: u16,
-    /// Class of the records that are asked for; 1 is the internet.
+    /// Record class; 1 is the internet.
     pub class: u16,
-    /// Offset of the first byte behind the question, 17 and more.
+    /// Offset behind the question, at least 17.
     pub end: usize,
 }
 
-/// Why a message is no query that can be passed on.
+/// Why a message is not a query that can be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// There is no whole header.
+    /// Truncated header.
     #[error("the message is shorter than a header")]
     Short,
-    /// It is an answer.
+    /// An answer.
     #[error("the message is an answer, not a query")]
     Answer,
-    /// Another kind than a standard query, by its opcode (RFC 1035, section 4.1.1).
+    /// Not a standard query: the opcode (RFC 1035, section 4.1.1).
     #[error("the message is no standard query (opcode {0})")]
     Kind(u8),
-    /// A query whose answer may be several messages (RFC 5936, RFC 1995).
+    /// Answers can be several messages (RFC 5936, RFC 1995).
     #[error("the message asks for a zone transfer")]
     Transfer,
-    /// Not one question.
+    /// Not exactly one question.
     #[error("the message has {0} questions instead of one")]
     Questions(u16),
-    /// The question cannot be read, or its name is compressed.
+    /// The question is invalid, or its name compressed.
     #[error("the question cannot be read")]
     Question,
 }
 
-/// An answer whose records cannot be read.
+/// An answer with invalid records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the records of the answer cannot be read")]
 pub struct Unreadable;
@@ -95,12 +94,12 @@ impl From<ParseError> for Unreadable {
     }
 }
 
-/// What a query asks.
+/// Parses a query.
 ///
 /// # Errors
 ///
-/// The message is not a standard query with one question. A compressed name is refused: it could point to the id, which the proxy changes,
-/// and the server would read another name than was judged.
+/// Not a standard query with one question. A compressed name is rejected: it could point to the id, which the proxy
+/// changes, so the server would read another name than was checked.
 pub fn question(message: &[u8]) -> Result<Question, Malformed> {
     let [_, _, flags, ..] = header(message)?;
     if flags & QR != 0 {
@@ -167,27 +166,26 @@ fn push_label(name: &mut String, label: &[u8]) {
     }
 }
 
-/// The id of a message, if it has a header.
+/// The id of a message; `None` without header.
 #[must_use]
 pub fn id(message: &[u8]) -> Option<u16> {
     message.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
 }
 
-/// Gives a message another id.
+/// Sets the id.
 pub fn set_id(message: &mut [u8], id: u16) {
     if let Some(bytes) = message.first_chunk_mut() {
         *bytes = id.to_be_bytes();
     }
 }
 
-/// The code of an answer (RFC 1035, section 4.1.1), without what EDNS adds to it.
+/// The response code (RFC 1035, section 4.1.1), without EDNS extension.
 #[must_use]
 pub fn rcode(message: &[u8]) -> u8 {
     message.get(3).map_or(0, |flags| flags & 0x0f)
 }
 
-/// An answer without records to what may be no query at all. It has the question if that is known. `None`: nothing is to be
-/// answered, because there is no header, or the message is an answer itself.
+/// An answer without records to any message. `None` without header, or for an answer.
 #[must_use]
 pub fn reply(query: &[u8], question: Option<&Question>, rcode: u8) -> Option<Vec<u8>> {
     let [id1, id2, flags, ..] = header(query).ok()?;
@@ -202,8 +200,7 @@ pub fn reply(query: &[u8], question: Option<&Question>, rcode: u8) -> Option<Vec
     Some(answer)
 }
 
-/// Whether a message is the answer to a query with that id and question. An error may have none: servers that do not understand a query leave
-/// the question out.
+/// Whether the message answers this query. An error may lack the question: servers that cannot parse a query omit it.
 #[must_use]
 pub fn is_answer(message: &[u8], id: u16, question: &Question) -> bool {
     let Ok([id1, id2, flags, ..]) = header(message) else { return false };
@@ -221,13 +218,13 @@ fn same(one: &Question, other: &Question) -> bool {
     (&one.name, one.rtype, one.class) == (&other.name, other.rtype, other.class)
 }
 
-/// The addresses that an answer gives for the name that was asked: those of the A and AAAA records at the end of the chain of CNAME records
-/// that begins at that name, each once, for as long as the shortest-lived record of the way lives. Records of other names are
-/// ignored. An IPv4 address in an AAAA record is told as what it is. An answer with an error, or to another question, gives none.
+/// The queried name's addresses: A and AAAA records at the end of its CNAME chain, not repeated, with the shortest
+/// TTL on the way. An IPv4 address in an AAAA record becomes IPv4. An error, or an answer to another question, gives
+/// none.
 ///
 /// # Errors
 ///
-/// The records cannot be read, or there are more CNAME records than anybody follows. Of a truncated answer (TC) those count that can be read.
+/// Invalid records, or more CNAME records than resolvers follow. Of a truncated answer (TC) the valid records count.
 pub fn addresses(message: &[u8], question: &Question) -> Result<Vec<(IpAddr, Duration)>, Unreadable> {
     let answers = only_question(message).is_ok_and(|answered| same(&answered, question));
     let Ok(message) = Message::from_octets(message) else { return Err(Unreadable) };
@@ -266,7 +263,7 @@ pub fn addresses(message: &[u8], question: &Question) -> Result<Vec<(IpAddr, Dur
     }
     let mut name = *message.sole_question()?.qname();
     let mut shortest = u32::MAX;
-    // Each step takes one record of the chain away, so a circle ends.
+    // A step consumes a record, so a cycle ends.
     while let Some(place) = chain.iter().position(|(owner, ..)| owner.name_eq(&name)) {
         let (_, target, ttl) = chain.remove(place);
         (name, shortest) = (target, shortest.min(ttl));
@@ -282,19 +279,19 @@ pub fn addresses(message: &[u8], question: &Question) -> Result<Vec<(IpAddr, Dur
     Ok(found.into_iter().map(|(address, ttl)| (address, Duration::from_secs(ttl.into()))).collect())
 }
 
-/// A value with the highest bit set counts as 0 (RFC 2181, section 8).
+/// The highest bit means 0 (RFC 2181, section 8).
 fn seconds(ttl: Ttl) -> u32 {
     let seconds = ttl.as_secs();
     if i32::try_from(seconds).is_ok() { seconds } else { 0 }
 }
 
-/// The name of a type of records, `A` or `TYPE65280`.
+/// Name of a record type: `A` or `TYPE65280`.
 #[must_use]
 pub fn type_name(rtype: u16) -> String {
     Rtype::from_int(rtype).to_string()
 }
 
-/// The name of an answer's code: `NOERROR`, `NXDOMAIN`.
+/// Name of a response code: `NOERROR`, `NXDOMAIN`.
 #[must_use]
 pub fn rcode_name(rcode: u8) -> String {
     Rcode::masked_from_int(rcode).to_string()

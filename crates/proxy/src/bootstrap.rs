@@ -1,4 +1,4 @@
-//! What Envoy is told when it starts: where the server is, and how to behave. Everything else comes from the server.
+//! Envoy's bootstrap configuration; the server sends the rest.
 
 use std::path::Path;
 
@@ -10,44 +10,42 @@ use crate::{
     shares::{self, Connections},
 };
 
-/// Name of the cluster that is this server.
+/// Name of this server's cluster.
 pub(crate) const XDS_CLUSTER: &str = "wharf-agent";
-/// What the agent's own Envoy calls itself; nobody else is served.
+/// Node id of the agent's Envoy; the server rejects others.
 pub(crate) const NODE_ID: &str = "wharf";
 
-/// Envoy's counter of what it has sent on to servers: requests, and TLS connections.
+/// Envoy's counter of forwarded requests and TLS connections.
 pub(crate) fn forwarded() -> String {
     format!("cluster.{ORIGINAL_DESTINATION}.upstream_rq_total")
 }
-/// How often Envoy tells its counters.
 const COUNTERS_EVERY: &str = "1s";
-/// Envoy's counters by the beginnings of their names. All that it has is told each second, and the number of listeners and endpoints has no bound: of
-/// those only what [`shares`] reads, which is told where it is not zero.
+/// Prefixes of the counters that Envoy sends each second. Listeners and endpoints have no bound, so only their
+/// nonzero counters that [`shares`] reads are sent.
 const BEGINNINGS: [&str; 6] = ["cluster.", "cluster_manager.", "listener_manager.", "overload.", "runtime.", "server."];
 
-/// Instructions of a compiled regular expression. (Envoy's own limit, 100, refuses two lines of text; the matcher's time
-/// is linear in the text whatever the expression.)
+/// Maximum instructions of a regular expression. (Envoy's default, 100, rejects two lines of text; matching is linear
+/// in the text.)
 const MAX_EXPRESSION: u32 = 100_000;
 
-/// What watches Envoy's heap.
+/// Envoy's heap monitor.
 const HEAP: &str = "envoy.resource_monitors.fixed_heap";
-/// Bytes of Envoy's heap. A connection without traffic, with the one to its server, needs 37 KiB (Envoy 1.40): 32,000 of them about half of this. The rest is
-/// for what connections buffer, which their ends choose.
+/// Bytes of Envoy's heap. An idle connection with its upstream connection needs 37 KiB (Envoy 1.40), so 32,000 need
+/// half. The rest is for buffers, which clients and servers control.
 const MAX_HEAP: u64 = 2 << 30;
 
-/// What Envoy does once its heap has that part of [`MAX_HEAP`].
+/// Envoy's overload action at this fraction of [`MAX_HEAP`].
 fn on_heap(action: &str, part: f64) -> Value {
     json!({"name": action, "triggers": [{"name": HEAP, "threshold": {"value": part}}]})
 }
 
-/// The bootstrap: `socket` is where the server listens, `admin` where Envoy's own interface shall, `connections` how many
-/// it takes, `user` whom it runs as.
+/// `socket`: the server's; `admin`: Envoy's.
 pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, user: Option<User>) -> Value {
     let counters = BEGINNINGS.map(|name| json!({"prefix": name})).into_iter();
     let counters: Vec<_> = counters.chain(shares::COUNTERS.map(|name| json!({"suffix": name}))).collect();
     let ads = json!({"ads": {}, "resource_api_version": "V3"});
     json!({
-        // An Envoy of another user cannot reach the socket: it has other settings, by which the supervisor tells that it is to be replaced.
+        // An Envoy of another user cannot reach the socket: this makes the supervisor replace it.
         "node": {"id": NODE_ID, "cluster": NODE_ID, "metadata": {"user": user.map(|user| user.uid)}},
         "dynamic_resources": {
             "ads_config": {
@@ -56,7 +54,7 @@ pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, u
                 "set_node_on_first_message_only": true,
                 "grpc_services": [{"envoy_grpc": {
                     "cluster_name": XDS_CLUSTER,
-                    // The agent is back within a second; Envoy's own back-off reaches half a minute.
+                    // The agent restarts within a second; Envoy's default back-off reaches half a minute.
                     "retry_policy": {"retry_back_off": {"base_interval": "0.1s", "max_interval": "1s"}},
                 }}],
             },

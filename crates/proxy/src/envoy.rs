@@ -1,4 +1,4 @@
-//! Envoy as a process: started, watched, started again; taken over from an agent that ended before it.
+//! Envoy's process: start, supervision, restart, takeover.
 
 mod check;
 pub(crate) mod directory;
@@ -14,63 +14,63 @@ use std::{io, path::PathBuf};
 pub(crate) use self::socket::Connection;
 pub use self::socket::Socket;
 
-/// How Envoy is run.
+/// How to run Envoy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envoy {
     /// The program.
     pub program: PathBuf,
-    /// Directory of its own: its settings, its process number, the socket of the xDS server. Made if it is not there, mode 0750.
-    /// Its path has at most 90 bytes, because sockets are in it.
+    /// Exclusive directory for settings, process number and sockets. Made if missing, mode 0750; path at most 90
+    /// bytes.
     pub directory: PathBuf,
-    /// Whom it runs as, with CAP_NET_ADMIN and CAP_NET_RAW alone (transparent sockets, marks). `None`: as the agent does, with
-    /// what the agent may.
+    /// User with only CAP_NET_ADMIN and CAP_NET_RAW (transparent sockets, marks). `None`: like the agent.
     pub user: Option<User>,
-    /// Threads that serve connections, at least 1.
+    /// Worker threads, at least 1.
     pub threads: u16,
-    /// Whether it ends with the agent (more exactly: with the thread that started it, and the workers of a runtime live as long as it). Else it outlives the agent, so that connections do, and the next agent takes it over.
+    /// Envoy ends with the agent (exactly: with the thread that starts it; runtime workers live as long). Otherwise
+    /// Envoy and its connections outlive the agent, and the next agent takes Envoy over.
     pub ends_with_agent: bool,
 }
 
-/// Numbers of a user and a group.
+/// Numeric user and group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct User {
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Group; the only one.
+    /// Group id, the only group.
     pub gid: u32,
 }
 
-/// What of Envoy's life failed.
+/// Error of Envoy's process management.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvoyError {
-    /// A file in its directory.
+    /// A file in Envoy's directory.
     #[error("{operation} {path}: {source}")]
     File {
-        /// What was to be done.
+        /// Failed operation.
         operation: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
-    /// The program.
+    /// The program did not start.
     #[error("start Envoy ({program}): {source}; {hint}")]
     Start {
         /// The program.
         program: PathBuf,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
-        /// What the user can do.
+        /// Advice for the user.
         hint: String,
     },
     /// The process.
     #[error("{operation} Envoy (process {pid}): {source}")]
     Process {
-        /// What was to be done.
+        /// Failed operation.
         operation: &'static str,
-        /// The process.
+        /// Process number.
         pid: i32,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
 }

@@ -1,16 +1,16 @@
-//! What Envoy has sent on to servers, by its own counter.
+//! Envoy's counter of requests forwarded to servers.
 
 use envoy_types::pb::{envoy::service::metrics::v3::StreamMetricsMessage, io::prometheus::client::MetricFamily};
 
 use crate::{bootstrap, process::ProcessId};
 
-/// The sum over all Envoys since this server began.
+/// Sum over all Envoys since this server began.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarded {
     total: u64,
-    /// What the present Envoy told last; `None` if it has told nothing yet and may have counted before this server began.
+    /// The last value; `None` before the first value of an Envoy older than this server.
     last: Option<u64>,
-    /// Whether the present Envoy counts: it asks for the layer of values that says which requests it tells of.
+    /// The current Envoy counts: it requested the runtime layer that selects its access logs.
     counted: bool,
 }
 
@@ -19,12 +19,11 @@ impl Forwarded {
         self.total
     }
 
-    /// Whether the present Envoy counts, and its records are not to be counted again.
+    /// The current Envoy counts, so records must not be counted again.
     pub(crate) const fn is_counted(&self) -> bool {
         self.counted
     }
 
-    /// Another Envoy is there.
     pub(crate) fn process_began(&mut self, id: ProcessId) {
         let is_new = ProcessId::own().is_ok_and(|own| id.started >= own.started);
         (self.last, self.counted) = (is_new.then_some(0), false);
@@ -34,25 +33,21 @@ impl Forwarded {
         (self.last, self.counted) = (None, false);
     }
 
-    /// The present Envoy counts.
     pub(crate) const fn begin(&mut self) {
         self.counted = true;
     }
 
-    /// The present Envoy's counter.
     pub(crate) fn on_counter(&mut self, value: u64) {
         self.total = self.total.saturating_add(value.saturating_sub(self.last.unwrap_or(value)));
         self.last = Some(value);
     }
 }
 
-/// The counter in a message, if it is there.
 pub(crate) fn counter(message: &StreamMetricsMessage) -> Option<u64> {
     let name = bootstrap::forwarded();
     value(message.envoy_metrics.iter().find(|family| family.name.as_ref() == Some(&name))?)
 }
 
-/// The value of a counter.
 pub(crate) fn value(family: &MetricFamily) -> Option<u64> {
     let value = family.metric.first()?.counter.as_ref()?.value?;
     #[expect(

@@ -1,37 +1,33 @@
-//! What Envoy shall have of one type of resource, what it has acknowledged, and who waits for that. Pure: no time, no tasks.
+//! Wanted and acknowledged state of one resource type, and its waits. Pure: no time, no tasks.
 //!
-//! Versions count changes, over all resources of the type. A resource's version is that of its last change, also of its removal:
-//! an entry stays until Envoy has acknowledged that it is gone. Acknowledgements are kept by resource and not as one
-//! number, because Envoy applies the good listeners of a response that it refuses for a bad one.
+//! Versions count changes over all resources of the type. A removed entry stays until Envoy acknowledges the removal.
+//! Acknowledgements are per resource, because Envoy applies the good listeners of a response that it refuses for a
+//! bad one.
 
 use std::collections::BTreeMap;
 
 use envoy_types::pb::google::protobuf::Any;
 
-/// Number of a change. They start at a number that no earlier server of this boot reached, so that what an Envoy says it
-/// has from that server is never taken for ours.
+/// Number of a change, above the numbers of earlier servers of this boot, so that their versions never match.
 pub(crate) type Version = u64;
 
-/// Type of a listener in requests and responses.
 pub(crate) const LISTENER_TYPE: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
-/// Type of a cluster.
 pub(crate) const CLUSTER_TYPE: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
-/// Type of a layer of runtime values.
 pub(crate) const RUNTIME_TYPE: &str = "type.googleapis.com/envoy.service.runtime.v3.Runtime";
 
-/// A resource's name and the version of it that a response carried.
+/// Name and version in a response.
 pub(crate) type Carried = (String, Version);
 
-/// How a wait ended.
+/// Failure of a wait.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// Envoy refused the change, or a later one of the same listener. What it had before stays in force.
+    /// Envoy refused this or a later change. The previous version stays in force.
     #[error("Envoy refused {listener}: {reason}")]
     Refused {
         /// The listener (`egress-15001`).
         listener: String,
-        /// Envoy's words, cut to 1 KiB.
+        /// Envoy's message, cut to 1 KiB.
         reason: String,
     },
     /// The proxy's server ended.
@@ -45,12 +41,12 @@ pub enum WaitError {
     TimedOut {
         /// The listener.
         listener: String,
-        /// How long the wait lasted.
+        /// Duration of the wait.
         after: std::time::Duration,
     },
 }
 
-/// Names a wait; never used again.
+/// A wait's number, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaitId(u64);
 
@@ -60,19 +56,16 @@ impl WaitId {
     }
 }
 
-/// What became of a wait that was to be.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Registered {
-    /// Envoy has it already.
+    /// Envoy has the version.
     Ended,
-    /// It ends later, unless it is cancelled.
     Pending(WaitId),
 }
 
-/// Waits that ended, each once.
+/// Ended waits, each once.
 pub(crate) type Ended = Vec<(WaitId, Result<(), WaitError>)>;
 
-/// The types that this server has.
 #[derive(Debug)]
 pub(crate) struct Ledgers {
     pub(crate) listeners: Ledger,
@@ -81,19 +74,19 @@ pub(crate) struct Ledgers {
 }
 
 impl Ledgers {
-    /// Nothing of any type, as of that version.
+    /// Empty ledgers at this version.
     pub(crate) const fn new(first: Version) -> Self {
         Self { listeners: Ledger::new(first), clusters: Ledger::new(first), runtime: Ledger::new(first) }
     }
 
-    /// An Envoy is there, which has nothing of this yet.
+    /// An Envoy began, without resources.
     pub(crate) const fn process_began(&mut self) {
         self.listeners.process_began();
         self.clusters.process_began();
         self.runtime.process_began();
     }
 
-    /// That of a type, if there is one.
+    /// The ledger of a type URL.
     pub(crate) fn of(&mut self, type_url: &str) -> Option<&mut Ledger> {
         match type_url {
             LISTENER_TYPE => Some(&mut self.listeners),
@@ -106,21 +99,21 @@ impl Ledgers {
 
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Of the last change.
+    /// Version of the last change.
     pub(crate) version: Version,
-    /// What Envoy shall have; `None` if nothing.
+    /// Wanted content; `None` after removal.
     pub(crate) resource: Option<Any>,
-    /// Whether the present Envoy was sent any version. One that did not say so may have it all the same: what it applied of a
-    /// response that it refused for another resource, it does not count as its own.
+    /// Sent to the current Envoy. An unsent resource can be there too: Envoy does not report parts that it applied of
+    /// a refused response.
     pub(crate) offered: bool,
-    /// The last version that Envoy acknowledged, 0 if none.
+    /// Last acknowledged version, 0 for none.
     accepted: Version,
-    /// The last version that Envoy refused, if none was accepted since.
+    /// Last refused version, unless one was accepted since.
     refused: Option<(Version, String)>,
 }
 
 impl Entry {
-    /// Why Envoy refused the last change, if it did.
+    /// Reason, if Envoy refused the last change.
     fn refusal(&self) -> Option<&str> {
         self.refused.as_ref().filter(|(version, _)| *version == self.version).map(|(_, reason)| reason.as_str())
     }
@@ -130,7 +123,7 @@ impl Entry {
 struct Pending {
     name: String,
     version: Version,
-    /// Whether an Envoy that has ended is as good as one that acknowledged.
+    /// The end of Envoy counts as acknowledgement.
     removal: bool,
 }
 
@@ -142,14 +135,14 @@ pub(crate) struct Ledger {
     entries: BTreeMap<String, Entry>,
     waits: BTreeMap<WaitId, Pending>,
     next_wait: u64,
-    /// Whether an Envoy lives that may have some of it.
+    /// An Envoy runs that can have resources.
     process: bool,
-    /// Whether that Envoy may have what an earlier server told it.
+    /// That Envoy can have an earlier server's resources.
     inherited: bool,
 }
 
 impl Ledger {
-    /// Nothing, as of that version.
+    /// An empty ledger at this version.
     pub(crate) const fn new(first: Version) -> Self {
         Self {
             first,
@@ -166,7 +159,7 @@ impl Ledger {
         self.version
     }
 
-    /// Whether this ledger gave that version.
+    /// This ledger assigned the version.
     pub(crate) const fn gave(&self, version: Version) -> bool {
         self.first <= version && version <= self.version
     }
@@ -175,8 +168,8 @@ impl Ledger {
         &self.entries
     }
 
-    /// The version of a resource that was set last, and the one that Envoy acknowledged last (0 if none). Of a resource that is not
-    /// there, and that Envoy does not have, both are beyond every other version.
+    /// Last set and last acknowledged version (0 for none). Both are the maximum for an unknown resource that Envoy
+    /// lacks.
     pub(crate) fn versions(&self, name: &str) -> (Version, Version) {
         self.entries.get(name).map_or((Version::MAX, Version::MAX), |entry| (entry.version, entry.accepted))
     }
@@ -185,8 +178,8 @@ impl Ledger {
         self.waits.len()
     }
 
-    /// The resources of which Envoy has not the last version, with the reason if it refused that version. An Envoy that has ended has none of those that
-    /// are gone.
+    /// Resources whose last version Envoy lacks, with its reason for a refusal. After Envoy's end, removed resources
+    /// are excluded.
     pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.entries.iter().filter_map(|(name, entry)| {
             let behind = entry.accepted < entry.version && (self.process || entry.resource.is_some());
@@ -194,13 +187,13 @@ impl Ledger {
         })
     }
 
-    /// The last refusal of each resource that is still refused.
+    /// The refused resources, with Envoy's reasons.
     pub(crate) fn refusals(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.refused.as_ref()?.1.as_str())))
     }
 
-    /// Changes what Envoy shall have under that name. A resource equal to the present one is no change, unless Envoy refused
-    /// it: then it is sent once more, because what Envoy lacked (a free port) may be there by now.
+    /// Sets the wanted content. Equal content is no change, unless Envoy refused it: then it is sent again, because
+    /// the cause (a used port) can be gone.
     pub(crate) fn set(&mut self, name: &str, resource: Option<Any>) {
         let same = match self.entries.get(name) {
             Some(entry) => entry.resource == resource && entry.refusal().is_none(),
@@ -222,7 +215,7 @@ impl Ledger {
         self.forget_removed(name);
     }
 
-    /// A wait until Envoy has what was last set under that name. `removal`: only less was wanted than before.
+    /// A wait for the last set version. `removal`: only permissions were removed.
     pub(crate) fn wait(&mut self, name: &str, removal: bool) -> Registered {
         let Some(entry) = self.entries.get(name) else { return Registered::Ended };
         if entry.accepted >= entry.version || (removal && !self.process) {
@@ -234,33 +227,31 @@ impl Ledger {
         Registered::Pending(id)
     }
 
-    /// Nobody waits any more.
     pub(crate) fn cancel(&mut self, id: WaitId) {
         self.waits.remove(&id);
     }
 
-    /// An Envoy is there, which has nothing of this yet.
+    /// An Envoy began, without resources.
     pub(crate) const fn process_began(&mut self) {
         self.process = true;
     }
 
-    /// An earlier server told the Envoy that is there what nobody here knows.
+    /// The Envoy has an earlier server's resources.
     pub(crate) const fn inherit(&mut self) {
         self.inherited = true;
     }
 
-    /// Whether the Envoy may still have that.
     pub(crate) const fn is_inherited(&self) -> bool {
         self.inherited
     }
 
-    /// The Envoy acknowledged a response after which nothing was left to send: it has nothing of an earlier server any more, but
-    /// for what it refused the successor of.
+    /// Envoy acknowledged a response, and none is left to send: no earlier server's resources remain, except where
+    /// Envoy refused the successor.
     pub(crate) fn caught_up(&mut self) {
         self.inherited &= self.entries.values().any(|entry| entry.offered && entry.accepted == 0);
     }
 
-    /// The Envoy has ended, and with it everything that it had. Waits for less are over; waits for more go on, for the next one.
+    /// Envoy ended. Waits for removals end; others continue with the next Envoy.
     pub(crate) fn process_ended(&mut self) -> Ended {
         (self.process, self.inherited) = (false, false);
         for entry in self.entries.values_mut() {
@@ -271,7 +262,7 @@ impl Ledger {
         take(&mut self.waits, |wait| (wait.removal || !entries.contains_key(&wait.name)).then_some(Ok(())))
     }
 
-    /// These are on their way to Envoy.
+    /// The resources are being sent to Envoy.
     pub(crate) fn offered(&mut self, carried: &[Carried]) {
         for (name, _) in carried {
             if let Some(entry) = self.entries.get_mut(name) {
@@ -280,7 +271,7 @@ impl Ledger {
         }
     }
 
-    /// Envoy has these.
+    /// Envoy acknowledged the resources.
     pub(crate) fn accepted(&mut self, carried: &[Carried]) -> Ended {
         let mut ended = Ended::new();
         for (name, version) in carried {
@@ -295,7 +286,7 @@ impl Ledger {
         ended
     }
 
-    /// Envoy refused these, for that reason.
+    /// Envoy refused the resources.
     pub(crate) fn refused(&mut self, carried: &[Carried], reason: &str) -> Ended {
         let mut ended = Ended::new();
         for (name, version) in carried {
@@ -308,7 +299,7 @@ impl Ledger {
         ended
     }
 
-    /// An entry without a resource stays only while Envoy may have one.
+    /// Drops a removed entry once Envoy cannot have it.
     fn forget_removed(&mut self, name: &str) {
         let gone = |entry: &Entry| entry.resource.is_none() && (!self.process || entry.accepted >= entry.version);
         if self.entries.get(name).is_some_and(gone)
@@ -323,7 +314,7 @@ fn refused(name: &str, reason: &str) -> WaitError {
     WaitError::Refused { listener: name.to_owned(), reason: reason.to_owned() }
 }
 
-/// Takes out the waits that `end` has an end for.
+/// Removes the waits for which `end` gives a result.
 fn take(
     waits: &mut BTreeMap<WaitId, Pending>,
     mut end: impl FnMut(&Pending) -> Option<Result<(), WaitError>>,

@@ -1,4 +1,4 @@
-//! The L7 proxy: what Envoy is told (xDS), what it acknowledges, and its life as a process. The crate knows no agent and no kernel map.
+//! The L7 proxy: Envoy's xDS server and process. Independent of agent and kernel maps.
 //!
 //! ```text
 //! Proxy::ensure(Listener) -> ledger (versions, waits) -> xds (streams) -> server (gRPC, unix socket) -> Envoy
@@ -8,29 +8,28 @@
 //! Envoy::supervise: starts Envoy, takes it over, starts it again; process: a pidfd, so that no end is missed
 //! ```
 //!
-//! A redirected connection reaches a listener with its own addresses (TPROXY: `bpf_sk_assign`, nftables). Envoy opens the
-//! second leg from the client's address, with a new port, and the listener's [`mark`]; who redirects must let
-//! marked packets pass.
+//! A redirected connection reaches a listener with its original addresses (TPROXY: `bpf_sk_assign`, nftables). Envoy
+//! connects to the server from the client's address, with a new port and the listener's [`mark`]; the datapath must
+//! pass marked packets.
 //!
-//! What holds:
-//! - A wait ends once: acknowledged, refused with Envoy's reason, or cancelled with the server. It is about one listener, and one that
-//!   Envoy refuses leaves the others alone. An Envoy that is away ends no wait; one that has ended ends the waits for less.
-//! - A listener serves its members and closes every other connection. What no rule allows is answered 403 (`Access
-//!   denied`), for gRPC with status 7; a TLS handshake is closed.
-//! - Requests reach the server as the client sent them, but for normalized paths and for what belongs to one
-//!   connection (RFC 9110, section 7.6.1).
+//! Invariants:
+//! - A wait ends once: acknowledged, refused with Envoy's reason, or cancelled with the server. A refused listener
+//!   does not affect others. A disconnected Envoy ends no wait; the end of its process ends the waits for removals.
+//! - A listener serves only its members. A denied request gets 403 (`Access denied`), gRPC status 7; a denied TLS
+//!   handshake is closed.
+//! - Requests are unchanged except for normalized paths and hop-by-hop fields (RFC 9110, section 7.6.1).
 //!
 //! Limitations:
-//! - Envoy acknowledges a listener when its main thread has it; its workers follow within milliseconds.
-//! - Connections of a member or a listener that was taken away have 2 s to end; then Envoy closes them.
-//! - Protocols in which the server speaks first are closed after 15 s: nothing tells what they are.
-//! - What is silent for an hour is closed.
-//! - An update of a listener costs Envoy's main thread 0.7 ms for each member; updates that come meanwhile go together.
-//! - A header that occurs several times is matched as one value, joined by commas.
-//! - The program of an Envoy that outlives its agent stays what it was; a new program is used from its next start on. Its messages
-//!   are lost then: only the agent that started it reads them.
-//! - What Envoy applied of a response that it refused for another listener, it does not tell a new agent. If that agent does not want
-//!   the listener, it stays until Envoy ends or its port is used again.
+//! - Envoy acknowledges a listener for its main thread; workers follow within milliseconds.
+//! - Connections of a removed member or listener have 2 s to end.
+//! - Connections in which the server speaks first are closed after 15 s: they cannot be classified.
+//! - Silent connections are closed after an hour.
+//! - A listener update takes Envoy's main thread 0.7 ms per member; concurrent updates are merged.
+//! - A repeated header is matched as one value, joined by commas.
+//! - An Envoy that outlives its agent keeps its program until the next start. Its messages are lost: only the agent
+//!   that started it reads them.
+//! - Envoy does not report to a new agent the applied parts of a refused response. Such a listener, if not wanted,
+//!   stays until Envoy ends or its port is reused.
 
 mod bootstrap;
 mod envoy;

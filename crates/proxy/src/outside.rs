@@ -1,6 +1,6 @@
-//! What comes from Envoy, readable without a socket, for the fuzz targets.
+//! Parsers of Envoy's input without a socket, for the fuzz targets.
 //!
-//! Each function takes the bytes of a message and accepts any.
+//! Each function accepts any bytes.
 
 use envoy_types::pb::{
     envoy::service::{
@@ -21,19 +21,19 @@ use crate::{
 
 pub use crate::xds::Variant;
 
-/// The records of a message of access logs. `None` for bytes that are no message.
+/// Records of an access log message; `None` for an undecodable message.
 #[must_use]
 pub fn access_log(message: &[u8]) -> Option<Vec<Record>> {
     StreamAccessLogsMessage::decode(message).ok().map(records)
 }
 
-/// What Envoy sent on to servers, by a message of its counters. `None` for bytes that are no message, or have no such counter.
+/// Envoy's forwarded counter; `None` if missing or undecodable.
 #[must_use]
 pub fn counter(message: &[u8]) -> Option<u64> {
     forwarded::counter(&StreamMetricsMessage::decode(message).ok()?)
 }
 
-/// What an Envoy on one stream after the other is told of listeners, and the waits for its answers.
+/// An Envoy's successive streams about listeners.
 #[derive(Debug)]
 pub struct Conversation {
     ledgers: Ledgers,
@@ -42,21 +42,21 @@ pub struct Conversation {
     streams: u64,
 }
 
-/// A response, as far as a client must know it.
+/// The parts of a response that a client needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// Type of its resources.
+    /// Resource type.
     pub type_url: String,
-    /// What an answer names.
+    /// Nonce for the answer.
     pub nonce: String,
-    /// How many resources it holds.
+    /// Number of resources.
     pub resources: usize,
-    /// Bytes that it has on the wire.
+    /// Encoded size, bytes.
     pub bytes: usize,
 }
 
 impl Conversation {
-    /// An Envoy connects to a server that wants nothing yet.
+    /// An Envoy connects to an empty server.
     #[must_use]
     pub fn new(variant: Variant) -> Self {
         let mut ledgers = Ledgers::new(1);
@@ -64,13 +64,13 @@ impl Conversation {
         Self { ledgers, stream: Stream::new(variant, 0), variant, streams: 0 }
     }
 
-    /// The same Envoy connects again.
+    /// The same Envoy reconnects.
     pub fn reconnect(&mut self, variant: Variant) {
         self.streams = self.streams.saturating_add(1);
         (self.stream, self.variant) = (Stream::new(variant, self.streams), variant);
     }
 
-    /// Wants that content of a listener, or that there is none; gives the number of the wait for it, unless Envoy has it.
+    /// Sets or removes a listener; returns the number of the wait, unless Envoy has it.
     pub fn want(&mut self, listener: &str, content: Option<u8>) -> Option<u64> {
         let resource = content.map(|content| Any { type_url: LISTENER_TYPE.to_owned(), value: vec![content] });
         let removal = resource.is_none();
@@ -81,10 +81,10 @@ impl Conversation {
         }
     }
 
-    /// Takes a request in; gives the waits that it ended. `None` for bytes that are no request.
+    /// Handles a request; returns the ended waits. `None` for an undecodable request.
     ///
     /// # Errors
-    /// The stream must be ended, and why.
+    /// Why the stream must end.
     pub fn request(&mut self, message: &[u8]) -> Option<Result<Vec<u64>, String>> {
         let request = match self.variant {
             Variant::Sotw => xds::sotw_request(DiscoveryRequest::decode(message).ok()?),
@@ -94,7 +94,7 @@ impl Conversation {
         Some(ended.map(numbers).map_err(|why| why.to_string()))
     }
 
-    /// The next response that is due, and the waits that ended because nothing had to be sent for them.
+    /// The next response, and the waits that ended without one.
     pub fn response(&mut self) -> (Option<Told>, Vec<u64>) {
         let (response, ended) = self.stream.next_response(&mut self.ledgers);
         let told = response.map(|response| {
@@ -109,7 +109,7 @@ impl Conversation {
         (told, numbers(ended))
     }
 
-    /// A request as Envoy writes it: the first one of a type (without a nonce), or the answer to a response.
+    /// Encodes a first request (without nonce), or the answer to a response.
     #[must_use]
     pub fn answer(&self, type_url: &str, response_nonce: &str, refusal: Option<&str>) -> Vec<u8> {
         let (type_url, response_nonce) = (type_url.to_owned(), response_nonce.to_owned());
@@ -124,20 +124,20 @@ impl Conversation {
         }
     }
 
-    /// Waits that have not ended.
+    /// Number of open waits.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.ledgers.listeners.pending()
     }
 
-    /// Listeners of which Envoy has not the last version.
+    /// Number of listeners whose last version Envoy lacks.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.ledgers.listeners.unacknowledged().count()
     }
 }
 
-/// Type of the resources that [`Conversation::want`] asks for.
+/// Resource type of [`Conversation::want`].
 #[must_use]
 pub const fn listener_type() -> &'static str {
     LISTENER_TYPE

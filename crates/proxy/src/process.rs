@@ -1,4 +1,4 @@
-//! Identity and end of a process, whether or not it is a child of this one.
+//! Identity and end of a process, child or not.
 
 use std::{fs, io, os::fd::OwnedFd};
 
@@ -8,23 +8,22 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// A process, told from every other one of this boot.
+/// A process, unique within this boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProcessId {
     pub(crate) pid: i32,
-    /// Start time (proc_pid_stat(5), field 22), in clock ticks since the boot: a later process with the same number has another.
+    /// Start time (proc_pid_stat(5), field 22), clock ticks since boot: differs for a reused number.
     pub(crate) started: u64,
 }
 
 impl ProcessId {
-    /// This process.
     pub(crate) fn own() -> io::Result<Self> {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         Ok(Self { pid, started: start_time(pid)? })
     }
 }
 
-/// A process that lived when this was made; the descriptor (pidfd) goes on naming it after its end.
+/// A process, identified by its pidfd even after its end.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) id: ProcessId,
@@ -32,19 +31,18 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Takes hold of the process that has the number now.
+    /// Opens the process that has the number now.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
-        // rustix panics over a negative one in a debug build.
+        // rustix panics on a negative number in debug builds.
         let number = Pid::from_raw(pid.max(0)).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         let descriptor = pidfd_open(number, PidfdFlags::NONBLOCK)?;
-        // Read after the descriptor is there: it is this process's, or the process has ended, which the descriptor tells.
+        // After opening the pidfd: the value is this process's, or the process has ended, which the pidfd shows.
         let started = start_time(pid)?;
-        // SAFETY: the descriptor is owned by the AsyncFd alone, which deregisters it before it is closed.
+        // SAFETY: only the AsyncFd owns the descriptor, and it deregisters before closing.
         let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
         Ok(Self { id: ProcessId { pid, started }, descriptor })
     }
 
-    /// Takes hold of the process that has the number now, if one has.
     pub(crate) fn find(pid: i32) -> io::Result<Option<Self>> {
         match Self::open(pid) {
             Ok(process) => Ok(Some(process)),
@@ -53,20 +51,20 @@ impl Process {
         }
     }
 
-    /// Returns when the process has ended. May be dropped at any time.
+    /// Waits for the end of the process. Cancel safe.
     pub(crate) async fn ended(&self) -> io::Result<()> {
-        // A pidfd is readable from the end of its process on (pidfd_open(2)).
+        // A pidfd is readable after its process's end (pidfd_open(2)).
         self.descriptor.readable().await.map(|mut guard| guard.retain_ready())
     }
 
-    /// Whether the process has ended by now.
     pub(crate) fn has_ended(&self) -> bool {
         let mut descriptors = [PollFd::new(self.descriptor.get_ref(), PollFlags::IN)];
-        // Without a time to wait the call fails only for memory; then the process is taken to live, and its end is awaited.
+        // Without timeout, poll fails only for lack of memory; then the process counts as alive, and its end is
+        // awaited.
         poll(&mut descriptors, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Sends a signal; nothing happens if the process has ended.
+    /// Sends a signal, without effect on an ended process.
     pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(self.descriptor.get_ref(), signal) {
             Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -75,13 +73,13 @@ impl Process {
     }
 }
 
-/// Whether no process has the number: it ended, the number is a thread's (EINVAL, pidfd_open(2)), or it is none of a process.
+/// No process: ended, or the number is a thread's (EINVAL, pidfd_open(2)) or invalid.
 fn means_none(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ESRCH)
         || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput)
 }
 
-/// Field 22 of /proc/PID/stat. The second field, the program's name, may have any character, so counting starts behind it.
+/// Field 22 of /proc/PID/stat, counted behind field 2: a program name can contain any character.
 fn start_time(pid: i32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, fields) = text.rsplit_once(')').ok_or(io::ErrorKind::InvalidData)?;

@@ -1,4 +1,4 @@
-//! The proxy as its user sees it: listeners wanted, and waits until Envoy has them.
+//! The proxy's interface.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -29,30 +29,26 @@ use crate::{
     status::{Status, Supervised},
 };
 
-/// What Envoy shall have, and what it has. Clones are the same proxy.
+/// Envoy's wanted and actual state. Clones share it.
 ///
-/// Changes take effect at once for an Envoy that is connected, and for any other one when it connects. The server that Envoy
-/// connects to is [`Proxy::serve`]; begin it when the listeners of an earlier run are set again, because an Envoy that outlived
-/// that run drops every listener that it does not find.
+/// Changes are sent to Envoy at once, or when it connects. Start [`Proxy::serve`] after the listeners of an earlier
+/// run are set: an Envoy that outlived that run drops the listeners that it does not find.
 #[derive(Debug, Clone)]
 pub struct Proxy {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What the streams, the waits and the user of a proxy share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Held for a change of the tables alone, never across an await; a change of one resource is as long as a few
-    /// look-ups, a response as long as the copies of what changed.
+    /// Held only for table changes (a few lookups, or copies of changed resources), never across an await.
     state: Mutex<State>,
-    /// Wakes the streams: something changed. Holds one value, so that a slow stream costs nothing.
+    /// Wakes streams after a change. Holds one value, so a slow stream costs nothing.
     pub(crate) changed: watch::Sender<()>,
-    /// Wakes who waits for Envoy to tell of requests: a request came on a stream, or Envoy ended. Holds one value.
+    /// Wakes [`Proxy::answered`] and [`Watching::begun`] after a request or Envoy's end. Holds one value.
     pub(crate) answered: watch::Sender<()>,
-    /// The process behind the newest stream, for whoever watches its end.
+    /// Process of the newest stream.
     pub(crate) process: watch::Sender<Option<Arc<Process>>>,
     records: mpsc::Sender<Record>,
-    /// Records that nobody took in time.
     lost: AtomicU64,
 }
 
@@ -62,30 +58,25 @@ pub(crate) struct State {
     listeners: BTreeMap<ListenerKey, Listener>,
     speakers: Speakers,
     waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
-    /// The Envoy that is served, as long as it lives.
     pub(crate) process: Option<ProcessId>,
-    /// The file that names the process that was told listeners last, for the next agent.
+    /// File for the next agent with the process that last received listeners.
     pub(crate) told: Option<PathBuf>,
-    /// ADS streams whose first request was accepted, and those that have not sent it yet.
+    /// ADS streams with an accepted first request; `new_streams`: without.
     pub(crate) streams: usize,
     pub(crate) new_streams: usize,
     pub(crate) next_stream: u64,
-    /// The server has ended: nobody will answer any more.
     pub(crate) closed: bool,
-    /// What Envoy says of its version.
     pub(crate) version: Option<String>,
-    /// Who wants to be told of each request.
     watchers: usize,
     pub(crate) forwarded: Forwarded,
-    /// How Envoy's connections are divided, and for which shares it refused some.
     connections: Connections,
     pub(crate) refusals: Refusals,
     pub(crate) supervised: Supervised,
 }
 
 impl Proxy {
-    /// A proxy that wants nothing yet, and the records of what passes (ALS). Of the records that are not taken in time at most
-    /// `records` (at least 1) are kept; later ones are counted in [`Status::records_lost`] and dropped.
+    /// A proxy without listeners, and the access log records: at most `records` (at least 1) are buffered, others
+    /// dropped and counted in [`Status::records_lost`].
     #[must_use]
     pub fn new(records: usize) -> (Self, mpsc::Receiver<Record>) {
         let (sender, receiver) = mpsc::channel(records.max(1));
@@ -124,8 +115,7 @@ impl Proxy {
         (Self { shared: Arc::new(shared) }, receiver)
     }
 
-    /// Makes sure of a listener with just these members; gives the wait until Envoy has it so. With no member at all it stays open and closes
-    /// every connection.
+    /// Sets a listener with exactly these members. Without members it stays open and closes every connection.
     pub fn ensure(&self, listener: Listener) -> Wait {
         let key = listener.key();
         if listener.port == 0 {
@@ -143,8 +133,8 @@ impl Proxy {
         self.set(state, key, Some(resource), addresses, removal)
     }
 
-    /// Takes a listener away; gives the wait until Envoy no longer has it. A listener that was not set is gone at once: what
-    /// an Envoy has of an earlier agent it drops when it connects.
+    /// Removes a listener. One that was never set is gone at once: Envoy drops an earlier agent's listeners when it
+    /// connects.
     pub fn remove(&self, key: ListenerKey) -> Wait {
         let mut state = self.shared.lock();
         if state.listeners.remove(&key).is_some() {
@@ -153,7 +143,7 @@ impl Proxy {
         self.set(state, key, None, Vec::new(), true)
     }
 
-    /// The listeners of which Envoy has not what was last asked, with its reason where it refused that.
+    /// Listeners whose last version Envoy lacks, with its reason for a refusal.
     #[must_use]
     pub fn unacknowledged(&self) -> BTreeMap<String, Option<String>> {
         let state = self.shared.lock();
@@ -161,13 +151,13 @@ impl Proxy {
         all.map(|(name, reason)| (name.to_owned(), reason.map(str::to_owned))).collect()
     }
 
-    /// Whether Envoy owes an answer about a listener: it has neither acknowledged nor refused what was last asked.
+    /// Envoy owes an answer about some listener's last version.
     #[must_use]
     pub fn is_unanswered(&self) -> bool {
         self.shared.lock().ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
     }
 
-    /// Resolves when Envoy owes no answer about a listener; at once while no Envoy runs. To be bounded by the caller.
+    /// Resolves when Envoy owes no answer; at once without a running Envoy. The caller sets a deadline.
     pub async fn answered(&self) {
         let mut answered = self.shared.answered.subscribe();
         let is_outstanding = || {
@@ -179,14 +169,13 @@ impl Proxy {
         while is_outstanding() && answered.changed().await.is_ok() {}
     }
 
-    /// The listener as it was last set.
+    /// The listener as last set.
     #[must_use]
     pub fn listener(&self, key: ListenerKey) -> Option<Listener> {
         self.shared.lock().listeners.get(&key).cloned()
     }
 
-    /// Listeners that may still serve connections of this address: it is a member's, or it was and Envoy has not acknowledged that
-    /// it is no longer. Empty for an address that nobody in the proxy speaks for.
+    /// Listeners that may serve this address: a member's, or a former member's before Envoy acknowledged the removal.
     #[must_use]
     pub fn speakers(&self, address: IpAddr) -> BTreeSet<ListenerKey> {
         let state = self.shared.lock();
@@ -194,15 +183,15 @@ impl Proxy {
         state.speakers.of(address.to_canonical(), accepted)
     }
 
-    /// The process of an Envoy that an earlier agent told listeners, and that has not acknowledged all that this agent wants: nobody
-    /// knows which addresses it serves, so it may be any.
+    /// Process number of an Envoy with an earlier agent's listeners that has not acknowledged all of this agent's: it
+    /// may serve any address.
     #[must_use]
     pub fn inherited(&self) -> Option<i32> {
         let state = self.shared.lock();
         state.process.filter(|_| state.ledgers.listeners.is_inherited()).map(|process| process.pid)
     }
 
-    /// How the proxy is.
+    /// The proxy's status.
     #[must_use]
     pub fn status(&self) -> Status {
         let state = self.shared.lock();
@@ -221,7 +210,7 @@ impl Proxy {
         }
     }
 
-    /// From now on Envoy tells of each request, as long as somebody holds this. Without it, it tells of those that were denied or failed.
+    /// Envoy logs all requests while the value lives, otherwise only denied and failed ones.
     pub fn watch(&self) -> Watching {
         self.shared.watchers(|watchers| watchers.saturating_add(1));
         Watching { shared: Arc::clone(&self.shared) }
@@ -260,18 +249,16 @@ impl Proxy {
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // The tables are whole after every step; a panic elsewhere is no reason to stop the proxy.
+        // Tables are consistent after every step, so a panic elsewhere does not matter.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a record, or counts it.
     pub(crate) fn record(&self, record: Record) {
         if self.records.try_send(record).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Changes how many want to be told of each request, and what Envoy shall tell with it.
     fn watchers(&self, change: impl FnOnce(usize) -> usize) {
         let mut state = self.lock();
         state.watchers = change(state.watchers);
@@ -280,7 +267,7 @@ impl Shared {
         self.changed.send_replace(());
     }
 
-    /// An Envoy speaks. If it is another one than before, that one and all that it had are gone.
+    /// An Envoy connected. A new process replaces the previous one and its resources.
     pub(crate) fn on_process(&self, process: Arc<Process>) {
         let mut state = self.lock();
         if state.process == Some(process.id) {
@@ -293,17 +280,16 @@ impl Shared {
         state.refusals.process_began(process.id);
         drop(state);
         self.process.send_replace(Some(process));
-        // Streams of the one before end.
+        // Ends the previous process's streams.
         self.changed.send_replace(());
     }
 
-    /// An Envoy that an earlier agent told listeners lives.
+    /// An Envoy with an earlier agent's listeners runs.
     pub(crate) fn inherit(&self, process: Process) {
         self.on_process(Arc::new(process));
         self.lock().ledgers.listeners.inherit();
     }
 
-    /// An Envoy ended.
     pub(crate) fn on_process_end(&self, id: ProcessId) {
         let mut state = self.lock();
         if state.process == Some(id) {
@@ -313,7 +299,7 @@ impl Shared {
         self.answered.send_replace(());
     }
 
-    /// The server ended: nobody answers any more.
+    /// The server ended: cancels all waits.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -325,7 +311,6 @@ impl Shared {
 }
 
 impl State {
-    /// What Envoy takes without new listeners.
     fn set_runtime(&mut self) {
         let runtime = resources::runtime(self.watchers > 0, self.listeners.keys(), self.connections);
         self.ledgers.runtime.set(resources::RUNTIME, Some(resources::pack(&runtime)));
@@ -338,24 +323,23 @@ impl State {
         self.speakers.process_ended(|key| ledger.versions(&key.to_string()).0);
         self.tell(ended);
         for ledger in [&mut self.ledgers.clusters, &mut self.ledgers.runtime] {
-            // Nobody waits for these.
+            // These types have no waits.
             drop(ledger.process_ended());
         }
         self.forwarded.process_ended();
     }
 
-    /// Tells the waits that ended.
     pub(crate) fn tell(&mut self, ended: Ended) {
         for (id, result) in ended {
             if let Some(sender) = self.waiting.remove(&id) {
-                // The wait was dropped in this very moment; nobody is left to tell.
+                // Fails only if the wait was just dropped.
                 drop(sender.send(result));
             }
         }
     }
 }
 
-/// As long as somebody holds one, Envoy tells of each request.
+/// While one exists, Envoy logs all requests.
 #[derive(Debug)]
 #[must_use = "dropped, it ends"]
 pub struct Watching {
@@ -363,7 +347,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Resolves when an Envoy that is served has acknowledged that it is to tell; at once if there is none. To be bounded by the caller.
+    /// Resolves when Envoy has acknowledged the log setting; at once without Envoy. The caller sets a deadline.
     pub async fn begun(&self) {
         let mut answered = self.shared.answered.subscribe();
         let is_outstanding = || {
@@ -383,7 +367,7 @@ impl Drop for Watching {
     }
 }
 
-/// Whether the one lets nothing through that the other did not.
+/// The new listener allows no more than the previous one.
 fn has_no_more(listener: &Listener, before: &Listener) -> bool {
     listener.requests == before.requests
         && listener.members.iter().all(|(member, addresses)| {
@@ -391,7 +375,7 @@ fn has_no_more(listener: &Listener, before: &Listener) -> bool {
         })
 }
 
-/// Microseconds since the boot: an Envoy does not outlive it, and no two servers begin in the same one.
+/// Microseconds since boot: unique per server, and no Envoy outlives the boot.
 fn first_version() -> u64 {
     clock_gettime(ClockId::CLOCK_BOOTTIME)
         .map(|time| u64::try_from(Duration::from(time).as_micros()).unwrap_or(u64::MAX / 2))
@@ -399,10 +383,10 @@ fn first_version() -> u64 {
         .max(1)
 }
 
-/// Resolves when Envoy has answered about a change of a listener: acknowledged, refused, or never (the server ended). A later
-/// change that is answered answers this one too. An Envoy that ends answers only what took something away.
+/// Resolves with Envoy's answer to this or a later change of the listener: acknowledged, refused, or cancelled (the
+/// server ended). Envoy's end answers only removals.
 ///
-/// Dropped, it is forgotten.
+/// Dropping it cancels the wait, not the change.
 #[derive(Debug)]
 #[must_use = "the change is made, but nobody learns whether Envoy has it"]
 pub struct Wait {
@@ -421,7 +405,7 @@ impl Wait {
         Self { listener, end: End::Over(Some(result)) }
     }
 
-    /// Waits no longer than that.
+    /// Sets a deadline.
     ///
     /// # Errors
     /// Envoy refused, the server ended, or the time passed.
@@ -441,7 +425,7 @@ impl Future for Wait {
         let this = self.get_mut();
         let cancelled = || WaitError::Cancelled { listener: this.listener.to_string() };
         match &mut this.end {
-            // Polled after its end, it has no other answer.
+            // After completion, polling returns a cancellation.
             End::Over(result) => Poll::Ready(result.take().unwrap_or_else(|| Err(cancelled()))),
             End::Pending { receiver, .. } => match Pin::new(receiver).poll(context) {
                 Poll::Pending => Poll::Pending,

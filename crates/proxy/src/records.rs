@@ -1,4 +1,4 @@
-//! What Envoy tells of requests and connections (ALS), in plain words.
+//! Access log records (ALS) of requests and connections.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -22,71 +22,71 @@ use crate::{
     resources::{MEMBER_OBJECT, parse_member_object},
 };
 
-/// Bytes of each text of a record; a client chooses them.
+/// Maximum bytes of a text from a client.
 const MAX_TEXT: usize = 2048;
 
-/// One HTTP request, or one connection that the proxy did not open.
+/// An HTTP request, or an encrypted TLS connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// The listener.
     pub listener: ListenerKey,
-    /// The endpoint whose policy judged.
+    /// Endpoint whose policy applied.
     pub member: Member,
-    /// When it began.
+    /// Start.
     pub at: SystemTime,
-    /// From its beginning to the end of the answer, or of the connection.
+    /// Time up to the end of answer or connection.
     pub duration: Option<Duration>,
     /// The client.
     pub source: Option<SocketAddr>,
-    /// Where the client sent it.
+    /// The client's destination.
     pub destination: Option<SocketAddr>,
-    /// The server that the proxy reached; `None` if it reached none.
+    /// The connected server; `None` without connection.
     pub server: Option<SocketAddr>,
-    /// What became of it.
+    /// Verdict.
     pub verdict: Verdict,
-    /// Its words.
+    /// Content.
     pub content: Content,
-    /// Whether Envoy's own counter has it ([`Status::forwarded`](crate::Status::forwarded)).
+    /// True if Envoy's counter includes it ([`Status::forwarded`](crate::Status::forwarded)).
     pub is_counted: bool,
-    /// Envoy's response flags (`UF`, `UC`, `NC`), joined by commas.
+    /// Envoy's response flags (`UF`, `UC`, `NC`), comma-separated.
     pub flags: String,
 }
 
-/// What became of a request or connection.
+/// Verdict on a request or connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// A rule allowed it, and the server got it.
+    /// A rule allowed it, and the server received it.
     Forwarded,
     /// No rule allowed it.
     Denied,
-    /// The proxy could not read it, or did not reach the server.
+    /// Unreadable, or the server was not reached.
     Failed,
 }
 
-/// Words of a request or connection. Texts are cut to 2 KiB.
+/// Content of a request or connection. Texts are cut to 2 KiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// An HTTP request.
     Http {
-        /// `HTTP/1.1`, `HTTP/2`; `HTTP` if Envoy does not say.
+        /// `HTTP/1.1`, `HTTP/2`; `HTTP` if unknown.
         protocol: &'static str,
-        /// Method; empty if it could not be read.
+        /// Method; empty if unreadable.
         method: String,
-        /// Path with its query, normalized.
+        /// Normalized path with query.
         path: String,
-        /// Host, with the port if the request named one.
+        /// Host, with port if the request has one.
         host: String,
-        /// Status of the answer; 0 if there was none.
+        /// Response status; 0 for none.
         status: u16,
     },
-    /// A connection with TLS.
+    /// A TLS connection.
     Tls {
-        /// The name that the handshake asked for; empty if none.
+        /// Server name of the handshake; empty for none.
         server_name: String,
     },
 }
 
-/// The records of a message. Entries without a member are left out: they are not of a listener of ours.
+/// The records, without entries that lack a member: those are not from Wharf's listeners.
 pub(crate) fn records(message: StreamAccessLogsMessage) -> Vec<Record> {
     match message.log_entries {
         Some(LogEntries::HttpLogs(logs)) => logs.log_entry.into_iter().filter_map(http).collect(),
@@ -98,7 +98,7 @@ pub(crate) fn records(message: StreamAccessLogsMessage) -> Vec<Record> {
 fn http(entry: HttpAccessLogEntry) -> Option<Record> {
     let common = entry.common_properties?;
     let (request, response) = (entry.request.unwrap_or_default(), entry.response.unwrap_or_default());
-    // The second one is of an Envoy that an earlier agent told its listeners.
+    // The second value comes from listeners of an earlier agent.
     let denied = ["direct_response", "rbac_access_denied"];
     let verdict = if denied.iter().any(|details| response.response_code_details.starts_with(details)) {
         Verdict::Denied
@@ -161,7 +161,6 @@ fn span(seconds: i64, nanos: i32) -> Option<Duration> {
     Some(Duration::new(u64::try_from(seconds).ok()?, nanos))
 }
 
-/// A string object, as Envoy packs it.
 fn text(object: &Any) -> Option<String> {
     (object.type_url == StringValue::type_url())
         .then(|| StringValue::decode(object.value.as_slice()).ok())
@@ -176,7 +175,7 @@ fn address(address: &Address) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.to_canonical(), u16::try_from(port).ok()?))
 }
 
-/// Envoy's short names of those flags that its settings here can raise.
+/// Flags that can occur under Wharf's settings.
 fn flags(flags: &ResponseFlags) -> String {
     let all = [
         (flags.upstream_connection_failure, "UF"),

@@ -1,16 +1,16 @@
-//! Resources of Envoy: what a listener is in Envoy's words, and the cluster that every connection leaves by.
+//! Envoy resources of listeners, and the cluster for upstream connections.
 //!
-//! A listener has at most three filter chains for a member, and one for itself:
+//! A listener has at most three filter chains per member, and one for itself:
 //!
 //! | chain | matches | does |
 //! |---|---|---|
-//! | `self` | connections to the listener's own port | closes them: nobody redirected them, and they would come back for ever |
-//! | `http-MEMBER` | the member's connections without TLS | HTTP, each request judged |
-//! | `tls-MEMBER` | the member's TLS handshakes for names that are allowed | passes bytes on, unopened |
+//! | `self` | connections to the listener's own port | closes them: they were not redirected, and would loop |
+//! | `http-MEMBER` | the member's connections without TLS | HTTP, each request checked |
+//! | `tls-MEMBER` | the member's TLS handshakes for allowed names | passes bytes on, unopened |
 //! | `denied-MEMBER` | the member's other TLS handshakes | closes and logs them |
 //!
-//! Nothing else matches, and Envoy closes what matches no chain. Routes, which are the rules about requests, are inline: in another resource (RDS)
-//! an acknowledged listener could still lack them.
+//! Envoy closes connections without a chain. Routes (the request rules) are inline: an acknowledged listener could
+//! lack a separate resource (RDS).
 
 mod access_log;
 mod cluster;
@@ -30,10 +30,9 @@ pub(crate) use self::{
 use envoy_types::pb::google::protobuf::{Any, BoolValue, Duration, UInt32Value};
 use prost::{Message, Name};
 
-/// A resource, ready to be sent.
 pub(crate) type Resource = Any;
 
-/// Packs a message the same way each time: Envoy compares listeners by their content.
+/// Encodes a message deterministically: Envoy compares listeners by content.
 pub(crate) fn pack<M: Message + Name>(message: &M) -> Any {
     Any { type_url: M::type_url(), value: message.encode_to_vec() }
 }
@@ -50,7 +49,7 @@ const fn number(value: u32) -> Option<UInt32Value> {
     Some(UInt32Value { value })
 }
 
-/// A time in whole seconds; 0 is "never" where Envoy takes a timeout.
+/// Whole seconds; as an Envoy timeout, 0 is "never".
 const fn seconds(seconds: i64) -> Option<Duration> {
     Some(Duration { seconds, nanos: 0 })
 }

@@ -1,4 +1,4 @@
-//! The server that Envoy connects to: ADS, in both variants, access logs, and counters.
+//! gRPC server for Envoy: ADS in both variants, access logs, metrics.
 
 use std::{convert::Infallible, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -34,25 +34,25 @@ use crate::{
     shares, xds,
 };
 
-/// Bytes of a request. The largest is a first one, with a name and a version for each listener that Envoy has.
+/// Maximum bytes of a request. The largest is a first one, with a name and version per listener of Envoy.
 const MAX_REQUEST: usize = 1 << 20;
-/// Bytes of a message of access logs: Envoy's buffer (16 KiB) and the entry that filled it, which may have 60 KiB of headers, some of them twice.
+/// Maximum bytes of an access log message: Envoy's buffer (16 KiB) plus an entry of up to 60 KiB of headers, some
+/// twice.
 const MAX_LOGS: usize = 1 << 18;
-/// Bytes of a message of counters: some hundred of 100 bytes, by the settings that Envoy is given.
+/// Maximum bytes of a metrics message: some hundred counters of 100 bytes.
 const MAX_COUNTERS: usize = 1 << 20;
-/// Streams of a connection. Each of Envoy's threads has a connection of its own: the main thread's for one ADS stream and its counters, a worker's for one access log
-/// of HTTP and one of TLS.
+/// Maximum streams per connection. Each Envoy thread has a connection: the main thread for ADS and metrics, a worker
+/// for HTTP and TLS access logs.
 const MAX_STREAMS: u32 = 16;
-/// ADS streams: one, and those of Envoys that are about to end. As many may wait for their first request.
+/// Maximum ADS streams: one, plus streams of ending Envoys. The same number can wait for their first request.
 const MAX_ADS_STREAMS: usize = 8;
-/// Time for a stream's first request, and for an access log until its Envoy is known.
+/// Time for a stream's first request, and for an access log's Envoy to be known.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// How often Envoy is asked for a sign of life (HTTP/2 PING), and how long it has for the answer. Without one its connection is closed: an Envoy that
-/// hangs is not served.
+/// Interval and time limit of HTTP/2 PINGs. A hanging Envoy is disconnected.
 const PING: Duration = Duration::from_secs(5);
 
-/// Time for streams to end in order; a peer that does not read would keep its stream for ever.
+/// Time for streams to end in order; a peer that does not read would keep its stream forever.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Why the server ended.
@@ -61,14 +61,14 @@ const GRACE: Duration = Duration::from_secs(1);
 pub struct ServeError(#[from] tonic::transport::Error);
 
 impl Proxy {
-    /// From now on only an Envoy is served that [`Envoy::supervise`](crate::Envoy::supervise) started or took over. To be called before
-    /// [`Proxy::serve`], because one that an earlier agent did not note may connect first.
+    /// Serves only an Envoy that [`Envoy::supervise`](crate::Envoy::supervise) started or took over. Call it before
+    /// [`Proxy::serve`], because an unrecorded Envoy can connect first.
     pub fn serve_only_supervised(&self) {
         self.shared.lock().supervised.only_supervised = true;
     }
 
-    /// Serves Envoy on that socket until `shutdown` resolves, and then for 1 s at most. Waits that are pending then are cancelled, and so is every later one:
-    /// a proxy is served once.
+    /// Serves Envoy until `shutdown` resolves, and at most 1 s longer. Then pending and later waits are cancelled: a
+    /// proxy is served once.
     ///
     /// # Errors
     /// The socket failed.
@@ -98,7 +98,7 @@ impl Proxy {
                 drop(closed_long_ago.wait_for(|closing| *closing).await);
                 tokio::time::sleep(GRACE).await;
             } => Ok(()),
-            // Ends with the proxy alone, which `self` holds.
+            // Ends only with the proxy, which `self` keeps alive.
             () = watch_process(&self.shared) => Ok(()),
         }
     }
@@ -108,7 +108,7 @@ fn incoming(socket: Socket) -> impl Stream<Item = Result<Connection, Infallible>
     futures::stream::unfold(socket, |mut socket| async { Some((Ok(socket.accept().await), socket)) })
 }
 
-/// However the server ends, also by being dropped, nobody waits for it any longer.
+/// Cancels the waits at any end of the server, also when dropped.
 struct Closes<'a>(&'a Shared);
 
 impl Drop for Closes<'_> {
@@ -117,7 +117,6 @@ impl Drop for Closes<'_> {
     }
 }
 
-/// Tells the end of the process that spoke last.
 async fn watch_process(shared: &Shared) {
     let mut processes = shared.process.subscribe();
     loop {
@@ -136,7 +135,7 @@ async fn watch_process(shared: &Shared) {
                     Ok(id) => shared.on_process_end(id),
                     Err(error) => tracing::warn!(%error, "cannot watch Envoy's process"),
                 }
-                // What is next is the next process.
+                // Wait for the next process.
                 if processes.changed().await.is_err() {
                     return;
                 }
@@ -213,12 +212,12 @@ impl MetricsService for Service {
 }
 
 impl Service {
-    /// Reads what the Envoy that is served tells, to its end or the server's.
+    /// Reads the served Envoy's messages to the end.
     async fn read<M>(&self, request: Request<Streaming<M>>, take: impl Fn(M)) -> Result<(), Status> {
         let id = peer(&request)?.id;
         let mut served = self.shared.process.subscribe();
         let is_other = |served: &Option<Arc<Process>>| served.as_ref().is_none_or(|served| served.id != id);
-        // After a restart of the agent, what an Envoy tells may come before its first request.
+        // After an agent restart, messages can precede Envoy's first request.
         drop(tokio::time::timeout(FIRST, served.wait_for(Option::is_some)).await);
         let (mut messages, mut closing) = (request.into_inner(), self.closing.clone());
         loop {
@@ -269,21 +268,19 @@ impl Service {
     }
 }
 
-/// Who is at the other end.
 fn peer<Q>(request: &Request<Q>) -> Result<Process, Status> {
     let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred?.pid());
     let pid = pid.ok_or_else(|| Status::permission_denied("the socket does not tell whose it is"))?;
     Process::open(pid).map_err(|error| Status::unavailable(format!("look at process {pid}: {error}")))
 }
 
-/// The place of an open ADS stream: among the new ones until its first request is accepted, then among those that are served.
+/// A counted stream: new until its first request is accepted.
 struct Open {
     shared: Arc<Shared>,
     is_served: bool,
 }
 
 impl Open {
-    /// A place among the new ones, and the stream's number.
     fn begin(shared: &Arc<Shared>, id: ProcessId) -> Result<(Self, u64), Status> {
         let mut state = shared.lock();
         may_be_served(&state, id)?;
@@ -292,7 +289,6 @@ impl Open {
         Ok((Self { shared: Arc::clone(shared), is_served: false }, state.next_stream))
     }
 
-    /// The first request is accepted.
     fn serve(&mut self) -> Result<(), Status> {
         let mut state = self.shared.lock();
         take_place(&mut state.streams)?;
@@ -318,16 +314,15 @@ impl Drop for Open {
     }
 }
 
-/// An ADS stream. It is driven by whoever reads its answers: when Envoy goes, it is dropped.
+/// An ADS stream. The reader of the answers drives it: it is dropped when Envoy disconnects.
 struct Session<Q> {
     open: Open,
     stream: xds::Stream,
     requests: Streaming<Q>,
-    /// Who speaks.
     id: ProcessId,
-    /// Whether the next agent will find the client, or that could not be written.
+    /// The client is recorded for the next agent, or recording failed.
     noted: bool,
-    /// Until its first request has said that it is ours.
+    /// The client, until its first request identifies the node.
     process: Option<Process>,
     first_until: Instant,
     changed: watch::Receiver<()>,
@@ -338,7 +333,7 @@ struct Session<Q> {
 impl<Q> Session<Q> {
     async fn next(&mut self) -> Result<Option<xds::Response>, Status> {
         loop {
-            // Before the look at the tables: what changes after it wakes the stream again.
+            // Before reading the tables: a later change wakes the stream again.
             self.changed.mark_unchanged();
             if let Some(response) = self.due()? {
                 return Ok(Some(response));
@@ -373,7 +368,7 @@ impl<Q> Session<Q> {
         let tells = |response: &xds::Response| response.type_url == LISTENER_TYPE && !response.resources.is_empty();
         if response.as_ref().is_some_and(tells) && !self.noted {
             self.noted = true;
-            // Before it has them: an agent that starts later must know that it may.
+            // Recorded before sending: a later agent must know that this process can have listeners.
             if let Some(Err(error)) = told.map(|path| directory::note(&path, self.id)) {
                 let pid = self.id.pid;
                 tracing::warn!(%error, pid, "after a restart of the agent, addresses are given out again without a look at this Envoy");
@@ -414,10 +409,10 @@ impl<Q> Session<Q> {
     }
 }
 
-/// Whether this is the process that shall be served, or may become it.
+/// Fails unless this process is, or may become, the served one.
 fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result<(), Status> {
-    // One that was started and not noted because the agent died in between: with a listener it would keep the port from the
-    // one that is served, for ever. So it gets none either before it is known which one that is.
+    // An Envoy that was started but not recorded, because the agent died in between, would keep a listener's port
+    // from the served one forever: it gets no listener, even before the served process is known.
     match state.supervised.running {
         Some(expected) if expected != (ProcessId { pid, started }) => {
             let expected = expected.pid;
@@ -429,7 +424,7 @@ fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result
         }
         _ => {}
     }
-    // Of two that nobody supervises the later one is served: they would else take the place of each other for ever.
+    // Of two unsupervised Envoys only the later is served, or they would replace each other forever.
     match state.process {
         Some(served) if (started, pid) < (served.started, served.pid) => {
             Err(Status::permission_denied(format!("process {} is served, which began after {pid}", served.pid)))
@@ -438,7 +433,7 @@ fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result
     }
 }
 
-/// What the streams of an Envoy acknowledge that has ended, or that another one has replaced, is not in force.
+/// Acknowledgements of an ended or replaced Envoy do not count.
 fn must_be_served(state: &State, id: ProcessId) -> Result<(), Status> {
     if state.process == Some(id) {
         return Ok(());

@@ -1,7 +1,7 @@
-//! How Envoy's connections are divided, and which shares are spent by Envoy's own counters.
+//! Limits of Envoy's connections, and which limits Envoy reports as exhausted.
 //!
-//! Envoy counts a connection for the whole pool and for its listener when it accepts it, and for the endpoint when the first bytes have chosen a filter
-//! chain. So a listener has a share too: connections that send no first byte belong to no endpoint yet.
+//! Envoy counts a connection for pool and listener on accept, and for the endpoint when its first bytes select a
+//! filter chain. So listeners have limits too: a silent connection belongs to no endpoint.
 
 use std::{
     collections::BTreeMap,
@@ -16,33 +16,33 @@ use crate::{
     process::ProcessId,
 };
 
-/// Descriptors that are not for connections.
+/// Descriptors reserved for other uses.
 const OWN_FILES: u64 = 512;
-/// As many connections as Envoy's heap is made for ([`crate::bootstrap`]), whatever number of files it may open.
+/// Maximum connections under Envoy's heap limit ([`crate::bootstrap`]).
 const MOST: u64 = 32_512;
-/// Endpoints that can spend their whole share before the pool is empty.
+/// Endpoints that can exhaust their share before the pool is empty.
 const ENDPOINTS: u64 = 16;
-/// Listeners that can.
+/// Listeners that can exhaust their share before the pool is empty.
 const LISTENERS: u64 = 4;
-/// Clients that can.
+/// Clients that can exhaust their share before the pool is empty.
 const CLIENTS: u64 = 32;
-/// How long a share counts as spent after the last connection that was refused for it.
+/// Time after a refusal in which a share is shown as exhausted.
 const SHOWN: Duration = Duration::from_secs(60);
 
-/// Ends of the names of Envoy's counters that are read here. Envoy tells a counter once it is not zero.
+/// Suffixes of the counters read here. Envoy sends a counter once it is not zero.
 pub(crate) const COUNTERS: [&str; 3] = [OF_ENDPOINT.1, OF_LISTENER.1, OF_ALL.1];
 const OF_ENDPOINT: (&str, &str) = ("connection_limit.", ".limited_connections");
 const OF_LISTENER: (&str, &str) = ("listener.", ".downstream_cx_overflow");
 const OF_ALL: (&str, &str) = ("listener.", ".downstream_global_cx_overflow");
 
-/// Envoy's connections from clients, and who may have how many of them.
+/// Envoy's connection limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connections {
-    /// Of all listeners.
+    /// Limit for all listeners.
     pub all: u64,
-    /// Of a listener.
+    /// Limit per listener.
     pub of_listener: u64,
-    /// Of an endpoint at a listener: so many of HTTP, and so many of TLS.
+    /// Limit per endpoint at a listener, separately for HTTP and TLS.
     pub of_endpoint: u64,
     /// Of an endpoint as the client, at all listeners together: no client alone spends the share of a server. The BPF programs
     /// refuse further ones, before Envoy sees them.
@@ -50,17 +50,17 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// As many as descriptors suffice for: each client's connection may need a second one, to its server.
+    /// Limits by descriptors: a client connection needs a second one, to its server.
     pub(crate) fn of(files: u64) -> Self {
         let all = (files.saturating_sub(OWN_FILES).max(2) / 2).min(MOST);
         let part = |of: u64| (all / of).max(1);
         Self { all, of_listener: part(LISTENERS), of_endpoint: part(ENDPOINTS), of_client: part(CLIENTS) }
     }
 
-    /// Those of an Envoy that has this process's limit of descriptors.
+    /// Limits by this process's descriptor limit.
     #[must_use]
     pub fn here() -> Self {
-        // A limit that cannot be read is taken for the smallest that is usual.
+        // If unreadable, the smallest usual limit.
         Self::of(getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, most)| most))
     }
 }
@@ -68,19 +68,18 @@ impl Connections {
 /// A part of Envoy's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
-    /// All of them; the listener refused a connection for that.
+    /// The whole pool; this listener refused a connection.
     All(ListenerKey),
-    /// Those of a listener.
+    /// The share of a listener.
     Listener(ListenerKey),
-    /// Those of an endpoint at a listener.
+    /// The share of an endpoint at a listener.
     Endpoint(ListenerKey, Member),
 }
 
-/// Shares for which Envoy refused connections.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     counts: BTreeMap<Share, Refused>,
-    /// Envoy began before this server and has not told its counters yet: what it counted before is no news.
+    /// Envoy is older than this server: its first values are no news.
     inherited: bool,
 }
 
@@ -91,13 +90,12 @@ struct Refused {
 }
 
 impl Refusals {
-    /// Another Envoy is there, whose counters begin at zero.
     pub(crate) fn process_began(&mut self, id: ProcessId) {
         let is_new = ProcessId::own().is_ok_and(|own| id.started >= own.started);
         (self.inherited, self.counts) = (!is_new, BTreeMap::new());
     }
 
-    /// What Envoy counted until `now`. A counter that it no longer tells is of an endpoint or a listener that is gone.
+    /// A missing counter belonged to a removed endpoint or listener.
     pub(crate) fn on_counters(&mut self, counters: BTreeMap<Share, u64>, now: Instant) {
         let inherited = std::mem::take(&mut self.inherited);
         let counts = std::mem::take(&mut self.counts);
@@ -110,19 +108,17 @@ impl Refusals {
         self.counts = counters.into_iter().map(refused).collect();
     }
 
-    /// Shares that were spent within the last minute, each with the connections that were refused for it since it is there.
+    /// Shares exhausted within the last minute, with all refused connections.
     pub(crate) fn spent(&self, now: Instant) -> BTreeMap<Share, u64> {
         let is_spent = |refused: &Refused| refused.at.is_some_and(|at| now.saturating_duration_since(at) < SHOWN);
         self.counts.iter().filter(|(_, refused)| is_spent(refused)).map(|(share, r)| (*share, r.count)).collect()
     }
 }
 
-/// The prefix by which Envoy counts an endpoint's connections at a listener.
 pub(crate) fn prefix(listener: ListenerKey, member: Member) -> String {
     format!("{listener}.{member}")
 }
 
-/// The counters of shares in a message.
 pub(crate) fn counters(message: &StreamMetricsMessage) -> BTreeMap<Share, u64> {
     let of = |name: &str| {
         let between = |(begin, end): (&str, &str)| name.strip_prefix(begin)?.strip_suffix(end).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Which addresses Envoy may still serve: those of every version of a listener that may be in force.
+//! Addresses that Envoy may serve: all versions of a listener that can be in force.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,15 +7,14 @@ use std::{
 
 use crate::{ledger::Version, listener::ListenerKey};
 
-/// For each listener, the last version that had an address. Versions between the one that Envoy acknowledged last and the
-/// newest may all be in force.
+/// Last version with each address of a listener. Versions from the last acknowledged to the newest can be in force.
 #[derive(Debug, Default)]
 pub(crate) struct Speakers {
     listeners: BTreeMap<ListenerKey, BTreeMap<IpAddr, Version>>,
 }
 
 impl Speakers {
-    /// A version of a listener has these addresses. Envoy acknowledged `accepted` last.
+    /// `accepted`: last acknowledged version.
     pub(crate) fn set(
         &mut self,
         key: ListenerKey,
@@ -31,7 +30,7 @@ impl Speakers {
         }
     }
 
-    /// Envoy has ended: only what is wanted, the newest version of each listener, will be in force again.
+    /// The next Envoy gets only the newest version of each listener.
     pub(crate) fn process_ended(&mut self, newest: impl Fn(ListenerKey) -> Version) {
         self.listeners.retain(|key, last| {
             last.retain(|_, version| *version >= newest(*key));
@@ -39,7 +38,6 @@ impl Speakers {
         });
     }
 
-    /// Listeners that may serve the address.
     pub(crate) fn of(&self, address: IpAddr, accepted: impl Fn(ListenerKey) -> Version) -> BTreeSet<ListenerKey> {
         let may = |(key, last): (&ListenerKey, &BTreeMap<IpAddr, Version>)| {
             last.get(&address).is_some_and(|version| *version >= accepted(*key)).then_some(*key)

@@ -1,4 +1,4 @@
-//! How the proxy is, for whoever asks.
+//! The proxy's status.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -7,61 +7,59 @@ use crate::{
     shares::{Connections, Share},
 };
 
-/// How the proxy is.
+/// The proxy's status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// What its Envoy does.
+    /// State of Envoy.
     pub state: EnvoyState,
-    /// Since when it does that.
+    /// Time of the last change of state.
     pub since: SystemTime,
-    /// Envoy's version, once it has connected.
+    /// Envoy's version, once connected.
     pub version: Option<String>,
-    /// Envoy's process, as long as there is one.
+    /// Envoy's process number, while it runs.
     pub pid: Option<i32>,
-    /// How often Envoy ended or could not be started, and was to be started again, since this agent supervises it.
+    /// Restarts after an end or failed start, by this agent.
     pub restarts: u64,
-    /// Why Envoy ended or did not start, last time.
+    /// Cause of Envoy's last end or failed start.
     pub last_error: Option<String>,
-    /// xDS streams of Envoys that are served.
+    /// Served xDS streams.
     pub connected_streams: usize,
-    /// Waits that Envoy has not answered.
+    /// Waits without an answer of Envoy.
     pub pending_waits: usize,
-    /// Listeners wanted.
+    /// Configured listeners.
     pub listeners: usize,
-    /// Resources that Envoy refused and has no later version of, and its reason.
+    /// Refused resources without a later version, with Envoy's reason.
     pub refused: BTreeMap<String, String>,
-    /// Records that were dropped because nobody took them in time, since the proxy was made.
+    /// Records dropped because the receiver was too slow.
     pub records_lost: u64,
-    /// What Envoys sent on to servers, requests and TLS connections, since the proxy was made, as far as they count it themselves: records of these
-    /// say so ([`Record::is_counted`](crate::Record::is_counted)). Told once a second.
+    /// Requests and TLS connections forwarded since the proxy was made, as far as Envoy counts them: their records
+    /// are marked ([`Record::is_counted`](crate::Record::is_counted)). Updated once a second.
     pub forwarded: u64,
-    /// Connections that Envoy takes, and the shares of them.
+    /// Limits of Envoy's connections.
     pub connections: Connections,
-    /// Shares that were spent within the last minute, each with the connections that Envoy refused for it since the endpoint or the listener is there.
+    /// Shares exhausted within the last minute, with refused connections since the endpoint or listener exists.
     pub spent: BTreeMap<Share, u64>,
 }
 
-/// What Envoy does.
+/// State of Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EnvoyState {
-    /// Nobody has started one.
+    /// Not started.
     #[default]
     Absent,
-    /// It runs and has not connected, or not again.
+    /// Running, not (yet) connected.
     Starting,
-    /// It runs and is connected.
+    /// Running and connected.
     Serving,
-    /// It ended, and is started again soon.
+    /// Ended; restart pending.
     Waiting,
 }
 
-/// What the supervisor knows.
 #[derive(Debug)]
 pub(crate) struct Supervised {
-    /// No other Envoy is served than one that was started or taken over here.
+    /// Serve only an Envoy that this agent started or took over.
     pub(crate) only_supervised: bool,
     pub(crate) running: Option<ProcessId>,
-    /// Whether it will be started again.
     pub(crate) waiting: bool,
     pub(crate) since: SystemTime,
     pub(crate) restarts: u64,
@@ -76,9 +74,9 @@ impl Default for Supervised {
 }
 
 impl Supervised {
-    /// The status, without what the proxy itself knows.
+    /// The status without the proxy's fields.
     pub(crate) fn status(&self, streams: usize, process: Option<ProcessId>, version: Option<String>) -> Status {
-        // An Envoy that nobody here supervises shows by its streams alone.
+        // An unsupervised Envoy shows only by its streams.
         let state = match (self.running, self.waiting) {
             _ if streams > 0 => EnvoyState::Serving,
             (Some(_), _) => EnvoyState::Starting,

@@ -1,7 +1,7 @@
-//! The xDS protocol without its transport: what a request means, and what to answer.
+//! The xDS protocol without transport.
 //!
-//! Both variants become the same [`Request`] and come from the same [`Response`]: the state of the world (SotW), where a response holds every
-//! resource of a type, and the incremental one (delta), where it holds what changed. The agent's own Envoy uses delta.
+//! Both variants use the same [`Request`] and [`Response`]: state of the world (SotW), where a response holds all
+//! resources of a type, and incremental (delta), where it holds changes. The agent's Envoy uses delta.
 
 #[cfg(test)]
 mod model_tests;

@@ -1,9 +1,9 @@
-//! Tail-called at this endpoint's slot of `CALLS`: by the sender's side, with what another local endpoint sends to the container (this
-//! endpoint's ingress); by this endpoint's programs at the hooks, with a packet for the node's programs to judge; and by a program of the
-//! node's, or from a hook, with a verdict about a packet at one of this endpoint's hooks.
+//! The program in this endpoint's slot of `CALLS`. Callers: the sender's side, with a packet from another local
+//! endpoint (ingress here); this endpoint's hook programs, with an unjudged packet; node or hook programs, with a
+//! verdict on this endpoint's packet.
 //!
-//! The sender decided who the packet is for; the receiver's own program, with the receiver's own maps, decides whether
-//! it is let in. A slot or a row that a late sender still holds of an endpoint that is gone ends here, or at the address.
+//! The sender chooses the receiver; the receiver's program decides with its maps whether the packet may enter. A late
+//! sender's stale slot or row fails here, or at the address check.
 
 use aya_ebpf::programs::TcContext;
 
@@ -12,7 +12,6 @@ use wharf_ebpf::{
     head, verdict,
 };
 
-/// Runs the program.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     let words = Words::of(ctx);

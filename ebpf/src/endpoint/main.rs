@@ -1,14 +1,17 @@
-//! The object `endpoint`: the three programs of one endpoint. Each endpoint has its own, verified for it alone, so they are short
-//! ([`wharf_ebpf::head`]); what few packets need is in the object `node`.
+//! The object `endpoint`: the three programs of one endpoint. They are verified per endpoint, so they are short
+//! ([`wharf_ebpf::head`]); the rest is in the object `node`.
 //!
 //! | program | hook | sees |
 //! |---|---|---|
-//! | [`from_container`] | clsact (or tcx) ingress, host side of the veth | what the container sends |
-//! | [`to_container`] | clsact (or tcx) egress, host side of the veth | what the node's stack sends to the container |
-//! | [`deliver`] | tail call from the node's `egress` or the **sender's** `deliver`, from the endpoint's own hooks, and from the node's programs | what another local endpoint sends to the container; packets at the hooks that are not judged yet; verdicts about this endpoint's packets |
+//! | [`from_container`] | clsact (or tcx) ingress, host side of the veth | packets from the container |
+//! | [`to_container`] | clsact (or tcx) egress, host side of the veth | packets from the stack to the container |
+//! | [`deliver`] | tail call | packets from another local endpoint; unjudged packets; verdicts |
 //!
-//! Those at the hooks write to no packet: the kernel spares them a call that unshares the packet's head. Uncounted it drops only when it
-//! cannot do that for lack of memory, which happens before a program that writes to packets begins.
+//! `deliver` is tail-called by the node's `egress`, the **sender's** `deliver`, the endpoint's hook programs, and node
+//! programs.
+//!
+//! The hook programs write to no packet, so the kernel skips unsharing the packet's head. Before a program that
+//! writes, the kernel drops a packet uncounted when it has no memory to unshare the head.
 #![no_std]
 #![no_main]
 
@@ -17,19 +20,18 @@ mod deliver;
 use aya_ebpf::{macros::classifier, programs::TcContext};
 use wharf_ebpf::head;
 
-/// What the container sends.
+/// Packets from the container.
 #[classifier]
 pub fn from_container(ctx: TcContext) -> i32 {
     head::send(&ctx)
 }
 
-/// What the node's stack sends to the container.
+/// Packets from the node's stack to the container.
 #[classifier]
 pub fn to_container(ctx: TcContext) -> i32 {
     head::receive(&ctx)
 }
 
-/// What another local endpoint sends to the container, packets to be judged, and verdicts.
 #[classifier]
 pub fn deliver(ctx: TcContext) -> i32 {
     deliver::run(&ctx)

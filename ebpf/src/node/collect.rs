@@ -1,31 +1,30 @@
-//! Removes rows of `FLOWS` whose flow is over or has lost an endpoint, counts the rows of each endpoint, and frees places of its shares
-//! that are not in use. User space runs it
-//! every few seconds; packets go on meanwhile.
+//! Removes rows of `FLOWS` whose flow is over or lost an endpoint, counts each endpoint's rows, and frees unused
+//! places of its shares. User space runs it every few seconds, while packets flow.
 //!
-//! The kernel walks the table and calls [`row`] with each row's own memory, so that what decides is the row as it is at that moment,
-//! not a copy of it. It is a raw tracepoint's program, attached to none: a test run of a classifier would keep this CPU's packets
-//! waiting for as long as it lasts (Linux 6.10).
+//! The kernel walks the table and calls [`row`] with each live row, not a copy. The program is an unattached raw
+//! tracepoint: a test run of a classifier would block this CPU's packets for its whole run (Linux 6.10).
 //!
-//! The kernel deletes by key, so a packet could change the row between the check and the delete. No row of a living flow is lost:
+//! The kernel deletes by key, so a packet could change the row between check and delete. No row of a living flow is
+//! lost:
 //!
-//! - **A row that is over is never refreshed.** A packet that finds a row over (`FlowRow::is_over`) replaces it. This program applies
-//!   the same rule to the same row with [`MARGIN`] to spare, so only a packet that read its clock a second ago could disagree.
-//! - **A row that replaces another is not in `FLOWS` during a collection.** A packet that replaces a row puts the new one into the
-//!   LRU table while the collection runs (`recent::is_collecting`), and no flow moves from there to `FLOWS`. So the delete
-//!   finds the row that was checked, or none.
-//! - **No flow begins in `FLOWS` with the key that is being removed.** Only the CPU whose packet removed a row knows that it
-//!   replaced one: a packet of the same flow on another CPU finds no row and begins the flow. So this program first publishes
-//!   the key's mark (`FlowUse::recent_counted` of row 0), then looks the row up by its key and checks it once more, and
-//!   deletes that row. A packet that finds no row looks at the mark before it adds one (`recent::is_being_removed`). If it sees
-//!   the mark, its flow begins in the LRU table. If it does not, the mark is published after the packet found the key without a
-//!   row, so the second lookup finds no row, or the new one, which is not over. This needs each CPU's accesses in their order:
-//!   the addition that publishes the mark is a full barrier on x86-64. Where it is none, the second check still leaves but the
-//!   time between two helper calls.
+//! - **A row that is over is never refreshed.** A packet replaces it (`FlowRow::is_over`). This program applies the
+//!   same rule with [`MARGIN`] to spare, so only a packet that read its clock a second ago could disagree.
+//! - **A row that replaces another is not in `FLOWS` during a collection.** The packet puts it into the LRU table
+//!   (`recent::is_collecting`), and no flow moves from there to `FLOWS`. So the delete finds the checked row, or
+//!   none.
+//! - **No flow begins in `FLOWS` with a key that is being removed.** Only the CPU that removed a row knows that it
+//!   replaces one; on another CPU a packet of that flow finds no row and begins the flow. So this program publishes
+//!   the key's mark (`FlowUse::recent_counted` of row 0), looks the row up, checks it again, and deletes it. A packet
+//!   that finds no row reads the mark before it adds one (`recent::is_being_removed`). If it sees the mark, its flow
+//!   begins in the LRU table. If not, the mark was published after the packet found no row, so the second lookup
+//!   finds no row, or a new one, which is not over. This needs ordered accesses: the addition that publishes the mark
+//!   is a full barrier on x86-64. Elsewhere, the second check leaves only the time between two helper calls.
 //!
-//!   The mark is of one key at a time. If every flow that begins during a collection began in the LRU table instead, a flood
-//!   could evict it there: the share of recent flows (`recent.rs`) would not hold for the time that a collection takes, some
-//!   milliseconds in every few seconds with a full table.
-//! - A row without its endpoint can be refreshed by the other end. Its flow leads nowhere, and the next packet begins another one.
+//!   The mark is one key. If all flows that begin during a collection began in the LRU table, a flood could evict
+//!   them, and the share of recent flows (`recent.rs`) would fail for some milliseconds in every few seconds (full
+//!   table).
+//! - The other end can refresh a row without its endpoint. That flow reaches no endpoint, and the next packet begins
+//!   another.
 
 use core::{ffi::c_void, ptr};
 
@@ -41,15 +40,13 @@ use wharf_ebpf::{
 
 use crate::packet::Key;
 
-/// Ticks without a packet after which the endpoints of a flow are looked up. One that is gone sends nothing.
+/// Ticks without a packet after which a flow's endpoints are looked up. A deleted endpoint sends nothing.
 const LOOKED_AT: u32 = 8;
 
 /// Ticks beyond a flow's timeout after which its row is removed (see above).
 const MARGIN: u32 = 1;
-/// The row of `FLOW_USE` for the whole node.
 const NODE: u32 = 0;
 
-/// Runs the program.
 #[inline(always)]
 pub fn run() {
     let (Some(totals), Some(node)) = (FLOW_TOTALS.get_ptr_mut(0), FLOW_USE.get_ptr_mut(NODE)) else { return };
@@ -57,13 +54,14 @@ pub fn run() {
     let flows = (&raw const FLOWS).cast_mut().cast();
     let places = (&raw const FLOWS_RECENT).cast_mut().cast();
     let slots = (&raw const FRAGMENT_SLOTS).cast_mut().cast();
-    // The coarse clock, by which packets are dated, is not for programs of this kind; it is behind this one by a timer tick at most.
+    // Packets are dated by the coarse clock, which this program type cannot read; it lags this one by at most a timer
+    // tick.
     // SAFETY: a helper without arguments.
     let now = (unsafe { bpf_ktime_get_ns() } >> TICK_SHIFT) as u32;
     let mut sweep = Sweep { now, rows: 0, expired: 0, orphaned: 0 };
     let sweep_ptr = (&raw mut sweep).cast();
-    // SAFETY: the maps are of the kinds that the functions below expect, and the context is theirs. The walk over `FLOW_USE` takes
-    // longer than a packet that was under way before the mark.
+    // SAFETY: maps and context match the callbacks. The walk over `FLOW_USE` takes longer than a packet that started
+    // before the mark.
     unsafe {
         ptr::write_volatile(&raw mut (*node).counted, 1);
         ptr::write_volatile(&raw mut (*node).recent_counted, 0);
@@ -73,7 +71,7 @@ pub fn run() {
         bpf_for_each_map_elem(slots, slot as *mut c_void, sweep_ptr, 0);
         bpf_for_each_map_elem(uses, end as *mut c_void, sweep_ptr, 0);
     }
-    // One collection runs at a time, and nobody else writes these.
+    // One collection runs at a time, and no other program writes these.
     // SAFETY: map values.
     unsafe {
         let Sweep { rows, expired, orphaned, .. } = ptr::read_volatile(&raw const sweep);
@@ -86,7 +84,6 @@ pub fn run() {
     }
 }
 
-/// What one collection does.
 #[repr(C)]
 struct Sweep {
     rows: u64,
@@ -96,7 +93,7 @@ struct Sweep {
 }
 
 unsafe extern "C" fn begin(_map: *mut c_void, id: *const u32, used: *mut FlowUse, _: *mut Sweep) -> i64 {
-    // SAFETY: key and value of the map that the kernel walks over.
+    // SAFETY: key and value of the kernel's walk.
     unsafe {
         if *id != NODE {
             (*used).counted = 0;
@@ -107,7 +104,7 @@ unsafe extern "C" fn begin(_map: *mut c_void, id: *const u32, used: *mut FlowUse
 }
 
 unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow, sweep: *mut Sweep) -> i64 {
-    // SAFETY: key and value of the map that the kernel walks over, and the context that `run` gave.
+    // SAFETY: key and value of the kernel's walk, and the context of `run`.
     unsafe {
         if fate(key, row, (*sweep).now) == Fate::Stays {
             let recent = (*row).flags & FLOW_RECENT != 0;
@@ -119,11 +116,11 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
             return 0;
         }
         let Some(node) = FLOW_USE.get_ptr_mut(NODE) else { return 0 };
-        // A copy: a packet may remove the row now, and another flow may get its memory.
+        // A copy: a packet can remove the row now, and another flow can reuse its memory.
         let key = ptr::read(key.cast::<Key>());
         let key = key.as_shared();
         let removed = &raw mut (*node).recent_counted;
-        // It is zero: one collection runs at a time.
+        // It was zero: one collection runs at a time.
         atomic::add(removed, key.mark());
         if let Some(row) = FLOWS.get_ptr(key) {
             let fate = fate(key, row, (*sweep).now);
@@ -138,13 +135,12 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
     0
 }
 
-/// What a collection does with a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Stays,
-    /// Removed: the flow is over.
+    /// The flow is over.
     Expired,
-    /// Removed: an endpoint of the flow is gone.
+    /// An endpoint is gone.
     Orphaned,
 }
 
@@ -153,7 +149,7 @@ enum Fate {
 /// `key` and `row` are of the map of flows.
 #[inline(always)]
 unsafe fn fate(key: *const FlowKey, row: *const FlowRow, now: u32) -> Fate {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's contract.
     unsafe {
         if (*row).is_over((*key).protocol, now.wrapping_sub(MARGIN)) {
             Fate::Expired
@@ -167,9 +163,9 @@ unsafe fn fate(key: *const FlowKey, row: *const FlowRow, now: u32) -> Fate {
     }
 }
 
-/// Frees the places of flows that are no longer recent: the memory of endpoints that are idle or gone.
+/// Frees the places of flows that are no longer recent.
 unsafe extern "C" fn place(map: *mut c_void, place: *mut u32, key: *mut FlowKey, _: *mut Sweep) -> i64 {
-    // SAFETY: key and value of the map that the kernel walks over; a row of the other map outlives this run.
+    // SAFETY: key and value of the kernel's walk; a row of the other map outlives this run.
     unsafe {
         if FLOWS.get(&*key).is_none_or(|row| row.flags & FLOW_RECENT == 0) {
             bpf_map_delete_elem(map, place.cast());
@@ -178,10 +174,10 @@ unsafe extern "C" fn place(map: *mut c_void, place: *mut u32, key: *mut FlowKey,
     0
 }
 
-/// Frees the places of fragmented packets that no later fragment belongs to.
+/// Frees the places of fragmented packets after their timeout.
 unsafe extern "C" fn slot(map: *mut c_void, place: *mut u32, slot: *mut FragmentSlot, sweep: *mut Sweep) -> i64 {
-    // SAFETY: key and value of the map that the kernel walks over, and the context that `run` gave. A packet that takes the place at
-    // this moment loses it; its later fragments are dropped, as if the network had lost one.
+    // SAFETY: key and value of the kernel's walk, and the context of `run`. A packet that takes the place now loses
+    // it, as if the network lost a fragment.
     unsafe {
         let age = (*sweep).now.wrapping_sub((*slot).row.seen);
         if age > FRAGMENT_TICKS + MARGIN && age < u32::MAX / 2 {
@@ -192,8 +188,8 @@ unsafe extern "C" fn slot(map: *mut c_void, place: *mut u32, slot: *mut Fragment
 }
 
 unsafe extern "C" fn end(_map: *mut c_void, id: *const u32, used: *mut FlowUse, _: *mut Sweep) -> i64 {
-    // A row that was added behind the walk is missing in the count until the next one.
-    // SAFETY: key and value of the map that the kernel walks over.
+    // A row added behind the walk is counted next time.
+    // SAFETY: key and value of the kernel's walk.
     unsafe {
         if *id != NODE {
             (*used).rows = (*used).counted;
@@ -203,7 +199,7 @@ unsafe extern "C" fn end(_map: *mut c_void, id: *const u32, used: *mut FlowUse, 
     0
 }
 
-/// True when the endpoint is still there, or the end was none.
+/// True for a living endpoint, or an end without endpoint.
 #[inline(always)]
 fn is_alive(address: &wharf_common::EndpointKey, epoch: u32) -> bool {
     // SAFETY: the row outlives this run; user space replaces rows whole.

@@ -1,4 +1,4 @@
-//! Writes an event about a packet on the `EVENTS` ring, and sends the packet on.
+//! Node program that writes an event on the `EVENTS` ring and forwards the packet.
 
 use core::mem::{MaybeUninit, offset_of};
 
@@ -18,7 +18,6 @@ use wharf_ebpf::{
 
 use crate::packet::{EXTENSIONS, FRAGMENT, extension_bytes, is_extension};
 
-/// Runs the program.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     let told = Told::of(Words::of(ctx));
@@ -34,10 +33,10 @@ pub fn run(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn send(ctx: &TcContext, told: &Told) {
-    // The sender saw that there is room, see `wharf_ebpf::event`.
+    // The sender has checked for room, see `wharf_ebpf::event`.
     let Some(mut entry) = EVENTS.reserve(0) else { return };
     let event = entry.as_mut_ptr();
-    // SAFETY: the ring's memory, of an event's size, until it is submitted; the context is the running program's.
+    // SAFETY: the ring's memory for an event, until submitted; the program's context.
     unsafe {
         (*event).timestamp_ns = bpf_ktime_get_ns();
         (*event).epoch = told.words.epoch();
@@ -52,7 +51,7 @@ fn send(ctx: &TcContext, told: &Told) {
     entry.submit(0);
 }
 
-/// Source and destination port are next to each other in events and in transport headers, and so are addresses.
+/// Source and destination are adjacent, in events and in packet headers.
 const _: () = {
     assert!(offset_of!(Event, destination) == offset_of!(Event, source) + 16);
     assert!(offset_of!(Event, destination_port) == offset_of!(Event, source_port) + 2);
@@ -64,18 +63,18 @@ const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// Fills in what the packet is. Bytes are copied by a helper rather than read in place: it fetches them from wherever
-/// they lie, never moves the packet, and leaves zeros where there is nothing.
+/// Describes the packet. A helper copies the bytes: it also reads non-linear data, never moves the packet, and leaves
+/// zeros past its end.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program; `event` is memory of an event's size.
+/// `skb`: the program's context; `event`: memory of an event's size.
 #[inline(always)]
 unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
-    // SAFETY: as the function's own contract; the destinations are fields or stack arrays of the length given.
+    // SAFETY: the function's contract; destinations are fields or arrays of the given length.
     unsafe {
         let source: *mut u64 = (&raw mut (*event).source).cast();
-        // Volatile: as plain stores they would become a call to a byte-by-byte `memset`.
+        // Volatile: plain stores would become a call to a byte-by-byte `memset`.
         for word in 0..4 {
             source.add(word).write_volatile(0);
         }
@@ -95,7 +94,7 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 mapped(source.add(2), header[4]);
                 let protocol = (u32::from_be(header[2]) >> 16) as u8;
                 (*event).protocol = protocol;
-                // Only the first fragment carries the transport header.
+                // Only the first fragment has the transport header.
                 if u32::from_be(header[1]) & 0x1fff != 0 {
                     return;
                 }
@@ -121,7 +120,7 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                     }
                     offset += extension_bytes(next, header >> 16 & 0xff);
                     next = (header >> 24) as u8;
-                    // What follows lies in the first fragment.
+                    // Only the first fragment has the headers that follow.
                     if later_fragment {
                         break;
                     }
@@ -133,7 +132,7 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 (next, offset)
             }
             0x0806 => {
-                // The sender's and the target's address, with the target's MAC between them.
+                // Sender and target address, with the target's MAC between.
                 let mut addresses = [0_u32; 2];
                 load(skb, ETHERNET_BYTES as u32 + 14, addresses.as_mut_ptr().cast(), 4);
                 load(skb, ETHERNET_BYTES as u32 + 24, addresses.as_mut_ptr().add(1).cast(), 4);
@@ -159,17 +158,17 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
 /// `to` is two words of writable memory.
 #[inline(always)]
 unsafe fn mapped(to: *mut u64, address: u32) {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's contract.
     unsafe { to.add(1).write(u64::from(0xffff_u32.to_be()) | u64::from(address) << 32) }
 }
 
-/// Copies `bytes` bytes of the packet and says so, or copies zeros when the packet has fewer.
+/// Copies `bytes` bytes of the packet; false and zeros if the packet has fewer.
 ///
 /// # Safety
 ///
 /// `to` is that many bytes of writable memory.
 #[inline(always)]
 unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> bool {
-    // SAFETY: the caller's word. The helper's error means that it wrote zeros, which is what an event then shows.
+    // SAFETY: the caller's contract. On an error the helper wrote zeros.
     unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) == 0 }
 }

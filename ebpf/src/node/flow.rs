@@ -1,12 +1,12 @@
-//! Finds the flow of every packet that an endpoint sends or gets from the stack, keeps its row (`wharf_common::flow` has the
-//! rules), and decides which way a packet between two endpoints takes.
+//! Finds the flow of every packet from an endpoint, or from the stack to one, maintains its row
+//! (`wharf_common::flow`), and decides the way between two endpoints.
 //!
-//! **Replies take the way that the flow came.** A rule of the node's may translate what an endpoint sends (DNAT to a service's
-//! backend) so that it reaches another endpoint of the same node; only the stack can translate the replies back. The flow's row
-//! has the way; a flow without a row asks [`crate::stack_path`], which no flood of flows makes forget.
+//! **Replies take the flow's way.** A node rule can translate a packet (DNAT to a service backend) to another
+//! endpoint of the node; only the stack can translate the replies back. The flow's row has the way; without a row,
+//! [`crate::stack_path`], which no flood evicts.
 //!
-//! A packet between two endpoints passes here once, at its sender: the row has both ends. [`wharf_flow`] is part of the programs `egress`
-//! and `ingress` and not one of its own: that spares each packet a tail call, and costs the verifier the same again once at a start.
+//! A packet between two endpoints passes here once, at its sender: the row has both ends. `egress` and `ingress` both
+//! contain [`wharf_flow`]: that saves a tail call per packet, and costs one more verification at start.
 
 use core::ptr;
 
@@ -39,20 +39,20 @@ use crate::{
     policy, recent, redirect, stack_path,
 };
 
-/// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443).
+/// Bytes of an ICMP error before the reported packet (RFC 792, RFC 4443).
 const ICMP_ERROR_BYTES: usize = 8;
 
-/// Finds the packet's flow, and with it the packet's way; lets pass what policy allows.
+/// Finds the packet's flow and way, and applies policy.
 ///
 /// # Errors
-/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`, `ProxyShareSpent`; `Malformed`
-/// for a packet that is cut short, when there is policy.
+/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`, `ProxyShareSpent`; with policy,
+/// `Malformed` for a truncated packet.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     let way = unsafe { wharf_flow(ctx.skb.skb, ids, own_epoch, peer_epoch) };
-    // The compiler knows what the function may return, the verifier does not.
+    // The compiler knows the possible results, the verifier does not.
     match core::hint::black_box(way) {
         DIRECT => Ok(Way::Direct),
         STACK => Ok(Way::Stack),
@@ -77,14 +77,12 @@ const UNKNOWN_TRANSPORT: u32 = DropReason::UnknownTransport as u32;
 const PROXY_UNAVAILABLE: u32 = DropReason::ProxyUnavailable as u32;
 const PROXY_SHARE_SPENT: u32 = DropReason::ProxyShareSpent as u32;
 
-/// [`way`], with [`Asked::numbers`]. Answers [`DIRECT`], [`STACK`], [`PROXY`], or the reason of a drop as a number.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once, and not again for each
-/// way that leads here.
+/// [`way`] as a global function, verified once and not per path to it. Result: [`DIRECT`], [`STACK`], [`PROXY`], or a
+/// drop's reason.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u32, peer_epoch: u32) -> u32 {
@@ -96,7 +94,7 @@ pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u3
     }
 }
 
-/// The ticks since boot.
+/// Ticks since boot.
 #[inline(always)]
 pub fn now() -> u32 {
     // SAFETY: a helper without arguments.
@@ -105,10 +103,9 @@ pub fn now() -> u32 {
 
 #[inline(always)]
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
-    // Read before the rules are: a flow that is judged while they change is judged again.
+    // Before the rules: a flow judged during a change is judged again.
     let mut policy = policy::state();
-    // A packet whose IP header is cut short has no flow. Its receiver's stack judges it, unless there is policy, which
-    // cannot.
+    // A packet with truncated IP header has no flow. Without policy the receiver's stack judges it; policy cannot.
     let unknown = || if policy.generation == 0 { Ok(Way::Direct) } else { Err(DropReason::Malformed) };
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
     if packet.is_fragment() {
@@ -117,7 +114,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
         let what = Fragment::of(asked, &packet).number();
         let at = packet.identification_at;
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         let first = unsafe { wharf_fragment(ctx.skb.skb, what, asked.own_epoch, at, packet.ports()) };
         if first & LONE != 0 {
             return Err(DropReason::LoneFragment);
@@ -129,21 +126,20 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
     }
     if test_packet::is_test(ctx) {
-        // No row is looked for or left.
         return policy::judge(ctx, asked, &packet, true, 0, 0).map(|_| Way::Direct);
     }
     if packet.is_error {
-        // It goes the way of the packet that it is about, which its sender received: so it is a packet of the same flow.
+        // An error takes the way of the reported packet, which its sender received: it belongs to that flow.
         let sends = asked.direction as u32 == Direction::Egress as u32;
         let inner = (packet.transport + ICMP_ERROR_BYTES) as u32
             | if sends { ABOUT_SENT } else { 0 }
             | if asked.peer.endpoint_id != 0 { ABOUT_BETWEEN } else { 0 };
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         let about = unsafe { wharf_about(ctx.skb.skb, inner, asked.own, asked.own_epoch) };
         if about & ABOUT_STRANGE != 0 {
             return Err(DropReason::ProxyUnavailable);
         }
-        // About a flow that policy did not let pass, it is a packet of its own.
+        // Policy did not pass that flow: the error is judged as a separate packet.
         let rule = if about as u32 == policy.generation {
             rule_about(about)
         } else {
@@ -178,8 +174,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             let anew = flags;
             flags = row.flags & !anew;
             let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && flags & FLOW_REPLIED != 0;
-            // The row was judged by rules of the sender's that accepted the address of a service, and this packet was
-            // not.
+            // The row's judgement includes the sender's acceptance of a service address, this packet's does not.
             let unmarked = if by_owner && asked.direction as u32 == Direction::Ingress as u32 {
                 row.rule & BY_SERVICE & !(policy::service_mark(ctx))
             } else {
@@ -220,10 +215,11 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             flags |= redirect.flag();
             policy.generation = redirect.generation(policy.generation);
         }
-        // What the node sends in a server's name is judged without that server's rules, because nothing tells the server; so the flow is not judged.
+        // The node's packets in a server's name are judged without the unknown server's rules, so the flow is not
+        // judged.
         let is_whole = forget(u64::from(by_owner || !redirect::is_by_node(ctx))) & 1 != 0;
         if is_whole && let Some((row, _)) = &mut found {
-            // SAFETY: the row is a map value, whose fields are written whole.
+            // SAFETY: a map value; fields are written whole.
             unsafe {
                 ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_PROXIED | flags & FLOW_PROXIED);
                 policy::note(&raw mut **row, policy.generation, rule);
@@ -257,15 +253,14 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     Ok(way)
 }
 
-/// Marks a packet to a service by the rule that lets its flow pass, for the hook of the endpoint behind the service. Returns false
-/// for an answer that is to be dropped: it passed at its sender because the address of the service was accepted, which it is no
-/// longer.
+/// Marks a packet to a service by the rule that passes its flow, for the hook of the backend. Returns false for an
+/// answer to drop: its sender accepted it by the service address, which is no longer accepted.
 #[inline(always)]
 fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
     if rule & BY_SERVICE != 0 {
         if asked.direction as u32 == Direction::Egress as u32 {
             let mark = if rule == UNDECIDED { MARK_UNDECIDED } else { MARK_BY_SERVICE };
-            // SAFETY: the context the program was called with, and a field that programs of this kind may write.
+            // SAFETY: the program's context, and a field that a classifier may write.
             unsafe { (*ctx.skb.skb).mark |= mark };
         } else if rule == UNDECIDED && policy::service_mark(ctx) != 0 {
             return false;
@@ -274,32 +269,30 @@ fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
     true
 }
 
-/// The number, of which the verifier knows nothing from here on. It then follows one way where it would follow each that gave the number
-/// another range: Linux before 6.8 takes every range for one that matters.
+/// Hides the number from the verifier, which then follows one path, not one per possible range: Linux before 6.8
+/// treats all ranges as significant.
 #[inline(always)]
 fn forget(number: u64) -> u64 {
     core::hint::black_box(wharf_forget(number))
 }
 
-/// See [`forget`]: what a function with an exported name returns, the verifier does not know.
+/// For [`forget`]: the verifier does not know an exported function's result.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wharf_forget(number: u64) -> u64 {
     core::hint::black_box(number)
 }
 
-/// In what [`wharf_about`] answers: the flow takes the stack.
+/// Result flags of [`wharf_about`]. The flow takes the stack.
 const ABOUT_STACK: u64 = 1 << 32;
-/// In what [`wharf_about`] answers: the proxy is to get the error, because it has the place of the end that the error goes to.
+/// The error goes to the proxy, which replaces that end.
 const ABOUT_PROXY: u64 = 1 << 33;
-/// In what [`wharf_about`] answers: the error's sender has no part in the flow, because the proxy is in its place.
+/// The proxy has replaced the error's sender.
 const ABOUT_STRANGE: u64 = 1 << 34;
-/// In what [`wharf_about`] answers: the flow's rule is [`UNDECIDED`].
 const ABOUT_UNDECIDED: u64 = 1 << 35;
-/// In what [`wharf_about`] answers: the flow's rule has [`BY_SERVICE`].
 const ABOUT_BY_SERVICE: u64 = 1 << 36;
 
-/// What [`mark_service`] needs to know of the rule of a flow that an error is about.
+/// The rule, as far as [`mark_service`] needs it.
 #[inline(always)]
 fn rule_about(about: u64) -> u32 {
     if about & ABOUT_UNDECIDED != 0 {
@@ -311,21 +304,19 @@ fn rule_about(about: u64) -> u32 {
     }
 }
 
-/// The flow of the packet at `offset`, which an ICMP error is about: the generation by which it was judged, zero without a row, and
-/// the bits above. The error is at the hook of the endpoint `own` with this epoch.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// Flow of the packet at `offset`, which an ICMP error at the hook of endpoint `own` reports: its policy generation
+/// (zero without a row) and the flags above. A global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32) -> u64 {
     let ctx = &TcContext::new(skb);
     let Some(about) = Packet::at(ctx, (offset & PACKET_MAX) as usize) else { return 0 };
     let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return 0 };
-    // It goes to whom the packet came from; an endpoint sends one about what came to itself, a router about anything.
+    // An error goes to the packet's source; an endpoint reports only packets that it received, a router any.
     let is_of_flow = destination.equals(about.source) && (offset & ABOUT_SENT == 0 || source.equals(about.destination));
     let may_take_stack = offset & ABOUT_BETWEEN != 0 && stack_path::has_paths(own, own_epoch);
     let by_stack = may_take_stack && stack_path::is_noted_between(&about);
@@ -336,7 +327,6 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
     let (key, by_high) = about.key();
     let Some((row, _)) = find(&key) else { return answer };
     let (flags, rule) = (row.flags, row.rule);
-    // The error goes the other way.
     let by_owner = by_high != (flags & FLOW_BY_HIGH != 0);
     answer
         | u64::from(row.generation)
@@ -347,9 +337,9 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
         | if rule & BY_SERVICE != 0 { ABOUT_BY_SERVICE } else { 0 }
 }
 
-/// Beside the offset: the endpoint sends the error.
+/// Flags with the offset. The endpoint sends the error.
 const ABOUT_SENT: u32 = 1 << 16;
-/// Beside the offset: it sends the error to another endpoint.
+/// The endpoint sends the error to another endpoint.
 const ABOUT_BETWEEN: u32 = 1 << 17;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -358,10 +348,10 @@ enum Table {
     New,
 }
 
-/// The flow's row. It may become another flow's while it is used, which the epochs mostly tell; the harm is a time or a flag.
+/// Another flow can reuse the row meanwhile, which the epochs mostly reveal; the harm is a wrong time or flag.
 #[inline(always)]
 fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
-    // SAFETY: a row's memory outlives this run; fields are read and written one by one.
+    // SAFETY: a row's memory outlives this run; fields are accessed separately.
     unsafe {
         match FLOWS.get_ptr_mut(key.as_shared()) {
             Some(row) => Some((&mut *row, Table::Established)),
@@ -370,10 +360,10 @@ fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
     }
 }
 
-/// The epochs of a packet's flow, as far as they are known at this hook.
+/// A flow's epochs, as known at this hook.
 struct Ends {
     own: u32,
-    /// Zero where the hook does not know the other end: it is elsewhere, or the packet takes the stack to it.
+    /// Zero if unknown: the other end is outside, or behind the stack.
     peer: u32,
     own_is_high: bool,
 }
@@ -393,7 +383,7 @@ impl Ends {
     }
 }
 
-/// The next packet of a flow that has a row.
+/// A packet of a flow with a row.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "inlined; a struct of the same would only be spelled twice")]
 fn go_on(
@@ -410,7 +400,7 @@ fn go_on(
     let mut flags = row.flags_after(signals, by_high);
     let from_endpoint = if by_high { row.high_epoch } else { row.low_epoch } != 0;
     if asked.direction as u32 == Direction::Ingress as u32 && from_endpoint && flags & FLOW_BY_STACK == 0 {
-        // The stack brought what an endpoint sent.
+        // The stack brought an endpoint's packet.
         if stack_path::sender(ctx, packet.source).is_some() {
             flags |= FLOW_BY_STACK;
             if !asked.local_by_stack {
@@ -418,7 +408,7 @@ fn go_on(
             }
         }
     } else if flags & FLOW_BY_STACK == 0 && noted(ctx, asked, packet) == Way::Stack {
-        // Another flow of the pair came through the stack meanwhile: the node's connection tracking must know this one, too.
+        // Another flow of the pair took the stack meanwhile: the node's connection tracking must know this one, too.
         flags |= FLOW_BY_STACK;
     }
     let by_owner = by_high == (flags & FLOW_BY_HIGH != 0);
@@ -431,7 +421,7 @@ fn go_on(
         recent::left(row.owner);
         recent::count_kept(counters);
     }
-    // Written only when something changed: CPUs that share the row would otherwise pass its memory to and fro.
+    // Written only on a change, so that CPUs do not exchange the cache line.
     // SAFETY: fields of a map value, written whole.
     unsafe {
         if row.seen != now {
@@ -447,8 +437,7 @@ fn go_on(
     if flags & FLOW_BY_STACK != 0 { Way::Stack } else { Way::Direct }
 }
 
-/// Moves a flow to the table from which nothing is evicted. The flow stays in the LRU table while its endpoint has its quota,
-/// while there is no room, and during a collection.
+/// Moves a flow to the table without eviction; not at the endpoint's quota, without room, or during a collection.
 #[inline(always)]
 fn establish(key: &Key, row: FlowRow) {
     if recent::is_collecting() {
@@ -457,7 +446,7 @@ fn establish(key: &Key, row: FlowRow) {
     let Some(counters) = recent::room(row.owner) else { return };
     match FLOWS.insert(key.as_shared(), row, u64::from(BPF_NOEXIST)) {
         Ok(()) => recent::count_kept(counters),
-        // Another CPU was faster with the same flow.
+        // Another CPU inserted the same flow first.
         Err(EEXIST) => {}
         Err(_) => return total(|totals| &raw mut totals.no_room),
     }
@@ -467,7 +456,7 @@ fn establish(key: &Key, row: FlowRow) {
 /// `EEXIST` of errno.h, as helpers return it.
 pub const EEXIST: i32 = -17;
 
-/// The first packet of a flow, or one whose row is gone, is over or was of endpoints that are gone.
+/// The first packet of a flow, or one whose row is missing, over, or of deleted endpoints.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "as for `go_on`")]
 fn begin(
@@ -491,7 +480,7 @@ fn begin(
             }
             (Way::Stack, u32::from(sender.endpoint_id), sender.epoch as u32)
         }
-        // The proxy sends in the name of an endpoint, or of somebody elsewhere.
+        // The proxy sends in the name of an endpoint or an outside address.
         None if of_proxy & FLOW_UPSTREAM != 0 => match endpoint(packet.source) {
             Some(client) => (Way::Direct, u32::from(client.endpoint_id), client.epoch as u32),
             None => (Way::Direct, 0, 0),
@@ -502,8 +491,8 @@ fn begin(
         }
     };
     if signals & SIGNAL_RST != 0 || signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK {
-        // It ends a flow that is not known, or answers an opening that nobody sent or that got no row. Whoever goes on after the
-        // answer begins the flow; a forged answer begins none, in nobody's name.
+        // It ends an unknown flow, or answers an opening that was not sent or got no row. The packet after a valid
+        // answer begins the flow; a forged answer begins none.
         return way;
     }
     if !egress && generation != 0 && redirect::is_answer(ctx, of_proxy) {
@@ -522,16 +511,17 @@ fn begin(
     let flags = direction | by_stack | of_proxy;
     let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation, rule };
     row.flags = row.flags_after(signals, by_high);
-    // A collection may be about to remove the row that this one replaces, by the same key; another CPU may have removed it.
+    // A collection can be about to remove the replaced row by this key; another CPU can have removed the row.
     let enters = !(replaces && recent::is_collecting() || recent::is_being_removed(key.as_shared()));
     if !(enters && recent::enter(key, row, !egress && peer == 0)) {
-        // Of two CPUs that begin one flow, the first tells who began it. Else this fails only without memory: the LRU evicts.
+        // When two CPUs begin one flow, the first insert decides who began the flow. Else only lack of memory fails:
+        // the LRU evicts.
         let _ = FLOWS_NEW.insert(key.as_shared(), row, u64::from(BPF_NOEXIST));
     }
     way
 }
 
-/// The way of a packet to another endpoint, as it is noted for the pair.
+/// The recorded way for a packet to another endpoint.
 #[inline(always)]
 fn noted(ctx: &TcContext, asked: &Asked, packet: &Packet) -> Way {
     let noted = asked.peer.endpoint_id != 0 && stack_path::is_noted(ctx, asked.own, asked.own_epoch, packet);
@@ -543,12 +533,12 @@ fn used_by(endpoint: u32) -> Option<*mut FlowUse> {
     FLOW_USE.get_ptr_mut(endpoint)
 }
 
-/// Takes one of the flows that an endpoint may begin in this tick.
+/// Counts one of the flows that an endpoint may begin in this tick.
 #[inline(always)]
 fn may_begin(endpoint: u32, now: u32) -> bool {
     let Some(used) = used_by(endpoint) else { return false };
-    // SAFETY: a map value, shared by all CPUs: words are read and written whole, and added to atomically. CPUs that meet at
-    // the tick's end may each take some flows too many.
+    // SAFETY: a map value, shared by CPUs: words are accessed whole, and added to atomically. CPUs that meet at a
+    // tick's end can exceed the bound by some flows.
     unsafe {
         if ptr::read_volatile(&raw const (*used).tick) != now {
             ptr::write_volatile(&raw mut (*used).tick, now);
@@ -562,7 +552,6 @@ fn may_begin(endpoint: u32, now: u32) -> bool {
     true
 }
 
-/// Adds one to a total.
 #[inline(always)]
 pub fn total(which: impl FnOnce(&mut FlowTotals) -> *mut u64) {
     if let Some(totals) = FLOW_TOTALS.get_ptr_mut(0) {
@@ -573,17 +562,14 @@ pub fn total(which: impl FnOnce(&mut FlowTotals) -> *mut u64) {
     }
 }
 
-/// In what [`wharf_fragment`] answers: the first fragment was not seen.
+/// Result flag of [`wharf_fragment`]: the first fragment is unknown.
 const LONE: u64 = 1 << 40;
 
-/// What [`wharf_fragment`] is asked about, but for numbers of 32 bits.
 struct Fragment {
-    /// Endpoint whose hook the packet is at.
+    /// Endpoint of the hook.
     own: u16,
-    /// [`Direction`] as a number.
     direction: u8,
     is_later: bool,
-    /// As [`Packet`] has it.
     protocol: u8,
 }
 
@@ -602,7 +588,6 @@ impl Fragment {
         u32::from(own) | u32::from(direction) << 14 | u32::from(is_later) << 15 | u32::from(protocol) << 16
     }
 
-    /// From [`Self::number`].
     #[inline(always)]
     fn from_number(number: u32) -> Self {
         Self {
@@ -614,15 +599,14 @@ impl Fragment {
     }
 }
 
-/// Keeps what only the first fragment of a packet shows, or finds it for a later one: source port, from bit 16 on the destination
-/// port, from bit 32 on the protocol behind all extension headers. `what`: [`Fragment::number`]; `own_epoch`: that of the endpoint
-/// whose hook the packet is at; `at`: [`Packet::identification_at`]; `ports`: [`Packet::ports`], of the first fragment.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// Records data that only a packet's first fragment has, or finds it for a later one. Bits of the result: source
+/// port; from 16, destination port; from 32, the protocol behind all extension headers. `what`: [`Fragment::number`];
+/// `at`: [`Packet::identification_at`]; `ports`: the first fragment's [`Packet::ports`]. A global function, verified
+/// once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoch: u32, at: u32, ports: u32) -> u64 {
@@ -648,14 +632,14 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
         let (source_port, destination_port) = (ports as u16, (ports >> 16) as u16);
         slot.row = FragmentRow { source_port, destination_port, seen: now(), epoch: own_epoch, protocol, pad: [0; 3] };
         match FRAGMENT_SLOTS.get_ptr_mut(place) {
-            // SAFETY: a map value. A reader on another CPU may see a mixture: the ports of another packet are as good as none.
+            // SAFETY: a map value. A racing reader can see a mixture: wrong ports are no worse than none.
             Some(held) => unsafe {
-                // The later fragments of the packet that loses its place may still come.
+                // Later fragments of the displaced packet can still arrive.
                 let _ = FRAGMENTS.insert(&(*held).key, &(*held).row, 0);
                 ptr::write(held, slot);
             },
             None if FRAGMENT_SLOTS.insert(place, &slot, 0).is_ok() => {}
-            // Without room the later ones are drops.
+            // If this fails too, later fragments are dropped.
             None => _ = FRAGMENTS.insert(&slot.key, &slot.row, 0),
         }
         return told(source_port, destination_port, protocol);
@@ -675,21 +659,20 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
     }
 }
 
-/// Places of an endpoint for one direction.
+/// Places per direction.
 const FRAGMENT_PLACES: u32 = FRAGMENTS_SHARE / 2;
 
-/// The place of a packet in its endpoint's share. Consecutive identifications have different places (the factor is Knuth's, the
-/// golden ratio).
+/// Consecutive identifications get different places (Knuth's golden-ratio factor).
 #[inline(always)]
 fn place_of(key: &FragmentKey) -> u32 {
     let hash = key.identification.wrapping_mul(0x9e37_79b1) >> (32 - FRAGMENT_PLACES.trailing_zeros());
     u32::from(key.endpoint) * FRAGMENTS_SHARE + u32::from(key.direction & 1) * FRAGMENT_PLACES + hash
 }
 
-/// True when both are about one packet. Compares words: a comparison of bytes is a call of a function that loops.
+/// Compares words: a byte comparison becomes a call of a function that loops.
 #[inline(always)]
 fn is_same(a: &FragmentSlot, b: &FragmentSlot) -> bool {
-    // SAFETY: the key is the first field, has 40 bytes without padding, and a slot is aligned to 8 bytes.
+    // SAFETY: the key is first, 40 bytes without padding; a slot is aligned to 8 bytes.
     let (a, b) = unsafe { (&*ptr::from_ref(a).cast::<[u64; 5]>(), &*ptr::from_ref(b).cast::<[u64; 5]>()) };
     (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]) | (a[4] ^ b[4]) == 0
 }

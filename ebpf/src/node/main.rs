@@ -1,13 +1,13 @@
-//! The object `node`: programs that an endpoint's own ones tail-call for what is the same for all. They are loaded once for all
-//! endpoints ([`wharf_common::map::NodeCall`] has their slots); [`wharf_ebpf::handoff`] says how they know whose packet it is.
+//! The object `node`: the node programs, loaded once for all endpoints. Endpoint programs tail-call them in the slots
+//! of [`wharf_common::map::NodeCall`]; [`wharf_ebpf::handoff`] describes how they identify an endpoint.
 //!
-//! | program | called by | what it does |
+//! | program | called by | does |
 //! |---|---|---|
-//! | [`egress`] | `from_container` | judges what a container sends, and finds the packet's flow and way; lets pass what policy allows |
-//! | [`ingress`] | `deliver`, `to_container` | judges what reaches a container, addresses it, and finds the flow of what the stack sends; lets pass what policy allows |
+//! | [`egress`] | `from_container` | judges packets from a container, policy included; finds flow and way |
+//! | [`ingress`] | `deliver`, `to_container` | judges packets to a container, policy included; finds the flow |
 //! | [`neighbour`] | `egress` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
-//! | [`collect`] | user space | removes the rows of flows that are over |
+//! | [`collect`] | user space | removes the rows of finished flows |
 #![allow(
     clippy::needless_borrows_for_generic_args,
     reason = "a key passed by value is a copy on the stack of 512 bytes"
@@ -31,31 +31,26 @@ use aya_ebpf::{
     programs::{RawTracePointContext, TcContext},
 };
 
-/// Writes an event.
 #[classifier]
 pub fn event(ctx: TcContext) -> i32 {
     event::run(&ctx)
 }
 
-/// Judges a neighbour message.
 #[classifier]
 pub fn neighbour(ctx: TcContext) -> i32 {
     neighbour::run(&ctx)
 }
 
-/// Judges what a container sends.
 #[classifier]
 pub fn egress(ctx: TcContext) -> i32 {
     wharf_ebpf::egress::run(&ctx, flow::way)
 }
 
-/// Judges what reaches a container.
 #[classifier]
 pub fn ingress(ctx: TcContext) -> i32 {
     wharf_ebpf::ingress::run(&ctx, flow::way)
 }
 
-/// Removes rows of flows that are over.
 #[raw_tracepoint]
 pub fn collect(_: RawTracePointContext) -> i32 {
     collect::run();

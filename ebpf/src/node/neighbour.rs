@@ -1,16 +1,16 @@
-//! ARP and IPv6 neighbour discovery of the container: questions for the gateway are answered here, in place; all other
-//! neighbour messages end here. Nothing of it reaches the node or another endpoint, so nothing needs broadcast, and no
-//! one can be told a wrong address.
+//! ARP and IPv6 neighbour discovery of the container. Requests for the gateway are answered in place; other messages
+//! are dropped. None reaches the node or another endpoint, so no broadcast is needed and no wrong address can be
+//! announced.
 //!
-//! The answer takes the way any local packet takes: `bpf_redirect_peer` puts it into the container's side of the veth. It
-//! meets no other hook, so no program has to recognise it and let it through.
+//! `bpf_redirect_peer` puts an answer into the container's side of the veth. It passes no other hook that would have
+//! to recognise it.
 //!
-//! **Chained endpoints** have a link that another plugin made, with neighbours that answer for themselves: the node, or all ports of a bridge.
-//! What such a container sends passes when it claims no more than the container's own addresses, of which the link-local one is the one that its
-//! MAC gives; what is for the container passes to it. Nothing is answered here.
+//! **Chained endpoints** have another plugin's link, with neighbours that answer: the node, or all ports of a bridge.
+//! Messages from the container pass if they claim only its addresses (and the link-local address of its MAC);
+//! messages for it pass. Nothing is answered here.
 //!
-//! Checksums and options beyond the first of a solicitation are not looked at: the answer depends on nothing but the
-//! target, and goes to none but the one who asked.
+//! Checksums, and options of a solicitation beyond the first, are not checked: the answer depends only on the target,
+//! and goes only to the requester.
 
 use core::{mem::offset_of, ptr};
 
@@ -37,18 +37,16 @@ const TARGET_LINK_LAYER: u8 = 2;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// Router, solicited, override (RFC 4861, 4.4).
 const ADVERTISED_FLAGS: u32 = 0xe000_0000;
-/// Bytes of an answer's ICMPv6 part.
 const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>()) as u16;
-/// Only a neighbour can send a packet that arrives with this.
+/// Only packets from a neighbour arrive with this.
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 
-/// Answers an ARP request or a neighbour solicitation for the gateway; drops any other ARP packet or neighbour discovery message. Lets pass those of a
-/// chained endpoint.
+/// Answers requests for the gateway, drops other messages, and passes valid messages of a chained endpoint.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     let words = Words::of(ctx);
     let (endpoint, arrives) = (words.sender(), words.has(FROM_STACK));
-    // The answer may have another length.
+    // The answer can have another length.
     let bytes = ctx.len();
     let (reason, action) = match judge(ctx, endpoint, arrives) {
         Ok(Outcome::Answered) => (DropReason::NeighbourAnswered, TC_ACT_REDIRECT),
@@ -61,14 +59,13 @@ pub fn run(ctx: &TcContext) -> i32 {
     verdict.hand_over(ctx)
 }
 
-/// What becomes of a message that is not dropped.
 enum Outcome {
     Answered,
-    /// Of a chained endpoint: as it is.
+    /// Unchanged, for a chained endpoint.
     Passes,
 }
 
-/// `arrives`: the message is on its way to the container, which is a chained endpoint.
+/// `arrives`: the message is for the container of a chained endpoint.
 #[inline(always)]
 fn judge(ctx: &TcContext, endpoint: u32, arrives: bool) -> Result<Outcome, DropReason> {
     let asker = Profile::of(endpoint).ok_or(DropReason::NoConfig)?;
@@ -81,7 +78,7 @@ fn judge(ctx: &TcContext, endpoint: u32, arrives: bool) -> Result<Outcome, DropR
 #[inline(always)]
 fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropReason> {
     let packet: Framed<Arp> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
+    // SAFETY: bounds checked; the packet does not move while the reference lives.
     let arp = unsafe { &mut *packet.payload };
     let operation = u16::from_be(arp.operation);
     if arp.hardware != 1_u16.to_be()
@@ -95,9 +92,9 @@ fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropRe
     if arrives {
         return if asker.owns4(joined(arp.target)) { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
     }
-    // The Ethernet source is the container's MAC address, which `egress` has compared.
+    // The container's MAC: `egress` compared it.
     let asker_mac = packet.source_mac();
-    // A sender of zero asks whether an address is taken (RFC 5227) and claims nothing.
+    // A zero sender probes for an address (RFC 5227) and claims none.
     if !arp.sender_mac.equals(asker_mac) || !(asker.owns4(joined(arp.sender)) || joined(arp.sender) == 0) {
         return Err(DropReason::NeighbourSpoof);
     }
@@ -115,7 +112,6 @@ fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropRe
     answer(ctx)
 }
 
-/// The neighbour discovery messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     RouterSolicitation,
@@ -125,11 +121,11 @@ enum Kind {
     Redirect,
 }
 
-/// Which neighbour discovery message an ICMPv6 packet is, if one.
+/// `None` for ICMPv6 other than neighbour discovery.
 ///
 /// # Errors
 ///
-/// `Malformed` when it is too short for any ICMPv6 message.
+/// `Malformed` when the packet is too short for ICMPv6.
 #[inline(always)]
 fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -147,7 +143,7 @@ fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
 #[inline(always)]
 fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Result<Outcome, DropReason> {
     match kind {
-        // Shorter than the messages below, so judged by what all of them have.
+        // Shorter than the messages below, so only the common start is read.
         Kind::RouterSolicitation => {
             let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
             // SAFETY: bounds checked.
@@ -160,7 +156,7 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
         Kind::Solicitation | Kind::Advertisement => {}
     }
     let packet: Framed<Message> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
+    // SAFETY: bounds checked; the packet does not move while the reference lives.
     let message = unsafe { &*packet.payload };
     let payload = u16::from_be(message.ip.payload_bytes);
     if payload < (size_of::<Message>() - size_of::<Ipv6>()) as u16
@@ -171,14 +167,14 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
     }
     let (source, target) = (message.ip.source, message.target);
     if arrives {
-        // A question is about the target; an answer may go to all nodes.
+        // A solicitation is about its target; an advertisement can go to all nodes.
         let about = if kind == Kind::Solicitation { target } else { message.ip.destination };
         let for_all = kind == Kind::Advertisement && about.is_multicast();
         let passes = for_all || asker.owns6(about) || about.is_link_local();
         return if passes { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
     }
     if source.is_unspecified() {
-        // Duplicate address detection: a multicast question which, unanswered, is answered.
+        // Duplicate address detection: no answer means that the address is free.
         return Err(DropReason::Multicast);
     }
     if !claims_own(asker, source) || (kind == Kind::Advertisement && !claims_own(asker, target)) {
@@ -202,8 +198,8 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
     answer(ctx)
 }
 
-/// True when the container may speak for the address. Link-local addresses are its own affair: they are valid on its link only, where nobody else is.
-/// A chained endpoint may have neighbours there, so of these it has the one that its MAC gives.
+/// True when the container may claim the address. On its link it is the only host, so it may use any link-local
+/// address. A chained endpoint can have neighbours there, so only the address of its MAC counts.
 #[inline(always)]
 fn claims_own(asker: Profile, address: Ipv6Address) -> bool {
     let own_link_local =
@@ -216,15 +212,15 @@ fn advertise(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     let frame = parse::ethernet(ctx)?;
     let asker_mac = frame.source_mac();
     let bytes = (ETHERNET_BYTES + size_of::<MessageWithOption>()) as u32;
-    // The question may carry no option, or more than one.
+    // The request can carry no option or several.
     if ctx.len() != bytes {
-        // SAFETY: the context the program was called with; every pointer into the packet is taken anew below.
+        // SAFETY: the program's context; packet pointers are read again below.
         if unsafe { bpf_skb_change_tail(ctx.skb.skb, bytes, 0) } != 0 {
             return Err(DropReason::PacketWrite);
         }
     }
     let packet: Framed<MessageWithOption> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    // SAFETY: bounds checked; nothing moves the packet while this reference lives.
+    // SAFETY: bounds checked; the packet does not move while the reference lives.
     let answer = unsafe { &mut *packet.payload };
     let (source, target) = (answer.message.ip.source, answer.message.target);
     answer.message = Message {
@@ -250,27 +246,26 @@ fn advertise(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// The ICMPv6 checksum of a message whose own is zero (RFC 4443, 2.3): over its pseudo-header and itself. Both addresses and
-/// the message lie next to each other; length and next header are the rest of the pseudo-header.
+/// ICMPv6 checksum (RFC 4443, 2.3) of a message with checksum zero. Addresses and message are adjacent; length and
+/// next header complete the pseudo-header.
 #[inline(always)]
 fn checksum(answer: &MessageWithOption) -> u16 {
     const SUMMED: u32 = (size_of::<MessageWithOption>() - offset_of!(Ipv6, source)) as u32;
     const REST: u32 = ADVERTISED_BYTES.to_be() as u32 + (ICMPV6 as u16).to_be() as u32;
     let begin = (&raw const answer.message.ip.source).cast_mut().cast();
-    // SAFETY: the helper reads that many bytes of the packet, which are inside `answer`.
+    // SAFETY: the helper reads bytes inside `answer`.
     let mut sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, begin, SUMMED, REST) } as u64 & 0xffff_ffff;
-    // 32 bits, so two folds do.
+    // 32 bits, so two folds suffice.
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     !(sum as u16)
 }
 
-/// Sends the packet back to where it came from.
 #[inline(always)]
 fn answer(ctx: &TcContext) -> Result<Outcome, DropReason> {
-    // The question was probably multicast and is marked so; an answer marked so is believed less (ARP entries then start
-    // out as stale). Recent kernels do this themselves for a packet that goes to the peer, older ones do not.
-    // SAFETY: the context the program was called with.
+    // A request is usually marked multicast, and an answer with that mark has less weight (new ARP entries are
+    // stale). Recent kernels set the type of a packet to the peer, older ones do not.
+    // SAFETY: the program's context.
     match unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } {
         0 => Ok(Outcome::Answered),
         _ => Err(DropReason::PacketWrite),

@@ -1,4 +1,4 @@
-//! A packet as its flow sees it: addresses, protocol, ports, what it signals, and whether it is a fragment.
+//! A packet's addresses, protocol, ports, signals and fragmentation.
 
 use core::mem::{offset_of, size_of};
 
@@ -11,60 +11,56 @@ use wharf_ebpf::parse::{ETHERNET_BYTES, Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, 
 
 /// IPv6's fragment header (RFC 8200, 4.5).
 pub const FRAGMENT: u8 = 44;
-/// Place of the identification in it.
+/// Offset of the identification there.
 const IDENTIFICATION: u32 = 4;
 /// The authentication header (RFC 4302), of both families.
 const AUTHENTICATION: u8 = 51;
-/// Bit by number: the other extension headers of IPv6 below 64, which are hop-by-hop options, routing and destination
-/// options (RFC 8200, 4).
+/// Bit by number: IPv6 extension headers below 64: hop-by-hop, routing, destination options (RFC 8200, 4), fragment.
 const LOW_EXTENSIONS: u64 = 1 << 0 | 1 << 43 | 1 << 60 | 1 << FRAGMENT;
-/// Mobility (RFC 6275), HIP (RFC 7401) and Shim6 (RFC 5533), each in the form of RFC 6564.
+/// Mobility (RFC 6275), HIP (RFC 7401) and Shim6 (RFC 5533), in the format of RFC 6564.
 const MOBILITY: u8 = 135;
 const HIP: u8 = 139;
 const SHIM6: u8 = 140;
-/// More fragments follow; the offset is below (RFC 791, 3.1).
+/// "More fragments", and the mask of the offset (RFC 791, 3.1).
 const MORE: u16 = 0x2000;
 const OFFSET: u16 = 0x1fff;
-/// Place of the packet's bytes in IPv4's header.
+/// Offset of the total length in IPv4's header.
 const IPV4_BYTES: usize = 2;
-/// Place of the flags in TCP's header.
+/// Offset of the flags in TCP's header.
 const TCP_FLAGS: usize = 13;
-/// Place of the first chunk's type in SCTP's packet (RFC 9260, 3).
+/// Offset of an SCTP packet's first chunk type (RFC 9260, 3).
 const SCTP_CHUNK: usize = 12;
 
-/// The packet. Ports are in network byte order, and zero where there are none. A packet whose transport header is not
-/// found is one of the protocol [`UNKNOWN_TRANSPORT`].
+/// Ports: network byte order, zero if absent. Without a found transport header the protocol is [`UNKNOWN_TRANSPORT`].
 pub struct Packet {
     pub source: Ipv6Address,
     pub destination: Ipv6Address,
     pub source_port: u16,
     pub destination_port: u16,
     pub protocol: u8,
-    /// Type of ICMP and ICMPv6; where it cannot be seen, that of an echo request.
+    /// ICMP or ICMPv6 type; an echo request's if not visible.
     pub kind: u8,
-    /// `SIGNAL_*` bits.
     pub signals: u8,
     /// An ICMP message about another packet (RFC 792, RFC 4443).
     pub is_error: bool,
-    /// Flags and offset of a fragment as IPv4 has them, host byte order; zero for a whole packet.
+    /// IPv4-style flags and offset, host byte order; zero for a whole packet.
     place: u16,
-    /// Offset of the identification of a fragment.
+    /// Offset of a fragment's identification.
     pub identification_at: u32,
-    /// Offset of what follows the IP headers.
+    /// Offset behind the IP headers.
     pub transport: usize,
     is_incomplete: bool,
 }
 
 impl Packet {
-    /// The IP packet at `offset`, with its ports where it has them; `None` when its IP header is cut short.
-    ///
-    /// What the headers say comes from global functions, so that to the verifier all packets are one.
+    /// The IP packet at `offset`; `None` for a truncated IP header. Global functions parse it, so all packets look
+    /// alike to the verifier.
     #[inline(always)]
     pub fn at(ctx: &TcContext, offset: usize) -> Option<Self> {
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         let found = unsafe { wharf_headers(ctx.skb.skb, offset as u32) };
-        // The compiler knows what the functions may return and would leave masks out, without which the verifier, which does not know
-        // it, refuses the offsets.
+        // The compiler knows the possible results and would omit masks; the verifier does not, and rejects unmasked
+        // offsets.
         let found = core::hint::black_box(found);
         if found == 0 {
             return None;
@@ -90,7 +86,7 @@ impl Packet {
         })
     }
 
-    /// The packet at hand, of which protocol and ports ([`Packet::ports`]) are known.
+    /// The current packet, with known protocol and ports ([`Packet::ports`]).
     #[inline(always)]
     pub fn with(ctx: &TcContext, ports: u32, protocol: u8) -> Option<Self> {
         Some(Self {
@@ -109,42 +105,41 @@ impl Packet {
         })
     }
 
-    /// Source port, from bit 16 on the destination port.
+    /// Source port; from bit 16, destination port.
     #[inline(always)]
     pub fn ports(&self) -> u32 {
         u32::from(self.source_port) | u32::from(self.destination_port) << 16
     }
 
-    /// The first fragment of a packet, which does not hold all of its headers: RFC 7112, 5 lets it be dropped.
+    /// A first fragment without all headers, which RFC 7112, 5 permits to drop.
     #[inline(always)]
     pub fn is_incomplete(&self) -> bool {
         self.is_incomplete
     }
 
-    /// One of several fragments.
     #[inline(always)]
     pub fn is_fragment(&self) -> bool {
         self.place != 0
     }
 
-    /// A fragment after the first, without a transport header.
+    /// Has no transport header.
     #[inline(always)]
     pub fn is_later_fragment(&self) -> bool {
         self.place & OFFSET != 0
     }
 
-    /// The type of the ICMP request that the packet is, or answers to; zero for an echo and for other protocols.
+    /// Type of the ICMP request that the packet is or answers; zero for an echo and other protocols.
     #[inline(always)]
     fn asked(&self) -> u8 {
         match (self.protocol, self.kind) {
-            // Answers about time, information and masks (RFC 792, RFC 950); node information (RFC 4620).
+            // Timestamp, information and mask replies (RFC 792, RFC 950); node information (RFC 4620).
             (ICMP, 14 | 16 | 18) | (ICMPV6, 140) => self.kind - 1,
             (ICMP | ICMPV6, kind) if !is_echo(self.protocol, kind) => kind,
             _ => 0,
         }
     }
 
-    /// The packet's flow, and whether the high end sent the packet.
+    /// The flow's key, and whether the high end sent the packet.
     #[inline(always)]
     pub fn key(&self) -> (Key, bool) {
         let ports = (self.source_port, self.destination_port);
@@ -162,16 +157,16 @@ impl Packet {
     }
 }
 
-/// Source or destination of the packet at hand.
+/// Source or destination of the current packet.
 #[inline(always)]
 pub fn address(ctx: &TcContext, source: bool) -> Option<Ipv6Address> {
     address_at(ctx, ETHERNET_BYTES, source)
 }
 
-/// Source or destination of the packet at `offset`, which is one of the protocol of the packet at hand.
+/// Source or destination of the packet at `offset`, which has the current packet's IP version.
 #[inline(always)]
 fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Address> {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
         let place = if source { offset_of!(Ipv4, source) } else { offset_of!(Ipv4, destination) };
         return Some(Ipv6Address::mapped(read(ctx, offset + place)?));
@@ -180,18 +175,17 @@ fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Addres
     read(ctx, offset + place)
 }
 
-/// Extension headers that are looked behind: as many as RFC 8200, 4.1 recommends at most in front of a transport
-/// header.
+/// Maximum skipped extension headers: RFC 8200, 4.1 recommends no more.
 pub const EXTENSIONS: u32 = 6;
 
-/// An extension header, which tells the number of the header after it.
+/// True for a header that names the next.
 #[inline(always)]
 pub fn is_extension(next: u8, ipv6: bool) -> bool {
     let is_low = next < 64 && LOW_EXTENSIONS >> next & 1 != 0;
     next == AUTHENTICATION || ipv6 && (is_low || matches!(next, MOBILITY | HIP | SHIM6))
 }
 
-/// Bytes of an extension header whose second byte is `length`.
+/// `length`: the header's second byte.
 #[inline(always)]
 pub fn extension_bytes(next: u8, length: u32) -> u32 {
     match next {
@@ -201,37 +195,34 @@ pub fn extension_bytes(next: u8, length: u32) -> u32 {
     }
 }
 
-/// Offset behind which no header is looked for: a packet that has more in front of it shows no ports.
+/// Maximum offset of a parsed header.
 const SEARCHED: u32 = 0x7f0;
-/// Mask of the offset of a packet, which may be one that an ICMP error is about, 8 bytes behind what follows the IP headers.
+/// Mask of a packet's offset, also inside an ICMP error, 8 bytes behind the IP headers.
 pub const PACKET_MAX: u32 = 0x7ff;
-/// Mask of the offset of what follows the IP headers.
+/// Mask of the offset behind the IP headers.
 const TRANSPORT_MAX: u32 = 0xfff;
-/// In what [`wharf_transport`] is asked: a fragment after the first.
+/// Argument flag of [`wharf_transport`]: a fragment after the first.
 const IS_LATER: u32 = 1 << 8;
-/// In what [`wharf_transport`] answers: [`Packet::is_error`].
+/// Result flag of [`wharf_transport`]: [`Packet::is_error`].
 const IS_ERROR: u64 = 1 << 48;
-/// Place of the protocol in what [`wharf_transport`] answers.
+/// Shift of the protocol in [`wharf_transport`]'s result.
 const PROTOCOL_SHIFT: u32 = 56;
-/// What [`wharf_transport`] answers about a packet that is cut short: one of the protocol [`UNKNOWN_TRANSPORT`].
+/// Result of [`wharf_transport`] for a truncated packet.
 const CUT_SHORT: u64 = (UNKNOWN_TRANSPORT as u64) << PROTOCOL_SHIFT;
 
-/// In what [`wharf_headers`] answers: [`Packet::is_incomplete`].
+/// Result flag of [`wharf_headers`]: [`Packet::is_incomplete`].
 const INCOMPLETE: u64 = 1 << 8;
-/// Bytes that the first fragment of a packet holds at least behind its headers: the lengths of fragments are multiples
-/// of it (RFC 8200, 4.5).
+/// Least bytes behind a first fragment's headers: fragment lengths are multiples of it (RFC 8200, 4.5).
 const FRAGMENT_UNIT: u32 = 8;
 
-/// The IP headers of the packet at `offset`: the protocol of what follows them, [`INCOMPLETE`], from bit 16 on flags
-/// and offset of a fragment as IPv4 has them, from bit 32 on the offset of what follows, from bit 48 on that of a
-/// fragment's identification. Zero for a packet whose IP header is cut short. A packet with more than [`EXTENSIONS`]
-/// headers, longer ones, or fewer bytes than they say is one of the protocol [`UNKNOWN_TRANSPORT`].
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// Parses the IP headers at `offset`. Bits of the result: next protocol; [`INCOMPLETE`]; from 16, IPv4-style flags
+/// and offset of a fragment; from 32, offset behind the IP headers; from 48, offset of a fragment's identification.
+/// Zero for a truncated IP header. The protocol is [`UNKNOWN_TRANSPORT`] for more than [`EXTENSIONS`] headers, too
+/// long headers, or a truncated packet. A global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 {
@@ -241,7 +232,7 @@ pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 
         let Some([next, _]) = read::<[u8; 2]>(ctx, start as usize + offset_of!(Ipv6, next_header)) else { return 0 };
         found(next, 0, start + size_of::<Ipv6>() as u32, 0)
     } else {
-        // Version and words of the header, bytes of the packet, identification, flags and offset, TTL and protocol.
+        // Version and header length, total length, identification, flags and offset, TTL and protocol.
         let Some([first, bytes, _, place, last]) = read::<[u16; 5]>(ctx, start as usize) else { return 0 };
         let (at, end) = (start + u32::from(first & 0x0f) * 4, start + u32::from(u16::from_be(bytes)));
         let place = u16::from_be(place) & (MORE | OFFSET);
@@ -253,42 +244,39 @@ pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 
         if round & CONTINUES == 0 {
             return round;
         }
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         round = unsafe { wharf_extension(skb, start, round) };
     }
     if round & CONTINUES == 0 { round } else { round & !0xff | u64::from(UNKNOWN_TRANSPORT) }
 }
 
-/// In what [`wharf_extension`] answers: an extension header follows, and can be looked behind.
+/// Result flag of [`wharf_extension`]: another parseable extension header follows.
 const CONTINUES: u64 = 1 << 9;
 
-/// [`CONTINUES`] where it belongs into this answer. What follows in a later fragment is not a header.
+/// [`CONTINUES`] if called for; later fragments have no headers.
 #[inline(always)]
 fn continues(round: u64, ipv6: bool) -> u64 {
     let ends = round & (u64::from(OFFSET) << 16 | INCOMPLETE) != 0;
     if !ends && is_extension(round as u8, ipv6) { CONTINUES } else { 0 }
 }
 
-/// What [`wharf_headers`] answers.
 #[inline(always)]
 fn found(protocol: u8, place: u16, at: u32, identified: u32) -> u64 {
     u64::from(protocol) | u64::from(place) << 16 | u64::from(at) << 32 | u64::from(identified) << 48
 }
 
-/// What [`wharf_headers`] answers about the packet at `offset` behind the extension header that `round`, an answer with
-/// [`CONTINUES`], ends before.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// The result of [`wharf_headers`] behind the next extension header; `round`: the result before it, with
+/// [`CONTINUES`]. A global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round: u64) -> u64 {
     let (ctx, start) = (&TcContext::new(skb), offset & PACKET_MAX);
     let at = (round >> 32) as u32 & TRANSPORT_MAX;
-    // Place and identification as they stand in the answer, because numbers of their own take stack that is not there.
+    // Kept encoded: decoded numbers take stack that is not available.
     let mut fragment = round & (0xffff << 16 | 0xffff << 48);
     let Some(header) = read::<[u16; 2]>(ctx, at as usize) else {
         return failed(fragment) | if (fragment >> 16) as u16 == MORE { INCOMPLETE } else { 0 };
@@ -300,7 +288,7 @@ pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round
         fragment = found(0, bits >> 3 | (bits & 1) << 13, 0, at + IDENTIFICATION);
     }
     if (fragment >> 16) as u16 == MORE {
-        // The end by the packet's own header. A frame may have more bytes, which the receiver takes off.
+        // The end by the IP header; the receiver trims a longer frame.
         let (field, before) = match is_ipv6(skb) {
             true => (offset_of!(Ipv6, payload_bytes), size_of::<Ipv6>() as u32),
             false => (IPV4_BYTES, 0),
@@ -317,29 +305,27 @@ pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round
     round | continues(round, is_ipv6(skb))
 }
 
-/// What [`wharf_extension`] answers about a packet, perhaps a fragment, whose next header cannot be read.
+/// The result for a packet, possibly a fragment, with unreadable next header.
 #[inline(always)]
 fn failed(fragment: u64) -> u64 {
-    // An answer is not zero.
+    // A result is never zero.
     fragment | found(UNKNOWN_TRANSPORT, 0, 1, 0)
 }
 
-/// The packet at hand is one of IPv6. Read again each time, rather than kept on the stack.
+/// Read each time, to save stack.
 #[inline(always)]
 fn is_ipv6(skb: *mut __sk_buff) -> bool {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { core::ptr::read_volatile(&raw const (*skb).protocol) == PROTOCOL_IPV6 }
 }
 
-/// What the headers behind those of IP say, at the offset `transport`: source port, from bit 16 on the destination
-/// port, from bit 32 on [`Packet::kind`], from bit 40 on [`Packet::signals`], [`IS_ERROR`], from bit 56 on the
-/// protocol; or [`CUT_SHORT`]. `what`: the protocol, and [`IS_LATER`].
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// Parses the headers at offset `transport`, behind the IP headers. Bits of the result: source port; from 16,
+/// destination port; from 32, [`Packet::kind`]; from 40, [`Packet::signals`]; [`IS_ERROR`]; from 56, the protocol; or
+/// [`CUT_SHORT`]. `what`: the protocol and [`IS_LATER`]. A global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_transport(skb: *mut __sk_buff, transport: u32, what: u32) -> u64 {
@@ -378,27 +364,25 @@ pub unsafe extern "C" fn wharf_transport(skb: *mut __sk_buff, transport: u32, wh
     }
 }
 
-/// Identification of a fragment of the packet at hand, as it stands in the header at `at`, and
-/// [`wharf_common::FragmentKey::protocol`].
+/// A fragment's identification (header byte order) and [`wharf_common::FragmentKey::protocol`].
 #[inline(always)]
 pub fn identification(ctx: &TcContext, at: u32) -> Option<(u32, u8)> {
     let at = (at & TRANSPORT_MAX) as usize;
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
-        // Identification, flags and offset, then TTL and protocol.
+        // Identification, flags and offset, TTL and protocol.
         let [identification, _, last] = read::<[u16; 3]>(ctx, at)?;
         return Some((identification.into(), (last >> 8) as u8));
     }
     Some((read(ctx, at)?, 0))
 }
 
-/// The type of an echo request (RFC 792, RFC 4443).
+/// RFC 792, RFC 4443.
 #[inline(always)]
 pub fn echo_request(protocol: u8) -> u8 {
     if protocol == ICMPV6 { 128 } else { 8 }
 }
 
-/// A request or an answer of ICMP's echo.
 #[inline(always)]
 fn is_echo(protocol: u8, kind: u8) -> bool {
     match protocol {
@@ -415,8 +399,8 @@ pub struct Key {
     high: Ipv6Address,
     low_port: u16,
     high_port: u16,
-    /// [`FlowKey::protocol`] and [`FlowKey::kind`] with the zeros after them: bytes that are zeroed on their own are a call of a
-    /// function that loops.
+    /// [`FlowKey::protocol`], [`FlowKey::kind`] and zeros: separately zeroed bytes become a call of a function that
+    /// loops.
     kinds: u32,
 }
 
@@ -435,7 +419,7 @@ impl Key {
 
     #[inline(always)]
     pub fn as_shared(&self) -> &FlowKey {
-        // SAFETY: same size and places (asserted above), and the words' alignment is greater.
+        // SAFETY: same size and offsets (asserted above), and the alignment is greater.
         unsafe { &*(&raw const *self).cast() }
     }
 }

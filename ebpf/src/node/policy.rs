@@ -1,8 +1,8 @@
-//! Judges flows by the rules of the endpoints at their two ends: `wharf_common::policy` has the tables.
+//! Judges flows by the rules of the endpoints at both ends (tables: `wharf_common::policy`).
 //!
-//! A flow is judged when it begins, and again by its next packet after the rules changed: who began it, toward whom, to which
-//! port; the direction of the packet at hand does not matter. Both ends are judged at the one hook where the flow is found:
-//! the sender's rules for what it sends, the receiver's for what it gets.
+//! A flow is judged when it begins, and by its next packet after a rule change, by client, server and port, not by
+//! the packet's direction. The one hook that finds the flow judges both ends: the sender's rules for sent packets,
+//! the receiver's for received ones.
 
 use core::ptr;
 
@@ -28,71 +28,65 @@ use crate::{
     stack_path,
 };
 
-/// Bits of an address in [`IPCACHE`].
 const ADDRESS_BITS: u32 = 128;
-/// Bits of a destination in [`POLICY_PORTS`].
 const DESTINATION_BITS: u32 = PORT_PREFIX_BITS + 16;
-/// In the place of a rule set: denies what comes from others than the node.
+/// As rule set: denies all sources but the node.
 const NO_SET: u32 = u32::MAX;
-/// In what [`wharf_rules`] is asked: the packet is on its way to the endpoint.
+/// Argument flags of [`wharf_rules`]. The packet is on its way to the endpoint.
 const TO_ENDPOINT: u32 = 1 << 24;
-/// In what [`wharf_rules`] is asked: the peer is at the packet's source.
+/// The peer is the packet's source.
 const OF_SOURCE: u32 = 1 << 25;
-/// In what [`wharf_rules`] answers: the packet is not to pass.
+/// Result flags of [`wharf_rules`]. The packet must not pass.
 const DENIED: u64 = 1 << 32;
-/// In what [`wharf_rules`] answers, with [`DENIED`] or a rule that accepts: the packet is to a service.
+/// With [`DENIED`] or an accepting rule: the packet is to a service.
 const TO_SERVICE: u64 = 1 << 33;
-/// In what [`wharf_rules`] and [`wharf_judge`] answer: the flow goes to the proxy.
+/// The flow goes to the proxy; also in [`wharf_judge`]'s result.
 const REDIRECTED: u64 = 1 << 34;
-/// Beside [`REDIRECTED`]: without the proxy the flow passes.
+/// With [`REDIRECTED`]: the flow passes without the proxy.
 const OPEN: u64 = 1 << 35;
-/// In what [`wharf_rules`] answers, with [`DENIED`]: because the packet's transport header is not found.
+/// With [`DENIED`]: the transport header is not found.
 const UNKNOWN: u64 = 1 << 36;
-/// In what [`wharf_rules`] answers, with [`DENIED`]: because the peer's address is not known, whatever the rules say.
+/// With [`DENIED`]: the peer's address is unknown, independent of the rules.
 const UNRESOLVED: u64 = 1 << 37;
-/// Beside [`REDIRECTED`]: place of the proxy's port, host byte order.
+/// With [`REDIRECTED`]: shift of the proxy's port, host byte order.
 const PORT_SHIFT: u32 = 48;
-/// In what [`wharf_rules`] and [`wharf_judge`] answer: the rule.
+/// The rule; also in [`wharf_judge`]'s result.
 const RULE: u64 = 0xffff_ffff;
 
-/// What the rules say of a flow that they let pass.
 #[derive(Clone, Copy)]
 pub struct Passed(u64);
 
 impl Passed {
-    /// The rule that lets it pass at both of its ends, zero for none, with [`BY_SERVICE`], or [`UNDECIDED`].
+    /// The rule that passes the flow, zero for none, with [`BY_SERVICE`]; or [`UNDECIDED`].
     #[inline(always)]
     pub fn rule(self) -> u32 {
         self.0 as u32
     }
 
-    /// A rule hands the flow to the proxy.
     #[inline(always)]
     pub fn is_redirected(self) -> bool {
         self.0 & REDIRECTED != 0
     }
 
-    /// Without the proxy the flow passes.
     #[inline(always)]
     pub fn is_open(self) -> bool {
         self.0 & OPEN != 0
     }
 
-    /// The port at which the proxy listens, host byte order.
+    /// The proxy's port, host byte order.
     #[inline(always)]
     pub fn port(self) -> u32 {
         (self.0 >> PORT_SHIFT) as u32
     }
 }
 
-/// The state of the rules.
 #[inline(always)]
 pub fn state() -> PolicyState {
     POLICY_STATE.get(0).copied().unwrap_or_default()
 }
 
-/// Judges a flow with these flags ([`FLOW_UPSTREAM`], [`FLOW_LET_IN`]) at both of its ends. `by_owner`: the packet goes the way that the flow's
-/// first one went; `rule`: the flow's rule before, zero for none.
+/// Judges a flow with these flags ([`FLOW_UPSTREAM`], [`FLOW_LET_IN`]) at both ends. `by_owner`: the packet has the
+/// direction of the flow's first one; `rule`: the flow's previous rule, zero for none.
 #[inline(always)]
 pub fn judge(
     ctx: &TcContext,
@@ -114,7 +108,7 @@ pub fn judge(
     let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 } | alone;
     let which = which | ((rule & BY_SERVICE) / (BY_SERVICE / TRANSLATED));
     let which = which | u32::from(flags & (FLOW_UPSTREAM | FLOW_LET_IN));
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
     match (answer >> 32) as u32 & (OWN | OTHER | NOT_FOUND) {
         0 => Ok(Passed(answer)),
@@ -124,32 +118,30 @@ pub fn judge(
     }
 }
 
-/// In what [`wharf_judge`] is asked: its endpoint sends the packet.
+/// Argument flags of [`wharf_judge`]. Its endpoint sends the packet.
 const SENDS: u32 = 1 << 0;
-/// In what [`wharf_judge`] is asked: the packet goes the way that the flow's first one went.
+/// The packet has the direction of the flow's first one.
 const BY_OWNER: u32 = 1 << 1;
-/// In what [`wharf_judge`] is asked: its endpoint's rules alone.
+/// Only its endpoint's rules apply.
 const ALONE: u32 = 1 << 2;
-/// In what [`wharf_judge`] is asked: the flow's rule before has [`BY_SERVICE`].
+/// The flow's previous rule has [`BY_SERVICE`].
 const TRANSLATED: u32 = 1 << 3;
 const _: () = assert!((SENDS | BY_OWNER | ALONE | TRANSLATED) as u16 & (FLOW_UPSTREAM | FLOW_LET_IN) == 0);
-/// In the high half of what [`wharf_judge`] answers: the rules of its endpoint deny.
+/// High half of [`wharf_judge`]'s result: its endpoint's rules deny.
 const OWN: u32 = 1;
-/// As [`OWN`]: those of the other one.
+/// The other endpoint's rules deny.
 const OTHER: u32 = 2;
-/// In the high half of what [`wharf_judge`] answers, in their place: the packet's transport header is not found.
+/// Instead of these: the transport header is not found.
 const NOT_FOUND: u32 = (UNKNOWN >> 32) as u32;
 
-/// Judges the packet's flow at both ends. `peer`: the endpoint that the packet goes to, zero where it goes to the stack
-/// or comes from it; `destination`: as in [`wharf_rules`]; `which`: the bits above, and the flow's flags of those. The
-/// low half of the answer is the rule that lets it pass; the rest is [`OWN`], [`OTHER`] or [`NOT_FOUND`], or
-/// [`REDIRECTED`]. Where the rules of both ends redirect, the client's come first.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// Judges the packet's flow at both ends. `peer`: receiving endpoint, zero for the stack in either direction;
+/// `destination`: as in [`wharf_rules`]; `which`: the flags above, and the flow's. Result: in the low half the rule
+/// that passes it; [`OWN`], [`OTHER`], [`NOT_FOUND`] or [`REDIRECTED`]. Of two redirects, the client's comes first. A
+/// global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, destination: u32, which: u32) -> u64 {
@@ -157,26 +149,27 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let (sends, by_owner) = (which & SENDS != 0, which & BY_OWNER != 0);
     let other = match peer {
         _ if which & ALONE != 0 => 0,
-        // The row is that of both hooks: whoever judges first judges for both ends.
+        // Both hooks share the row: the first judgement covers both ends.
         0 if sends => address(ctx, false).and_then(endpoint).map_or(0, |row| row.endpoint_id.into()),
         0 => sender(ctx),
         _ => peer,
     };
     let own_began = sends == by_owner;
     let (client, server) = if own_began { (own, other) } else { (other, own) };
-    // Of the one that began the flow, the peer is whom the flow is to.
+    // The client's peer is the flow's destination.
     let (to, from) = if by_owner { (0, OF_SOURCE) } else { (OF_SOURCE, 0) };
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     let (mut sent, received) = unsafe {
         let sent = wharf_rules(skb, egress_set(client), destination | to);
         (sent, wharf_rules(skb, ingress_set(server), destination | from | TO_ENDPOINT))
     };
     let mut by_service = if sent & (DENIED | TO_SERVICE) == TO_SERVICE { BY_SERVICE } else { 0 };
-    // Where the flow arrives, its packets say by their mark what the sender's rules say of the address that the sender
-    // wrote; for answers, the row says it. The hook of the flow's sender judges that address itself.
+    // At the receiver, a packet's mark has the sender's judgement of the address that the sender wrote; for answers,
+    // the row. The sender's hook judges that address directly.
     let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
     if !own_began && translated && sent & (DENIED | UNKNOWN | UNRESOLVED | RULE) == DENIED {
-        // Isolation denies, and no rule, of an address that is known: the address that the sender wrote is accepted in place of this one.
+        // Isolation denies, not a rule, and the address is known: the judgement of the address that the sender wrote
+        // applies instead.
         (sent, by_service) = (0, BY_SERVICE);
     }
     if (sent | received) & DENIED != 0 && state().flags & POLICY_AUDITS == 0 {
@@ -196,48 +189,45 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     if redirects & REDIRECTED == 0 || state().flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
 }
 
-/// [`BY_SERVICE`] where the packet has [`MARK_BY_SERVICE`], else zero.
+/// [`BY_SERVICE`] if the packet has [`MARK_BY_SERVICE`].
 #[inline(always)]
 pub fn service_mark(ctx: &TcContext) -> u32 {
-    // SAFETY: the context the program was called with. Volatile: the verifier wants the context's words read whole.
+    // SAFETY: the program's context. Volatile: the verifier wants whole reads of the words.
     let mark = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).mark) };
     (mark & MARK_BY_SERVICE) * (BY_SERVICE / MARK_BY_SERVICE)
 }
 
-/// True for a packet whose source is an address of the node's. There is policy: without it nobody knows.
+/// True for a source address of the node. Requires policy: without it the addresses are unknown.
 #[inline(always)]
 pub fn is_of_node(ctx: &TcContext) -> bool {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { wharf_rules(ctx.skb.skb, NO_SET, OF_SOURCE | TO_ENDPOINT) == 0 }
 }
 
-/// The endpoint that sent what the stack brought, or zero.
+/// Sending endpoint of a packet from the stack, or zero.
 #[inline(always)]
 fn sender(ctx: &TcContext) -> u32 {
     address(ctx, true).and_then(|source| stack_path::sender(ctx, source)).map_or(0, |row| row.endpoint_id.into())
 }
 
-/// The rule set of what the endpoint sends; zero for none, and for no endpoint.
+/// The rule set for sent packets; zero for none, and for no endpoint.
 #[inline(always)]
 fn egress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.egress)
 }
 
-/// The rule set of what the endpoint gets.
 #[inline(always)]
 fn ingress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
 }
 
-/// What a rule set says of a packet: the rule that decides, zero for none, [`DENIED`] with [`TO_SERVICE`],
-/// [`UNKNOWN`] and [`UNRESOLVED`], or [`REDIRECTED`]. `destination`: port (network byte order), from bit 16 on the protocol,
-/// [`TO_ENDPOINT`], [`OF_SOURCE`].
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// A rule set's result: the deciding rule (zero for none), [`DENIED`] with [`TO_SERVICE`], [`UNKNOWN`] and
+/// [`UNRESOLVED`], or [`REDIRECTED`]. `destination`: port (network byte order), protocol from bit 16,
+/// [`TO_ENDPOINT`], [`OF_SOURCE`]. A global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination: u32) -> u64 {
@@ -246,7 +236,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     }
     let ctx = &TcContext::new(skb);
     let Some(peer) = address(ctx, destination & OF_SOURCE != 0) else { return DENIED | UNRESOLVED };
-    // Every address has a row as long as there are rules; without one it is not known which rules are about it.
+    // With rules, every address has a row; without a row it is unknown which rules apply.
     let Some(peer) = IPCACHE.get(&Key::new(ADDRESS_BITS, *peer.as_shared())) else { return DENIED | UNRESOLVED };
     if peer.identity == IDENTITY_NODE && destination & TO_ENDPOINT != 0 {
         return 0;
@@ -264,8 +254,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         _ => 0,
     };
     let mut choice = Choice::NONE;
-    // A pointer and no `Option`: without a row it is on the stack all the same, where Linux before 6.3 allows no read of
-    // what was never written.
+    // Not an `Option`: even an empty one is on the stack, and Linux before 6.3 rejects reads of unwritten stack.
     let (mut judges, mut is_unknown) = (ptr::null_mut::<CellRow>(), false);
     for which in 0..4_u32 {
         let (any_class, any_port) = (which & 2 != 0, which & 1 != 0);
@@ -299,15 +288,15 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     rule | DENIED | service | if is_unknown { UNKNOWN } else { 0 }
 }
 
-/// Notes by which rules the flow passes.
+/// Records the rule by which the flow passes.
 ///
 /// # Safety
 ///
-/// `row` is a map value of a flow.
+/// `row` is a map value.
 #[inline(always)]
 pub unsafe fn note(row: *mut wharf_common::FlowRow, generation: u32, rule: u32) {
-    // The rule before the generation: whoever reads the generation finds the rule.
-    // SAFETY: the caller's word; fields of a map value, written whole.
+    // The rule before the generation: a reader of the generation finds the rule.
+    // SAFETY: the caller's contract; fields of a map value, written whole.
     unsafe {
         ptr::write_volatile(&raw mut (*row).rule, rule);
         ptr::write_volatile(&raw mut (*row).generation, generation);

@@ -1,12 +1,12 @@
-//! Gives each endpoint a share of `FLOWS` for the flows that it began last, which no other endpoint can take.
+//! Gives each endpoint an exclusive share of `FLOWS` for its latest flows.
 //!
-//! The share is a ring. Each of its places is a row of `FLOWS_RECENT` with the key of a flow, whose row in `FLOWS` has the flag
-//! [`FLOW_RECENT`]. A new flow takes the place of the oldest one, whose row moves to the LRU table `FLOWS_NEW`: the kernel
-//! evicts from an LRU table without regard to the owner. An endpoint has one ring for flows that it began and one for flows
-//! that began outside of the node, so that a flood from outside cannot displace the endpoint's own flows.
+//! The share is a ring. Each place is a row of `FLOWS_RECENT` with the key of a flow, whose row in `FLOWS` has
+//! [`FLOW_RECENT`]. A new flow takes the place of the oldest, whose row moves to the LRU table `FLOWS_NEW`, where the
+//! kernel evicts without regard to the owner. An endpoint has one ring for flows that it began and one for flows from
+//! outside the node, so that a flood from outside cannot displace its own flows.
 //!
-//! Two CPUs that begin flows of one endpoint at the same moment can take the same place. The row that loses its place stays in
-//! `FLOWS` until its flow is over. `FlowUse::recent` counts the rows and bounds them at [`RECENT_MOST`].
+//! Two CPUs that begin flows of one endpoint at once can take the same place. The row that loses its place stays in
+//! `FLOWS` until its flow is over. `FlowUse::recent` counts the rows, at most [`RECENT_MOST`].
 
 use core::ptr;
 
@@ -26,18 +26,16 @@ use crate::{
     packet::Key,
 };
 
-/// Rows with [`FLOW_RECENT`] that an endpoint can have in `FLOWS`: both rings, and as many rows without a place.
+/// Maximum rows with [`FLOW_RECENT`] of an endpoint: both rings, and as many rows without a place.
 const RECENT_MOST: i32 = 4 * FLOWS_SHARE as i32;
-/// Returned by [`wharf_vacate`] when the endpoint gets no place.
 const NO_PLACE: u32 = u32::MAX;
 
-/// Enters a new flow into the ring of its owner. Returns false when it has to begin in the LRU table.
-///
-/// `outside`: the flow began outside of the node.
+/// Enters a new flow into its owner's ring; false: it must begin in the LRU table. `outside`: it began outside of the
+/// node.
 #[inline(always)]
 pub fn enter(key: &Key, mut row: FlowRow, outside: bool) -> bool {
     let owner = u32::from(row.owner);
-    // The compiler knows what the function may return, the verifier does not.
+    // The compiler knows the function's possible results, the verifier does not.
     let place = core::hint::black_box(wharf_vacate(owner, outside.into()));
     if place == NO_PLACE {
         return false;
@@ -63,9 +61,7 @@ pub fn enter(key: &Key, mut row: FlowRow, outside: bool) -> bool {
     }
 }
 
-/// Takes the next place of the owner's ring and moves its flow to the LRU table. Returns the place, or [`NO_PLACE`].
-///
-/// Its name is exported and it takes numbers only, so that the verifier checks it once.
+/// Takes the next place of the owner's ring and moves its flow to the LRU table. A global function, verified once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wharf_vacate(owner: u32, outside: u32) -> u32 {
@@ -91,7 +87,7 @@ pub extern "C" fn wharf_vacate(owner: u32, outside: u32) -> u32 {
 /// `key` and `used` are map values.
 #[inline(always)]
 unsafe fn retire(key: *const FlowKey, owner: u32, used: *mut FlowUse) {
-    // SAFETY: map values outlive this run. If another CPU keeps the flow at this moment, its next packet moves it again.
+    // SAFETY: map values outlive this run. If another CPU keeps the flow now, the flow's next packet moves it again.
     unsafe {
         let Some(row) = FLOWS.get_ptr_mut(&*key) else { return };
         let flags = ptr::read_volatile(&raw const (*row).flags);
@@ -105,7 +101,7 @@ unsafe fn retire(key: *const FlowKey, owner: u32, used: *mut FlowUse) {
     }
 }
 
-/// Counts that a row is no longer a recent one of this endpoint.
+/// Counts that a row is no longer recent.
 ///
 /// # Safety
 ///
@@ -116,7 +112,6 @@ pub unsafe fn leave(used: *mut FlowUse) {
     unsafe { atomic::add(&raw mut (*used).recent, u32::MAX) };
 }
 
-/// [`leave`] of a row's owner.
 #[inline(always)]
 pub fn left(owner: u16) {
     if let Some(used) = FLOW_USE.get_ptr_mut(u32::from(owner)) {
@@ -125,14 +120,14 @@ pub fn left(owner: u16) {
     }
 }
 
-/// The row of `FLOW_USE` for the whole node: `rows` counts all kept flows, `counted` is not zero during a collection.
+/// `rows` counts all kept flows; `counted` is not zero during a collection.
 const NODE: u32 = 0;
 
-/// The counters of an endpoint that may keep one more flow, and the node's.
+/// Counters of an endpoint that may keep one more flow, and the node's.
 #[inline(always)]
 pub fn room(owner: u16) -> Option<[*mut FlowUse; 2]> {
     let (used, node) = (FLOW_USE.get_ptr_mut(u32::from(owner))?, FLOW_USE.get_ptr_mut(NODE)?);
-    // SAFETY: map values, read whole; CPUs that race for the last place may take one each.
+    // SAFETY: map values, read whole; CPUs that race for the last place can take one each.
     let (own, all) =
         unsafe { (ptr::read_volatile(&raw const (*used).rows), ptr::read_volatile(&raw const (*node).rows)) };
     if own >= FLOWS_QUOTA {
@@ -146,7 +141,6 @@ pub fn room(owner: u16) -> Option<[*mut FlowUse; 2]> {
     Some([used, node])
 }
 
-/// Counts a flow that is kept from now on.
 #[inline(always)]
 pub fn count_kept(counters: [*mut FlowUse; 2]) {
     for used in counters {
@@ -155,14 +149,14 @@ pub fn count_kept(counters: [*mut FlowUse; 2]) {
     }
 }
 
-/// True while a collection removes rows from `FLOWS` by key (`collect.rs`).
+/// A collection is removing rows from `FLOWS` by key (`collect.rs`).
 #[inline(always)]
 pub fn is_collecting() -> bool {
     // SAFETY: a map value, read whole.
     FLOW_USE.get_ptr(NODE).is_some_and(|node| unsafe { ptr::read_volatile(&raw const (*node).counted) } != 0)
 }
 
-/// True while a collection is about to remove the row of this key from `FLOWS` (`collect.rs`).
+/// A collection is removing this key's row from `FLOWS` (`collect.rs`).
 #[inline(always)]
 pub fn is_being_removed(key: &FlowKey) -> bool {
     // SAFETY: a map value, read whole.

@@ -1,23 +1,25 @@
 //! Hands flows to the proxy where a rule redirects them.
 //!
-//! **The way to the proxy.** A packet that the proxy is to get has [`MARK_TO_PROXY`]: a rule of the node's routing delivers it to the node itself,
-//! whatever its destination is, and the kernel finds the socket. Sockets of the proxy are transparent: they have the addresses and ports of
-//! the client and the server. The first packet of a connection has the proxy's port in the mark too, and the node's nftables table
-//! gives it to the socket that listens there. What the stack brings to a container's link is turned round ([`wharf_ebpf::turn`]).
+//! **To the proxy.** By [`MARK_TO_PROXY`] a routing rule of the node delivers a packet locally for any destination,
+//! and the kernel finds the proxy's transparent socket, which has the addresses and ports of client and server. The
+//! first packet of a connection also has the proxy's port in its mark, and the node's nftables table assigns it to
+//! the socket that listens there. A packet from the stack to a container's link is turned back
+//! ([`wharf_ebpf::turn`]).
 //!
-//! **UDP** has no connections: one socket of the proxy's takes the packets of all flows, so each of them has the port in its mark, and is judged for that.
-//! A flow goes to the proxy from the packet on that the rules redirect, and back to the server when they no longer do. Fragments have the port
-//! too; the kernel puts them together before a rule with `tproxy` (`nft_tproxy_init` asks for that), those that were turned round as well.
+//! **UDP** has no connections: one proxy socket receives all flows, so each packet has the port in its mark and is
+//! judged for it. A flow goes to the proxy from the first redirected packet, and back to the server when the rules no
+//! longer redirect. Fragments have the port too; the kernel reassembles them before a `tproxy` rule
+//! (`nft_tproxy_init` requests it), also turned ones.
 //!
-//! **The proxy's own packets** have the client's address as source. Their flow is another one, because their source port is another;
-//! its row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow may be both: what the proxy sends for the client's rules is
-//! redirected by the server's. The answers of UDP have the server's address as source and no mark.
+//! **From the proxy.** Its packets have the client's address and another source port, so they are another flow. That
+//! row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow can be both: the server's rules can redirect
+//! what the proxy sends for the client's rules. UDP answers have the server's address as source and no mark.
 //!
-//! **A server on the node** gets what the proxy sends without a hook, and answers to the container's link. The proxy's socket tells such an answer,
-//! which is turned round as well; its flow has no row.
+//! **A server on the node** receives the proxy's packets without a hook, and answers to the container's link. The
+//! proxy's socket identifies such an answer, which is turned back too; its flow has no row.
 //!
-//! Of two flows with the same ports, one that a client began and one that the proxy began in its name, the later one has the row. A proxy
-//! that takes its ports for UDP out of another range than clients do (32768 to 60999, as a rule) is spared that.
+//! If a client's flow and a proxy's flow in its name have the same ports, the later owns the row. A UDP port range of
+//! the proxy outside the clients' (usually 32768 to 60999) avoids this.
 
 use core::{mem::offset_of, ptr};
 
@@ -44,15 +46,14 @@ use crate::{
 
 /// `BPF_TCP_LISTEN` of `linux/bpf.h`.
 const LISTEN: u32 = 10;
-/// No state of a TCP socket.
+/// Not a state of a TCP socket.
 const NO_SOCKET: u32 = 0;
-/// The low half of a mark, without a port.
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
-/// What the proxy sends in a client's name has one of them.
+/// The marks of packets in a client's name.
 const MARKS_OF_PROXY: u32 = MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS;
 
-/// What becomes of a packet whose flow the rules redirect and that is not the proxy's yet. It stays a number, because each way that a program
-/// goes the verifier follows to the end.
+/// Decision about a packet whose flow the rules redirect and that is not yet the proxy's. A number, because the
+/// verifier follows every path to the end.
 #[derive(Clone, Copy)]
 pub struct Redirect(u64);
 
@@ -63,21 +64,21 @@ impl Redirect {
         self.0 & RESETS != 0
     }
 
-    /// The flow's flag from here on: [`FLOW_PROXIED`], or none where the proxy is not there and the rule lets the flow pass.
+    /// The flow's new flag: [`FLOW_PROXIED`], or none if the proxy is missing and the rule open.
     #[inline(always)]
     pub fn flag(self) -> u16 {
         self.0 as u16 & FLOW_PROXIED
     }
 
-    /// The generation by which the flow is judged, of these rules; zero where its next packet is to be judged again.
+    /// The generation to record; zero if the next packet must be judged again.
     #[inline(always)]
     pub fn generation(self, of_rules: u32) -> u32 {
         of_rules & (self.0 >> 32) as u32
     }
 }
 
-/// Decides about a packet whose flow the rules redirect; one that the proxy's listening socket is to take is marked. `running`: the flow has a row
-/// and is not the proxy's; `by_owner`: as in [`crate::policy::judge`].
+/// Decides about a packet whose flow the rules redirect, and marks it for the proxy's listening socket. `running`:
+/// the flow has a row and is not the proxy's; `by_owner`: as in [`crate::policy::judge`].
 ///
 /// # Errors
 /// `ProxyUnavailable`.
@@ -92,7 +93,7 @@ pub fn redirect(
     let of_packet = u32::from(packet.protocol) | u32::from(packet.signals) << 8;
     let of_flow = if running { RUNNING } else { 0 } | if by_owner { BY_OWNER } else { 0 };
     let open = if passed.is_open() { IS_OPEN } else { 0 };
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     let what = unsafe { wharf_redirect(ctx.skb.skb, passed.port(), of_packet | of_flow | open) };
     match core::hint::black_box(what) {
         UNAVAILABLE => Err(DropReason::ProxyUnavailable),
@@ -100,23 +101,21 @@ pub fn redirect(
     }
 }
 
-/// In what [`wharf_redirect`] is asked, beside the packet's protocol and, from bit 8 on, its signals.
+/// Argument of [`wharf_redirect`], with the protocol and, from bit 8, the signals.
 const RUNNING: u32 = 1 << 16;
 const BY_OWNER: u32 = 1 << 17;
 const IS_OPEN: u32 = 1 << 18;
-/// What [`wharf_redirect`] answers, beside [`FLOW_PROXIED`] and, in the high half, the bits of the generation that are noted.
+/// Result of [`wharf_redirect`], with [`FLOW_PROXIED`] and, in the high half, a mask for the recorded generation.
 const UNAVAILABLE: u64 = 0;
 const RESETS: u64 = 1 << 0;
 const PASSES: u64 = 1 << 1;
 const JUDGED: u64 = 0xffff_ffff << 32;
 
-/// [`redirect`], with the proxy's port and the bits above.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// [`redirect`] as a global function.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u32) -> u64 {
@@ -125,91 +124,88 @@ pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u3
     if protocol != TCP && !udp || !listens(ctx, port, udp) {
         return match what & IS_OPEN {
             0 => UNAVAILABLE,
-            // Judged again at the next packet, so that the flow goes to the proxy when it is back.
+            // Judged again at the next packet, so the flow goes to the proxy once it is back.
             _ if udp => PASSES,
             _ => PASSES | JUDGED,
         };
     }
     if running && what & BY_OWNER == 0 {
-        // What answers to packets that the proxy has not seen; but for the reset of the listening socket, by which the connection ends.
+        // An answer to packets that the proxy has not seen. Only the listening socket's reset, which ends the
+        // connection, passes.
         return if signals & SIGNAL_RST != 0 && is_by_node(ctx) { PASSES } else { UNAVAILABLE };
     }
-    // Without a row, what goes on may be a connection of the proxy's whose row is gone: its socket is found without a port.
+    // Without a row, a running connection can be the proxy's, whose socket is found without a port.
     if running || udp || opens(signals) {
         let port = u32::from((port as u16).to_be());
         set_mark_of(ctx, mark_of(ctx) & MARKS | port << MARK_PORT_SHIFT);
     }
-    // The first packet of a connection, also one that is repeated, begins anew there.
+    // A first or repeated first packet starts a new connection at the proxy.
     if running && !udp && !opens(signals) { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
 }
 
-/// The first packet of a connection.
 #[inline(always)]
 pub fn opens(signals: u8) -> bool {
     signals & (SIGNAL_SYN | SIGNAL_ACK | SIGNAL_RST) == SIGNAL_SYN
 }
 
-/// What a packet is to a flow that the proxy has an end of; a number, as [`Redirect`].
+/// Role of a packet in a flow with the proxy at one end; a number, like [`Redirect`].
 #[derive(Clone, Copy)]
 pub struct Next(u32);
 
 impl Next {
-    /// Its sender has no part in the flow, because the proxy is in its place: it chose the port that the proxy chose in its name, or answers what
-    /// it never got.
+    /// The proxy replaces the sender: the proxy chose the sender's port in the sender's name, or the sender answers
+    /// packets that it never received.
     #[inline(always)]
     pub fn is_strange(self) -> bool {
         self.0 & IS_STRANGE != 0
     }
 
-    /// It begins another flow of the same ends.
     #[inline(always)]
     pub fn begins(self) -> bool {
         self.0 & BEGINS != 0
     }
 
-    /// Flags that the flow does not have for this packet, which the rules judge anew: they alone tell the port of the socket, and whether a UDP
-    /// flow is the proxy's still. None where it goes on as it is.
+    /// Flags to clear so that the rules judge the packet again: only they give the socket's port, and whether a UDP
+    /// flow is still the proxy's.
     #[inline(always)]
     pub fn anew(self) -> u16 {
         self.0 as u16
     }
 }
 
-/// What a packet is to its flow, which has a row with these flags, of [`wharf_common::flow::FLOW_OF_PROXY`] at least one.
+/// `flags`: at least one of [`wharf_common::flow::FLOW_OF_PROXY`].
 #[inline(always)]
 pub fn next(ctx: &TcContext, packet: &Packet, flags: u16, by_owner: bool) -> Next {
     let of_packet = if opens(packet.signals) { OPENS } else { 0 } | if packet.protocol == UDP { IS_UDP } else { 0 };
     let of_flow = u32::from(flags) | if by_owner { BY_OWNER } else { 0 };
-    // The other way round: what the other end would send.
+    // The other end's ports.
     let ports = packet.ports().rotate_left(16);
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     Next(core::hint::black_box(unsafe { wharf_next(ctx.skb.skb, ports, of_packet | of_flow) }))
 }
 
-/// In what [`wharf_next`] is asked, beside the flow's flags and [`BY_OWNER`].
+/// Argument of [`wharf_next`], with the flow's flags and [`BY_OWNER`].
 const OPENS: u32 = 1 << 19;
 const IS_UDP: u32 = 1 << 20;
-/// What [`wharf_next`] answers, beside [`Next::anew`].
+/// Result of [`wharf_next`], with the flags to clear.
 const GOES_ON: u32 = 0;
 const BEGINS: u32 = 1 << 16;
 const IS_STRANGE: u32 = 1 << 17;
-/// [`FLOW_REPLIED`] is cleared too, so that `POLICY_KEEPS_FLOWS` does not skip the judgement that gives the port.
+/// Also clears [`FLOW_REPLIED`], so that `POLICY_KEEPS_FLOWS` does not skip the judgement that gives the port.
 const ANEW: u32 = (FLOW_PROXIED | FLOW_REPLIED) as u32;
 
-/// [`next`], with the bits above. `ports`: those of a packet the other way, as [`Packet::ports`] has them.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// [`next`] as a global function. `ports`: [`Packet::ports`] of a packet in the other direction.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) -> u32 {
     let ctx = &TcContext::new(skb);
     let (flags, by_owner, udp) = (what as u16, what & BY_OWNER != 0, what & IS_UDP != 0);
     if is_strange(ctx, flags, by_owner) {
-        // The proxy closes its socket when its flow is over, which no packet of UDP says.
+        // The proxy closes its socket when its flow ends; UDP has no packet for that.
         let is_over = udp && by_owner && !has_socket(ctx, ports);
         return if is_over { BEGINS } else { IS_STRANGE };
     }
@@ -226,7 +222,7 @@ pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) 
     }
 }
 
-/// True where a socket of the proxy's takes what comes from the destination of the packet at hand to its source; `ports`: of that.
+/// True if a proxy socket receives packets from this packet's destination to its source; `ports`: of those packets.
 #[inline(always)]
 fn has_socket(ctx: &TcContext, ports: u32) -> bool {
     let mut tuple = [0; 9];
@@ -242,51 +238,49 @@ fn has_socket(ctx: &TcContext, ports: u32) -> bool {
     load(ctx, server, &mut tuple, 0, 4) && load(ctx, client, &mut tuple, 4, 4) && is_taken(ctx, true, &mut tuple, 9)
 }
 
-/// Loads words at an offset of the IP header into the tuple.
+/// Loads words at an offset of the IP header.
 #[inline(always)]
 fn load(ctx: &TcContext, offset: usize, tuple: &mut [u32; 9], at: usize, words: u32) -> bool {
     let (skb, offset) = (ctx.skb.skb.cast(), (ETHERNET_BYTES + offset) as u32);
-    // SAFETY: the context the program was called with, and room for the words.
+    // SAFETY: the program's context, and room for the words.
     unsafe { bpf_skb_load_bytes(skb, offset, tuple.as_mut_ptr().add(at).cast(), words * 4) == 0 }
 }
 
-/// True for a packet that the node's own stack made; false for one that a container sends, which came by a link.
+/// The node's stack created the packet; a container's came over a link.
 #[inline(always)]
 pub fn is_by_node(ctx: &TcContext) -> bool {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
 }
 
-/// True for a packet, at a hook on its way to a container, that the proxy sends in the name of a server, or that a server on the node sends to the
-/// proxy. It is of a flow that a client began, and begins none where that one's row is gone: what the client sends would pass for answers, which no
-/// rule redirects.
+/// True for a packet to a container that the proxy sends in a server's name, or a server on the node to the proxy. It
+/// belongs to a client's flow and begins none without that row: the client's packets would then count as answers,
+/// which no rule redirects.
 #[inline(always)]
 pub fn is_answer(ctx: &TcContext, of_proxy: u16) -> bool {
     of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && (of_proxy & FLOW_PROXIED != 0 || !is_of_node(ctx))
 }
 
-/// True for a packet of a flow with these flags whose sender has no part in the flow, because the proxy is in its place.
+/// The proxy replaces the packet's sender in a flow with these flags.
 #[inline(always)]
 pub fn is_strange(ctx: &TcContext, flags: u16, by_owner: bool) -> bool {
     flags & in_place_of(by_owner) != 0 && !is_by_node(ctx)
 }
 
-/// True for a packet of a flow with these flags that the proxy is to get.
+/// The packet of a flow with these flags goes to the proxy.
 #[inline(always)]
 pub fn is_for_proxy(flags: u16, by_owner: bool) -> bool {
     flags & in_place_of(!by_owner) != 0
 }
 
-/// The flag of a flow that has the proxy in the place of the end that began it, or of the other one.
+/// The flag for the proxy in place of the end that began the flow (`owner`), or the other end.
 #[inline(always)]
 fn in_place_of(owner: bool) -> u16 {
     if owner { FLOW_UPSTREAM } else { FLOW_PROXIED }
 }
 
-/// Marks a packet that the proxy is to get.
-///
 /// # Errors
-/// `ProxyUnavailable` for a packet that has the mark and came to a container's link all the same: the node does not deliver it.
+/// `ProxyUnavailable` for a packet that already has the mark at a container's link: the node does not deliver it.
 #[inline(always)]
 pub fn mark(ctx: &TcContext, asked: &Asked) -> Result<(), DropReason> {
     let mark = mark_of(ctx);
@@ -297,27 +291,26 @@ pub fn mark(ctx: &TcContext, asked: &Asked) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// The packet's mark.
 #[inline(always)]
 fn mark_of(ctx: &TcContext) -> u32 {
-    // SAFETY: the context the program was called with. Volatile: the verifier wants the context's words read and written whole.
+    // SAFETY: the program's context. Volatile: the verifier wants whole accesses of the words.
     unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).mark) }
 }
 
 #[inline(always)]
 fn set_mark_of(ctx: &TcContext, mark: u32) {
-    // SAFETY: as in `mark_of`; programs of this kind may write it.
+    // SAFETY: as in `mark_of`; a classifier may write it.
     unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).mark, mark) };
 }
 
-/// The flags of a flow that begins with this packet: those of one of the proxy's.
+/// Proxy flags of a flow that begins with this packet.
 #[inline(always)]
 pub fn of_proxy(ctx: &TcContext, asked: &Asked, packet: &Packet) -> u16 {
     if asked.direction as u32 == Direction::Egress as u32 || !is_by_node(ctx) {
         return 0;
     }
     match mark_of(ctx) & MARKS_OF_PROXY {
-        // SAFETY: the context the program was called with.
+        // SAFETY: the program's context.
         0 if packet.protocol == TCP => {
             core::hint::black_box(unsafe { wharf_upstream(ctx.skb.skb, packet.ports()) }) as u16
         }
@@ -327,14 +320,12 @@ pub fn of_proxy(ctx: &TcContext, asked: &Asked, packet: &Packet) -> u16 {
     }
 }
 
-/// [`FLOW_PROXIED`] for a packet of TCP, from the node to a container, that a connection of the proxy's takes: a server on the node answers there to
-/// what no hook has seen. Else zero. `ports`: [`Packet::ports`].
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// [`FLOW_PROXIED`] for a TCP packet from the node to a container that a proxy connection receives: a server on the
+/// node answers packets that passed no hook. Else zero. `ports`: [`Packet::ports`]. A global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_upstream(skb: *mut __sk_buff, ports: u32) -> u32 {
@@ -362,8 +353,8 @@ pub fn tcp_state(ctx: &TcContext, ports: u32) -> u32 {
     if load(ctx, offset_of!(Ipv6, source), &mut tuple, 0, 8) { state(ctx, &mut tuple, 9) } else { NO_SOCKET }
 }
 
-/// True when a TCP socket listens at this port of the node's loopback address of the packet's family, or of any address; any socket of UDP does
-/// that is bound there.
+/// True if a TCP socket listens at this port of the node's loopback or any address in the packet's family, or a UDP
+/// socket is bound there.
 #[inline(always)]
 fn listens(ctx: &TcContext, port: u32, udp: bool) -> bool {
     let port = u32::from((port as u16).to_be()) << 16;
@@ -380,19 +371,20 @@ fn listens(ctx: &TcContext, port: u32, udp: bool) -> bool {
 
 #[inline(always)]
 fn is_v4(ctx: &TcContext) -> bool {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { (*ctx.skb.skb).protocol == PROTOCOL_IPV4 }
 }
 
-/// True when a TCP socket listens for packets of this `struct bpf_sock_tuple` (source and destination, then the ports), or a UDP socket takes them.
+/// True if a TCP socket listens, or a UDP socket is open, for this `struct bpf_sock_tuple` (source, destination,
+/// ports).
 #[inline(always)]
 fn is_taken(ctx: &TcContext, udp: bool, tuple: &mut [u32; 9], words: u32) -> bool {
     if !udp {
         return state(ctx, tuple, words) == LISTEN;
     }
     let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
-    // SAFETY: the context, and a tuple of that many bytes; a negative namespace is that of the packet's device. A socket from a lookup is given
-    // back once.
+    // SAFETY: the context, and a tuple of that many bytes; a negative namespace is the packet's device's. A socket is
+    // released once.
     unsafe {
         let socket = bpf_sk_lookup_udp(skb, tuple, bytes, u64::MAX, 0);
         if socket.is_null() {
@@ -403,7 +395,7 @@ fn is_taken(ctx: &TcContext, udp: bool, tuple: &mut [u32; 9], words: u32) -> boo
     true
 }
 
-/// State of the TCP socket that takes packets of this tuple, or [`NO_SOCKET`].
+/// State of the TCP socket that receives packets of this tuple.
 #[inline(always)]
 fn state(ctx: &TcContext, tuple: &mut [u32; 9], words: u32) -> u32 {
     let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);

@@ -1,8 +1,8 @@
-//! Which services of an endpoint another endpoint reaches through the node's stack: what answers for flows that have no row.
+//! Services of an endpoint that another reaches through the node's stack, for flows without a row.
 //!
-//! A row of `STACK_PATHS` is about a pair of endpoints, a protocol and a port, not about a flow, so that no flood of flows makes
-//! it forgotten. All flows of that pair to that port take the stack, also those that no rule translates: the node's connection
-//! tracking then knows every flow that could have the same addresses and ports.
+//! A row of `STACK_PATHS` is for a pair of endpoints, a protocol and a port, not a flow, so no flood of flows evicts
+//! it. All flows of the pair to that port take the stack, also untranslated ones: the node's connection tracking then
+//! knows every flow that could have the same addresses and ports.
 
 use core::mem::{offset_of, size_of};
 
@@ -23,7 +23,7 @@ struct Key {
     client: Ipv6Address,
     server: Ipv6Address,
     port: u16,
-    /// With a zero after it, as the rest: bytes that are zeroed on their own are a call of a function that loops.
+    /// With the next zero byte: separately zeroed bytes become a call of a function that loops.
     protocol: u16,
     pad: u32,
 }
@@ -35,7 +35,7 @@ const _: () = {
 };
 
 impl Key {
-    /// The path whose client sent this packet, or, with `reply`, whose server did.
+    /// The path with the packet's sender as client; with `reply`, as server.
     #[inline(always)]
     fn of(packet: &Packet, reply: bool) -> Self {
         let (client, server, port) = if reply {
@@ -48,19 +48,20 @@ impl Key {
 
     #[inline(always)]
     fn as_shared(&self) -> &StackPathKey {
-        // SAFETY: same size and places (asserted above), and the words' alignment is greater.
+        // SAFETY: same size and offsets (asserted above), and the alignment is greater.
         unsafe { &*(&raw const *self).cast() }
     }
 
-    /// The row, where it is of the endpoints that have these epochs.
+    /// The row, if its endpoints have these epochs.
     #[inline(always)]
     fn row(&self, client_epoch: u64, server_epoch: u64) -> Option<&'static StackPathRow> {
-        // SAFETY: the row may become another's while it is read. Epochs never repeat, so another's row does not match.
+        // SAFETY: the kernel can reuse the row during the read, but epochs never repeat, so a reused row does not
+        // match.
         let row = unsafe { STACK_PATHS.get(self.as_shared()) }?;
         (row.client_epoch == client_epoch && row.server_epoch == server_epoch).then_some(row)
     }
 
-    /// True when the path is noted for the endpoints that have these epochs: its port, or every port of the pair.
+    /// True if this port or every port is recorded for these endpoints.
     #[inline(always)]
     fn is_noted(mut self, client_epoch: u64, server_epoch: u64) -> bool {
         if self.row(client_epoch, server_epoch).is_some() {
@@ -71,33 +72,32 @@ impl Key {
     }
 }
 
-/// True when the endpoint with this epoch has paths; those without are spared the look-ups.
+/// Endpoints without paths skip the lookups.
 #[inline(always)]
 pub fn has_paths(own: u32, own_epoch: u32) -> bool {
     STACK_USERS.get(own).is_some_and(|epoch| *epoch as u32 == own_epoch)
 }
 
-/// True when the flow of the packet at hand, from the endpoint `own` to another one, takes the stack.
+/// True if the packet's flow takes the stack.
 #[inline(always)]
 pub fn is_noted(ctx: &TcContext, own: u32, own_epoch: u32, packet: &Packet) -> bool {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     has_paths(own, own_epoch) && unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), 0) } != 0
 }
 
-/// Notes the path of the packet at hand, that the stack brought to `server` from another endpoint.
+/// Records the path of a packet that the stack brought to `server` from another endpoint.
 #[inline(always)]
 pub fn note(ctx: &TcContext, packet: &Packet, server: u32) {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), server) };
 }
 
-/// Notes the path of a packet that the stack brought to the endpoint `server`; without one, answers 1 when the path is noted, else 0.
-///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// Records the path of a packet that the stack brought to `server`; with zero, returns 1 if the path is recorded. A
+/// global function, verified once.
 ///
 /// # Safety
 ///
-/// `skb` is the context of the running program.
+/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_path(skb: *mut __sk_buff, ports: u32, protocol: u32, server: u32) -> u64 {
@@ -112,7 +112,6 @@ pub unsafe extern "C" fn wharf_path(skb: *mut __sk_buff, ports: u32, protocol: u
     0
 }
 
-/// True when the flow of a packet between two endpoints takes the stack.
 #[inline(always)]
 pub fn is_noted_between(packet: &Packet) -> bool {
     let (Some(sender), Some(receiver)) = (endpoint(packet.source), endpoint(packet.destination)) else {
@@ -126,11 +125,11 @@ fn is_either_noted(packet: &Packet, sender: u64, receiver: u64) -> bool {
     Key::of(packet, false).is_noted(sender, receiver) || Key::of(packet, true).is_noted(receiver, sender)
 }
 
-/// The endpoint that sent what the stack brought: it has the source address, and the packet came over its link. `None` for what
-/// the node itself sends, and for what comes from elsewhere.
+/// Sending endpoint of a packet from the stack: has the source address, and the packet came over its link. `None` for
+/// packets of the node and from outside.
 #[inline(always)]
 pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the program's context.
     let came_by = unsafe { (*ctx.skb.skb).ingress_ifindex };
     if came_by == 0 {
         return None;
@@ -151,14 +150,14 @@ fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
     }
     let mut row = StackPathRow { client_epoch, server_epoch, ports: 0, _pad: 0 };
     let mut path = Key::of(packet, false);
-    // Without room (the map evicts, so only without memory) the flow's own row says the same.
+    // Fails only without memory (the map evicts); the flow's row has the same information.
     let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     if path.port != 0 {
         path.port = 0;
         row.ports = path.row(client_epoch, server_epoch).map_or(0, |pair| pair.ports) + 1;
         let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     }
-    // After the rows: who reads the epoch finds them.
+    // After the rows: a reader of the epoch finds them.
     let _ = STACK_USERS.set(sender.direct, client_epoch, 0);
     let _ = STACK_USERS.set(server, server_epoch, 0);
 }

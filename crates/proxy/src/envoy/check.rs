@@ -1,7 +1,7 @@
-//! Whether a start would find and execute Envoy's program, without a start.
+//! Checks without a start whether Envoy's program would be found and executed.
 //!
-//! A child process becomes Envoy's user as a new Envoy does, and asks the kernel what an exec would do. A process that
-//! may not become another user examines modes.
+//! A child process becomes Envoy's user, as at a start, and asks the kernel. A process that may not change its user
+//! examines file modes.
 
 use std::{
     ffi::{CStr, CString},
@@ -15,28 +15,27 @@ use nix::{errno::Errno, libc};
 
 use super::{Envoy, EnvoyError, launch::set_up_process};
 
-/// Directories that execvp(3) of the C library searches when there is no `PATH`.
+/// Search path of the C library's execvp(3) without `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// The child's report that the program can be executed; no system call that it makes has this error.
+/// The child's report of success; the child's system calls never have this error.
 const EXECUTABLE: Errno = Errno::ECANCELED;
 
 impl Envoy {
-    /// Checks whether a start would find and execute the program, which is not run. Returns why the program could not be
-    /// examined by this process, if so.
+    /// Does not run the program. Returns a reason if this process could not examine it.
     ///
     /// # Errors
-    /// A start would fail: there is no such program, or Envoy's user may not execute it.
+    /// A start would fail: the program is missing, or Envoy's user may not execute it.
     pub fn check_program(&self) -> Result<Option<String>, EnvoyError> {
         let failed = |source| self.cannot_start(source);
         let paths = self.candidates().map_err(failed)?;
         let name = |path: &PathBuf| CString::new(path.as_os_str().as_bytes());
         let names: Vec<CString> = paths.iter().map(name).collect::<Result<_, _>>().map_err(|e| failed(e.into()))?;
         let user = self.user;
-        // The closure always fails, so nothing is executed.
+        // The closure always fails, so no program is executed.
         let mut command = Command::new("/dev/null");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: the closure runs between fork and exec in a process of one thread. It makes system calls alone, on
-        // values that were made before the fork: no memory is allocated, no lock taken.
+        // SAFETY: the closure runs between fork and exec in a single-threaded process. It only makes system calls on
+        // existing values: no allocation, no lock.
         unsafe {
             command.pre_exec(move || {
                 set_up_process(user, None)?;
@@ -47,14 +46,14 @@ impl Envoy {
             Ok(mut child) => child.wait().map(|_| None).map_err(failed),
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(EXECUTABLE) => Ok(None),
-                // This process may not become Envoy's user, or the kernel does not know the call.
+                // This process may not become Envoy's user, or the kernel lacks the call.
                 Some(Errno::EPERM | Errno::ENOSYS) => self.examine(&paths),
                 _ => Err(failed(error)),
             },
         }
     }
 
-    /// Where a start looks for the program: a bare name in the directories of `PATH`.
+    /// A bare name is searched in `PATH`.
     pub(super) fn candidates(&self) -> io::Result<Vec<PathBuf>> {
         if self.is_bare() {
             let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
@@ -63,12 +62,11 @@ impl Envoy {
         Ok(vec![std::path::absolute(&self.program)?])
     }
 
-    /// Whether the program is a name without a directory.
     pub(super) fn is_bare(&self) -> bool {
         self.program.components().count() == 1 && !self.program.has_root()
     }
 
-    /// The decision by modes, as this process sees them.
+    /// Decides by file modes.
     fn examine(&self, paths: &[PathBuf]) -> Result<Option<String>, EnvoyError> {
         let (mut denied, mut hidden) = (false, None);
         for path in paths {
@@ -98,7 +96,7 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// What execvp(3) does with these paths: the first one that can be executed, or its error.
+/// Like execvp(3): the first executable, or the error.
 fn first_executable(paths: &[CString]) -> Result<(), Errno> {
     let mut denied = false;
     for path in paths {
@@ -116,8 +114,7 @@ fn may_execute(path: &CStr) -> Result<(), Errno> {
     if nix::sys::stat::stat(path)?.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Err(Errno::EACCES);
     }
-    // With the effective capabilities, as exec has them: access(2) ignores them, and so do libraries that imitate this
-    // call.
+    // With the effective capabilities, as in exec: access(2) and libraries that imitate this call ignore them.
     // SAFETY: the path is a string that outlives the call.
     let result =
         unsafe { libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) };

@@ -1,13 +1,13 @@
-//! Envoy's directory, and what is in it.
+//! Envoy's directory and its files.
 //!
 //! | file | owner, mode | content |
 //! |---|---|---|
 //! | `.` | agent:group 0750 | |
 //! | `xds.sock` | agent:group 0660 | the server's socket |
 //! | `bootstrap.json` | agent:group 0640 | Envoy's settings |
-//! | `envoy.pid` | agent 0644 | number and start time of the process that was started last |
-//! | `told.pid` | agent 0644 | the same of the process that was told listeners last, whoever started it |
-//! | `admin/` | user:group 0700 | the socket of Envoy's own interface |
+//! | `envoy.pid` | agent 0644 | number and start time of the last started process |
+//! | `told.pid` | agent 0644 | the same for the last process that received listeners, from any starter |
+//! | `admin/` | user:group 0700 | the socket of Envoy's admin interface |
 
 use std::{
     fs, io,
@@ -31,7 +31,7 @@ use crate::{
 };
 
 impl Envoy {
-    /// Makes the directory and, in it, the socket for [`crate::Proxy::serve`]. One that an earlier agent left is replaced.
+    /// Makes the directory and the socket, replacing an earlier agent's, for [`crate::Proxy::serve`].
     #[must_use]
     pub fn socket(&self) -> Socket {
         Socket::new(self.clone())
@@ -46,14 +46,13 @@ impl Envoy {
         Ok(socket)
     }
 
-    /// Where Envoy's own interface listens (HTTP/1.1 over a unix socket): for an operator who looks for more than the status
-    /// has.
+    /// Envoy's admin interface (HTTP/1.1 on a unix socket).
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.directory.join("admin/admin.sock")
     }
 
-    /// Envoy's settings.
+    /// Path of Envoy's settings.
     #[must_use]
     pub fn bootstrap_path(&self) -> PathBuf {
         self.directory.join("bootstrap.json")
@@ -72,7 +71,7 @@ impl Envoy {
         self.give(&self.directory, 0o750)
     }
 
-    /// `replaces`: the socket that is there goes, also if somebody listens at it.
+    /// `replaces`: also removes a socket with a listener.
     fn ensure_admin_directory(&self, replaces: bool) -> Result<(), EnvoyError> {
         let (admin, socket) = (self.directory.join("admin"), self.admin_socket());
         fs::create_dir_all(&admin).map_err(failed("create", &admin))?;
@@ -87,7 +86,8 @@ impl Envoy {
         Ok(())
     }
 
-    /// Takes Envoy's own directory back, if it is there: an agent without CAP_DAC_OVERRIDE and CAP_FOWNER removes and changes only what is its own.
+    /// Takes ownership of the admin directory: an agent without CAP_DAC_OVERRIDE and CAP_FOWNER can change and remove
+    /// only its own files.
     pub(super) fn take_back(&self) -> Result<(), EnvoyError> {
         let admin = self.directory.join("admin");
         match chown(&admin, Some(nix::unistd::geteuid().as_raw()), None) {
@@ -96,7 +96,7 @@ impl Envoy {
         }
     }
 
-    /// To the agent and, for what `mode` says, to Envoy's group.
+    /// Gives Envoy's group the access in `mode`.
     fn give(&self, path: &Path, mode: u32) -> Result<(), EnvoyError> {
         if let Some(user) = self.user {
             chown(path, None, Some(user.gid)).map_err(failed("change the group of", path))?;
@@ -104,14 +104,12 @@ impl Envoy {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("set the mode of", path))
     }
 
-    /// Envoy's settings, as text.
     pub(super) fn settings(&self) -> String {
         let (socket, admin) = (self.as_envoy_sees(self.socket_path()), self.as_envoy_sees(self.admin_socket()));
         format!("{:#}\n", bootstrap(&socket, &admin, Connections::here(), self.user))
     }
 
-    /// Writes the settings, and removes what an Envoy that has ended left where the next one wants to listen. For an Envoy that nobody supervises; a
-    /// supervised one has it done.
+    /// Writes the settings, and removes an ended Envoy's socket. For an unsupervised Envoy.
     ///
     /// # Errors
     /// A file could not be written or removed.
@@ -119,7 +117,8 @@ impl Envoy {
         self.make_ready(false)
     }
 
-    /// The same for an Envoy that is started right after it. One that an agent started and did not note gives way to it.
+    /// Like [`Self::prepare`], before a start: also removes the socket of a running Envoy that was started but not
+    /// recorded.
     pub(super) fn prepare_to_launch(&self) -> Result<(), EnvoyError> {
         self.make_ready(true)
     }
@@ -132,17 +131,17 @@ impl Envoy {
         self.give(&path, 0o640)
     }
 
-    /// Notes which process it is, for the next agent.
     pub(super) fn note(&self, process: &Process) -> Result<(), EnvoyError> {
         note(&self.pid_path(), process.id)
     }
 
-    /// Looks for the Envoy that an earlier agent told listeners, whoever started it, and has the one that this agent tells noted for
-    /// the next agent. Comes before [`Proxy::serve`]. When the run directory was lost, an agent that starts Envoy (`supervised`) looks for
-    /// this directory's mark. Any other agent ignores the mark: the Envoy may be another program's.
+    /// Finds the Envoy with an earlier agent's listeners, from any starter, and lets the proxy record which process
+    /// receives this agent's. Call it before [`Proxy::serve`]. When the run directory was lost, an agent that starts
+    /// Envoy (`supervised`) looks for this directory's mark. Others ignore the mark: the Envoy can belong to another
+    /// program.
     ///
     /// # Errors
-    /// The file that names the process, or the list of processes, could not be read.
+    /// The record file or the process list could not be read.
     pub fn remember(&self, proxy: &Proxy, supervised: bool) -> Result<(), EnvoyError> {
         let path = self.directory.join("told.pid");
         let process = noted(&path)?;
@@ -156,27 +155,24 @@ impl Envoy {
         Ok(())
     }
 
-    /// The process that was started last, if it lives.
     pub(super) fn noted(&self) -> Result<Option<Process>, EnvoyError> {
         noted(&self.pid_path())
     }
 
-    /// Whether a process that was started with the settings on disk would be started in the same way now.
+    /// The settings on disk equal the settings of a start now.
     pub(super) fn settings_are_current(&self) -> bool {
         fs::read_to_string(self.bootstrap_path()).is_ok_and(|text| text == self.settings())
     }
 }
 
-/// Writes which process it is.
 pub(crate) fn note(path: &Path, process: ProcessId) -> Result<(), EnvoyError> {
-    // Renamed into place: half a number would be another process.
+    // Renamed into place: a partial number would name another process.
     let fresh = path.with_extension("new");
     let text = format!("{} {}\n", process.pid, process.started);
     fs::write(&fresh, text).map_err(failed("write", &fresh))?;
     fs::rename(&fresh, path).map_err(failed("rename", &fresh))
 }
 
-/// The process that the file names, if it lives.
 fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -184,7 +180,7 @@ fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
     };
     let mut words = text.split_ascii_whitespace();
     let (Some(Ok(pid)), Some(Ok(started))) = (words.next().map(str::parse), words.next().map(str::parse::<u64>)) else {
-        // Nobody but this module writes it, and never half of it: a foreign file names no process of ours.
+        // Only this module writes the file, atomically: other content names no Envoy.
         return Ok(None);
     };
     match Process::find(pid).map_err(|source| EnvoyError::Process { operation: "look at", pid, source })? {
@@ -193,9 +189,9 @@ fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
     }
 }
 
-/// Whether a socket's file is there and nobody listens at it.
+/// The socket's file exists without a listener.
 fn is_stale(path: &Path) -> bool {
-    // Does not wait for a listener whose backlog is full.
+    // Does not wait for a listener with a full backlog.
     let kind = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let connected = socket(AddressFamily::Unix, SockType::Stream, kind, None)
         .and_then(|socket| connect(socket.as_raw_fd(), &UnixAddr::new(path)?));

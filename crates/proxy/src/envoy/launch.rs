@@ -1,4 +1,4 @@
-//! From a program to a process: its arguments, its limits, its user, its capabilities.
+//! Start of Envoy's process: arguments, limits, user, capabilities.
 
 use std::{
     io,
@@ -15,12 +15,11 @@ use nix::{
 
 use super::{Envoy, EnvoyError, User};
 
-/// Seconds that connections of a chain or listener that was taken away still have to end by themselves. What they carry
-/// was allowed by rules that no longer hold.
+/// Seconds for connections of a removed chain or listener to end: their rules no longer apply.
 const DRAIN_SECONDS: u32 = 2;
-/// Bits of `CAP_NET_ADMIN` (12: transparent sockets, marks) and `CAP_NET_RAW` (13) (linux/capability.h).
+/// `CAP_NET_ADMIN` (12: transparent sockets, marks) and `CAP_NET_RAW` (13) (linux/capability.h).
 const CAPABILITIES: [u32; 2] = [12, 13];
-/// Bit of `CAP_DAC_READ_SEARCH` (linux/capability.h), which the process has until it becomes Envoy.
+/// `CAP_DAC_READ_SEARCH` (linux/capability.h), kept until exec.
 const SEARCH: u32 = 2;
 
 /// `_LINUX_CAPABILITY_VERSION_3` (linux/capability.h): 64 bits in two parts.
@@ -41,19 +40,19 @@ struct CapabilityData {
 }
 
 impl Envoy {
-    /// Starts the program; gives the process and what it prints.
+    /// Starts the program; also returns its output.
     pub(super) fn launch(&self) -> Result<(Child, OwnedFd), EnvoyError> {
         let failed = |source| self.cannot_start(source);
         let (reader, writer) = io::pipe().map_err(failed)?;
-        // Envoy must not wait for an agent that does not read: what does not fit is lost.
+        // A slow agent must not block Envoy: excess output is lost.
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
-        // By a path that does not depend on the working directory; a bare name is looked up in `PATH`.
+        // An absolute path, independent of the working directory; a bare name is searched in `PATH`.
         let program = if self.is_bare() { Ok(self.program.clone()) } else { std::path::absolute(&self.program) };
         let mut command = Command::new(program.map_err(failed)?);
         if self.is_reachable() {
             command.arg("--config-path").arg(self.bootstrap_path());
         } else {
-            // Envoy resolves the path of a settings file from the root, which its user cannot do here.
+            // Envoy resolves a settings file from the root, which its user cannot do here.
             command.current_dir(&self.directory).arg("--config-yaml").arg(self.settings());
         }
         command
@@ -65,8 +64,8 @@ impl Envoy {
             .stdout(writer.try_clone().map_err(failed)?)
             .stderr(writer);
         let (user, agent) = (self.user, self.ends_with_agent.then(nix::unistd::getpid));
-        // SAFETY: the closure runs between fork and exec in a process of one thread. It makes system calls alone, on values
-        // that it has copied: no memory is allocated, no lock taken.
+        // SAFETY: the closure runs between fork and exec in a single-threaded process. It only makes system calls on
+        // copied values: no allocation, no lock.
         unsafe {
             command.pre_exec(move || set_up_process(user, agent));
         }
@@ -75,14 +74,14 @@ impl Envoy {
     }
 }
 
-/// What a new process does before it becomes Envoy. `agent`: the process that it ends with, its parent.
+/// Prepares the process before exec. `agent`: the parent, with which it ends.
 pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Result<()> {
-    // A session of its own: a Ctrl-C on the agent's terminal is not meant for it.
+    // Ctrl-C on the agent's terminal does not reach it.
     nix::unistd::setsid()?;
-    // As many descriptors as it may have: its connections are limited to what these suffice for.
+    // Its connection limits derive from the maximum.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-    // A core would hold what connections carry.
+    // A core dump would contain connection data.
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
     if let Some(user) = user {
         become_user(user)?;
@@ -91,7 +90,7 @@ pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Resu
     if let Some(agent) = agent {
         // After the change of user, which clears it.
         prctl(nix::libc::PR_SET_PDEATHSIG, nix::libc::SIGTERM.unsigned_abs().into(), 0)?;
-        // It may have ended before that.
+        // The parent can have ended before that.
         if nix::unistd::getppid() != agent {
             return Err(Errno::ESRCH.into());
         }
@@ -100,9 +99,10 @@ pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Resu
 }
 
 fn become_user(user: User) -> io::Result<()> {
-    // Else the change of user would take every capability.
+    // Otherwise the change of user drops all capabilities.
     prctl(nix::libc::PR_SET_KEEPCAPS, 1, 0)?;
-    // SAFETY: no list is passed. The raw calls change this thread, the only one; the library's would signal other threads.
+    // SAFETY: no list is passed. The raw call changes only this thread, the only one; the library's would signal
+    // other threads.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setgroups, 0, std::ptr::null::<u32>()) })?;
     // SAFETY: three numbers are passed.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setresgid, user.gid, user.gid, user.gid) })?;
@@ -111,23 +111,23 @@ fn become_user(user: User) -> io::Result<()> {
     let bits = CAPABILITIES.iter().fold(0, |bits, capability| bits | 1 << capability);
     let header = CapabilityHeader { version: CAPABILITY_VERSION, pid: 0 };
     let mut data = [CapabilityData::default(); 2];
-    // SAFETY: header and both parts of the data are as capget(2) has them, and outlive the call.
+    // SAFETY: header and both data parts have capget(2)'s layout, and outlive the call.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capget, &raw const header, data.as_mut_ptr()) })?;
-    // Not inheritable: the kernel takes it away when the program starts, after the program's path was searched.
+    // Not inheritable: the kernel drops it at exec, after searching the program's path.
     let until_exec = bits | data[0].permitted & 1 << SEARCH;
     let data =
         [CapabilityData { effective: until_exec, permitted: until_exec, inheritable: bits }, CapabilityData::default()];
-    // SAFETY: header and both parts of the data are as capset(2) has them, and outlive the call.
+    // SAFETY: header and both data parts have capset(2)'s layout, and outlive the call.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capset, &raw const header, data.as_ptr()) })?;
     for capability in CAPABILITIES {
-        // Ambient: the program, which has no capabilities of its own, keeps them.
+        // Ambient: the program has no file capabilities, and keeps these.
         prctl(nix::libc::PR_CAP_AMBIENT, 2 /* PR_CAP_AMBIENT_RAISE */, capability.into())?;
     }
     Ok(())
 }
 
 fn prctl(option: i32, second: u64, third: u64) -> io::Result<()> {
-    // SAFETY: the options used here take numbers, no pointers.
+    // SAFETY: these options take numbers, no pointers.
     Errno::result(unsafe { nix::libc::prctl(option, second, third, 0u64, 0u64) })?;
     Ok(())
 }

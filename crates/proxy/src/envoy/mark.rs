@@ -1,5 +1,5 @@
-//! The mark of an Envoy that an agent started: its first argument (`argv[0]`), which names its directory. The next agent finds the process by
-//! the mark when the file with the process number is lost.
+//! An Envoy's mark: its `argv[0]` names its directory. The next agent finds the process by it when the record file is
+//! lost.
 
 use std::{
     ffi::OsString,
@@ -12,11 +12,11 @@ use nix::unistd::geteuid;
 use super::{Envoy, EnvoyError};
 use crate::process::Process;
 
-/// The path of the directory follows.
+/// Prefix of the directory's path.
 const PREFIX: &str = "wharf-envoy ";
 
 impl Envoy {
-    /// The first argument of the process.
+    /// The `argv[0]` of the process.
     pub(super) fn mark(&self) -> OsString {
         let directory = std::path::absolute(&self.directory).unwrap_or_else(|_| self.directory.clone());
         let mut mark = OsString::from(PREFIX);
@@ -24,9 +24,9 @@ impl Envoy {
         mark
     }
 
-    /// Processes with this directory's mark in the network and PID namespaces of this thread. One agent serves a network namespace, so no
-    /// other agent started them. Processes of other users may imitate the mark: where Envoy's user is known, only processes of root, of
-    /// this process's user and of Envoy's user count.
+    /// Processes with the mark in this thread's network and PID namespaces; a network namespace has one agent. Other
+    /// users can imitate the mark: if Envoy's user is known, only processes of root, this user and Envoy's user
+    /// count.
     pub(super) fn marked(&self) -> Result<Vec<Process>, EnvoyError> {
         let (mark, mut found) = (self.mark(), Vec::new());
         let failed = |source| EnvoyError::File { operation: "list the processes in", path: "/proc".into(), source };
@@ -57,7 +57,7 @@ impl Envoy {
                 continue;
             }
             let failed = |source: io::Error| EnvoyError::Process { operation: "look at", pid, source };
-            // The second look is at the process that the descriptor names, or that process has ended.
+            // Checked again for the process of the descriptor, unless it has ended.
             if let Some(process) = Process::find(pid).map_err(failed)?
                 && has_mark(pid)
                 && is_here(pid)

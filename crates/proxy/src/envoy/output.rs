@@ -1,16 +1,16 @@
-//! What Envoy prints, as lines of the agent's log: at most so many a second, at most so long.
+//! Envoy's output in the agent's log, bounded.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
 use tokio::{io::AsyncReadExt, net::unix::pipe, time::Instant};
 
-/// Lines of a second that are logged.
+/// Maximum logged lines per second.
 const LINES: u32 = 50;
 const SECOND: Duration = Duration::from_secs(1);
-/// Bytes of a line.
+/// Maximum bytes of a line.
 const LENGTH: usize = 2048;
 
-/// Logs what comes until the last writer is gone. Gives the last line.
+/// Logs until the last writer closes. Returns the last line.
 pub(super) async fn log(output: OwnedFd, pid: u32) -> Option<String> {
     let mut output = match pipe::Receiver::from_owned_fd(output) {
         Ok(output) => output,
@@ -43,7 +43,6 @@ pub(super) async fn log(output: OwnedFd, pid: u32) -> Option<String> {
     last
 }
 
-/// Lets so many lines pass in a second.
 #[derive(Debug)]
 struct Gate {
     since: Instant,

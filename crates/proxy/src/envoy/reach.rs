@@ -1,8 +1,8 @@
-//! How Envoy's user reaches the program and the directory, also below directories that the user may not enter.
+//! Access of Envoy's user to program and directory, also below directories that it may not enter.
 //!
-//! The new process keeps `CAP_DAC_READ_SEARCH` until it becomes Envoy, so that it finds the program. Then the directory is Envoy's
-//! working directory and its sockets have relative paths, which need no permission on the directories above; the settings are an argument. Where the user can enter all of these, the paths are
-//! absolute: they stay right when the directory is removed and made again.
+//! The new process keeps `CAP_DAC_READ_SEARCH` until exec, to find the program. Envoy then runs in its directory and
+//! uses relative socket paths, without permission on parents; the settings are an argument. If the user can enter all
+//! parents, paths are absolute, which stay valid when the directory is replaced.
 
 use std::{
     fs, io,
@@ -15,12 +15,12 @@ use nix::errno::Errno;
 use super::{Envoy, EnvoyError, User};
 
 impl Envoy {
-    /// Whether Envoy's user can enter every directory above Envoy's own.
+    /// Envoy's user can enter all parents.
     pub(super) fn is_reachable(&self) -> bool {
         self.user.is_none_or(|user| self.directory.ancestors().skip(1).all(|above| is_open(above, user)))
     }
 
-    /// A path below the directory, as Envoy opens it.
+    /// The path as Envoy opens it.
     pub(super) fn as_envoy_sees(&self, path: PathBuf) -> PathBuf {
         if self.is_reachable() {
             return path;
@@ -28,13 +28,12 @@ impl Envoy {
         path.strip_prefix(&self.directory).map(Path::to_owned).unwrap_or(path)
     }
 
-    /// The program could not be started.
     pub(super) fn cannot_start(&self, source: io::Error) -> EnvoyError {
         let hint = self.hint(&source);
         EnvoyError::Start { program: self.program.clone(), source, hint }
     }
 
-    /// Whether the file's mode lets Envoy's user execute it.
+    /// The mode lets Envoy's user execute the file.
     pub(super) fn has_bit(&self, file: &fs::Metadata) -> bool {
         file.mode() & self.user.map_or(0o111, |user| class(file, user)) != 0
     }
@@ -80,14 +79,13 @@ impl Envoy {
     }
 }
 
-/// Whether the user can enter the directory, by its mode. A symbolic link counts as closed, because the directories above its target are not
-/// examined.
+/// By the mode. A symbolic link counts as closed, because its target's parents are not examined.
 fn is_open(directory: &Path, user: User) -> bool {
     let Ok(meta) = fs::symlink_metadata(directory) else { return false };
     meta.is_dir() && meta.mode() & class(&meta, user) != 0
 }
 
-/// The bit of the mode by which the user may execute a file or enter a directory; the user has one group.
+/// Bit of the mode for this user and the user's only group.
 fn class(meta: &fs::Metadata, user: User) -> u32 {
     match (meta.uid() == user.uid, meta.gid() == user.gid) {
         (true, _) => 0o100,

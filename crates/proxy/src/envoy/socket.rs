@@ -1,4 +1,4 @@
-//! The server's socket: bound again when its file is gone, and open to few connections at once.
+//! The xDS server's socket, bound again when its file is missing.
 
 use std::{
     fs, io,
@@ -19,21 +19,19 @@ use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use super::{Envoy, EnvoyError};
 
-/// Connections at once: Envoy has one for itself and one for each of its threads. Others wait in the kernel's backlog.
+/// Maximum connections: Envoy's main thread and workers have one each. Others wait in the backlog.
 const MAX_CONNECTIONS: usize = 64;
-/// How often the socket's file is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Device and inode of a file.
 type FileId = (u64, u64);
 
-/// The socket that an Envoy connects to, for [`crate::Proxy::serve`]. When its file cannot be made, or is removed later, that is logged, and tried again
-/// every second.
+/// The socket for [`crate::Proxy::serve`]. A file that is missing or cannot be made is logged, and retried every
+/// second.
 #[derive(Debug)]
 pub struct Socket {
     envoy: Envoy,
     bound: Option<(UnixListener, FileId)>,
-    /// Why it could not be bound, so that it is logged once.
+    /// The last bind error, logged once.
     problem: Option<String>,
     looks: Interval,
     permits: Arc<Semaphore>,
@@ -49,7 +47,6 @@ impl Socket {
         socket
     }
 
-    /// The next connection.
     pub(crate) async fn accept(&mut self) -> Connection {
         loop {
             let Self { bound, looks, permits, .. } = self;
@@ -62,13 +59,13 @@ impl Socket {
                 Ok::<_, io::Error>(Connection { stream, _permit: permit })
             };
             tokio::select! {
-                // Who waits at the old file is accepted before there is a new one.
+                // Connections to the old file are accepted first.
                 biased;
                 accepted = connection => match accepted {
                     Ok(connection) => return connection,
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection of Envoy's");
-                        // What is short (descriptors) stays short for a while.
+                        // A shortage (descriptors) lasts.
                         looks.tick().await;
                     }
                 },
@@ -78,7 +75,6 @@ impl Socket {
         }
     }
 
-    /// Binds the socket if its file is not there.
     fn look(&mut self) {
         let there = file_id(&self.envoy).ok();
         if there.is_some() && self.bound.as_ref().map(|(_, file)| *file) == there {
@@ -102,8 +98,8 @@ impl Socket {
 
     fn bind(&self) -> Result<(UnixListener, FileId), EnvoyError> {
         let listener = self.envoy.bind()?;
-        // Whoever removed the directory removed these too. Settings that are there are not replaced: by them the supervisor tells whether the
-        // Envoy that runs is to be replaced.
+        // These files were removed too. Existing settings are kept: by them the supervisor decides whether to replace
+        // Envoy.
         if !self.envoy.bootstrap_path().exists() {
             self.envoy.prepare()?;
         }
@@ -116,7 +112,6 @@ fn file_id(envoy: &Envoy) -> io::Result<FileId> {
     fs::symlink_metadata(envoy.socket_path()).map(|file| (file.dev(), file.ino()))
 }
 
-/// A connection, and its place among those that are open.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: UnixStream,

@@ -1,4 +1,4 @@
-//! Keeps an Envoy running.
+//! Supervises an Envoy process.
 
 use std::{
     future::Future,
@@ -18,29 +18,28 @@ use crate::{
     proxy::{Proxy, Shared},
 };
 
-/// Time until the first new start, and the longest.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// An Envoy that ran so long did not fail at its start.
+/// Run time after which the backoff is reset.
 const STEADY: Duration = Duration::from_secs(60);
-/// Time for an Envoy to end when it is asked to.
+/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Looks in a row, one a second, that find an Envoy without a stream, until it is taken for stuck. A good one connects within a second, also to a new
-/// agent.
+/// Consecutive checks without a stream, one per second, until Envoy counts as stuck. A healthy Envoy connects within
+/// a second, also to a new agent.
 const STUCK: u32 = 10;
 
-/// An Envoy that runs, and what is known of it only if it is this process's child.
+/// `child`: if this process started it.
 struct Running {
     process: Arc<Process>,
     child: Option<(Child, OwnedFd)>,
 }
 
 impl Envoy {
-    /// Keeps an Envoy running until `shutdown` resolves: takes over the one that an earlier agent started, else starts one, and another
-    /// one when it ends, or does not answer and is killed, after 100 ms, then twice as long each time, up to 30 s. What fails is in the proxy's status.
+    /// Takes over an earlier agent's Envoy or starts one, until `shutdown` resolves. Restarts it when it ends, or is
+    /// stuck and killed, after 100 ms, doubling up to 30 s. Failures are in the proxy's status.
     ///
-    /// At shutdown Envoy goes on, unless it [ends with the agent](Envoy::ends_with_agent).
+    /// Afterwards Envoy keeps running, unless it [ends with the agent](Envoy::ends_with_agent).
     pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
         let shared = Arc::clone(&proxy.shared);
         proxy.serve_only_supervised();
@@ -48,7 +47,7 @@ impl Envoy {
         let mut backoff = FIRST_BACKOFF;
         loop {
             let began = Instant::now();
-            // Dropped only while it waits for Envoys to end: a launch does not wait.
+            // Cancelled only in waits for Envoys to end: a launch does not wait.
             let started = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -89,11 +88,11 @@ impl Envoy {
         }
     }
 
-    /// Ends each Envoy that an agent started with this directory, all at once: sends SIGTERM, and after 5 s SIGKILL. Then takes back the directory that Envoy's
-    /// user owned, so that this process may remove it. Returns the process numbers.
+    /// Ends all Envoys that an agent started with this directory: SIGTERM, after 5 s SIGKILL. Then takes ownership of
+    /// Envoy's directory, so that this process can remove it. Returns the process numbers.
     ///
     /// # Errors
-    /// The processes could not be listed, or the kernel did not let this process end one.
+    /// The processes could not be listed, or one could not be ended.
     pub async fn stop(&self) -> Result<Vec<i32>, EnvoyError> {
         let living = self.living()?;
         end_all(&living).await?;
@@ -101,7 +100,7 @@ impl Envoy {
         Ok(living.iter().map(|process| process.id.pid).collect())
     }
 
-    /// Process numbers of each living Envoy that an agent started with this directory.
+    /// All living Envoys that an agent started with this directory.
     ///
     /// # Errors
     /// The processes could not be listed.
@@ -109,7 +108,7 @@ impl Envoy {
         Ok(self.living()?.iter().map(|process| process.id.pid).collect())
     }
 
-    /// The process that was started last comes first; the others have the mark.
+    /// The recorded process first, then those with the mark.
     fn living(&self) -> Result<Vec<Process>, EnvoyError> {
         let mut living: Vec<_> = self.noted()?.into_iter().collect();
         for process in self.marked()? {
@@ -131,7 +130,7 @@ impl Envoy {
         if let Some(process) = noted {
             if self.settings_are_current() {
                 tracing::info!(pid = process.id.pid, "Envoy runs already");
-                // What an earlier agent told it may be in force: a removal waits for its answer, although it has not connected yet.
+                // An earlier agent's listeners can be in force: removals wait for this Envoy even before it connects.
                 let process = Arc::new(process);
                 shared.on_process(Arc::clone(&process));
                 return Ok(Running { process, child: None });
@@ -146,7 +145,7 @@ impl Envoy {
         match watched.and_then(|process| self.note(&process).map(|()| process)) {
             Ok(process) => Ok(Running { process: Arc::new(process), child: Some((child, output)) }),
             Err(error) => {
-                // Nobody would find it again.
+                // No later agent would find it.
                 if let Err(source) = child.kill().and_then(|()| child.wait()) {
                     tracing::warn!(error = %source, pid, "an Envoy that cannot be watched goes on");
                 }
@@ -156,12 +155,11 @@ impl Envoy {
     }
 }
 
-/// Ends each of these Envoys; they have [`GRACE`] together. Gives the first failure, which keeps no other Envoy from being ended.
+/// Ends all within one [`GRACE`]. Returns the first failure, which does not stop the others.
 async fn end_all(processes: &[Process]) -> Result<(), EnvoyError> {
     futures::future::join_all(processes.iter().map(end)).await.into_iter().collect()
 }
 
-/// Asks an Envoy to end, and kills it after [`GRACE`].
 async fn end(process: &Process) -> Result<(), EnvoyError> {
     let pid = process.id.pid;
     let failed = |operation| move |source| EnvoyError::Process { operation, pid, source };
@@ -178,9 +176,10 @@ async fn end(process: &Process) -> Result<(), EnvoyError> {
     }
 }
 
-/// Returns when the Envoy has had no stream for [`STUCK`] looks: it does not serve rules that change, and keeps those that pass without a proxy closed.
+/// Resolves after [`STUCK`] checks without a stream: the Envoy gets no rule changes, and open rules do not pass flows
+/// while it runs.
 async fn is_stuck(shared: &Shared) {
-    // Looks are counted, not the time: this process may have been stopped in between.
+    // Checks are counted, not time: this process can have been stopped.
     let mut looks = 0;
     while looks < STUCK {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -189,7 +188,7 @@ async fn is_stuck(shared: &Shared) {
     }
 }
 
-/// Waits for the end of an Envoy; gives the reason.
+/// Waits for the end of an Envoy; returns the reason.
 async fn ended(running: Running) -> String {
     let Running { process, child } = running;
     let Some((mut child, output)) = child else {
@@ -198,11 +197,11 @@ async fn ended(running: Running) -> String {
             Err(error) => format!("cannot watch it: {error}"),
         };
     };
-    // Its end closes the output; a child of its own could keep that open, so the output is not waited for.
+    // Its end closes the output, but a child of Envoy can keep that open: wait for the process.
     let printed = output::log(output, child.id());
     tokio::pin!(printed);
     let (result, last) = tokio::select! {
-        // What was printed before the end is in the pipe already.
+        // Earlier output is already in the pipe.
         result = process.ended() => (result, tokio::time::timeout(FIRST_BACKOFF, printed).await.unwrap_or_default()),
         last = &mut printed => (process.ended().await, last),
     };
@@ -214,7 +213,7 @@ async fn ended(running: Running) -> String {
     last.map_or_else(|| how.clone(), |line| format!("{how}; it last said: {line}"))
 }
 
-/// The process has ended: this does not wait.
+/// Does not wait.
 fn reap(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     child.try_wait()
 }
@@ -252,7 +251,7 @@ mod tests {
         Envoy { program: "/nowhere/envoy".into(), directory, user: None, threads: 1, ends_with_agent: false }
     }
 
-    /// A stray that is stopped, so that it ends by no signal but SIGKILL.
+    /// A stopped process, which only SIGKILL ends.
     struct Stray(Child);
 
     impl Stray {
@@ -271,7 +270,7 @@ mod tests {
             nix::sys::signal::kill(pid, signal).expect("a signal");
         }
 
-        /// A line of its status (proc_pid_status(5)).
+        /// A line of proc_pid_status(5).
         fn line(&self, name: &str) -> String {
             let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("its status");
             status.lines().find_map(|line| line.strip_prefix(name)).expect("a line").trim().to_owned()

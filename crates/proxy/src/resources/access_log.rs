@@ -1,7 +1,7 @@
-//! Access logs: requests and connections are told to the server over gRPC (ALS).
+//! Access logs, sent over gRPC (ALS).
 //!
-//! To tell of a request costs as much as to judge and forward one, so those that went well are told only while somebody watches; Envoy
-//! counts them ([`crate::bootstrap::forwarded`]).
+//! An entry costs as much as checking and forwarding the request: successful requests are logged only while watched,
+//! and counted by Envoy ([`crate::bootstrap::forwarded`]).
 
 use envoy_types::pb::{
     envoy::{
@@ -29,16 +29,15 @@ use crate::{
     listener::{ListenerKey, Member},
 };
 
-/// Name of the connection's object (filter state) that says whose it is. The log's own settings are the same for all
-/// members and listeners, because Envoy opens a stream for each that differs.
+/// Filter state object with listener and member. The log settings are the same everywhere, because Envoy opens a
+/// stream per distinct setting.
 pub(crate) const MEMBER_OBJECT: &str = "wharf.member";
 
-/// The object's text: `DIRECTION PORT ID EPOCH`.
+/// Text of the object: `DIRECTION PORT ID EPOCH`.
 pub(super) fn member_object(key: ListenerKey, member: Member) -> String {
     format!("{} {} {} {}", key.direction, key.port, member.id, member.epoch)
 }
 
-/// Reads [`member_object`] back.
 pub(crate) fn parse_member_object(text: &str) -> Option<(ListenerKey, Member)> {
     let mut words = text.split(' ');
     let direction = match words.next()? {
@@ -51,18 +50,17 @@ pub(crate) fn parse_member_object(text: &str) -> Option<(ListenerKey, Member)> {
     words.next().is_none().then_some((key, member))
 }
 
-/// The log of an HTTP connection manager.
 pub(super) fn http() -> Vec<AccessLog> {
     let config = HttpGrpcAccessLogConfig {
         common_config: Some(common("http")),
-        // The entry's own field knows the methods of RFC 9110 alone.
+        // The entry's own field knows only methods of RFC 9110.
         additional_request_headers_to_log: vec![":method".into()],
         ..HttpGrpcAccessLogConfig::default()
     };
     vec![AccessLog { filter: Some(told()), ..log("envoy.access_loggers.http_grpc", &config) }]
 }
 
-/// What is told: each request that was denied or failed, and the others while somebody watches.
+/// Filter: denied and failed requests; while watched, all.
 fn told() -> AccessLogFilter {
     let error = ComparisonFilter {
         op: comparison_filter::Op::Ge.into(),
@@ -70,17 +68,17 @@ fn told() -> AccessLogFilter {
     };
     let filters = [
         FilterSpecifier::StatusCodeFilter(StatusCodeFilter { comparison: Some(error) }),
-        // gRPC is denied with status 200.
+        // A denied gRPC request has status 200.
         FilterSpecifier::GrpcStatusFilter(GrpcStatusFilter {
             statuses: vec![grpc_status_filter::Status::PermissionDenied.into()],
             exclude: false,
         }),
-        // Any flag: the client or the server went, or the server was not reached.
+        // The client or server disconnected, or the server was not reached.
         FilterSpecifier::ResponseFlagFilter(ResponseFlagFilter::default()),
         FilterSpecifier::RuntimeFilter(RuntimeFilter {
             runtime_key: runtime::TELL.into(),
             percent_sampled: Some(FractionalPercent { numerator: 100, ..FractionalPercent::default() }),
-            // Not by a header of the client's.
+            // Not derived from a client's header.
             use_independent_randomness: true,
         }),
     ];
@@ -88,7 +86,6 @@ fn told() -> AccessLogFilter {
     AccessLogFilter { filter_specifier: Some(FilterSpecifier::OrFilter(OrFilter { filters })) }
 }
 
-/// The log of a TCP proxy.
 pub(super) fn tcp() -> Vec<AccessLog> {
     vec![log("envoy.access_loggers.tcp_grpc", &TcpGrpcAccessLogConfig { common_config: Some(common("tcp")) })]
 }
@@ -112,7 +109,7 @@ fn common(name: &str) -> CommonGrpcAccessLogConfig {
             ..GrpcService::default()
         }),
         transport_api_version: ApiVersion::V3.into(),
-        // Soon enough for who watches, rare enough for a message to hold many entries.
+        // Short for a watcher, long enough for many entries.
         buffer_flush_interval: Some(Duration { seconds: 0, nanos: 200_000_000 }),
         buffer_size_bytes: number(16 * 1024),
         filter_state_objects_to_log: vec![MEMBER_OBJECT.into()],

@@ -1,4 +1,4 @@
-//! The one cluster: connections go where the client sent them.
+//! The only cluster: connections go to the client's destination.
 
 use std::collections::HashMap;
 
@@ -22,18 +22,17 @@ use prost::Name;
 
 use super::{http, number, pack, seconds};
 
-/// Name of the cluster.
 pub(crate) const ORIGINAL_DESTINATION: &str = "original-destination";
 
-/// Time for a TCP handshake with a server: longer than a SYN and its first two retransmissions (RFC 6298: 1 s, 2 s, 4 s).
+/// Time for a TCP handshake: more than a SYN and two retransmissions (RFC 6298: 1 s, 2 s, 4 s).
 const CONNECT_SECONDS: i64 = 10;
-/// Time that a connection to a server is kept without a request. Envoy keeps it so long after its client has gone, too.
+/// Idle time of an upstream connection, also after its client has disconnected.
 const IDLE_SECONDS: i64 = 5;
-/// `IP_BIND_ADDRESS_NO_PORT` (linux/in.h): the port is chosen when the destination is known, so that connections of one
-/// address to several servers may share it.
+/// `IP_BIND_ADDRESS_NO_PORT` (linux/in.h): the port is chosen when the destination is known, so connections to
+/// several servers can share it.
 const BIND_ADDRESS_NO_PORT: i64 = 24;
 
-/// The cluster. The source address and the mark come from the listener; the connections of a client are used for nobody else.
+/// The listener sets source address and mark; upstream connections serve only their client.
 pub(crate) fn original_destination() -> Cluster {
     let protocols = HttpProtocolOptions {
         upstream_protocol_options: Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(
@@ -59,7 +58,7 @@ pub(crate) fn original_destination() -> Cluster {
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::OriginalDst.into())),
         lb_policy: LbPolicy::ClusterProvided.into(),
         connection_pool_per_downstream_connection: true,
-        // Envoy's own limits (1,024 each) are for a cluster of one service; this one is every server that anybody talks to.
+        // Envoy's defaults (1,024) are for one service; this cluster is all servers.
         circuit_breakers: Some(CircuitBreakers {
             thresholds: vec![circuit_breakers::Thresholds {
                 max_connections: number(u32::MAX),

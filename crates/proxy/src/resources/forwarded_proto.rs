@@ -1,8 +1,8 @@
-//! `x-forwarded-proto` as the client sent it, or not at all.
+//! Preserves the client's `x-forwarded-proto`, or its absence.
 //!
-//! Envoy's connection manager adds the header to every request that lacks it, and has no setting against that. The rules would see it, and so would
-//! servers. So the client's own value is set aside before the manager looks (an early mutation), rules look for it there, and it is put back where the
-//! request leaves for its server.
+//! Envoy's connection manager adds a missing header, visible to rules and servers. So the client's value moves to
+//! another header before the manager runs (early mutation), rules read it there, and it moves back when the request
+//! leaves.
 
 use envoy_types::pb::envoy::{
     config::{
@@ -16,10 +16,9 @@ use envoy_types::pb::envoy::{
 use super::pack;
 
 const HEADER: &str = "x-forwarded-proto";
-/// Where the client's value is meanwhile. A client's own header of this name is dropped.
+/// Header that meanwhile has the client's value. A client's header of this name is dropped.
 const ASIDE: &str = "x-wharf-forwarded-proto";
 
-/// Sets the value aside.
 pub(super) fn set_aside() -> TypedExtensionConfig {
     let remove = HeaderMutation { action: Some(Action::Remove(ASIDE.into())) };
     let copy = HeaderMutation { action: Some(Action::Append(copy(HEADER, ASIDE))) };
@@ -29,7 +28,7 @@ pub(super) fn set_aside() -> TypedExtensionConfig {
     }
 }
 
-/// Where a rule finds the header of this name; `None` for one that no request has there.
+/// Header for a rule; `None` if no request has it.
 pub(super) fn place(name: &str) -> Option<&str> {
     match name {
         HEADER => Some(ASIDE),
@@ -38,7 +37,8 @@ pub(super) fn place(name: &str) -> Option<&str> {
     }
 }
 
-/// Puts it back. Envoy removes before it adds, and goes from virtual hosts to the whole: the value must be read before its place is cleared.
+/// Moves the value back. Envoy removes before it adds, virtual hosts first: [`ASIDE`] must be read before its
+/// removal.
 pub(super) fn put_back(mut routes: RouteConfiguration) -> RouteConfiguration {
     routes.request_headers_to_remove.push(ASIDE.into());
     for host in &mut routes.virtual_hosts {
@@ -48,7 +48,7 @@ pub(super) fn put_back(mut routes: RouteConfiguration) -> RouteConfiguration {
     routes
 }
 
-/// Nothing, if there is nothing to copy.
+/// No effect without the source.
 fn copy(from: &str, to: &str) -> HeaderValueOption {
     let header = HeaderValue { key: to.into(), value: format!("%REQ({from})%"), ..HeaderValue::default() };
     HeaderValueOption {

@@ -1,4 +1,4 @@
-//! HTTP of a member: each request judged, and passed on as the client sent it.
+//! HTTP of a member: requests are checked and forwarded unchanged.
 
 use envoy_types::pb::envoy::{
     config::{
@@ -36,20 +36,20 @@ use prost::{Message, Name};
 
 use super::{forwarded_proto, no, number, pack, seconds, yes};
 
-/// Time that a stream may be silent in both directions. Calls that wait for events are silent for long; what is silent for an
-/// hour has usually lost its other end.
+/// Idle time of a stream. Calls that wait for events are silent for long; after an hour the other end is usually
+/// gone.
 const STREAM_IDLE_SECONDS: i64 = 3600;
-/// Time for a request's headers to arrive, from the first byte on: a byte now and then does not keep a connection.
+/// Time for a request's headers from the first byte: slow senders cannot hold a connection.
 const HEADERS_SECONDS: i64 = 15;
-/// Requests under way on a connection of HTTP/2. With the share of connections this bounds an endpoint's requests that are under way or wait for a server.
+/// Maximum requests at once on an HTTP/2 connection. With the connection share, this bounds an endpoint's requests.
 const STREAMS: u32 = 100;
 
-/// Headers by which a client gives Envoy orders (time limits, retries), and by which Envoy tells servers of itself.
+/// Prefix of headers by which clients control Envoy (timeouts, retries), and Envoy identifies itself to servers.
 const ORDERS: &str = "x-envoy-";
-/// The one that the connection manager adds: the client has an address that it takes for one of a private network.
+/// Added by Envoy when it takes the client's address for a private network's.
 pub(super) const ADDED: &str = "x-envoy-internal";
 
-/// The connection manager: which codec, which rules, where to. The routes are the rules: each further filter would cost every request.
+/// The connection manager. The routes contain the rules: a further filter would cost every request.
 pub(super) fn connection_manager(
     stat_prefix: &str,
     routes: RouteConfiguration,
@@ -59,14 +59,14 @@ pub(super) fn connection_manager(
         codec_type: CodecType::Auto.into(),
         stat_prefix: stat_prefix.into(),
         http_filters: vec![
-            // Its own headers (x-envoy-upstream-service-time and such) would tell both ends of a proxy.
+            // x-envoy-upstream-service-time and others would reveal the proxy.
             http_filter("envoy.filters.http.router", &Router { suppress_envoy_headers: true, ..Router::default() }),
         ],
         early_header_mutation_extensions: vec![without_orders_to_envoy(), forwarded_proto::set_aside()],
         access_log,
         route_specifier: Some(RouteSpecifier::RouteConfig(routes)),
-        // What is judged is what the server gets: paths are normalized (RFC 3986, section 6.2.2) before the rules see them, and
-        // a path that servers read in two ways is refused.
+        // Rules check what the server gets: normalized paths (RFC 3986, section 6.2.2). A path that servers can read
+        // in two ways is rejected.
         normalize_path: yes(),
         merge_slashes: true,
         path_with_escaped_slashes_action: PathWithEscapedSlashesAction::RejectRequest.into(),
@@ -76,7 +76,7 @@ pub(super) fn connection_manager(
         generate_request_id: no(),
         preserve_external_request_id: true,
         server_header_transformation: ServerHeaderTransformation::PassThrough.into(),
-        // The server answers "Expect: 100-continue", not the proxy.
+        // The server answers "Expect: 100-continue".
         proxy_100_continue: true,
         http_protocol_options: Some(Http1ProtocolOptions {
             accept_http_10: true,
@@ -95,7 +95,7 @@ pub(super) fn connection_manager(
     }
 }
 
-/// Removes all that begins with [`ORDERS`] before Envoy reads it.
+/// Removes headers with [`ORDERS`] before Envoy reads them.
 fn without_orders_to_envoy() -> TypedExtensionConfig {
     let begins = StringMatcher { match_pattern: Some(MatchPattern::Prefix(ORDERS.into())), ..StringMatcher::default() };
     let remove = RemoveOnMatch { key_matcher: Some(begins) };
@@ -107,7 +107,7 @@ fn without_orders_to_envoy() -> TypedExtensionConfig {
     }
 }
 
-/// Header names keep their upper and lower case in HTTP/1.1, for programs that compare them byte by byte.
+/// Keeps the case of HTTP/1.1 header names, for programs that compare bytes.
 pub(super) fn header_case() -> HeaderKeyFormat {
     HeaderKeyFormat {
         header_format: Some(HeaderFormat::StatefulFormatter(TypedExtensionConfig {

@@ -47,17 +47,17 @@ use crate::{
     shares::{Connections, prefix},
 };
 
-/// Time for the first bytes of a connection, which tell TLS from HTTP.
+/// Time for the first bytes, which distinguish TLS from HTTP.
 const FIRST_BYTES_SECONDS: i64 = 15;
-/// Memory that Envoy keeps of a connection whose reader is slow, each way.
+/// Buffer per connection and direction, bytes.
 const BUFFER_BYTES: u32 = 256 * 1024;
-/// A cluster that does not exist: a connection sent to it is logged and closed.
+/// A cluster that does not exist: Envoy logs and closes the connection.
 const NOWHERE: &str = "nowhere";
-/// What Envoy calls a connection that is not TLS.
+/// Envoy's name for connections without TLS.
 const PLAIN: &str = "raw_buffer";
 const TLS: &str = "tls";
 
-/// The listener as Envoy gets it. Equal listeners give equal resources.
+/// Equal listeners give equal resources.
 pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyListener {
     let name = wanted.key().to_string();
     let any_v4 = socket_address(Ipv4Addr::UNSPECIFIED.into(), wanted.port);
@@ -69,15 +69,15 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
         .iter()
         .flat_map(|(member, addresses)| ways.iter().map(move |way| chain(wanted, way, *member, addresses, share)));
     EnvoyListener {
-        // Bound to any address: only then does Envoy ask each connection for its own local address, which is the destination
-        // that the client chose. (getsockopt SO_ORIGINAL_DST, Envoy's other way, gives the address before the node's DNAT.)
+        // Bound to any address: only then Envoy reads a connection's local address, the client's destination. (The
+        // alternative, getsockopt SO_ORIGINAL_DST, gives the address before the node's DNAT.)
         address: Some(any_v4),
         additional_addresses: vec![AdditionalAddress { address: Some(any_v6), ..AdditionalAddress::default() }],
         stat_prefix: name.clone(),
         filter_chains: std::iter::once(own(wanted, &name)).chain(members).collect(),
         listener_filters: vec![
-            // Who connects to the listener's own port is not waited for: no bytes of such a connection matter ([`own`]), and anybody who
-            // reaches an address of the node could hold as many as the proxy can have.
+            // Does not wait for connections to the listener's own port: their bytes do not matter ([`own`]), and any
+            // host that reaches the node could hold all connections.
             ListenerFilter {
                 filter_disabled: Some(ListenerFilterChainMatchPredicate {
                     rule: Some(Rule::DestinationPortRange(Int32Range {
@@ -87,8 +87,8 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
                 }),
                 ..listener_filter("envoy.filters.listener.tls_inspector", &TlsInspector::default())
             },
-            // The server sees the client's address. Its port is the kernel's choice: with the client's own, the two legs would
-            // be one connection to everybody who tracks connections.
+            // The server sees the client's address. With the client's port too, connection tracking would see both
+            // legs as one connection.
             listener_filter(
                 "envoy.filters.listener.original_src",
                 &OriginalSrc { bind_port: false, mark: mark(wanted.direction) },
@@ -97,9 +97,9 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
         listener_filters_timeout: seconds(FIRST_BYTES_SECONDS),
         per_connection_buffer_limit_bytes: number(BUFFER_BYTES),
         transparent: yes(),
-        // One socket for each family, so that a look-up by port finds the one that all workers share.
+        // One socket per family, so that a lookup by port finds the shared one.
         enable_reuse_port: no(),
-        // Of one socket the worker that is awake would take most connections.
+        // Otherwise the awake worker takes most connections.
         connection_balance_config: Some(ConnectionBalanceConfig {
             balance_type: Some(BalanceType::ExactBalance(ExactBalance {})),
         }),
@@ -113,8 +113,8 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
     }
 }
 
-/// Each address with one member: Envoy refuses a listener with two chains for one address, whole. A member without any address has
-/// no chain, because a chain without addresses matches every one.
+/// One member per address: Envoy refuses a listener with two chains for an address. A member without address has no
+/// chain, which would match all.
 fn owners(wanted: &Listener) -> BTreeMap<Member, BTreeSet<IpAddr>> {
     let mut owners: BTreeMap<IpAddr, Member> = BTreeMap::new();
     for (member, addresses) in &wanted.members {
@@ -132,7 +132,7 @@ fn owners(wanted: &Listener) -> BTreeMap<Member, BTreeSet<IpAddr>> {
     members
 }
 
-/// The chain of connections that were made to the listener's port itself.
+/// The chain for connections to the listener's own port.
 fn own(wanted: &Listener, name: &str) -> FilterChain {
     FilterChain {
         name: "self".into(),
@@ -152,7 +152,7 @@ fn own(wanted: &Listener, name: &str) -> FilterChain {
     }
 }
 
-/// What becomes of connections: of those in plain text, of handshakes that are allowed, and of others. The same for all members.
+/// A kind of chain: plain text, allowed handshakes, or other handshakes. The same for all members.
 struct Way {
     what: &'static str,
     transport: &'static str,
@@ -178,7 +178,7 @@ fn ways(wanted: &Listener, name: &str) -> Vec<Way> {
         Way { what: "http", transport: PLAIN, server_names: Vec::new(), filter: http },
         Way { what: "denied", transport: TLS, server_names: Vec::new(), filter: tcp_proxy(NOWHERE) },
     ];
-    // A chain without names would match every name.
+    // Without names the chain would match every name.
     if !wanted.requests.server_names.is_empty() {
         let server_names = wanted.requests.server_names.iter().map(server_name).collect();
         ways.push(Way { what: "tls", transport: TLS, server_names, filter: tcp_proxy(ORIGINAL_DESTINATION) });
@@ -197,7 +197,7 @@ fn chain(wanted: &Listener, way: &Way, member: Member, addresses: &BTreeSet<IpAd
         Direction::Ingress => matching.prefix_ranges = prefixes,
         Direction::Egress => matching.source_prefix_ranges = prefixes,
     }
-    // Envoy ends the connections of a chain in whose place is another one, also if nothing but its name differs.
+    // Envoy ends a replaced chain's connections, even if only the name differs.
     let round = wanted.rounds.get(&member).map(|round| format!("-{round}")).unwrap_or_default();
     FilterChain {
         name: format!("{}-{member}{round}", way.what),
@@ -214,7 +214,7 @@ fn server_name(name: &ServerName) -> String {
     }
 }
 
-/// Closes connections beyond the share, so that no endpoint takes those of all others. Envoy counts them for each chain.
+/// Limits a member's connections, so that no endpoint takes all. Envoy counts per chain.
 fn limit(wanted: &Listener, member: Member, share: u64) -> Filter {
     network_filter(
         "envoy.filters.network.connection_limit",
@@ -226,7 +226,7 @@ fn limit(wanted: &Listener, member: Member, share: u64) -> Filter {
     )
 }
 
-/// What the connection's filters and logs know of it: where it goes, and whose it is.
+/// Filter state: destination and member of a connection.
 fn objects(wanted: &Listener, member: Member) -> Filter {
     let object = |name: &str, factory: &str, text: String| FilterStateValue {
         key: Some(filter_state_value::Key::ObjectKey(name.into())),
@@ -241,7 +241,7 @@ fn objects(wanted: &Listener, member: Member) -> Filter {
         ..FilterStateValue::default()
     };
     let values = vec![
-        // The cluster takes the destination from here.
+        // The cluster reads the destination here.
         object("envoy.network.transport_socket.original_dst_address", "", "%DOWNSTREAM_LOCAL_ADDRESS%".into()),
         object(access_log::MEMBER_OBJECT, "envoy.string", access_log::member_object(wanted.key(), member)),
     ];

@@ -1,7 +1,6 @@
-//! Rules for HTTP requests as Envoy's routes: one for each rule, which leads to the server, and one behind them all, which denies.
+//! HTTP rules as routes: one to the server per rule, and a last one that denies.
 //!
-//! The manager looks a route up for each request anyway. A filter that judges (RBAC) would be a step more for each of them, and was the
-//! dearest of all.
+//! Envoy looks up a route anyway. A separate filter (RBAC) was the most expensive step.
 
 use envoy_types::pb::envoy::config::{
     core::v3::{DataSource, data_source},
@@ -15,10 +14,9 @@ use wharf_policy::requests::{HttpRule, Pattern, Requests};
 
 use super::{ORIGINAL_DESTINATION, forwarded_proto, http, no, seconds};
 
-/// Body of the answer to a request that no rule allows.
 const DENIED: &str = "Access denied\r\n";
 
-/// What a rule allows goes where it was sent, without a time limit of the proxy's own; everything else is denied.
+/// The routes, without a proxy timeout.
 pub(super) fn routes(requests: &Requests) -> RouteConfiguration {
     let server = RouteAction {
         cluster_specifier: Some(ClusterSpecifier::Cluster(ORIGINAL_DESTINATION.into())),
@@ -40,7 +38,7 @@ pub(super) fn routes(requests: &Requests) -> RouteConfiguration {
     forwarded_proto::put_back(RouteConfiguration {
         virtual_hosts: vec![any],
         request_headers_to_remove: vec![http::ADDED.into()],
-        // Else a listener that comes before its cluster would be refused.
+        // Otherwise a listener before its cluster is refused.
         validate_clusters: no(),
         ..RouteConfiguration::default()
     })
@@ -55,7 +53,7 @@ fn route(headers: Vec<HeaderMatcher>, action: route::Action) -> Route {
     }
 }
 
-/// What must hold of a request; `None` of a rule that no request can match.
+/// The matchers of a rule; `None` if no request can match.
 fn matchers(rule: &HttpRule) -> Option<Vec<HeaderMatcher>> {
     let pseudo = [(":method", &rule.method), (":path", &rule.path), (":authority", &rule.host)];
     let pseudo =
@@ -74,7 +72,7 @@ fn matcher(name: &str, specifier: HeaderMatchSpecifier) -> HeaderMatcher {
     HeaderMatcher { name: name.into(), header_match_specifier: Some(specifier), ..HeaderMatcher::default() }
 }
 
-/// Envoy refuses an empty prefix and an empty expression; what they mean has other words.
+/// Envoy rejects an empty prefix and an empty expression.
 fn specifier(pattern: &Pattern) -> HeaderMatchSpecifier {
     match pattern {
         Pattern::Exact(text) => matching(MatchPattern::Exact(text.clone())),
@@ -99,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    /// The headers that each route wants, in their order.
+    /// The headers of each route, in order.
     fn wanted(rules: impl IntoIterator<Item = HttpRule>) -> Vec<(Vec<String>, bool)> {
         let requests = Requests { http: BTreeSet::from_iter(rules), ..Requests::default() };
         let mut hosts = routes(&requests).virtual_hosts;

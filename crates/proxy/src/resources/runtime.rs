@@ -1,4 +1,4 @@
-//! Values that Envoy takes without new listeners (RTDS): whether it tells of each request, and how many connections a listener takes.
+//! Values that change without new listeners (RTDS): request logging, and connections per listener.
 
 use envoy_types::pb::{
     envoy::service::runtime::v3::Runtime,
@@ -7,13 +7,11 @@ use envoy_types::pb::{
 
 use crate::{listener::ListenerKey, shares::Connections};
 
-/// Name of the resource, and of the layer in the bootstrap.
+/// Name of the resource and of the layer in the bootstrap.
 pub(crate) const RUNTIME: &str = "wharf";
-/// Percent of the requests that servers got and answered without an error, of which Envoy tells. All others it always tells of. An Envoy
-/// without the layer tells of all.
+/// Percentage of successful requests that are logged; others always are. An Envoy without the layer logs all.
 pub(super) const TELL: &str = "wharf.tell_forwarded";
 
-/// The layer.
 pub(crate) fn runtime<'a>(
     tell: bool,
     listeners: impl Iterator<Item = &'a ListenerKey>,
@@ -21,7 +19,7 @@ pub(crate) fn runtime<'a>(
 ) -> Runtime {
     let value = |number| Value { kind: Some(Kind::NumberValue(number)) };
     let share = connections.of_listener as f64;
-    // Envoy looks for it when it accepts a connection, before it waits for the first bytes.
+    // Checked on accept, before the first bytes.
     let limit = |key: &ListenerKey| (format!("envoy.resource_limits.listener.{key}.connection_limit"), value(share));
     let told = (TELL.to_owned(), value(if tell { 100.0 } else { 0.0 }));
     Runtime { name: RUNTIME.into(), layer: Some(Struct { fields: listeners.map(limit).chain([told]).collect() }) }

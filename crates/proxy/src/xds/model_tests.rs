@@ -1,4 +1,4 @@
-//! Ledger and streams against a naive Envoy: whatever happens, no wait ends without its reason, ends twice, or is lost.
+//! Ledger and streams against an Envoy model: every wait ends once, for a valid reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,24 +12,24 @@ const NAMES: [&str; 3] = ["egress-1", "egress-10", "ingress-1"];
 const FIRST: u64 = 1000;
 /// Contents from here on are refused by name.
 const BAD: u8 = 6;
-/// This one makes a whole response unreadable.
+/// Makes a whole response unreadable.
 const UNREADABLE: u8 = 8;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// Wants this content (or nothing) under a name, and waits for it.
+    /// Sets or removes a content, and waits.
     Set(usize, Option<u8>),
-    /// Drops the wait that was made so many waits ago.
+    /// Drops the wait that was made this many waits ago.
     Cancel(usize),
-    /// Envoy connects (and is started, if none lives).
+    /// Envoy connects, and is started if none runs.
     Open(Variant),
-    /// One response is delivered, and answered.
+    /// Delivers and answers one response.
     Deliver,
-    /// One response is delivered and applied; the connection ends before its answer.
+    /// The connection ends before the answer.
     DeliverAndLose,
     Disconnect,
     Kill,
-    /// Another server takes over, which wants nothing yet; the Envoy lives on.
+    /// It has no resources; the Envoy keeps running.
     NewServer,
 }
 
@@ -48,12 +48,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// An Envoy process.
 #[derive(Debug, Default)]
 struct Envoy {
-    /// What it serves with.
+    /// Resources in force.
     in_force: BTreeMap<String, u8>,
-    /// What it says it has: not what it applied of a response that it refused.
+    /// Reported resources, without the applied parts of refused responses.
     versions: BTreeMap<String, String>,
     version: String,
 }
@@ -67,7 +66,7 @@ struct Connection {
 struct Wait {
     id: WaitId,
     name: usize,
-    /// Index into the history of that name.
+    /// Index into the name's history.
     set: usize,
     end: Option<Result<(), WaitError>>,
 }
@@ -77,11 +76,11 @@ struct Model {
     envoy: Option<Envoy>,
     connection: Option<Connection>,
     streams: u64,
-    /// Everything that was ever wanted under each name.
+    /// All contents ever set per name.
     history: [Vec<Option<u8>>; NAMES.len()],
     waits: Vec<Wait>,
     cancelled: BTreeSet<WaitId>,
-    /// Contents that an Envoy refused, by name; `None` for a response that it could not read.
+    /// `None` for an unreadable response.
     refused: BTreeSet<(Option<String>, u8)>,
 }
 
@@ -132,8 +131,7 @@ impl Model {
         *self = Self { streams: self.streams, ..Self::new() };
         self.ledgers = Ledgers::new(first);
         self.history = NAMES.map(|_| vec![None]);
-        // What an Envoy applied of a response that it refused for another resource it tells nobody: a new server cannot know of
-        // it, and this model leaves it out.
+        // Envoy does not report applied parts of a refused response: a new server cannot know them.
         if let Some(mut envoy) = envoy {
             envoy.in_force.retain(|name, _| envoy.versions.contains_key(name));
             self.envoy = Some(envoy);
@@ -147,7 +145,7 @@ impl Model {
         self.ledgers.listeners.set(NAMES[name], resource);
         let set = self.history[name].len() - 1;
         match self.ledgers.listeners.wait(NAMES[name], content.is_none()) {
-            // Of what only an earlier server wanted this one knows nothing.
+            // Only an earlier server set the name.
             Registered::Ended if self.history[name].iter().all(Option::is_none) => {}
             Registered::Ended => self.check_acknowledged(name, set),
             Registered::Pending(id) => self.waits.push(Wait { id, name, set, end: None }),
@@ -163,7 +161,7 @@ impl Model {
     }
 
     fn open(&mut self, variant: Variant) {
-        // Told with each stream; only the first of a process matters.
+        // Only a process's first call has an effect.
         self.ledgers.listeners.process_began();
         let envoy = self.envoy.get_or_insert_default();
         self.streams += 1;
@@ -178,7 +176,7 @@ impl Model {
         self.end(ended);
     }
 
-    /// How many resources the response brought or took; `None` without one.
+    /// Number of set or removed resources.
     fn deliver(&mut self, answer: bool) -> Option<usize> {
         let (Some(connection), Some(envoy)) = (&mut self.connection, &mut self.envoy) else { return None };
         let (response, ended) = connection.stream.next_response(&mut self.ledgers);
@@ -187,7 +185,7 @@ impl Model {
         if let Some(response) = response {
             let nonce = response.nonce.clone();
             let error = envoy.apply(response, connection.variant, &mut self.refused);
-            // An answer to an earlier response, once more.
+            // Repeats the answer to an earlier response.
             if let Some(nonce) = connection.last_nonce.clone() {
                 let stale = Request { type_url: LISTENER_TYPE.into(), nonce, ..Request::default() };
                 let ended = connection.stream.on_request(stale, &mut self.ledgers).expect("a small request");
@@ -234,14 +232,14 @@ impl Model {
         }
     }
 
-    /// Envoy serves with what was wanted then, or later.
+    /// Content of this set or a later one is in force.
     fn check_acknowledged(&self, name: usize, set: usize) {
         let in_force = self.envoy.as_ref().and_then(|envoy| envoy.in_force.get(NAMES[name]).copied());
         let wanted = &self.history[name][set..];
         assert!(wanted.contains(&in_force), "{}: {in_force:?} is in force, wanted {wanted:?}", NAMES[name]);
     }
 
-    /// Lets everything settle; then nobody waits.
+    /// Exchanges messages until none is left; then no wait is pending.
     fn settle(&mut self, variant: Variant) {
         self.open(variant);
         let mut responses = 0;
@@ -257,7 +255,7 @@ impl Model {
         let unreadable = self.history.iter().any(|history| history.last() == Some(&Some(UNREADABLE)));
         for (name, history) in NAMES.iter().zip(&self.history) {
             let wanted = history.last().copied().flatten();
-            // SotW repeats everything each time, what cannot be read with it.
+            // SotW repeats all resources, including unreadable ones.
             if wanted.is_none_or(|content| content < BAD) && !(unreadable && variant == Variant::Sotw) {
                 assert_eq!(in_force.get(*name).copied(), wanted, "{name}");
             }
@@ -265,14 +263,14 @@ impl Model {
         let wanted = self.history.iter().filter_map(|history| history.last().copied().flatten());
         if variant == Variant::Delta && wanted.clone().all(|content| content < BAD) {
             self.open(variant);
-            // The first response of a stream may be empty.
+            // A stream's first response can be empty.
             assert_eq!(self.deliver(true).unwrap_or(0), 0, "a stream that begins anew was told what Envoy has");
         }
     }
 }
 
 impl Envoy {
-    /// Gives its reason if it refuses.
+    /// Returns the reason of a refusal.
     fn apply(
         &mut self,
         response: Response,

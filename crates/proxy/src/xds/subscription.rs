@@ -1,7 +1,7 @@
-//! One stream: for each type what the client has, what is on its way to it, and what it lacks.
+//! One stream.
 //!
-//! At most one response of a type is unacknowledged: changes made meanwhile go out together with the next one, so that an Envoy that
-//! is slow or stopped costs no memory.
+//! At most one response per type is unacknowledged: later changes are merged, so a slow or stopped Envoy costs no
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -9,52 +9,51 @@ use envoy_types::pb::google::protobuf::Any;
 
 use crate::ledger::{Carried, Ended, Ledger, Ledgers, Version};
 
-/// Types of a stream; Envoy asks for three.
+/// Maximum types of a stream; Envoy requests three.
 const MAX_TYPES: usize = 16;
-/// Names in one request.
+/// Maximum names in a request.
 const MAX_NAMES: usize = 4096;
-/// Bytes of a name and of a type.
+/// Maximum bytes of a name.
 const MAX_NAME: usize = 512;
-/// Bytes of Envoy's reason that are kept.
+/// Maximum bytes of a refusal's reason.
 const MAX_REASON: usize = 1024;
 
-/// Which of the protocol's variants a stream speaks.
+/// Protocol variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// The state of the world: a response holds every resource of its type.
+    /// State of the world: a response holds all resources of its type.
     Sotw,
-    /// Incremental: a response holds what changed.
+    /// Incremental: a response holds the changes.
     Delta,
 }
 
-/// A request in both variants' words.
+/// A request of either variant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) type_url: String,
-    /// Of the response that it answers; empty if it answers none.
+    /// Nonce of the answered response, or empty.
     pub(crate) nonce: String,
-    /// Why that response is refused.
+    /// Reason of a refusal.
     pub(crate) error: Option<String>,
-    /// SotW: the version that the client has; empty if none.
+    /// SotW: the client's version; empty for none.
     pub(crate) version: String,
-    /// Delta: what the client has, on a stream's first request of a type.
+    /// Delta: the client's resources, with a stream's first request of a type.
     pub(crate) has: Vec<(String, String)>,
-    /// Names asked for; all, if there are none. Only types that this server has nothing of are asked for by name.
+    /// Requested names, empty for all. Only used for types that this server lacks.
     pub(crate) names: Vec<String>,
 }
 
-/// A response in both variants' words.
+/// A response of either variant.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Response {
     pub(crate) type_url: String,
     pub(crate) nonce: String,
     pub(crate) version: Version,
     pub(crate) resources: Vec<(String, Version, Any)>,
-    /// Delta: what the client shall drop.
+    /// Delta: names to remove.
     pub(crate) removed: Vec<String>,
 }
 
-/// Why a stream is ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StreamError {
     #[error("the stream asks for more than {MAX_TYPES} types")]
@@ -67,22 +66,22 @@ pub(crate) enum StreamError {
 struct InFlight {
     nonce: String,
     carried: Vec<Carried>,
-    /// Delta: what the client had of these before; if it refuses the whole response, it has that still.
+    /// Delta: previous versions, which stay if the client refuses the whole response.
     before: Vec<(String, Option<Version>)>,
 }
 
 #[derive(Debug, Default)]
 struct Subscription {
     in_flight: Option<InFlight>,
-    /// Version of the ledger that was sent last, or is known to be there. Nothing is sent until it grows.
+    /// Ledger version last sent, or known to be there. Until it grows, no response is due.
     sent: Option<Version>,
-    /// Delta: what the client has. 0 for a version that this server did not give.
+    /// Delta: the client's resources; 0 for another server's version.
     has: BTreeMap<String, Version>,
-    /// Delta: removals that were sent and are not acknowledged.
+    /// Delta: unacknowledged removals.
     dropped: BTreeMap<String, Version>,
-    /// Delta: one resource in a response, because Envoy refused several without a word of which one it meant.
+    /// Delta: one resource per response, because Envoy refused several without naming one.
     alone: bool,
-    /// Names to be answered as not there, of a type that this server has nothing of.
+    /// Names to report as absent, of a type that this server lacks.
     absent: Option<Vec<String>>,
 }
 
@@ -90,7 +89,7 @@ struct Subscription {
 #[derive(Debug)]
 pub(crate) struct Stream {
     variant: Variant,
-    /// Tells this stream's nonces from every other stream's.
+    /// Makes nonces unique among streams.
     id: u64,
     nonces: u64,
     types: BTreeMap<String, Subscription>,
@@ -101,7 +100,6 @@ impl Stream {
         Self { variant, id, nonces: 0, types: BTreeMap::new() }
     }
 
-    /// Takes a request in.
     pub(crate) fn on_request(&mut self, request: Request, ledgers: &mut Ledgers) -> Result<Ended, StreamError> {
         let longest = request.names.iter().chain(request.has.iter().map(|(name, _)| name)).map(String::len).max();
         if request.names.len().max(request.has.len()) > MAX_NAMES || longest.is_some_and(|length| length > MAX_NAME) {
@@ -125,7 +123,7 @@ impl Stream {
                 Variant::Delta => subscription.resume_delta(&request.has, ledger),
             });
         }
-        // A stale nonce answers a response that another has followed; a request without one only changes what is asked for.
+        // A stale nonce answers a superseded response; a request without one only changes names.
         let Some(in_flight) = subscription.in_flight.take_if(|in_flight| in_flight.nonce == request.nonce) else {
             return Ok(Ended::new());
         };
@@ -141,7 +139,7 @@ impl Stream {
         })
     }
 
-    /// The next response that is due, and the waits that ended because there was nothing to send for them.
+    /// The next response, and the waits that ended without one.
     pub(crate) fn next_response(&mut self, ledgers: &mut Ledgers) -> (Option<Response>, Ended) {
         let mut ended = Ended::new();
         for (type_url, subscription) in &mut self.types {
@@ -178,7 +176,6 @@ impl Stream {
     }
 }
 
-/// What a response holds.
 #[derive(Debug, Default)]
 struct Content {
     version: Version,
@@ -189,7 +186,7 @@ struct Content {
 }
 
 impl Subscription {
-    /// The client has what this server had at that version, if this server gave it.
+    /// Resumes from the client's version, if this server assigned it.
     fn resume_sotw(&mut self, version: &str, ledger: &mut Ledger) -> Ended {
         let Some(version) = version.parse().ok().filter(|version| ledger.gave(*version)) else { return Ended::new() };
         self.sent = Some(version);
@@ -223,7 +220,7 @@ impl Subscription {
     fn changes(&mut self, ledger: &mut Ledger, ended: &mut Ended) -> Option<Content> {
         let mut content = Content { version: ledger.version(), ..Content::default() };
         let limit = if self.alone { 1 } else { usize::MAX };
-        // What is to be dropped and was never there needs no word of the client.
+        // Resources that the client never had need no acknowledged removal.
         let never_there: Vec<_> = ledger
             .entries()
             .iter()
@@ -278,8 +275,8 @@ impl Subscription {
         Some(content)
     }
 
-    /// Envoy applies each listener by itself and names those that it could not; of a response that it cannot read at all it
-    /// applies nothing, and names none.
+    /// Envoy applies listeners separately and names the failed ones; of an unreadable response it applies and names
+    /// none.
     fn on_refusal(&mut self, in_flight: InFlight, reason: &str, variant: Variant, ledger: &mut Ledger) -> Ended {
         let named: Vec<_> = in_flight.carried.iter().filter_map(|it| Some((it, reason_of(&it.0, reason)?))).collect();
         if !named.is_empty() {
@@ -307,7 +304,7 @@ impl Subscription {
     }
 }
 
-/// What Envoy says of the resource of that name: `Error adding/updating listener(s) NAME: REASON`, and a line for each other one.
+/// Envoy's reason, from `Error adding/updating listener(s) NAME: REASON` and a line per further name.
 fn reason_of<'a>(name: &str, text: &'a str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let line = line.strip_prefix("Error adding/updating listener(s) ").unwrap_or(line);

@@ -1,4 +1,4 @@
-//! Requests and responses of both variants as Envoy writes them.
+//! Conversion of messages.
 
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
