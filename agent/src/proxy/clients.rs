@@ -1,9 +1,8 @@
-//! Counts the connections that endpoints have open to the node's proxies, and bounds them: each client has a share.
+//! Counts the connections that endpoints have open to the node's proxies, and limits each client to its share.
 //!
-//! The programs refuse connections between two counts, by the limits that the last count wrote
-//! ([`wharf_core::kernel::FlowKernel::limit_proxy_clients`]).
-//! A client whose connections are many and short would reach its limit between two counts, so a count comes sooner when many
-//! connections were opened.
+//! Between two counts the programs enforce the limits of the last count
+//! ([`wharf_core::kernel::FlowKernel::limit_proxy_clients`]). Ended connections free their places at the next count, so
+//! a count runs sooner after many opens: otherwise a client with many short connections would reach its limit.
 
 use std::{
     collections::BTreeMap,
@@ -17,22 +16,23 @@ use wharf_proxy::Connections;
 
 use crate::{node::lifecycle::Lifecycle, sync::lock};
 
-/// Name of the controller.
+/// Controller name.
 const CONTROLLER: &str = "proxy-clients";
-/// Time between two looks at the number of connections that were opened.
+/// Interval at which the number of opened connections is read.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between two counts while clients have connections.
+/// Interval of counts while clients have connections.
 const BUSY: Duration = Duration::from_secs(1);
-/// The same while none has, and the longest in any case: limits hold for about 4 s.
+/// Interval of counts without connections, and the longest interval: limits are enforced for about 4 s.
 const IDLE: Duration = Duration::from_secs(2);
-/// Counts take a twentieth of the time, if that makes none later than [`IDLE`]: the kernel lists every TCP socket of the node.
+/// Counts take at most one part in this many of the time, within [`IDLE`]: the kernel lists all TCP sockets of the
+/// node.
 const PART: u32 = 20;
-/// More than any client can have: when the agent ends, nothing counts until the next one.
+/// No limit in practice, for the time without an agent, in which ended connections free no places.
 const NO_SHARE: u32 = u32::MAX / 2;
-/// How long a client is told after a count that found its share spent.
+/// Time for which the status names a client after a count that found its share exhausted.
 const TOLD: Duration = Duration::from_secs(60);
 
-/// Clients that had their share of connections open.
+/// Clients with an exhausted share, each with the time of the last such count.
 #[derive(Debug, Default)]
 pub struct Clients(Mutex<BTreeMap<EndpointId, Instant>>);
 
@@ -43,14 +43,14 @@ impl Clients {
         told.extend(spent.into_iter().map(|id| (id, now)));
     }
 
-    /// Those of the last minute.
+    /// Clients with an exhausted share in the last minute.
     pub fn spent(&self, now: Instant) -> Vec<EndpointId> {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < TOLD;
         lock(&self.0).iter().filter(|(_, at)| is_recent(at)).map(|(id, _)| *id).collect()
     }
 }
 
-/// Connections that one client may have open.
+/// Maximum open connections of a client.
 #[must_use]
 pub fn share() -> u32 {
     u32::try_from(Connections::here().of_client).unwrap_or(u32::MAX)
@@ -60,16 +60,16 @@ pub fn share() -> u32 {
 #[derive(Debug, Clone, Copy)]
 struct Count {
     at: Instant,
-    /// How long it took.
+    /// Duration of the count.
     took: Duration,
-    /// Connections opened until then, since the table was made.
+    /// Connections opened since the map was created.
     opened: u32,
-    /// Connections that were open.
+    /// Open connections.
     open: u64,
 }
 
 impl Count {
-    /// Whether another one is due when `opened` connections were opened until now.
+    /// Whether the next count is due after `opened` connections.
     fn is_over(self, opened: u32, share: u32, now: Instant) -> bool {
         let more = opened.wrapping_sub(self.opened);
         let wait = match more {
@@ -81,7 +81,7 @@ impl Count {
     }
 }
 
-/// Counts while rules redirect connections, until the agent stops.
+/// Counts at intervals while rules redirect connections, until the agent stops.
 pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
     let (tasks, share) = (&life.tasks, share());
     let (mut last, mut wait): (Option<Count>, _) = (None, LOOK);

@@ -1,12 +1,13 @@
-//! Bounds the connections that an endpoint of the node, as the client, has open to the node's proxies.
+//! Limits the connections that a client endpoint has open to the node's proxies.
 //!
-//! The programs count what opens, in `PROXY_USE`. They do not count what ends, because no packet proves that a proxy has closed its
-//! socket: a client can cause resets and acknowledgements without an end. The agent counts the sockets of the proxies, about once
-//! a second and sooner when many connections open, and writes for each endpoint the count at which the next connection is refused.
+//! The programs count opened connections in `PROXY_USE` and never count ended ones: no packet proves that a proxy has
+//! closed its socket, because a client can elicit resets and acknowledgements. The agent counts the proxies' sockets
+//! about once a second, sooner after many opens, and writes for each endpoint the count from which the programs
+//! refuse.
 //!
-//! A packet counts until the proxy's socket is established, which a lookup of that socket tells, and nothing in the packet. A
-//! client that has the last packet of its handshakes dropped on the way (a wrong checksum, a full queue), to send them again all
-//! at once, is counted each time.
+//! A packet counts until a lookup finds the proxy's established socket; the packet's content does not matter. A client
+//! that has the final packets of its handshakes dropped on the way (wrong checksum, full queue), in order to send them
+//! all again at once, is counted each time.
 
 use core::ptr;
 
@@ -23,25 +24,25 @@ use crate::{
     redirect::{opens, tcp_state},
 };
 
-/// The row of `PROXY_USE` for the whole node: `opened` counts all connections, `limit` is the tick until which limits hold.
+/// Row of `PROXY_USE` for the node: `opened` counts all connections, `limit` is the last tick in which limits are
+/// enforced.
 const NODE: u32 = 0;
-/// States of a TCP socket in which a proxy may hold it, as bits: all but no socket, `SYN_SENT`, `SYN_RECV`, `TIME_WAIT`, `CLOSE`,
-/// `LISTEN` and `NEW_SYN_RECV` (`BPF_TCP_*` of `linux/bpf.h`).
+/// TCP states in which a proxy may hold the socket, as bits (`BPF_TCP_*` of `linux/bpf.h`): `ESTABLISHED`, `FIN_WAIT1`,
+/// `FIN_WAIT2`, `CLOSE_WAIT`, `LAST_ACK`, `CLOSING`.
 const HELD: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
-/// `BPF_TCP_TIME_WAIT`: only a first packet opens a connection there.
+/// `BPF_TCP_TIME_WAIT`: in this state only a first packet opens a connection.
 const TIME_WAIT: u32 = 6;
-/// Answer of [`wharf_admit`] beside [`FLOW_ADMITTED`]: the client has its share.
+/// Result of [`wharf_admit`]: the client's share is exhausted.
 const SPENT: u32 = 1 << 16;
 
-/// False for a flow with these flags whose next packet may open a connection: the proxy's socket was not seen, or one end has closed or
-/// reset the connection since (with SYN cookies, an acknowledgement alone opens the next one).
+/// True when the next packet of a flow with these flags cannot open a connection. False before the proxy's socket is
+/// found, and after a FIN or RST of either end: with SYN cookies, an acknowledgement opens the next connection.
 #[inline(always)]
 pub fn is_admitted(flags: u16) -> bool {
     flags & (FLOW_ADMITTED | FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET) == FLOW_ADMITTED
 }
 
-/// Admits a packet of a TCP flow that goes to a proxy. Returns [`FLOW_ADMITTED`] when no later packet of the flow needs to be
-/// looked at, else zero.
+/// Admits a packet of a TCP flow to a proxy. Returns [`FLOW_ADMITTED`] when later packets need no check, else zero.
 ///
 /// # Errors
 /// `ProxyShareSpent`.
@@ -56,7 +57,7 @@ pub fn admit(ctx: &TcContext, packet: &Packet) -> Result<u16, DropReason> {
 
 /// [`admit`]. `ports`: [`Packet::ports`]; `first`: not zero for the first packet of a connection.
 ///
-/// Its name is exported and it takes but the context and numbers, so that the verifier looks at it once.
+/// A global function with the context and scalars only: the verifier checks it once.
 ///
 /// # Safety
 ///
@@ -82,7 +83,8 @@ pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, first: u32
     else {
         return SPENT;
     };
-    // SAFETY: map values that CPUs share: words are read whole and added to atomically. Each CPU may let one connection pass too many.
+    // SAFETY: map values shared by CPUs: reads are word-sized, additions atomic. Each CPU may admit one connection
+    // too many.
     unsafe {
         if ptr::read_volatile(&raw const (*node).limit).wrapping_sub(now()).cast_signed() >= 0 && is_spent(used) {
             return SPENT;
@@ -95,8 +97,8 @@ pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, first: u32
     0
 }
 
-/// The endpoint that has the source address, when its link or the node itself brought the packet. A client elsewhere has no share, also one
-/// that forges the address of an endpoint.
+/// Endpoint with the source address, if the packet came from its link or from the node. A packet from elsewhere with an
+/// endpoint's address is forged and counts for no endpoint.
 #[inline(always)]
 fn client(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
     // SAFETY: the context the program was called with.

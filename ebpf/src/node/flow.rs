@@ -226,7 +226,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
         }
     }
-    // A reset opens nothing.
+    // A reset opens no connection.
     let may_open = by_owner && packet.protocol == TCP && signals & SIGNAL_RST == 0;
     if flags & FLOW_PROXIED != 0 && may_open && !clients::is_admitted(flags) {
         let admitted = clients::admit(ctx, &packet)?;

@@ -1,7 +1,8 @@
-//! `PROXY_USE`: limits of the connections that endpoints have open to the node's proxies.
+//! `PROXY_USE`: limits of the connections that client endpoints have open to the node's proxies.
 //!
-//! The programs and this process write one word each of a row, at any time. An update of a row by the kernel's call would write
-//! both, so the map's memory is shared (`BPF_F_MMAPABLE`, Linux 5.5), and each word is loaded and stored whole.
+//! The programs and this process each write one word of a row at any time. An update through the kernel would write
+//! both words, so the map is mapped into memory (`BPF_F_MMAPABLE`, Linux 5.5), and each word is loaded and stored
+//! whole.
 
 use std::{
     collections::HashMap,
@@ -22,21 +23,21 @@ use wharf_core::{flow::ProxyClients, ids::EndpointId, kernel::Result};
 use super::{Bpf, flows::now};
 use crate::{error::wrap, netlink::sockets};
 
-/// Ticks (about a second each) for which limits hold: longer than the agent's longest time between two counts, and short, because nothing
-/// frees places while no agent counts.
+/// Ticks (about a second each) for which limits are enforced after a count: longer than the agent's longest interval of
+/// counts, and short, because no place becomes free while no agent counts.
 const HOLDS: u32 = 4;
 
 impl Bpf {
-    /// Connections to the proxies that endpoints began since the map was made; wraps.
+    /// Connections that endpoints opened to the proxies since the map was created; wraps.
     pub(crate) fn opened_to_proxies(&self) -> Result<u32> {
         let uses: Array<_, ProxyUse> = self.open_held(map::PROXY_USE)?;
         Ok(uses.get(&0, 0).map_err(|e| wrap("read map", map::PROXY_USE, &e))?.opened)
     }
 
-    /// Counts the connections that each endpoint has open to the proxies, and limits them to `share`.
+    /// Counts the open connections of each endpoint to the proxies, and limits them to `share`.
     pub(crate) fn limit_proxy_clients(&self, share: u32) -> Result<ProxyClients> {
         let rows = Rows::of(&self.held_data(map::PROXY_USE)?)?;
-        // Before the sockets are counted: what opens meanwhile is counted twice, until the next count.
+        // Read before the sockets are counted: connections opened in between count twice until the next count.
         let opened: Vec<u32> = rows.all().map(|row| row.opened.load(Ordering::Acquire)).collect();
         let mut open: HashMap<u32, u32> = HashMap::new();
         for (address, count) in sockets::of_proxies()? {
@@ -54,7 +55,7 @@ impl Bpf {
             let is_spent = ProxyUse { opened: row.opened.load(Ordering::Acquire), limit }.is_spent();
             clients.spent.extend(is_spent.then_some(id));
         }
-        // Last: every limit is in force when limits hold.
+        // Written last: limits are enforced when every limit is in place.
         if let Some(node) = rows.all().next() {
             node.limit.store(now()?.wrapping_add(HOLDS), Ordering::Release);
         }
@@ -62,7 +63,7 @@ impl Bpf {
     }
 }
 
-/// [`ProxyUse`] in memory that the programs share.
+/// [`ProxyUse`] in memory shared with the programs.
 #[repr(C)]
 struct Row {
     opened: AtomicU32,
@@ -71,7 +72,7 @@ struct Row {
 
 const _: () = assert!(size_of::<Row>() == size_of::<ProxyUse>() && align_of::<Row>() == align_of::<ProxyUse>());
 
-/// The map's memory.
+/// The mapped memory of the map.
 struct Rows(NonNull<c_void>);
 
 const ROWS: usize = PROXY_USE_MAX as usize;
@@ -81,20 +82,22 @@ impl Rows {
     fn of(data: &MapData) -> Result<Self> {
         let length = NonZeroUsize::new(BYTES).unwrap_or(NonZeroUsize::MIN);
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, of which this value is the only owner. The map has been compared with its shape, so it has these bytes.
+        // SAFETY: a new mapping, owned by this value. The map's shape was checked when it was opened, so it has this
+        // size.
         let memory = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, data.fd(), 0) };
         memory.map(Self).map_err(|e| wrap("map memory of map", map::PROXY_USE, &e))
     }
 
     fn all(&self) -> impl Iterator<Item = &Row> {
-        // SAFETY: the mapping has `ROWS` rows of two words, valid for any bits, and lives as long as `self`; others write them whole.
+        // SAFETY: the mapping has `ROWS` rows of two words, valid for any bits, and lives as long as `self`; all
+        // writes are word-sized.
         unsafe { std::slice::from_raw_parts(self.0.cast::<Row>().as_ptr(), ROWS) }.iter()
     }
 }
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `of` made; no reference to it outlives `self`. A mapping that is there can be removed.
+        // SAFETY: the mapping of `of`; no reference outlives `self`. Unmapping an existing mapping does not fail.
         let _ = unsafe { munmap(self.0, BYTES) };
     }
 }

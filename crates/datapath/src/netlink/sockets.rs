@@ -1,8 +1,8 @@
-//! TCP connections that the node's proxies have with clients, by sock_diag (sock_diag(7), `linux/inet_diag.h`).
+//! TCP connections between clients and the node's proxies, by sock_diag (sock_diag(7), `linux/inet_diag.h`).
 //!
-//! A proxy's listening socket is transparent, and so are the sockets of the connections that it accepts. The sockets by which a
-//! proxy speaks to servers are transparent too, and have a mark. Neither mark nor owner is in the fixed part of a message: both
-//! attributes that are read here come without being asked for (`inet_diag_msg_attrs_fill` of `net/ipv4/inet_diag.c`).
+//! The listening sockets of a proxy are transparent, and so are its accepted sockets. The proxy's sockets to servers
+//! are transparent and marked. Both attributes come without a request for them (`inet_diag_msg_attrs_fill` of
+//! `net/ipv4/inet_diag.c`).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -37,18 +37,18 @@ const DESTROY: u16 = 21;
 const REQUEST_LEN: usize = 56;
 /// Length of `struct inet_diag_msg`.
 const MESSAGE_LEN: usize = 72;
-/// Places in it.
+/// Offsets in it.
 const STATE: usize = 1;
 const ID: Range<usize> = 4..52;
 const REMOTE: usize = 24;
 const INODE: usize = 68;
-/// `INET_DIAG_MARK`: 32 bits, for those who may know (`CAP_NET_ADMIN`).
+/// `INET_DIAG_MARK`: 32 bits, only with `CAP_NET_ADMIN`.
 const MARK: u16 = 15;
 /// `INET_DIAG_SOCKOPT`, Linux 5.10: `struct inet_diag_sockopt`, flags.
 const OPTIONS: u16 = 22;
 /// `inet_diag_sockopt.transparent`, in its first byte.
 const TRANSPARENT: u8 = 1 << 5;
-/// States of TCP (`enum` of `net/tcp_states.h`) in which a process may hold the socket.
+/// TCP states (`net/tcp_states.h`) in which a process may hold the socket.
 const ESTABLISHED: u8 = 1;
 const FIN_WAIT1: u8 = 4;
 const FIN_WAIT2: u8 = 5;
@@ -57,7 +57,7 @@ const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
 const STATES: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
 const FAMILIES: [i32; 2] = [libc::AF_INET, libc::AF_INET6];
-/// The kernel answers at once; this only bounds a wait that a bug would make endless.
+/// The kernel answers at once; bounds the wait in case of a bug.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Counts the connections by the client's address, in the calling thread's network namespace.
@@ -69,9 +69,9 @@ pub(crate) fn of_proxies() -> Result<HashMap<IpAddr, u32>> {
     Ok(counts)
 }
 
-/// Ends the connections with clients of these addresses, whose endpoints are gone: the next owner of an address would have
-/// them in its share. Returns their number: 0 where the kernel cannot end connections of others (`CONFIG_INET_DIAG_DESTROY`);
-/// they then end by the proxy's idle timeout.
+/// Ends the connections with clients of these addresses, whose endpoints are deleted: otherwise the connections would
+/// count for the next owner of the address. Returns their number; 0 if the kernel cannot end them
+/// (`CONFIG_INET_DIAG_DESTROY`), and they then end by the proxy's idle timeout.
 pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
     let wanted: HashSet<IpAddr> = ips.iter().map(IpAddr::to_canonical).collect();
     let mut ended = 0;
@@ -86,7 +86,7 @@ pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
             for frame in receive(&socket)? {
                 match frame.body {
                     Body::Refused(refusal) if refusal.is(libc::EOPNOTSUPP) => return Ok(ended),
-                    // It has ended meanwhile.
+                    // Ended meanwhile.
                     Body::Refused(refusal) if refusal.is(libc::ENOENT) => {}
                     Body::Refused(refusal) => return Err(refusal.into_error("end connections of the proxies", SUBJECT)),
                     Body::Ack | Body::Done | Body::Message(_) => ended += 1,
@@ -97,8 +97,8 @@ pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
     Ok(ended)
 }
 
-/// Calls `with` with the client of each connection of this family, and the kernel's id of the socket. A connection that comes or
-/// goes meanwhile may be left out.
+/// Calls `with` with the client and the kernel's socket id of each connection of this family. May miss connections that
+/// open or end meanwhile.
 fn each(family: i32, with: &mut dyn FnMut(IpAddr, &[u8])) -> Result<()> {
     let socket = ask(&request(BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, family, &[]))?;
     let until = Instant::now() + ANSWER_TIMEOUT;
@@ -130,7 +130,7 @@ fn each(family: i32, with: &mut dyn FnMut(IpAddr, &[u8])) -> Result<()> {
     }
 }
 
-/// Sends a request on a socket of its own, so that answers need no sequence number.
+/// Sends a request on a new socket, so that answers need no sequence number.
 fn ask(request: &[u8]) -> Result<Socket> {
     let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
     let open = || {
@@ -148,7 +148,7 @@ fn ask(request: &[u8]) -> Result<Socket> {
     Ok(socket)
 }
 
-/// The messages of the next datagram.
+/// Receives a datagram and splits it into messages.
 fn receive(socket: &Socket) -> Result<Vec<Frame>> {
     let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
     loop {
@@ -162,7 +162,8 @@ fn receive(socket: &Socket) -> Result<Vec<Frame>> {
     }
 }
 
-/// A request about TCP sockets of a family in [`STATES`]: all, or the one with this id (`struct inet_diag_sockid`).
+/// Builds a request for the TCP sockets of a family in [`STATES`]; with an id (`struct inet_diag_sockid`), for that
+/// socket.
 fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
     let length = HEADER_LEN + REQUEST_LEN;
     let mut buffer = Vec::with_capacity(length);
@@ -181,11 +182,11 @@ fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
     buffer
 }
 
-/// Not the message of a socket.
+/// The message describes no socket.
 #[derive(Debug)]
 pub(crate) struct Unreadable;
 
-/// The client's address; none for a socket that is not a proxy's connection with a client.
+/// Returns the client's address, `None` for any socket that is no connection between a proxy and a client.
 pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, Unreadable> {
     let body = message.get(HEADER_LEN..).ok_or(Unreadable)?;
     let (fixed, attributes) = body.split_at_checked(MESSAGE_LEN).ok_or(Unreadable)?;
@@ -199,7 +200,7 @@ pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, U
         }
     }
     let [family, state] = [0, STATE].map(|at| fixed.get(at).copied().unwrap_or_default());
-    // A process has closed it when it has no inode; one that waits to be accepted has none yet.
+    // A socket without an inode is closed by its process, or not accepted yet.
     let is_held = [ESTABLISHED, CLOSE_WAIT].contains(&state) || fixed.get(INODE..) != Some(&[0; 4]);
     if !is_transparent || mark & (MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS) != 0 || !is_held {
         return Ok(None);
