@@ -1,4 +1,4 @@
-//! The command line: what can be asked, in clap's words. Nothing is done here.
+//! The command line, defined with clap.
 
 mod endpoint;
 mod flow;
@@ -317,7 +317,7 @@ pub(crate) struct Internal {
 }
 
 impl Internal {
-    /// Whether these are the arguments of such a command.
+    /// Whether the first argument is an internal command.
     pub(crate) fn is_named_by(arguments: &[OsString]) -> bool {
         let first = arguments.get(1);
         Self::command().get_subcommands().any(|sub| first.is_some_and(|word| word == sub.get_name()))
@@ -342,7 +342,7 @@ pub(crate) enum InternalCommand {
 }
 
 impl Command {
-    /// Whether the command goes on until it is interrupted.
+    /// Whether the command runs until it is interrupted.
     pub(crate) fn watches(&self) -> bool {
         let follow = match self {
             Self::Status(args) => args.follow,

@@ -1,5 +1,5 @@
-//! What each command does: ask the agent (`policy validate` and `policy import` read files, `sandbox` asks nobody), hand the answer
-//! to a renderer, say how it went.
+//! Runs each command: sends a request to the agent and renders the answer. `policy validate` and `policy import` read
+//! files; `sandbox` does not use the agent.
 
 mod audit;
 mod bpf;
@@ -34,15 +34,14 @@ use crate::{
     render::{self, port::Port},
 };
 
-/// A build, a repair or a delete that waits for the proxy may take a while.
+/// Covers a build, a repair, or a delete that waits for the proxy.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Timeout of `status`: probes call it, and an agent that does not answer in this time is unhealthy.
+/// Timeout of `status`. Probes call it; an agent that does not answer in this time counts as unhealthy.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After this time the command prints what it waits for.
+/// A command that runs longer reports its current wait.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// What every command needs.
 struct Context {
     client: Client,
     out: Output,
@@ -54,12 +53,12 @@ impl Context {
     }
 }
 
-/// Runs the command. Prints to standard error what it waits for when the wait exceeds `QUIET`.
+/// Runs the command. Reports its current wait on standard error after `QUIET`.
 ///
 /// # Errors
 /// When the agent cannot be reached or refuses, or the answer cannot be written.
 pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
-    // These commands run for an unlimited time or report their own progress.
+    // These commands run without a time limit or report progress themselves.
     let is_long = match &cli.command {
         Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) | Command::Sandbox(_) => {
             true

@@ -1,4 +1,4 @@
-//! The end of a command: its exit status, and the message of a failure.
+//! Exit statuses and error messages.
 
 use std::{fmt, fs, io, os::unix::fs::MetadataExt as _, path::Path, process::ExitCode};
 
@@ -10,23 +10,20 @@ use wharf_sandbox::SandboxError;
 
 use crate::{args::BadLabel, render::text::safe};
 
-/// Exit status; scripts act on it, so the numbers stay.
+/// Exit status. Scripts depend on the numbers; they must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// The command succeeded and its subject is healthy.
     Ok,
     /// The subject is unhealthy or not found, or the request was refused.
     Unwell,
-    /// The agent cannot be reached; for `status` also: the agent is down.
+    /// The agent cannot be reached; for `status`, also: the agent is down.
     Unreachable,
-    /// The command line is wrong.
     Usage,
-    /// That of a command which `sandbox run` ran, or why it did not.
+    /// Exit status of the command that `sandbox run` ran, or the reason why it did not run.
     Command(u8),
 }
 
 impl Exit {
-    /// `Ok` if `well`, else `Unwell`.
     pub(crate) fn well(well: bool) -> Self {
         if well { Self::Ok } else { Self::Unwell }
     }
@@ -54,35 +51,32 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command failed. Printed as `wharf: MESSAGE` and, on a second line, what the operator can do.
+/// Why a command failed. Printed as `wharf: MESSAGE`, with the hint on a second line.
 #[derive(Debug)]
 pub(crate) struct CliError {
-    /// Exit status.
     pub(crate) exit: Exit,
     /// Operation, subject and cause.
     pub(crate) message: String,
-    /// What the operator can do.
     pub(crate) hint: Option<String>,
 }
 
 impl CliError {
-    /// Refused, not found, or failed.
+    /// The request was refused, the subject was not found, or the operation failed.
     pub(crate) fn refused(message: impl Into<String>) -> Self {
         Self { exit: Exit::Unwell, message: message.into(), hint: None }
     }
 
-    /// The command line is wrong in a way that only showed now.
+    /// A usage error found after parsing.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, message: message.into(), hint: None }
     }
 
-    /// Adds what the operator can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Standard output cannot be written. A reader that went away (`wharf ... | head`) is no failure and says nothing.
+    /// Standard output cannot be written. A closed pipe (`wharf ... | head`) is a silent success.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             Self { exit: Exit::Ok, message: String::new(), hint: None }
@@ -91,7 +85,6 @@ impl CliError {
         }
     }
 
-    /// True when there is nothing to say.
     pub(crate) fn is_silent(&self) -> bool {
         self.message.is_empty()
     }
@@ -123,12 +116,12 @@ impl From<ClientError> for CliError {
     fn from(error: ClientError) -> Self {
         let exit = match error.code() {
             _ if error.is_unreachable() => Exit::Unreachable,
-            // An invalid request is a usage error: the agent, not the CLI, parses labels and filters.
+            // A usage error: the agent, not the CLI, parses labels and filters.
             Some(ErrorCode::InvalidRequest) => Exit::Usage,
             _ => Exit::Unwell,
         };
         match error {
-            // The agent's message already names the operation; its hint is printed on a separate line.
+            // The agent's message names the operation; the hint is printed on a separate line.
             ClientError::Api { error, .. } => Self { exit, message: error.message, hint: error.hint },
             ClientError::Connect { ref socket, .. } if error.is_no_permission() => {
                 Self { exit, hint: Some(permission_hint(group_of(socket).as_deref())), message: error.to_string() }
@@ -143,7 +136,7 @@ impl From<ClientError> for CliError {
     }
 }
 
-/// The group of the socket's file: its name, or its number where it has none.
+/// The group of the socket's file: its name, or its number if it has none.
 fn group_of(socket: &Path) -> Option<String> {
     let number = fs::metadata(socket).ok()?.gid().to_string();
     let groups = fs::read("/etc/group").unwrap_or_default();
@@ -156,7 +149,7 @@ fn group_of(socket: &Path) -> Option<String> {
     Some(groups.lines().find_map(named).unwrap_or(number))
 }
 
-/// The hint for a user without permission; `group` is the group of the socket, where the socket can be seen.
+/// The hint for a user without permission; `group`: the group of the socket, if the socket is visible.
 fn permission_hint(group: Option<&str>) -> String {
     match group {
         Some("root") => {

@@ -10,24 +10,19 @@ use crate::{
     target::Target,
 };
 
-/// A value whose candidates are things of the node.
+/// A kind of value whose candidates are objects of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// An endpoint.
     Endpoint,
-    /// A policy, by its name without a namespace.
+    /// A policy name without a namespace.
     PolicyName,
-    /// A policy, `[NAMESPACE/]NAME`.
+    /// `[NAMESPACE/]NAME` of a policy.
     QualifiedPolicyName,
-    /// A namespace.
     Namespace,
-    /// A sandbox, which no agent knows.
+    /// A sandbox; not known to the agent.
     Sandbox,
-    /// A BPF map.
     Map,
-    /// The name of a setting.
     SettingName,
-    /// `KEY=VALUE`.
     Setting,
 }
 
@@ -49,8 +44,8 @@ impl Expected {
     }
 }
 
-/// The kind of value expected for the last word. `words` are the words after the program's name up to the cursor; the
-/// last one may be empty or incomplete.
+/// The kind of value expected for the last word. `words` follow the program name up to the cursor; the last word may
+/// be empty or incomplete.
 pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
     let (current, before) = words.split_last()?;
     let (mut command, mut position, mut only_values) = (root, 0, false);
@@ -79,13 +74,13 @@ pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
         return None;
     }
     let positionals: Vec<&Arg> = command.get_positionals().collect();
-    // The last one may take several values.
+    // The last positional may take several values.
     let last = positionals.last().filter(|a| matches!(a.get_action(), ArgAction::Append));
-    // A new sandbox takes a name that no other has.
+    // `create` takes a new name.
     Expected::of(positionals.get(position).or(last)?).filter(|_| command.get_name() != "create")
 }
 
-/// The option that a word names, when it takes a value.
+/// The option named by a word, if the option takes a value.
 fn find_option<'a>(root: &'a Command, command: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.split('=').next().unwrap_or(word);
     let is_named = |a: &&Arg| match name.strip_prefix("--") {

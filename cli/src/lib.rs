@@ -1,10 +1,9 @@
-//! `wharf`: the operator's view of a Wharf node.
+//! `wharf`: the operator's CLI of a Wharf node.
 //!
-//! Arguments (`args`) become requests to the agent (`commands`), answers become text (`render`). Nothing here
-//! touches the kernel: what is shown is what the agent says. Only `debuginfo` reads files of the kernel too, and
-//! lists names; only `policy validate` and `policy import` read files of the operator's; only `sandbox` changes anything
-//! on the node, through `wharf_sandbox`, and asks no agent. `candidates` (for completion scripts) reads the names of
-//! sandboxes.
+//! `args` parses arguments, `commands` sends requests to the agent, `render` turns answers into text. The CLI only
+//! shows the agent's answers, with these exceptions: `debuginfo` reads kernel files and lists names;
+//! `policy validate` and `policy import` read the operator's files; `sandbox` changes the node through
+//! `wharf_sandbox` without the agent; `candidates` reads the names of sandboxes.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -30,7 +29,7 @@ use crate::{
     error::{CliError, Exit},
 };
 
-/// The whole program.
+/// The entry point of the program.
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -40,7 +39,8 @@ pub fn main() -> ExitCode {
         Cli::try_parse_from(arguments).map(|cli| run(commands::run(cli)))
     };
     exit.unwrap_or_else(|error| {
-        // Help and version are successful answers; everything else is a usage error. The output may be closed.
+        // Help and version are successful answers; everything else is a usage error. The write fails on a closed
+        // output.
         let _ = error.print();
         if error.use_stderr() { Exit::Usage } else { Exit::Ok }
     })
@@ -57,7 +57,7 @@ fn run(command: impl Future<Output = Result<Exit, CliError>>) -> Exit {
         Ok(exit) => exit,
         Err(error) => {
             if !error.is_silent() {
-                // Standard error may be gone; the exit status still tells.
+                // Standard error may be closed; the exit status still reports the failure.
                 let _ = writeln!(io::stderr(), "{error}");
             }
             error.exit

@@ -1,4 +1,4 @@
-//! `wharf`, the operator's tool. All of it is in the library.
+//! `wharf`, the operator's CLI. The code is in the library.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

@@ -2,20 +2,19 @@
 
 use wharf_api::Endpoint;
 
-/// Label that says the namespace of a container that is no pod.
+/// Label with the namespace of a container that is not a pod.
 const NAMESPACE_LABEL: &str = "k8s:io.kubernetes.pod.namespace=";
-/// Namespace of an endpoint that names none, and of a document that names none.
+/// Namespace of an endpoint or a document without one.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
-/// Label of the node's own health endpoint.
 const HEALTH_LABEL: &str = "reserved:health";
 
-/// The namespace of an endpoint, as policies see it.
+/// The endpoint's namespace as policies see it.
 pub(crate) fn namespace_of(e: &Endpoint) -> &str {
     let by_label = || e.labels.iter().filter_map(|l| l.strip_prefix(NAMESPACE_LABEL)).find(|name| !name.is_empty());
     e.pod_namespace.as_deref().or_else(by_label).unwrap_or(DEFAULT_NAMESPACE)
 }
 
-/// Whether this is the node's health endpoint, which is no container.
+/// Whether this is the node's health endpoint, which is not a container.
 pub(crate) fn is_health(e: &Endpoint) -> bool {
     e.labels.iter().any(|l| l.trim_end_matches('=') == HEALTH_LABEL)
 }

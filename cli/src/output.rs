@@ -1,4 +1,4 @@
-//! Standard output: the format asked for, the width and colour of the terminal.
+//! Standard output: format, width and colour.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -16,7 +16,6 @@ use crate::{
     },
 };
 
-/// Width used when the terminal's width is unknown.
 const DEFAULT_WIDTH: u16 = 100;
 /// Minimum width: below it, columns would be one letter wide.
 const MIN_WIDTH: u16 = 60;
@@ -24,7 +23,6 @@ const MIN_WIDTH: u16 = 60;
 /// Moves the cursor to the top and clears the screen (ECMA-48: CUP, ED).
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Writes answers.
 #[derive(Debug)]
 pub(crate) struct Output {
     format: Format,
@@ -34,7 +32,6 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// For the process's standard output.
     pub(crate) fn new(format: Format, color: ColorWhen) -> Self {
         let terminal = io::stdout().is_terminal();
         let color = match color {
@@ -50,26 +47,23 @@ impl Output {
         Self { format, color, width: width.unwrap_or(DEFAULT_WIDTH).max(MIN_WIDTH), terminal }
     }
 
-    /// True when a table was asked for.
     pub(crate) fn is_table(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
-    /// True when a table with every column was asked for.
     pub(crate) fn is_wide(&self) -> bool {
         self.format == Format::Wide
     }
 
-    /// How to render now.
     pub(crate) fn style(&self) -> Style {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Style { width: self.width, color: self.color, now_unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// Writes `value` in the format asked for; `table` makes it readable for people.
+    /// Writes `value` in the selected format; `table` renders it for people.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The output cannot be written.
     pub(crate) fn emit<T: Serialize>(&self, value: &T, table: impl FnOnce(&Style) -> String) -> Result<(), CliError> {
         let written = match self.format {
             Format::Table | Format::Wide => write_text(&table(&self.style())),
@@ -77,16 +71,16 @@ impl Output {
             Format::Yaml => write_text(&to_yaml(value)?),
         };
         match written {
-            // A closed pipe does not change the exit status, which the complete answer decides.
+            // A closed pipe does not change the exit status.
             Err(error) if error.is_silent() => Ok(()),
             other => other,
         }
     }
 
-    /// Writes one of many objects: a line, or a YAML document.
+    /// Writes one object of a stream: a line, or a YAML document.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The output cannot be written.
     pub(crate) fn emit_line<T: Serialize>(
         &self,
         value: &T,
@@ -95,10 +89,10 @@ impl Output {
         write_text(&self.line(value, |style| line(style) + "\n")?)
     }
 
-    /// One of many objects as text: what `table` makes of it, a line of JSON, or a YAML document.
+    /// One object of a stream as text: the result of `table`, a line of JSON, or a YAML document.
     ///
     /// # Errors
-    /// When it cannot be written as JSON or YAML.
+    /// The object cannot be serialized.
     pub(crate) fn line<T: Serialize>(
         &self,
         value: &T,
@@ -111,11 +105,10 @@ impl Output {
         })
     }
 
-    /// Writes a text in place of the last one: on a terminal a table takes the screen, elsewhere it follows after an
-    /// empty line.
+    /// Replaces the last text: a table clears a terminal; other output follows after an empty line.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The output cannot be written.
     pub(crate) fn replace(&self, text: &str, is_first: bool) -> Result<(), CliError> {
         let lead = match (self.is_table(), self.terminal, is_first) {
             (true, true, _) => CLEAR,
@@ -126,16 +119,15 @@ impl Output {
     }
 }
 
-/// A remark for people that is no part of the answer, on standard error.
 pub(crate) fn remark(text: &str) {
     // Standard error may be closed; the answer and the exit status do not depend on it.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Writes to standard output and flushes, so that an error is seen here and not at exit.
+/// Writes to standard output and flushes, so that an error shows here and not at exit.
 ///
 /// # Errors
-/// When it cannot be written.
+/// The output cannot be written.
 pub(crate) fn write_text(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| CliError::output(&e))
@@ -146,8 +138,8 @@ fn to_json<T: Serialize>(value: &T, pretty: bool) -> Result<String, CliError> {
     text.map(|t| escape_in_json(&t)).map_err(|e| CliError::refused(format!("writing JSON: {e}")))
 }
 
-/// YAML escapes control characters by itself, but prints what reorders or hides text as it is. Such an answer is
-/// written in YAML's JSON subset, which has escapes for all.
+/// YAML escapes control characters, but not characters that reorder or hide text. A document with such characters is
+/// written in YAML's JSON subset, which can escape all.
 fn to_yaml<T: Serialize>(value: &T) -> Result<String, CliError> {
     let yaml = serde_norway::to_string(value).map_err(|e| CliError::refused(format!("writing YAML: {e}")))?;
     if is_safe(&yaml) { Ok(yaml) } else { Ok(to_json(value, true)? + "\n") }

@@ -1,7 +1,7 @@
-//! From the API's objects and policies to text for people. Pure: nothing here reads a clock, a terminal or a socket.
+//! Renders API objects and policies as text. Pure: reads no clock, terminal or socket.
 //!
-//! Every text that came from outside goes through [`text::safe`] or [`text::cut`]: a container's label must not be able
-//! to drive the operator's terminal.
+//! All text from outside must pass through [`text::safe`] or [`text::cut`]: a container's label must not control the
+//! operator's terminal.
 
 pub(crate) mod audit;
 pub(crate) mod bpf;
@@ -26,36 +26,27 @@ pub(crate) mod text;
 #[cfg(test)]
 pub(crate) mod sample;
 
-/// The output's width, colour and current time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Style {
-    /// Columns.
     pub(crate) width: u16,
-    /// Whether ANSI colours are written.
     pub(crate) color: bool,
-    /// Now, milliseconds since the Unix epoch.
     pub(crate) now_unix_ms: u64,
 }
 
-/// The meaning of a text beside its words, rendered as a colour.
+/// The meaning of a text, rendered as a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// Nothing.
     Plain,
-    /// As it should be.
     Good,
-    /// Look here.
+    /// Needs attention.
     Warn,
-    /// Wrong.
     Bad,
-    /// Less important.
     Dim,
-    /// A heading.
     Bold,
 }
 
 impl Style {
-    /// Wraps `text` in the tone's colour, if colours are wanted.
+    /// Wraps `text` in the tone's colour if colour is on.
     pub(crate) fn paint(&self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Plain => return text.to_owned(),

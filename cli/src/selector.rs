@@ -1,14 +1,14 @@
-//! Which objects of a list are shown: `--selector` as kubectl has it.
+//! Label selectors (`--selector`) in kubectl's syntax.
 
 use std::str::FromStr;
 
-/// A label selector. All requirements must hold; without any, everything matches.
+/// A label selector. All requirements must hold; an empty selector matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector(Vec<Requirement>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Requirement {
-    /// `k8s` of `k8s:app`; without it, the label of any source.
+    /// `k8s` in `k8s:app`; `None` matches any source.
     source: Option<String>,
     key: String,
     test: Test,
@@ -17,13 +17,12 @@ struct Requirement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Test {
     In(Vec<String>),
-    /// Holds where there is no such label too.
+    /// Also holds when the label is missing.
     NotIn(Vec<String>),
     Exists,
     Missing,
 }
 
-/// The text is no selector.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is no requirement of a selector; examples: app=web, k8s:app=web,tier!=db, 'env in (a,b)', app, '!app'")]
 pub(crate) struct BadSelector(String);
@@ -36,7 +35,7 @@ impl FromStr for Selector {
     }
 }
 
-/// Splits at the commas that are not in parentheses.
+/// Splits at commas outside parentheses.
 fn requirements(text: &str) -> Vec<&str> {
     let mut depth = 0_i32;
     text.split(move |c| {
@@ -103,7 +102,7 @@ impl Requirement {
 }
 
 impl Selector {
-    /// Whether labels `source:key=value` are selected.
+    /// Whether the labels, each `source:key=value`, match.
     pub(crate) fn matches<'a>(&self, labels: impl Iterator<Item = &'a str> + Clone) -> bool {
         let parts = labels.map(|label| {
             let (name, value) = label.split_once('=').unwrap_or((label, ""));

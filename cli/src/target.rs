@@ -1,22 +1,19 @@
-//! How an operator names an endpoint. The agent knows what the name means, for `explain` and for all other commands.
+//! An operator's name for an endpoint. The agent resolves it, for all commands alike.
 
 use std::str::FromStr;
 
-/// Longest name, bytes; the agent takes no longer one.
+/// Longest name, bytes; the agent's limit.
 const MAX: usize = 600;
 
-/// What the operator wrote for an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target(String);
 
 impl Target {
-    /// The name, as the API takes it.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// The text cannot be a name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a name has 1 to {MAX} bytes, without blanks and control characters")]
 pub(crate) struct BadName;

@@ -171,7 +171,7 @@ pub(crate) enum VmKernel {
 }
 
 impl VmKernel {
-    /// Those that a run takes when none is named.
+    /// Kernels of a run that names none.
     pub(crate) const DEFAULT: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
 }
 

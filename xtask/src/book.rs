@@ -1,4 +1,4 @@
-//! The command `docs`: the pages of docs/ as a book with search, under target/docs. mdBook builds it; the packages contain it.
+//! `docs`: renders docs/ with mdBook as a searchable book under target/docs. The packages contain it.
 
 use std::{fs, path::PathBuf};
 
@@ -11,20 +11,17 @@ use crate::{
     workspace::{Workspace, bare_cargo},
 };
 
-/// The release of mdBook. Another release may write other bytes for the same pages.
+/// Pinned, because another mdBook release may render different bytes.
 const VERSION: &str = "0.5.4";
 
-/// Title of the step that builds the book.
 const STEP: &str = "The documentation (a minute the first time)";
 
-/// Builds the book and prints the path of its first page.
 pub(crate) fn docs(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<()> {
     let book = Progress::new(1, verbose, privilege).step(STEP, |step| build(step, workspace))?;
     println!("{}", book.join("index.html").display());
     Ok(())
 }
 
-/// Builds the book; returns its directory.
 pub(crate) fn build(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let mdbook = ensure(step, workspace)?;
     let book = workspace.target().join("docs");
@@ -32,14 +29,14 @@ pub(crate) fn build(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let mut command = std::process::Command::new(mdbook);
     command.arg("build").arg(workspace.root().join("docs")).arg("--dest-dir").arg(&book);
     step.run(&mut command)?;
-    // mdBook copies its settings, and adds a marker for GitHub Pages.
+    // mdBook copies its settings and adds a marker for GitHub Pages.
     for name in ["book.toml", ".nojekyll"] {
         fs::remove_file(book.join(name)).with_context(|| format!("remove {name} from {}", book.display()))?;
     }
     Ok(book)
 }
 
-/// Installs mdBook under target/mdbook unless it is there; returns its path.
+/// Installs mdBook under target/mdbook if it is missing; returns its path.
 fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let prefix = workspace.target().join("mdbook");
     let program = prefix.join(format!("{VERSION}/bin/mdbook"));
@@ -53,11 +50,11 @@ fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         .args(["install", "mdbook", "--version", VERSION, "--locked", "--force"])
         .args(["--no-default-features", "--features", "search", "--root"])
         .arg(prefix.join(VERSION))
-        // It runs for a second: an optimised build would take three times as long.
+        // It runs for a second; an optimised build would take three times as long.
         .arg("--debug")
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .env("CARGO_TARGET_DIR", &scratch)
-        // The build settings of the checkout and of the user are not meant for mdBook.
+        // Keeps the build settings of the checkout and the user away from mdBook.
         .current_dir(&prefix)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

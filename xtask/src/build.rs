@@ -1,4 +1,4 @@
-//! The BPF objects, then the programs that carry them.
+//! Builds the BPF objects, then the programs that embed them.
 
 use std::{
     fs,
@@ -15,16 +15,14 @@ use crate::{
     workspace::{Workspace, bare_cargo, write_if_changed},
 };
 
-/// Steps that [`ensure`] shows.
 pub(crate) const STEPS: usize = 2;
 
-/// The target of the BPF build.
 const BPF_TARGET: &str = "bpfel-unknown-none";
 
-/// The packages whose binaries are the product.
+/// Packages of the product's binaries.
 pub(crate) const PRODUCT: &[&str] = &["wharf-agent", SHIM, "wharf", "wharf-node"];
 
-/// Builds objects and programs, and `extra` binaries of the package that holds the scenarios.
+/// Builds objects, programs, and `extra` binaries of the scenarios' package.
 pub(crate) fn ensure(
     progress: &mut Progress,
     workspace: &Workspace,
@@ -40,13 +38,13 @@ pub(crate) fn objects(progress: &mut Progress, workspace: &Workspace, toolchain:
     progress.step("BPF programs (half a minute the first time)", |step| build_objects(step, workspace, toolchain))
 }
 
-/// Builds the product's programs and `extra` binaries of the scenarios' package.
+/// Builds the product's programs, and `extra` binaries of the scenarios' package.
 pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[&str]) -> Result<()> {
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// Builds the programs with armed crash points beside the product, of the same libraries, and the objects of the next ABI
-/// version, with which the agent of these programs is the one that the upgrade tests upgrade to.
+/// Builds the programs with crash points from the product's libraries, and the objects of the next ABI version. The
+/// agent with crash points uses these objects; the upgrade tests upgrade to it.
 pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("Programs with crash points, and the next ABI version", |step| {
         let copies = NEXT_OBJECTS.map(|name| (name.trim_end_matches(".o"), name));
@@ -54,7 +52,7 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, too
         for package in ["wharf-agent", "wharf-cni", "wharf"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();
-            // One command each, as for the product: features of packages that are built together would be one set.
+            // One command each, as for the product: cargo would unify the features of packages built together.
             command.args(["build", "--release", "--locked", "--package", package, "--bin", &binary]);
             step.run(&mut command)?;
             if !workspace.release().join(&binary).is_file() {
@@ -68,7 +66,7 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, too
 /// The objects of the next ABI version, in [`Workspace::next_bpf_objects`].
 pub(crate) const NEXT_OBJECTS: [&str; 3] = ["endpoint.o", "node.o", "sink.o"];
 
-/// The objects, and their names in `target/bpf`.
+/// BPF programs and object names in `target/bpf`.
 const OBJECTS: [(&str, &str); 5] = [
     ("endpoint", "endpoint.o"),
     ("node", "node.o"),
@@ -79,7 +77,7 @@ const OBJECTS: [(&str, &str); 5] = [
 
 fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     let mut changed = 0;
-    // The second build differs in one feature; what both share is compiled once.
+    // The second build differs in one feature; cargo compiles the shared crates once.
     for (features, copies) in
         [(None, OBJECTS.as_slice()), (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice())]
     {
@@ -89,7 +87,7 @@ fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> R
     Ok(())
 }
 
-/// One build of the BPF programs, from which objects are copied to a directory; how many of these are new.
+/// Builds the BPF programs once and copies objects from it; returns how many objects are new.
 fn build_object(
     step: &Step,
     workspace: &Workspace,
@@ -113,10 +111,10 @@ fn build_object(
     Ok(changed)
 }
 
-/// `cargo VERB` for the BPF programs, with the settings that only this child may see: they let a stable compiler
-/// build core, and name the linker and the instruction set.
+/// `cargo VERB` for the BPF programs. Sets, only for this child, the variables that let a stable compiler build core,
+/// and that select linker and instruction set.
 pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str) -> Result<Command> {
-    // v3 has the atomics; --btf keeps the types that maps and line info need.
+    // cpu v3 has the atomics; --btf keeps the types that maps and line info need.
     let flags = format!(
         "--cfg=bpf_target_arch=\"{}\" -Ctarget-cpu=v3 -Cdebuginfo=2 -Clink-arg=--btf",
         toolchain.rustc.bpf_target_arch()?
@@ -130,7 +128,7 @@ pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str
         .env("CARGO_TARGET_DIR", bpf_target(workspace))
         .env(cargo_target_variable(BPF_TARGET, "LINKER"), &toolchain.linker)
         .env(cargo_target_variable(BPF_TARGET, "RUSTFLAGS"), flags)
-        // These would take the place of the flags above.
+        // These would override the flags above.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("CARGO_BUILD_RUSTFLAGS");
@@ -140,7 +138,7 @@ pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str
     Ok(command)
 }
 
-/// What `--prebuilt` relies on: refuses when a program of the product is not in `release`, and says how to build it.
+/// Fails when a program of the product is missing in `release`, and says how to build it. For `--prebuilt`.
 pub(crate) fn must_be_there(release: &Path) -> Result<()> {
     match PRODUCT.iter().map(|name| release.join(name)).find(|program| !program.is_file()) {
         Some(missing) => bail!(
@@ -155,18 +153,17 @@ fn bpf_target(workspace: &Workspace) -> PathBuf {
     workspace.target().join("ebpf")
 }
 
-/// The plugin that runtimes call.
 const SHIM: &str = "wharf-cni";
 
 /// Whether the C library can be linked statically.
 pub(crate) fn static_libc() -> bool {
     let output = Command::new("cc").arg("-print-file-name=libc.a").output();
-    // The compiler answers with the bare name when it finds no such file.
+    // The compiler prints the bare name when it does not find the file.
     output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_absolute())
 }
 
-/// The product is linked statically, so that what is tested is what `dist` packs for every distribution. The flags are for
-/// the programs' own crates: what they are made of is compiled as for any other build.
+/// Links the product statically, so that the tested programs are those that `dist` packs for every distribution. The
+/// flags apply only to the programs' crates; dependencies are compiled as for other builds.
 fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<()> {
     let is_static = static_libc();
     if !is_static {
@@ -179,13 +176,13 @@ fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<
             command.arg("-Ctarget-feature=+crt-static");
         }
         if is_static && *package == SHIM {
-            // It starts once for each ADD and DEL; relocating itself would be a third of its time.
+            // It starts once for each ADD and DEL; a third of its run time would be self-relocation.
             command.arg("-Crelocation-model=static");
         }
         step.run(&mut command)?;
     }
     if !extra.is_empty() {
-        // A command of its own: the product's binaries are then the same with and without it.
+        // A separate command, so that the product's binaries do not depend on `extra`.
         let mut command = workspace.cargo();
         command.args(["build", "--release", "--locked", "--package", "wharf-tests"]);
         for name in extra {

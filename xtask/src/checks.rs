@@ -1,4 +1,4 @@
-//! Checks that need no running test: formatting, licences, links, clippy.
+//! Checks without a running test: formatting, licences, links, clippy.
 
 use std::process::ExitCode;
 
@@ -14,13 +14,12 @@ use crate::{
     workspace::{Workspace, bare_cargo, find_program},
 };
 
-/// A check by name.
 pub(crate) type Check = (&'static str, fn(&Step, &Workspace) -> Result<()>);
 
-/// Checks that take a second and need no build: they come first.
+/// Checks that take a second and need no build; they run first.
 pub(crate) const QUICK: &[Check] = &[("Formatting", formatting), ("Licences", licences), ("Links in documents", links)];
 
-/// Formats everything, or tells whether anything would change.
+/// Formats the sources; with `check`, only reports differences.
 pub(crate) fn fmt(workspace: &Workspace, verbose: bool, check: bool) -> Result<ExitCode> {
     let mut progress = Progress::new(1, verbose, &Privilege::Root);
     progress
@@ -66,7 +65,7 @@ fn licences(step: &Step, workspace: &Workspace) -> Result<()> {
         crates += licences::check(&mut metadata)?;
     }
     step.note(format!("{crates} crates"));
-    // Knows more (advisories need its own database, so only what works offline).
+    // cargo-deny checks more. Advisories need its database, so only the offline checks run.
     if find_program("cargo-deny").is_some() {
         step.run(workspace.cargo().args(["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
         step.note(format!("{crates} crates, cargo deny too"));
@@ -79,7 +78,7 @@ fn links(step: &Step, workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Clippy over every target, warnings refused. Needs the BPF objects, which the agent's build embeds.
+/// Runs clippy on every target with warnings denied. Needs the BPF objects, which the agent's build embeds.
 pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     if find_program("cargo-clippy").is_none() {
         step.note("not checked: no clippy (`rustup component add clippy`)");
@@ -93,10 +92,10 @@ pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) 
     step.run(&mut command)
 }
 
-/// The documentation, with broken links between items refused.
+/// Builds the documentation with broken intra-doc links denied.
 pub(crate) fn rustdoc(step: &Step, workspace: &Workspace) -> Result<()> {
     let mut command = workspace.cargo();
-    // The features that clippy's targets have: the libraries are not checked anew.
+    // The same features as clippy's targets, so that the libraries are not checked again.
     command.args([
         "doc",
         "--workspace",

@@ -1,7 +1,7 @@
-//! The sources of Rust's core library, which a BPF build compiles anew (`-Z build-std=core`).
+//! Provides the sources of Rust's core library, which a BPF build compiles (`-Z build-std=core`).
 //!
-//! Three ways, tried in this order: the toolchain has them; rustup adds them; Debian's package holds them. The last
-//! works on its own, on a machine that reaches nothing but its package mirror and cargo's registry.
+//! Tried in this order: the toolchain's sources; rustup's component; Debian's package. Debian's package needs only
+//! the machine's package mirror and cargo's registry.
 
 use std::{
     fs,
@@ -13,10 +13,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{args::CoreSources, progress::Step, rustc::Rustc, workspace::find_program};
 
-/// Apt's own downloader: it has the machine's proxies and mirrors, and checks the hash.
+/// Apt's downloader uses the machine's proxies and mirrors, and checks the hash.
 const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 
-/// A pinned Debian package of the sources.
 #[derive(Debug)]
 struct Package {
     release: &'static str,
@@ -24,17 +23,17 @@ struct Package {
     sha256: &'static str,
 }
 
-/// Where a Debian mirror keeps them.
+/// Directory of the package on a Debian mirror.
 const POOL: &str = "pool/main/r/rustc/";
 
-/// One line for each compiler release that may be built with where rustup's servers are out of reach.
+/// One entry for each compiler release that must build without access to rustup's servers.
 const PACKAGES: &[Package] = &[Package {
     release: "1.95.0",
     file: "rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb",
     sha256: "7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b",
 }];
 
-/// Makes sure of the sources; gives their `library` folder.
+/// Provides the sources; returns their `library` folder.
 pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path, way: CoreSources) -> Result<PathBuf> {
     let own = rustc.own_library();
     if way == CoreSources::Auto && complete(&own) {
@@ -59,15 +58,16 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path, way: CoreSour
     Ok(library)
 }
 
-/// The lock file is what `-Z build-std` reads first.
+/// `-Z build-std` reads the lock file first.
 fn complete(library: &Path) -> bool {
     library.join("Cargo.lock").is_file()
 }
 
-/// Asks rustup for the component; false when there is no rustup, or it cannot.
+/// Adds rustup's component; false without rustup, or when it fails.
 fn add_component(step: &Step, own: &Path) -> bool {
     let Some(rustup) = find_program("rustup") else { return false };
-    // RUSTUP_TOOLCHAIN, which the outer cargo set, says which toolchain. Few retries: the next way is as good.
+    // RUSTUP_TOOLCHAIN, set by the outer cargo, selects the toolchain. Few retries, because Debian's package is an
+    // equal fallback.
     let mut command = Command::new(rustup);
     command.args(["component", "add", "rust-src"]).env("RUSTUP_MAX_RETRIES", "1");
     matches!(step.run_quietly(&mut command), Ok(Ok(()))) && complete(own)
@@ -85,7 +85,7 @@ fn download(step: &Step, rustc: &Rustc, toolchain: &Path, unpacked: &Path) -> Re
     let deb = toolchain.join(package.file);
     fetch(step, package, &deb)?;
 
-    // Unpacked beside its place and renamed into it: what is there is whole.
+    // Unpacked next to the target and renamed, so that an existing directory is complete.
     let fresh = unpacked.with_extension("new");
     remove_directory(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
@@ -96,7 +96,7 @@ fn download(step: &Step, rustc: &Rustc, toolchain: &Path, unpacked: &Path) -> Re
     fs::remove_file(&deb).with_context(|| format!("remove {}", deb.display()))
 }
 
-/// Downloads and checks the package from the first of the machine's mirrors that has it.
+/// Downloads and verifies the package from the first mirror that has it.
 fn fetch(step: &Step, package: &Package, deb: &Path) -> Result<()> {
     if !Path::new(APT_HELPER).exists() {
         bail!(
@@ -123,7 +123,6 @@ fn fetch(step: &Step, package: &Package, deb: &Path) -> Result<()> {
     )
 }
 
-/// Apt's last error line: what a person needs of its output.
 pub(crate) fn reason(output: &[String]) -> String {
     output
         .iter()
@@ -133,9 +132,9 @@ pub(crate) fn reason(output: &[String]) -> String {
         .map_or_else(|| "no reason given".to_owned(), |line| line.trim_start_matches("E: ").to_owned())
 }
 
-/// The machine's own package mirrors; the main ones before those for security updates, which lack most packages.
+/// The machine's package mirrors: main mirrors before security mirrors, which lack most packages.
 pub(crate) fn mirrors() -> Result<Vec<String>> {
-    // Knows nothing before the first `apt-get update` (fresh container images), where the update's plan still does.
+    // Empty before the first `apt-get update` (fresh container images); then the update's plan has the mirrors.
     let mut mirrors = parse_targets(&ask(&["indextargets", "--format", "$(REPO_URI)"])?);
     if mirrors.is_empty() {
         mirrors = parse_plan(&ask(&["update", "--print-uris"])?);
@@ -157,7 +156,7 @@ fn parse_targets(output: &str) -> Vec<String> {
     unique(output.lines().map(str::trim))
 }
 
-/// Lines like `'http://mirror/debian/dists/bookworm/InRelease' file 0`.
+/// Parses lines like `'http://mirror/debian/dists/bookworm/InRelease' file 0`.
 fn parse_plan(output: &str) -> Vec<String> {
     unique(output.lines().filter_map(|line| line.strip_prefix('\'')?.split_once("/dists/")).map(|(mirror, _)| mirror))
 }
@@ -173,7 +172,7 @@ fn unique<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     found
 }
 
-/// `dpkg-deb --fsys-tarfile DEB | tar -x -C INTO PATTERN`, both ends checked.
+/// `dpkg-deb --fsys-tarfile DEB | tar -x -C INTO PATTERN`; checks both exit statuses.
 pub(crate) fn unpack(deb: &Path, into: &Path, pattern: &str) -> Result<()> {
     let mut source = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")

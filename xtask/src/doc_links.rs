@@ -1,4 +1,5 @@
-//! Links between the documents of the checkout: each must lead to a file that is there, and the book must list each page.
+//! Checks links between the checkout's documents: each must lead to an existing file, and the book must list each
+//! page.
 
 use std::{
     fs,
@@ -7,13 +8,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Folders that hold no documents of ours.
+/// Folders without documents of the project.
 const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
 
-/// The pages of the book, in reading order.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Checks every `.md` below `root`; gives how many links were followed.
+/// Checks every `.md` below `root`; returns the number of links.
 pub(crate) fn check(root: &Path) -> Result<usize> {
     let mut documents = Vec::new();
     collect(root, &mut documents)?;
@@ -58,7 +58,7 @@ fn collect(folder: &Path, documents: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Targets of `[text](target)` outside code, without anchors; addresses elsewhere are not ours to check.
+/// Targets of `[text](target)` outside code, without anchors. External addresses are not checked.
 fn links(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut fenced = false;
@@ -70,7 +70,7 @@ fn links(text: &str) -> Vec<String> {
         if fenced {
             continue;
         }
-        // Every second piece between backticks is code.
+        // Pieces between backticks alternate: prose, code.
         for prose in line.split('`').step_by(2) {
             for piece in prose.split("](").skip(1) {
                 let target = piece.split([')', ' ', '#']).next().unwrap_or_default();

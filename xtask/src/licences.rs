@@ -1,12 +1,12 @@
-//! Licences of the crates we build on, against the list of those we take. Small enough to run always, where
-//! `cargo deny` may not be installed; deny.toml carries the same list for it.
+//! Checks the licences of dependencies against an allow list. Runs without `cargo deny`; deny.toml has the same list
+//! for it.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Licences that ask for no more than to be named.
+/// Licences that require no more than attribution.
 const ALLOWED: &[&str] = &[
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -22,12 +22,12 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Licences that these crates alone may have. libFuzzer is part of LLVM, and in no program of ours. MPL-2.0 covers its own files alone
-/// (section 3.3); deny.toml has the reason.
+/// Licences allowed for these crates only. libFuzzer is part of LLVM and in no product program. MPL-2.0 covers only
+/// its files (section 3.3); deny.toml has the reason.
 const EXCEPTIONS: &[(&str, &str)] =
     &[("libfuzzer-sys", "NCSA"), ("imbl", "MPL-2.0+"), ("imbl-sized-chunks", "MPL-2.0+")];
 
-/// Checks all crates that this `cargo metadata` command lists; gives how many there are.
+/// Checks all crates in the output of this `cargo metadata` command; returns their number.
 pub(crate) fn check(metadata: &mut Command) -> Result<usize> {
     let output = metadata.output().context("check licences: run cargo metadata")?;
     if !output.status.success() {
@@ -42,7 +42,7 @@ fn check_metadata(metadata: &[u8]) -> Result<usize> {
     let mut refused = Vec::new();
     let mut checked = 0;
     for package in packages {
-        // Packages without a source are ours.
+        // Packages without a source belong to the project.
         if package["source"].is_null() {
             continue;
         }
@@ -64,7 +64,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("?")
 }
 
-/// Whether an SPDX expression can be met with allowed licences alone. What does not parse is not allowed.
+/// Whether allowed licences satisfy an SPDX expression. An expression that does not parse is rejected.
 fn allowed(name: &str, expression: &str) -> bool {
     // Crates from before SPDX wrote a slash for OR.
     let expression = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");

@@ -1,5 +1,5 @@
-//! bpf-linker, built on the compiler's own LLVM: it always reads the bitcode that this compiler writes, and there is
-//! no LLVM to install.
+//! bpf-linker, built against the compiler's LLVM: it can always read the compiler's bitcode, and no LLVM must be
+//! installed.
 
 use std::{
     fs,
@@ -16,10 +16,9 @@ use crate::{
     workspace::{bare_cargo, write_if_changed},
 };
 
-/// The release of bpf-linker that goes with the aya releases in use.
+/// The bpf-linker release for the aya releases in use.
 const VERSION: &str = "0.13.0";
 
-/// Makes sure of the linker; gives its path.
 pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<PathBuf> {
     let library = rustc.llvm_library()?;
     let prefix = toolchain.join(format!("bpf-linker-{VERSION}-rustc-{}", rustc.release));
@@ -47,7 +46,7 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
         .env("LLVM_PREFIX", &prefix)
         .env("CARGO_TARGET_DIR", &scratch)
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
-        // Nothing of the checkout's or the user's build settings is meant for this program.
+        // Keeps the build settings of the checkout and the user away from this program.
         .current_dir(toolchain)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
@@ -56,14 +55,14 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
     step.run(Command::new(&linker).arg("--version"))
         .with_context(|| format!("try {}, just built", linker.display()))?;
     write_if_changed(&stamp, wanted.as_bytes())?;
-    // Half a gigabyte that nothing reads again.
+    // Half a gigabyte that is no longer needed.
     fs::remove_dir_all(&scratch).with_context(|| format!("remove {}", scratch.display()))?;
     step.note("built");
     Ok(linker)
 }
 
-/// What the built linker depends on. Its search path for libLLVM is absolute, so a checkout that was moved or copied
-/// needs another, even while the old place still answers.
+/// The inputs of the built linker. Its search path for libLLVM is absolute, so a moved or copied checkout needs a
+/// rebuild even while the old path exists.
 fn stamp_text(rustc: &Rustc, prefix: &Path, library: &Path) -> String {
     format!(
         "bpf-linker {VERSION}\nrustc {} {}\nprefix {}\nllvm {}\n",
@@ -84,7 +83,7 @@ fn works(linker: &Path) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Makes `place` a link to `target`, whatever it was.
+/// Makes `place` a link to `target`, replacing an existing file.
 fn link(target: &Path, place: &Path) -> Result<()> {
     match fs::remove_file(place) {
         Ok(()) => {}

@@ -1,7 +1,7 @@
-//! What an installation put where: written by `install`, obeyed by `uninstall`.
+//! The manifest of an installation: written by `install`, read by `uninstall`.
 //!
-//! One line an item, `kind path`. Paths are as the machine will see them (without `--root`), so that a staged tree can
-//! be packed as it is. The file is `<prefix>/share/wharf/manifest`.
+//! One item a line, `kind path`. Paths are those on the final machine (without `--root`), so that a staged tree can
+//! be packed unchanged. The file is `<prefix>/share/wharf/manifest`.
 
 use std::{
     collections::BTreeSet,
@@ -11,18 +11,16 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// What one item is, and so how it is taken away.
+/// Kind of an item; determines its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// A folder that was not there before: removed when empty.
+    /// A folder that the install created; removed when empty.
     Directory,
-    /// A file of ours: replaced by the next install, removed by uninstall.
+    /// An installed file: replaced by the next install, removed by uninstall.
     File,
-    /// A file that is the user's to edit: kept when it was.
+    /// A configuration file; kept if edited.
     Config,
-    /// The group that may use the socket.
     Group,
-    /// The user that Envoy runs as.
     User,
 }
 
@@ -39,7 +37,7 @@ impl Kind {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, word)| word)
     }
 
-    /// Whether it has a name in place of a path.
+    /// Whether the item has a name instead of a path.
     fn is_named(self) -> bool {
         matches!(self, Self::Group | Self::User)
     }
@@ -49,14 +47,12 @@ impl Kind {
     }
 }
 
-/// The items of one installation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Manifest {
     items: BTreeSet<(Kind, PathBuf)>,
 }
 
 impl Manifest {
-    /// Adds an item; what is there already stays once.
     pub(crate) fn add(&mut self, kind: Kind, path: &Path) {
         self.items.insert((kind, path.to_path_buf()));
     }
@@ -65,13 +61,13 @@ impl Manifest {
         self.items.contains(&(kind, path.to_path_buf()))
     }
 
-    /// Items of one kind, folders before what they hold.
+    /// Items of one kind, folders before their content.
     pub(crate) fn of(&self, kind: Kind) -> impl DoubleEndedIterator<Item = &Path> {
         self.items.iter().filter(move |(found, _)| *found == kind).map(|(_, path)| path.as_path())
     }
 
-    /// What is left of an installation whose files are gone: the manifest's own file, the configuration that is there, and
-    /// every folder, group and user.
+    /// The manifest after the files were removed: the manifest file, the remaining configuration, and every folder,
+    /// group and user.
     pub(crate) fn left(&self, own: &Path, is_there: impl Fn(&Path) -> bool) -> Self {
         let stays = |(kind, path): &&(Kind, PathBuf)| match kind {
             Kind::File => path == own,
@@ -81,7 +77,6 @@ impl Manifest {
         Self { items: self.items.iter().filter(stays).cloned().collect() }
     }
 
-    /// Reads a manifest; `None` where there is none.
     pub(crate) fn read(file: &Path) -> Result<Option<Self>> {
         match fs::read_to_string(file) {
             Ok(text) => Self::parse(&text).map(Some).with_context(|| format!("read {}", file.display())),
@@ -94,7 +89,7 @@ impl Manifest {
         let mut manifest = Self::default();
         for line in text.lines() {
             let item = line.split_once(' ').and_then(|(word, path)| Some((Kind::from_word(word)?, Path::new(path))));
-            // Obeyed by root: a line that could lead elsewhere than it says is refused, not repaired.
+            // Root acts on the manifest, so an ambiguous line is rejected, not repaired.
             match item {
                 Some((kind, name)) if kind.is_named() && name.components().count() == 1 => manifest.add(kind, name),
                 Some((kind, path)) if !kind.is_named() && plain(path) => manifest.add(kind, path),
@@ -104,20 +99,19 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The manifest as a file holds it.
     pub(crate) fn text(&self) -> String {
         self.items.iter().map(|(kind, path)| format!("{} {}\n", kind.word(), path.display())).collect()
     }
 }
 
-/// Whether a path is absolute, goes only downwards, and fits on a line of a manifest.
+/// Whether a path is absolute, has no `..`, and fits on a manifest line.
 pub(crate) fn plain(path: &Path) -> bool {
     path.is_absolute()
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
         && path.to_str().is_some_and(|text| !text.chars().any(char::is_control))
 }
 
-/// Where `path` lies below `root`, or `path` itself.
+/// `path` below `root`, or `path` without a root.
 pub(crate) fn below(root: Option<&Path>, path: &Path) -> PathBuf {
     match root {
         Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),

@@ -1,4 +1,4 @@
-//! Debian packages: what each command needs beyond cargo, installed only when missing.
+//! Debian packages of each command, installed only if missing.
 
 use std::{
     path::Path,
@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::{privilege::Privilege, progress::Step, workspace::find_program};
 
-/// How to see that a package is there, on any distribution.
+/// Detects a package on any distribution.
 #[derive(Debug, Clone, Copy)]
 enum Probe {
     Program(&'static str),
@@ -17,7 +17,7 @@ enum Probe {
     PythonModule(&'static str),
 }
 
-/// A package, and what of it is used.
+/// A package, and the part of it that is used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
     package: &'static str,
@@ -46,54 +46,49 @@ impl Need {
     }
 }
 
-/// To build: Rust links through the C compiler. (dpkg-deb and apt's own download helper, which may fetch core's
-/// sources, are part of every Debian.)
+/// To build: Rust links with the C compiler. (dpkg-deb and apt's download helper, which may fetch core's sources, are
+/// part of every Debian.)
 pub(crate) const BUILD: &[Need] =
     &[Need::program("gcc", "cc"), Need::program("libc6-dev", "cc"), Need::program("make", "make")];
 
-/// To run the demo.
 pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip"), VENV];
 
-/// To test in guests, which get these programs of the machine's.
+/// For tests in guests, which get copies of these programs.
 pub(crate) const VM: &[Need] =
     &[Need::program("iproute2", "ip"), Need::program("nftables", "nft"), Need::program("iptables", "iptables")];
 
-/// To run every test: also real container runtimes, its image, and other CNI plugins as neighbours.
+/// For all tests, with container runtimes, their image, and other CNI plugins.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),
-    // The documents' commands use it.
+    // Commands in the documents use it.
     Need::program("curl", "curl"),
-    // Rules of somebody else's, which Wharf must get on with.
+    // For rules of other programs, which Wharf must coexist with.
     Need::program("nftables", "nft"),
-    // What the plugins `portmap` and `firewall` call.
+    // The plugins `portmap` and `firewall` run it.
     Need::program("iptables", "iptables"),
     Need::program("podman", "podman"),
     Need::program("containerd", "containerd"),
     Need::program("runc", "runc"),
     Need::program("conmon", "conmon"),
-    // The package busybox has a program of the same name, which is not static and cannot be an image by itself.
+    // The package busybox has a program of the same name that is not static and cannot serve as an image.
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
-    // systemd-analyze judges the unit.
     Need::program("systemd", "systemd-analyze"),
-    // Checks the manual pages.
     Need::program("mandoc", "mandoc"),
     VENV,
 ];
 
-/// To hold the API against its document.
 pub(crate) const SCHEMATHESIS: &[Need] = &[Need::program("iproute2", "ip"), VENV];
 
-/// To get Envoy.
 pub(crate) const ENVOY: &[Need] = &[VENV];
 
-/// Python, and what makes virtual environments with pip in them.
+/// Python with virtual environments and pip.
 const VENV: Need = Need { package: "python3-venv", probe: Probe::PythonModule("ensurepip") };
 
-/// To fuzz: libFuzzer comes as C++ source.
+/// To fuzz: libFuzzer is C++ source.
 pub(crate) const FUZZ: &[Need] = &[Need::program("g++", "c++")];
 
-/// To measure against other CNI plugins, also in the pods of a container runtime.
+/// To benchmark other CNI plugins, also in pods of a container runtime.
 pub(crate) const BENCH: &[Need] = &[
     Need::program("iproute2", "ip"),
     Need::program("iptables", "iptables"),
@@ -104,7 +99,6 @@ pub(crate) const BENCH: &[Need] = &[
     VENV,
 ];
 
-/// The packages of these lists that are missing, each once.
 pub(crate) fn missing(lists: &[&[Need]]) -> Vec<&'static str> {
     let mut packages: Vec<_> =
         lists.iter().copied().flatten().filter(|need| !need.met()).map(|need| need.package).collect();
@@ -113,7 +107,6 @@ pub(crate) fn missing(lists: &[&[Need]]) -> Vec<&'static str> {
     packages
 }
 
-/// Makes sure that all of these lists are there, installing what is not.
 pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> Result<()> {
     let packages = missing(lists);
     if packages.is_empty() {
@@ -131,7 +124,7 @@ pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> R
         command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
         command
     };
-    // Most machines know their packages; the index is fetched only where it is missing or too old to be of use.
+    // The index is fetched only when the install fails: most machines have a usable one.
     if step.run_quietly(&mut install())?.is_err() {
         step.run(apt(privilege, &apt_get).arg("update"))?;
         step.run(&mut install())?;
@@ -144,10 +137,10 @@ pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> R
     Ok(())
 }
 
-/// apt-get as root, without questions.
+/// apt-get as root, non-interactive.
 pub(crate) fn apt(privilege: &Privilege, apt_get: &Path) -> Command {
     let mut command = privilege.command(apt_get, &[("DEBIAN_FRONTEND", "noninteractive".into())]);
-    // Another apt (unattended upgrades on a fresh machine) may hold the lock for a while.
+    // Another apt (unattended upgrades on a fresh machine) may hold the lock.
     command.args(["-o", "DPkg::Lock::Timeout=300"]);
     command
 }

@@ -1,4 +1,4 @@
-//! The files that make an installation: `install` puts them in place, `dist` packs them.
+//! The files of an installation: `install` installs them, `dist` packs them.
 
 use std::{
     fs, io,
@@ -16,14 +16,11 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Where the pieces come from.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    /// Built programs.
     pub(crate) release: PathBuf,
     /// Unit, conflist, sample configuration.
     pub(crate) dist: PathBuf,
-    /// Manual pages and completions, written by the programs themselves.
     pub(crate) generated: PathBuf,
 }
 
@@ -41,34 +38,30 @@ impl Sources {
     }
 }
 
-/// One file to be.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) kind: Kind,
     pub(crate) path: PathBuf,
-    /// What it is to hold; `None` in a dry run of what is not built yet.
+    /// Content; `None` in a dry run if it is not built yet.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) mode: u32,
 }
 
-/// Programs that write their own manual pages and completions.
+/// Programs that generate their manual pages and completions.
 const DESCRIBED: [&str; 2] = ["wharf", "wharf-agent"];
 
-/// Shells that have completions.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
-/// Where a shell looks for a program's completions.
 fn completion_place(prefix: &Path, shell: &str, program: &str) -> PathBuf {
     prefix.join(match shell {
         "bash" => format!("share/bash-completion/completions/{program}"),
-        // Debian's zsh keeps site-functions to /usr/local.
+        // Debian's zsh reserves site-functions for /usr/local.
         "zsh" if prefix == Path::new("/usr") => format!("share/zsh/vendor-completions/_{program}"),
         "zsh" => format!("share/zsh/site-functions/_{program}"),
         _ => format!("share/fish/vendor_completions.d/{program}.fish"),
     })
 }
 
-/// Has the programs write their manual pages and completions.
 pub(crate) fn generate(sources: &Sources) -> Result<()> {
     match fs::remove_dir_all(&sources.generated) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -100,7 +93,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Reads all that is to be installed. Nothing is written.
+/// Reads all files of the installation. Writes nothing.
 pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
     let prefix = &arguments.layout.prefix;
     for path in [prefix, &arguments.cni_bin_dir, &arguments.cni_conf_dir, &arguments.unit_dir] {
@@ -130,7 +123,7 @@ pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Ite
         let page = page.with_context(|| format!("list {}", pages.display()))?.path();
         add(Kind::File, manual_place(prefix, &page)?, 0o644, built(page)?);
     }
-    // The plugin has no command line that could describe it.
+    // The plugin has no command line to generate a page from.
     let plugin_page = sources.dist.join("wharf-cni.8");
     add(Kind::File, manual_place(prefix, &plugin_page)?, 0o644, Some(read(plugin_page)?));
     for program in DESCRIBED {
@@ -155,7 +148,7 @@ pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Ite
     Ok(items)
 }
 
-/// Where a manual page goes: its name ends in its section.
+/// Path of a manual page; its extension is the section.
 fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
     let name = page.file_name().unwrap_or_default();
     let section = page.extension().and_then(|section| section.to_str()).filter(|section| ["1", "8"].contains(section));
@@ -164,7 +157,7 @@ fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
     Ok(prefix.join(format!("share/man/man{section}")).join(name))
 }
 
-/// Writes a file by rename: a running program keeps its old file, a reader sees one or the other.
+/// Writes a file by rename: a running program keeps its old file, and a reader sees a complete file.
 pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = path.parent().with_context(|| format!("write {}: it has no directory", path.display()))?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;

@@ -1,4 +1,4 @@
-//! Root's part: who we are, and how to run what only root may.
+//! How to run programs as root.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,21 +13,18 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::find_program;
 
-/// How this process reaches root's rights.
+/// Access to root's rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Privilege {
-    /// It has them.
     Root,
-    /// Through this sudo.
     Sudo(PathBuf),
-    /// Not at all.
     None,
 }
 
 impl Privilege {
-    /// Looks, without asking for a password.
+    /// Detects the access without asking for a password.
     pub(crate) fn detect() -> Result<Self> {
-        // The owner of /proc/self is the effective user: std alone, no libc.
+        // The owner of /proc/self is the effective user; needs no libc.
         let user = fs::metadata("/proc/self").context("find out which user this is: read /proc/self")?.uid();
         Ok(match (user, find_program("sudo")) {
             (0, _) => Self::Root,
@@ -36,7 +33,7 @@ impl Privilege {
         })
     }
 
-    /// Makes sure, before anything long starts, that root's part can be run; asks for the password now.
+    /// Checks access before long work starts; asks for the password now.
     pub(crate) fn confirm(&self, what_for: &str) -> Result<()> {
         let Self::Sudo(sudo) = self else {
             if *self == Self::None {
@@ -58,7 +55,7 @@ impl Privilege {
         Ok(())
     }
 
-    /// Keeps sudo from forgetting the password during a long build. Best effort: if it fails, sudo asks again.
+    /// Keeps sudo's password cached during a long build. Best effort: on failure, sudo asks again.
     pub(crate) fn refresh(&self) {
         if let Self::Sudo(sudo) = self {
             let quiet = Command::new(sudo)
@@ -67,12 +64,12 @@ impl Privilege {
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .status();
-            // Nothing depends on the answer: the next use of sudo asks by itself.
+            // On failure, the next use of sudo asks for the password.
             drop(quiet);
         }
     }
 
-    /// A command that runs as root with these variables set (sudo itself would drop them).
+    /// A command that runs as root with these variables (sudo would drop them).
     pub(crate) fn command(&self, program: &Path, variables: &[(&str, OsString)]) -> Command {
         match self {
             Self::Root | Self::None => {
@@ -95,7 +92,7 @@ impl Privilege {
         }
     }
 
-    /// What cargo and nextest put before each test binary so that it runs as root; nothing for root.
+    /// Prefix of cargo and nextest for test binaries, to run them as root; `None` for root.
     pub(crate) fn test_runner(&self) -> Option<String> {
         match self {
             Self::Sudo(sudo) => Some(format!("{} --non-interactive --preserve-env --", sudo.display())),
@@ -103,7 +100,7 @@ impl Privilege {
         }
     }
 
-    /// Gives files that a root command left in the checkout back to the user.
+    /// Returns the ownership of files that a root command wrote in the checkout to the user.
     pub(crate) fn give_back(&self, path: &Path) -> Result<()> {
         if !matches!(self, Self::Sudo(_)) || !path.exists() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Steps with a number, a name and a time; the output of children appears only when one fails.
+//! Steps with a number, a name and a time; a child's output is shown only when it fails.
 
 use std::{
     cell::RefCell,
@@ -14,16 +14,15 @@ use anyhow::{Context, Result, bail};
 
 use crate::privilege::Privilege;
 
-/// How much of a child's output is kept for the case that it fails, in lines. An error of rustc is at the end.
+/// Output lines kept for a failure. An error of rustc is at the end.
 const KEPT_LINES: usize = 1_000;
 
-/// How often a running step shows life on a terminal.
+/// Refresh interval of a running step on a terminal.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// How often a running step shows life in a log, where each sign is a line.
+/// Interval of progress lines in a log.
 const LOG_BEAT: Duration = Duration::from_secs(60);
 
-/// The numbered steps of one command.
 #[derive(Debug)]
 pub(crate) struct Progress {
     total: usize,
@@ -34,12 +33,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Progress over `total` steps. `privilege` is kept fresh between them.
+    /// Progress over `total` steps. Refreshes `privilege` before each.
     pub(crate) fn new(total: usize, verbose: bool, privilege: &Privilege) -> Self {
         Self { total, current: 0, verbose, terminal: io::stderr().is_terminal(), privilege: privilege.clone() }
     }
 
-    /// Runs one step; prints its name, its time and what it noted.
+    /// Runs one step; prints its name, time and note.
     pub(crate) fn step<T>(&mut self, title: &str, work: impl FnOnce(&Step) -> Result<T>) -> Result<T> {
         self.current += 1;
         self.privilege.refresh();
@@ -57,7 +56,6 @@ impl Progress {
     }
 }
 
-/// One step while it runs.
 #[derive(Debug)]
 pub(crate) struct Step {
     label: String,
@@ -68,17 +66,15 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// What the step found or did, shown beside its name.
     pub(crate) fn note(&self, note: impl Into<String>) {
         *self.note.borrow_mut() = Some(note.into());
     }
 
-    /// How long the step has run.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Runs a child to its end. Its output is shown when it fails, or with `--verbose`.
+    /// Runs a child to completion. Shows its output when it fails, or with `--verbose`.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         let (status, output) =
             if self.verbose { (self.run_open(command)?, VecDeque::new()) } else { self.run_captured(command)? };
@@ -92,13 +88,13 @@ impl Step {
         bail!("`{}` failed ({status})", describe(command));
     }
 
-    /// Runs a child that is allowed to fail; gives its last output lines when it does.
+    /// Runs a child that may fail; returns its last output lines if it does.
     pub(crate) fn run_quietly(&self, command: &mut Command) -> Result<std::result::Result<(), Vec<String>>> {
         let (status, output) = self.run_captured(command)?;
         Ok(if status.success() { Ok(()) } else { Err(output.into()) })
     }
 
-    /// Runs a child whose output is the user's to see.
+    /// Runs a child with visible output.
     pub(crate) fn run_open(&self, command: &mut Command) -> Result<ExitStatus> {
         self.clear_line();
         command.status().with_context(|| format!("start `{}`", describe(command)))
@@ -112,10 +108,10 @@ impl Step {
         }
         command.env("CARGO_TERM_PROGRESS_WHEN", "never").stdin(Stdio::null()).stdout(writer).stderr(second);
         let mut child = command.spawn().with_context(|| format!("start `{}`", describe(command)))?;
-        // `command` holds our write ends: with them open the reader would never see the end.
+        // `command` holds the write ends; the reader would never reach the end of the pipe.
         command.stdout(Stdio::null()).stderr(Stdio::null());
 
-        // Bounded: a child that outruns the terminal waits for it, as it would on a pipe.
+        // Bounded: a slow terminal slows the child, as a pipe would.
         let (sender, lines) = sync_channel::<String>(256);
         let pump = thread::spawn(move || {
             let mut reader = BufReader::new(reader);
@@ -184,15 +180,14 @@ impl Step {
         eprintln!("{}: {verdict}{note} ({})", self.label, spell(self.elapsed()));
     }
 
-    /// Draws the step's one line anew, cut to what most terminals show without wrapping.
+    /// Redraws the step's line, cut to the usual terminal width.
     fn draw(&self, doing: &str) {
         let line: String = format!("{} ... {doing}", self.label).chars().take(79).collect();
         eprint!("\r\x1b[K{line}");
-        // A terminal that is gone does not stop the work.
+        // The terminal may be closed; the work continues.
         let _gone = io::stderr().flush();
     }
 
-    /// Makes way for output that is not the step's own.
     pub(crate) fn clear_line(&self) {
         if self.terminal {
             eprint!("\r\x1b[K");
@@ -200,7 +195,6 @@ impl Step {
     }
 }
 
-/// A time as a person says it.
 pub(crate) fn spell(time: Duration) -> String {
     match time.as_secs() {
         0..10 => format!("{:.1} s", time.as_secs_f64()),
@@ -209,7 +203,6 @@ pub(crate) fn spell(time: Duration) -> String {
     }
 }
 
-/// A command as one would type it.
 pub(crate) fn describe(command: &Command) -> String {
     let mut text = std::path::Path::new(command.get_program())
         .file_name()
@@ -222,7 +215,7 @@ pub(crate) fn describe(command: &Command) -> String {
     text
 }
 
-/// Leaves out terminal escapes: a cut one would garble the line.
+/// Removes terminal escapes; a truncated one would garble the line.
 fn strip_escapes(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();

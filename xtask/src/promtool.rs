@@ -1,5 +1,5 @@
-//! promtool, which checks metrics and alert rules: the machine's own, or the one of Debian's package `prometheus`, unpacked
-//! under target/ because installing that package would start a server.
+//! promtool, which checks metrics and alert rules: the machine's, or from Debian's package `prometheus`, unpacked
+//! under target/ because installing the package would start a server.
 
 use std::{fs, process::Command};
 
@@ -13,11 +13,11 @@ use crate::{
     workspace::{Workspace, find_program},
 };
 
-/// The package, and the program's place in it.
+/// The package, and the program's path in it.
 const PACKAGE: &str = "prometheus";
 const PROGRAM: &str = "usr/bin/promtool";
 
-/// Makes sure of the program: on the PATH, or where the tests look next.
+/// Provides the program, on the PATH or where the tests look next.
 pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     if find_program("promtool").is_some() {
         step.note("the machine's own");
@@ -31,7 +31,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) 
     let Some(apt_get) = find_program("apt-get") else {
         bail!("get promtool: this machine has no apt-get; install promtool (it comes with Prometheus), then try again");
     };
-    // Unpacked beside its place and renamed into it: what is there is whole.
+    // Unpacked next to the target and renamed, so that an existing directory is complete.
     let fresh = directory.with_extension("new");
     core_sources::remove_directory(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
@@ -40,7 +40,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) 
         command.current_dir(&fresh).args(["download", PACKAGE]);
         command
     };
-    // Most machines know their packages; the index is fetched only where it is missing or too old to be of use.
+    // The index is fetched only when the download fails: most machines have a usable one.
     if step.run_quietly(&mut download())?.is_err() {
         step.run(apt(privilege, &apt_get).arg("update"))?;
         step.run(&mut download())?;

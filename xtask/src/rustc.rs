@@ -1,4 +1,4 @@
-//! Facts about the compiler in use.
+//! Facts about the compiler.
 
 use std::{
     ffi::OsString,
@@ -9,26 +9,20 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The LLVM releases that the pinned bpf-linker can be built for.
+/// LLVM releases that the pinned bpf-linker supports.
 const LINKER_LLVM: std::ops::RangeInclusive<u32> = 21..=23;
 
-/// The compiler that cargo uses here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rustc {
-    /// Such as `1.95.0`.
     pub(crate) release: String,
-    /// Such as `x86_64-unknown-linux-gnu`.
     pub(crate) host: String,
-    /// Names one build of the compiler.
+    /// Identifies a build of the compiler.
     pub(crate) commit: String,
-    /// Such as 22.
     pub(crate) llvm_major: u32,
-    /// Where its libraries are.
     pub(crate) sysroot: PathBuf,
 }
 
 impl Rustc {
-    /// Asks the compiler.
     pub(crate) fn detect() -> Result<Self> {
         let version = ask(&["-vV"])?;
         let sysroot = PathBuf::from(ask(&["--print", "sysroot"])?.trim());
@@ -57,12 +51,12 @@ impl Rustc {
         })
     }
 
-    /// Sources of core as rustup's component `rust-src` lays them down.
+    /// Sources of core from rustup's component `rust-src`.
     pub(crate) fn own_library(&self) -> PathBuf {
         self.sysroot.join("lib/rustlib/src/rust/library")
     }
 
-    /// The compiler's own LLVM library, which the BPF linker is built on: always the version that wrote the bitcode.
+    /// The compiler's LLVM library, for the BPF linker: always the version that wrote the bitcode.
     pub(crate) fn llvm_library(&self) -> Result<PathBuf> {
         if !LINKER_LLVM.contains(&self.llvm_major) {
             bail!(
@@ -90,7 +84,6 @@ impl Rustc {
         )
     }
 
-    /// What the BPF programs are told about the machine they will run on.
     pub(crate) fn bpf_target_arch(&self) -> Result<&'static str> {
         match self.host.split('-').next() {
             Some("x86_64") => Ok("x86_64"),
@@ -100,7 +93,7 @@ impl Rustc {
     }
 }
 
-/// The name under which cargo reads a setting of `target` from the environment.
+/// The environment variable for cargo's `setting` of `target`.
 pub(crate) fn cargo_target_variable(target: &str, setting: &str) -> String {
     format!("CARGO_TARGET_{}_{setting}", target.to_uppercase().replace('-', "_"))
 }

@@ -1,5 +1,5 @@
-//! The REST API against its OpenAPI document, by schemathesis: installed under target/, run by `wharf-schemathesis` of the
-//! tests, which has the agent and its namespace.
+//! Tests the REST API against its OpenAPI document with schemathesis, installed under target/. The tests'
+//! `wharf-schemathesis` runs it, with an agent in a network namespace.
 
 use std::{
     fs, io,
@@ -18,10 +18,8 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Versions of schemathesis and of all that it needs.
 const VERSIONS: &str = include_str!("schemathesis.txt");
 
-/// The command.
 pub(crate) fn run(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -56,7 +54,7 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A part of `test`: what is there is built.
+/// The check in `test`, on the existing build.
 pub(crate) fn check(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let st = install(step, workspace)?;
     step.run(&mut command(workspace, privilege, &st))
@@ -69,12 +67,11 @@ fn command(workspace: &Workspace, privilege: &Privilege, st: &Path) -> Command {
     command
 }
 
-/// Makes sure that schemathesis is there in just those versions; gives its program.
 fn install(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let directory = workspace.target().join("schemathesis");
     let (stamp, versions, venv) = (directory.join("installed"), directory.join("versions.txt"), directory.join("venv"));
     let st = venv.join("bin/st");
-    // The stamp is written last; a virtual environment without its interpreter (that was upgraded away) does not start.
+    // The stamp is written last. A virtual environment whose interpreter was upgraded away does not start.
     let whole = fs::read_to_string(&stamp).is_ok_and(|installed| installed == VERSIONS);
     if whole && step.run_quietly(Command::new(&st).arg("--version"))?.is_ok() {
         step.note("there");
@@ -113,7 +110,6 @@ fn install(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     Ok(st)
 }
 
-/// The line that names schemathesis itself.
 fn pinned(versions: &str) -> Result<&str> {
     versions
         .lines()

@@ -1,4 +1,4 @@
-//! The BPF toolchain: packages, core's sources, the linker. Each part is made once and kept.
+//! The BPF toolchain: packages, core's sources, the linker. Each part is built once and kept.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -17,21 +17,16 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Steps that [`ensure`] shows.
 pub(crate) const STEPS: usize = 3;
 
-/// All that a BPF build needs to know.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
-    /// The compiler.
     pub(crate) rustc: Rustc,
-    /// Core's sources.
     pub(crate) core_sources: PathBuf,
-    /// bpf-linker.
     pub(crate) linker: PathBuf,
 }
 
-/// Makes sure of the toolchain, and of `needs` beyond what a build takes.
+/// Provides the toolchain, and the packages `needs` in addition.
 pub(crate) fn ensure(
     progress: &mut Progress,
     workspace: &Workspace,

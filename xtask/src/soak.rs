@@ -1,8 +1,8 @@
-//! `soak`: what `test` does for a minute, for as long as one likes, at random.
+//! `soak`: runs tests at random for a given time.
 //!
-//! Three parts share the time: churn with an agent that is killed at random, the crash matrix at random passes of its
-//! points, and the model's histories. A part is a number of runs; each takes a minute or so, and one that would not fit into
-//! the part's share is not begun. The first failure ends it, and names the seed that repeats it.
+//! Three parts share the time: churn with an agent that is killed at random, the crash matrix at random passes of the
+//! points, and the model's histories. A part is a sequence of runs of about a minute; a run that would exceed the
+//! part's share does not start. The first failure ends the soak, and prints the seed that repeats it.
 
 use std::{
     process::{Command, ExitCode},
@@ -23,23 +23,22 @@ use crate::{
     workspace::Workspace,
 };
 
-/// A part of the soak: the runs of one test binary.
+/// A part of the soak: runs of one test binary.
 struct Part {
     title: &'static str,
     package: &'static str,
     test: &'static str,
     /// Percent of the time.
     share: u32,
-    /// The variable that takes the seed.
     seed: &'static str,
     runs: Runs,
 }
 
-/// What a run of a part is.
 enum Runs {
-    /// The whole binary, with these variables.
+    /// The whole binary with these variables.
     Whole { variables: &'static [(&'static str, &'static str)], does: &'static str },
-    /// As many tests of the binary as there are processors. The next run takes the next tests, and another share of their points.
+    /// As many tests of the binary as there are processors. The next run takes the next tests, and another share of
+    /// their points.
     Turns { does: &'static str },
 }
 
@@ -78,7 +77,7 @@ const PARTS: [Part; 3] = [
     },
 ];
 
-/// Runs every part for its share of the time; each at least once.
+/// Runs every part for its share of the time, at least once.
 pub(crate) fn run(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -111,16 +110,15 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What all parts share.
 struct Soak<'a> {
     workspace: &'a Workspace,
-    /// The variable that names cargo's runner, and the runner.
+    /// Cargo's runner variable and its value.
     runner: Option<(String, String)>,
 }
 
 impl Soak<'_> {
-    /// Runs a part for about this long; says how many runs that were. Each run has the seed after the last one's, so that
-    /// a part that begins with the seed of a failed run begins with that run.
+    /// Runs a part for about `time`; returns the number of runs. Each run increments the seed, so a part that starts
+    /// with the seed of a failed run starts with that run.
     fn part(&self, step: &Step, privilege: &Privilege, part: &Part, seed: u64, time: Duration) -> Result<u64> {
         let tests = self.tests(part)?;
         let (mut runs, mut longest) = (0_u64, Duration::ZERO);
@@ -144,7 +142,7 @@ impl Soak<'_> {
         Ok(runs)
     }
 
-    /// The tests among which a run chooses; none when it takes the whole binary.
+    /// The tests to choose from; empty when a run takes the whole binary.
     fn tests(&self, part: &Part) -> Result<Vec<String>> {
         let Runs::Turns { .. } = part.runs else { return Ok(Vec::new()) };
         let mut command = self.cargo_test(part);
@@ -168,18 +166,18 @@ impl Soak<'_> {
     }
 }
 
-/// Of the crash points of each operation those that a run kills at: an eighth, another for each number, and all in eight
-/// that follow each other. All of them take an hour.
+/// The share of each operation's crash points that a run kills at: an eighth, selected by the number; eight
+/// consecutive numbers cover all points. All points take an hour.
 pub(crate) fn share(number: u64) -> String {
     format!("{}/8", number % 8)
 }
 
-/// True when another run, as long as the longest so far, ends in time.
+/// Whether another run, as long as the longest so far, ends in time.
 fn fits(elapsed: Duration, longest: Duration, time: Duration) -> bool {
     elapsed + longest <= time
 }
 
-/// The tests of the run that has this seed. The next seed's run goes on where this one ends.
+/// The tests of the run with this seed. The next seed continues after them.
 fn chosen(tests: &[String], seed: u64, count: usize) -> impl Iterator<Item = &String> {
     let place = usize::try_from(seed % tests.len() as u64).unwrap_or(0);
     tests.iter().cycle().skip(place * count % tests.len()).take(count.min(tests.len()))

@@ -1,10 +1,9 @@
-//! Counts of what the test runners report about themselves.
+//! Counts from the output of test runners.
 
 use std::{fs, io, ops::AddAssign, path::Path};
 
 use anyhow::{Context, Result, bail};
 
-/// Verdicts of one run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
@@ -20,7 +19,7 @@ impl AddAssign for Tally {
     }
 }
 
-/// Removes the report of an earlier run, so that it cannot be taken for this one's.
+/// Removes the report of an earlier run, which could be mistaken for this one's.
 pub(crate) fn forget_junit(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -30,7 +29,6 @@ pub(crate) fn forget_junit(path: &Path) -> Result<()> {
     }
 }
 
-/// Reads nextest's JUnit report.
 pub(crate) fn read_junit(path: &Path) -> Result<Tally> {
     let report = fs::read_to_string(path).with_context(|| {
         format!("read {}, nextest's report: it ended before any test ran; its output above says why", path.display())
@@ -57,7 +55,7 @@ fn parse_junit(report: &str) -> Result<Tally> {
     Ok(Tally { passed, failed, ignored: 0 })
 }
 
-/// Adds up libtest's lines like `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; ...`.
+/// Parses libtest's lines like `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; ...`.
 pub(crate) fn parse_libtest(line: &str) -> Option<Tally> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut tally = Tally::default();

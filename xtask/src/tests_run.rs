@@ -1,4 +1,4 @@
-//! `test` and `lint`: quick failures first, then what takes long; one line at the end says it all.
+//! `test` and `lint`: quick checks first, then the long ones; the last line summarizes.
 
 use std::{
     process::{Command, ExitCode},
@@ -19,7 +19,6 @@ use crate::{
     workspace::{Workspace, find_program},
 };
 
-/// What happened so far.
 struct Report<'a> {
     progress: Progress,
     workspace: &'a Workspace,
@@ -28,7 +27,7 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Runs a check; its failure is told and counted, not returned.
+    /// Runs a check; a failure is reported and counted, not returned.
     fn check(&mut self, name: &'static str, work: impl FnOnce(&Step, &Workspace) -> Result<()>) {
         let started = Instant::now();
         let workspace = self.workspace;
@@ -47,7 +46,6 @@ impl Report<'_> {
         self.phases.push((name, started.elapsed(), verdict));
     }
 
-    /// Runs test binaries; their own counts are added.
     fn tests(&mut self, name: &'static str, work: impl FnOnce(&Step, &Workspace) -> Result<(Tally, bool)>) {
         let started = Instant::now();
         let workspace = self.workspace;
@@ -56,7 +54,7 @@ impl Report<'_> {
             let (tally, good) = work(step, workspace)?;
             counted = tally;
             step.note(format!("{} passed, {} failed, {} ignored", tally.passed, tally.failed, tally.ignored));
-            // A runner that is unhappy although no test failed: one did not build, or it was stopped.
+            // The runner failed without a failed test: a build failed, or it was stopped.
             anyhow::ensure!(good, if tally.failed > 0 { "some tests failed" } else { "the test runner failed" });
             Ok(())
         });
@@ -74,7 +72,7 @@ impl Report<'_> {
         self.phases.push((name, started.elapsed(), verdict));
     }
 
-    /// Steps that everything after depends on: their failure ends the run.
+    /// Runs a prerequisite of all later steps; a failure ends the run.
     fn prepare<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Progress) -> Result<T>) -> Result<T> {
         let started = Instant::now();
         let result = work(&mut self.progress);
@@ -99,7 +97,6 @@ impl Report<'_> {
     }
 }
 
-/// Everything: checks, builds, tests.
 pub(crate) fn test(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -110,8 +107,8 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, Envoy, packages, crash points, test build and tests; else also clippy, rustdoc, schemathesis, the demo,
-    // and with nextest the documentation's tests.
+    // promtool, Envoy, packages, crash points, test build and tests; for all tests also clippy, rustdoc,
+    // schemathesis, the demo, and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
         (false, _) => 6,
         (true, false) => 10,
@@ -178,10 +175,10 @@ fn phases(
         report.check("The demo", |step, workspace| demo(step, workspace, privilege));
     }
     if everything && has_nextest() {
-        // nextest leaves these to cargo.
+        // nextest does not run documentation tests.
         report.tests("Examples in documentation", |step, workspace| {
             let mut command = workspace.cargo();
-            // One package alone would have other features, and its libraries be built anew.
+            // A single package would have other features, and its libraries be rebuilt.
             command.args(["test", "--doc", "--workspace", "--locked", "--quiet"]);
             libtest::run(step, privilege, &mut command)
         });
@@ -189,7 +186,6 @@ fn phases(
     Ok(())
 }
 
-/// The checks alone.
 pub(crate) fn lint(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Result<ExitCode> {
     let started = Instant::now();
     let mut report = Report {
@@ -215,7 +211,7 @@ pub(crate) fn lint(workspace: &Workspace, privilege: &Privilege, verbose: bool) 
     Ok(report.finish(started.elapsed()))
 }
 
-/// Runs what the README promises first. The test build has made it; what it shows are the release binaries.
+/// Runs the README's demo with the release binaries; the test build has built the demo.
 fn demo(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let program = workspace.target().join("debug/wharf-demo");
     step.run(&mut privilege.command(&program, &[("WHARF_BIN_DIR", workspace.release().into())]))
@@ -225,11 +221,12 @@ fn has_nextest() -> bool {
     find_program("cargo-nextest").is_some()
 }
 
-/// The command that builds and runs all tests: nextest where it is installed, else cargo's own runner.
+/// The command that builds and runs all tests: nextest if installed, else cargo's runner.
 fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: &[String]) -> Command {
     let mut command = workspace.cargo();
     if has_nextest() {
-        // Most tests wait for the kernel, a timer or a proxy: with as many as there are processors these are idle half of the time.
+        // Most tests wait for the kernel, a timer or a proxy: with one thread a processor, the processors are idle
+        // half of the time.
         let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
         command.args(["nextest", "run", "--test-threads", &threads.to_string()]);
     } else {
@@ -238,7 +235,7 @@ fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: 
     command
         .args(["--workspace", "--locked"])
         .env("WHARF_BIN_DIR", workspace.release())
-        // Snapshots that differ fail; they are never rewritten by a test run.
+        // A differing snapshot fails the test; a test run never rewrites snapshots.
         .env("INSTA_UPDATE", "no");
     if let Some(runner) = privilege.test_runner() {
         command.env(cargo_target_variable(&rustc.host, "RUNNER"), runner);
@@ -276,10 +273,10 @@ fn run_tests(
     Ok((read_junit(&junit)?, status.success()))
 }
 
-/// Histories of the model that a run of all tests plays: about a minute of a processor. `cargo xtask soak` plays thousands.
+/// Histories of the model in a run of all tests: about a minute of a processor. `cargo xtask soak` runs thousands.
 const MODEL_CASES: &str = "96";
 
-/// How many commits lead to this one, so that the commits that follow each other test all shares; 0 where no git tells.
+/// Number of commits up to this one, so that consecutive commits test all shares; 0 without git.
 fn commits(workspace: &Workspace) -> u64 {
     let output = Command::new("git").arg("-C").arg(workspace.root()).args(["rev-list", "--count", "HEAD"]).output();
     let told = output.ok().filter(|output| output.status.success());

@@ -1,4 +1,4 @@
-//! `uninstall`: takes away what the manifest lists, and nothing else.
+//! `uninstall`: removes exactly the items of the manifest.
 
 use std::{
     fs, io,
@@ -16,13 +16,12 @@ use crate::{
     workspace::find_program,
 };
 
-/// What the agent itself keeps across boots.
+/// The agent's persistent state.
 const STATE: &str = "/var/lib/wharf";
 
 /// The agent's configuration, which names its directories.
 pub(crate) const CONFIG: &str = "/etc/wharf/agent.toml";
 
-/// The command.
 pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
     let layout = &arguments.layout;
     let staged = layout.root.is_some();
@@ -39,11 +38,11 @@ pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Res
         if !arguments.now {
             bail!("uninstall: {UNIT} runs; stop it with `systemctl disable --now {UNIT}`, or pass --now");
         }
-        // Refused while endpoints live: then the service goes on.
+        // Refused while endpoints live; the service then keeps running.
         clean_up(&manifest, arguments, true)?;
         systemctl(&["disable", "--now", UNIT])?;
     }
-    // Before its plugin goes: without it no runtime can delete a container that lives.
+    // Before the plugin is removed: without it, runtimes cannot delete live containers.
     if !staged {
         clean_up(&manifest, arguments, false)?;
     }
@@ -75,7 +74,7 @@ fn as_root(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
     Ok(())
 }
 
-/// Has the installed agent take its traces off the node: links, routes, pins, its run and state directory. Fails while
+/// Runs the installed agent's cleanup of the node: links, routes, pins, run and state directory. Fails while
 /// endpoints live or an agent runs, unless `--force`.
 pub(crate) fn clean_up(manifest: &Manifest, arguments: &UninstallArgs, only_look: bool) -> Result<()> {
     let agent = arguments.layout.prefix.join("bin/wharf-agent");
@@ -113,7 +112,6 @@ fn running() -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Removes the files of the manifest; gives lines that tell what was done.
 pub(crate) fn take_away(manifest: &Manifest, arguments: &UninstallArgs) -> Result<Vec<String>> {
     let root = arguments.layout.root.as_deref();
     let mut report = remove_items(root, &arguments.layout.prefix, manifest, arguments.purge)?;
@@ -122,7 +120,7 @@ pub(crate) fn take_away(manifest: &Manifest, arguments: &UninstallArgs) -> Resul
         match fs::remove_dir_all(&state) {
             Ok(()) => report.push(format!("removed   {STATE}")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // A mount point, whose content is removed.
+            // A mount point; only its content is removed.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_empty(&state) => {
                 report.push(format!("emptied   {STATE} (a mount point)"));
             }
@@ -136,13 +134,13 @@ fn is_empty(directory: &Path) -> bool {
     fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Whether a configuration file is still as it was delivered.
+/// Whether a configuration file equals the delivered copy.
 pub(crate) fn unedited(root: Option<&Path>, prefix: &Path, config: &Path) -> bool {
     let read = |path: &Path| fs::read(below(root, path)).ok();
     read(config).is_some_and(|now| read(&delivered(prefix, config)).is_some_and(|then| then == now))
 }
 
-/// Removes configuration (unless it was edited), then files, then folders that are empty. What is gone already is fine.
+/// Removes unedited configuration, then files, then empty folders. Missing items are no error.
 pub(crate) fn remove_items(
     root: Option<&Path>,
     prefix: &Path,
@@ -167,7 +165,8 @@ pub(crate) fn remove_items(
             kept.push(format!("kept      {} (edited; --purge removes it)", config.display()));
         }
     }
-    // The manifest goes last of the files, and only when nothing is left: `uninstall --purge` finds by it what was kept.
+    // The manifest is the last file, and is removed only when nothing is left: `uninstall --purge` uses it to find
+    // the kept files.
     let own = manifest_file(prefix);
     for file in manifest.of(Kind::File).filter(|file| **file != *own) {
         remove(file)?;
@@ -198,7 +197,7 @@ fn remove_accounts(manifest: &Manifest) -> Result<()> {
             let name = name.display();
             let status = Command::new(program).arg(name.to_string()).status();
             let status = status.with_context(|| format!("remove the {what} {name}: run {program}"))?;
-            // 6: there is no such account.
+            // 6: no such account.
             if !status.success() && status.code() != Some(6) {
                 bail!("remove the {what} {name}: {program} failed ({status}); `{program}` it by hand");
             }

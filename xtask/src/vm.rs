@@ -1,7 +1,7 @@
-//! `vm`: the tests of the real kernel, on other kernels than this machine's.
+//! `vm`: runs the kernel tests on other kernels.
 //!
-//! Each kernel is Debian's own for virtual machines and runs in QEMU, whose processor is emulated: slow, but the same
-//! everywhere. A guest has no network card and no disk. All files lie under `target/vm`; nothing is installed.
+//! Each kernel is Debian's cloud kernel in QEMU with an emulated processor: slow, but the same on every machine. A
+//! guest has no network card and no disk. All files are under `target/vm`; nothing is installed.
 
 mod apt;
 mod guest;
@@ -36,7 +36,6 @@ use self::{
     tools::Tools,
 };
 
-/// A kernel's run, from its archive to the guest's last word.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) wanted: Release,
@@ -45,7 +44,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Everything that makes the run a failure, besides tests that failed.
+    /// Reasons, apart from failed tests, why the run is a failure.
     pub(crate) fn complaints(&self, planned: usize) -> Vec<String> {
         let mut complaints = self.told.broken.clone();
         for (name, expected) in [("tcx", self.wanted.tcx), ("netkit", self.wanted.netkit)] {
@@ -63,10 +62,10 @@ impl Run {
     }
 }
 
-/// Runs the chosen tests on the chosen kernels, one guest after the other.
+/// Runs the chosen tests on the chosen kernels, one guest at a time.
 ///
 /// # Errors
-/// When something that all kernels need cannot be prepared. A kernel that fails is told of in the table.
+/// A prerequisite of all kernels cannot be prepared. A kernel that fails is reported in the table.
 pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, arguments: &VmArgs) -> Result<ExitCode> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("run guests: they are x86-64 and run this machine's builds, which are {}", std::env::consts::ARCH);
@@ -87,7 +86,7 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     let directory = workspace.target().join("vm");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let lock = File::create(directory.join(".lock")).with_context(|| format!("lock {}", directory.display()))?;
-    // Two would share the guests' files.
+    // Concurrent runs would share the guests' files.
     lock.try_lock().with_context(|| format!("lock {}: does another `cargo xtask vm` run?", directory.display()))?;
     let work = directory.join("work");
     let tools = progress.step("QEMU (40 MB the first time)", |step| Tools::ensure(step, &directory))?;
@@ -113,7 +112,6 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     Ok(conclude(&files, &runs, failures, &directory, planned))
 }
 
-/// What all kernels of a run share.
 struct Places<'a> {
     directory: &'a Path,
     work: &'a Path,
@@ -137,7 +135,6 @@ fn one(progress: &mut Progress, tools: &Tools, places: &Places<'_>, wanted: Rele
     })
 }
 
-/// The kernel's console and the guest's words.
 fn logs(directory: &Path, wanted: Release) -> [PathBuf; 2] {
     ["console", "tests"].map(|what| directory.join(format!("{}-{what}.log", wanted.version)))
 }

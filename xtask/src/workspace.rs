@@ -1,4 +1,4 @@
-//! Where things are in the checkout.
+//! Paths in the checkout.
 
 use std::{
     ffi::OsString,
@@ -9,17 +9,16 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The checkout. All paths are absolute; everything that is built lies under its `target/`, wherever the user's own
-/// cargo settings point, so that commands run as root find what the user built.
+/// The checkout, with absolute paths. All build output is under its `target/`, independent of the user's cargo
+/// settings, so that root's commands find it.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspace {
     root: PathBuf,
 }
 
 impl Workspace {
-    /// Finds the checkout that this command belongs to.
     pub(crate) fn find() -> Result<Self> {
-        // cargo tells where the package is now; the compiled-in path serves when xtask is run by hand.
+        // cargo sets the current path of the package; the compiled-in path serves when xtask is run directly.
         let package =
             std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| OsString::from(env!("CARGO_MANIFEST_DIR")));
         let package = PathBuf::from(package);
@@ -37,27 +36,25 @@ impl Workspace {
         self.root.join("target")
     }
 
-    /// BPF objects, where `wharf-datapath`'s build looks for them.
+    /// BPF objects, where the build of `wharf-datapath` looks for them.
     pub(crate) fn bpf_objects(&self) -> PathBuf {
         self.target().join("bpf")
     }
 
-    /// BPF objects of the next ABI version, to which the upgrade tests upgrade.
+    /// BPF objects of the next ABI version, for the upgrade tests.
     pub(crate) fn next_bpf_objects(&self) -> PathBuf {
         self.bpf_objects().join("next")
     }
 
-    /// The BPF toolchain that `setup` makes.
     pub(crate) fn bpf_toolchain(&self) -> PathBuf {
         self.target().join("ebpf-toolchain")
     }
 
-    /// Release binaries.
     pub(crate) fn release(&self) -> PathBuf {
         self.target().join("release")
     }
 
-    /// `cargo` in the checkout's root, free of the settings that would move or change what it builds.
+    /// `cargo` in the checkout's root, without settings that redirect or change its output.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = bare_cargo();
         command.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target());
@@ -65,13 +62,13 @@ impl Workspace {
     }
 }
 
-/// `cargo` without the environment that the outer `cargo run` and the user's shell lay on builds.
+/// `cargo` without the environment that the outer `cargo run` and the user's shell set for builds.
 pub(crate) fn bare_cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
     for name in ["CARGO_BUILD_TARGET", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "WHARF_BPF_DIR"] {
         command.env_remove(name);
     }
-    // Set by the outer cargo for this program; a child build must not see them as its own.
+    // Set by the outer cargo for this program; a child build must not see them.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
             command.env_remove(name);
@@ -80,9 +77,9 @@ pub(crate) fn bare_cargo() -> Command {
     command
 }
 
-/// Writes a file when its bytes differ, whole or not at all; tells whether it did.
+/// Writes a file atomically if its bytes differ; returns whether it did.
 ///
-/// A file that stays as it was keeps its time, so that cargo does not rebuild what includes it.
+/// An unchanged file keeps its mtime, so that cargo does not rebuild crates that include it.
 pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<bool> {
     match fs::read(path) {
         Ok(present) if present == bytes => return Ok(false),
@@ -100,7 +97,7 @@ pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-/// Where a program is, looking where root's programs lie too: a user's PATH often has no sbin.
+/// Finds a program, also in root's directories: a user's PATH often has no sbin.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

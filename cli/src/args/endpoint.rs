@@ -163,7 +163,7 @@ impl std::str::FromStr for EndpointSetting {
     }
 }
 
-/// `80/tcp`.
+/// Parses `80/tcp`.
 fn parse_named_port(text: &str) -> Option<NamedPort> {
     let (port, protocol) = text.split_once('/')?;
     let protocol = match protocol {
@@ -253,7 +253,7 @@ const STATES: [&str; 8] = [
     "invalid",
 ];
 
-/// Reads a state's name as the API writes it.
+/// Parses a state's API name.
 fn parse_state(name: &str) -> Result<EndpointState, serde_json::Error> {
     serde_json::from_value(serde_json::Value::String(name.to_owned()))
 }

@@ -74,7 +74,7 @@ pub(crate) struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// As the API takes it.
+    /// The API query.
     pub(crate) fn query(&self) -> FlowQuery {
         FlowQuery {
             endpoint: self.endpoint.as_ref().map(|target| target.as_str().to_owned()),

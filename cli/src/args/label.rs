@@ -1,37 +1,36 @@
-//! Labels on a command line, as kubectl has them: `KEY=VALUE`, several with commas between, and `KEY-` to remove one.
-//! A source and `:` may stand before the key.
+//! Labels on a command line, in kubectl's syntax: `KEY=VALUE`, comma-separated, and `KEY-` to remove a label. A key
+//! may have a `SOURCE:` prefix.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use wharf_policy::read::{is_label_key, is_label_value};
 
-/// A label that is set.
+/// A label to set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Label {
-    /// Who vouches for it, where that is named.
+    /// The label's source, if given.
     pub(crate) source: Option<String>,
     pub(crate) key: String,
     pub(crate) value: String,
 }
 
-/// Labels with commas between.
+/// Comma-separated labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Labels(Vec<Label>);
 
-/// A change of one label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LabelChange {
-    /// It gets this value.
+    /// Sets the label to this value.
     Set(Label),
-    /// The labels of this key are removed; with a source, only the label of that source.
+    /// Removes the labels with this key; with a source, only the label of that source.
     Remove { source: Option<String>, key: String },
 }
 
-/// Changes with commas between.
+/// Comma-separated changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LabelChanges(pub(crate) Vec<LabelChange>);
 
-/// Why a text is no label.
+/// Why a text is not a valid label.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadLabel {
     #[error("{0:?} has no value: write KEY=VALUE, for example app=web")]
@@ -50,10 +49,10 @@ pub(crate) enum BadLabel {
     Value(String, String),
     #[error("the source {0:?} is none: write lower-case letters and digits, for example k8s:app=web")]
     Source(String),
-    /// Two changes of one label.
+    /// The same label is changed twice.
     #[error("label {key} is given twice, as {first} and {second}: give it once, for example {first}")]
     Twice { key: String, first: String, second: String },
-    /// A label of a subject whose labels are all of one source.
+    /// A source was given for a subject whose labels all have one source.
     #[error("{given}: each label of {subject} has the source {source_name}: leave the source out, for example {plain}")]
     OtherSource { given: String, subject: &'static str, source_name: &'static str, plain: String },
 }
@@ -71,7 +70,7 @@ impl FromStr for Label {
     }
 }
 
-/// A label's source, where it has one, and its key.
+/// Splits a label's name into source, if any, and key.
 fn name_of(text: &str) -> Result<(Option<String>, String), BadLabel> {
     let (source, key) = match text.split_once(':') {
         Some((source, key)) => (Some(source), key),
@@ -122,12 +121,11 @@ impl FromStr for LabelChanges {
 }
 
 impl Labels {
-    /// The labels of several arguments.
     pub(crate) fn all(arguments: Vec<Self>) -> Vec<Label> {
         arguments.into_iter().flat_map(|labels| labels.0).collect()
     }
 
-    /// The labels of `subject`, which are all of one source, by key.
+    /// The labels of `subject`, which all have one source, by key.
     pub(crate) fn by_key(
         arguments: Vec<Self>,
         subject: &'static str,
@@ -144,14 +142,14 @@ impl Labels {
 }
 
 impl LabelChanges {
-    /// The changes of several arguments; each label is changed once.
+    /// The changes of all arguments. Each label may be changed once.
     pub(crate) fn all(arguments: Vec<Self>) -> Result<Vec<LabelChange>, BadLabel> {
         let all: Vec<LabelChange> = arguments.into_iter().flat_map(|changes| changes.0).collect();
         each_once(&all)?;
         Ok(all)
     }
 
-    /// The labels of several arguments, which replace all others; each label is set once.
+    /// The labels of all arguments, which replace the existing labels. Each label may be set once.
     pub(crate) fn set(arguments: Vec<Labels>) -> Result<Vec<LabelChange>, BadLabel> {
         let all: Vec<LabelChange> = Labels::all(arguments).into_iter().map(LabelChange::Set).collect();
         each_once(&all)?;
@@ -165,7 +163,7 @@ impl LabelChange {
         (source.as_deref(), key)
     }
 
-    /// Checks the change against the one source of the labels of `subject`.
+    /// Checks the change against the only source of the labels of `subject`.
     ///
     /// # Errors
     /// The change names another source.
@@ -181,7 +179,7 @@ impl LabelChange {
         Err(BadLabel::OtherSource { given, subject, source_name: source, plain: plain.to_string() })
     }
 
-    /// Changes labels by key, which are all of one source.
+    /// Applies the change to labels of one source, by key.
     pub(crate) fn apply(self, labels: &mut BTreeMap<String, String>) {
         match self {
             Self::Set(Label { key, value, .. }) => drop(labels.insert(key, value)),
@@ -203,8 +201,8 @@ impl fmt::Display for LabelChange {
     }
 }
 
-/// Refuses two changes of one label. A change without a source may be about any source, so it conflicts with every other
-/// change of its key.
+/// Rejects two changes of one label. A change without a source may concern any source, so it conflicts with every
+/// other change of its key.
 fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
     let mut by_key: BTreeMap<&str, Vec<&LabelChange>> = BTreeMap::new();
     for change in changes {
@@ -224,9 +222,9 @@ fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
 }
 
 /// The labels of an endpoint (`source:key=value`) after the changes. A label without a source keeps the source of the
-/// endpoint's label of that key; a new label is of the source `k8s`.
+/// endpoint's label with that key; a new label gets the source `k8s`.
 pub(crate) fn changed(labels: &[String], changes: Vec<LabelChange>) -> Vec<String> {
-    // Those that the agent gives stay without being sent.
+    // The agent keeps its reserved labels; they need not be sent.
     let mut labels: Vec<String> = labels.iter().filter(|label| !label.starts_with("reserved:")).cloned().collect();
     for change in changes {
         match change {

@@ -1,4 +1,4 @@
-//! Options that lists have in common.
+//! Options shared by list commands.
 
 use std::{convert::Infallible, str::FromStr};
 
@@ -7,7 +7,6 @@ use wharf_api::Endpoint;
 
 use crate::{namespace::namespace_of, selector::Selector};
 
-/// The name of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamespaceName(pub(crate) String);
 
@@ -40,7 +39,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Whether the endpoint is one of them.
+    /// Whether the endpoint matches.
     pub(crate) fn has(&self, e: &Endpoint) -> bool {
         self.namespace.as_ref().is_none_or(|namespace| namespace.0 == namespace_of(e))
             && self.selector.as_ref().is_none_or(|s| s.matches(e.labels.iter().map(String::as_str)))

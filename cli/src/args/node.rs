@@ -1,4 +1,4 @@
-//! Arguments of the commands about the node as a whole.
+//! Arguments of the commands about the whole node.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -299,23 +299,20 @@ Examples:
     },
 }
 
-/// One setting that the running agent can change.
+/// A setting that can be changed while the agent runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Setting {
-    /// A level, or a filter of several.
+    /// A level or a filter.
     LogLevel(String),
-    /// Format of log lines.
     LogFormat(LogFormat),
-    /// Trace forwarded packets of every endpoint.
     Trace(bool),
-    /// Show one in so many of the traced packets.
+    /// Show one in this many traced packets.
     TraceSampling(u32),
-    /// When policy is enforced.
     PolicyEnforcement(PolicyEnforcement),
 }
 
 impl Setting {
-    /// What a shell offers.
+    /// Examples for shell completion.
     pub(crate) const EXAMPLES: [&str; 15] = [
         "log-level=error",
         "log-level=warn",
@@ -334,7 +331,7 @@ impl Setting {
         "policy-enforcement=never",
     ];
 
-    /// Its name, as `wharf config get` lists it.
+    /// The name in `wharf config get`.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::LogLevel(_) => "log-level",
@@ -349,7 +346,7 @@ impl Setting {
 const UNKNOWN_SETTING: &str = "the settings that can be changed while the agent runs are \
     log-level, log-format, trace, trace-sampling and policy-enforcement";
 
-/// A value on the command line is refused: the rule that it breaks.
+/// A rejected value: the rule that it breaks.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadValue(pub(super) &'static str);
@@ -395,12 +392,10 @@ fn parse_on_off(text: &str) -> Option<bool> {
     }
 }
 
-/// Parses `on` and `off`.
 pub(super) fn on_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|text| text == "on")
 }
 
-/// The name of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SettingName(pub(crate) String);
 
@@ -412,7 +407,7 @@ impl std::str::FromStr for SettingName {
     }
 }
 
-/// The name of a BPF map. It goes into a URL path, so it must not be able to name another one.
+/// The name of a BPF map. It becomes a URL path segment, so it must not be able to name another path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MapName(pub(crate) String);
 
@@ -431,7 +426,7 @@ impl std::str::FromStr for MapName {
     }
 }
 
-/// A whole number and a unit: `ms`, `s`, `m` or `h`.
+/// Parses a whole number and a unit: `ms`, `s`, `m` or `h`.
 pub(super) fn duration(text: &str) -> Result<Duration, BadValue> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);

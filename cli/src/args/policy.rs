@@ -165,7 +165,7 @@ pub(crate) struct PolicyDeleteArgs {
 }
 
 impl PolicyDeleteArgs {
-    /// As the API takes it; `None` when a kind without namespace is given one.
+    /// The API query; `None` when a kind without namespace is given one.
     pub(crate) fn query(self) -> Option<PolicyDeleteQuery> {
         let Self { kind, name, namespace, all } = self;
         let (name, namespace) = (name.map(|name| name.0), namespace.map(|namespace| namespace.0));
@@ -173,7 +173,7 @@ impl PolicyDeleteArgs {
             return Some(PolicyDeleteQuery { all: Some(true), ..PolicyDeleteQuery::default() });
         }
         let namespace = match (kind.is_some_and(PolicyKind::has_namespace), namespace) {
-            // What a document without a namespace means.
+            // A document without a namespace belongs to `default`.
             (true, namespace) => Some(namespace.unwrap_or_else(|| "default".to_owned())),
             (false, None) => None,
             (false, Some(_)) => return None,
@@ -182,7 +182,7 @@ impl PolicyDeleteArgs {
     }
 }
 
-/// The name of a policy, without its namespace.
+/// A policy name without its namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PolicyName(pub(crate) String);
 
@@ -194,7 +194,7 @@ impl FromStr for PolicyName {
     }
 }
 
-/// The name of a policy, with or without its namespace.
+/// A policy name with or without its namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QualifiedPolicyName(pub(crate) String);
 
@@ -257,7 +257,7 @@ pub(crate) struct PolicyExplainArgs {
 }
 
 impl PolicyExplainArgs {
-    /// As the API takes it.
+    /// The API query.
     pub(crate) fn query(&self) -> PolicyExplainQuery {
         PolicyExplainQuery {
             from: self.from.as_str().to_owned(),

@@ -14,9 +14,9 @@ use crate::{
 /// `wharf audit --repair -o json`.
 #[derive(Debug, Serialize)]
 struct Repair<'a> {
-    /// What was found, and what became of it.
+    /// Findings, each with the repair's result.
     repaired: &'a AuditReport,
-    /// What is found when one looks again.
+    /// Findings of a second audit after the repair.
     remaining: &'a AuditReport,
 }
 
@@ -24,13 +24,12 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
     let mut all_mended = true;
     let report = if args.repair {
         let repaired = cx.client.audit(true).await?;
-        // Whether a repair held is not for the repair to say.
         let remaining = cx.client.audit(false).await?;
         all_mended = repaired.findings.iter().all(|f| f.repair.as_deref().is_none_or(|r| r == "mended"));
         let both = Repair { repaired: &repaired, remaining: &remaining };
         cx.out.emit(&both, |style| findings(&remaining, style))?;
         if cx.out.is_table() {
-            // Those that nothing mends are among the remaining.
+            // Findings that `--repair` does not handle are in `remaining`.
             for finding in repaired.findings.iter().filter(|f| f.repair.is_some()) {
                 remark(&format!("repair: {}", words(finding)));
             }
@@ -41,7 +40,7 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         cx.out.emit(&report, |style| findings(&report, style))?;
         report
     };
-    // Standard output holds findings and nothing else, so that an empty one means healthy.
+    // Standard output holds only findings: empty output means healthy.
     if cx.out.is_table() {
         let summary = if report.findings.is_empty() {
             format!("nothing amiss ({})", examined(&report))

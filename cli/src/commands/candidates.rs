@@ -1,4 +1,4 @@
-//! `wharf candidates`: what the scripts of `wharf completion` ask for, because only the agent knows it.
+//! `wharf candidates`: completion candidates that only the agent knows, for the scripts of `wharf completion`.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,14 +19,13 @@ use crate::{
     render::endpoint::short_ids,
 };
 
-/// A shell waits for the answer: it is better without one than slow.
+/// For a shell, no candidates are better than slow ones.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A candidate and what it stands for.
 type Candidate = (String, String);
 
-/// Prints the candidates for the last of the words, a line each: the word, a tabulator, what it stands for. Prints nothing
-/// when the agent does not answer. Exits 1 where no name is expected, so that the script offers what it knows.
+/// Prints candidates for the last word, one a line: word, tab, description. Prints nothing when the agent does not
+/// answer. Exits 1 where no name is expected; the script then offers its static words.
 pub(super) async fn run(cx: &Context, words: &[String]) -> Result<Exit, CliError> {
     let Some(wanted) = expected(&Cli::command(), words) else { return Ok(Exit::Unwell) };
     let (begun, prefix) = begun(words);
@@ -34,7 +33,7 @@ pub(super) async fn run(cx: &Context, words: &[String]) -> Result<Exit, CliError
         Some(socket) => Client::new(socket),
         None => cx.client.clone(),
     };
-    // Nothing can be told to a shell in the middle of a word, an error neither.
+    // In the middle of a word, the shell cannot show an error message.
     let all = ask(&client.with_timeout(PATIENCE), wanted, words, !begun.is_empty()).await.unwrap_or_default();
     let fits = all.into_iter().filter(|(word, _)| word.starts_with(&begun) && *word != begun && is_plain(word));
     let lines = fits.map(|(word, what)| {
@@ -45,8 +44,7 @@ pub(super) async fn run(cx: &Context, words: &[String]) -> Result<Exit, CliError
     Ok(Exit::Ok)
 }
 
-/// The beginning of the word that is to be completed, and the part of it that is not the shell's to replace: bash takes
-/// `=` for a word of its own.
+/// Returns the partial word, and the part of it that the shell keeps: bash splits words at `=`.
 fn begun(words: &[String]) -> (String, String) {
     match words {
         [.., key, equals] if equals == "=" => (format!("{key}="), format!("{key}=")),
@@ -56,14 +54,13 @@ fn begun(words: &[String]) -> (String, String) {
     }
 }
 
-/// The value of an option in the words.
 fn value_of<'a>(words: &'a [String], option: &str) -> Option<&'a str> {
     let apart = words.iter().position(|word| word == option).and_then(|at| words.get(at + 1));
     let joined = || words.iter().find_map(|word| word.strip_prefix(option)?.strip_prefix('='));
     apart.map(String::as_str).or_else(joined)
 }
 
-/// Everything that could stand there; names of endpoints beside their numbers when a word is `begun`.
+/// All candidates of the expected kind. With a partial word (`begun`), endpoint names are offered as well as ids.
 async fn ask(client: &Client, wanted: Expected, words: &[String], begun: bool) -> Result<Vec<Candidate>, ClientError> {
     Ok(match wanted {
         Expected::Endpoint => names(&client.endpoints(&EndpointFilter::default()).await?, begun),
@@ -92,7 +89,7 @@ async fn ask(client: &Client, wanted: Expected, words: &[String], begun: bool) -
     })
 }
 
-/// Names of the policies of the kind and the namespace that the words name.
+/// Names of the policies of the kind and namespace in the words.
 fn policy_names(policies: &[PolicyInfo], words: &[String]) -> Vec<Candidate> {
     let kind = words.iter().find_map(|word| PolicyKind::from_str(word, true).ok()).map(PolicyKind::as_str);
     let namespace = value_of(words, "--namespace").or_else(|| value_of(words, "-n"));
@@ -107,7 +104,7 @@ fn policy_names(policies: &[PolicyInfo], words: &[String]) -> Vec<Candidate> {
     policies.iter().filter(fits).map(named).collect()
 }
 
-/// Names of the sandboxes in the state directory of the line; none where this user may not read it.
+/// Names of the sandboxes in the command line's state directory; empty if this user may not read it.
 fn sandboxes(words: &[String]) -> Vec<Candidate> {
     let line = ["wharf", "sandbox", "list"].into_iter();
     let directory = value_of(words, "--state-dir").into_iter().flat_map(|directory| ["--state-dir", directory]);
@@ -136,7 +133,7 @@ fn names(endpoints: &[Endpoint], begun: bool) -> Vec<Candidate> {
     all
 }
 
-/// Nothing in it means anything to a shell.
+/// True when no character is special to a shell.
 fn is_plain(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/' | '=' | ':'))
 }

@@ -1,9 +1,8 @@
-//! `wharf debuginfo`: everything that helps to find a fault, in one archive.
+//! `wharf debuginfo`: collects everything needed to find a fault in one archive.
 //!
-//! Each part is collected by itself and within its own time: what cannot be read is in the archive as a file that says
-//! why. What the agent says comes from the API; the kernel's facts and the names of files are read here, so that there is
-//! an archive without an agent too. Nothing secret goes in: no environment and no command line of any process, no
-//! contents of the store's file, nothing from a container.
+//! Each part is collected separately with a time limit; an unreadable part becomes a file with the reason. Kernel
+//! facts and file names are read here, so the archive also works without an agent. It holds no secrets: no
+//! environment or command line of a process, no contents of the store, nothing from a container.
 
 mod archive;
 mod facts;
@@ -29,25 +28,20 @@ use crate::{
     render::{status::FROM_ADMIN, text},
 };
 
-/// How long one question to the agent may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long all endpoints' explanations, and all maps, may take together.
+/// Time limit for all explanations of endpoints together, and for all map dumps together.
 const MANY: Duration = Duration::from_secs(30);
-/// Endpoints that are explained, and maps that are dumped.
+/// Most endpoints explained, and most maps dumped.
 const MAX_MANY: usize = 512;
-/// After this long, it is said what is waited for.
+/// A collection that takes longer prints the part that it waits for.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// What `wharf debuginfo -o json` prints.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// The archive.
     path: PathBuf,
-    /// Its size, bytes.
     bytes: u64,
-    /// Files in it.
     files: usize,
-    /// Parts that could not be read, and why.
+    /// Parts that could not be read, with reasons.
     failed: Vec<Failed>,
 }
 
@@ -57,10 +51,9 @@ struct Failed {
     why: String,
 }
 
-/// Why a part is not in the archive.
 #[derive(Debug, thiserror::Error)]
 enum Missing {
-    /// With the answer to the first question.
+    /// The first request failed with this error.
     #[error("not asked: {0}")]
     NotAsked(String),
     #[error(transparent)]
@@ -69,12 +62,11 @@ enum Missing {
     Io(&'static str, PathBuf, #[source] io::Error),
     #[error("write it as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// So many, and what was not done with them.
+    /// Count, and the skipped operation.
     #[error("{0} {1}: there are too many, or it took too long")]
     TooMany(usize, &'static str),
 }
 
-/// The archive under construction.
 struct Collection {
     archive: Archive,
     failed: Vec<Failed>,
@@ -82,7 +74,7 @@ struct Collection {
 }
 
 impl Collection {
-    /// Adds a part, or why there is none.
+    /// Adds a part, or a file with the reason why it is missing.
     fn add(&mut self, part: &str, content: Result<Vec<u8>, Missing>) -> Result<(), CliError> {
         match content {
             Ok(bytes) => self.archive.add(part, &bytes),
@@ -99,7 +91,7 @@ impl Collection {
         self.add(part, value.and_then(|v| Ok(serde_json::to_vec_pretty(&v)?)))
     }
 
-    /// Says what is collected, once it takes longer than anybody expects.
+    /// Prints the current part once the collection takes longer than [`QUIET`].
     fn progress(&self, part: &str) {
         if self.began.elapsed() > QUIET {
             remark(&format!("wharf: collecting {part}"));
@@ -128,7 +120,7 @@ pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliE
     all.json("files/run-directory.json", facts::listing(run_dir))?;
     all.json("files/pins.json", facts::pins())?;
 
-    // Last, because it tells of all others.
+    // Last, because it lists the failures of all other parts.
     let failed = all.failed.clone();
     all.archive.add("failed.json", &serde_json::to_vec_pretty(&failed).unwrap_or_default())?;
     let (bytes, files) = all.archive.finish().map_err(|e| cannot_write(&path, &e))?;
@@ -137,7 +129,7 @@ pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliE
     Ok(Exit::well(report.failed.is_empty()))
 }
 
-/// The agent's API, or its admin thread where that alone answers; and what it said.
+/// Picks the API, or the admin thread when only that answers, and returns the status answer.
 async fn reach(api: &Client) -> (Client, Result<AgentStatus, ClientError>) {
     let api = api.clone().with_timeout(PATIENCE);
     let status = api.status().await;
@@ -151,13 +143,12 @@ async fn reach(api: &Client) -> (Client, Result<AgentStatus, ClientError>) {
     (api, status)
 }
 
-/// Everything that the agent can be asked.
 async fn from_agent(
     all: &mut Collection,
     client: &Client,
     status: Result<AgentStatus, ClientError>,
 ) -> Result<(), CliError> {
-    // Without an agent, every further question would only be refused once more; one that hangs is not asked ten times.
+    // Without an agent, skip further requests: each would fail, or hang until its timeout.
     let away = status.as_ref().err().filter(|e| e.is_unreachable()).map(ToString::to_string);
     all.json("agent/status.json", status.map_err(Missing::from))?;
     macro_rules! ask {
@@ -222,7 +213,7 @@ async fn from_agent(
         }
         all.progress(&part);
         let dump = client.map(&name.replace('/', ".")).await;
-        // The flow tables have no rows to show here: `agent/flows.json` has the flows.
+        // Flow tables have no rows to dump; `agent/flows.json` has the flows.
         if dump.as_ref().is_err_and(|e| e.code() == Some(ErrorCode::Unsupported)) {
             continue;
         }
@@ -231,14 +222,14 @@ async fn from_agent(
     Ok(())
 }
 
-/// A map's name as the name of a file; none for one that could name another place.
+/// The file name of a map; `None` for a name that could escape the directory.
 fn file_name(map: &str) -> Option<String> {
     let name = map.replace('/', ".");
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
     (plain && !name.starts_with('.') && name.len() <= 80 && !name.is_empty()).then_some(name)
 }
 
-/// `wharf-debuginfo-NODE-20261120T174500Z.tar.gz`, in the directory one stands in.
+/// `wharf-debuginfo-NODE-20261120T174500Z.tar.gz`, relative to the current directory.
 fn default_name(node: &str, unix_s: u64) -> String {
     let node: String = node.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).take(64).collect();
     let stamp: String = text::timestamp(unix_s.saturating_mul(1_000)).chars().filter(|c| !"-:".contains(*c)).collect();
@@ -246,7 +237,7 @@ fn default_name(node: &str, unix_s: u64) -> String {
     format!("wharf-debuginfo-{}-{stamp}Z.tar.gz", if node.is_empty() { "node" } else { &node })
 }
 
-/// The archive takes the place of what is there: of a file only, never of a device, a link, a pipe or a directory.
+/// The archive may replace a regular file only: no device, link, pipe or directory.
 fn replaceable(path: &Path) -> io::Result<()> {
     if path == Path::new("-") {
         return Err(io::Error::other("an archive goes to a file, not to standard output; name one"));

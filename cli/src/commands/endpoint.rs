@@ -53,7 +53,7 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
     }
 }
 
-/// The name of an endpoint for the API. With a namespace, the ID is the name of a pod.
+/// The endpoint's name for the API. With a namespace, the ID is a pod name.
 fn named(id: &Target, namespace: Option<&NamespaceName>) -> String {
     match namespace {
         Some(NamespaceName(namespace)) => format!("pod-name:{namespace}/{}", id.as_str()),
@@ -78,7 +78,7 @@ async fn table(cx: &Context, filter: &EndpointFilter, choice: &Choice, columns: 
     Ok(Exit::Ok)
 }
 
-/// What the proxy does for an endpoint. The endpoint is what was asked about, so an agent that cannot tell of its proxy is no error.
+/// What the proxy does for an endpoint. The proxy view is supplementary: a failed request is no error.
 pub(super) async fn redirects(cx: &Context, id: u16) -> Vec<String> {
     match cx.client.proxy().await {
         Ok(view) => proxy::of_endpoint(&view, id),
@@ -86,7 +86,7 @@ pub(super) async fn redirects(cx: &Context, id: u16) -> Vec<String> {
     }
 }
 
-/// The number of the endpoint that is meant, for commands that ask twice: both requests are then about the same one.
+/// Resolves the target to an endpoint id, for commands with two requests: both then address the same endpoint.
 async fn one(cx: &Context, target: &Target) -> Result<String, CliError> {
     Ok(cx.client.endpoint(target.as_str()).await?.id.to_string())
 }
@@ -114,8 +114,8 @@ async fn regenerate(cx: &Context, id: &Target, level: Level) -> Result<Exit, Cli
     let e =
         patch(cx, id.as_str(), EndpointPatch { regenerate: Some(level.into()), ..EndpointPatch::default() }).await?;
     cx.out.emit(&e, |_| endpoint::regenerated(&e))?;
-    // The agent answers when the build is over; a build that failed keeps the last good state and is tried again. Whether
-    // the build mended what it was asked for is for a look at the kernel to say.
+    // A failed build keeps the last good state and is retried. Only a look at the kernel shows whether the build
+    // repaired the fault.
     let health = cx.client.endpoint_health(&e.id.to_string()).await?;
     for f in health.findings.iter().filter(|f| f.mended_by != MendedBy::Nobody) {
         remark(&format!("still amiss: {}", words(f)));
@@ -158,7 +158,7 @@ async fn config(
     Ok(Exit::Ok)
 }
 
-/// One change of all settings; the same one twice is a mistake that would otherwise be silent.
+/// Merges the settings into one patch. A setting given twice is an error; merging would hide the mistake.
 fn change(settings: Vec<EndpointSetting>, trace: Option<bool>) -> Result<EndpointPatch, CliError> {
     let mut patch = EndpointPatch { trace, ..EndpointPatch::default() };
     for setting in settings {

@@ -1,4 +1,4 @@
-//! Manual pages, made from the command line's own description.
+//! Manual pages, generated from the clap definition.
 
 use std::{fs, io, path::Path};
 
@@ -13,16 +13,14 @@ use crate::{
     error::{CliError, Exit},
 };
 
-/// When what the pages say last changed.
+/// Date of the last change of the pages' text.
 const DATE: &str = "2026-11-23";
 
-/// The command's environment, on each page.
 const ENVIRONMENT: &[(&str, &str)] = &[
     ("WHARF_SOCKET", "The agent's unix socket; the option --socket takes precedence."),
     ("NO_COLOR", "When set, --color auto means never."),
 ];
 
-/// The command's files, on each page.
 const FILES: &[(&str, &str)] = &[
     ("/run/wharf/wharf.sock", "The agent's socket: root, or a member of the group wharf, may use it."),
     ("/run/wharf/admin.sock", "The agent's second socket, for a look at an agent whose API does not answer."),
@@ -37,7 +35,7 @@ pub(super) fn man(dir: &Path) -> Result<Exit, CliError> {
     Ok(Exit::Ok)
 }
 
-/// Writes the page of a command and of those below it. `above` are the names of its parents' pages.
+/// Writes the pages of a command and its subcommands. `above`: the parent pages' names.
 fn pages(command: &clap::Command, above: &[String], exit_status: &str, dir: &Path) -> io::Result<()> {
     let man = Man::new(command.clone()).manual("Wharf").date(DATE).source(concat!("wharf ", env!("CARGO_PKG_VERSION")));
     fs::write(dir.join(man.get_filename()), page(&man, command, above, exit_status)?)?;
@@ -46,7 +44,7 @@ fn pages(command: &clap::Command, above: &[String], exit_status: &str, dir: &Pat
     command.get_subcommands().filter(|sub| !sub.is_hide_set()).try_for_each(|sub| pages(sub, &above, exit_status, dir))
 }
 
-/// The sections in the order of man-pages(7). What clap has no place for stands in `after_help`, under the headings
+/// Sections in the order of man-pages(7). Text that clap has no field for comes from `after_help`, under the headings
 /// `Exit status:` and `Examples:`.
 fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str) -> io::Result<String> {
     let mut text = Vec::new();
@@ -57,7 +55,7 @@ fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str)
         let mut text = Vec::new();
         render(&mut text)?;
         let text = String::from_utf8_lossy(&text);
-        // Each part comes with the preamble that the page has already.
+        // Each rendered part repeats the preamble that the page already has.
         parts.push_str(text.strip_prefix(&preamble).unwrap_or(&text));
         io::Result::Ok(())
     };
@@ -87,18 +85,18 @@ fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str)
     rest.text([bold("wharf-agent"), roman("(8),")]);
     rest.text([bold("wharf-cni"), roman("(8)")]);
     add(&|to| rest.to_writer(to))?;
-    // What the generator writes for an empty line, in the macro that means it.
+    // The generator writes an empty line as two breaks; `.sp` is the proper macro.
     Ok(parts.replace("\n.br\n\n.br\n", "\n.sp\n"))
 }
 
-/// The generator leaves out the `--` before the arguments that only follow it.
+/// Inserts the `--` that the generator omits before arguments that may only follow `--`.
 fn with_dashes(synopsis: &str, command: &clap::Command) -> String {
     let mut synopsis = synopsis.to_owned();
     for argument in command.get_positionals().filter(|argument| argument.is_last_set()) {
         let names = argument.get_value_names().unwrap_or_default();
         let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
         let shown = Roff::new().text([italic(names.join(" "))]).to_roff();
-        // One character before it, which says whether it must be there.
+        // The preceding character is the bracket that marks the argument optional or required.
         let at = synopsis.rfind(shown.trim_end()).and_then(|at| synopsis.get(..at)?.char_indices().next_back());
         if let Some((at, _)) = at {
             synopsis.insert_str(at, "\\-\\- ");
@@ -107,7 +105,7 @@ fn with_dashes(synopsis: &str, command: &clap::Command) -> String {
     synopsis
 }
 
-/// The lines below a heading of a command's `after_help`; those below none of the headings when it is empty.
+/// The lines below a heading of a command's `after_help`; for an empty heading, the lines before the first heading.
 fn help_section(command: &clap::Command, heading: &str) -> String {
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let mut lines = String::new();
@@ -118,7 +116,7 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
                 current = line;
                 continue;
             }
-            // A line that is not indented ends the section before it.
+            // An unindented line ends the section.
             _ if !line.is_empty() && !line.starts_with(' ') => current = "",
             _ => {}
         }
@@ -130,7 +128,7 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
     lines.trim_end().trim_start_matches('\n').to_owned()
 }
 
-/// A section whose lines stay as they are.
+/// A section with its lines unchanged.
 fn as_written(to: &mut Roff, heading: &str, text: &str) {
     if text.is_empty() {
         return;
@@ -143,7 +141,6 @@ fn as_written(to: &mut Roff, heading: &str, text: &str) {
     to.control("fi", []);
 }
 
-/// A section of terms and what they mean.
 fn list(to: &mut Roff, heading: &str, rows: &[(&str, &str)]) {
     to.control("SH", [heading]);
     for (term, meaning) in rows {
@@ -166,7 +163,7 @@ mod tests {
             let mut rest = page.as_str();
             for section in sections {
                 let quoted = [format!(".SH {section}\n"), format!(".SH \"{section}\"\n")];
-                // In this order, each once.
+                // The sections must appear in this order, each once.
                 match quoted.iter().find_map(|heading| rest.split_once(heading.as_str())) {
                     Some((_, after)) => rest = after,
                     None => bare.push(format!("{name}: {section}")),

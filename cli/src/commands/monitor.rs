@@ -16,14 +16,14 @@ use crate::{
     render::monitor::line,
 };
 
-/// Reason of drops that every container causes: it asks for multicast groups when its interface comes up.
+/// Drop reason that every container causes: it joins multicast groups when its interface comes up.
 const MULTICAST: &str = "multicast-unsupported";
 const HIDDEN: &str =
     "wharf: drops with the reason multicast-unsupported are not shown; `--all` or `--reason` shows them";
 const NO_TRACING: &str = "wharf: no endpoint that is asked about traces its packets, so there are no trace events; `wharf endpoint \
     config ID --trace on` turns tracing on for one endpoint, `wharf config set trace=on` for all";
 
-/// Whether the endpoint traces, or any when none is named. What cannot be found out counts as tracing.
+/// Whether the endpoint traces, or any endpoint when `of` is `None`. Counts as tracing when a request fails.
 async fn traces(cx: &Context, of: Option<&Of>) -> bool {
     const SETTING: &str = "trace";
     match cx.client.config().await {
@@ -38,7 +38,7 @@ async fn traces(cx: &Context, of: Option<&Of>) -> bool {
         },
     };
     for id in ids {
-        // An endpoint that went away meanwhile traces nothing.
+        // An endpoint that was deleted meanwhile does not trace.
         let config = cx.client.endpoint_config(&id.to_string()).await;
         if config.is_ok_and(|config| config.desired.get(SETTING).is_some_and(|value| value == "true")) {
             return true;
@@ -47,8 +47,7 @@ async fn traces(cx: &Context, of: Option<&Of>) -> bool {
     false
 }
 
-/// Shows events until `count` of them were shown, `time` has passed, or the agent ends the stream (which is exit 2:
-/// nobody asked it to).
+/// Shows events until `count` were shown, `time` passed, or the agent ends the stream (exit 2: an unexpected end).
 pub(super) async fn run(
     cx: &Context,
     filter: EventFilter,
@@ -71,7 +70,7 @@ pub(super) async fn run(
     let (mut shown, mut has_hidden) = (0, false);
     while count.is_none_or(|max| shown < max) {
         let event = tokio::select! {
-            // Events that are here already are shown before the time's end is looked at.
+            // Pending events are shown before the time limit applies.
             biased;
             event = stream.next() => event?,
             () = &mut end => return Ok(Exit::Ok),
@@ -90,18 +89,17 @@ pub(super) async fn run(
             has_hidden = true;
         } else if wanted.matches(&event) {
             cx.out.emit_line(&event, |style| line(&event, style))?;
-            // A gap in the stream is told, but it is not one of the events asked for.
+            // A gap in the stream is printed but does not count as an event.
             shown += u64::from(!matches!(event, MonitorEvent::Lost { .. }));
         }
     }
     Ok(Exit::Ok)
 }
 
-/// Reason of a drop by the policy of the endpoint at the other end. The endpoint that sent the packet has the event
-/// and the count.
+/// Reason of a drop by the policy of the endpoint at the other end. The event and the count belong to the sending
+/// endpoint.
 pub(super) const BY_PEER: &str = "peer-policy-denied";
 
-/// An endpoint whose events are shown.
 #[derive(Debug, Clone)]
 struct Of {
     id: u16,
@@ -109,14 +107,13 @@ struct Of {
 }
 
 impl Of {
-    /// Whether the packet is the endpoint's, or one that the endpoint's policy dropped at the other end.
+    /// Whether the packet belongs to the endpoint, or the endpoint's policy dropped it at the other end.
     fn has(&self, p: &PacketEvent) -> bool {
         let is_end = |ip: Option<IpAddr>| ip.is_some_and(|ip| self.addresses.contains(&ip));
         u32::from(self.id) == p.endpoint || (p.reason == BY_PEER && (is_end(p.source) || is_end(p.destination)))
     }
 }
 
-/// The filter with its endpoint resolved.
 struct Wanted {
     kinds: Vec<EventKind>,
     endpoint: Option<Of>,
@@ -140,7 +137,6 @@ impl Wanted {
         Ok(Self { kinds, endpoint, from, to, reasons, all })
     }
 
-    /// Whether an event that matches is left out.
     fn hides(&self, event: &MonitorEvent) -> bool {
         let is_usual = matches!(event, MonitorEvent::Drop(p) if p.reason == MULTICAST);
         is_usual && !self.all && self.reasons.is_empty() && self.matches(event)
@@ -151,7 +147,7 @@ impl Wanted {
             MonitorEvent::Drop(p) => self.wants(EventKind::Drop) && self.matches_packet(p),
             MonitorEvent::Trace(p) => self.wants(EventKind::Trace) && self.matches_packet(p),
             MonitorEvent::Agent(a) => {
-                // What the agent does has no addresses and no reason, so a filter on these asks for packets.
+                // Agent events have no addresses and no reason: a filter on either selects packets.
                 let packets_only = self.from.is_some() || self.to.is_some() || !self.reasons.is_empty();
                 self.wants(EventKind::Agent)
                     && !packets_only
@@ -166,7 +162,7 @@ impl Wanted {
         self.kinds.is_empty() || self.kinds.contains(&kind)
     }
 
-    /// A request has no reason, so a filter on that asks for packets.
+    /// A request has no reason: a filter on reasons selects packets.
     fn matches_request(&self, r: &RequestEvent) -> bool {
         let is = |wanted: Option<IpAddr>, end: Option<SocketAddr>| {
             wanted.is_none() || end.map(|end| end.ip().to_canonical()) == wanted
@@ -219,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Which of: a drop, a trace, an event about endpoint 7, one about the agent, a loss.
+    /// For a drop, a trace, an event about endpoint 7, an agent event and a loss: whether each is shown.
     fn shown(wanted: &Wanted) -> [bool; 5] {
         let agent = |endpoint| AgentEvent { time_unix_ms: 0, endpoint, event: String::new(), message: String::new() };
         [
@@ -293,7 +289,7 @@ mod tests {
             (all(), true),
             (Wanted { kinds: vec![EventKind::Drop], ..all() }, true),
             (Wanted { endpoint: of(7), ..all() }, true),
-            // Not shown anyway, so there is nothing to say.
+            // Hidden by another filter, so no remark is due.
             (Wanted { endpoint: of(8), ..all() }, false),
             (Wanted { kinds: vec![EventKind::Agent], ..all() }, false),
             (Wanted { all: true, ..all() }, false),

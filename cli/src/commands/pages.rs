@@ -1,4 +1,4 @@
-//! Completion scripts, made from the command line's own description.
+//! Completion scripts, generated from the clap definition.
 
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -10,21 +10,20 @@ use crate::{
 };
 
 pub(super) fn completion(shell: Shell) -> Result<Exit, CliError> {
-    // Into memory first: the generator panics when its writer fails, as a pipe to `head` does.
+    // Buffered: the generator panics when its writer fails, as on a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "wharf", &mut script);
     write_text(&with_candidates(shell, &String::from_utf8_lossy(&script)))?;
     Ok(Exit::Ok)
 }
 
-/// The script that clap makes knows commands and options. This adds the names of things (endpoints, policies,
-/// sandboxes, maps, settings): the script asks `wharf candidates` first, and offers what clap knows where no name is
-/// expected.
+/// Adds names of objects (endpoints, policies, sandboxes, maps, settings) to clap's script. The script runs
+/// `wharf candidates` first, and uses clap's candidates where no name is expected.
 fn with_candidates(shell: Shell, script: &str) -> String {
     match shell {
         Shell::Bash => format!("{script}{BASH}"),
         Shell::Fish => format!("{script}{FISH}"),
-        // The end of the script calls or registers the function.
+        // The script ends with the call or registration of the function.
         Shell::Zsh => match script.rsplit_once(ZSH_END) {
             Some((functions, _)) => format!("{functions}{ZSH}{ZSH_END}"),
             None => script.to_owned(),
@@ -33,8 +32,7 @@ fn with_candidates(shell: Shell, script: &str) -> String {
     }
 }
 
-/// No word of an answer goes through the shell's expansion. Where a name is expected, no files are offered, also when
-/// there are no names.
+/// No word of an answer passes through the shell's expansion. Where a name is expected, files are never offered.
 const BASH: &str = r#"
 _wharf_candidates() {
     local line answer
@@ -51,7 +49,7 @@ _wharf_candidates() {
 complete -F _wharf_candidates -o bashdefault -o default wharf
 "#;
 
-/// The script that clap makes offers no files (`-f`) where they stand without an option.
+/// clap's script offers no files (`-f`) for arguments without an option.
 const FISH: &str = r#"
 complete -c wharf -f -a '(wharf candidates -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
 complete -c wharf -n '__fish_seen_subcommand_from validate' -F
@@ -92,10 +90,9 @@ mod tests {
             let made = String::from_utf8(script).expect("UTF-8");
             let whole = with_candidates(shell, &made);
             assert_eq!(whole.matches("wharf candidates -- ").count(), 1, "{shell}");
-            // Commands for scripts are offered by none of them: clap makes no case of them, and only our addition
-            // calls one.
+            // clap omits the hidden commands; only the added lines call one.
             assert!(!made.contains("candidates") && !made.contains("__man"), "{shell}");
-            // Nothing is lost of what clap made.
+            // All lines of clap's script remain.
             assert!(made.lines().all(|line| whole.contains(line)), "{shell}");
         }
     }

@@ -47,10 +47,10 @@ async fn list(
     Ok(Exit::Ok)
 }
 
-/// The policies of a name, and of a namespace.
+/// The policies with this name and namespace.
 ///
 /// # Errors
-/// None has the name.
+/// No policy has the name.
 fn of_name(
     mut all: PolicyList,
     name: Option<&QualifiedPolicyName>,
@@ -76,7 +76,6 @@ fn of_name(
     })
 }
 
-/// Whether this is the policy's name, with or without its namespace.
 fn is_named(policy: &PolicyInfo, name: &str) -> bool {
     match name.split_once('/') {
         Some((namespace, name)) => policy.namespace.as_deref() == Some(namespace) && policy.name == name,

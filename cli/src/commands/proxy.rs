@@ -41,7 +41,7 @@ pub(super) async fn run(cx: &Context, command: &ProxyCommand) -> Result<Exit, Cl
     Ok(Exit::Ok)
 }
 
-/// A proxy, of which formats for scripts have the listeners.
+/// Scripts get only the listeners of the proxy view.
 struct Listeners(ProxyView);
 
 impl Serialize for Listeners {
@@ -50,7 +50,7 @@ impl Serialize for Listeners {
     }
 }
 
-/// As [`Listeners`], the completions.
+/// Scripts get only the completions of the proxy view.
 struct Completions(ProxyView);
 
 impl Serialize for Completions {

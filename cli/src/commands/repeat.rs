@@ -1,4 +1,4 @@
-//! Answers that are shown once, or with `--watch` again after each change.
+//! Shows answers once, or with `--watch` again after each change.
 
 use std::time::Duration;
 
@@ -7,28 +7,24 @@ use serde::Serialize;
 use super::Context;
 use crate::{error::CliError, output::remark, render::Style};
 
-/// How often the agent is asked with `--watch`.
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
-/// An answer, and a remark about it.
 pub(super) struct Answer<T> {
-    /// The answer.
     pub(super) value: T,
-    /// A line for people; not printed with `--watch` and in formats for scripts.
+    /// A line for people; omitted with `--watch` and in formats for scripts.
     pub(super) remark: Option<String>,
 }
 
 impl<T> Answer<T> {
-    /// An answer without a remark.
     pub(super) fn plain(value: T) -> Self {
         Self { value, remark: None }
     }
 }
 
-/// Asks and shows the answer; with `watch` again and again, until writing or asking fails.
+/// Asks and shows the answer; with `watch`, repeats until a request or a write fails.
 ///
 /// # Errors
-/// Asking failed, or the answer cannot be written.
+/// A request failed, or the answer cannot be written.
 pub(super) async fn show<T: Serialize>(
     cx: &Context,
     watch: bool,

@@ -1,4 +1,4 @@
-//! `wharf sandbox ...`. The work is done by `wharf_sandbox`, on a thread of its own.
+//! `wharf sandbox ...`. `wharf_sandbox` does the work, on a separate thread.
 
 use std::{
     ffi::OsString,
@@ -25,13 +25,12 @@ use crate::{
     },
 };
 
-/// Least time between two lines of a running plugin that are printed.
+/// Minimum time between two printed lines of a running plugin.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
-/// Exit status when there is no sandbox for the command of `run`, as other runtimes have it.
+/// Exit status when `run` has no sandbox for its command; other runtimes use the same.
 const NO_SANDBOX: u8 = 125;
 
-/// What became of one of several sandboxes.
 #[derive(Debug, Serialize)]
 struct Done {
     name: SandboxName,
@@ -40,7 +39,6 @@ struct Done {
     told: &'static str,
 }
 
-/// The sandboxes, and the step that their thread is at.
 #[derive(Clone)]
 struct Worker {
     sandboxes: Arc<Sandboxes>,
@@ -73,7 +71,7 @@ impl Worker {
         Self { sandboxes: Arc::new(Sandboxes::new(args.places.dirs(), tell).no_wait(no_wait)), step }
     }
 
-    /// Does the work; a step that takes longer than [`QUIET`] is told.
+    /// Runs the work on its thread; prints a step that takes longer than [`QUIET`].
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Sandboxes) -> Result<T, SandboxError> + Send + 'static,
@@ -121,7 +119,7 @@ pub(super) async fn run(out: &Output, args: SandboxArgs) -> Result<Exit, CliErro
         }
         SandboxCommand::Inspect { name, check } => {
             let details = worker.run(move |s| s.inspect(&name, check)).await?;
-            // There is no table of it.
+            // `inspect` has no table form.
             let text = serde_json::to_string_pretty(&details).unwrap_or_default();
             out.emit(&details, |_| escape_in_json(&text) + "\n")?;
             Ok(Exit::well(details.is_well()))
@@ -168,7 +166,7 @@ fn remove(sandboxes: &Sandboxes, name: SandboxName, grace: GraceArgs, force: boo
     Ok(Done { name, outcome, told })
 }
 
-/// One after the other; a failure does not keep the rest from being done.
+/// Runs the operation on each sandbox in order; a failure does not stop the rest.
 async fn each(
     out: &Output,
     worker: &Worker,
@@ -196,7 +194,7 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
     let launch = launch(command, if detach { To::Detached(log) } else { To::Inherited })?;
     let of = name.clone();
     let made = worker.run(move |s| ensure(s, &of, &spec)).await.map_err(no_sandbox)?;
-    // From here on a signal does not end this process, so that it can hand it on and clean up.
+    // From here on, signals do not end this process: it forwards them and cleans up.
     let signals = if detach { None } else { Some(Signals::new().map_err(|e| refused("run", &e))?) };
     let of = name.clone();
     let started = worker.run(move |s| Ok(s.launch(&of, &launch))).await.map_err(no_sandbox)?;
@@ -210,7 +208,7 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
             }
             Some(signals) => {
                 let handle = started.handle().map_err(not_awaited)?;
-                // At a terminal the command gets interrupts itself: it is in the same group.
+                // On a terminal the command is in the same process group and gets interrupts directly.
                 let is_alone = !io::stdin().is_terminal();
                 signals.wait(&handle, is_alone, None, move || started.wait()).await.map(Exit::Command)
             }
@@ -243,7 +241,6 @@ async fn exec(worker: &Worker, args: ExecArgs) -> Result<Exit, CliError> {
     signals.wait(&handle, true, Some(&resizer), move || session.run()).await.map(Exit::Command)
 }
 
-/// The program and its arguments.
 fn launch(command: Vec<OsString>, output: To) -> Result<Launch, CliError> {
     let mut words = command.into_iter();
     let no_program = || CliError::usage("run in a sandbox: the command is empty; name a program behind `--`");
@@ -263,17 +260,17 @@ fn not_awaited(error: io::Error) -> CliError {
     refused("wait for the command", &error)
 }
 
-/// Time between SIGTERM and SIGKILL for what a command of `run --rm` left behind.
+/// Time between SIGTERM and SIGKILL for processes that the command of `run --rm` left behind.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Makes the sandbox if it is not there; true when it was made now.
+/// Creates the sandbox if it does not exist; true when this call created it.
 fn ensure(sandboxes: &Sandboxes, name: &SandboxName, spec: &Spec) -> Result<bool, SandboxError> {
     if sandboxes.exists(name) && spec.is_empty() {
         return Ok(false);
     }
     match sandboxes.create(name, spec) {
         Ok(_) => Ok(true),
-        // Another command made it meanwhile.
+        // Another command created it meanwhile.
         Err(SandboxError::Exists { .. }) if spec.is_empty() => Ok(false),
         Err(error) => Err(error),
     }
@@ -283,7 +280,7 @@ fn no_sandbox(error: CliError) -> CliError {
     CliError { exit: Exit::Command(NO_SANDBOX), ..error }
 }
 
-/// The signals that are passed on to the command, and the change of the terminal's size.
+/// Signals to forward to the command, and changes of the terminal's size.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     hangup: tokio::signal::unix::Signal,
@@ -303,8 +300,8 @@ impl Signals {
         })
     }
 
-    /// Waits for the command's end by `wait`; its exit status. Interrupts are passed on where the command does not get
-    /// them from its terminal.
+    /// Waits for the command and returns its exit status. Forwards interrupts when the command does not get them from
+    /// its terminal.
     async fn wait(
         mut self,
         handle: &Handle,
@@ -324,7 +321,7 @@ impl Signals {
                 _ = self.interrupt.recv() => if passes_interrupts { SignalKind::interrupt() } else { continue },
                 _ = self.quit.recv() => if passes_interrupts { SignalKind::quit() } else { continue },
                 _ = self.resize.recv() => {
-                    // A terminal that has hung up has no size; `wait` then ends.
+                    // A hung-up terminal has no size; `wait` then ends.
                     let _ = resizer.map(Resizer::resize);
                     continue;
                 }

@@ -19,8 +19,8 @@ use crate::{
     render::status::{self, Detail},
 };
 
-/// How long the API may take before the admin thread is asked. The agent answers within half of that, whatever is
-/// stuck, as long as its main runtime moves.
+/// Time limit of the API before the admin thread is asked. The agent answers within half of it while its main runtime
+/// makes progress, even when parts are stuck.
 const API_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliError> {
@@ -35,7 +35,7 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     let verdict = if args.ready { AgentStatus::readiness } else { AgentStatus::verdict };
     let one_word = args.brief || args.ready;
     if one_word {
-        // A probe reads one word on standard output whatever happens; the reason is still said on standard error.
+        // A probe always gets one word on standard output; the reason goes to standard error.
         write_text(&format!("{}\n", word(&answer, verdict)))?;
     }
     let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e.into() })?;
@@ -48,7 +48,8 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     Ok(verdict(&s).into())
 }
 
-/// What `--brief` and `--ready` print: one word without white space. An agent that this user may not ask is not known to be down.
+/// The output of `--brief` and `--ready`: one word without white space. A missing permission does not prove that the
+/// agent is down.
 fn word(answer: &Result<AgentStatus, ClientError>, verdict: fn(&AgentStatus) -> Verdict) -> &'static str {
     match answer {
         Ok(status) => verdict(status).as_str(),
@@ -57,16 +58,16 @@ fn word(answer: &Result<AgentStatus, ClientError>, verdict: fn(&AgentStatus) -> 
     }
 }
 
-/// Asks the API, and when that does not answer the admin thread, whose socket is beside it.
+/// Asks the API, or the admin thread on the socket in the same directory when the API does not answer.
 async fn ask(cx: &Context, all_controllers: bool) -> Result<AgentStatus, ClientError> {
     let error = match cx.client.clone().with_timeout(API_PATIENCE).status_of(all_controllers).await {
         Err(e) if e.is_unreachable() => e,
         answer => return answer,
     };
     let admin = Client::new(cx.client.socket().with_file_name(ADMIN_SOCKET)).with_timeout(STATUS_TIMEOUT);
-    // When neither answers, it is the API's silence that is told.
+    // When neither answers, report the error of the API.
     let mut status = admin.status_of(all_controllers).await.map_err(|_| error)?;
-    // However well it says it is: what everybody asks does not answer.
+    // At least degraded, because the API does not answer.
     status.overall = status.overall.max(wharf_api::Health::Degraded);
     Ok(status)
 }
@@ -87,7 +88,7 @@ struct AgentVersion {
 
 pub(super) async fn version(cx: &Context, client_only: bool) -> Result<Exit, CliError> {
     let client = env!("CARGO_PKG_VERSION");
-    // What is known is printed even when the agent does not answer; in a table it comes first anyway.
+    // The client's version is printed even when the agent does not answer.
     if cx.out.is_table() {
         write_text(&format!("wharf:        {client}\n"))?;
     }

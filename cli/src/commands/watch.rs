@@ -13,7 +13,7 @@ use crate::{
     render::endpoint::{Columns, Following},
 };
 
-/// What happened to an endpoint; `-o json` and `-o yaml` name it.
+/// Change of an endpoint, named in `-o json` and `-o yaml`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Change {
@@ -22,22 +22,21 @@ enum Change {
     Deleted,
 }
 
-/// One change, as `-o json` prints it on a line.
 #[derive(Debug, Serialize)]
 struct Told<'a> {
     change: Change,
     endpoint: &'a Endpoint,
 }
 
-/// Shows the endpoints that match, then each one that comes, changes or goes, until interrupted. Ends with an error when
-/// the agent cannot be asked any more.
+/// Shows the matching endpoints, then each addition, change and deletion until interrupted. Fails when a request
+/// fails.
 pub(super) async fn run(
     cx: &Context,
     filter: EndpointFilter,
     choice: &Choice,
     columns: Columns,
 ) -> Result<Exit, CliError> {
-    // An endpoint that leaves the state is shown once more, with its new one: so the agent is asked for all states.
+    // The agent is asked for all states: an endpoint that leaves `state` is shown once more with its new state.
     let state = filter.state;
     let filter = EndpointFilter { state: None, ..filter };
     let mut shown = BTreeMap::new();
@@ -62,10 +61,9 @@ pub(super) async fn run(
     }
 }
 
-/// An endpoint's number and epoch.
 type Key = (u16, u64);
 
-/// What is new against what was `shown`, which is brought up to date. With a `state`, only endpoints in it are followed.
+/// Compares with `shown` and updates it. With a `state`, follows only endpoints in that state.
 fn changes(
     shown: &mut BTreeMap<Key, Endpoint>,
     all: &[Endpoint],
@@ -98,7 +96,7 @@ fn changes(
     changes
 }
 
-/// Whether nothing that people look for has changed: a regeneration that came and went between two looks is none.
+/// Whether nothing relevant changed. A regeneration that began and ended between two polls is no change.
 fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
     let settled = |e: &Endpoint| (e.state, e.identity, e.ipv4, e.ipv6, e.status.failures);
     let why = |e: &Endpoint| (e.status.last_error.clone(), e.status.problem.clone());
@@ -124,7 +122,7 @@ mod tests {
         let mut busy = one.clone();
         busy.state = EndpointState::Regenerating;
         assert_eq!(told(&mut shown, &[busy.clone(), two.clone()], None), [(Change::Changed, 7), (Change::Added, 9)]);
-        // The same number again is another endpoint.
+        // The same id with another epoch is another endpoint.
         let next = Endpoint { epoch: 42, ..busy };
         assert_eq!(told(&mut shown, &[next], None), [(Change::Deleted, 7), (Change::Deleted, 9), (Change::Added, 7)]);
     }

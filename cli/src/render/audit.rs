@@ -4,10 +4,9 @@ use wharf_api::{AuditReport, Finding};
 
 use super::{Style, Tone, screen::wrap, text};
 
-/// Indent of a finding's further lines.
 const INDENT: &str = "    ";
 
-/// One finding in one sentence.
+/// A finding in one sentence.
 pub(crate) fn words(f: &Finding) -> String {
     let mut out = format!("{} {}: {}", f.object, f.subject, f.problem);
     if let Some(owner) = &f.owner {
@@ -19,11 +18,10 @@ pub(crate) fn words(f: &Finding) -> String {
     text::safe(&out)
 }
 
-/// Every finding, one after the other, wrapped under itself, with its remedy; empty when there are none. A remedy
-/// shared by consecutive findings is printed once, after the last one.
+/// Every finding, wrapped. A remedy shared by consecutive findings is printed once, after the last of them.
 pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
     let mut out = String::new();
-    // A line without an indent starts a finding.
+    // An unindented line starts a finding.
     let room = usize::from(style.width).saturating_sub(INDENT.len()).max(20);
     for (n, f) in report.findings.iter().enumerate() {
         let tone = if f.repairable { Tone::Warn } else { Tone::Bad };
@@ -42,7 +40,6 @@ pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
     out
 }
 
-/// The number of examined objects, by kind.
 pub(crate) fn examined(report: &AuditReport) -> String {
     let parts: Vec<String> = report.examined.iter().map(|(kind, n)| format!("{} {n}", text::safe(kind))).collect();
     if parts.is_empty() { "nothing examined".to_owned() } else { format!("examined: {}", parts.join(", ")) }

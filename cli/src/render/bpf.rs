@@ -11,7 +11,6 @@ use super::{
     text,
 };
 
-/// Every map with its fill.
 pub(crate) fn maps(maps: &[BpfMap], style: &Style) -> String {
     let rows = maps
         .iter()
@@ -23,16 +22,16 @@ pub(crate) fn maps(maps: &[BpfMap], style: &Style) -> String {
     table(style, &["NAME", "KIND", "FILL", "MEMORY"], rows)
 }
 
-/// The rows of a map: a column for each name that any row has.
+/// The rows of a map, with a column for each name that any row has.
 pub(crate) fn dump(dump: &BpfMapDump, style: &Style) -> String {
     let names: BTreeSet<&str> = dump.rows.iter().flat_map(|row| row.keys().map(String::as_str)).collect();
     if names.is_empty() {
         return format!("{}: no rows\n", text::safe(&dump.map.name));
     }
-    // Key columns come first, whatever their alphabetical order.
+    // Key columns first, the rest in alphabetical order.
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_by_key(|name| (!matches!(*name, "key" | "address" | "index"), *name));
-    // A ring buffer has no rows but facts, whose names are too long for columns.
+    // A ring buffer has one row of facts with names too long for columns.
     if let ("ringbuf", [facts]) = (dump.map.kind.as_str(), dump.rows.as_slice()) {
         let rows = names.iter().map(|name| vec![cell(name), cell(facts.get(*name).map_or("-", String::as_str))]);
         return table(style, &["NAME", "VALUE"], rows.collect());
@@ -47,7 +46,6 @@ pub(crate) fn dump(dump: &BpfMapDump, style: &Style) -> String {
     table(style, &header, rows)
 }
 
-/// Packet counters, by endpoint.
 pub(crate) fn metrics(metrics: &[MetricRow], style: &Style) -> String {
     let mut sorted: Vec<&MetricRow> = metrics.iter().collect();
     sorted.sort_by(|a, b| {

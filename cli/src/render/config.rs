@@ -8,7 +8,7 @@ use super::{
     text,
 };
 
-/// Every setting; those that can change while the agent runs are marked.
+/// Every setting; mutable settings are marked.
 pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
     let rows = view
         .effective
@@ -22,7 +22,6 @@ pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
     table(style, &["SETTING", "VALUE", "FROM", "CHANGES AT RUN TIME"], rows)
 }
 
-/// What became of the settings that were set, a line each.
 pub(crate) fn changes(names: &[&str], before: &AgentConfigView, after: &AgentConfigView) -> String {
     let line = |name: &&str| {
         let value =

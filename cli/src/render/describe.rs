@@ -1,4 +1,4 @@
-//! `describe`: a thing in full, gathered from several answers of the agent.
+//! `describe` commands: an object in full, from several answers of the agent.
 
 use serde::Serialize;
 use wharf_api::{Endpoint, EndpointLogEntry, Namespace, PolicyInfo};
@@ -10,34 +10,31 @@ use super::{
     screen::Screen,
 };
 
-/// `wharf endpoint describe`.
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointDetails {
     pub(crate) endpoint: Endpoint,
-    /// What the proxy does for it, in words.
+    /// What the proxy does for the endpoint, in words.
     #[serde(skip)]
     pub(crate) redirects: Vec<String>,
-    /// Absent where the agent does not tell of policies.
+    /// Absent in delegated mode, where the agent has no policies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) policies: Option<EndpointPolicies>,
     pub(crate) events: Vec<EndpointLogEntry>,
 }
 
-/// The policies about an endpoint, by direction.
+/// Names of the policies that select the endpoint, by direction.
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointPolicies {
     pub(crate) ingress: Vec<String>,
     pub(crate) egress: Vec<String>,
 }
 
-/// `wharf policy describe`: a policy, and the endpoints that it selects.
 #[derive(Debug, Serialize)]
 pub(crate) struct PolicyDetails {
     pub(crate) policy: PolicyInfo,
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// `wharf namespace describe`.
 #[derive(Debug, Serialize)]
 pub(crate) struct NamespaceDetails {
     pub(crate) namespace: Namespace,
@@ -45,7 +42,6 @@ pub(crate) struct NamespaceDetails {
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// An endpoint, the policies about it, its events.
 pub(crate) fn endpoint(d: &EndpointDetails, style: &Style) -> String {
     let mut screen = Screen::new(style);
     screen.block(&endpoint::get(&d.endpoint, &d.redirects, style));
@@ -59,7 +55,6 @@ pub(crate) fn endpoint(d: &EndpointDetails, style: &Style) -> String {
     screen.finish()
 }
 
-/// Policies, one below the other.
 pub(crate) fn policies(all: &[PolicyDetails], style: &Style) -> String {
     let mut screen = Screen::new(style);
     for (at, PolicyDetails { policy, endpoints }) in all.iter().enumerate() {
@@ -78,7 +73,6 @@ pub(crate) fn policies(all: &[PolicyDetails], style: &Style) -> String {
     screen.finish()
 }
 
-/// A namespace: labels, policies, endpoints.
 pub(crate) fn namespace(d: &NamespaceDetails, style: &Style) -> String {
     let mut screen = Screen::new(style);
     screen.line("Namespace", &d.namespace.name);

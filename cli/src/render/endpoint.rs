@@ -19,7 +19,6 @@ use super::{
 
 pub(crate) use list::{Columns, Following, list, short_ids};
 
-/// A state as the API writes it.
 pub(crate) fn state(state: EndpointState) -> &'static str {
     match state {
         EndpointState::WaitingForIdentity => "waiting-for-identity",
@@ -49,7 +48,7 @@ fn state_cell(e: &Endpoint) -> Cell {
     }
     if e.status.failures > 0 {
         let failures = text::count(u64::from(e.status.failures), "failure");
-        // Not escaped, so that the line break stays; the text has no untrusted part.
+        // `lines` keeps the line break, which escaping would remove; the text has no untrusted part.
         return lines(&[word, &format!("({failures})")], 2).whole().tone(Tone::Bad);
     }
     token(word).tone(state_tone(e.state))
@@ -63,11 +62,11 @@ fn pod(e: &Endpoint) -> Option<String> {
     })
 }
 
-/// Told where ports are listed that nothing translates.
+/// Shown when the endpoint lists ports that are not translated.
 pub(crate) const PORTS_OFF: &str = "off: the agent runs with --masquerade off, so nothing translates these ports; restart it with \
      --masquerade on, or recreate the container without them";
 
-/// Everything about one endpoint; `redirects`: what the proxy does for it, in words.
+/// All facts of one endpoint; `redirects`: what the proxy does for it, in words.
 pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     let mut screen = Screen::new(style);
     let now = style.now_unix_ms;
@@ -149,7 +148,7 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     screen.finish()
 }
 
-/// The endpoint's activity: its current wait, since when, what ends it, and the results of its builds.
+/// The current phase and wait, since when, what ends the wait, and the results of builds.
 fn activity(screen: &mut Screen<'_>, e: &Endpoint, now: u64) {
     let s = &e.status;
     let since = text::ago(now, s.since_unix_ms);
@@ -168,7 +167,6 @@ fn activity(screen: &mut Screen<'_>, e: &Endpoint, now: u64) {
     }
 }
 
-/// The status log.
 pub(crate) fn log(entries: &[EndpointLogEntry], style: &Style) -> String {
     let rows = entries
         .iter()
@@ -190,14 +188,13 @@ pub(crate) fn log(entries: &[EndpointLogEntry], style: &Style) -> String {
     table(style, &["TIME", "STATUS", "STATE", "EVENT", "MESSAGE"], rows)
 }
 
-/// Health of one endpoint.
 pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
     let mut screen = Screen::new(style);
     for (key, value, words) in [
         ("Overall", h.overall, String::new()),
         ("BPF", h.bpf, String::new()),
         ("Self-check", h.self_check.state, self_check_words(&h.self_check, style)),
-        // There is no policy yet: the API's field `policy` has the result of the last build.
+        // The API's field `policy` is the result of the last build.
         ("Last build", h.policy, String::new()),
         ("Connected", h.connected, String::new()),
     ] {
@@ -241,7 +238,7 @@ fn self_check_row(case: &SelfCheckCase) -> Vec<Cell> {
     vec![token(&case.name), cell(&case.expected), got]
 }
 
-/// Labels of one endpoint; those that make its identity are marked.
+/// Labels of one endpoint; security-relevant labels are marked.
 pub(crate) fn labels(l: &EndpointLabels, style: &Style) -> String {
     let rows = l
         .labels
@@ -257,7 +254,7 @@ pub(crate) fn labels(l: &EndpointLabels, style: &Style) -> String {
     screen.finish()
 }
 
-/// Desired and realized settings; where they differ, the realized one is marked.
+/// Desired and realized settings; a realized setting that differs is marked.
 pub(crate) fn config(c: &EndpointConfigView, style: &Style) -> String {
     let mut keys: Vec<&String> = c.desired.keys().chain(c.realized.keys()).collect();
     keys.sort();
@@ -274,7 +271,6 @@ pub(crate) fn config(c: &EndpointConfigView, style: &Style) -> String {
     table(style, &["SETTING", "DESIRED", "REALIZED"], rows)
 }
 
-/// How a regeneration ended.
 pub(crate) fn regenerated(e: &Endpoint) -> String {
     let s = &e.status;
     match &s.last_error {
@@ -287,7 +283,6 @@ pub(crate) fn regenerated(e: &Endpoint) -> String {
     }
 }
 
-/// What a delete did.
 pub(crate) fn deleted(d: &DeleteResult) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail, here and below.

@@ -9,7 +9,6 @@ use super::{
     text,
 };
 
-/// The whole explanation: the conclusion first, the evidence below.
 pub(crate) fn explain(e: &Explanation, style: &Style) -> String {
     let mut screen = Screen::new(style);
     let (tone, word) = match (e.kind, e.health) {
@@ -21,7 +20,7 @@ pub(crate) fn explain(e: &Explanation, style: &Style) -> String {
         (_, Health::Failing) => (Tone::Bad, "Failing"),
     };
     let subject = text::cut(&e.subject, 60);
-    // An operator's own subject is printed as written: a capital letter would change the name.
+    // The subject as the operator wrote it keeps its case.
     let subject = match e.kind {
         SubjectKind::Address | SubjectKind::Several | SubjectKind::Unknown => subject,
         _ => capital(&subject),
@@ -119,7 +118,6 @@ fn kernel(screen: &mut Screen<'_>, look: &KernelLook, kind: SubjectKind) {
     }
 }
 
-/// `Packets: 120 forwarded, 3 dropped`
 fn verdict_summary(rows: &[MetricRow]) -> String {
     let sum = |dropped: bool| rows.iter().filter(|r| r.dropped == dropped).map(|r| r.packets).sum::<u64>();
     format!("Packets: {} forwarded, {} dropped", sum(false), sum(true))
@@ -137,7 +135,7 @@ fn began(timeline: &[TimelineEntry]) -> String {
     timeline.first().map(|e| text::timestamp(e.time_unix_ms)).unwrap_or_default()
 }
 
-/// Each entry with its time of day, how long after the first it came, and how long it took.
+/// Each entry with its time, its offset from the first entry, and its duration.
 fn timeline(entries: &[TimelineEntry], style: &Style) -> String {
     let first = entries.first().map_or(0, |e| e.time_unix_ms);
     let row = |e: &TimelineEntry| {
@@ -164,7 +162,7 @@ fn length_ms(ms: u64) -> String {
     if ms < 10_000 { format!("{ms}ms") } else { text::span(ms) }
 }
 
-/// Microseconds as people read them: `3us`, `1.2ms`, `3.4s`, `2m10s`.
+/// A duration for people: `3us`, `1.2ms`, `3.4s`, `2m10s`.
 fn length_us(us: u64) -> String {
     match us {
         0..1_000 => format!("{us}us"),

@@ -8,21 +8,18 @@ use super::{
     text,
 };
 
-/// What is shown of each flow.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
-    /// Every column.
     wide: bool,
-    /// Both ends in one column, below each other.
+    /// Both ends in one column, stacked.
     stacked: bool,
 }
 
-/// A row for each flow, in the agent's order. Two long addresses stand below each other where they would not fit the screen
-/// side by side.
+/// A row for each flow, in the agent's order. The two addresses are stacked when they do not fit side by side.
 pub(crate) fn list(flows: &[Flow], style: &Style, wide: bool) -> String {
     let rows = |layout: Layout| flows.iter().map(|flow| layout.row(flow)).collect::<Vec<_>>();
     let flat = Layout { wide, stacked: false };
-    // Who asks for everything has a wide screen, or a pipe.
+    // `--wide` implies a wide screen or a pipe.
     let stacked = !wide && natural_width(&flat.header(), &rows(flat)) > usize::from(style.width);
     let layout = Layout { wide, stacked };
     table(style, &layout.header(), rows(layout))
@@ -60,7 +57,7 @@ impl Layout {
     }
 }
 
-/// `10.0.0.2:443`, `[fd00::2]:443`; of a protocol without ports the address alone.
+/// `10.0.0.2:443`, `[fd00::2]:443`; without a port for protocols that have none.
 fn end(end: &FlowEnd, protocol: FlowProtocol) -> String {
     if FlowProtocol::NAMED.iter().any(|(_, number)| *number == protocol.0) {
         std::net::SocketAddr::new(end.address, end.port).to_string()

@@ -9,12 +9,11 @@ use super::{
     text,
 };
 
-/// Every node's health endpoint answers.
+/// Whether every node's health endpoint answers.
 pub(crate) fn is_well(report: &HealthReport) -> bool {
     !report.nodes.is_empty() && report.nodes.iter().all(|n| n.state == HealthState::Ok)
 }
 
-/// The nodes, their probes, and what there is to say about them.
 pub(crate) fn report(report: &HealthReport, style: &Style) -> String {
     let mut screen = Screen::new(style);
     let header = ["NODE", "STATE", "FOR", "PROBED", "ENDPOINT", "PID", "LAUNCHES"];
@@ -81,7 +80,7 @@ fn probe(p: &ProbeStatus) -> Vec<super::table::Cell> {
     ]
 }
 
-/// `82us`, `1.2ms`, `1.0s`; `-` for none.
+/// `82us`, `1.2ms`, `1.0s`, or `-`.
 fn trip(us: Option<u64>) -> String {
     match us {
         None => "-".to_owned(),
@@ -100,7 +99,7 @@ fn remarks(n: &NodeHealth, style: &Style) -> Vec<(Tone, String)> {
     if let Some(p) = n.probes.iter().find(untried).filter(|_| n.state == HealthState::Ok) {
         out.push((Tone::Dim, format!("{}: {} was not tried: {}", n.node, p.probe.as_str(), p.error)));
     }
-    // Probes, where there are any, already show the addresses.
+    // Probes already show the addresses.
     let addresses = n.ipv4.map(|a| a.to_string()).into_iter().chain(n.ipv6.map(|a| a.to_string()));
     let addresses: Vec<String> = addresses.filter(|_| n.probes.is_empty()).collect();
     if !addresses.is_empty() {

@@ -9,7 +9,6 @@ use super::{
     text,
 };
 
-/// Pools, then leases by address.
 pub(crate) fn list(view: &IpamView, style: &Style) -> String {
     let pools = view
         .pools

@@ -1,4 +1,4 @@
-//! `wharf monitor`: an event, a line.
+//! `wharf monitor`: one line for each event.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,10 +6,9 @@ use wharf_api::{MonitorEvent, PacketEvent, RequestEvent};
 
 use super::{Style, Tone, text};
 
-/// Longest host, path or other word that is shown whole.
+/// Longest host, path or other word shown in full.
 const MAX_WORD: usize = 200;
 
-/// One event as one line, without its end.
 pub(crate) fn line(event: &MonitorEvent, style: &Style) -> String {
     match event {
         MonitorEvent::Drop(p) => packet(p, style, style.paint(Tone::Bad, "drop ")),
@@ -33,7 +32,7 @@ fn packet(p: &PacketEvent, style: &Style, verdict: String) -> String {
             format!(" {} -> {}", side(source, p.source_port), side(destination, p.destination_port))
         }
     };
-    // An IP packet too short for addresses has no protocol that could be believed.
+    // A packet too short for addresses may report any protocol; do not show it.
     let is_ip = !p.protocol.is_empty() && p.source.is_some();
     let mut kind = text::safe(if is_ip { &p.protocol } else { &p.ethertype });
     if let Some(message) = &p.message {
@@ -93,12 +92,12 @@ fn or_unknown(text: &str) -> String {
     if text.is_empty() { "?".to_owned() } else { word(text) }
 }
 
-/// A text from outside as one word, so that no path reads as the end of its line.
+/// A text from outside as one word: a blank in a path must not look like the end of the path.
 fn word(text: &str) -> String {
     text::cut(text, MAX_WORD).replace(' ', "\\u{20}")
 }
 
-/// `10.88.0.7:53`, `[fd00::7]:53`, or the address alone where there are no ports.
+/// `10.88.0.7:53`, `[fd00::7]:53`, or only the address when there is no port.
 fn side(ip: Option<IpAddr>, port: u16) -> String {
     match (ip, port) {
         (None, _) => "?".to_owned(),

@@ -8,13 +8,11 @@ use super::{
     text::safe,
 };
 
-/// A row for each namespace.
 pub(crate) fn list(namespaces: &[Namespace], style: &Style) -> String {
     let row = |namespace: &Namespace| vec![token(&namespace.name), cell(labels(namespace))];
     table(style, &["NAME", "LABELS"], namespaces.iter().map(row).collect())
 }
 
-/// The labels of a namespace after a change.
 pub(crate) fn labelled(namespace: &Namespace) -> String {
     format!("{}: {}\n", safe(&namespace.name), safe(&labels(namespace)))
 }

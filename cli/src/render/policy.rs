@@ -17,17 +17,15 @@ use super::{
     table::{Cell, cell, table, token},
 };
 
-/// A policy in short.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     kind: String,
-    /// `None` for what is in no namespace.
+    /// `None` for kinds without a namespace.
     namespace: Option<String>,
     name: String,
     tier: &'static str,
-    /// Within the tier, lower first; `None` in the namespaced tier, which has no order.
+    /// Order within the tier, lower first; `None` in the namespaced tier, which has no order.
     priority: Option<u16>,
-    /// The endpoints that it is about, in words.
     subject: String,
     isolates: Vec<&'static str>,
     rules: Count,
@@ -35,7 +33,6 @@ pub(crate) struct Row {
     line: u32,
 }
 
-/// How many rules each direction has.
 #[derive(Debug, Serialize)]
 struct Count {
     ingress: usize,
@@ -67,7 +64,6 @@ impl From<&Policy> for Row {
     }
 }
 
-/// A row for each policy that is validated.
 pub(crate) fn list(policies: &[Row], style: &Style) -> String {
     let row = |policy: &Row| {
         let Row { kind, namespace, name, .. } = policy;
@@ -116,7 +112,7 @@ mod tests {
         read("policies.yaml", text).unwrap().iter().map(Row::from).collect()
     }
 
-    /// Each kind, tier and direction, and specs of one document.
+    /// Documents of every kind, tier and direction, and one with several specs.
     const EACH: &str = r#"
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

@@ -12,7 +12,6 @@ use super::{
     table::{number, table, token},
 };
 
-/// A published port with the endpoint that it leads to.
 #[derive(Debug, Serialize)]
 pub(crate) struct Port<'a> {
     #[serde(flatten)]
@@ -20,16 +19,14 @@ pub(crate) struct Port<'a> {
     endpoint: u16,
     container_id: &'a str,
     ifname: &'a str,
-    /// The container's addresses that it leads to.
     addresses: Vec<IpAddr>,
-    /// Nothing translates it.
+    /// No rule translates the port.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     off: bool,
     #[serde(skip)]
     short_id: String,
 }
 
-/// The ports of endpoints, by number and protocol.
 pub(crate) fn of(endpoints: &[Endpoint]) -> Vec<Port<'_>> {
     let mut all = Vec::new();
     for (e, short_id) in endpoints.iter().zip(short_ids(endpoints)) {
@@ -48,7 +45,7 @@ pub(crate) fn of(endpoints: &[Endpoint]) -> Vec<Port<'_>> {
     all
 }
 
-/// A row for each port, and why they lead nowhere where they do not.
+/// A row for each port, and the reason if ports are not translated.
 pub(crate) fn list(ports: &[Port<'_>], style: &Style) -> String {
     let row = |p: &Port<'_>| {
         vec![

@@ -9,10 +9,10 @@ use super::{
     text,
 };
 
-/// Entries of a list that are shown below each other; the wide form shows all.
+/// Most entries of a list shown; the wide form shows all.
 const SHOWN: usize = 4;
 
-/// What rules need is served.
+/// Whether every listener that rules need is served.
 pub(crate) fn is_well(view: &ProxyView) -> bool {
     let is_served = match view.state {
         ProxyState::Serving => true,
@@ -26,12 +26,11 @@ fn of_envoy(view: &ProxyView) -> impl Iterator<Item = &ProxyListener> {
     view.listeners.iter().filter(|listener| listener.served_by == ProxyServer::Envoy)
 }
 
-/// Nothing serves the listener.
+/// Whether the listener needs Envoy while Envoy does not serve.
 fn has_no_proxy(listener: &ProxyListener, proxy: ProxyState) -> bool {
     listener.served_by == ProxyServer::Envoy && proxy != ProxyState::Serving
 }
 
-/// How Envoy is, and what it has not done.
 pub(crate) fn status(view: &ProxyView, style: &Style) -> String {
     let mut screen = Screen::new(style);
     let tone = match view.state {
@@ -97,7 +96,6 @@ pub(crate) fn status(view: &ProxyView, style: &Style) -> String {
     screen.finish()
 }
 
-/// A row for each port.
 pub(crate) fn listeners(view: &ProxyView, style: &Style, wide: bool) -> String {
     let most = if wide { usize::MAX } else { SHOWN };
     let header = ["PORT", "DIRECTION", "ENDPOINTS", "PASSES", "NO PROXY", "STATE"];
@@ -124,7 +122,6 @@ fn state(listener: &ProxyListener, proxy: ProxyState) -> Cell {
     }
 }
 
-/// A row for each wait.
 pub(crate) fn completions(view: &ProxyView, style: &Style) -> String {
     let now = style.now_unix_ms;
     let rows = view.completions.iter().map(|wait| {
@@ -139,7 +136,7 @@ pub(crate) fn completions(view: &ProxyView, style: &Style) -> String {
     table(style, &["LISTENER", "AWAITED BY", "FOR", "AT MOST"], rows.collect())
 }
 
-/// A row for each address; the first one of a name has the name.
+/// A row for each address; only the first row of a name shows the name.
 pub(crate) fn names(names: &[ProxyName], style: &Style) -> String {
     let rows = names.iter().flat_map(|of| {
         of.addresses.iter().enumerate().map(|(at, address)| {
@@ -154,7 +151,7 @@ pub(crate) fn names(names: &[ProxyName], style: &Style) -> String {
     table(style, &["NAME", "ADDRESS", "FOR"], rows.collect())
 }
 
-/// Waits are short.
+/// Milliseconds below 10 s, because most waits are short.
 fn span(ms: u64) -> String {
     if ms < 10_000 { format!("{ms} ms") } else { text::span(ms) }
 }

@@ -8,12 +8,11 @@ use super::{
     text::{age, cut_middle, safe},
 };
 
-/// Most networks or addresses of a sandbox that are shown.
 const MAX_SHOWN: usize = 6;
-/// Longest name that is shown whole, characters: with it the table fits 100 columns.
+/// Longest name shown in full, characters; the table then fits 100 columns.
 const MAX_NAME: usize = 28;
 
-/// A row for each sandbox, and below the table why the last operation on one failed.
+/// A row for each sandbox, and below the table the errors of the last operations.
 pub(crate) fn list(sandboxes: &[Summary], style: &Style) -> String {
     let row = |s: &Summary| {
         let tone = match s.state {
@@ -22,7 +21,7 @@ pub(crate) fn list(sandboxes: &[Summary], style: &Style) -> String {
             State::Gone | State::StopUnfinished => Tone::Warn,
             State::Detached | State::Interrupted | State::Broken | State::Damaged => Tone::Bad,
         };
-        // `inspect` shows the prefix lengths.
+        // The table omits prefix lengths; `inspect` shows them.
         let addresses: Vec<&str> = s.addresses.iter().map(|a| a.split('/').next().unwrap_or(a)).collect();
         vec![
             token(cut_middle(s.name.as_str(), MAX_NAME)),
@@ -43,7 +42,6 @@ pub(crate) fn list(sandboxes: &[Summary], style: &Style) -> String {
     out
 }
 
-/// What was made, in a line for each interface.
 pub(crate) fn created(details: &Details) -> String {
     let record = &details.record;
     let of = |a: &wharf_sandbox::record::Attachment| {

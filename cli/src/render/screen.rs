@@ -1,11 +1,9 @@
-//! Screens of `Key:  value` lines, in the manner of `cilium status`.
+//! Screens of `Key:  value` lines, in the style of `cilium status`.
 
 use super::{Style, Tone, text};
 
-/// Where values begin.
 const KEY_WIDTH: usize = 20;
 
-/// A screen under construction.
 pub(super) struct Screen<'a> {
     style: &'a Style,
     text: String,
@@ -16,12 +14,12 @@ impl<'a> Screen<'a> {
         Self { style, text: String::new() }
     }
 
-    /// `Key:   value`, wrapped under itself.
+    /// Adds `Key:   value`, wrapped.
     pub(super) fn line(&mut self, key: &str, value: &str) {
         self.toned(key, Tone::Plain, "", value);
     }
 
-    /// `Key:   HEAD  value`, the head in its tone.
+    /// Adds `Key:   HEAD  value`, with the head in its tone.
     pub(super) fn toned(&mut self, key: &str, tone: Tone, head: &str, value: &str) {
         let head = text::safe(head);
         let value = text::safe(value);
@@ -31,8 +29,8 @@ impl<'a> Screen<'a> {
             _ => format!("{head}  {value}"),
         };
         let label = if key.is_empty() { String::new() } else { format!("{}:", text::safe(key)) };
-        // A key longer than the column keeps one blank before its value. If the value would then exceed the screen's
-        // width, the key gets a line of its own.
+        // A key longer than the column is followed by one blank and its value. If the line would exceed the screen's
+        // width, the key gets a separate line.
         let (long, width) = (label.chars().count(), usize::from(self.style.width));
         let label = if long >= KEY_WIDTH && long + 1 + whole.chars().count() > width {
             self.push(&label);
@@ -55,18 +53,16 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// A heading.
     pub(super) fn heading(&mut self, words: &str) {
         let painted = self.style.paint(Tone::Bold, words);
         self.push(&painted);
     }
 
-    /// An empty line.
     pub(super) fn gap(&mut self) {
         self.text.push('\n');
     }
 
-    /// `- text`, wrapped under itself.
+    /// Adds `- text`, wrapped.
     pub(super) fn item(&mut self, tone: Tone, words: &str) {
         let room = usize::from(self.style.width).saturating_sub(4).max(20);
         for (i, part) in wrap(&text::safe(words), room).into_iter().enumerate() {
@@ -76,7 +72,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// A line below an item.
+    /// Adds an indented line below an item.
     pub(super) fn below_item(&mut self, words: &str) {
         let room = usize::from(self.style.width).saturating_sub(6).max(20);
         for part in wrap(&text::safe(words), room) {
@@ -84,12 +80,10 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Text that is rendered already.
     pub(super) fn block(&mut self, rendered: &str) {
         self.text.push_str(rendered);
     }
 
-    /// The whole screen.
     pub(super) fn finish(self) -> String {
         self.text
     }
@@ -100,8 +94,8 @@ impl<'a> Screen<'a> {
     }
 }
 
-/// Breaks at blanks; a word longer than a line is broken where it must be. At least one line. A command in backticks is
-/// never broken, so that it can be copied: one that is longer than a line is a line of its own, without its backticks.
+/// Wraps at blanks into at least one line; splits a word longer than a line. A command in backticks is never split,
+/// so that it can be copied: if longer than a line, it gets a separate line without its backticks.
 pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut line = String::new();
@@ -113,7 +107,7 @@ pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
                 word.split_once('`').and_then(|(b, w)| Some((b, w.split_once('`')?)))
         {
             out.extend([line + before, command.to_owned()].into_iter().filter(|line| !line.is_empty()));
-            // What ends the sentence ends it with the line.
+            // Drop the punctuation after a command on a separate line.
             line = after.trim_start_matches([' ', ',', ';', '.']).to_owned();
             used = line.chars().count();
             continue;
@@ -137,7 +131,7 @@ pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
     out.iter().map(|l| l.trim_end().to_owned()).collect()
 }
 
-/// Words with the blanks behind them; blanks between two backticks are part of the word.
+/// Words with their trailing blanks; blanks between backticks belong to the word.
 fn words(text: &str) -> Vec<&str> {
     let mut rest = text;
     let mut words = Vec::new();

@@ -12,29 +12,26 @@ use super::{
     text,
 };
 
-/// How much is shown.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Detail {
-    /// Everything.
     pub(crate) verbose: bool,
-    /// Every controller, not only those that fail.
+    /// Every controller, not only failing ones.
     pub(crate) all_controllers: bool,
 }
 
-/// Longest name and longest message of the last CNI command that failed, characters; the log has them whole.
+/// Longest name and message shown of the last failed CNI command, characters; the log has them in full.
 const MAX_SUBJECT: usize = 40;
 const MAX_WHY: usize = 160;
 /// Longest path of a unix socket, bytes.
 const MAX_SOCKET: usize = 107;
 
-/// Percent of its rows from which a map has a row on the screen, and from which it is a problem.
+/// Fill in percent at which a map gets a row, and at which it is a problem.
 const PRESSURE: u8 = 80;
 const NEARLY_FULL: u8 = 90;
 
-/// The note printed when the answer comes from the admin thread.
+/// Printed when the answer comes from the admin thread.
 pub(crate) const FROM_ADMIN: &str = "the API does not answer; this is from the admin thread";
 
-/// Health in a word and its tone.
 pub(super) fn health(health: Health) -> (Tone, &'static str) {
     match health {
         Health::Ok => (Tone::Good, "OK"),
@@ -44,7 +41,6 @@ pub(super) fn health(health: Health) -> (Tone, &'static str) {
     }
 }
 
-/// The whole screen.
 pub(crate) fn status(s: &AgentStatus, style: &Style, detail: Detail) -> String {
     let mut screen = Screen::new(style);
     agent(&mut screen, s, detail);
@@ -144,7 +140,7 @@ fn controllers(screen: &mut Screen<'_>, s: &AgentStatus, style: &Style, detail: 
     }
 }
 
-/// `endpoint-7-regeneration`, or the name alone of one of the node's own.
+/// `endpoint-7-regeneration`, or only the name for a controller of the node.
 pub(super) fn controller_name(c: &ControllerStatus) -> String {
     c.endpoint.map_or_else(|| c.name.clone(), |id| format!("endpoint-{id}-{}", c.name))
 }
@@ -200,7 +196,6 @@ fn endpoints(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     screen.toned("Endpoints", Tone::Plain, &total.to_string(), &(states.join(", ") + &refused));
 }
 
-/// The service of delegated mode, in a line.
 fn service(s: &DelegateStatus, deletions: u64, now: u64) -> String {
     let name = if s.service.is_empty() { String::new() } else { format!("{} at ", text::cut(&s.service, MAX_SUBJECT)) };
     let since = text::age(now, s.since_unix_ms);
@@ -208,7 +203,7 @@ fn service(s: &DelegateStatus, deletions: u64, now: u64) -> String {
     let mut line = match s.reachable {
         None => format!("{socket}, not asked yet"),
         Some(true) => format!("{name}{socket}, reached for {since}"),
-        // Its component tells why.
+        // The service's component shows the reason.
         Some(false) => format!("{name}{socket}, not reached for {since}"),
     };
     if let Some(refusal) = &s.refusal {
@@ -225,7 +220,7 @@ fn service(s: &DelegateStatus, deletions: u64, now: u64) -> String {
     line
 }
 
-/// The counts of CNI commands and the last failure; none before the first command.
+/// The counts of CNI commands and the last failure; `None` before the first command.
 fn commands(c: &CommandStatus, now: u64) -> Option<String> {
     if c.succeeded == 0 && c.failed == 0 && c.deferred == 0 {
         return None;
@@ -243,7 +238,7 @@ fn commands(c: &CommandStatus, now: u64) -> Option<String> {
     Some(line)
 }
 
-/// The memory of the maps, and a row for each map that fills up; `verbose` has a row for each map.
+/// The memory of the maps, and a row for each map that is filling up; with `verbose`, for each map.
 fn maps(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     let memory = s.bpf_maps.iter().fold(0u64, |sum, m| sum.saturating_add(m.memlock_bytes));
     screen.line("BPF maps", &format!("{} of kernel memory", text::bytes(memory)));
@@ -254,7 +249,7 @@ fn maps(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     }
 }
 
-/// `24/32768 (0.1%)`, or the capacity alone where rows cannot be counted or are always there.
+/// `24/32768 (0.1%)`, or only the capacity when rows cannot be counted or always exist.
 pub(super) fn map_fill(map: &BpfMap) -> String {
     match map.entries {
         Some(entries) if entries == map.max_entries && map.kind.contains("array") => text::count(entries, "row"),
@@ -264,12 +259,12 @@ pub(super) fn map_fill(map: &BpfMap) -> String {
     }
 }
 
-/// True when a map has few free rows: a full map refuses new rows.
+/// True when a map has few free rows. A full map rejects new rows.
 pub(super) fn is_nearly_full(map: &BpfMap) -> bool {
     is_filled(map, NEARLY_FULL)
 }
 
-/// Whether at least so many percent of the rows are taken. Arrays are always full and are not counted.
+/// Whether at least `percent` of the rows are used. False for arrays, which are always full.
 fn is_filled(map: &BpfMap, percent: u8) -> bool {
     let reaches = |n: u64| u128::from(n) * 100 >= u128::from(map.max_entries) * u128::from(percent);
     !map.kind.contains("array") && map.max_entries > 0 && map.entries.is_some_and(reaches)

@@ -1,10 +1,9 @@
-//! Tables without borders, in the manner of kubectl.
+//! Tables without borders, in the style of kubectl.
 
 use comfy_table::{Attribute, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table, Width, presets};
 
 use super::{Style, Tone, text};
 
-/// A cell: safe text and its tone.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
     text: String,
@@ -14,30 +13,29 @@ pub(super) struct Cell {
     whole: bool,
 }
 
-/// Longest text in a cell; what a container may choose freely must not fill the screen.
+/// Longest text in a cell: a text that a container chooses must not fill the screen.
 const MAX_CELL: usize = 200;
 
 /// Longest text that is never broken; an IPv6 address has 39 characters. Other words are broken only when they are
-/// longer, or when the table does not fit the screen otherwise.
+/// longer, or when the table does not fit the screen.
 const MAX_TOKEN: usize = 40;
 
-/// Blanks between columns.
 const GAP: u16 = 2;
 
-/// Columns of the screen below which broken text is hard to read.
+/// Minimum readable column width for broken text.
 const READABLE: usize = 24;
 
-/// A cell with words from outside, which may be broken into lines.
+/// A cell with text from outside, which may be broken into lines.
 pub(super) fn cell(text: impl AsRef<str>) -> Cell {
     Cell { text: text::cut(text.as_ref(), MAX_CELL), tone: Tone::Plain, right: false, whole: false }
 }
 
-/// A cell with a name, an address or a word from outside, which stays on its line.
+/// A cell with a name, an address or a word from outside, which stays on one line.
 pub(super) fn token(text: impl AsRef<str>) -> Cell {
     Cell { text: text::cut(text.as_ref(), MAX_TOKEN), tone: Tone::Plain, right: false, whole: true }
 }
 
-/// A cell with several texts from outside, one a line, at most `max` of them.
+/// A cell with at most `max` texts from outside, one a line.
 pub(super) fn lines<S: AsRef<str>>(texts: &[S], max: usize) -> Cell {
     let mut shown: Vec<String> = texts.iter().take(max).map(|t| text::cut(t.as_ref(), 64)).collect();
     if texts.len() > max {
@@ -46,61 +44,57 @@ pub(super) fn lines<S: AsRef<str>>(texts: &[S], max: usize) -> Cell {
     Cell { text: shown.join("\n"), tone: Tone::Plain, right: false, whole: false }
 }
 
-/// A cell with a number, to the right.
 pub(super) fn number(n: impl ToString) -> Cell {
     Cell { text: n.to_string(), tone: Tone::Plain, right: true, whole: true }
 }
 
-/// A cell with an optional value, `-` when there is none.
+/// A cell with an optional value; `-` for none.
 pub(super) fn maybe<T: ToString>(value: Option<T>) -> Cell {
     token(value.map_or_else(|| "-".to_owned(), |v| v.to_string()))
 }
 
 impl Cell {
-    /// The same with a tone.
     pub(super) fn tone(mut self, tone: Tone) -> Self {
         self.tone = tone;
         self
     }
 
-    /// The same, but never broken.
     pub(super) fn whole(mut self) -> Self {
         self.whole = true;
         self
     }
 
-    /// Columns it takes when it is not broken.
+    /// Width in screen columns when unbroken.
     pub(super) fn width(&self) -> usize {
         self.text.lines().map(|l| l.chars().count()).max().unwrap_or(0)
     }
 
-    /// Columns that its longest word takes.
     fn longest_word(&self) -> usize {
         self.text.split_whitespace().map(|word| word.chars().count()).max().unwrap_or(0)
     }
 }
 
-/// The table with its header; without rows, the header alone, so that a reader sees what there would be.
+/// The table with its header; the header is also shown without rows.
 pub(super) fn table(style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
     lay_out(style, header, true, columns(header, &rows), rows)
 }
 
-/// A table that is printed row by row, as its rows become known: later rows stand below the earlier ones.
+/// A table that is printed row by row, as rows become known.
 #[derive(Debug)]
 pub(super) struct Growing {
-    /// Columns of the screen that each column has had so far.
+    /// Widths so far.
     widths: Vec<u16>,
     /// The header was printed.
     begun: bool,
 }
 
 impl Growing {
-    /// Nothing is printed yet; each column is to have so many columns of the screen at least.
+    /// Starts without output. `least`: minimum width of each column.
     pub(super) fn new(least: Vec<u16>) -> Self {
         Self { widths: least, begun: false }
     }
 
-    /// The next rows, below the header when they are the first ones.
+    /// The next rows, below the header on the first call.
     pub(super) fn rows(&mut self, style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
         let mut columns = columns(header, &rows);
         for (column, width) in columns.iter_mut().zip(&self.widths) {
@@ -122,7 +116,7 @@ fn lay_out(
     mut columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
 ) -> String {
-    // If even the minimum widths do not fit, the terminal wraps the lines; columns do not shrink to one letter.
+    // If the minimum widths do not fit, the terminal wraps the lines; columns do not shrink to one letter.
     let least = squeeze(&mut columns, style.width);
     let mut table = Table::new();
     table
@@ -152,12 +146,12 @@ fn lay_out(
             ColumnConstraint::LowerBoundary(least)
         });
     }
-    // Padding of the last column would be blanks at the end of each line.
+    // The padding of the last column would be trailing blanks.
     table.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
 }
 
 /// Makes columns narrower than their longest word, the widest first, until the table fits the screen or every column
-/// has its minimum readable width. Returns the screen columns that the table needs.
+/// has its minimum readable width. Returns the width of the table.
 fn squeeze(columns: &mut [Column], width: u16) -> u16 {
     loop {
         let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);
@@ -169,20 +163,20 @@ fn squeeze(columns: &mut [Column], width: u16) -> u16 {
     }
 }
 
-/// Columns of the screen that rows take when nothing is broken.
+/// Width of the table when nothing is broken.
 pub(super) fn natural_width(header: &[&str], rows: &[Vec<Cell>]) -> usize {
     columns(header, rows).iter().map(|c| c.widest + usize::from(GAP)).sum::<usize>().saturating_sub(GAP.into())
 }
 
-/// What is known of a column before it is laid out.
+/// Measured widths of a column, without the gap, in screen columns.
 struct Column {
     right: bool,
     whole: bool,
-    /// Columns of the screen it takes when nothing is broken, without the gap.
+    /// Unbroken.
     widest: usize,
-    /// Columns of the screen it needs so that no word is broken, without the gap.
+    /// With no word broken.
     least: u16,
-    /// Columns of the screen it needs to be readable with broken words, without the gap.
+    /// Minimum readable width with broken words.
     narrowest: u16,
 }
 

@@ -1,8 +1,8 @@
-//! Small pieces of text: what is safe to print, how long ago, how much.
+//! Formats short texts: safe strings, times, sizes.
 
 use std::fmt::Write as _;
 
-/// Text from outside with everything escaped that could act on a terminal or hide text: control characters (C0, DEL,
+/// Escapes everything in a text from outside that could act on a terminal or hide text: control characters (C0, DEL,
 /// C1), bidirectional overrides, zero-width and line-separating characters.
 pub(crate) fn safe(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -18,7 +18,7 @@ pub(crate) fn safe(text: &str) -> String {
     out
 }
 
-/// [`safe`] text of at most `max` characters; what was longer ends in `…`.
+/// [`safe`] text of at most `max` characters; a longer text ends in `…`.
 pub(crate) fn cut(text: &str, max: usize) -> String {
     let out = safe(text);
     match out.char_indices().nth(max) {
@@ -27,8 +27,8 @@ pub(crate) fn cut(text: &str, max: usize) -> String {
     }
 }
 
-/// [`safe`] text of at most `max` characters. The middle of a longer text is replaced by `…`, as pod names differ at
-/// their end.
+/// [`safe`] text of at most `max` characters. A longer text loses its middle (`…`), because pod names differ at their
+/// end.
 pub(crate) fn cut_middle(text: &str, max: usize) -> String {
     let out = safe(text);
     let length = out.chars().count();
@@ -48,12 +48,12 @@ fn acts(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// True when nothing in the text acts on a terminal but the ends of its lines.
+/// True when nothing but line breaks acts on a terminal.
 pub(crate) fn is_safe(text: &str) -> bool {
     !text.chars().any(|c| c != '\n' && acts(c))
 }
 
-/// JSON with the characters of [`safe`] escaped. They occur only inside strings, where `\u` is equivalent.
+/// Escapes the characters of [`safe`] in JSON. They occur only inside strings, where `\u` is equivalent.
 pub(crate) fn escape_in_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -70,7 +70,7 @@ pub(crate) fn escape_in_json(json: &str) -> String {
     out
 }
 
-/// How long ago, in words; a time of zero means never.
+/// `ago` in words; a time of zero means never.
 pub(crate) fn ago(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if then_unix_ms == 0 {
         return "never".to_owned();
@@ -79,12 +79,12 @@ pub(crate) fn ago(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if age < 1_000 { "just now".to_owned() } else { format!("{} ago", span(age)) }
 }
 
-/// How old, as a column: `12s`, `5m12s`; `-` when the time is not known.
+/// Age as a column: `12s`, `5m12s`; `-` when the time is unknown.
 pub(crate) fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if then_unix_ms == 0 { "-".to_owned() } else { span(now_unix_ms.saturating_sub(then_unix_ms)) }
 }
 
-/// A length of time by its two largest units.
+/// A duration in its two largest units.
 pub(crate) fn span(ms: u64) -> String {
     let s = ms / 1_000;
     let two = |a: u64, unit_a: char, b: u64, unit_b: char| {
@@ -118,11 +118,11 @@ pub(crate) fn bytes(n: u64) -> String {
     format!("{n} B")
 }
 
-/// A number with the prefix of its thousands: `8 M`, `1.5 G`, `640 `; the unit follows.
+/// A number with an SI prefix: `8 M`, `1.5 G`, `640 `; the unit follows.
 pub(crate) fn decimal(n: u64) -> String {
     let prefixes = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     match prefixes.into_iter().find(|(unit, _)| n >= *unit) {
-        // Two places, without zeros at the end.
+        // Two decimal places, without trailing zeros.
         Some((unit, prefix)) => {
             let hundredths = n % unit / (unit / 100);
             let places = format!(".{hundredths:02}");
@@ -132,7 +132,7 @@ pub(crate) fn decimal(n: u64) -> String {
     }
 }
 
-/// `4.7%`; `-` of nothing. Anything above zero is at least `0.1%`, and only a full one is `100.0%`.
+/// `4.7%`; `-` when `whole` is zero. Above zero at least `0.1%`; `100.0%` only when full.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();
@@ -144,7 +144,7 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
-/// `12/254 (4.7%)`. An IPv6 pool has no percentage worth reading: `12/2^64`.
+/// `12/254 (4.7%)`. An IPv6 pool has no useful percentage: `12/2^64`.
 pub(crate) fn fill(used: u64, total: u64) -> String {
     const VAST: u64 = 1 << 48;
     match total {
@@ -159,21 +159,21 @@ pub(crate) fn count(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-/// Date and time of day, UTC, to the millisecond: `2026-10-01T12:00:00.123Z`.
+/// Date and time of day, UTC, with milliseconds: `2026-10-01T12:00:00.123Z`.
 pub(crate) fn timestamp(unix_ms: u64) -> String {
     let (year, month, day) = civil(unix_ms / 86_400_000);
     format!("{year:04}-{month:02}-{day:02}T{}Z", time_of_day(unix_ms))
 }
 
-/// Time of day, UTC, to the millisecond.
+/// Time of day, UTC, with milliseconds.
 pub(crate) fn time_of_day(unix_ms: u64) -> String {
     let ms = unix_ms % 86_400_000;
     format!("{:02}:{:02}:{:02}.{:03}", ms / 3_600_000, ms / 60_000 % 60, ms / 1_000 % 60, ms % 1_000)
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
+/// Gregorian year, month and day of a day counted from 1970-01-01.
 fn civil(days: u64) -> (u64, u64, u64) {
-    // Counted from 0000-03-01, so that the leap day is a year's last; 146,097 days are 400 years.
+    // Counted from 0000-03-01, so that the leap day ends the year; 146,097 days are 400 years.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

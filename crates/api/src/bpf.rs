@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Body of `GET /v1/map`: a row for each map.
+/// Element of the body of `GET /v1/map`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BpfMap {
-    /// `ENDPOINTS`, or `<endpoint id>/CONFIG` (`GET /v1/map/{name}` takes `.` for the `/` too: `1.CONFIG`).
+    /// `ENDPOINTS`, or `<endpoint id>/CONFIG` (`GET /v1/map/{name}` also accepts `.` for the `/`: `1.CONFIG`).
     pub name: String,
-    /// Kind in the kernel's words.
+    /// Map type, in the kernel's terms.
     pub kind: String,
-    /// Rows in use, where that can be counted.
+    /// Rows in use, if they can be counted.
     pub entries: Option<u64>,
     /// Capacity, rows (bytes for a ring buffer).
     pub max_entries: u64,
@@ -25,18 +25,18 @@ pub struct BpfMap {
 pub struct BpfMapDump {
     /// The map.
     pub map: BpfMap,
-    /// Its rows in readable form: column name to value.
+    /// Rows: column name to value.
     pub rows: Vec<BTreeMap<String, String>>,
 }
 
 /// A row of counters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MetricRow {
-    /// Endpoint id; none for the totals of endpoints that are gone.
+    /// Endpoint id; absent for the totals of deleted endpoints.
     pub endpoint: Option<u16>,
     /// `ingress` or `egress`.
     pub direction: String,
-    /// Reason's name.
+    /// Name of the reason.
     pub reason: String,
     /// True when the packets were dropped.
     pub dropped: bool,

@@ -1,8 +1,8 @@
-//! Client of the agent's REST API: HTTP/1 over the unix socket, a connection for each request.
+//! Client of the agent's REST API: HTTP/1 over the unix socket, one connection for each request.
 //!
-//! A connection costs tens of microseconds on a unix socket and leaves no state behind, so there is no pool: a client
-//! that outlives an agent's restart needs no care. Nothing runs in the background; dropping a call's future closes its
-//! connection, which is how the agent learns that the caller gave up.
+//! No connection pool: a connection costs tens of microseconds and leaves no state, so a client survives a restart of
+//! the agent. No background task: dropping a call's future closes its connection, which tells the agent that the
+//! caller gave up.
 mod absent;
 mod error;
 mod exchange;
@@ -30,8 +30,7 @@ use crate::{
     IpamAllocate, IpamAllocation, IpamView, MetricRow,
 };
 
-/// How long a call may take, from connecting to the last byte of the answer, unless [`Client::with_timeout`] says
-/// otherwise.
+/// Time limit of a call, from connecting to the last byte of the answer; [`Client::with_timeout`] changes it.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client of the agent behind one socket. Cheap to clone.
@@ -43,21 +42,21 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the agent that listens on `socket`. Does not connect yet.
+    /// A client of the agent that listens on `socket`. Does not connect.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), timeout: DEFAULT_TIMEOUT, command: None }
     }
 
-    /// The same client with another time limit for each call.
+    /// Sets the time limit of each call.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The same client for requests of this CNI command, which the agent counts ([`crate::COMMAND_HEADER`]). Text that no header
-    /// can hold is left out.
+    /// Marks requests with the CNI command that they serve ([`crate::COMMAND_HEADER`]); the agent counts them. Text
+    /// that is not valid in a header is left out.
     #[must_use]
     pub fn with_command(mut self, command: &str) -> Self {
         self.command = HeaderValue::from_str(command).ok();
@@ -70,7 +69,7 @@ impl Client {
         &self.socket
     }
 
-    /// `GET /v1/healthz`. An agent that is not serving answers 503 with the same body, which is no error here: look at
+    /// `GET /v1/healthz`. An agent that is not serving answers 503 with the same body, which is not an error: see
     /// [`AgentStatus::serving`].
     ///
     /// # Errors
@@ -79,7 +78,7 @@ impl Client {
         self.status_of(false).await
     }
 
-    /// [`Self::status`], if wanted with every controller of every endpoint.
+    /// [`Self::status`], optionally with every controller of every endpoint.
     ///
     /// # Errors
     /// As [`Self::status`].
@@ -99,7 +98,7 @@ impl Client {
     /// `GET /v1/config`.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn config(&self) -> Result<AgentConfigView, ClientError> {
         self.get("/v1/config".into()).await
     }
@@ -107,17 +106,17 @@ impl Client {
     /// `PATCH /v1/config`.
     ///
     /// # Errors
-    /// No answer, or an error answer (400: a value that does not parse).
+    /// See [`ClientError`]; 400: a value does not parse.
     pub async fn patch_config(&self, patch: &AgentConfigPatch) -> Result<AgentConfigView, ClientError> {
         self.send(Method::PATCH, "/v1/config".into(), patch).await
     }
 
-    /// `GET /v1/endpoint`: endpoints that match every filter.
+    /// `GET /v1/endpoint`: the endpoints that match every filter.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn endpoints(&self, filter: &EndpointFilter) -> Result<Vec<Endpoint>, ClientError> {
-        // Taken apart field by field, so that a new filter cannot be forgotten here.
+        // Destructured, so that the compiler reports a new filter that is not handled here.
         let EndpointFilter { container_id, network, state, label, pod_name } = filter;
         let mut query = Query::default();
         query.add("container-id", container_id.as_deref());
@@ -129,45 +128,45 @@ impl Client {
         self.get(query.after("/v1/endpoint".into())).await
     }
 
-    /// `GET /v1/endpoint/{id}`. Here and below an id is a number or `container-id:`, `cni-attachment-id:`, `pod-name:`,
-    /// `ipv4:`, `ipv6:` and a name; it is escaped, so any text may be passed.
+    /// `GET /v1/endpoint/{id}`. An id, here and below, is a number, or a name prefixed with `container-id:`,
+    /// `cni-attachment-id:`, `pod-name:`, `ipv4:` or `ipv6:`. The client escapes it, so any text is allowed.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such endpoint).
+    /// See [`ClientError`]; 404: no such endpoint.
     pub async fn endpoint(&self, id: &str) -> Result<Endpoint, ClientError> {
         self.get(endpoint_path(id, "")).await
     }
 
-    /// `PUT /v1/endpoint/{id}`: creates the endpoint and answers when it is ready.
+    /// `PUT /v1/endpoint/{id}`: creates the endpoint; answers when it is ready.
     ///
     /// # Errors
-    /// No answer, or an error answer (400, 409: it exists, 429: too much at once).
+    /// See [`ClientError`]; 400: invalid; 409: it exists; 429: overload.
     pub async fn put_endpoint(&self, id: &str, create: &EndpointCreate) -> Result<Endpoint, ClientError> {
         self.send(Method::PUT, endpoint_path(id, ""), create).await
     }
 
-    /// `PATCH /v1/endpoint/{id}`: labels, tracing, regeneration; answers when it is done.
+    /// `PATCH /v1/endpoint/{id}`: labels, tracing, regeneration; answers when the change is done.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn patch_endpoint(&self, id: &str, patch: &EndpointPatch) -> Result<Endpoint, ClientError> {
         self.send(Method::PATCH, endpoint_path(id, ""), patch).await
     }
 
-    /// `DELETE /v1/endpoint/{id}`: 200 and 206 are both an answer; after a 206 [`DeleteResult::errors`] names the steps
-    /// that failed.
+    /// `DELETE /v1/endpoint/{id}`. Both 200 and 206 are success; after a 206 [`DeleteResult::errors`] lists the
+    /// failed steps.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such endpoint).
+    /// See [`ClientError`]; 404: no such endpoint.
     pub async fn delete_endpoint(&self, id: &str, query: &DeleteQuery) -> Result<DeleteResult, ClientError> {
         self.delete(delete_query(query).after(endpoint_path(id, ""))).await
     }
 
-    /// `DELETE /v1/endpoint?container-id=…`: every endpoint of one container. `query.container_id` is replaced by
-    /// `container_id`.
+    /// `DELETE /v1/endpoint?container-id=…`: deletes every endpoint of one container. `container_id` replaces
+    /// `query.container_id`.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn delete_container(&self, container_id: &str, query: &DeleteQuery) -> Result<DeleteResult, ClientError> {
         let query = DeleteQuery { container_id: Some(container_id.to_owned()), ..query.clone() };
         self.delete(delete_query(&query).after("/v1/endpoint".into())).await
@@ -176,15 +175,15 @@ impl Client {
     /// `GET /v1/endpoint/{id}/log`.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn endpoint_log(&self, id: &str) -> Result<Vec<EndpointLogEntry>, ClientError> {
         self.get(endpoint_path(id, "/log")).await
     }
 
-    /// `GET /v1/endpoint/{id}/healthz`: the agent looks at the kernel before it answers.
+    /// `GET /v1/endpoint/{id}/healthz`: the agent inspects the kernel before it answers.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn endpoint_health(&self, id: &str) -> Result<EndpointHealth, ClientError> {
         self.get(endpoint_path(id, "/healthz")).await
     }
@@ -192,23 +191,23 @@ impl Client {
     /// `GET /v1/endpoint/{id}/labels`.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn endpoint_labels(&self, id: &str) -> Result<EndpointLabels, ClientError> {
         self.get(endpoint_path(id, "/labels")).await
     }
 
-    /// `GET /v1/endpoint/{id}/config`: desired and realized side by side.
+    /// `GET /v1/endpoint/{id}/config`: desired and realized settings.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn endpoint_config(&self, id: &str) -> Result<EndpointConfigView, ClientError> {
         self.get(endpoint_path(id, "/config")).await
     }
 
-    /// `GET /v1/explain/{subject}`: any text may be passed; [`crate::Explanation::kind`] tells what it named.
+    /// `GET /v1/explain/{subject}`: any text is allowed; [`crate::Explanation::kind`] is the kind of the subject.
     ///
     /// # Errors
-    /// No answer, or an error answer (400: the text is no question).
+    /// See [`ClientError`]; 400: invalid text.
     pub async fn explain(&self, subject: &str) -> Result<crate::Explanation, ClientError> {
         self.get(format!("/v1/explain/{}", escaped(subject))).await
     }
@@ -216,7 +215,7 @@ impl Client {
     /// `GET /v1/log`: the last lines of the agent's log.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn log(&self) -> Result<crate::AgentLog, ClientError> {
         self.get("/v1/log".into()).await
     }
@@ -224,15 +223,15 @@ impl Client {
     /// `GET /v1/ipam`: pools and leases.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn ipam(&self) -> Result<IpamView, ClientError> {
         self.get("/v1/ipam".into()).await
     }
 
-    /// `POST /v1/ipam`: leases any free address of each family asked for, both or none.
+    /// `POST /v1/ipam`: leases a free address of each requested family: all or none.
     ///
     /// # Errors
-    /// No answer, or an error answer (the pool is exhausted, there is no such pool).
+    /// See [`ClientError`]; also when the pool is exhausted or does not exist.
     pub async fn allocate_ip(&self, allocate: &IpamAllocate) -> Result<IpamAllocation, ClientError> {
         self.send(Method::POST, "/v1/ipam".into(), allocate).await
     }
@@ -240,7 +239,7 @@ impl Client {
     /// `POST /v1/ipam/{ip}?owner=…`: leases this address of the default pool to `owner`.
     ///
     /// # Errors
-    /// No answer, or an error answer (400: no pool has it, 409: it is leased).
+    /// See [`ClientError`]; 400: the address is in no pool; 409: it is leased.
     pub async fn allocate_exact(&self, ip: IpAddr, owner: &str) -> Result<IpamAllocation, ClientError> {
         let mut query = Query::default();
         query.add("owner", Some(owner));
@@ -249,29 +248,29 @@ impl Client {
         call.parse(status, &body)
     }
 
-    /// `DELETE /v1/ipam/{ip}`: gives a lease back; an address that is not leased is no error. The answer's body is not
+    /// `DELETE /v1/ipam/{ip}`: releases a lease; an address that is not leased is no error. The answer's body is not
     /// read.
     ///
     /// # Errors
-    /// No answer, or an error answer (409: the lease belongs to a live endpoint).
+    /// See [`ClientError`]; 409: the lease belongs to a live endpoint.
     pub async fn release_ip(&self, ip: IpAddr) -> Result<(), ClientError> {
         let call = Call::new(Method::DELETE, format!("/v1/ipam/{ip}"));
         let (status, body) = self.exchange(&call, None).await?;
         if status.is_success() { Ok(()) } else { Err(call.failed(status, &body)) }
     }
 
-    /// `GET /v1/health`: the health endpoints as last probed.
+    /// `GET /v1/health`: the last probes of the health endpoints.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn health(&self) -> Result<HealthReport, ClientError> {
         self.get("/v1/health".into()).await
     }
 
-    /// `POST /v1/health/probe`: the same after a round that begins now.
+    /// `POST /v1/health/probe`: probes now, and returns the result.
     ///
     /// # Errors
-    /// No answer, or an error answer (429: others have asked already, 503: turned off, or busy with a launch).
+    /// See [`ClientError`]; 429: too many probe requests; 503: turned off, or busy with a launch.
     pub async fn probe_health(&self) -> Result<HealthReport, ClientError> {
         let call = Call::new(Method::POST, "/v1/health/probe".into());
         let (status, body) = self.exchange(&call, None).await?;
@@ -281,15 +280,15 @@ impl Client {
     /// `GET /v1/map`: every BPF map with its fill.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn maps(&self) -> Result<Vec<BpfMap>, ClientError> {
         self.get("/v1/map".into()).await
     }
 
-    /// `GET /v1/map/{name}`: one map's rows.
+    /// `GET /v1/map/{name}`: the rows of one map.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such map).
+    /// See [`ClientError`]; 404: no such map.
     pub async fn map(&self, name: &str) -> Result<BpfMapDump, ClientError> {
         self.get(format!("/v1/map/{}", escaped(name))).await
     }
@@ -297,15 +296,15 @@ impl Client {
     /// `GET /v1/bpf/ct`: the flows that the programs track.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such endpoint).
+    /// See [`ClientError`]; 404: no such endpoint.
     pub async fn flows(&self, query: &FlowQuery) -> Result<FlowList, ClientError> {
         self.get(flow_query(query).after("/v1/bpf/ct".into())).await
     }
 
-    /// `DELETE /v1/bpf/ct`: removes flows; those that live on begin anew.
+    /// `DELETE /v1/bpf/ct`: removes flows; a live flow is tracked as new from its next packet.
     ///
     /// # Errors
-    /// No answer, or an error answer (400: neither a filter nor `all`).
+    /// See [`ClientError`]; 400: neither a filter nor `all`.
     pub async fn remove_flows(&self, query: &FlowQuery) -> Result<FlowsRemoved, ClientError> {
         let call = Call::new(Method::DELETE, flow_query(query).after("/v1/bpf/ct".into()));
         let (status, body) = self.exchange(&call, None).await?;
@@ -315,7 +314,7 @@ impl Client {
     /// `GET /v1/metrics`: packet counters by endpoint, direction and reason.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn metrics_rows(&self) -> Result<Vec<MetricRow>, ClientError> {
         self.get("/v1/metrics".into()).await
     }
@@ -323,7 +322,7 @@ impl Client {
     /// `GET /v1/audit`, or `POST /v1/audit` when `repair` is set.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn audit(&self, repair: bool) -> Result<AuditReport, ClientError> {
         let method = if repair { Method::POST } else { Method::GET };
         let call = Call::new(method, "/v1/audit".into());
@@ -331,18 +330,18 @@ impl Client {
         call.parse(status, &body)
     }
 
-    /// `POST /v1/gc`: deletes what the runtime no longer lists.
+    /// `POST /v1/gc`: deletes the attachments that the runtime no longer lists.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn gc(&self, request: &GcRequest) -> Result<DeleteResult, ClientError> {
         self.send(Method::POST, "/v1/gc".into(), request).await
     }
 
-    /// `GET /v1/monitor`: what happens from now on. The time limit holds until the stream begins, not for its length.
+    /// `GET /v1/monitor`: events from now on. The time limit covers only the start of the stream.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn monitor(&self) -> Result<Monitor, ClientError> {
         Monitor::open(self, Call::new(Method::GET, "/v1/monitor".into())).await
     }
@@ -373,7 +372,7 @@ impl Client {
     }
 }
 
-/// Method and path of a request; errors are named after it.
+/// Method and path of a request, for the request and its errors.
 #[derive(Debug, Clone)]
 struct Call {
     method: Method,
@@ -400,7 +399,7 @@ impl Call {
         serde_json::from_slice(body).map_err(|e| self.protocol(format!("the answer is not what was asked for: {e}")))
     }
 
-    /// The error for an answer that is no success.
+    /// The error for an unsuccessful answer.
     fn failed(&self, status: StatusCode, body: &[u8]) -> ClientError {
         match serde_json::from_slice::<ApiError>(body) {
             Ok(error) => ClientError::Api { operation: self.operation(), status: status.as_u16(), error },
@@ -460,7 +459,7 @@ impl Query {
     }
 }
 
-/// Percent-encodes everything but RFC 3986's unreserved characters and `:`, so that any text is one path segment or one
+/// Percent-encodes everything but RFC 3986's unreserved characters and `:`, so that any text is one path segment or
 /// query value.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

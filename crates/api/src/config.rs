@@ -10,31 +10,31 @@ use utoipa::ToSchema;
 pub struct AgentConfigView {
     /// Effective settings, by flag name.
     pub effective: BTreeMap<String, String>,
-    /// Names of those that `PATCH` may change.
+    /// Names of the settings that `PATCH` may change.
     pub mutable: Vec<String>,
-    /// Where each comes from, by the same names.
+    /// Source of each setting, by name.
     #[serde(default)]
     pub origin: BTreeMap<String, SettingOrigin>,
 }
 
-/// Where a setting comes from; the later wins.
+/// Source of a setting, in ascending precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SettingOrigin {
-    /// Nobody said anything.
+    /// The default; no other source sets it.
     Default,
     /// The configuration file.
     File,
     /// A `WHARF_*` variable.
     Environment,
-    /// A flag of the command line.
+    /// A command line flag.
     Flag,
-    /// Set while the agent runs; a restart forgets it.
+    /// Set at run time; lost at a restart.
     RunTime,
 }
 
 impl SettingOrigin {
-    /// Its name in words.
+    /// The name in words.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -53,21 +53,21 @@ impl SettingOrigin {
 pub enum LogFormat {
     /// For people.
     Text,
-    /// An object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// When policy is enforced. Source enforcement (a container speaks only with its own addresses) is not policy: it is
+/// When policy is enforced. Source enforcement (a container may send only from its addresses) is not policy and is
 /// always on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyEnforcement {
-    /// Where there is policy for an endpoint.
+    /// For endpoints that a policy selects.
     #[default]
     Default,
     /// For every endpoint.
     Always,
-    /// Nowhere.
+    /// For no endpoint.
     Never,
 }
 
@@ -83,7 +83,7 @@ impl PolicyEnforcement {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfigPatch {
-    /// `error`, `warn`, `info`, `debug`, `trace` or `off`, or `target=level` pairs with commas between.
+    /// `error`, `warn`, `info`, `debug`, `trace` or `off`, or comma-separated `target=level` pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 1024, example = "wharf_agent=debug,info")]
     pub log_level: Option<String>,
@@ -93,7 +93,7 @@ pub struct AgentConfigPatch {
     /// Trace forwarded packets of every endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<bool>,
-    /// Of the traced packets that the programs report, one in so many is shown; 0 and 1 are all.
+    /// Show one in this many of the traced packets; 0 and 1 show all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 1_000_000)]
     pub trace_sampling: Option<u32>,

@@ -1,31 +1,31 @@
-//! What an agent in delegated mode tells of the service that makes the network in its place.
+//! Delegated mode: status of the service that makes the network instead of the agent.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What only the endpoint of a delegated attachment has. Its number, epoch, identity and link index are 0, because this agent
-/// has none of it.
+/// Additional data of a delegated attachment's endpoint. Its endpoint id, epoch, identity and link index are 0: the
+/// agent has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DelegatedEndpoint {
-    /// Prefix length of its IPv4 address.
+    /// Prefix length of the IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 32)]
     pub prefix4: Option<u8>,
-    /// Prefix length of its IPv6 address.
+    /// Prefix length of the IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 128)]
     pub prefix6: Option<u8>,
-    /// What the service tells the container's resolver.
+    /// Resolver configuration from the service.
     #[serde(default)]
     pub dns: EndpointDns,
 }
 
-/// What a container's resolver is told.
+/// Resolver configuration of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointDns {
-    /// Addresses of servers.
+    /// Addresses of DNS servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub nameservers: Vec<IpAddr>,
@@ -35,41 +35,41 @@ pub struct EndpointDns {
     /// Search list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
-    /// Options.
+    /// Resolver options.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
 
-/// The service that makes the network of the node's containers.
+/// The service that makes the containers' network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DelegateStatus {
-    /// Its socket.
+    /// The service's socket.
     pub socket: String,
-    /// Its name, as it tells it; empty before it was reached.
+    /// The service's name; empty before the first contact.
     pub service: String,
-    /// Whether the last call reached it; none before the first.
+    /// Whether the last call reached the service; absent before the first call.
     pub reachable: Option<bool>,
-    /// Since when, milliseconds since the Unix epoch.
+    /// Time of the last change of `reachable`, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
-    /// Why it was not reached the last time that it was not.
+    /// Error of the last call that did not reach the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Why an ADD would fail, in its words.
+    /// Why an ADD would fail, as the service reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<DelegateRefusal>,
-    /// Calls that wait for its answer.
+    /// Calls that wait for an answer.
     pub in_flight: u64,
-    /// ADDs that were given up, or whose end is not known, and that are not undone yet.
+    /// ADDs that were abandoned, or whose outcome is unknown, and that are not rolled back yet.
     pub unfinished: u64,
 }
 
-/// A failure in the service's own words.
+/// A failure as the service reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DelegateRefusal {
     /// CNI error code.
     pub code: u32,
-    /// Why.
+    /// Message.
     pub message: String,
-    /// What may help; empty if nothing does.
+    /// Advice; may be empty.
     pub details: String,
 }

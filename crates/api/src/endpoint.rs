@@ -17,7 +17,7 @@ use utoipa::{
 
 use crate::{DelegatedEndpoint, Finding, Health, PolicyEnforcement};
 
-/// Body of `PUT /v1/endpoint/{id}`: everything an ADD needs, in one request.
+/// Body of `PUT /v1/endpoint/{id}`: everything that an ADD needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointCreate {
@@ -41,11 +41,11 @@ pub struct EndpointCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1280, maximum = 65535)]
     pub mtu: Option<u32>,
-    /// MAC address asked for; a random one when absent.
+    /// Requested MAC address; random when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$")]
     pub mac: Option<String>,
-    /// Addresses asked for, at most one of each family; any free ones when empty.
+    /// Requested addresses, at most one of each family; any free ones when empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub ips: Vec<IpAddr>,
@@ -58,62 +58,65 @@ pub struct EndpointCreate {
     /// Pod namespace (`K8S_POD_NAMESPACE`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
-    /// Name of the container runtime: of the program that ran the CNI plugin. A GC by another one keeps the endpoint while its
-    /// network namespace exists.
+    /// Name of the container runtime: of the program that ran the CNI plugin. A GC by another runtime keeps the
+    /// endpoint while its network namespace exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9_.-]+$", max_length = 15)]
     pub runtime: Option<String>,
-    /// The caller gives up after this many milliseconds; the agent then undoes what it did.
+    /// Milliseconds after which the caller gives up; the agent then rolls the create back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
-    /// Ports of the node that lead to the container, at most 1,024.
+    /// Published ports, at most 1,024.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 1024)]
     pub ports: Vec<PublishedPort>,
-    /// Whether what the container sends to other networks takes an address of the node; as the pool has it when absent.
-    /// true is refused where the pool is not masqueraded.
+    /// Whether traffic to other networks is masqueraded with an address of the node; the pool's setting when absent.
+    /// true is refused when the pool is not masqueraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
-    /// Limits of the bandwidth.
+    /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
-    /// Type of the CNI IPAM plugin that leased `ips`. The agent leases and releases nothing then; the addresses must be in none
-    /// of its pools, and `pool` must be absent.
+    /// Type of the CNI IPAM plugin that leased `ips`. The agent then neither leases nor releases; the addresses must
+    /// not be in its pools, and `pool` must be absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub ipam: Option<String>,
-    /// Gateways of `ips`, at most one of each family, only with `ipam`; the router's addresses for families without one.
+    /// Gateways of `ips`, at most one of each family, only with `ipam`; the router's address for a family without
+    /// one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>, max_items = 2)]
     pub gateways: Vec<IpAddr>,
-    /// What the container reaches by its gateways, at most 64 destinations; everything when absent, nothing when empty.
+    /// Destinations that the container reaches through its gateways, at most 64; everything when absent, nothing when
+    /// empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 64)]
     pub routes: Option<Vec<ContainerRoute>>,
-    /// Another plugin made the interface, and leased its addresses, which are `ips`. The agent attaches programs and policy to it, and neither changes nor
-    /// removes anything of it; so pool, IPAM, MTU, MAC address, routes, ports and masquerading cannot be asked for.
+    /// Another plugin made the interface and leased its addresses, `ips`. The agent attaches programs and policy, and
+    /// neither changes nor removes the interface. Pool, IPAM, MTU, MAC address, routes, ports and masquerading cannot
+    /// be requested.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chained: bool,
 }
 
-/// A route of a container by its gateway.
+/// A route of a container through its gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerRoute {
     /// Destination, without host bits.
     #[schema(value_type = String, example = "10.2.0.0/16")]
     pub dst: IpNet,
-    /// The gateway of the destination's family, which is the only one there is; it may be left out of a request.
+    /// The gateway of the destination's family; may be absent in a request, because each family has only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub gw: Option<IpAddr>,
 }
 
-/// Limits of an endpoint's bandwidth.
+/// Bandwidth limits of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Bandwidth {
-    /// Toward the container.
+    /// To the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<BandwidthLimit>,
     /// From the container.
@@ -135,8 +138,8 @@ impl Bandwidth {
 pub struct BandwidthLimit {
     /// Bits a second; 0 is no limit.
     pub rate: u64,
-    /// Bits that may pass at once after a pause; 0, and the largest numbers that runtimes send when they have no wish, are a
-    /// burst that follows from the rate.
+    /// Burst in bits. 0, and the very large numbers that runtimes send for no preference, mean a burst derived from
+    /// the rate.
     #[serde(default)]
     pub burst: u64,
 }
@@ -163,7 +166,7 @@ impl fmt::Display for PortProtocol {
     }
 }
 
-/// A port of an endpoint that has a name.
+/// A named port of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamedPort {
@@ -174,14 +177,14 @@ pub struct NamedPort {
     pub protocol: PortProtocol,
 }
 
-/// A port of the node that leads to a port of a container.
+/// A port of the node that forwards to a port of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PublishedPort {
     /// Protocol of both ports.
     pub protocol: PortProtocol,
-    /// The one address of the node that has the port. When absent, every address of each family that the container has;
-    /// 0.0.0.0 and :: are every address of their family.
+    /// Address of the node for the port. When absent, every address of each family that the container has; 0.0.0.0
+    /// and :: mean every address of their family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host_ip: Option<IpAddr>,
@@ -194,7 +197,7 @@ pub struct PublishedPort {
 }
 
 impl PublishedPort {
-    /// The node's side, as users write it: `198.51.100.1:8080/tcp`, `8080/udp`.
+    /// The node's side in user notation: `198.51.100.1:8080/tcp`, `8080/udp`.
     #[must_use]
     pub fn host_side(&self) -> String {
         let port = self.host_port.get();
@@ -205,48 +208,48 @@ impl PublishedPort {
     }
 }
 
-/// Endpoint state; the words are those of the state machine.
+/// State of an endpoint's state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndpointState {
-    /// Labels are not resolved to an identity yet.
+    /// The labels have no identity yet.
     WaitingForIdentity,
-    /// A build is owed.
+    /// A build is due.
     WaitingToRegenerate,
-    /// A build runs.
+    /// A build is running.
     Regenerating,
-    /// Realized is desired.
+    /// Realized equals desired.
     Ready,
-    /// Read from the store after a restart, not rebuilt yet.
+    /// Read from the store after a restart; not rebuilt yet.
     Restoring,
-    /// Being taken away.
+    /// Deletion is in progress.
     Disconnecting,
-    /// Gone.
+    /// Deleted.
     Disconnected,
-    /// Its create failed.
+    /// Create failed.
     Invalid,
 }
 
-/// Who made an endpoint's link, connects it and removes it.
+/// Which plugin made an endpoint's link and removes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndpointMode {
     /// Wharf.
     #[default]
     Own,
-    /// Another plugin, behind which Wharf is chained.
+    /// Another plugin; Wharf is chained after it.
     Chained,
 }
 
 impl EndpointMode {
-    /// True for a link of Wharf's own.
+    /// True for a link that Wharf made.
     #[must_use]
     pub const fn is_own(&self) -> bool {
         matches!(self, Self::Own)
     }
 }
 
-/// An endpoint as clients see it. `wharf endpoint list -o json` prints an array of these; the names are kept stable.
+/// An endpoint. `wharf endpoint list -o json` prints an array of them; field names are stable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Endpoint {
     /// Endpoint id.
@@ -271,9 +274,9 @@ pub struct Endpoint {
     /// IPv6 address, without a prefix length.
     #[schema(value_type = Option<String>)]
     pub ipv6: Option<Ipv6Addr>,
-    /// Index of the host side of its veth pair.
+    /// Interface index of the host side of the veth pair.
     pub ifindex: u32,
-    /// Name of the host side.
+    /// Interface name of the host side.
     pub host_ifname: String,
     /// MAC of the container side.
     pub container_mac: String,
@@ -287,16 +290,16 @@ pub struct Endpoint {
     pub gateway6: Option<Ipv6Addr>,
     /// MTU, bytes.
     pub mtu: u32,
-    /// Pool its addresses come from; empty when another IPAM leased them.
+    /// Address pool; empty when another IPAM leased the addresses.
     pub pool: String,
-    /// Type of the CNI IPAM plugin that leased its addresses and will release them; absent when the agent or a caller of its
-    /// API leased them.
+    /// Type of the CNI IPAM plugin that leased its addresses and releases them; absent when the agent or an API
+    /// caller leased them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<String>,
-    /// Its routes by its gateways; absent when it has the default routes.
+    /// Routes through the gateways; absent for default routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<ContainerRoute>>,
-    /// Path of the container's network namespace as the runtime gave it.
+    /// Path of the container's network namespace, from the runtime.
     pub netns: String,
     /// Pod name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -304,73 +307,73 @@ pub struct Endpoint {
     /// Pod namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
-    /// Name of the container runtime that added it, where it is known.
+    /// Name of the container runtime that added it, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
-    /// When it was created, milliseconds since the Unix epoch.
+    /// Time of creation, milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
     /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PublishedPort>,
-    /// True where nothing translates its ports: it was made before the agent was started with `--masquerade off`.
+    /// True when its ports are not translated: it was created before the agent ran with `--masquerade off`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ports_off: bool,
-    /// Whether what it sends to other networks takes an address of the node; as the pool has it when absent.
+    /// Whether traffic to other networks is masqueraded with an address of the node; the pool's setting when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
-    /// Limits of its bandwidth.
+    /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
-    /// Enforcement of policy that it has in place of the node's mode; `default` follows the mode.
+    /// Enforcement of policy for this endpoint; `default` follows the node's mode.
     #[serde(default, skip_serializing_if = "PolicyEnforcement::is_default")]
     pub policy_enforcement: PolicyEnforcement,
-    /// Ports that rules of policies name, by name.
+    /// Ports by the names that policy rules use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<String, NamedPort>,
-    /// Who made its link.
+    /// Which plugin made its link.
     #[serde(default, skip_serializing_if = "EndpointMode::is_own")]
     pub mode: EndpointMode,
-    /// In delegated mode: what the service says beside the rest.
+    /// In delegated mode: additional data from the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delegated: Option<Box<DelegatedEndpoint>>,
-    /// What it is doing.
+    /// Current activity.
     pub status: EndpointStatus,
 }
 
-/// What an endpoint is doing, since when, and what would end the wait.
+/// What an endpoint is doing, since when, and what ends a wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointStatus {
-    /// Phase of the create, build or delete that runs; empty when nothing runs.
+    /// Phase of the running create, build or delete; empty when none runs.
     pub phase: String,
-    /// Since when, milliseconds since the Unix epoch.
+    /// Start of the phase, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
-    /// What it waits for; empty when it does not wait.
+    /// Condition that it waits for; empty when it does not wait.
     pub waits_for: String,
-    /// What would end the wait.
+    /// What ends the wait.
     pub ends_when: String,
     /// Policy revision asked for; 0 while the endpoint has no policy.
     pub desired_revision: u64,
     /// Policy revision in force; 0 while the endpoint has no policy.
     pub realized_revision: u64,
-    /// Builds that succeeded.
+    /// Successful builds.
     pub regenerations: u64,
-    /// Builds that failed since the last that succeeded.
+    /// Failed builds since the last success.
     pub failures: u32,
-    /// Last error, if the last build failed.
+    /// Error of the last build, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Why it has no network although no build failed: its link is gone, as a look at the kernel shows when this is answered.
+    /// Why it has no network although no build failed: its link is gone from the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// How a log entry is to be read.
+/// Severity of a log entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogStatus {
-    /// As it should.
+    /// Success.
     Ok,
-    /// Refused or odd, nothing lost.
+    /// Refused or unusual, without loss.
     Warning,
     /// Failed.
     Failure,
@@ -381,11 +384,11 @@ pub enum LogStatus {
 pub struct EndpointLogEntry {
     /// Milliseconds since the Unix epoch.
     pub time_unix_ms: u64,
-    /// How to read it.
+    /// Severity.
     pub status: LogStatus,
-    /// State after it.
+    /// State after the event.
     pub state: EndpointState,
-    /// Event of the state machine, or the step.
+    /// Event of the state machine, or step.
     pub event: String,
     /// In words.
     pub message: String,
@@ -394,15 +397,15 @@ pub struct EndpointLogEntry {
 /// Body of `GET /v1/endpoint/{id}/healthz`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointHealth {
-    /// Worst of the parts.
+    /// The worst of the parts.
     pub overall: Health,
-    /// Programs and maps are what they should be.
+    /// Programs and maps match the desired state.
     pub bpf: Health,
-    /// Realized policy is desired policy.
+    /// Realized policy equals desired policy.
     pub policy: Health,
-    /// Link, addresses, routes, MTU are what they should be.
+    /// Link, addresses, routes and MTU match the desired state.
     pub connected: Health,
-    /// What was found amiss, by looking at the kernel now.
+    /// Mismatches in the kernel.
     pub findings: Vec<Finding>,
     /// Policy revision asked for; 0 while the endpoint has no policy.
     #[serde(default)]
@@ -410,7 +413,7 @@ pub struct EndpointHealth {
     /// Policy revision in force; 0 while the endpoint has no policy.
     #[serde(default)]
     pub realized_revision: u64,
-    /// Test packets through its programs.
+    /// Test packets run through its programs.
     #[serde(default)]
     pub self_check: crate::SelfCheck,
 }
@@ -419,23 +422,23 @@ pub struct EndpointHealth {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointPatch {
-    /// New labels (all of them), `source:key=value`, at most 256; a change of identity regenerates.
+    /// New labels (replace all), `source:key=value`, at most 256; a change of identity regenerates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 256, example = json!(["k8s:app=web"]))]
     pub labels: Option<Vec<String>>,
     /// Trace forwarded packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<bool>,
-    /// Enforcement of policy in place of the node's mode: `always`, in both directions; `never`, no policy is about it; `default`
-    /// follows the mode. The mode `never` goes before.
+    /// Enforcement of policy for this endpoint: `always`, in both directions; `never`, no policy applies; `default`
+    /// follows the node's mode. The node's mode `never` takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_enforcement: Option<PolicyEnforcement>,
-    /// Named ports that are put or, with `null`, removed (RFC 7396); those that are not named here stay. 64 at most remain. A name
-    /// is an IANA service name (RFC 6335 section 5.1).
+    /// Named ports to set or, with `null`, remove (RFC 7396); others stay. At most 64 may remain. A name is an IANA
+    /// service name (RFC 6335 section 5.1).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(schema_with = named_port_changes)]
     pub named_ports: BTreeMap<String, Option<NamedPort>>,
-    /// Regenerate at this level, and answer when it is done.
+    /// Regenerate at this level; the answer waits for the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regenerate: Option<RegenerateLevel>,
 }
@@ -448,13 +451,13 @@ fn named_port_changes() -> Object {
     ObjectBuilder::new().additional_properties(Some(Schema::OneOf(either))).examples([example]).build()
 }
 
-/// How much a regeneration renews.
+/// Scope of a regeneration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RegenerateLevel {
-    /// Maps (and redirects) only.
+    /// Maps and redirects only.
     Policy,
-    /// Programs too.
+    /// Also programs.
     Datapath,
 }
 
@@ -463,22 +466,22 @@ pub enum RegenerateLevel {
 pub struct EndpointLabels {
     /// All labels, sorted.
     pub labels: Vec<String>,
-    /// Those that make the identity.
+    /// Labels that determine the identity.
     pub security_relevant: Vec<String>,
-    /// The identity they make.
+    /// Identity.
     pub identity: u32,
 }
 
-/// Body of `GET /v1/endpoint/{id}/config`: desired and realized side by side.
+/// Body of `GET /v1/endpoint/{id}/config`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointConfigView {
-    /// What the agent wants.
+    /// Desired settings.
     pub desired: BTreeMap<String, String>,
-    /// What the kernel holds now.
+    /// Settings in the kernel now.
     pub realized: BTreeMap<String, String>,
 }
 
-/// An error of one step of a delete.
+/// A failed step of a delete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StepError {
     /// Step.
@@ -494,17 +497,17 @@ pub struct StepError {
 pub struct DeleteResult {
     /// Endpoints deleted.
     pub deleted: Vec<u16>,
-    /// Leases released that belonged to no endpoint.
+    /// Released leases that belonged to no endpoint.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub leases_released: Vec<IpAddr>,
-    /// Steps that failed; the rest was done all the same.
+    /// Failed steps; the other steps were done.
     pub errors: Vec<StepError>,
-    /// In delegated mode: the service does not answer, and a durable record stands for the delete.
+    /// In delegated mode: the service does not answer; a durable record stands for the delete.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deferred: bool,
-    /// Of `POST /v1/gc`: endpoints that are not listed and stay, because another runtime added them and their network namespaces
-    /// still exist.
+    /// Of `POST /v1/gc`: unlisted endpoints that stay, because another runtime added them and their network
+    /// namespaces still exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptEndpoint>,
 }
@@ -518,8 +521,8 @@ pub struct KeptEndpoint {
     pub runtime: String,
 }
 
-/// Body of `POST /v1/gc`: everything of `network` that is not listed goes, except what another runtime added whose network
-/// namespace still exists.
+/// Body of `POST /v1/gc`: deletes every attachment of `network` that is not listed, except those that another runtime
+/// added and whose network namespace still exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GcRequest {
@@ -529,13 +532,13 @@ pub struct GcRequest {
     /// Attachments to keep.
     #[serde(deserialize_with = "crate::object::list")]
     pub valid: Vec<GcAttachment>,
-    /// Name of the container runtime whose list this is. When absent, endpoints of every runtime go.
+    /// Name of the container runtime that made the list; when absent, endpoints of every runtime are deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9_.-]+$", max_length = 15)]
     pub runtime: Option<String>,
 }
 
-/// An attachment the runtime still knows.
+/// An attachment that the runtime still knows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GcAttachment {
@@ -559,7 +562,7 @@ pub struct EndpointFilter {
     /// State.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<EndpointState>,
-    /// A label that it carries, `source:key=value`.
+    /// A label of the endpoint, `source:key=value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// Pod name.
@@ -572,17 +575,17 @@ pub struct EndpointFilter {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DeleteQuery {
-    /// Of `DELETE /v1/endpoint`: the container whose endpoints go. Required there, refused elsewhere.
+    /// Of `DELETE /v1/endpoint`: the container whose endpoints are deleted. Required there, refused elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
     /// Keep the leases (NoIPRelease).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_ip_release: Option<bool>,
-    /// Delete only if the endpoint is of this network: an interface name is unique in a container, so the id alone would
-    /// also fit an endpoint that another network gave it.
+    /// Delete only if the endpoint belongs to this network: an id with an interface name may also match an endpoint
+    /// of another network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// Delete only if the endpoint is of this epoch.
+    /// Delete only if the endpoint has this epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
 }

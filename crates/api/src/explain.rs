@@ -1,4 +1,4 @@
-//! What `GET /v1/explain/{subject}` and `GET /v1/log` tell.
+//! Bodies of `GET /v1/explain/{subject}` and `GET /v1/log`.
 
 use std::net::IpAddr;
 
@@ -7,63 +7,63 @@ use utoipa::ToSchema;
 
 use crate::{Endpoint, Finding, Health, LogStatus, MetricRow};
 
-/// What the words that were asked about turned out to name.
+/// Kind of the explained subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SubjectKind {
-    /// An endpoint that is there.
+    /// An existing endpoint.
     Endpoint,
-    /// One that was there, or whose create failed.
+    /// A deleted endpoint, or one whose create failed.
     PastEndpoint,
-    /// One whose record was lost with a damaged store; its container lives.
+    /// An endpoint whose record was lost with a damaged store; its container is alive.
     Orphan,
-    /// A record out of service.
+    /// A quarantined record.
     Quarantined,
     /// An address that belongs to no endpoint.
     Address,
-    /// A container of which nothing is left but its deletion record.
+    /// A container that is known only from its deletion record.
     DeletionRecord,
-    /// Several things; choose one of `candidates`.
+    /// Several matches, listed in `candidates`.
     Several,
-    /// Nothing that this agent knows.
+    /// Unknown to this agent.
     Unknown,
 }
 
 /// Body of `GET /v1/explain/{subject}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
-    /// What was asked about, as it was understood.
+    /// The subject as the agent understood it.
     pub subject: String,
-    /// What that is.
+    /// Kind of the subject.
     pub kind: SubjectKind,
-    /// How it is with it.
+    /// Health of the subject.
     pub health: Health,
-    /// The conclusion, in one sentence.
+    /// The conclusion in one sentence.
     pub summary: String,
-    /// The endpoint, when it is there.
+    /// The endpoint, if it exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
-    /// Who it is or was, and what else is known: names and values, in an order to read.
+    /// Further facts in reading order.
     pub facts: Vec<Fact>,
-    /// What it waits for.
+    /// The current wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<Wait>,
-    /// What went wrong, the last first; at most eight.
+    /// Errors, newest first; at most eight.
     pub errors: Vec<TimelineEntry>,
-    /// What happened, oldest first.
+    /// Timeline, oldest first.
     pub timeline: Vec<TimelineEntry>,
-    /// Entries of the timeline that were pushed out by later ones.
+    /// Timeline entries that later ones displaced.
     pub left_out: u64,
-    /// What its programs did with packets.
+    /// The programs' packet counters.
     pub verdicts: Vec<MetricRow>,
-    /// What the kernel holds for it, held against what should be there.
+    /// Kernel state compared with the desired state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelLook>,
-    /// Who had the address or the id before, the last first.
+    /// Earlier owners of the address or id, newest first.
     pub before: Vec<PastOwner>,
-    /// Things that the words could mean, or that are near.
+    /// Possible meanings of the subject, and close matches.
     pub candidates: Vec<Candidate>,
-    /// Where was looked.
+    /// Places that were searched.
     pub searched: Vec<String>,
 }
 
@@ -76,79 +76,79 @@ pub struct Fact {
     pub value: String,
 }
 
-/// What something waits for.
+/// A wait of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Wait {
-    /// For what.
+    /// Condition that it waits for.
     pub waits_for: String,
-    /// Since when, milliseconds since the Unix epoch.
+    /// Start, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
     /// What ends the wait.
     pub ends_when: String,
 }
 
-/// One thing that happened to an endpoint.
+/// An event in an endpoint's life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TimelineEntry {
-    /// When it ended, milliseconds since the Unix epoch.
+    /// End time, milliseconds since the Unix epoch.
     pub time_unix_ms: u64,
     /// `create`, `undo`, `regenerate`, `relabel`, `restore`, `delete`, `notice`.
     pub operation: String,
     /// Step or event.
     pub phase: String,
-    /// How long it took, microseconds; none for what has no length.
+    /// Duration, microseconds; absent for an event without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_us: Option<u64>,
-    /// How it went.
+    /// Result.
     pub outcome: LogStatus,
-    /// In words; may be empty.
+    /// Description; may be empty.
     pub text: String,
 }
 
-/// A look at the kernel.
+/// Result of an inspection of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KernelLook {
-    /// Why nobody could look; none when somebody did.
+    /// Error of the inspection, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub could_not_look: Option<String>,
-    /// What does not match.
+    /// Mismatches.
     pub findings: Vec<Finding>,
 }
 
-/// Who had an address or an id.
+/// An earlier owner of an address or an id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PastOwner {
-    /// Endpoint id it had.
+    /// Endpoint id.
     pub endpoint: u16,
     /// Epoch.
     pub epoch: u64,
     /// Attachment.
     pub attachment: String,
-    /// Addresses it had.
+    /// Addresses.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
-    /// When it was created, milliseconds since the Unix epoch.
+    /// Time of creation, milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
-    /// When it ended, milliseconds since the Unix epoch.
+    /// End time, milliseconds since the Unix epoch.
     pub ended_unix_ms: u64,
-    /// How it ended, in words.
+    /// How it ended.
     pub end: String,
 }
 
-/// Something that can be asked about.
+/// A suggested subject.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Candidate {
-    /// What to ask for.
+    /// Text to ask for.
     pub subject: String,
-    /// What it is, in words.
+    /// Description.
     pub what: String,
 }
 
 /// Body of `GET /v1/log`: the last lines of the agent's log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentLog {
-    /// The lines, oldest first.
+    /// Lines, oldest first.
     pub lines: Vec<String>,
-    /// Lines since start that are not kept any more.
+    /// Lines since start that are no longer kept.
     pub left_out: u64,
 }

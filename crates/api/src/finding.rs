@@ -1,72 +1,72 @@
-//! Findings, and how well something is.
+//! Findings and health.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Overall or per-part health.
+/// Health of a part or of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Health {
-    /// As it should be.
+    /// Healthy.
     Ok,
-    /// Not known yet, or not applicable now.
+    /// Unknown, or not applicable now.
     Pending,
-    /// Works in part.
+    /// Partly working.
     Degraded,
-    /// Does not work.
+    /// Not working.
     Failing,
 }
 
-/// Who mends a finding.
+/// Who repairs a finding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MendedBy {
-    /// The agent: its leak audit, when it has seen it twice, or `audit --repair` at once.
+    /// The agent: its leak audit after it has found it twice, or `audit --repair` at once.
     Agent,
-    /// `audit --repair`, when an operator asks for it: it takes something away from a container that may live.
+    /// `audit --repair` on an operator's request: the repair removes something from a container that may be alive.
     Removal,
-    /// The container, whose own doing it is: its endpoint fails, the node is well.
+    /// The container, which caused it: its endpoint is unhealthy, the node is healthy.
     Container,
-    /// Nobody: a notice, nothing is amiss.
+    /// A notice that needs no repair.
     Nobody,
     /// An operator.
     #[default]
     Operator,
 }
 
-/// Something that is not as it should be.
+/// A mismatch between desired and observed state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
     /// Kind of object: `link`, `route`, `pin`, `lease`, `endpoint`, `map-row`, `program`, `address`, ...
     pub object: String,
-    /// Which one.
+    /// Which object.
     pub subject: String,
-    /// What is wrong, both sides named.
+    /// The mismatch: expected and found.
     pub problem: String,
-    /// Whom it belongs or belonged to, where that is known.
+    /// Current or former owner, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// True when `audit --repair` may mend it.
+    /// True when `audit --repair` may repair it.
     #[serde(default)]
     pub repairable: bool,
-    /// Who mends it.
+    /// Who repairs it.
     #[serde(default)]
     pub mended_by: MendedBy,
     /// What an operator should do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub remedy: String,
-    /// What a repair did, or why it did not.
+    /// Result of a repair, or why there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<String>,
 }
 
-/// Body of `GET|POST /v1/audit` (POST repairs).
+/// Body of `GET|POST /v1/audit`; POST repairs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditReport {
-    /// What does not match; empty is healthy.
+    /// Mismatches; empty when healthy.
     pub findings: Vec<Finding>,
-    /// How many objects were looked at, by kind.
+    /// Number of examined objects by kind.
     pub examined: BTreeMap<String, u64>,
 }

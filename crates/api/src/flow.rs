@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Flows of an answer to `GET /v1/bpf/ct` that names no limit.
+/// Default limit of `GET /v1/bpf/ct`.
 pub const FLOWS_DEFAULT: u32 = 1_000;
 /// Largest limit of `GET /v1/bpf/ct`; about 3 MiB of JSON.
 pub const FLOWS_MOST: u32 = 10_000;
@@ -16,10 +16,10 @@ pub const FLOWS_MOST: u32 = 10_000;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FlowQuery {
-    /// One end is this endpoint: any form of `{id}`.
+    /// One end is this endpoint, in any form of `{id}`.
     #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 600, example = "7")]
     pub endpoint: Option<String>,
-    /// One end has this address, or one of this network (CIDR).
+    /// One end has this address, or an address of this network (CIDR).
     #[param(value_type = Option<String>, pattern = r"^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$", example = "10.87.0.0/24")]
     pub address: Option<AddressRange>,
     /// One end has this port.
@@ -30,27 +30,27 @@ pub struct FlowQuery {
     pub protocol: Option<FlowProtocol>,
     /// State.
     pub state: Option<FlowState>,
-    /// Of `GET`: so many flows at most, 1,000 unless given. Refused in `DELETE`.
+    /// Of `GET`: maximum number of flows, 1,000 by default. Refused in `DELETE`.
     #[param(minimum = 1, maximum = 10000, example = 100)]
     pub limit: Option<u32>,
-    /// Of `DELETE`: all flows. Needed there without a filter, refused with one and in `GET`.
+    /// Of `DELETE`: all flows. Required there without a filter; refused with one, and in `GET`.
     pub all: Option<bool>,
 }
 
 impl FlowQuery {
-    /// Whether it has a filter.
+    /// Whether any filter is set.
     #[must_use]
     pub fn is_filtered(&self) -> bool {
         *self != Self { limit: self.limit, all: self.all, ..Self::default() }
     }
 }
 
-/// An address, or a network of them.
+/// An address or a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AddressRange(pub IpNet);
 
-/// A text is no address and no network.
+/// The text is not an address or a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an address is IPv4 or IPv6, with /PREFIX for a network")]
 pub struct NoAddress;
@@ -59,7 +59,7 @@ impl FromStr for AddressRange {
     type Err = NoAddress;
 
     fn from_str(text: &str) -> Result<Self, NoAddress> {
-        // `::ffff:192.0.2.7` is the IPv4 address: flows have no other form of it.
+        // `::ffff:192.0.2.7` is the IPv4 address: flows have only that form.
         let one = |_| text.parse::<IpAddr>().map(|ip| IpNet::from(ip.to_canonical()));
         text.parse::<IpNet>().or_else(one).map(Self).map_err(|_| NoAddress)
     }
@@ -79,18 +79,18 @@ impl From<AddressRange> for String {
     }
 }
 
-/// A protocol by its number (IANA); as text a name where it has a usual one.
+/// Protocol number (IANA); as text, the name of a common one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schema(value_type = String, example = "tcp")]
 pub struct FlowProtocol(pub u8);
 
 impl FlowProtocol {
-    /// Names and numbers of those that flows usually have.
+    /// Common protocols of flows.
     pub const NAMED: [(&'static str, u8); 5] = [("tcp", 6), ("udp", 17), ("sctp", 132), ("icmp", 1), ("icmpv6", 58)];
 }
 
-/// A text is no protocol.
+/// The text is not a protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a protocol is tcp, udp, sctp, icmp, icmpv6 or a number from 0 to 255")]
 pub struct NoProtocol;
@@ -102,7 +102,7 @@ impl FromStr for FlowProtocol {
         if let Some((_, number)) = Self::NAMED.iter().find(|(name, _)| *name == text) {
             return Ok(Self(*number));
         }
-        // Rust's numbers may begin with a sign.
+        // Rust's integer parser accepts a sign.
         let digits = text.bytes().all(|b| b.is_ascii_digit());
         text.parse().ok().filter(|_| digits).map(Self).ok_or(NoProtocol)
     }
@@ -131,25 +131,25 @@ impl From<FlowProtocol> for String {
     }
 }
 
-/// Where a flow is in its life.
+/// State of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowState {
     /// Seen in one direction.
     New,
-    /// Seen in both.
+    /// Seen in both directions.
     Established,
-    /// One end has closed it.
+    /// One end closed it.
     Closing,
-    /// Both ends have closed it, or one has reset it.
+    /// Both ends closed it, or one reset it.
     Closed,
 }
 
 impl FlowState {
-    /// Each of them, in the order of a flow's life.
+    /// All states in the order of a flow's life.
     pub const ALL: [Self; 4] = [Self::New, Self::Established, Self::Closing, Self::Closed];
 
-    /// Its name in the API.
+    /// The name in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -167,11 +167,11 @@ pub struct FlowEnd {
     /// Address.
     #[schema(value_type = String)]
     pub address: IpAddr,
-    /// Port of TCP, UDP and SCTP, identifier of an ICMP echo (the same at both ends); zero for other protocols.
+    /// Port of TCP, UDP and SCTP; identifier of an ICMP echo (the same at both ends); 0 for other protocols.
     pub port: u16,
 }
 
-/// A flow, both directions of it.
+/// A flow in both directions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Flow {
     /// Name of the protocol, or its number (IANA).
@@ -183,24 +183,24 @@ pub struct Flow {
     pub destination: FlowEnd,
     /// State.
     pub state: FlowState,
-    /// Endpoint that the row counts for: the one that began the flow, or the one that was reached from outside.
+    /// Endpoint that the row counts for: the flow's initiator, or the endpoint reached from outside.
     pub owner: Option<u16>,
-    /// Between two endpoints of the node: its packets take the node's stack.
+    /// Between two endpoints of the node: packets take the node's stack.
     pub by_stack: bool,
-    /// False while its row may be evicted by newer flows.
+    /// False when newer flows may evict its row.
     pub kept: bool,
-    /// Milliseconds since its last packet, to about a second.
+    /// Milliseconds since its last packet, accurate to about a second.
     pub idle_ms: u64,
-    /// Milliseconds until its row may be collected unless a packet comes.
+    /// Milliseconds until its row may be collected if no packet comes.
     pub left_ms: u64,
 }
 
 /// Body of `GET /v1/bpf/ct`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowList {
-    /// Flows by source, destination and protocol; which ones, where there are more than the limit, is not defined.
+    /// Flows by source, destination and protocol. Which flows are shown beyond the limit is not defined.
     pub flows: Vec<Flow>,
-    /// How many more there are.
+    /// Number of omitted flows.
     pub more: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What `GET /v1/health` tells: the health endpoints of the nodes, and what probing them gave.
+//! Body of `GET /v1/health`: health endpoints of the nodes, and their probes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::IpFamily;
 
-/// How a health endpoint is.
+/// State of a health endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthState {
@@ -16,18 +16,18 @@ pub enum HealthState {
     /// Not launched or not probed yet.
     #[default]
     Starting,
-    /// Turned off by its interval of 0.
+    /// Turned off by an interval of 0.
     Off,
-    /// The last round failed, but not often enough in a row to conclude anything.
+    /// The last round failed, but too few in a row did.
     Degraded,
     /// Something else answers at its address.
     WrongAnswer,
-    /// It cannot be launched, or round after round has failed.
+    /// The launch failed, or many rounds in a row failed.
     Down,
 }
 
 impl HealthState {
-    /// Its word, as JSON has it.
+    /// The name in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -41,20 +41,20 @@ impl HealthState {
     }
 }
 
-/// A way to ask.
+/// Kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeKind {
     /// ICMP echo; the kernel of the namespace answers.
     Icmp,
-    /// A TCP connection to port 4240; the kernel answers as long as somebody listens.
+    /// A TCP connection to port 4240; the kernel answers while a process listens.
     Tcp,
-    /// `GET /hello` on that connection; the process itself answers.
+    /// `GET /hello` on that connection; the process answers.
     Http,
 }
 
 impl ProbeKind {
-    /// Its name for people.
+    /// The name for people.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -65,21 +65,21 @@ impl ProbeKind {
     }
 }
 
-/// What came of one probe.
+/// Result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeOutcome {
-    /// The right answer, in time.
+    /// The right answer in time.
     Answered,
-    /// None in time, or an error instead.
+    /// No answer in time, or an error.
     NoAnswer,
     /// An answer, but not the health endpoint's.
     WrongAnswer,
-    /// It could not be tried; counts for nothing.
+    /// Not sent; not counted.
     NotTried,
 }
 
-/// One way to ask one address, and what it gave lately.
+/// Recent results of one kind of probe to one address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProbeStatus {
     /// Family of the address.
@@ -87,32 +87,32 @@ pub struct ProbeStatus {
     /// Address.
     #[schema(value_type = String)]
     pub address: IpAddr,
-    /// How it was asked.
+    /// Kind of probe.
     pub probe: ProbeKind,
-    /// What came of the last try.
+    /// Last result.
     pub outcome: ProbeOutcome,
-    /// Why it was not answered; empty when it was.
+    /// Why the last probe failed; empty when it was answered.
     pub error: String,
-    /// Round-trip time of the last answer, microseconds; none without one in the window.
+    /// Round-trip time of the last answer, microseconds; absent without an answer in the window.
     pub last_us: Option<u64>,
-    /// Shortest in the window, microseconds.
+    /// Minimum in the window, microseconds.
     pub min_us: Option<u64>,
-    /// Mean over the window, microseconds.
+    /// Mean in the window, microseconds.
     pub mean_us: Option<u64>,
-    /// Longest in the window, microseconds.
+    /// Maximum in the window, microseconds.
     pub max_us: Option<u64>,
-    /// Tries in the window: the last 60 since the endpoint was launched.
+    /// Probes in the window: the last 60 since the launch.
     pub sent: u64,
-    /// Those without the right answer.
+    /// Probes in the window without the right answer.
     pub lost: u64,
 }
 
 /// A relaunch of the health endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Relaunch {
-    /// When, milliseconds since the Unix epoch.
+    /// Time, milliseconds since the Unix epoch.
     pub unix_ms: u64,
-    /// Why: which probe failed how, or what was gone.
+    /// Reason: the failed probe, or the missing part.
     pub reason: String,
 }
 
@@ -121,13 +121,13 @@ pub struct Relaunch {
 pub struct NodeHealth {
     /// Node name.
     pub node: String,
-    /// It is the node of the agent that answers.
+    /// True for the node of the answering agent.
     pub local: bool,
-    /// How it is.
+    /// State.
     pub state: HealthState,
-    /// The state in words: what failed, and what is done about it.
+    /// Description of the state: what failed, and the next step.
     pub message: String,
-    /// Since when it is in this state, milliseconds since the Unix epoch.
+    /// Start of the state, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
     /// IPv4 address.
     #[schema(value_type = Option<String>)]
@@ -135,33 +135,33 @@ pub struct NodeHealth {
     /// IPv6 address.
     #[schema(value_type = Option<String>)]
     pub ipv6: Option<Ipv6Addr>,
-    /// What was amiss with the addresses that were kept, if anything was.
+    /// Problem with the kept addresses, if any.
     pub address_note: Option<String>,
-    /// Id of its endpoint.
+    /// Endpoint id.
     pub endpoint: Option<u16>,
     /// Process id.
     pub pid: Option<u32>,
-    /// Milliseconds between two rounds; 0 when it is turned off.
+    /// Milliseconds between rounds; 0 when turned off.
     pub interval_ms: u64,
-    /// When the last round ended, milliseconds since the Unix epoch.
+    /// End of the last round, milliseconds since the Unix epoch.
     pub last_round_unix_ms: Option<u64>,
     /// Rounds since the agent started.
     pub rounds: u64,
-    /// Rounds that failed, since the last that did not.
+    /// Consecutive failed rounds.
     pub failed_rounds: u64,
     /// Launches since the agent started.
     pub launches: u64,
     /// Launches that failed since the agent started.
     pub failed_launches: u64,
-    /// The last time it was deleted to be launched anew.
+    /// The last deletion for a relaunch.
     pub last_relaunch: Option<Relaunch>,
-    /// The last round.
+    /// Probes of the last round.
     pub probes: Vec<ProbeStatus>,
 }
 
 /// Body of `GET /v1/health`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HealthReport {
-    /// Every node that is probed; this one is the first.
+    /// Every probed node; the local node is first.
     pub nodes: Vec<NodeHealth>,
 }

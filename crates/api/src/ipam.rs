@@ -16,7 +16,7 @@ pub struct IpamAllocate {
     /// `ipv4`, `ipv6`, or both when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<IpFamily>,
-    /// Who will hold it; shown in `wharf ipam list`.
+    /// Owner of the lease, shown in `wharf ipam list`.
     #[schema(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 253, example = "me")]
     pub owner: String,
 }
@@ -34,7 +34,7 @@ pub enum IpFamily {
 /// Answer of `POST /v1/ipam`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IpamAllocation {
-    /// Leases made: none or one of each family.
+    /// New leases: none, or one of each family.
     pub leases: Vec<IpamLease>,
 }
 
@@ -46,7 +46,7 @@ pub struct IpamLease {
     pub ip: IpAddr,
     /// Pool.
     pub pool: String,
-    /// Owner in words: an attachment, a caller's name, or `node`.
+    /// Owner: an attachment, a caller's name, or `node`.
     pub owner: String,
     /// Milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
@@ -59,12 +59,12 @@ pub struct IpamView {
     pub pools: Vec<PoolView>,
     /// Every lease, by address.
     pub leases: Vec<IpamLease>,
-    /// Addresses that rest, by address.
+    /// Resting addresses, by address.
     #[serde(default)]
     pub resting: Vec<crate::RestingAddress>,
 }
 
-/// A pool's fill, one row for each family.
+/// Fill of a pool, one row for each family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolView {
     /// Pool.
@@ -73,14 +73,15 @@ pub struct PoolView {
     pub family: IpFamily,
     /// CIDRs.
     pub cidrs: Vec<String>,
-    /// Addresses given out.
+    /// Leased addresses.
     pub used: u64,
-    /// Addresses that were given back and rest.
+    /// Released addresses that rest.
     #[serde(default)]
     pub resting: u64,
-    /// Addresses that can be given out in all (capped at `u64::MAX`).
+    /// All addresses that can be leased (capped at `u64::MAX`).
     pub total: u64,
-    /// Whether what its containers send to other networks takes an address of the node; absent from older agents.
+    /// Whether the containers' traffic to other networks is masqueraded with an address of the node; absent from
+    /// older agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
 }

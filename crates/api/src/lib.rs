@@ -1,8 +1,8 @@
 //! The agent's REST API: types, the OpenAPI document, and the client over the unix socket.
 //!
-//! Everything a client sends is hostile until the agent has parsed it, so the types here carry plain text and numbers;
-//! the agent turns them into the newtypes of `wharf-core`. The document in `openapi.json` is generated from these types
-//! and the agent's routes; a test compares the two.
+//! Client data is untrusted until the agent has parsed it, so these types hold text and numbers; the agent converts
+//! them to the newtypes of `wharf-core`. `openapi.json` is generated from these types and the agent's routes; a test
+//! compares them.
 #![forbid(unsafe_code)]
 
 pub mod bpf;
@@ -40,16 +40,17 @@ pub use proxy::*;
 pub use selfcheck::*;
 pub use status::*;
 
-/// Where the agent listens unless told otherwise.
+/// The agent's default socket.
 pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";
 
-/// Header of the CNI plugin's requests: which command they are made for, as JSON of the plugin's and the agent's own
-/// (`wharf_handover::command`). The agent counts a request with it as a CNI command.
+/// Header of the CNI plugin's requests: the CNI command, as JSON (`wharf_handover::command`). The agent counts a
+/// request with it as a CNI command.
 pub const COMMAND_HEADER: &str = "wharf-cni-command";
 
-/// Header of each request of [`client::Client`]: until when its caller waits, milliseconds of the boot's clock (CLOCK_BOOTTIME). What the
-/// agent reads later changes nothing.
+/// Header of each request of [`client::Client`]: the caller's deadline, milliseconds of CLOCK_BOOTTIME. A request
+/// that the agent reads later changes nothing.
 pub const UNTIL_HEADER: &str = "wharf-until";
 
-/// Name of the admin thread's socket, beside the one above: it answers what can be looked at when that one does not.
+/// File name of the admin socket in the directory of [`DEFAULT_SOCKET`]. It answers status requests when the API does
+/// not.
 pub const ADMIN_SOCKET: &str = "admin.sock";

@@ -11,21 +11,21 @@ use utoipa::ToSchema;
 pub enum MonitorEvent {
     /// A packet was dropped.
     Drop(PacketEvent),
-    /// A packet was forwarded (only for endpoints that trace).
+    /// A packet was forwarded (only endpoints with tracing).
     Trace(PacketEvent),
-    /// The proxy let a request or a connection pass, or not.
+    /// The proxy accepted or denied a request or connection.
     L7(RequestEvent),
-    /// The agent did something.
+    /// An agent event.
     Agent(AgentEvent),
-    /// This reader was too slow, or the ring buffer was full.
+    /// Events were lost: this reader was too slow, or the ring buffer was full.
     Lost {
-        /// How many events.
+        /// Number of events.
         count: u64,
     },
 }
 
-/// Every [`PacketEvent::reason`], by number. Of `wharf-common`'s reasons those that are verdicts; a test of the agent
-/// compares the two.
+/// Every [`PacketEvent::reason`], by number: the verdicts among `wharf-common`'s reasons. A test of the agent
+/// compares them.
 pub const PACKET_REASONS: &[&str] = &[
     "forwarded-local",
     "forwarded-stack",
@@ -71,15 +71,15 @@ pub struct PacketEvent {
     pub direction: String,
     /// One of [`PACKET_REASONS`].
     pub reason: String,
-    /// Of a packet that policy dropped: the rule that denies it, or that no rule allows it.
+    /// Of a packet that policy dropped: the denying rule, or that no rule allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// `IPv4`, `IPv6`, `ARP` or the number in hex.
+    /// `IPv4`, `IPv6`, `ARP`, or the number in hex.
     pub ethertype: String,
     /// IP protocol: its name, or `protocol` and its number. Empty unless the packet is IP.
     pub protocol: String,
-    /// What an ICMP, ICMPv6 or ARP packet says, for example `echo-request`, `neighbor-solicitation`, `request`;
-    /// `type 200 code 3` or `operation 9` when it has no name here.
+    /// Message of an ICMP, ICMPv6 or ARP packet, for example `echo-request`, `neighbor-solicitation`, `request`;
+    /// `type 200 code 3` or `operation 9` for one without a name.
     pub message: Option<String>,
     /// Source address.
     #[schema(value_type = Option<String>)]
@@ -91,57 +91,57 @@ pub struct PacketEvent {
     pub destination: Option<IpAddr>,
     /// Destination port; 0 unless the packet is TCP or UDP.
     pub destination_port: u16,
-    /// Bytes, Ethernet header included.
+    /// Length, bytes, with the Ethernet header.
     pub length: u32,
 }
 
-/// A request, a TLS connection, or a query of DNS that the proxy judged.
+/// A request, TLS connection or DNS query that the proxy decided about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestEvent {
-    /// When it began, milliseconds since the Unix epoch.
+    /// Start, milliseconds since the Unix epoch.
     pub time_unix_ms: u64,
-    /// Endpoint whose rules judged it.
+    /// Endpoint whose rules decided.
     pub endpoint: u16,
-    /// Its epoch.
+    /// Epoch of the endpoint.
     pub epoch: u64,
-    /// `ingress` or `egress`, as that endpoint sees it.
+    /// `ingress` or `egress`, seen from the endpoint.
     pub direction: String,
-    /// `forwarded`, `denied`, or `failed` where the server was not reached or the request not understood.
+    /// `forwarded`, `denied`, or `failed` (the server was not reached, or the request was not understood).
     pub verdict: String,
     /// `HTTP/1.1`, `HTTP/2`, `HTTP/1.0`, `HTTP`, `TLS` or `DNS`.
     pub protocol: String,
-    /// Method, or type of a query (`AAAA`); empty if it is not known.
+    /// Method, or DNS query type (`AAAA`); empty if unknown.
     pub method: String,
-    /// Path with its query, normalized; empty for TLS and DNS.
+    /// Path with query, normalized; empty for TLS and DNS.
     pub path: String,
-    /// Host of the request, name of the TLS handshake, name asked for.
+    /// Host of the request, server name of the TLS handshake, or DNS name.
     pub host: String,
-    /// Status of the answer; 0 if there was none, and for TLS and DNS.
+    /// HTTP status; 0 without an answer, and for TLS and DNS.
     pub status: u16,
-    /// Response code of DNS (IANA's name of it); empty if there was no answer, and for everything else.
+    /// DNS response code (IANA name); empty without an answer, and for other protocols.
     #[serde(default)]
     pub response: String,
-    /// Microseconds from its beginning to the end of the answer, or of the connection; `None` if the proxy does not say.
+    /// Microseconds from the start to the end of the answer or connection; `None` if the proxy does not report it.
     pub latency_us: Option<u64>,
     /// Address and port of the client.
     #[schema(value_type = Option<String>)]
     pub source: Option<SocketAddr>,
-    /// Address and port that the client asked for.
+    /// Address and port that the client connected to.
     #[schema(value_type = Option<String>)]
     pub destination: Option<SocketAddr>,
-    /// Envoy's response flags, for example `UF` (no connection to the server), joined by commas; of DNS, what went wrong.
+    /// Envoy's response flags joined by commas, for example `UF` (no connection to the server); for DNS, the problem.
     pub flags: String,
 }
 
-/// Something the agent did.
+/// An agent event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentEvent {
     /// Milliseconds since the Unix epoch.
     pub time_unix_ms: u64,
-    /// Endpoint id, when it is about one.
+    /// Endpoint id, if the event is about an endpoint.
     pub endpoint: Option<u16>,
     /// `endpoint-created`, `endpoint-regenerated`, `endpoint-deleted`, `agent-started`, ...
     pub event: String,
-    /// In words.
+    /// Description.
     pub message: String,
 }

@@ -1,8 +1,7 @@
-//! Objects that are objects.
+//! Deserialization from JSON objects only.
 //!
-//! What derives `Deserialize` takes a JSON array for a struct too, its fields by position. A body whose meaning hangs on
-//! the order of fields that the document does not promise is a mistake that must be told, so bodies are read through
-//! [`Object`], which takes a JSON object and nothing else.
+//! serde's derived `Deserialize` also reads a struct from an array, by position. The API promises no field order, so
+//! [`Object`] accepts only a JSON object.
 
 use std::{fmt, marker::PhantomData};
 
@@ -11,7 +10,7 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-/// A struct that was an object.
+/// A struct read from a JSON object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object<T>(pub T);
 
@@ -33,10 +32,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// For `#[serde(deserialize_with)]`: a list of objects.
+/// A list of objects, for `#[serde(deserialize_with)]`.
 ///
 /// # Errors
-/// Those of the deserializer, and when an element is no object.
+/// The deserializer's errors, or an element that is not an object.
 pub fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     Ok(Vec::<Object<T>>::deserialize(deserializer)?.into_iter().map(|o| o.0).collect())
 }

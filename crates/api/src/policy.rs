@@ -1,7 +1,7 @@
-//! Network policy: what is in force, what decides about a packet, and the labels of namespaces.
+//! Network policy: policies in force, the rows that decide about packets, and labels of namespaces.
 //!
-//! A revision is the number of a state of the policies, from 1; each change of the policies or of a namespace's labels
-//! makes the next one. 0 is the state of an agent that was never given a policy.
+//! A revision numbers a state of the policies, from 1; each change of the policies or of a namespace's labels makes
+//! the next one. Revision 0: the agent has never had a policy.
 
 use std::collections::BTreeMap;
 
@@ -12,51 +12,51 @@ use crate::{PolicyEnforcement, PolicyRedirect};
 
 /// Longest text of a [`PolicyImport`], bytes.
 pub const POLICY_TEXT_MOST: usize = 4 << 20;
-/// Most prefixes that a [`PolicyRow`] names.
+/// Most prefixes listed in a [`PolicyRow`].
 pub const POLICY_ROW_PEERS_MOST: usize = 16;
 
 /// Body of `GET /v1/policy`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyList {
-    /// Revision that the agent has taken.
+    /// Revision that the agent has accepted.
     pub revision: u64,
     /// Revision whose rows are in the kernel; never above `revision`.
     pub realized: u64,
     /// When policy is enforced.
     pub enforcement: PolicyEnforcement,
-    /// Packets that policy would drop pass, and are only counted.
+    /// Audit mode: packets that policy would drop are counted and pass.
     pub audit: bool,
-    /// Why `realized` is below `revision`, or why a file of the policy directory is refused: operation, subject, cause.
+    /// Why `realized` is below `revision`, or why a file of the policy directory is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Fill of the tables in the kernel.
+    /// Fill of the kernel tables.
     pub rows: PolicySizes,
-    /// Policies by kind, namespace and name; a document with several `specs` has an element for each.
+    /// Policies by kind, namespace and name; one element for each spec of a document.
     pub policies: Vec<PolicyInfo>,
 }
 
-/// Rows of policy's tables in the kernel, and how many fit.
+/// Rows of the policy tables in the kernel, and their limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicySizes {
-    /// Prefixes whose class of peers is known: addresses of endpoints, and networks that rules name.
+    /// Prefixes with a peer class: addresses of endpoints, and networks in rules.
     pub peers: u64,
     /// Limit of `peers`.
     pub peers_limit: u64,
-    /// Prefixes of ports, of all rule sets.
+    /// Port prefixes of all rule sets.
     pub ports: u64,
     /// Limit of `ports`.
     pub ports_limit: u64,
-    /// Pairs of a class of peers and a class of ports, of all rule sets.
+    /// Pairs of peer class and port class of all rule sets.
     pub cells: u64,
     /// Limit of `cells`.
     pub cells_limit: u64,
-    /// Rule sets, each of one direction; endpoints with the same rules share one.
+    /// Rule sets of one direction; endpoints with the same rules share one.
     pub sets: u64,
     /// Limit of `sets`.
     pub sets_limit: u64,
 }
 
-/// A policy that the agent has taken.
+/// A policy that the agent has accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyInfo {
     /// `NetworkPolicy`, `ClusterNetworkPolicy`, `CiliumNetworkPolicy` or `CiliumClusterwideNetworkPolicy`.
@@ -67,25 +67,25 @@ pub struct PolicyInfo {
     pub namespace: Option<String>,
     /// Name.
     pub name: String,
-    /// When it decides: `admin`, `namespaced` or `baseline`.
+    /// Tier: `admin`, `namespaced` or `baseline`.
     #[schema(example = "namespaced")]
     pub tier: String,
-    /// Within the tier, lower first, 0 to 1,000; absent in the namespaced tier, which has no order.
+    /// Order within the tier, lower first, 0 to 1,000; absent in the namespaced tier, which has no order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u16>,
-    /// The endpoints that it is about, in words.
+    /// The selected endpoints, in words.
     pub subject: String,
-    /// Directions in which its subjects accept only what a rule accepts: `ingress`, `egress`.
+    /// Directions with default deny for its subjects: `ingress`, `egress`.
     pub isolates: Vec<String>,
-    /// Rules about packets to its subjects.
+    /// Number of ingress rules.
     pub ingress_rules: u64,
-    /// Rules about packets from its subjects.
+    /// Number of egress rules.
     pub egress_rules: u64,
-    /// Where it was written: the file that an import named, or one of the policy directory.
+    /// Source file: the name from an import, or a file of the policy directory.
     pub file: String,
-    /// Line in that file, from 1.
+    /// Line in the file, from 1.
     pub line: u32,
-    /// Ids of the endpoints that it selects, ascending.
+    /// Ids of the selected endpoints, ascending.
     pub endpoints: Vec<u16>,
 }
 
@@ -93,7 +93,7 @@ pub struct PolicyInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyImport {
-    /// What the text is called in refusals and explanations.
+    /// Name of the text in refusals and explanations.
     #[schema(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 4096, example = "policies/db.yaml")]
     pub file: String,
     /// YAML or JSON with any number of policies, at most [`POLICY_TEXT_MOST`] bytes.
@@ -101,21 +101,21 @@ pub struct PolicyImport {
     pub text: String,
 }
 
-/// What a change of the policies did; the rows of the policies are in the kernel.
+/// Result of a policy change. The rows are in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyChange {
-    /// Revision that the change made; the one before where it changed nothing.
+    /// Revision of the change; the previous one if nothing changed.
     pub revision: u64,
     /// Revision whose rows are in the kernel.
     pub realized: u64,
-    /// Policies that are new or replaced, `NetworkPolicy shop/db`.
+    /// New or replaced policies, such as `NetworkPolicy shop/db`.
     pub put: Vec<String>,
-    /// Policies that are gone.
+    /// Removed policies.
     pub removed: Vec<String>,
 }
 
 impl PolicyChange {
-    /// Whether the kernel has the rows of the change.
+    /// Whether the rows of the change are in the kernel.
     #[must_use]
     pub fn is_in_force(&self) -> bool {
         self.realized >= self.revision
@@ -127,7 +127,7 @@ impl PolicyChange {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PolicyDeleteQuery {
-    /// Kind; case matters.
+    /// Kind, case-sensitive.
     #[param(max_length = 64, example = "NetworkPolicy")]
     pub kind: Option<String>,
     /// Namespace; absent for kinds without namespace.
@@ -136,11 +136,11 @@ pub struct PolicyDeleteQuery {
     /// Name.
     #[param(max_length = 253, example = "db")]
     pub name: Option<String>,
-    /// All policies that were imported. Refused with one of the others.
+    /// All imported policies. Refused with another parameter.
     pub all: Option<bool>,
 }
 
-/// Protocol of the packet that `GET /v1/policy/explain` is asked about.
+/// Protocol of the packet in `GET /v1/policy/explain`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyProtocol {
@@ -155,17 +155,17 @@ pub enum PolicyProtocol {
     Icmp,
     /// ICMPv6 (RFC 4443).
     Icmpv6,
-    /// Any other protocol, which has no ports: ESP, GRE, OSPF.
+    /// Another protocol, without ports: ESP, GRE, OSPF.
     Other,
-    /// The transport header is not found: behind too many extension headers, or cut short.
+    /// The transport header is not found: too many extension headers, or truncated.
     Unknown,
 }
 
 impl PolicyProtocol {
-    /// Each of them.
+    /// All protocols.
     pub const ALL: [Self; 7] = [Self::Tcp, Self::Udp, Self::Sctp, Self::Icmp, Self::Icmpv6, Self::Other, Self::Unknown];
 
-    /// Its name as the API writes it.
+    /// The name in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -185,15 +185,15 @@ impl PolicyProtocol {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PolicyExplainQuery {
-    /// The sender: an endpoint in any form of `{id}`, or an address.
+    /// Sender: an endpoint in any form of `{id}`, or an address.
     #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 600, example = "7")]
     pub from: String,
-    /// The receiver, in the same forms.
+    /// Receiver, in the same forms.
     #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 600, example = "192.0.2.7")]
     pub to: String,
-    /// Protocol; TCP unless given.
+    /// Protocol; default TCP.
     pub protocol: Option<PolicyProtocol>,
-    /// Destination port; for ICMP and ICMPv6 the type, 0 to 255. 0 unless given.
+    /// Destination port; for ICMP and ICMPv6 the type, 0 to 255. Default 0.
     #[param(maximum = 65535, example = 443)]
     pub port: Option<u16>,
 }
@@ -202,14 +202,14 @@ pub struct PolicyExplainQuery {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyVerdict {
-    /// It passes.
+    /// The packet passes.
     Accept,
-    /// It is dropped.
+    /// The packet is dropped.
     Deny,
 }
 
 impl PolicyVerdict {
-    /// Its name as the API writes it.
+    /// The name in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -219,56 +219,56 @@ impl PolicyVerdict {
     }
 }
 
-/// Body of `GET /v1/policy/explain`: what becomes of the packet by the rows in the kernel.
+/// Body of `GET /v1/policy/explain`: the verdict of the rows in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyExplanation {
-    /// Of both ends together: deny where one of them denies, or hands the flow to a proxy that does not serve it.
+    /// Verdict of both ends: deny if one end denies, or redirects the flow to a proxy that does not serve it.
     pub verdict: PolicyVerdict,
-    /// At the sender; absent when the sender is no endpoint of this node.
+    /// Verdict at the sender; absent unless it is an endpoint of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<PolicyJudgement>,
-    /// At the receiver; absent when the receiver is no endpoint of this node.
+    /// Verdict at the receiver; absent unless it is an endpoint of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<PolicyJudgement>,
-    /// What else decides about such a packet: audit mode, the node's own packets.
+    /// Other factors: audit mode, the node's own packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// What one endpoint says about a packet.
+/// Verdict of one endpoint about a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyJudgement {
     /// Endpoint id.
     pub endpoint: u16,
-    /// Whether policy is enforced at this endpoint in this direction; without it the packet passes.
+    /// Whether policy is enforced for the endpoint in this direction; if not, the packet passes.
     pub enforced: bool,
     /// Verdict.
     pub verdict: PolicyVerdict,
-    /// The rule that decides; absent when none does.
+    /// The deciding rule, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
-    /// The way of the flow through the proxy, which judges what the connection carries; absent when it takes none.
+    /// Redirect to the proxy, which decides about the connection's content; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<PolicyRedirect>,
     /// Policies that isolate the endpoint in this direction, when no rule decides and the verdict is deny.
     pub isolated_by: Vec<String>,
-    /// Number of the endpoint's rule set of this direction; 0 for none.
+    /// The endpoint's rule set for the direction; 0 for none.
     pub rule_set: u32,
-    /// Class of the other end in the tables; 0 for every other end that no rule names.
+    /// Class of the peer; 0 for a peer that no rule names.
     pub peer_class: u32,
-    /// Class of the port; 0 for every port that no rule names, 4294967295 where the transport header is not found.
+    /// Class of the port; 0 for a port that no rule names, 4294967295 if the transport header is not found.
     pub port_class: u32,
 }
 
-/// [`PolicyJudgement::port_class`] of a packet whose transport header is not found.
+/// [`PolicyJudgement::port_class`] when the transport header is not found.
 pub const UNKNOWN_PORT_CLASS: u32 = u32::MAX;
 
-/// Where a rule was written.
+/// Source of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyRule {
     /// File.
     pub file: String,
-    /// Line in it, from 1.
+    /// Line in the file, from 1.
     pub line: u32,
     /// Kind and name of the document.
     #[schema(example = "NetworkPolicy shop/db")]
@@ -283,11 +283,11 @@ pub struct PolicyRule {
 pub struct EndpointPolicy {
     /// Endpoint id.
     pub endpoint: u16,
-    /// When policy is enforced for this endpoint: by its own setting, or by the node's mode.
+    /// When policy is enforced for this endpoint: its setting, or the node's mode.
     pub enforcement: PolicyEnforcement,
-    /// Packets that policy would drop pass, and are only counted.
+    /// Audit mode: packets that policy would drop are counted and pass.
     pub audit: bool,
-    /// Revision that the endpoint is to have.
+    /// Desired revision.
     pub desired_revision: u64,
     /// Revision whose rows are in the kernel.
     pub realized_revision: u64,
@@ -300,46 +300,46 @@ pub struct EndpointPolicy {
 /// Rules of an endpoint in one direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointRules {
-    /// Number of the rule set; 0 for none. Endpoints with the same rules share it, and with it the counters.
+    /// Rule set; 0 for none. Endpoints with the same rules share it and its counters.
     pub rule_set: u32,
-    /// Policies that select the endpoint and say something about this direction, `NetworkPolicy shop/db`.
+    /// Policies that select the endpoint and apply to this direction, such as `NetworkPolicy shop/db`.
     pub policies: Vec<String>,
-    /// Rows of the rule set; what matches none of them passes.
+    /// Rows of the rule set; a packet that matches none passes.
     pub rows: Vec<PolicyRow>,
 }
 
-/// A row of a rule set: what becomes of packets of a class of peers and a class of ports.
+/// A row of a rule set: the verdict for a class of peers and a class of ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyRow {
-    /// Prefixes of the other end, or `any`; at most [`POLICY_ROW_PEERS_MOST`].
+    /// Prefixes of the peer, or `any`; at most [`POLICY_ROW_PEERS_MOST`].
     pub peers: Vec<String>,
-    /// How many prefixes more there are.
+    /// Number of omitted prefixes.
     pub more_peers: u64,
     /// Destinations: `TCP 80`, `UDP 8000-8015`, `any`.
     pub ports: Vec<String>,
-    /// `accept`, `deny`, `pass` (on to the next tier), or `redirect` and the port of the proxy.
+    /// `accept`, `deny`, `pass` (to the next tier), or `redirect` and the proxy port.
     #[schema(example = "accept")]
     pub verdict: String,
-    /// The rule; absent for what no rule allows.
+    /// The rule; absent when the row denies for lack of a rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
     /// Tier of the rule: `admin`, `namespaced` or `baseline`.
     #[schema(example = "namespaced")]
     pub tier: String,
-    /// Packets that the row decided about: the first of each flow, each one of a flow that does not pass, and the next
-    /// of each flow after a change of policy.
+    /// Packets that the row decided about: the first of each flow, every packet of a denied flow, and the next of
+    /// each flow after a policy change.
     pub packets: u64,
-    /// Bytes of those packets, Ethernet header included.
+    /// Bytes of those packets, with the Ethernet header.
     pub bytes: u64,
 }
 
-/// A namespace with its labels: element of `GET /v1/namespace`, answer of `PUT /v1/namespace/{name}`.
+/// A namespace with labels: element of `GET /v1/namespace`, answer of `PUT /v1/namespace/{name}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Namespace {
     /// Name.
     #[schema(example = "shop")]
     pub name: String,
-    /// Labels by key, `kubernetes.io/metadata.name` included.
+    /// Labels by key, with `kubernetes.io/metadata.name`.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -347,7 +347,7 @@ pub struct Namespace {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceLabels {
-    /// All labels of the namespace, by key: those that it has now and that are not here go.
+    /// All labels of the namespace, by key; other labels are removed.
     pub labels: BTreeMap<String, String>,
 }
 

@@ -1,27 +1,27 @@
-//! What `GET /v1/proxy` tells.
+//! Body of `GET /v1/proxy`.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What the node's Envoy does.
+/// State of the node's Envoy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyState {
-    /// None runs, and the agent starts none.
+    /// Envoy does not run, and the agent does not start it.
     #[default]
     Absent,
-    /// It runs and is not connected to the agent.
+    /// Envoy runs and is not connected to the agent.
     Starting,
-    /// It runs and is connected.
+    /// Envoy runs and is connected.
     Serving,
-    /// It ended or did not start; the agent starts it again soon.
+    /// Envoy exited or failed to start; the agent restarts it soon.
     Waiting,
 }
 
 impl ProxyState {
-    /// Its name as the API writes it.
+    /// The name in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -33,111 +33,111 @@ impl ProxyState {
     }
 }
 
-/// Requests, TLS connections and queries of DNS that the proxy judged since the agent's start.
+/// Requests, TLS connections and DNS queries that the proxy decided about since the agent's start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyRequests {
-    /// A rule let it pass, and the server got it.
+    /// A rule allowed it, and it reached the server.
     pub forwarded: u64,
-    /// No rule let it pass.
+    /// No rule allowed it.
     pub denied: u64,
-    /// It was not understood, or the server not reached.
+    /// It was not understood, or the server was not reached.
     pub failed: u64,
 }
 
 /// Body of `GET /v1/proxy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyView {
-    /// What Envoy does.
+    /// State of Envoy.
     pub state: ProxyState,
-    /// Since when, milliseconds since the Unix epoch.
+    /// Start of the state, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
-    /// True where the agent starts Envoy (`--envoy`).
+    /// Whether the agent starts Envoy (`--envoy`).
     pub supervised: bool,
-    /// Envoy's version; absent until it has connected.
+    /// Envoy's version; absent until it connects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Envoy's process.
+    /// Envoy's process id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// How often Envoy was started again since the agent's start.
+    /// Restarts of Envoy since the agent's start.
     pub restarts: u64,
-    /// Why Envoy ended or did not start, last time.
+    /// Why Envoy last exited or failed to start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// xDS streams that are open.
+    /// Open xDS streams.
     pub streams: u64,
-    /// Settings for an Envoy that the agent does not start.
+    /// Bootstrap configuration for an Envoy that the agent does not start.
     pub bootstrap: String,
     /// Requests by verdict.
     pub requests: ProxyRequests,
-    /// Records of requests that were dropped because the agent did not take them in time.
+    /// Request records dropped because the agent read them too slowly.
     pub records_lost: u64,
-    /// Completions that deletes wait for now.
+    /// Completions that deletes are waiting for.
     pub completions_pending: u64,
-    /// Completions that deletes gave up.
+    /// Completions that deletes stopped waiting for.
     pub completions_timed_out: u64,
-    /// What Envoy has not acknowledged.
+    /// Listeners that Envoy has not acknowledged.
     pub outstanding: Vec<ProxyOutstanding>,
-    /// Listeners that policy asks for, by port.
+    /// Desired listeners, by port.
     pub listeners: Vec<ProxyListener>,
-    /// Who waits for Envoy now, the longest wait first.
+    /// Waits for Envoy, longest first.
     pub completions: Vec<ProxyCompletion>,
 }
 
-/// A listener of which Envoy has not what was last asked.
+/// A listener whose last update Envoy has not acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyOutstanding {
     /// Listener.
     #[schema(example = "ingress-15000")]
     pub listener: String,
-    /// Why Envoy refused it; absent while it has not answered.
+    /// Why Envoy rejected it; absent while Envoy has not answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// Who serves a listener.
+/// Server of a listener.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyServer {
     /// Envoy: HTTP requests and TLS handshakes.
     #[default]
     Envoy,
-    /// The agent: queries of DNS.
+    /// The agent: DNS queries.
     Agent,
 }
 
-/// A port of the proxy: connections of some endpoints in one direction, and what they may carry.
+/// A listener: a proxy port for connections of some endpoints in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyListener {
     /// Name.
     #[schema(example = "ingress-15000")]
     pub name: String,
-    /// Who serves it.
+    /// Server.
     #[serde(default)]
     pub served_by: ProxyServer,
-    /// Port of the node: TCP, and UDP for DNS.
+    /// Port of the node: TCP, and also UDP for DNS.
     pub port: u16,
     /// `ingress` (connections to the endpoints) or `egress` (connections from them).
     #[schema(example = "ingress")]
     pub direction: String,
-    /// What passes, in words: `GET /public...`, `TLS to example.com`, `DNS of *.example.com`. Values of headers are left out: they may be
-    /// secrets.
+    /// Allowed requests in words: `GET /public...`, `TLS to example.com`, `DNS of *.example.com`. Header values are
+    /// omitted because they may be secrets.
     pub passes: Vec<String>,
-    /// Whether connections pass unseen while no proxy serves (`failOpen`); else they are dropped.
+    /// Whether connections pass uninspected while no proxy serves (`failOpen`); otherwise they are dropped.
     pub fails_open: bool,
-    /// Numbers of the endpoints.
+    /// Endpoint ids.
     pub endpoints: Vec<u16>,
-    /// Who serves it has it as it is here.
+    /// Whether the server uses this version of the listener.
     pub acknowledged: bool,
-    /// Why Envoy refused it, or the agent could not open its port.
+    /// Why Envoy rejected it, or why the agent could not open its port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// A name that containers asked DNS for, and its addresses. Rules with `toFQDNs` follow them.
+/// A DNS name that containers resolved. Rules with `toFQDNs` follow its addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyName {
-    /// Name, in lower case, without the last dot.
+    /// Name in lower case, without the final dot.
     #[schema(example = "api.example.com")]
     pub name: String,
     /// Addresses.
@@ -150,35 +150,36 @@ pub struct ProxyNameAddress {
     /// Address.
     #[schema(value_type = String, example = "192.0.2.7")]
     pub address: IpAddr,
-    /// Until when DNS said so, milliseconds since the Unix epoch. The address stays longer while a connection uses it.
+    /// Expiry of the DNS answer, milliseconds since the Unix epoch. The address stays longer while a connection uses
+    /// it.
     pub until_unix_ms: u64,
 }
 
-/// Somebody waits until Envoy has a listener as it was asked for.
+/// A wait until Envoy acknowledges a listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyCompletion {
     /// Listener.
     #[schema(example = "ingress-15000")]
     pub listener: String,
-    /// The endpoint whose removal waits; absent for a change of policy.
+    /// The endpoint whose delete waits; absent for a policy change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<u16>,
-    /// Since when, milliseconds since the Unix epoch.
+    /// Start, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
-    /// Until when at most, milliseconds since the Unix epoch; without an answer the one who waits goes on then.
+    /// Deadline, milliseconds since the Unix epoch; the waiting operation then continues without an answer.
     pub until_unix_ms: u64,
 }
 
-/// A flow's way through the proxy.
+/// Redirect of a flow to the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyRedirect {
-    /// Port of the proxy, on the node.
+    /// Proxy port on the node.
     pub port: u16,
-    /// What passes, in words, as [`ProxyListener::passes`] has it.
+    /// Allowed requests in words, as in [`ProxyListener::passes`].
     pub passes: Vec<String>,
-    /// Whether connections pass unseen while no proxy serves (`failOpen`); else they are dropped.
+    /// Whether connections pass uninspected while no proxy serves (`failOpen`); otherwise they are dropped.
     pub fails_open: bool,
-    /// What the proxy has not done of it; absent when it serves it.
+    /// Why the proxy does not serve the flow; absent when it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }

@@ -1,47 +1,47 @@
-//! Every endpoint's own check: test packets through its programs, and what came of them.
+//! Self-check of endpoints: test packets through their programs, and the results.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Health;
 
-/// A test packet and what came of it.
+/// A test packet and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SelfCheckCase {
-    /// What was tried: `to-gateway-ipv4`, `false-source-mac-ipv6`, ... (docs/selfcheck.md lists them).
+    /// Name: `to-gateway-ipv4`, `false-source-mac-ipv6`, ... (listed in docs/selfcheck.md).
     pub name: String,
-    /// What desired state says: verdict and counters.
+    /// Expected verdict and counters.
     pub expected: String,
-    /// What the programs did.
+    /// Actual verdict and counters.
     pub got: String,
-    /// They are the same.
+    /// Whether `expected` and `got` are equal.
     pub ok: bool,
 }
 
-/// A mismatch that a second look has confirmed, while it lasts.
+/// A confirmed, current mismatch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SelfCheckAlarm {
-    /// When it began, milliseconds since the Unix epoch.
+    /// Start, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
-    /// What was done about it.
+    /// Action taken.
     pub done: String,
 }
 
 /// The self-check of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SelfCheck {
-    /// `ok`, `failing`, or `pending` as long as nothing was found out.
+    /// `ok`, `failing`, or `pending` before the first result.
     pub state: Health,
-    /// When the test packets were sent, milliseconds since the Unix epoch; none when they never were.
+    /// Time of the test packets, milliseconds since the Unix epoch; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checked_unix_ms: Option<u64>,
     /// The test packets.
     #[serde(default)]
     pub cases: Vec<SelfCheckCase>,
-    /// The alarm that lasts, if one does.
+    /// The current alarm, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alarm: Option<SelfCheckAlarm>,
-    /// Why nothing was found out.
+    /// Why there is no result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What `GET /v1/healthz` tells: the whole of `wharf status`.
+//! Body of `GET /v1/healthz`: all data of `wharf status`.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -14,52 +14,52 @@ pub struct ComponentStatus {
     pub name: String,
     /// Health.
     pub health: Health,
-    /// In words.
+    /// Description.
     pub message: String,
-    /// How old this is, milliseconds: set while the part does not answer, and what is shown is what it said last. Health
+    /// Age of this status, milliseconds: set while the component does not answer and its last status is shown. Health
     /// is then at least degraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_ms: Option<u64>,
-    /// Health apart from what containers do with their shares of the node's pools: readiness follows this one. Absent
-    /// where it is `health`.
+    /// Health that readiness follows: ignores containers that use up their shares of the node's pools. Absent when
+    /// equal to `health`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_containers: Option<Health>,
 }
 
 impl ComponentStatus {
-    /// What a part says of itself now.
+    /// A current status.
     #[must_use]
     pub fn new(name: impl Into<String>, health: Health, message: impl Into<String>) -> Self {
         Self { name: name.into(), health, message: message.into(), stale_ms: None, without_containers: None }
     }
 
-    /// The component, whose health would be `health` if no container spent its share.
+    /// Sets the health that the component has apart from containers that use up their shares.
     #[must_use]
     pub fn by_containers(self, health: Health) -> Self {
         Self { without_containers: (health != self.health).then_some(health), ..self }
     }
 
-    /// Health that the node's readiness follows.
+    /// Health for the node's readiness.
     #[must_use]
     pub fn readiness(&self) -> Health {
         self.without_containers.unwrap_or(self.health)
     }
 }
 
-/// What a script makes of a status: the words of `wharf status --brief` and of `GET /v1/healthz?brief=true`.
+/// Verdict for scripts: the word of `wharf status --brief` and `GET /v1/healthz?brief=true`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The agent serves, and nothing is amiss.
+    /// The agent serves, and all parts are healthy.
     Ok,
-    /// The agent serves, and something is amiss.
+    /// The agent serves, and some part is unhealthy.
     Degraded,
-    /// The agent does not serve, or a part of it does not work.
+    /// The agent does not serve, or a part fails.
     Down,
 }
 
 impl Verdict {
-    /// The word.
+    /// The name in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -70,27 +70,27 @@ impl Verdict {
     }
 }
 
-/// How containers are connected on this node, in words.
+/// How containers are connected on this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkStatus {
     /// Kind of link between container and node.
     pub device_mode: String,
-    /// How packets find their way on the node, and out of it.
+    /// Routing on the node and off it.
     pub routing: String,
     /// Whether source addresses are translated when packets leave the node.
     pub masquerading: String,
-    /// Connections that the kernel tracks, which translation needs; absent while the node does not masquerade.
+    /// Kernel connection tracking, used for masquerading; absent while the node does not masquerade.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionStatus>,
-    /// The flow tables of the programs; absent before the first collection.
+    /// Flow tables of the programs; absent before the first collection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flows: Option<FlowStatus>,
-    /// MTU of links whose creator asks for none, bytes, and where it comes from.
+    /// Default MTU of links, bytes, and its source.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mtu: String,
 }
 
-/// The fill of the kernel's connection tracking.
+/// Fill of the kernel's connection tracking.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectionStatus {
     /// Connections tracked in the node's network namespace.
@@ -99,41 +99,41 @@ pub struct ConnectionStatus {
     pub limit: u64,
 }
 
-/// The flow tables of the programs, as the last collection left them. Counts are since the tables were made: restarts and
-/// upgrades keep them.
+/// Flow tables of the programs after the last collection. Counters start when the tables are created and survive
+/// restarts and upgrades.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowStatus {
-    /// Flows that both ends use.
+    /// Flows used by both ends.
     pub rows: u64,
-    /// So many fit.
+    /// Capacity.
     pub limit: u64,
-    /// Flows collected because they were over.
+    /// Flows collected because they ended.
     pub expired: u64,
-    /// Flows collected because an endpoint of theirs was gone.
+    /// Flows collected because their endpoint was deleted.
     pub orphaned: u64,
-    /// Packets whose flow may be evicted because its endpoint has as many flows as one may.
+    /// Packets whose flow may be evicted because its endpoint has reached its flow quota.
     pub over_quota: u64,
     /// Packets whose flow may be evicted because the table is full.
     pub no_room: u64,
-    /// Packets whose flow is not tracked because its endpoint began too many at once.
+    /// Packets whose flow is untracked because its endpoint started too many flows at once.
     pub untracked: u64,
-    /// When that collection ended, milliseconds since the Unix epoch.
+    /// End of the collection, milliseconds since the Unix epoch.
     pub collected_unix_ms: u64,
-    /// How long it took, microseconds.
+    /// Duration of the collection, microseconds.
     pub took_us: u64,
 }
 
-/// A controller: something that runs again and again.
+/// A controller: a function that runs repeatedly.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ControllerStatus {
     /// Name.
     pub name: String,
-    /// The endpoint it works for; none for the node's own.
+    /// The endpoint that it serves; absent for a controller of the node.
     #[serde(default)]
     pub endpoint: Option<u16>,
-    /// Runs that succeeded.
+    /// Successful runs.
     pub successes: u64,
-    /// Runs that failed.
+    /// Failed runs.
     pub failures: u64,
     /// Failures since the last success.
     pub consecutive_failures: u64,
@@ -143,64 +143,64 @@ pub struct ControllerStatus {
     pub last_failure_unix_ms: Option<u64>,
     /// Last error.
     pub last_error: Option<String>,
-    /// Milliseconds from one run to the next while all is well; none when it runs on demand.
+    /// Interval between successful runs, milliseconds; absent when it runs on demand.
     #[serde(default)]
     pub interval_ms: Option<u64>,
-    /// When it runs next, milliseconds since the Unix epoch; none while it runs, on demand, or when it is stopped.
+    /// Next run, milliseconds since the Unix epoch; absent while it runs, when on demand, or when stopped.
     #[serde(default)]
     pub next_run_unix_ms: Option<u64>,
-    /// Since when the run that is under way runs, milliseconds since the Unix epoch.
+    /// Start of the current run, milliseconds since the Unix epoch.
     #[serde(default)]
     pub running_since_unix_ms: Option<u64>,
-    /// How long the last run took, milliseconds.
+    /// Duration of the last run, milliseconds.
     #[serde(default)]
     pub last_duration_ms: Option<u64>,
-    /// The run that is under way takes longer than any should.
+    /// Whether the current run exceeds its expected duration.
     #[serde(default)]
     pub overdue: bool,
-    /// It was told to stop and will not run again.
+    /// Whether it was stopped and will not run again.
     #[serde(default)]
     pub stopped: bool,
 }
 
 impl ControllerStatus {
-    /// Its last run failed, or the one under way does not end.
+    /// Whether its last run failed, or the current one is overdue.
     #[must_use]
     pub fn is_unwell(&self) -> bool {
         self.consecutive_failures > 0 || self.overdue
     }
 }
 
-/// The deletion queue: records of shims that found no agent.
+/// The deletion queue: records of shims that did not reach the agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeletionQueueStatus {
-    /// Records that wait.
+    /// Waiting records.
     pub records: u64,
-    /// Age of the oldest, milliseconds; 0 when there is none.
+    /// Age of the oldest record, milliseconds; 0 without records.
     pub oldest_age_ms: u64,
-    /// Records put aside since start because they could not be used.
+    /// Unusable records set aside since start.
     pub unusable: u64,
-    /// Records served since start, the canary's included.
+    /// Processed records since start, with the canary.
     pub drained: u64,
-    /// What became of this start's canary, in words.
+    /// Result of the canary of this start.
     pub canary: String,
 }
 
-/// CNI commands since the agent's start, those that the plugin reported afterwards included.
+/// CNI commands since the agent's start, including those that the plugin reported later.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommandStatus {
-    /// Commands that did what was asked.
+    /// Successful commands.
     pub succeeded: u64,
-    /// Commands that failed.
+    /// Failed commands.
     pub failed: u64,
-    /// DELs that succeeded by a durable record, to be carried out later.
+    /// DELs that succeeded with a durable record, to be processed later.
     pub deferred: u64,
-    /// The last one that failed.
+    /// Last failed command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<CommandFailure>,
 }
 
-/// A CNI command that failed. A name is empty where the command has none.
+/// A failed CNI command. A name is empty if the command has none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommandFailure {
     /// `ADD`, `DEL`, `CHECK` or `GC`.
@@ -215,13 +215,13 @@ pub struct CommandFailure {
     pub pod_name: String,
     /// Namespace of the pod.
     pub pod_namespace: String,
-    /// Why.
+    /// Reason.
     pub message: String,
-    /// When, milliseconds since the Unix epoch.
+    /// End, milliseconds since the Unix epoch.
     pub ended_unix_ms: u64,
 }
 
-/// A step that has not ended in its time.
+/// A step that exceeds its time limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StuckStep {
     /// Endpoint id.
@@ -230,28 +230,28 @@ pub struct StuckStep {
     pub attachment: String,
     /// Step.
     pub step: String,
-    /// Milliseconds since it began.
+    /// Duration so far, milliseconds.
     pub for_ms: u64,
-    /// Its bound, milliseconds.
+    /// Time limit, milliseconds.
     pub bound_ms: u64,
 }
 
-/// How much is asked of the agent, and what it costs.
+/// Load of the agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AdmissionStatus {
-    /// Creates that wait for their turn.
+    /// Queued creates.
     pub waiting: u64,
-    /// Creates at work in the kernel.
+    /// Running creates.
     pub running: u64,
-    /// Deletes under way.
+    /// Running deletes.
     pub deletes: u64,
-    /// Milliseconds from one create's end to the next while some wait, as measured.
+    /// Measured time between the ends of two queued creates, milliseconds.
     pub cost_ms: u64,
-    /// Creates refused since start because they would have waited too long.
+    /// Creates refused since start because their wait would have been too long.
     pub refused: u64,
 }
 
-/// An address that was given back and is not given out again yet.
+/// A released address that cannot be leased yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RestingAddress {
     /// Address.
@@ -259,15 +259,15 @@ pub struct RestingAddress {
     pub ip: IpAddr,
     /// Pool.
     pub pool: String,
-    /// Who held it.
+    /// Last owner.
     pub last_owner: String,
-    /// When it was given back, milliseconds since the Unix epoch.
+    /// Time of the release, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
-    /// What still speaks for it, when its rest is over and it is not free.
+    /// Why it is still not free after its rest.
     pub blocked: Option<String>,
 }
 
-/// A record out of service.
+/// A quarantined record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct QuarantinedRecord {
     /// Endpoint id.
@@ -275,13 +275,13 @@ pub struct QuarantinedRecord {
     /// Addresses that stay reserved.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
-    /// Why.
+    /// Reason.
     pub why: String,
-    /// When, milliseconds since the Unix epoch.
+    /// Time, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
 }
 
-/// What the kernel gives.
+/// Kernel features.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KernelStatus {
     /// `uname -r`.
@@ -292,46 +292,46 @@ pub struct KernelStatus {
     pub features: BTreeMap<String, bool>,
 }
 
-/// The proxy's part.
+/// Summary of the proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyStatus {
     /// False while there is no proxy and no rule needs one.
     pub enabled: bool,
     /// Redirects in force.
     pub redirects: u64,
-    /// Completions awaited now.
+    /// Pending completions.
     pub pending_completions: u64,
-    /// Completions that were never given and were passed.
+    /// Completions that timed out.
     pub timed_out_completions: u64,
-    /// What Envoy does.
+    /// State of Envoy.
     #[serde(default)]
     pub state: ProxyState,
-    /// Listeners that policy asks for.
+    /// Desired listeners.
     #[serde(default)]
     pub listeners: u64,
-    /// Listeners that Envoy refused.
+    /// Listeners that Envoy rejected.
     #[serde(default)]
     pub refused: u64,
-    /// How often Envoy was started again since the agent's start.
+    /// Restarts of Envoy since the agent's start.
     #[serde(default)]
     pub restarts: u64,
-    /// Records of requests that were dropped because the agent did not take them in time.
+    /// Request records dropped because the agent read them too slowly.
     #[serde(default)]
     pub records_lost: u64,
     /// Requests by verdict.
     #[serde(default)]
     pub requests: ProxyRequests,
-    /// Addresses that names have which containers asked DNS for.
+    /// Addresses of DNS names that containers resolved.
     #[serde(default)]
     pub name_addresses: u64,
 }
 
-/// Body of `GET /v1/healthz`: the whole of `wharf status`. Answered with 200 while the agent serves, else 503.
+/// Body of `GET /v1/healthz`: all data of `wharf status`. Status 200 while the agent serves, else 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentStatus {
-    /// Worst of the components.
+    /// The worst of the components.
     pub overall: Health,
-    /// True when new endpoints are accepted.
+    /// Whether the agent accepts new endpoints.
     pub serving: bool,
     /// Version of the agent.
     pub version: String,
@@ -351,25 +351,24 @@ pub struct AgentStatus {
     /// How containers are connected.
     #[serde(default)]
     pub network: NetworkStatus,
-    /// Parts.
+    /// Components.
     pub components: Vec<ComponentStatus>,
-    /// Controllers of the node, and those of endpoints that fail or do not end; all of them with
-    /// `?all-controllers=true`.
+    /// Controllers of the node, and endpoint controllers that fail or are overdue; all with `?all-controllers=true`.
     pub controllers: Vec<ControllerStatus>,
-    /// How many controllers there are, of the node and of endpoints.
+    /// Number of controllers of the node and of endpoints.
     #[serde(default)]
     pub controllers_total: u64,
-    /// How many of them fail or do not end.
+    /// Number of failing or overdue controllers.
     #[serde(default)]
     pub controllers_unwell: u64,
     /// IPAM.
     pub ipam: Vec<PoolView>,
     /// Endpoints by state.
     pub endpoints: BTreeMap<String, u64>,
-    /// Steps that have not ended in their time.
+    /// Steps that exceed their time limits.
     #[serde(default)]
     pub stuck: Vec<StuckStep>,
-    /// Records out of service.
+    /// Quarantined records.
     #[serde(default)]
     pub quarantined: Vec<QuarantinedRecord>,
     /// Deletion queue.
@@ -381,40 +380,40 @@ pub struct AgentStatus {
     /// Admission of creates.
     #[serde(default)]
     pub admission: AdmissionStatus,
-    /// What the last leak audit found and left; none before the first.
+    /// Remaining findings of the last leak audit; absent before the first.
     #[serde(default)]
     pub audit_findings: Option<u64>,
-    /// Refused moves of the state machine since start.
+    /// Rejected transitions of state machines since start.
     pub refused_transitions: u64,
-    /// Shared maps, and the sum of the per-endpoint ones.
+    /// Shared maps, and the sum of the per-endpoint maps.
     pub bpf_maps: Vec<BpfMap>,
-    /// Program sets verified ahead of need: ready, wanted.
+    /// Programs verified in advance.
     pub prepared: PreparedStatus,
     /// Proxy.
     pub proxy: ProxyStatus,
-    /// The service that makes the network in the agent's place; absent while the agent makes it.
+    /// The service that makes the network instead of the agent; only in delegated mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delegate: Option<DelegateStatus>,
-    /// Memory of the agent, bytes resident.
+    /// Resident memory of the agent, bytes.
     pub resident_bytes: u64,
-    /// The admin thread answered, on a socket of its own, and not the API.
+    /// Whether the admin thread answered instead of the API.
     #[serde(default)]
     pub from_admin: bool,
 }
 
 impl AgentStatus {
-    /// What a script makes of it. A part that is pending (not known yet, or not applicable) is no fault.
+    /// Verdict for scripts. A pending part (unknown or not applicable) is no fault.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict_on(self.overall)
     }
 
-    /// As [`Self::verdict`], apart from what containers do with their shares of the node's pools: what a readiness
-    /// probe follows, so that no container can make the node unready.
+    /// [`Self::verdict`] for a readiness probe: ignores containers that use up their shares of the node's pools, so
+    /// that a container cannot make the node unready.
     #[must_use]
     pub fn readiness(&self) -> Verdict {
         let of_components = self.components.iter().map(ComponentStatus::readiness).max().unwrap_or(Health::Ok);
-        // The API, which everybody uses, did not answer.
+        // The API did not answer.
         let of_api = if self.from_admin { Health::Degraded } else { Health::Ok };
         self.verdict_on(of_components.max(of_api))
     }
@@ -434,17 +433,17 @@ impl AgentStatus {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct StatusQuery {
-    /// One word as plain text, see `Verdict`, instead of the whole.
+    /// Answer with one word as plain text, see `Verdict`.
     pub brief: Option<bool>,
     /// Every controller of every endpoint.
     pub all_controllers: Option<bool>,
 }
 
-/// Program sets verified ahead of need.
+/// Program sets verified in advance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PreparedStatus {
-    /// Ready to be taken.
+    /// Ready sets.
     pub ready: u64,
-    /// How many are kept ready.
+    /// Target number of ready sets.
     pub target: u64,
 }

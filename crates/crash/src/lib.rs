@@ -1,42 +1,43 @@
-//! Crash points: where the tests kill Wharf between two side effects.
+//! Crash points: places where the tests kill Wharf between two side effects.
 //!
-//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). It does
-//! nothing unless the process called [`arm`], which only the programs of the crash tests do: their `main` is all that they have
-//! beside the product's own code, and what this crate does once it is armed is not linked into any other program. Armed:
+//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). It
+//! has no effect unless the process called [`arm`], which only the programs of the crash tests do: `main` with that
+//! call is their only difference from the product. The code behind it is not linked into other programs. In an armed
+//! process:
 //!
-//! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself by SIGKILL when it comes to that point for the Nth
-//!   time (the first without `:N`). Nothing of Rust runs after that: no destructor, no flush, no answer.
+//! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself with SIGKILL when it reaches that point for the
+//!   Nth time (the first without `:N`). No Rust code runs after that: no destructor, no flush, no answer.
 //! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point, so that a running process can be killed.
 //!   The count starts when the file's text changes; an empty or missing file has no effect.
-//! - `WHARF_CRASH_TRACE=FILE`: each point that is passed appends its name to the file, a line each. The crash tests
-//!   learn from it which points there are, so their list cannot fall behind the code.
-//! - `WHARF_HOLD_FILE=FILE`: while a line of the file is a point's name, a thread at that point blocks, as on a
-//!   kernel or disk that does not answer. [`hold`] marks places without a side effect, which only need this.
+//! - `WHARF_CRASH_TRACE=FILE`: appends the name of each passed point to the file, one a line. The crash tests derive
+//!   their list of points from it, so the list cannot fall behind the code.
+//! - `WHARF_HOLD_FILE=FILE`: a thread blocks at a point while a line of the file has the point's name, as on a kernel
+//!   or disk that does not answer. [`hold`] marks places without a side effect, which only need this.
 
 use std::sync::OnceLock;
 
-/// What points and places do in a process that is armed.
+/// The functions of an armed process.
 struct Armed {
     point: fn(&str),
     hold: fn(&str),
 }
 
-/// Behind a pointer that [`arm`] alone sets, so that the linker drops the rest from programs that never call it.
+/// Only [`arm`] sets this pointer, so the linker drops the code from programs that never call it.
 static ARMED: OnceLock<Armed> = OnceLock::new();
 
-/// Arms this process, for the rest of its life. For the programs of the crash tests alone.
+/// Arms this process until its end. Only for the programs of the crash tests.
 pub fn arm() {
     ARMED.get_or_init(|| Armed { point: armed::point, hold: armed::hold });
 }
 
-/// Whether [`arm`] was called: for points whose names cost something to make.
+/// Whether [`arm`] was called. For points whose names are costly to build.
 #[inline]
 #[must_use]
 pub fn is_armed() -> bool {
     ARMED.get().is_some()
 }
 
-/// A point between two side effects, `operation/where` in kebab-case: `create/after-lease`. Names are unique.
+/// A point between two side effects, named `operation/where` in kebab-case: `create/after-lease`. Names are unique.
 #[inline]
 pub fn point(name: &str) {
     if let Some(armed) = ARMED.get() {
@@ -44,7 +45,7 @@ pub fn point(name: &str) {
     }
 }
 
-/// A place where a test may hold its thread, `room/what` in kebab-case; never killed at, and not in the trace.
+/// A place where a test may block the thread, named `room/what` in kebab-case. Never kills, and is not traced.
 #[inline]
 pub fn hold(name: &str) {
     if let Some(armed) = ARMED.get() {
@@ -80,7 +81,7 @@ mod armed {
     static FILE: LazyLock<Option<std::path::PathBuf>> =
         LazyLock::new(|| std::env::var_os("WHARF_CRASH_FILE").map(Into::into));
 
-    /// The file's text, and the remaining passes of its point.
+    /// The file's text, and the remaining passes before the kill.
     static TOLD: Mutex<(String, u64)> = Mutex::new((String::new(), 0));
 
     /// `NAME` or `NAME:N`.
@@ -94,7 +95,7 @@ mod armed {
     /// True when the file requests a kill at this pass of the point.
     fn is_told(name: &str) -> bool {
         let Some(path) = &*FILE else { return false };
-        // The lock is held during the read, so that two threads see the file's texts in one order.
+        // The lock covers the read, so that all threads see the file's texts in one order.
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let Some((wanted, nth)) = parse(text.trim()) else { return false };
@@ -109,7 +110,7 @@ mod armed {
     }
 
     fn end() {
-        // The kill does not return. If the signal cannot be sent, the test sees that the process lives.
+        // The kill does not return. If the signal cannot be sent, the test notices the live process.
         kill(Pid::this(), Signal::SIGKILL).ok();
         std::thread::sleep(std::time::Duration::from_secs(60));
     }
@@ -120,20 +121,20 @@ mod armed {
     static HOLD: LazyLock<Option<std::path::PathBuf>> =
         LazyLock::new(|| std::env::var_os("WHARF_HOLD_FILE").map(Into::into));
 
-    /// See the top of this crate.
+    /// See the crate documentation.
     pub(crate) fn hold(name: &str) {
         let Some(path) = &*HOLD else { return };
-        // A file that is not there holds nobody.
+        // A missing file blocks no thread.
         while std::fs::read_to_string(path).is_ok_and(|text| text.lines().any(|line| line.trim() == name)) {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// See the top of this crate.
+    /// See the crate documentation.
     #[allow(clippy::panic, reason = "a trace that is not written would make the crash tests miss points")]
     pub(crate) fn point(name: &str) {
         if let Some(path) = &*TRACE {
-            // Opened each time and appended in one write, so that processes and threads may share the file.
+            // Opened each time and appended in one write, so that processes and threads can share the file.
             let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
             if let Err(error) = opened.and_then(|mut f| f.write_all(format!("{name}\n").as_bytes())) {
                 panic!("trace crash point {name} to {}: {error}", path.display());

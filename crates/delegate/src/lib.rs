@@ -1,8 +1,8 @@
-//! The gRPC interface of delegated mode: the service at `--delegate` makes the network of the node's containers, and the agent passes
-//! the container runtime's commands on to it.
+//! The gRPC interface of delegated mode: the service at `--delegate` makes the network of the node's containers, and
+//! the agent forwards the container runtime's commands to the service.
 //!
-//! `proto/wharf/delegate/v1/delegate.proto` is the interface and says what both sides owe each other. The code below is
-//! generated from it by this crate's test; `WHARF_UPDATE_PROTO=1 cargo test -p wharf-delegate` writes it anew.
+//! `proto/wharf/delegate/v1/delegate.proto` defines the interface and the contract of both sides. A test of this crate
+//! generates the code below; `WHARF_UPDATE_PROTO=1 cargo test -p wharf-delegate` updates it.
 
 #[allow(
     missing_docs,

@@ -1,4 +1,4 @@
-//! A CNI command as the shim names it to the agent: in the header of each request, and in a [report](crate::report).
+//! A CNI command, as the shim describes it to the agent in a header of each request and in a [report](crate::report).
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -7,12 +7,12 @@ use wharf_names::rules;
 
 use crate::queue::Unusable;
 
-/// Longest name of a pod or of its namespace, bytes.
+/// Longest pod name or pod namespace, bytes.
 pub const MAX_POD_BYTES: usize = 253;
-/// Longest header that is read, bytes; those that are written are shorter than half of it.
+/// Longest header that is read, bytes. Headers that the shim writes are less than half as long.
 pub const MAX_HEADER_BYTES: usize = 4096;
 
-/// Commands that are counted. STATUS and VERSION are about no container and change nothing.
+/// Counted commands. STATUS and VERSION concern no container and change nothing.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Verb {
@@ -38,19 +38,19 @@ impl Verb {
         }
     }
 
-    /// The command of this `CNI_COMMAND`, if it is counted.
+    /// The command with this `CNI_COMMAND`, if it is counted.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Add, Self::Del, Self::Check, Self::Gc].into_iter().find(|verb| verb.as_str() == text)
     }
 }
 
-/// One run of the shim. A text is empty where the command has none, or where the shim could not read it.
+/// One run of the shim. A text is empty if the command has none, or the shim could not read it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// A random number, by which the agent finds a request of the command when a report of it comes.
+    /// A random number that links a command's requests with its report.
     pub id: u64,
-    /// Which command.
+    /// Verb.
     pub verb: Verb,
     /// Network.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -67,12 +67,12 @@ pub struct Command {
     /// `K8S_POD_NAMESPACE`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod_namespace: String,
-    /// Another plugin made the interface, as far as the shim knows; of a DEL the agent knows it.
+    /// Whether another plugin made the interface, as far as the shim knows. For a DEL, the agent uses its record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chained: bool,
 }
 
-/// What the header holds.
+/// Content of the header.
 #[derive(Serialize, Deserialize)]
 struct Header {
     command: Command,
@@ -80,11 +80,11 @@ struct Header {
 }
 
 impl Command {
-    /// The value of the header that names the command, in ASCII. `age` is how long the shim has run.
+    /// The header's value, in ASCII. `age`: run time of the shim.
     #[must_use]
     pub fn to_header(&self, age: Duration) -> String {
         let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
-        // Plain texts and numbers cannot fail to serialise; without a header a command is not counted, and works.
+        // Texts and numbers always serialize. A command without a header works, but is not counted.
         let json = serde_json::to_string(&Header { command: self.clone(), age_us }).unwrap_or_default();
         let mut ascii = String::with_capacity(json.len());
         for c in json.chars() {
@@ -100,10 +100,10 @@ impl Command {
         ascii
     }
 
-    /// Reads a header that anybody may have sent: the command, and how long its shim had run when it asked.
+    /// Parses an untrusted header: the command, and the shim's run time at the request.
     ///
     /// # Errors
-    /// It is no such header, or a name in it breaks a rule.
+    /// The header is invalid, or a name in it breaks a rule.
     pub fn of_header(bytes: &[u8]) -> Result<(Self, Duration), Unusable> {
         if bytes.len() > MAX_HEADER_BYTES {
             return Err(Unusable::TooLong);
@@ -125,7 +125,7 @@ impl Command {
     }
 }
 
-/// Checks a text that may be empty. The error quotes at most 80 characters of it, because the text may be hostile.
+/// Checks a text that may be empty. The error quotes at most 80 characters, because the text may be hostile.
 fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'static str>) -> Result<(), Unusable> {
     if text.is_empty() {
         return Ok(());

@@ -1,13 +1,13 @@
 //! The deletion queue: durable records of DELs without an agent, one file each in `<run-dir>/deletions`.
 //!
-//! A shim [puts](Queue::put) a record and succeeds once it is on disk; the agent [lists](Queue::list) the records,
+//! A shim [puts](Queue::put) a record and succeeds once it is on disk. The agent [lists](Queue::list) the records,
 //! runs the deletes, and [removes](Queue::remove) each record only after its delete succeeded. A record is created by
-//! a rename, so a reader sees all of it or nothing. A killed writer leaves a temporary file, which the agent
-//! [sweeps](Queue::sweep). The file's name is a hash of the attachment: a second DEL of the same attachment replaces
-//! the record of the first.
+//! a rename, so a reader sees a complete record or none. A killed writer leaves a temporary file, which the agent
+//! [sweeps](Queue::sweep). The file name is a hash of the attachment: a second DEL of the same attachment replaces
+//! the first record.
 //!
 //! There is no lock. Two writers of one attachment write records that differ only in time. Concurrent writers may
-//! exceed the cap by one record each. Every file in the directory is untrusted until it is parsed.
+//! exceed the cap by one record each. Every file in the directory is untrusted until parsed.
 
 mod error;
 pub(crate) mod record;
@@ -29,32 +29,32 @@ pub use self::{
     record::{Deletion, EndpointRef, VERSION},
 };
 
-/// The queue's directory in the agent's run directory.
+/// Directory of the queue in the agent's run directory.
 pub const DIRECTORY: &str = "deletions";
-/// The directory of records of ADDs that a delegated agent passed on and that have not ended, in its run directory: each is owed a
-/// DEL until it has.
+/// Directory, in the run directory of an agent in delegated mode, with records of ADDs that were passed on and have
+/// not finished. Each needs a DEL until it has finished.
 pub const UNFINISHED: &str = "unfinished-adds";
-/// Most waiting records. A DEL beyond this is refused, so that a runtime that retries for days cannot fill the disk.
+/// Most waiting records. Further DELs are rejected, so that a runtime that retries for days cannot fill the disk.
 pub const MAX_RECORDS: usize = 4096;
-/// Largest record that is read, bytes; those that are written have less than 1 KiB.
+/// Largest record that is read, bytes. Written records have less than 1 KiB.
 pub const MAX_RECORD_BYTES: u64 = 8192;
-/// Where unusable files are kept for a person to look at, in the queue's directory.
+/// Directory of unusable files in the queue's directory, for inspection.
 pub const BAD: &str = "bad";
-/// Unusable files that are kept; the oldest go.
+/// Most unusable files kept; the oldest are removed.
 pub const MAX_BAD: usize = 64;
 
-/// Names of files that are being written.
+/// Prefix of incomplete files.
 const TEMPORARY: &str = ".tmp-";
-/// Most files that one listing reads: more than writers leave, and few enough not to delay a restart by seconds.
+/// Limit of one listing: above the cap, and low enough not to delay a restart by seconds.
 const MAX_LOOKED_AT: usize = 2 * MAX_RECORDS;
-/// Longest part of an unusable file's name that is kept, characters of at most four bytes: the new name stays below
-/// 255 bytes.
+/// Longest part kept of an unusable file's name, characters of at most four bytes: the new name stays below 255
+/// bytes.
 const MAX_BAD_NAME_CHARS: usize = 48;
 
 /// A file of the queue.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
-    /// Its name in the directory.
+    /// File name.
     pub name: String,
     /// Time of the first delete request, or the modification time of an unusable file; milliseconds since the Unix
     /// epoch.
@@ -64,7 +64,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether the agent sent the record to itself: no deletion waits.
+    /// Whether this is the agent's canary, which requests no delete.
     #[must_use]
     pub fn is_canary(&self) -> bool {
         self.content.as_ref().is_ok_and(|deletion| deletion.canary.is_some())
@@ -78,25 +78,25 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The queue in this run directory. Nothing is touched yet.
+    /// The queue in this run directory. Does not access it.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join(DIRECTORY) }
     }
 
-    /// The records of unfinished ADDs in this run directory; only the agent writes and reads them.
+    /// The records of unfinished ADDs in this run directory. Only the agent uses them.
     #[must_use]
     pub fn unfinished(run_dir: &Path) -> Self {
         Self { path: run_dir.join(UNFINISHED) }
     }
 
-    /// The queue beside the agent's socket.
+    /// The queue in the directory of the agent's socket.
     #[must_use]
     pub fn of_socket(socket: &Path) -> Self {
         Self::new(socket.parent().unwrap_or(Path::new("/")))
     }
 
-    /// Its directory.
+    /// The queue's directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -108,10 +108,10 @@ impl Queue {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Makes the directory (0700), and the run directory too (0755) where it is missing.
+    /// Creates the directory (0700), and the run directory (0755) if it is missing.
     ///
     /// # Errors
-    /// The file system refuses, or something else has the name.
+    /// A file system error, or the path is not a directory.
     pub fn ensure_directory(&self) -> Result<(), QueueError> {
         let run_dir = self.run_dir();
         if !run_dir.exists() {
@@ -134,13 +134,13 @@ impl Queue {
         }
     }
 
-    /// Writes a record durably and returns its file's name. A record of the same attachment is replaced and its older
-    /// time is kept, because the delete waits since then. When writers race, either time may win; they differ by the
-    /// duration of a put.
+    /// Writes a record durably and returns its file name. A record of the same attachment is replaced, and its older
+    /// time is kept, because the delete has waited since then. When writers race, either time may win; they differ by
+    /// the duration of a put.
     ///
     /// # Errors
-    /// The record breaks a rule, the queue is full, or the file system refuses. Nothing is left behind, except the
-    /// record itself when the last step fails.
+    /// The record is invalid, the queue is full, or a file system error. Leaves nothing behind, except the record
+    /// itself when the last step fails.
     pub fn put(&self, deletion: &Deletion) -> Result<String, QueueError> {
         deletion.check().map_err(|why| QueueError::Invalid { why })?;
         self.ensure_directory()?;
@@ -166,7 +166,7 @@ impl Queue {
             Ok(())
         });
         if let Err(error) = placed {
-            // A leftover is swept later. The first error is the one to report.
+            // The sweep removes a leftover. Report the first error.
             let _ = fs::remove_file(&temporary);
             return Err(error);
         }
@@ -175,7 +175,7 @@ impl Queue {
         Ok(name)
     }
 
-    /// Whether a record can be written: writes a temporary file, and removes it.
+    /// Checks whether a record can be written: writes and removes a temporary file.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -186,26 +186,26 @@ impl Queue {
         }
         let temporary = self.path.join(format!("{TEMPORARY}{}", token()));
         let written = write(&temporary, b"{}");
-        // A leftover is swept later.
+        // The sweep removes a leftover.
         let _ = fs::remove_file(&temporary);
         written
     }
 
-    /// The name of an attachment's file.
+    /// File name of an attachment's record.
     #[must_use]
     pub fn file_name(network: &str, container_id: &str, ifname: &str) -> String {
         record::file_name(network, container_id, ifname)
     }
 
-    /// True when a record of this attachment exists. Costs one `lstat`. An unreadable directory counts as empty,
-    /// because its records could not be processed either.
+    /// Whether a record of this attachment exists, with one `lstat`. An unreadable directory counts as empty, because
+    /// its records could not be processed either.
     #[must_use]
     pub fn contains(&self, network: &str, container_id: &str, ifname: &str) -> bool {
         let path = self.path.join(Self::file_name(network, container_id, ifname));
         fs::symlink_metadata(path).is_ok_and(|there| there.is_file())
     }
 
-    /// The queue's files, oldest first; empty when there is no directory. At most twice [`MAX_RECORDS`] files.
+    /// The queue's files, oldest first; empty without a directory. At most twice [`MAX_RECORDS`] files.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -227,10 +227,10 @@ impl Queue {
         Ok(entries)
     }
 
-    /// Removes a record; one that is gone already is no error.
+    /// Removes a record; a missing record is no error.
     ///
     /// # Errors
-    /// No record has such a name, or the file system refuses.
+    /// The name is not a record's, or a file system error.
     pub fn remove(&self, name: &str) -> Result<(), QueueError> {
         let path = self.path_of("remove deletion record", name)?;
         wharf_crash::point("queue/before-remove");
@@ -245,16 +245,16 @@ impl Queue {
         Ok(())
     }
 
-    /// Moves an unusable file to [`BAD`], where at most [`MAX_BAD`] are kept; one that is gone already is no error.
+    /// Moves an unusable file to [`BAD`], which keeps at most [`MAX_BAD`]; a missing file is no error.
     ///
     /// # Errors
-    /// No file of the queue has such a name, or the file system refuses.
+    /// The name is not valid in the queue, or a file system error.
     pub fn set_aside(&self, name: &str) -> Result<(), QueueError> {
         let path = self.path_of("set aside deletion record", name)?;
         self.move_to_bad(&path, name)
     }
 
-    /// Files that were set aside and that nobody has removed since, the oldest first; at most [`MAX_BAD`].
+    /// Files in [`BAD`], oldest first; at most [`MAX_BAD`].
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -263,7 +263,7 @@ impl Queue {
         let failed = |e| io("read", &bad)(e);
         let mut paths = Vec::new();
         let listing = match fs::read_dir(&bad) {
-            // A file of that name is set aside with the next one.
+            // The next [`Self::set_aside`] moves away a file that has the directory's name.
             Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::NotADirectory => return Ok(paths),
             other => other.map_err(failed)?,
         };
@@ -275,10 +275,10 @@ impl Queue {
     }
 
     /// Removes temporary files of killed writers that are older than `older_than`, and sets aside files whose names
-    /// are not UTF-8. Returns the number of files removed or set aside.
+    /// are not UTF-8. Returns the number of files handled.
     ///
     /// # Errors
-    /// The directory cannot be read, or a file not removed; the others are tried all the same.
+    /// The directory cannot be read, or a file cannot be removed; the others are still tried.
     pub fn sweep(&self, older_than: Duration) -> Result<usize, QueueError> {
         let (mut swept, mut problem) = (0, None);
         for name in self.names()? {
@@ -337,7 +337,7 @@ impl Queue {
         let bad = self.path.join(BAD);
         match fs::symlink_metadata(&bad) {
             Ok(there) if there.is_dir() => {}
-            // Somebody's file has the directory's name. It is set aside too; after a crash in between, as any other file.
+            // A file has the directory's name. It is set aside too; after a crash in between, like any other file.
             Ok(_) => {
                 let other = self.path.join(format!("{BAD}-{}", token()));
                 fs::rename(&bad, &other).map_err(io("set aside", &bad))?;
@@ -367,11 +367,11 @@ impl Queue {
     }
 }
 
-/// Makes a directory, with those above it.
+/// Creates a directory and its parents.
 fn make(path: &Path, mode: u32) -> Result<(), QueueError> {
     let failed = |e| io("make directory", path)(e);
     DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
-    // The umask may have removed bits of the mode.
+    // The umask may have removed mode bits.
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)
 }
 
@@ -392,7 +392,7 @@ fn sync_directory(path: &Path) -> Result<(), QueueError> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(io("sync directory", path))
 }
 
-/// Removes a file, a link, or a directory with what is in it, without following links.
+/// Removes a file, a link, or a directory tree, without following links.
 fn remove_any(path: &Path) -> Result<(), QueueError> {
     let removed = match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => fs::remove_dir_all(path),
@@ -409,13 +409,13 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
 }
 
-/// A file of unknown age does not count as older.
+/// Whether the file is older; false for unknown age.
 pub(crate) fn is_older(path: &Path, age: Duration) -> bool {
     let modified = fs::symlink_metadata(path).and_then(|there| there.modified());
     modified.ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
-/// A unique part of a file name. The standard library seeds its hashers from the kernel, and each one differently.
+/// A unique part of a file name. Each standard hasher is seeded differently from the kernel.
 pub(crate) fn token() -> String {
     format!("{:08x}-{:016x}", std::process::id(), RandomState::new().hash_one(0_u8))
 }

@@ -1,13 +1,16 @@
-//! Reports: what became of CNI commands that the agent did not answer, one file each in `<run-dir>/reports`.
+//! Reports: outcomes of CNI commands that the agent did not answer, one file each in `<run-dir>/reports`.
 //!
-//! A shim [puts](Reports::put) a report of what the agent cannot know: it was away or hung, the configuration was bad,
-//! the result could not be written, CHECK's verdict. The agent makes the directory, and counts the reports that
-//! it [takes](Reports::take). Where no agent has run in this boot there is no directory, and no report.
+//! A shim [puts](Reports::put) a report of facts that the agent cannot know: the agent did not run or hung, the
+//! configuration was bad, the result could not be written, CHECK's verdict. The agent creates the directory and
+//! counts the reports that it [takes](Reports::take). Before an agent has run in this boot there is no directory, and
+//! no report is written.
 //!
-//! A report is a note, not a promise: nothing is synced, so a crash of the machine may lose some, and at
-//! [`MAX_REPORTS`] the oldest makes place for the newest, which carries the count of those that were lost. There is no lock: a report is
-//! counted by whoever removes its file, as taken or as lost, and only one process can remove it. A writer that is killed before its own report is in place
-//! loses the counts of those that it removed. Concurrent writers may exceed the bound by one report each, or fall some reports short of it. Every file in the directory is untrusted until it is parsed.
+//! Reports are best effort. Nothing is synced, so a crash of the machine may lose some. At [`MAX_REPORTS`], a new
+//! report evicts the oldest and carries the count of evicted ones. There is no lock: the process that removes a
+//! report's file counts it, as taken or as dropped, and only one process can remove it. A writer that is killed
+//! before its report is in place loses the counts of the reports that it removed. Concurrent writers may exceed the
+//! bound by one report each, or leave some reports less than it. Every file in the directory is untrusted until
+//! parsed.
 
 use std::{
     ffi::OsString,
@@ -29,37 +32,37 @@ use crate::{
     },
 };
 
-/// The directory in the agent's run directory.
+/// Directory of the reports in the agent's run directory.
 pub const DIRECTORY: &str = "reports";
-/// Most reports that wait.
+/// Most waiting reports.
 pub const MAX_REPORTS: usize = 512;
-/// Longest message that is kept, bytes.
+/// Longest message kept, bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// The version that is written, and the only one that is read. Fields that a later version adds are passed over.
+/// Version that is written; no other version is read. Unknown fields are ignored.
 pub const VERSION: u32 = 1;
-/// Names of files that are being written.
+/// Prefix of incomplete files.
 const TEMPORARY: &str = ".tmp-";
-/// Most names that one listing reads.
+/// Most names read by one listing.
 const MAX_LOOKED_AT: usize = 2 * MAX_REPORTS;
-/// Most reports that make place for one. A listing while others write shows files that are gone beside those that took their place,
-/// so there may be fewer than it shows.
+/// Most reports evicted for a new one. While others write, a listing may show removed files together with their
+/// replacements, so fewer reports may exist than it shows.
 const MAX_EVICTED: u64 = 2;
 
-/// How a command ended for the runtime.
+/// Outcome of a command for the runtime.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It did what was asked.
+    /// The command succeeded.
     Success,
-    /// The runtime got an error, or nothing.
+    /// The runtime got an error or no answer.
     Failure,
-    /// A DEL that succeeded by a durable record of what is to be deleted.
+    /// A DEL that succeeded with a durable deletion record.
     Deferred,
 }
 
 impl Outcome {
-    /// The word of metrics and logs.
+    /// The name in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -70,34 +73,34 @@ impl Outcome {
     }
 }
 
-/// What became of a command.
+/// Outcome of a command.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// [`VERSION`].
     pub version: u32,
     /// The command.
     pub command: Command,
-    /// Its end.
+    /// Outcome.
     pub outcome: Outcome,
-    /// A DEL that succeeded because nothing of the attachment is there.
+    /// A DEL that succeeded because the attachment does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub found_nothing: bool,
-    /// The code of the CNI error.
+    /// CNI error code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<u32>,
-    /// The message of the CNI error; a [put](Reports::put) cuts it to [`MAX_MESSAGE_BYTES`].
+    /// CNI error message; [put](Reports::put) cuts it to [`MAX_MESSAGE_BYTES`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// From the shim's start to its answer, microseconds.
+    /// Time from the shim's start to its answer, microseconds.
     pub duration_us: u64,
-    /// When it ended, milliseconds since the Unix epoch.
+    /// End of the command, milliseconds since the Unix epoch.
     pub ended_unix_ms: u64,
-    /// Reports that were dropped for this one and those before it.
+    /// Reports evicted for this one, including the counts that they carried.
     #[serde(default)]
     pub dropped: u64,
 }
 
-/// Parsed first, so that a report of another version is refused as such.
+/// Parsed first, so that another version is reported as such.
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
@@ -119,7 +122,7 @@ impl Report {
 /// A file of the directory.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
-    /// Its name.
+    /// File name.
     pub name: OsString,
     /// The report, or why it cannot be used.
     pub content: Result<Report, Unusable>,
@@ -132,28 +135,28 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Those in this run directory. Nothing is touched yet.
+    /// The reports in this run directory. Does not access it.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join(DIRECTORY) }
     }
 
-    /// Those beside the agent's socket.
+    /// The reports in the directory of the agent's socket.
     #[must_use]
     pub fn of_socket(socket: &Path) -> Self {
         Self::new(socket.parent().unwrap_or(Path::new("/")))
     }
 
-    /// Their directory.
+    /// The directory of the reports.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the directory (0700) in the run directory; the agent's part.
+    /// Creates the directory (0700) in the run directory. Only the agent calls this.
     ///
     /// # Errors
-    /// The file system refuses, or something else has the name.
+    /// A file system error, or the path is not a directory.
     pub fn ensure_directory(&self) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(&self.path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
@@ -165,10 +168,10 @@ impl Reports {
         fs::set_permissions(&self.path, Permissions::from_mode(0o700))
     }
 
-    /// Writes a report; the oldest ones make place for it where there are too many.
+    /// Writes a report; evicts the oldest reports at the bound.
     ///
     /// # Errors
-    /// The directory is not there, because no agent has run, or the file system refuses. Nothing is left behind.
+    /// The directory does not exist, because no agent has run, or a file system error. Leaves nothing behind.
     pub fn put(&self, report: &Report) -> io::Result<()> {
         let names = self.names()?;
         let mut report = report.clone();
@@ -201,7 +204,7 @@ impl Reports {
             // The name starts with the time, so that names sort by age.
             .and_then(|()| fs::rename(&temporary, self.path.join(format!("{:016}-{token}", report.ended_unix_ms))));
         if written.is_err() {
-            // A leftover is swept later. The first error is the one to tell.
+            // The sweep removes a leftover. Report the first error.
             let _ = fs::remove_file(&temporary);
         }
         written
@@ -225,18 +228,20 @@ impl Reports {
         Ok(entries)
     }
 
-    /// Removes a file that [`Self::list`] named, whatever it is; false where another process did so before.
+    /// Removes a file that [`Self::list`] returned; false if another process removed it first.
     ///
     /// # Errors
-    /// The file system refuses.
+    /// A file system error.
     pub fn remove(&self, entry: &Entry) -> io::Result<bool> {
         remove_any(&self.path.join(&entry.name))
     }
 
-    /// Lists and removes. Those that another process removed meanwhile are left out, because it counts them.
+    /// Lists and removes the reports. Reports that another process removes meanwhile are left out: that process
+    /// counts them.
     ///
     /// # Errors
-    /// The directory cannot be read, or its first file not removed. A failure after that ends the listing, and the next take meets it.
+    /// The directory cannot be read, or the first file cannot be removed. A later failure ends the listing, and the
+    /// next take reports it.
     pub fn take(&self) -> io::Result<Vec<Entry>> {
         let mut taken = Vec::new();
         for entry in self.list()? {
@@ -253,7 +258,7 @@ impl Reports {
     /// Removes files of killed writers that are older than `older_than`.
     ///
     /// # Errors
-    /// The directory cannot be read, or a file not removed.
+    /// The directory cannot be read, or a file cannot be removed.
     pub fn sweep(&self, older_than: Duration) -> io::Result<()> {
         for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
             let path = item?.path();
@@ -265,7 +270,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Names of whole files, sorted.
+    /// Names of complete files, sorted.
     fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
@@ -279,7 +284,7 @@ impl Reports {
     }
 }
 
-/// False where nothing was there.
+/// False if the file does not exist.
 fn remove_any(path: &Path) -> io::Result<bool> {
     let removed = match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => fs::remove_dir_all(path),
@@ -367,7 +372,7 @@ mod tests {
         let kept = contents(&reports);
         assert_eq!((kept.len(), kept[0].ended_unix_ms), (MAX_REPORTS, 3));
         assert_eq!(kept.iter().map(|r| r.dropped).sum::<u64>(), 3);
-        // One that carries a count is dropped in its turn.
+        // A report that carries a count is evicted in turn.
         for at in many + 3..2 * many + 4 {
             reports.put(&report(at)).unwrap();
         }
@@ -392,10 +397,10 @@ mod tests {
             let of = |entry: &Entry| 1 + entry.content.as_ref().unwrap().dropped;
             taken.iter().map(of).sum::<u64>()
         };
-        // A reader takes some while others write, as many as the scheduler lets it.
+        // A reader takes some while others write.
         let before = count(&write_beside(|reports| reports.take().unwrap()));
         assert_eq!(before + count(&reports.take().unwrap()), writers * each);
-        // Without one, what is left is within some reports of the bound.
+        // Without a reader, the number of remaining reports is near the bound.
         write_beside(|_| Vec::new());
         let left = reports.take().unwrap();
         assert_eq!(count(&left), writers * each);

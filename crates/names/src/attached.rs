@@ -1,12 +1,12 @@
-//! Names by which the attached programs of an endpoint are found, the same in every ABI version.
+//! Names of an endpoint's attached programs, the same in every ABI version.
 
-/// Directory of Wharf's pins in a bpffs. Each ABI version has a subdirectory `vN`.
+/// Directory of Wharf's pins in a bpffs; one subdirectory `vN` for each ABI version.
 pub const PIN_ROOT: &str = "wharf";
-/// Directory of a version's endpoints; each has a subdirectory by its id.
+/// Directory of a version's endpoints, with a subdirectory for each id.
 pub const PIN_ENDPOINTS: &str = "endpoints";
-/// Pins of an endpoint's tcx links, ingress and egress of the host side.
+/// Pins of an endpoint's tcx links on the host side: ingress, egress.
 pub const LINK_PINS: [&str; 2] = ["link_from_container", "link_to_container"];
 /// Prefix of the names of clsact filters.
 pub const FILTER_PREFIX: &str = "wharf/";
-/// Name of the program that drops everything.
+/// Program that drops all packets.
 pub const SINK: &str = "sink";

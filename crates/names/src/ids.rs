@@ -1,4 +1,4 @@
-//! Newtypes for every id. Each parses hostile text once, at the edge; inside, the type is the proof.
+//! Newtypes for ids. Each parses untrusted text at the edge; inside, the type proves validity.
 
 use std::{fmt, num::NonZeroU16, str::FromStr};
 
@@ -17,11 +17,11 @@ pub const MAX_ENDPOINT_ID: u16 = {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid {kind} {value:?}: {reason}")]
 pub struct IdError {
-    /// What was parsed, for example `container id`.
+    /// Type of the value, for example `container id`.
     pub kind: &'static str,
     /// The text, cut to 80 characters.
     pub value: String,
-    /// The rule it breaks.
+    /// The broken rule.
     pub reason: &'static str,
 }
 
@@ -29,13 +29,12 @@ fn reject<T>(kind: &'static str, value: &str, reason: &'static str) -> Result<T,
     Err(IdError { kind, value: value.chars().take(80).collect(), reason })
 }
 
-/// Node-local number of an endpoint, 1 to [`MAX_ENDPOINT_ID`]. Reused only after its delete has ended.
+/// Node-local number of an endpoint, 1 to [`MAX_ENDPOINT_ID`]. Reused only after its delete has finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u16", into = "u16")]
 pub struct EndpointId(NonZeroU16);
 
 impl EndpointId {
-    /// The id as a number.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0.get()
@@ -74,7 +73,7 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// Grows with each attachment ever created on this node; never reused. Every destructive act names it.
+/// Grows with each attachment created on this node; never reused. Every destructive act names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
@@ -104,10 +103,10 @@ macro_rules! text_id {
         pub struct $name(pub(crate) String);
 
         impl $name {
-            /// Parses and checks.
+            /// Parses and checks a text.
             ///
             /// # Errors
-            /// When the text breaks the type's rule; the error names the rule.
+            /// The text breaks the type's rule; the error names the rule.
             pub fn parse(s: &str) -> Result<Self, IdError> {
                 let check: fn(&str) -> Result<(), &'static str> = $check;
                 match check(s) {
@@ -152,21 +151,21 @@ macro_rules! text_id {
 }
 
 text_id! {
-    /// Container id as CNI defines it: alphanumeric first, then also `_ . -` (CNI spec, section 2, CNI_CONTAINERID).
+    /// Container id (CNI spec, section 2, CNI_CONTAINERID): alphanumeric first, then also `_ . -`.
     ContainerId, "container id", rules::name
 }
 
 impl ContainerId {
-    /// The id of a sandbox that `wharf sandbox` makes: the name and a random number, so that a late delete never meets a
-    /// later sandbox of the name.
+    /// The id of a sandbox of `wharf sandbox`: its name and a random number, so that a late delete never affects a
+    /// later sandbox with the name.
     ///
     /// # Errors
-    /// When the name breaks the rule of a container id.
+    /// The name is not valid in a container id.
     pub fn of_sandbox(name: &str, random: u32) -> Result<Self, IdError> {
         Self::parse(&format!("{name}-{random:08x}"))
     }
 
-    /// The name in an id of the form that [`Self::of_sandbox`] makes.
+    /// The name in an id that [`Self::of_sandbox`] made.
     #[must_use]
     pub fn sandbox_name(&self) -> Option<&str> {
         let (name, random) = self.0.rsplit_once('-')?;
@@ -180,7 +179,7 @@ text_id! {
     IfName, "interface name", rules::ifname
 }
 text_id! {
-    /// CNI network name: same alphabet as a container id.
+    /// CNI network name; same alphabet as a container id.
     NetworkName, "network name", rules::name
 }
 text_id! {
@@ -198,7 +197,7 @@ text_id! {
     PortName, "port name", rules::port_name
 }
 
-/// The CNI key of an attachment: unique among live endpoints.
+/// The CNI key of an attachment; unique among live endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Attachment {
     /// Network.

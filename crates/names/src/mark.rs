@@ -1,30 +1,31 @@
 //! The owner's mark: the alias (`IFLA_IFALIAS`) on the host side of an endpoint's veth pair.
 //!
-//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, names as in the CNI key. A mark longer than the kernel's
-//! limit is cut off at the last character that fits. The mark is set in the same request that makes the link: the path of
-//! a network namespace may come to name another container's, but a link with this mark belongs to this attachment.
+//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, names as in the CNI key. A mark longer than the
+//! kernel's limit is cut at the last character that fits. The request that creates the link sets the mark. The path
+//! of a network namespace may later name another container's namespace, but a link with this mark belongs to this
+//! attachment.
 
 use std::fmt;
 
-/// The kernel's longest alias, bytes (`IFALIASZ` is 256, its last byte is the terminating zero).
+/// The kernel's longest alias, bytes (`IFALIASZ` is 256 with the terminating zero).
 pub const MAX_MARK: usize = 255;
 const PREFIX: &str = "wharf:";
-/// A mark of this length may be cut off: the first character that did not fit may have had up to four bytes.
+/// A mark of this length may be cut: the first character that did not fit may have up to four bytes.
 const MAY_BE_CUT_OFF: usize = MAX_MARK + 1 - char::MAX_LEN_UTF8;
 
-/// An endpoint's mark. Compared as text: two that were cut off at the same place are one.
+/// An endpoint's mark. Compared as text: two marks that are cut at the same place may be equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Mark {
     /// Endpoint id.
     pub id: u16,
     /// Epoch.
     pub epoch: u64,
-    /// `NETWORK/CONTAINER/IFNAME`, as far as there was room for it.
+    /// `NETWORK/CONTAINER/IFNAME`, possibly cut.
     pub owner: String,
 }
 
 impl Mark {
-    /// The mark of an endpoint.
+    /// Builds the mark of an endpoint.
     #[must_use]
     pub fn new(id: u16, epoch: u64, network: &str, container_id: &str, ifname: &str) -> Self {
         let head = format!("{PREFIX}{id}:{epoch}:");
@@ -37,23 +38,23 @@ impl Mark {
         Self { id, epoch, owner }
     }
 
-    /// Reads an alias; `None` when it is not one of ours.
+    /// Parses an alias; `None` if it is not a mark.
     #[must_use]
     pub fn parse(alias: &str) -> Option<Self> {
         let (id, rest) = alias.strip_prefix(PREFIX)?.split_once(':')?;
         let (epoch, owner) = rest.split_once(':')?;
         let mark = Self { id: id.parse().ok()?, epoch: epoch.parse().ok()?, owner: owner.to_owned() };
-        // One spelling each: `+1` and `01` parse as well.
+        // Reject other spellings: `+1` and `01` parse as well.
         (mark.to_string() == alias && alias.len() <= MAX_MARK).then_some(mark)
     }
 
-    /// Is this the mark of that attachment, at whatever epoch?
+    /// Whether this is the mark of that attachment, at any epoch.
     #[must_use]
     pub fn is_of(&self, network: &str, container_id: &str, ifname: &str) -> bool {
         *self == Self::new(self.id, self.epoch, network, container_id, ifname)
     }
 
-    /// Network, container id and interface name; `None` when the mark is so long that it may be cut off.
+    /// Network, container id and interface name; `None` when the mark may be cut.
     #[must_use]
     pub fn attachment(&self) -> Option<(&str, &str, &str)> {
         if self.to_string().len() >= MAY_BE_CUT_OFF {

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-/// Whether two host IPs of published ports share an address of the node: none is every address, `0.0.0.0` and `::` are those
-/// of their family.
+/// Whether the host IPs of two published ports share an address of the node. `None` is every address; `0.0.0.0` and
+/// `::` are every address of their family.
 #[must_use]
 pub fn share_address(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
     match (one, other) {

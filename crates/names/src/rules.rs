@@ -1,4 +1,4 @@
-//! Rules for names from outside. Each error is the rule that was broken.
+//! Rules for names from outside. Each error is the broken rule.
 
 /// Longest container id or network name, bytes.
 pub const MAX_NAME_BYTES: usize = 253;
@@ -8,7 +8,7 @@ pub const MAX_IFNAME_BYTES: usize = 15;
 /// Container ids and network names.
 ///
 /// # Errors
-/// The rule that is broken.
+/// The broken rule.
 pub fn name(text: &str) -> Result<(), &'static str> {
     if text.is_empty() {
         return Err("must not be empty");
@@ -25,10 +25,10 @@ pub fn name(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Interface names, as the kernel takes them.
+/// Interface names, as the kernel accepts them.
 ///
 /// # Errors
-/// The rule that is broken.
+/// The broken rule.
 pub fn ifname(text: &str) -> Result<(), &'static str> {
     if text.is_empty() {
         return Err("must not be empty");
@@ -40,7 +40,7 @@ pub fn ifname(text: &str) -> Result<(), &'static str> {
         return Err("must not be '.' or '..'");
     }
     if text == "all" || text == "default" || text.contains('%') {
-        // The kernel's own names below net.ipv6.conf, and its mark for "any free number".
+        // Names that the kernel uses below net.ipv6.conf, and its placeholder for a free number.
         return Err("must not be 'all' or 'default', nor hold '%'");
     }
     if text.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
@@ -52,16 +52,16 @@ pub fn ifname(text: &str) -> Result<(), &'static str> {
 /// Longest name of a program, bytes: `TASK_COMM_LEN` less its terminator.
 pub const MAX_PROGRAM_BYTES: usize = 15;
 
-/// Whether the name of a program may hold this byte; the shim puts `_` in place of any other.
+/// Whether a program name may contain this byte; the shim replaces any other byte with `_`.
 #[must_use]
 pub fn is_program_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-')
 }
 
-/// Names of programs, as the kernel has them in `/proc/PID/comm`.
+/// Program names, as in `/proc/PID/comm`.
 ///
 /// # Errors
-/// The rule that is broken.
+/// The broken rule.
 pub fn program(text: &str) -> Result<(), &'static str> {
     if text.is_empty() || text.len() > MAX_PROGRAM_BYTES {
         return Err("must be 1 to 15 bytes (TASK_COMM_LEN less the terminator)");
@@ -75,11 +75,11 @@ pub fn program(text: &str) -> Result<(), &'static str> {
 /// Longest name of a port, bytes.
 pub const MAX_PORT_NAME_BYTES: usize = 15;
 
-/// Names of ports: IANA service names (RFC 6335 section 5.1), in lower case as Kubernetes wants them (core/v1 ContainerPort,
+/// Port names: IANA service names (RFC 6335 section 5.1) in lower case, as in Kubernetes (core/v1 ContainerPort,
 /// `name`).
 ///
 /// # Errors
-/// The rule that is broken.
+/// The broken rule.
 pub fn port_name(text: &str) -> Result<(), &'static str> {
     if text.is_empty() || text.len() > MAX_PORT_NAME_BYTES {
         return Err("must be 1 to 15 bytes");

@@ -1,5 +1,5 @@
-//! A command in a sandbox: in its network namespace, and in a mount namespace of its own, in which `/sys` shows the sandbox's
-//! interfaces and `/etc/resolv.conf` what the networks say about DNS.
+//! Commands in a sandbox: in its network namespace, and in a new mount namespace, in which `/sys` shows the sandbox's
+//! interfaces and `/etc/resolv.conf` has the networks' DNS settings.
 
 use std::{
     ffi::OsString,
@@ -37,67 +37,66 @@ use crate::{
 const SYS: &str = "/sys";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// A command that is to run in a sandbox.
+/// A command to run in a sandbox.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// Program and arguments.
+    /// Program.
     pub program: OsString,
-    /// Its arguments.
+    /// Arguments.
     pub arguments: Vec<OsString>,
-    /// Where its output goes.
+    /// Output.
     pub output: Output,
 }
 
-/// Where a command's input comes from and its output goes.
+/// A command's standard input and output.
 #[derive(Debug, Clone)]
 pub enum Output {
-    /// Those of this process.
+    /// Inherited from this process.
     Inherited,
-    /// No input; the output of this process.
+    /// No input; output inherited from this process.
     NoInput,
-    /// The command's end of a terminal. The command leads a new session, whose terminal it is.
+    /// The command's end of a terminal. It becomes the controlling terminal of a new session that the command leads.
     Terminal(Arc<OwnedFd>),
-    /// No input; output to the end of this file, or nowhere. The command goes on when this process ends.
+    /// No input; output is appended to this file, or discarded. The command outlives this process.
     Detached(Option<PathBuf>),
 }
 
-/// A command that was started.
+/// A running command.
 #[derive(Debug)]
 pub struct Started {
     child: Child,
     descriptor: OwnedFd,
 }
 
-/// Sends signals to a command, and never to a process that took over its number.
+/// Sends signals to a command through a pidfd: never to a process that reuses the pid.
 #[derive(Debug)]
 pub struct Handle(OwnedFd);
 
 impl Started {
-    /// Its process id.
+    /// Process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What signals are sent through.
+    /// A handle for signals.
     ///
     /// # Errors
-    /// The descriptor cannot be copied.
+    /// The descriptor cannot be duplicated.
     pub fn handle(&self) -> io::Result<Handle> {
         self.descriptor.try_clone().map(Handle)
     }
 
-    /// Kills it.
     pub(crate) fn end(mut self) {
-        // Both fail only when it has ended.
+        // Both calls fail only after the command has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits for its end: its exit status, or 128 and the number of the signal that ended it.
+    /// Waits for the command: its exit status, or 128 plus the signal that ended it.
     ///
     /// # Errors
-    /// The kernel refuses to wait.
+    /// The kernel rejects the wait.
     pub fn wait(mut self) -> io::Result<u8> {
         let status = self.child.wait()?;
         let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
@@ -112,10 +111,10 @@ impl AsFd for Handle {
 }
 
 impl Handle {
-    /// Sends the signal of this number; nothing happens if the command has ended.
+    /// Sends a signal by number; no effect after the command has ended.
     ///
     /// # Errors
-    /// There is no such signal, or the kernel refuses.
+    /// No such signal, or the kernel rejects the call.
     pub fn signal(&self, number: i32) -> io::Result<()> {
         let signal = Signal::from_named_raw(number).ok_or(io::ErrorKind::InvalidInput)?;
         match pidfd_send_signal(&self.0, signal) {
@@ -125,7 +124,6 @@ impl Handle {
     }
 }
 
-/// Starts the command in the namespace.
 pub(crate) fn start(
     name: &SandboxName,
     namespace: &File,
@@ -167,12 +165,12 @@ pub(crate) fn start(
             };
             command.stdin(Stdio::null()).stdout(out).stderr(err);
             let leave = || setsid().map(drop).map_err(io::Error::from);
-            // A session of its own: the caller's terminal, its interrupts and its end are not for it.
+            // A new session: the caller's terminal, its interrupts and its hangup do not affect the command.
             // SAFETY: between fork and exec the closure makes one system call; it allocates nothing.
             unsafe { command.pre_exec(leave) };
         }
     }
-    // The child takes over the namespaces of the thread that starts it.
+    // The child inherits the namespaces of the thread that starts it.
     on_thread(|| {
         enter(name, namespace, dns)?;
         command.spawn().and_then(started).map_err(|source| SandboxError::Start {
@@ -185,16 +183,16 @@ pub(crate) fn start(
 
 fn started(child: Child) -> io::Result<Started> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-    // It is not reaped yet, so the number is its own.
+    // The child is not reaped yet, so the pid is valid.
     Ok(Started { descriptor: pidfd_open(pid, PidfdFlags::empty())?, child })
 }
 
-/// Takes the calling thread into the sandbox.
+/// Moves the calling thread into the sandbox.
 fn enter(name: &SandboxName, namespace: &File, dns: Option<&str>) -> Result<(), SandboxError> {
     let sys = Path::new(SYS);
     setns(namespace, CloneFlags::CLONE_NEWNET).map_err(errno("enter network namespace of", name.as_ref()))?;
     unshare(CloneFlags::CLONE_NEWNS).map_err(errno("make mount namespace for", name.as_ref()))?;
-    // Slaves: what is unmounted on the node is gone here too, and nothing that is mounted here reaches the node.
+    // Slave mounts: unmounts on the node propagate here, and mounts made here do not propagate to the node.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
         .map_err(errno("make slaves of the mounts below", Path::new("/")))?;
     if let Some(text) = dns {
@@ -202,7 +200,7 @@ fn enter(name: &SandboxName, namespace: &File, dns: Option<&str>) -> Result<(), 
     }
     let read_only = statvfs(sys).is_ok_and(|sys| sys.flags().contains(FsFlags::ST_RDONLY));
     match umount2(sys, MntFlags::MNT_DETACH) {
-        // Nothing was mounted there.
+        // Not a mount point.
         Ok(()) | Err(Errno::EINVAL) => {}
         Err(e) => return Err(errno("unmount", sys)(e)),
     }
@@ -210,11 +208,11 @@ fn enter(name: &SandboxName, namespace: &File, dns: Option<&str>) -> Result<(), 
     mount(Some("wharf-sandbox"), sys, Some("sysfs"), flags, None::<&str>).map_err(errno("mount sysfs on", sys))
 }
 
-/// Puts a text in the place of `/etc/resolv.conf`, in this mount namespace alone. Its file lies on a tmpfs that only this mount
-/// holds, so nothing has to be removed.
+/// Replaces `/etc/resolv.conf` in this mount namespace. The new file is on a tmpfs that only the bind mount keeps
+/// alive, so no cleanup is needed.
 fn resolve_by(text: &str) -> Result<(), SandboxError> {
     let (sys, target) = (Path::new(SYS), Path::new(RESOLV_CONF));
-    // `/sys` exists everywhere and gets a mount of its own right after this.
+    // `/sys` always exists, and a new sysfs covers the tmpfs afterwards.
     mount(Some("wharf-sandbox"), sys, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755"))
         .map_err(errno("mount tmpfs on", sys))?;
     let file = sys.join("resolv.conf");
@@ -223,8 +221,8 @@ fn resolve_by(text: &str) -> Result<(), SandboxError> {
     umount2(sys, MntFlags::MNT_DETACH).map_err(errno("unmount", sys))
 }
 
-/// The text of resolv.conf(5) for what a CNI result says about DNS; `None` when it names no server. Words that no resolver
-/// takes are left out.
+/// Text of resolv.conf(5) from the DNS part of a CNI result; `None` without a server. Words that no resolver accepts
+/// are omitted.
 #[must_use]
 pub fn resolv_conf(result: &Value) -> Option<String> {
     let dns = result.get("dns")?;
@@ -238,7 +236,7 @@ pub fn resolv_conf(result: &Value) -> Option<String> {
     }
     let mut out: String = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
     let (search, domain) = (texts("search"), dns.get("domain").and_then(Value::as_str).filter(|text| is_word(text)));
-    // The two exclude each other; the last one would win.
+    // `search` and `domain` are mutually exclusive; the last one would win.
     match (search.is_empty(), domain) {
         (false, _) => out.push_str(&format!("search {}\n", search.join(" "))),
         (true, Some(domain)) => out.push_str(&format!("domain {domain}\n")),
@@ -255,9 +253,9 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.len() <= 255 && text.bytes().all(|b| b.is_ascii_graphic())
 }
 
-/// The error of a start, as shells have it: 127 when there is no such program, 126 when it cannot be executed.
+/// Exit status of a failed start, as in shells: 127 if the program does not exist, 126 if it cannot be executed.
 impl SandboxError {
-    /// Exit status for a command that could not be started; `None` of any other error.
+    /// Exit status for a command that could not start; `None` for other errors.
     #[must_use]
     pub fn start_status(&self) -> Option<u8> {
         match self {

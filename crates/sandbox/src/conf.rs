@@ -1,4 +1,4 @@
-//! Network configurations, and what of them each plugin gets (CNI specification, sections 1 and 3).
+//! Network configurations, and the configuration that each plugin gets (CNI specification, sections 1 and 3).
 
 use std::{
     collections::BTreeMap,
@@ -13,12 +13,11 @@ use wharf_names::ids::{IfName, NetworkName};
 
 use crate::record::Attachment;
 
-/// Versions of CNI that are spoken, the newest last. Before 0.3.0 a result could not be passed on.
+/// Supported CNI versions, newest last. Versions before 0.3.0 do not pass a previous result to a plugin.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// Longest file that is read, bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A list of plugins.
+/// A network configuration list.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Network {
     pub(crate) name: NetworkName,
@@ -28,11 +27,11 @@ pub(crate) struct Network {
     plugins: Vec<Map<String, Value>>,
 }
 
-/// What is asked of a network for one sandbox.
+/// Options of one sandbox for a network.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wishes<'a> {
     pub(crate) labels: Option<&'a BTreeMap<String, String>>,
-    /// As the capability `portMappings` has them.
+    /// In the form of the capability `portMappings`.
     pub(crate) ports: &'a [Value],
     pub(crate) ips: &'a [IpAddr],
     pub(crate) mac: Option<&'a str>,
@@ -46,10 +45,10 @@ pub enum ConfError {
     Directory {
         /// The directory.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// There is none.
+    /// The directory has no network configuration.
     #[error("choose a network: {} holds no network configuration", directory.display())]
     Nothing {
         /// The directory.
@@ -63,17 +62,17 @@ pub enum ConfError {
         /// The rule.
         why: String,
     },
-    /// No file has the name.
+    /// No configuration has the name.
     #[error("find network {name}: {} has {known}", directory.display())]
     Unknown {
         /// The name.
         name: NetworkName,
         /// The directory.
         directory: PathBuf,
-        /// What it has.
+        /// The configured networks.
         known: String,
     },
-    /// A wish that no plugin of the network takes.
+    /// An option that no plugin of the network supports.
     #[error("network {network}: no plugin of {} has the capability {capability}, which {option} needs", file.display())]
     Capability {
         /// The network.
@@ -102,10 +101,9 @@ impl ConfError {
     }
 }
 
-/// Types of the plugins that a network configuration names, in the order in which they run; `is_list` for a `*.conflist`.
-///
+/// Plugin types of a network configuration in execution order; `is_list` for a `*.conflist`.
 /// # Errors
-/// Why it is none that a sandbox can be attached by.
+/// Why the configuration cannot be used for a sandbox.
 pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
     let network = Network::parse(Path::new(""), text, is_list)?;
     let types = network.plugins.iter().filter_map(|plugin| plugin.get("type")?.as_str().map(str::to_owned));
@@ -113,7 +111,7 @@ pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
 }
 
 impl Network {
-    /// The network of this name, or the first one of the directory, as runtimes choose it.
+    /// The network with this name, or the first network of the directory, as runtimes choose it.
     pub(crate) fn find(directory: &Path, name: Option<&NetworkName>) -> Result<Self, ConfError> {
         let files = files(directory)?;
         let Some(name) = name else {
@@ -163,7 +161,7 @@ impl Network {
         }
         for plugin in &plugins {
             let kind = plugin.get("type").and_then(Value::as_str).unwrap_or_default();
-            // It becomes the name of a file in a directory of plugins.
+            // The type becomes a file name in a plugin directory.
             if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
                 return Err(format!("a plugin's \"type\" must be the name of a program, not {kind:?}"));
             }
@@ -171,7 +169,7 @@ impl Network {
         Ok(Self { name, file: file.to_owned(), version, check, plugins })
     }
 
-    /// An attachment to this network that is still to be made.
+    /// A new attachment to this network, before ADD.
     pub(crate) fn attachment(&self, ifname: IfName, wishes: &Wishes<'_>) -> Result<Attachment, ConfError> {
         let (capabilities, cni_args) = self.arguments(wishes)?;
         let plugins = self.plugins.iter().map(|plugin| self.execution(plugin, &capabilities, wishes)).collect();
@@ -186,8 +184,8 @@ impl Network {
         })
     }
 
-    /// The capabilities' arguments, and `CNI_ARGS`. Addresses go there where no plugin has the capability, because plugins
-    /// of IPAM and `tuning` read them there too.
+    /// Capability arguments and `CNI_ARGS`. Addresses go into `CNI_ARGS` when no plugin has the capability, because
+    /// IPAM plugins and `tuning` read them there.
     fn arguments(&self, wishes: &Wishes<'_>) -> Result<(Map<String, Value>, String), ConfError> {
         let (mut capabilities, mut cni_args) = (Map::new(), vec!["IgnoreUnknown=1".to_owned()]);
         if !wishes.ports.is_empty() {
@@ -223,7 +221,7 @@ impl Network {
         self.plugins.iter().any(|plugin| declares(plugin, capability))
     }
 
-    /// The configuration that a plugin is executed with.
+    /// The configuration passed to a plugin.
     fn execution(&self, plugin: &Map<String, Value>, arguments: &Map<String, Value>, wishes: &Wishes<'_>) -> Value {
         let mut conf = plugin.clone();
         conf.remove("capabilities");
@@ -239,7 +237,7 @@ impl Network {
             let mut args = take_object(&mut conf, "args");
             let mut cni = take_object(&mut args, "cni");
             let mut all = cni.remove("labels").and_then(|v| v.as_array().cloned()).unwrap_or_default();
-            // A label of the sandbox goes before one of the network.
+            // A label of the sandbox overrides the network's label with the same key.
             all.retain(|own| !own.get("key").and_then(Value::as_str).is_some_and(|key| labels.contains_key(key)));
             all.extend(labels.iter().map(|(key, value)| json!({ "key": key, "value": value })));
             cni.insert("labels".to_owned(), all.into());
@@ -250,7 +248,7 @@ impl Network {
     }
 }
 
-/// Takes the object of this key out; an empty one where there is none, or something else.
+/// Removes and returns the object at `key`; empty if there is no object.
 fn take_object(map: &mut Map<String, Value>, key: &str) -> Map<String, Value> {
     match map.remove(key) {
         Some(Value::Object(object)) => object,
@@ -262,7 +260,7 @@ fn declares(plugin: &Map<String, Value>, capability: &str) -> bool {
     plugin.get("capabilities").and_then(|c| c.get(capability)?.as_bool()).unwrap_or_default()
 }
 
-/// The newest of the versions that the list allows and that are spoken here.
+/// The newest version that both the list and this crate support.
 fn version(document: &Map<String, Value>) -> Result<String, String> {
     let one = document.get("cniVersion").and_then(Value::as_str);
     let more = document.get("cniVersions").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
@@ -276,7 +274,7 @@ fn version(document: &Map<String, Value>) -> Result<String, String> {
     }
 }
 
-/// Files with network configurations, in the order of their names.
+/// Files with network configurations, sorted by name.
 fn files(directory: &Path) -> Result<Vec<PathBuf>, ConfError> {
     let failed = |source| ConfError::Directory { directory: directory.to_owned(), source };
     let mut files = Vec::new();

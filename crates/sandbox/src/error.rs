@@ -1,4 +1,4 @@
-//! What can go wrong with a sandbox. Each error names operation, subject and cause; [`SandboxError::hint`] says what to do.
+//! Errors of sandboxes. Each names operation, subject and cause; [`SandboxError::hint`] advises.
 
 use std::{
     io,
@@ -10,15 +10,15 @@ use crate::{conf::ConfError, name::SandboxName, plugin::PluginError, store::LOCK
 /// Why an operation on a sandbox failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// A sandbox of the name has a record.
+    /// A sandbox with the name exists.
     #[error("create sandbox {name}: it exists, and is {state}")]
     Exists {
         /// The name.
         name: SandboxName,
-        /// What it is.
+        /// Its state.
         state: State,
     },
-    /// Something else has the name of the namespace.
+    /// A file that belongs to no sandbox has the path of the namespace.
     #[error("create sandbox {name}: {} is there and belongs to no sandbox", path.display())]
     NamespaceTaken {
         /// The name.
@@ -26,25 +26,25 @@ pub enum SandboxError {
         /// The file.
         path: PathBuf,
     },
-    /// Nobody has the name.
+    /// No sandbox has the name.
     #[error("{operation} sandbox {name}: no sandbox has this name")]
     Unknown {
-        /// What was asked for.
+        /// Operation.
         operation: &'static str,
         /// The name.
         name: SandboxName,
     },
-    /// Its state does not allow it.
+    /// The sandbox's state does not allow the operation.
     #[error("{operation} sandbox {name}: it is {state}")]
     NotReady {
-        /// What was asked for.
+        /// Operation.
         operation: &'static str,
         /// The name.
         name: SandboxName,
-        /// What it is.
+        /// Its state.
         state: State,
     },
-    /// Another process works on it.
+    /// Another process holds the sandbox's lock.
     #[error("sandbox {name}: process {holder}, or a plugin that it started, still works on it after {} s", LOCK_PATIENCE.as_secs())]
     Busy {
         /// The name.
@@ -52,7 +52,7 @@ pub enum SandboxError {
         /// The process.
         holder: String,
     },
-    /// Its record cannot be used.
+    /// The record cannot be used.
     #[error("sandbox {name}: its record {} cannot be used: {why}", path.display())]
     Damaged {
         /// The name.
@@ -62,7 +62,7 @@ pub enum SandboxError {
         /// Why.
         why: String,
     },
-    /// Others could change records.
+    /// Other users could change records.
     #[error("use state directory {}: {why}", path.display())]
     UnsafeDirectory {
         /// The directory.
@@ -70,7 +70,7 @@ pub enum SandboxError {
         /// Why.
         why: String,
     },
-    /// A directory is where a file of a sandbox is to be removed.
+    /// A directory is at the path of a sandbox's file.
     #[error("remove {}: it is a directory, which no sandbox made", path.display())]
     Directory {
         /// The directory.
@@ -82,22 +82,22 @@ pub enum SandboxError {
     /// A plugin failed.
     #[error("{0}")]
     Plugin(#[from] Box<PluginError>),
-    /// The system refused.
+    /// A system call failed.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// On what.
+        /// Path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The path of the namespace leads to what is not ours to remove.
+    /// The path of the namespace has an object that this sandbox did not make, and that must not be removed.
     #[error("remove network namespace {}: {what} is there, which this sandbox did not make", path.display())]
     Foreign {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// The object.
         what: &'static str,
     },
     /// Processes of the sandbox did not end.
@@ -105,10 +105,10 @@ pub enum SandboxError {
     Unkillable {
         /// The name.
         name: SandboxName,
-        /// Their numbers.
+        /// Their process ids.
         pids: String,
     },
-    /// The command that stops it runs in it.
+    /// The stopping command runs inside the sandbox.
     #[error("stop sandbox {name}: this command runs inside its network namespace")]
     Inside {
         /// The name.
@@ -121,28 +121,28 @@ pub enum SandboxError {
         name: SandboxName,
         /// The command.
         program: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A create or start failed, and so did its undo.
+    /// A create or start failed, and so did its rollback.
     #[error("{cause}; what was made could not be taken back: {undo}")]
     Undo {
         /// The name.
         name: SandboxName,
-        /// The command that resumes the undo.
+        /// The command that resumes the rollback.
         verb: &'static str,
         /// The first failure.
         cause: Box<SandboxError>,
-        /// That of the undo.
+        /// The rollback's failure.
         undo: Box<SandboxError>,
     },
-    /// Several steps failed, each on its own.
+    /// Several independent steps failed.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<SandboxError>),
 }
 
 impl SandboxError {
-    /// What can be done about it.
+    /// Advice for the operator.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         Some(match self {
@@ -188,7 +188,7 @@ impl SandboxError {
         })
     }
 
-    /// One error of many, or none.
+    /// Combines errors into one; Ok without errors.
     pub(crate) fn all(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {
             0 => Ok(()),
@@ -198,7 +198,7 @@ impl SandboxError {
     }
 }
 
-/// How a sandbox in this state becomes ready, or its name free.
+/// How to make a sandbox in this state ready, or free its name.
 fn to_ready(name: &SandboxName, state: State) -> String {
     match state {
         State::Stopped | State::Gone => {
@@ -212,13 +212,13 @@ fn to_ready(name: &SandboxName, state: State) -> String {
     }
 }
 
-/// The error of an operation on a path.
+/// Wraps an error of an operation on a path.
 pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SandboxError {
     let path = path.to_owned();
     move |source| SandboxError::Io { operation, path, source }
 }
 
-/// The same, of nix.
+/// [`io`] for errors of nix.
 pub(crate) fn errno(operation: &'static str, path: &Path) -> impl FnOnce(nix::errno::Errno) -> SandboxError {
     let wrap = io(operation, path);
     move |e| wrap(e.into())

@@ -1,4 +1,4 @@
-//! Commands that are started in a sandbox.
+//! Starts commands in sandboxes.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ impl Sandboxes {
     /// Starts a command in a sandbox.
     ///
     /// # Errors
-    /// There is no such sandbox, it is not ready, or the command cannot be started.
+    /// The sandbox does not exist or is not ready, or the command cannot be started.
     pub fn launch(&self, name: &SandboxName, launch: &Launch) -> Result<Started, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "run in", name: name.clone() };
         let _lock = self.known(name)?.ok_or_else(unknown)?;
@@ -27,16 +27,17 @@ impl Sandboxes {
             namespace.ok_or_else(|| SandboxError::NotReady { operation: "run in", name: name.clone(), state })?;
         let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
         let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
-        // It is in the namespace, so a stop finds it if this process ends here. The record is for what leaves the namespace.
+        // A stop finds the process by its namespace if this process dies here. The record covers processes that leave
+        // the namespace.
         if let Err(error) = self.note(&mut record, started.pid()) {
-            // A command that is told to have failed must not go on.
+            // A command must not continue after its start was reported as failed.
             started.end();
             return Err(error);
         }
         Ok(started)
     }
 
-    /// Writes a process down that was started in a sandbox, and leaves those out that have ended.
+    /// Adds a process to the record, and removes ended ones.
     fn note(&self, record: &mut Record, pid: u32) -> Result<(), SandboxError> {
         let start = |pid| process::started(pid).map_err(io("read the start of a process in", Path::new("/proc")));
         record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));

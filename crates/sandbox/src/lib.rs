@@ -1,11 +1,11 @@
 //! Sandboxes for machines without a container runtime.
 //!
-//! A sandbox is a network namespace with a name (a bind mount of nsfs, as `ip netns` makes), attached to networks by CNI
-//! plugins. It is there before anything runs in it, and stays until it is removed. Nothing here knows Wharf's agent:
-//! `wharf-cni` is one plugin of a chain like any other.
+//! A sandbox is a named network namespace (a bind mount of nsfs, as `ip netns` makes), attached to networks by CNI
+//! plugins. It exists before a process runs in it, and until it is removed. This crate does not depend on Wharf's
+//! agent: `wharf-cni` is an ordinary plugin in a chain.
 //!
-//! The state is one file for each sandbox ([`record`], kept by `store`). It is written before each act and after it, so a
-//! process that dies between any two is resumed by the next `stop` or `remove`:
+//! Each sandbox has one state file ([`record`], written by `store`). The record is written before and after each
+//! step, so the next `stop` or `remove` resumes after a crash:
 //!
 //! ```text
 //! create   record -> namespace -> ADD of each plugin, in order -> ready
@@ -14,9 +14,9 @@
 //! remove   stop   -> record -> lock
 //! ```
 //!
-//! Rooms: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK of a record's
-//! attachments), `netns`, `process`, `command` (what runs in a sandbox), `terminal` (a terminal for a command), and over them
-//! `manage`, `start` and `launch`, which act, and `observe`, which looks.
+//! Modules: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK of a record's
+//! attachments), `netns`, `process`, `command` (a command in a sandbox), `terminal` (a command's terminal). Above
+//! them, `manage`, `start` and `launch` change sandboxes; `observe` only reads.
 
 mod command;
 mod conf;

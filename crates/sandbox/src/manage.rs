@@ -1,4 +1,4 @@
-//! Create, stop and remove, each resumable after every step; and what runs in between.
+//! Creates, stops and removes sandboxes; each operation can be resumed after every step.
 
 use std::{
     collections::BTreeMap,
@@ -25,27 +25,27 @@ use crate::{
     view::{Details, State},
 };
 
-/// Where things are.
+/// Directories.
 #[derive(Debug, Clone)]
 pub struct Dirs {
     /// Records.
     pub state: PathBuf,
-    /// Names of network namespaces.
+    /// Named network namespaces.
     pub netns: PathBuf,
     /// Network configurations.
     pub conf: PathBuf,
-    /// Plugins, in the order in which they are looked for.
+    /// Plugins, in search order.
     pub plugins: Vec<PathBuf>,
 }
 
-/// What a new sandbox is to have.
+/// Options of a new sandbox.
 #[derive(Debug, Clone, Default)]
 pub struct Spec {
-    /// Networks, by name; empty is the first one of the directory.
+    /// Networks by name; if empty, the first one of the directory.
     pub networks: Vec<NetworkName>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Published ports, by the first network.
+    /// Published ports, on the first network.
     pub ports: Vec<Port>,
     /// Addresses in the first network.
     pub ips: Vec<IpAddr>,
@@ -54,7 +54,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Whether it asks for nothing.
+    /// True without options.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty()
@@ -65,25 +65,25 @@ impl Spec {
     }
 }
 
-/// How a stop ended well.
+/// Result of a successful stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// It is stopped now.
+    /// Stopped by this call.
     Now,
-    /// It is stopped now; another namespace has its path, and was left alone.
+    /// Stopped by this call; another namespace has its path and was not touched.
     Replaced,
-    /// It was stopped before.
+    /// Already stopped.
     Before,
     /// No sandbox has the name.
     Unknown,
 }
 
-/// How a remove ended well.
+/// Result of a successful remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removed {
-    /// It is gone now.
+    /// Removed by this call.
     Now,
-    /// The record alone is gone, which could not be used.
+    /// Only the record was removed, because it was unusable.
     RecordAlone,
     /// No sandbox has the name.
     Unknown,
@@ -94,7 +94,7 @@ pub enum Removed {
 pub enum Progress<'a> {
     /// A step that may take long begins.
     Step(&'a str),
-    /// A plugin printed this line on standard error and still runs.
+    /// A running plugin printed this line on standard error.
     Said(&'a str),
 }
 
@@ -113,12 +113,12 @@ impl fmt::Debug for Sandboxes {
 }
 
 impl Sandboxes {
-    /// Those in these directories.
+    /// The sandboxes in these directories. `tell` gets the progress.
     pub fn new(dirs: Dirs, tell: impl Fn(Progress<'_>) + Send + Sync + 'static) -> Self {
         Self { store: Store::new(&dirs.state), dirs, tell: Box::new(tell), no_wait: false }
     }
 
-    /// The same sandboxes; with `no_wait`, each ADD asks the plugins to fail instead of waiting (`NoWait=1` in `CNI_ARGS`).
+    /// With `no_wait`, each ADD asks the plugins to fail instead of waiting (`NoWait=1` in `CNI_ARGS`).
     #[must_use]
     pub fn no_wait(self, no_wait: bool) -> Self {
         Self { no_wait, ..self }
@@ -132,10 +132,10 @@ impl Sandboxes {
         Plugins { store: &self.store, path: &self.dirs.plugins, lock, tell: &*self.tell, no_wait: self.no_wait }
     }
 
-    /// Makes a sandbox: a namespace, attached to its networks. A create that fails leaves nothing.
+    /// Creates a sandbox: a namespace attached to its networks. A failed create leaves nothing.
     ///
     /// # Errors
-    /// The name is taken, a network cannot be used, or a plugin or the system refuses.
+    /// The name is taken, a network cannot be used, or a plugin or system call fails.
     pub fn create(&self, name: &SandboxName, spec: &Spec) -> Result<Details, SandboxError> {
         if name.names_an_endpoint() {
             let why = "other commands read it as the number or the address of an endpoint; choose a name such as web-1";
@@ -151,7 +151,7 @@ impl Sandboxes {
         let (mut record, namespace) = match self.begin(name, spec, attachments) {
             Ok(begun) => begun,
             Err(error) => {
-                // Nothing was made but these files; the first error is the one to tell.
+                // Only these files exist yet. Report the first error.
                 let _ = self.store.remove(name, lock);
                 return Err(error);
             }
@@ -169,12 +169,12 @@ impl Sandboxes {
         }
     }
 
-    /// Gives a new namespace its name, and attaches the networks of a record that is on disk. After
-    /// [`SandboxError::NamespaceTaken`] nothing of the sandbox is there.
+    /// Binds a new namespace to its path, and attaches the networks of a stored record. After
+    /// [`SandboxError::NamespaceTaken`] no part of the sandbox exists.
     pub(crate) fn attach(&self, record: &mut Record, namespace: Namespace, lock: &Lock) -> Result<(), SandboxError> {
         let path = &record.netns.path;
         match namespace.bind(path) {
-            // Somebody else took the path since the look.
+            // Another program took the path since the check.
             Err(SandboxError::Io { source, path: at, .. })
                 if source.kind() == io::ErrorKind::AlreadyExists && at == *path =>
             {
@@ -188,7 +188,7 @@ impl Sandboxes {
         self.store.save(record)
     }
 
-    /// Where the namespace of a sandbox gets its name, which nothing has yet.
+    /// The path for a sandbox's namespace; an error if it exists.
     pub(crate) fn free_path(&self, name: &SandboxName) -> Result<PathBuf, SandboxError> {
         let path = self.dirs.netns.join(name);
         match netns::look(&path)? {
@@ -197,7 +197,7 @@ impl Sandboxes {
         }
     }
 
-    /// What a create does before anything is there that needs an undo: a namespace without a name, and the record.
+    /// The steps of a create that need no rollback: an unnamed namespace, and the record.
     fn begin(
         &self,
         name: &SandboxName,
@@ -205,7 +205,7 @@ impl Sandboxes {
         attachments: Vec<Attachment>,
     ) -> Result<(Record, Namespace), SandboxError> {
         let path = self.free_path(name)?;
-        // Made before its record is written, so that no record is without the identity of its namespace.
+        // Created before the record is written, so that every record has its namespace's identity.
         let namespace = Namespace::create()?;
         let record = new_record(name, spec, attachments, Netns { path, identity: namespace.identity })?;
         self.store.save(&record)?;
@@ -213,7 +213,7 @@ impl Sandboxes {
         Ok((record, namespace))
     }
 
-    /// Takes back what a create made; its error, with that of the undo if there is one.
+    /// Rolls a create back. Returns `cause`, with the rollback's error if it fails.
     fn undo(&self, mut record: Record, lock: Lock, cause: SandboxError) -> SandboxError {
         let name = record.name.clone();
         let undone = self.tear_down(&mut record, &lock, Duration::ZERO);
@@ -222,7 +222,7 @@ impl Sandboxes {
             Err(error) => {
                 record.phase = Phase::Broken;
                 record.problem = Some(format!("{cause}; undo: {error}"));
-                // The first failure is the one to tell; a record that is not written still says `creating`.
+                // Report the first failure. If the record is not written, it still says `creating`.
                 let _ = self.store.save(&record);
                 Err(error)
             }
@@ -251,11 +251,11 @@ impl Sandboxes {
         Ok(attachments)
     }
 
-    /// Ends the processes, detaches the networks, takes the namespace away. A second stop does nothing; one that failed half-way is
-    /// resumed.
+    /// Ends the processes, detaches the networks, and removes the namespace. Idempotent; a repeated stop resumes a
+    /// failed one.
     ///
     /// # Errors
-    /// A process does not end, or a plugin or the system refuses. The record then says how far it went.
+    /// A process does not end, or a plugin or system call fails. The record then has the progress.
     pub fn stop(&self, name: &SandboxName, grace: Duration) -> Result<Stopped, SandboxError> {
         let Some(lock) = self.known(name)? else { return Ok(Stopped::Unknown) };
         match self.store.load(name)? {
@@ -282,7 +282,7 @@ impl Sandboxes {
             Ok(gone) => gone,
             Err(error) => {
                 record.problem = Some(error.to_string());
-                // Without it the record still says how far the stop went, and the error is told.
+                // If the write fails, the record still has the stop's progress, and the error is returned.
                 let _ = self.store.save(record);
                 return Err(error);
             }
@@ -294,7 +294,7 @@ impl Sandboxes {
         Ok(if gone == Gone::Replaced { Stopped::Replaced } else { Stopped::Now })
     }
 
-    /// Everything that a sandbox has but its name.
+    /// Removes everything of a sandbox but its name.
     pub(crate) fn tear_down(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Gone, SandboxError> {
         let namespace = namespace_of(record)?;
         let identity = namespace.as_ref().map(|n| n.identity);
@@ -308,18 +308,18 @@ impl Sandboxes {
             return Err(SandboxError::Unkillable { name: record.name.clone(), pids });
         }
         wharf_crash::point("sandbox-stop/after-processes");
-        // A plugin is given no path that leads elsewhere.
+        // Plugins get an empty path when the namespace is gone.
         let path = if namespace.is_some() { record.netns.path.clone() } else { PathBuf::new() };
         self.plugins(lock).del(record, &path)?;
         drop(namespace);
         netns::remove(&record.netns.path, is_this_boot.then_some(record.netns.identity))
     }
 
-    /// Stops a sandbox if need be, and removes what is kept of it; the name is free after that. With `force`, a record that cannot
-    /// be used is removed too.
+    /// Stops a sandbox if necessary and removes its files; the name is free afterwards. With `force`, an unusable
+    /// record is removed too.
     ///
     /// # Errors
-    /// Those of a stop; the record stays then.
+    /// The errors of a stop; the record then stays.
     pub fn remove(&self, name: &SandboxName, grace: Duration, force: bool) -> Result<Removed, SandboxError> {
         let Some(lock) = self.known(name)? else { return Ok(Removed::Unknown) };
         let removed = match self.store.load(name) {
@@ -335,12 +335,12 @@ impl Sandboxes {
         Ok(removed)
     }
 
-    /// The lock of a sandbox of which anything is there.
+    /// Locks a sandbox; `None` if it has no files.
     pub(crate) fn known(&self, name: &SandboxName) -> Result<Option<Lock>, SandboxError> {
         if self.store.is_known(name)? { self.lock(name).map(Some) } else { Ok(None) }
     }
 
-    /// Whether a record of the name is there.
+    /// Whether a record with the name exists.
     #[must_use]
     pub fn exists(&self, name: &SandboxName) -> bool {
         !matches!(self.store.load(name), Ok(None))
@@ -358,7 +358,7 @@ fn new_record(
     netns: Netns,
 ) -> Result<Record, SandboxError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    // RandomState is seeded by the kernel's random numbers.
+    // RandomState is seeded from the kernel's random numbers.
     let [a, b, c, d, ..] = RandomState::new().hash_one(now).to_le_bytes();
     Ok(Record {
         version: VERSION,
@@ -379,12 +379,12 @@ pub(crate) fn this_boot() -> Result<String, SandboxError> {
     boot_id().map_err(io("read the boot id in", Path::new("/proc")))
 }
 
-/// Whether what the record says of namespace and processes can still be true. Their numbers begin anew with each boot.
+/// Whether the record's namespace and processes are of this boot: inode numbers and pids restart with each boot.
 pub(crate) fn is_this_boot(record: &Record) -> Result<bool, SandboxError> {
     Ok(record.boot_id == this_boot()?)
 }
 
-/// The sandbox's namespace, if it is still at its path.
+/// The sandbox's namespace, if it is at its path.
 pub(crate) fn namespace_of(record: &Record) -> Result<Option<Namespace>, SandboxError> {
     if is_this_boot(record)? { netns::find(&record.netns.path, record.netns.identity) } else { Ok(None) }
 }

@@ -5,10 +5,10 @@ use std::{fmt, net::IpAddr, path::Path, str::FromStr};
 use serde::{Deserialize, Serialize};
 use wharf_names::rules;
 
-/// Longest name, bytes: the names of its files and its container id stay far below their limits.
+/// Longest name, bytes: its file names and container id stay far below their limits.
 const MAX_BYTES: usize = 63;
 
-/// Name of a sandbox: also the name of its files and of its network namespace.
+/// Name of a sandbox; also the name of the files and of the network namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxName(String);
@@ -20,7 +20,7 @@ impl SandboxName {
         &self.0
     }
 
-    /// True for digits alone and for addresses: commands that take an endpoint read them as its number or its address.
+    /// True for a number or an address: other commands would read it as an endpoint id or address.
     pub(crate) fn names_an_endpoint(&self) -> bool {
         self.0.bytes().all(|b| b.is_ascii_digit()) || self.0.parse::<IpAddr>().is_ok()
     }

@@ -1,6 +1,6 @@
-//! Network namespaces with a name: made, recognized and taken away in the way of `ip netns`, whose directory this is.
+//! Named network namespaces in the directory of `ip netns`, compatible with that command.
 //!
-//! `setns` and `unshare` change the calling thread for good, so they happen on threads of their own.
+//! `setns` and `unshare` change the calling thread permanently, so they run on new threads.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -31,42 +31,42 @@ use crate::{
     record::Identity,
 };
 
-/// Mounts that are taken off one path: a path that has more is not one that we made.
+/// Most mounts removed from one path. A path with more was not made by this crate.
 const MAX_MOUNTS: usize = 8;
-/// How long the lock of the namespaces' directory is waited for. It is held for two system calls.
+/// Time limit for the lock of the namespace directory, which is held for two system calls.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(5);
 
-/// An open network namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     pub(crate) file: File,
     pub(crate) identity: Identity,
 }
 
-/// What stands at a path where a namespace should be.
+/// The object at a namespace's path.
 #[derive(Debug)]
 pub(crate) enum Seen {
     Nothing,
     Namespace(Namespace),
-    /// A file or a link of the directory itself.
+    /// A regular file or link in the directory.
     Plain,
-    /// Something that was mounted there, or a directory.
+    /// Another mount, or a directory.
     Other(&'static str),
 }
 
-/// What became of a namespace that was to be removed.
+/// Result of the removal of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// It was there.
+    /// Removed by this call.
     Removed,
-    /// It was gone, and nothing is in its place.
+    /// It was gone; the path is free.
     Before,
-    /// It was gone; another namespace has its path, and stays.
+    /// It was gone; another namespace has its path and stays.
     Replaced,
 }
 
 impl Namespace {
-    /// Makes one with its loopback interface up. It lives as long as this value, or longer once it is bound.
+    /// Creates a namespace with its loopback interface up. It lives as long as this value, or longer once it is
+    /// bound.
     pub(crate) fn create() -> Result<Self, SandboxError> {
         let path = Path::new("/proc/thread-self/ns/net");
         on_thread(|| {
@@ -78,13 +78,13 @@ impl Namespace {
         })
     }
 
-    /// Names of its interfaces.
+    /// Interface names.
     pub(crate) fn interfaces(&self) -> io::Result<Vec<String>> {
         let table = on_thread(|| {
             setns(&self.file, CloneFlags::CLONE_NEWNET)?;
             fs::read_to_string("/proc/thread-self/net/dev")
         })?;
-        // Two lines of header; a name has no colon (dev_valid_name in net/core/dev.c).
+        // Skip two header lines; a name has no colon (dev_valid_name in net/core/dev.c).
         Ok(table.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect())
     }
 
@@ -100,10 +100,10 @@ impl Namespace {
     }
 }
 
-/// Looks at a path without following a link at its end.
+/// Examines a path without following a final link.
 pub(crate) fn look(path: &Path) -> Result<Seen, SandboxError> {
     let failed = || errno("look at", path);
-    // O_PATH does not open the file itself, so a FIFO does not block.
+    // O_PATH does not open the file, so a FIFO does not block.
     let handle = match open(path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty()) {
         Ok(handle) => handle,
         Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(Seen::Nothing),
@@ -141,16 +141,16 @@ pub(crate) fn find(path: &Path, identity: Identity) -> Result<Option<Namespace>,
     })
 }
 
-/// Takes a namespace's name away, and with it the namespace, unless a process holds it. Only a mount of this very namespace is
-/// unmounted; `None` is one of another boot, which is at no path. The file's removal takes the mount out of every other mount
-/// namespace, too, so a process of another sandbox does not keep this one alive.
+/// Removes a namespace's path, and thereby the namespace unless a process holds it. Unmounts only this namespace;
+/// `None` is a namespace of another boot, which has no mount. Removing the file also removes the mount from all other
+/// mount namespaces, so a process of another sandbox does not keep this namespace alive.
 pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, SandboxError> {
     let mut gone = Gone::Before;
     for _ in 0..MAX_MOUNTS {
         match look(path)? {
             Seen::Namespace(found) if Some(found.identity) == wanted => {
                 drop(found);
-                // Detached, because others may hold the file open; `ip netns del` does the same.
+                // Lazy unmount, because other processes may hold the file open; `ip netns del` does the same.
                 umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).map_err(errno("unmount", path))?;
                 gone = Gone::Removed;
                 wharf_crash::point("sandbox-stop/after-unmount");
@@ -171,11 +171,12 @@ pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, Sand
     Err(SandboxError::Foreign { path: path.to_owned(), what: "a stack of mounts" })
 }
 
-/// Makes the directory, and makes it a shared mount as `ip netns add` does when it finds it is none. If that came later, it would
-/// mount the directory on itself with all names in it, and each name would have one mount that nobody reaches.
+/// Creates the directory and makes it a shared mount, as `ip netns add` does when it is not one. If `ip netns add`
+/// did this later, it would bind the directory over itself with all names in it, and leave one unreachable mount for
+/// each name.
 fn share(directory: &Path) -> Result<(), SandboxError> {
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(io("create", directory))?;
-    // The lock is that of `ip netns add`: two tools at once would mount the directory twice.
+    // `ip netns add` takes the same lock. Without it, two tools could bind the directory twice.
     let lock = File::open(directory).map_err(io("open", directory))?;
     let end = Instant::now() + DIRECTORY_PATIENCE;
     loop {
@@ -188,7 +189,7 @@ fn share(directory: &Path) -> Result<(), SandboxError> {
     }
     let shared = || mount(None::<&str>, directory, None::<&str>, MsFlags::MS_SHARED | MsFlags::MS_REC, None::<&str>);
     match shared() {
-        // It is no mount point yet.
+        // Not a mount point yet.
         Err(Errno::EINVAL) => {
             mount(Some(directory), directory, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
                 .map_err(errno("mount on itself", directory))?;
@@ -198,7 +199,7 @@ fn share(directory: &Path) -> Result<(), SandboxError> {
     }
 }
 
-/// Tells the namespace of `file`, in which the calling thread is.
+/// The identity of the namespace of `file`, which the calling thread must be in.
 fn identity(file: &File) -> io::Result<Identity> {
     let meta = file.metadata()?;
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
@@ -220,7 +221,7 @@ fn identity(file: &File) -> io::Result<Identity> {
     Ok(Identity { dev: meta.dev(), inode: meta.ino(), cookie })
 }
 
-/// Sets up the loopback interface of the calling thread's namespace, as runtimes do before the first plugin.
+/// Brings up the loopback interface of the calling thread's namespace, as runtimes do before the first plugin.
 fn loopback_up() -> io::Result<()> {
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let up = libc::c_short::try_from(libc::IFF_UP).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -235,7 +236,7 @@ fn loopback_up() -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs a closure on a thread of its own and hands on its panic.
+/// Runs a closure on a new thread and propagates its panic.
 pub(crate) fn on_thread<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     thread::scope(|s| match s.spawn(f).join() {
         Ok(result) => result,

@@ -1,4 +1,4 @@
-//! What there is: lists, one in full, and what CHECK says.
+//! Reads the state of sandboxes: list, details, CHECK.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Sandboxes {
-    /// All of them, by name.
+    /// All sandboxes, by name.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -21,7 +21,7 @@ impl Sandboxes {
         let mut all = Vec::new();
         for name in self.store.names()? {
             match self.store.load(&name) {
-                // It was removed since.
+                // Removed meanwhile.
                 Ok(None) => {}
                 Ok(Some(record)) => all.push(self.summary(record)?),
                 Err(error) if !matches!(error, SandboxError::Damaged { .. }) => return Err(error),
@@ -49,7 +49,7 @@ impl Sandboxes {
             _ => None,
         };
         let processes = running(&record)?.len();
-        // What is detached has given its addresses back; the result stays for the record alone.
+        // A detached network has released its addresses, although the record keeps the result.
         let attached = record.attachments.iter().filter(|a| a.to_delete > 0);
         let addresses = attached.flat_map(Attachment::addresses).map(str::to_owned).collect();
         Ok(Summary {
@@ -66,10 +66,10 @@ impl Sandboxes {
         })
     }
 
-    /// Everything about one; with `check`, what its plugins say of it.
+    /// All facts of one sandbox; with `check`, the results of CHECK.
     ///
     /// # Errors
-    /// There is no such sandbox, or its record cannot be read.
+    /// The sandbox does not exist, or its record cannot be read.
     pub fn inspect(&self, name: &SandboxName, check: bool) -> Result<Details, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "inspect", name: name.clone() };
         let record = self.store.load(name)?.ok_or_else(unknown)?;
@@ -103,7 +103,7 @@ impl Sandboxes {
         })
     }
 
-    /// The state of a sandbox that nobody else works on.
+    /// The state of a sandbox that no other process works on.
     pub(crate) fn state_held(&self, record: &Record) -> Result<State, SandboxError> {
         Ok(match record.phase {
             Phase::Creating => State::Interrupted,
@@ -119,7 +119,7 @@ impl Sandboxes {
     }
 }
 
-/// The interfaces of the plugins' results that are not in the namespace.
+/// Interfaces of the plugins' results that are missing in the namespace.
 fn missing<'a>(record: &'a Record, namespace: &Namespace) -> Result<Vec<&'a str>, SandboxError> {
     let made: Vec<&str> = record.attachments.iter().filter_map(Attachment::interface).collect();
     if made.is_empty() {

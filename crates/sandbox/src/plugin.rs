@@ -1,4 +1,5 @@
-//! One execution of a CNI plugin: environment and standard input, standard output and exit status, within a time.
+//! Executes a CNI plugin with environment and standard input, reads standard output and exit status, and applies a
+//! time limit.
 
 use std::{
     env,
@@ -24,18 +25,17 @@ use rustix::{
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Longest that a plugin may take: `wharf-cni` ends by itself in 65 s.
+/// Time limit of a plugin: `wharf-cni` ends within 65 s.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
-/// Longest answer, bytes.
 const MAX_ANSWER: u64 = 1 << 20;
-/// Between two looks at what a running plugin prints on standard error.
+/// Poll interval for a running plugin's standard error.
 const LOOK: Duration = Duration::from_millis(100);
-/// Most of it that is read at once, bytes.
+/// Most bytes of standard error read in one poll.
 const MAX_NEW: usize = 8 << 10;
-/// How much of what a plugin says besides is told, characters.
+/// Longest quote of a plugin's standard error, characters.
 const MAX_TOLD: usize = 300;
 
-/// What a plugin is to do.
+/// Operation of a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// Attach.
@@ -47,7 +47,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// As `CNI_COMMAND` has it.
+    /// The value of `CNI_COMMAND`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -61,7 +61,7 @@ impl Verb {
 #[derive(Debug, thiserror::Error)]
 #[error("{cause} ({} of plugin {plugin}, network {network}, interface {ifname}{})", verb.as_str(), code(cause))]
 pub struct PluginError {
-    /// What was asked.
+    /// Operation.
     pub verb: Verb,
     /// The plugin's type.
     pub plugin: String,
@@ -69,11 +69,10 @@ pub struct PluginError {
     pub network: String,
     /// The interface.
     pub ifname: String,
-    /// Why.
+    /// Cause.
     pub cause: Failure,
 }
 
-/// CNI's code, where the plugin gave one.
 fn code(cause: &Failure) -> String {
     match cause {
         Failure::Answered { code, .. } => format!(", code {code}"),
@@ -95,45 +94,45 @@ impl PluginError {
 /// Why a plugin failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// It is in none of the directories.
+    /// No directory has the plugin.
     #[error("no such program in {path}")]
     Missing {
         /// The directories.
         path: String,
     },
-    /// It could not be executed.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// Operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It took too long.
+    /// It exceeded the time limit.
     #[error("it had not ended after {} s", .limit.as_secs())]
     Late {
-        /// Its time.
+        /// The time limit.
         limit: Duration,
     },
-    /// It said why.
+    /// It returned a CNI error.
     #[error("{msg}")]
     Answered {
         /// CNI's code.
         code: u64,
-        /// What it said.
+        /// The message.
         msg: String,
-        /// What else it said.
+        /// The details.
         details: String,
     },
-    /// It ended without a word that can be understood.
+    /// It failed without a valid CNI error.
     #[error("it ended with {status}{said}")]
     Ended {
-        /// How.
+        /// Exit status.
         status: ExitStatus,
-        /// The last that it said.
+        /// Last line of standard error.
         said: String,
     },
-    /// It succeeded with an answer that is none.
+    /// It succeeded with an invalid result.
     #[error("its answer is no result: {why}")]
     Answer {
         /// Why.
@@ -141,7 +140,7 @@ pub enum Failure {
     },
 }
 
-/// A CNI error, as a plugin prints it.
+/// A CNI error on a plugin's standard output.
 #[derive(Deserialize)]
 struct Answered {
     code: u64,
@@ -151,7 +150,7 @@ struct Answered {
     details: String,
 }
 
-/// Everything that a plugin is told.
+/// The inputs of one execution.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) verb: Verb,
@@ -162,14 +161,15 @@ pub(crate) struct Call<'a> {
     pub(crate) cni_args: &'a str,
     pub(crate) path: &'a [PathBuf],
     pub(crate) conf: &'a Value,
-    /// The sandbox's lock. The plugin inherits it: while it runs, nobody else works on the sandbox, even if this process
-    /// dies.
+    /// The sandbox's lock. The plugin inherits it: while the plugin runs, no other process works on the sandbox, even
+    /// after this process has died.
     pub(crate) lock: BorrowedFd<'a>,
     pub(crate) limit: Duration,
 }
 
 impl Call<'_> {
-    /// Executes the plugin; its answer, of an ADD. Each line that it prints on standard error while it runs goes to `told`.
+    /// Executes the plugin; returns the result of an ADD. `told` gets each line of standard error while the plugin
+    /// runs.
     pub(crate) fn run(&self, told: &dyn Fn(&str)) -> Result<Option<Value>, Box<PluginError>> {
         let text = |key: &str| self.conf.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let plugin = text("type");
@@ -207,7 +207,7 @@ impl Call<'_> {
             .stdin(input)
             .stdout(Stdio::from(out.try_clone().map_err(io("make its output"))?))
             .stderr(Stdio::from(err.try_clone().map_err(io("make its output"))?))
-            // A group of its own: an interrupt at the terminal does not reach it, and all of it can be killed.
+            // A new process group: terminal interrupts do not reach the plugin, and the whole group can be killed.
             .process_group(0);
         let inherited = rustix::io::dup(self.lock).map_err(|e| io("hand on the lock")(e.into()))?;
         let mut child = command.spawn().map_err(io("execute it"))?;
@@ -235,17 +235,17 @@ impl Call<'_> {
     }
 }
 
-/// The program of a plugin, in the first directory that has it.
+/// The plugin's program, from the first directory that has it.
 pub(crate) fn find(path: &[PathBuf], plugin: &str) -> Result<PathBuf, Failure> {
     let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-    // A type is a name, never a path; records are read here as they are.
+    // A type is a name, never a path. Stored records reach this function unchecked.
     let is_name = !plugin.contains('/');
     let found = path.iter().filter(|_| is_name).map(|directory| directory.join(plugin)).find(is_program);
     let shown = || path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":");
     found.ok_or_else(|| Failure::Missing { path: shown() })
 }
 
-/// A file in memory that ends with its last descriptor.
+/// A file in memory, freed with its last descriptor.
 fn memory() -> io::Result<File> {
     Ok(memfd_create("wharf-cni-call", MemfdFlags::CLOEXEC)?.into())
 }
@@ -257,14 +257,14 @@ fn read_back(file: &mut File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The last line of what a plugin said besides, to stand behind how it ended.
+/// The last non-empty line of standard error, to append to the exit status.
 fn last_words(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty());
     line.map(|line| format!(": {}", line.chars().take(MAX_TOLD).collect::<String>())).unwrap_or_default()
 }
 
-/// The lines that are written to a file. The file's position stays, because the writer has the same one.
+/// Reads complete lines of a growing file. Uses positional reads, because the writer shares the file offset.
 struct Lines<'a> {
     file: &'a File,
     read: u64,
@@ -275,14 +275,14 @@ impl<'a> Lines<'a> {
         Self { file, read: 0 }
     }
 
-    /// Those that were completed since the last call, without what cannot be read.
+    /// Lines completed since the last call, without unreadable ones.
     fn new_lines(&mut self) -> Vec<String> {
         let mut bytes = vec![0; MAX_NEW];
         let read = self.file.read_at(&mut bytes, self.read).unwrap_or_default();
         bytes.truncate(read);
         let whole = match bytes.iter().rposition(|b| *b == b'\n') {
             Some(at) => at + 1,
-            // A line that fills the buffer is passed over.
+            // A line that fills the buffer is skipped.
             None if read == MAX_NEW => read,
             None => 0,
         };
@@ -294,7 +294,8 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Waits for a child and calls `look` meanwhile; kills it and all of its process group, and gives `None`, when the time is over.
+/// Waits for a child and calls `look` meanwhile. At the time limit, kills the child and its process group, and
+/// returns `None`.
 fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Result<Option<ExitStatus>> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
@@ -307,7 +308,8 @@ fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Resul
         }
     }
     if !has_ended {
-        // The child is not reaped yet, so the number is still that of its group. It may have left the group, too.
+        // The child is not reaped yet, so the group id is valid. The child may have left the group; kill it
+        // separately.
         let _ = kill_process_group(pid, Signal::KILL);
         child.kill()?;
         child.wait()?;
@@ -316,7 +318,7 @@ fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Resul
     child.wait().map(Some)
 }
 
-/// Waits until the process of a pidfd has ended; false when it has not in time.
+/// Waits until the process of a pidfd has ended; false at the time limit.
 fn await_end(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
     let end = Instant::now() + limit;
     loop {

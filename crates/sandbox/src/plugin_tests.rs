@@ -1,4 +1,4 @@
-//! Chains of fake plugins: shell scripts that write down how they were called. They do not show what a plugin does to a kernel.
+//! Chains of fake plugins: shell scripts that record their calls. They do not show a plugin's effect on a kernel.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
@@ -22,7 +22,7 @@ struct Scene {
     path: Vec<PathBuf>,
 }
 
-/// Appends a line for each call, and what came on standard input; answers what `answer` says.
+/// Appends each call and its standard input to files, then runs `answer`.
 fn script(answer: &str) -> String {
     format!(
         "#!/bin/sh\ncd \"$(dirname \"$0\")\"\necho \"$CNI_COMMAND ${{0##*/}} $CNI_CONTAINERID $CNI_IFNAME [$CNI_NETNS] $CNI_ARGS $CNI_PATH\" \
@@ -51,7 +51,7 @@ impl Scene {
         Plugins { store: &self.store, path: &self.path, lock: &self.lock, tell: &|_| (), no_wait: false }
     }
 
-    /// The calls since the last look: command and plugin.
+    /// Calls since the last look: command and plugin.
     fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(self.directory.path().join("calls")).unwrap_or_default();
         fs::remove_file(self.directory.path().join("calls")).ok();
@@ -125,7 +125,7 @@ fn add_goes_forth_and_del_back_with_the_results() {
     assert_eq!(previous(s.inputs()), [None, Some(one.clone()), None]);
     let results: Vec<_> = record.attachments.iter().map(|a| a.result.clone()).collect();
     assert_eq!(results, [Some(two.clone()), Some(one.clone())]);
-    // What is on disk before the last ADD says that it may need a DEL.
+    // Before the last ADD, the stored record says that it may need a DEL.
     assert_eq!(s.store.load(&record.name).unwrap().unwrap().attachments[1].to_delete, 1);
 
     assert!(s.plugins().check(&record, 0).unwrap());
@@ -136,7 +136,7 @@ fn add_goes_forth_and_del_back_with_the_results() {
 
     s.plugins().del(&mut record, Path::new("/run/netns/web")).unwrap();
     assert_eq!(s.calls(), ["DEL one", "DEL two", "DEL one"]);
-    // Version 0.3.1 knows no result at DEL.
+    // Version 0.3.1 has no `prevResult` at DEL.
     assert_eq!(previous(s.inputs()), [None, Some(two.clone()), Some(two)]);
     assert!(s.store.load(&record.name).unwrap().unwrap().attachments.iter().all(|a| a.to_delete == 0));
     s.plugins().del(&mut record, Path::new("")).unwrap();
@@ -165,11 +165,11 @@ fn a_del_that_fails_is_resumed_where_it_failed() {
     s.calls();
     s.put("one", "echo '{\"code\": 11, \"msg\": \"busy\"}'; exit 1");
     let error = s.plugins().del(&mut record, Path::new("")).unwrap_err();
-    // Its chains end there; the other network goes on.
+    // The failed chains stop; the other network continues.
     assert_eq!(s.calls(), ["DEL one", "DEL two", "DEL one"]);
     assert!(matches!(&error, SandboxError::Several(all) if all.len() == 2), "{error}");
     assert!(error.to_string().contains("busy (DEL of plugin one, network net, interface eth1, code 11)"), "{error}");
-    // Another process goes on with what is on disk.
+    // Another process resumes from the stored record.
     let mut kept = s.store.load(&record.name).unwrap().unwrap();
     s.put("one", "true");
     s.plugins().del(&mut kept, Path::new("")).unwrap();
@@ -222,7 +222,7 @@ fn what_a_plugin_says_while_it_runs_is_told_before_it_ends() {
     let tell = |progress: Progress<'_>| {
         if let Progress::Said(line) = progress {
             heard.lock().unwrap().push(line.to_owned());
-            // It goes on when this was told.
+            // The plugin continues after its line was delivered.
             (&gate).write_all(b"go\n").unwrap();
         }
     };
@@ -243,7 +243,7 @@ fn a_plugin_that_hangs_is_killed_with_what_it_started() {
     assert!(begun.elapsed() < Duration::from_secs(60));
     let child = fs::read_to_string(s.directory.path().join("child")).unwrap();
     let pid: i32 = child.trim().parse().unwrap();
-    // SIGKILL is delivered by the time the process is next scheduled.
+    // SIGKILL takes effect when the process is next scheduled.
     let end = Instant::now() + Duration::from_secs(10);
     while crate::process::started(pid).unwrap().is_some() {
         assert!(Instant::now() < end, "process {pid} of the plugin lives on");

@@ -1,10 +1,10 @@
-//! Published ports, as a command line has them.
+//! Published ports on a command line.
 
 use std::{net::IpAddr, num::NonZeroU16, str::FromStr};
 
 use serde_json::{Value, json};
 
-/// A port of the node that leads to one of the sandbox: `[HOSTIP:]HOST:CONTAINER[/PROTO]`.
+/// A port of the node that forwards to a port of the sandbox: `[HOSTIP:]HOST:CONTAINER[/PROTO]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     host_ip: Option<IpAddr>,
@@ -14,7 +14,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// As the capability `portMappings` has it.
+    /// In the form of the capability `portMappings`.
     pub(crate) fn mapping(&self) -> Value {
         let mut mapping = json!({
             "hostPort": self.host, "containerPort": self.container, "protocol": self.protocol
@@ -34,7 +34,7 @@ impl FromStr for Port {
         let (ports, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
         let protocol = ["tcp", "udp", "sctp"].into_iter().find(|known| *known == protocol).ok_or_else(form)?;
         let mut parts = ports.rsplitn(3, ':');
-        // No sign, and no zero in front, which could be meant as octal.
+        // No sign, and no leading zero, which could mean octal.
         let mut port =
             || parts.next().filter(|port| port.starts_with(|c| matches!(c, '1'..='9')))?.parse::<NonZeroU16>().ok();
         let (container, host) = (port().ok_or_else(form)?, port().ok_or_else(form)?);

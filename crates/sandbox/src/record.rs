@@ -1,4 +1,4 @@
-//! What is kept of a sandbox: one JSON document, with the version of its form.
+//! The record of a sandbox: one versioned JSON document.
 
 use std::{collections::BTreeMap, fs, io, path::PathBuf};
 
@@ -8,45 +8,46 @@ use wharf_names::ids::{ContainerId, IfName, NetworkName};
 
 use crate::name::SandboxName;
 
-/// Version of the form that is written, and the only one that is read.
+/// Version that is written; no other version is read.
 pub const VERSION: u32 = 1;
 
-/// A sandbox, as its file has it.
+/// A sandbox's record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     /// [`VERSION`].
     pub version: u32,
-    /// Its name; that of the file, too.
+    /// Name of the sandbox and of the file.
     pub name: SandboxName,
-    /// CNI's container id: the name and a random part, so that a late delete never meets a later sandbox of the name.
+    /// CNI container id: the name and a random part, so that a late delete never affects a later sandbox with the
+    /// name.
     pub container_id: ContainerId,
     /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
-    /// The boot in which it was made; its namespace ended with it.
+    /// The boot in which the namespace was made; the namespace ends with it.
     pub boot_id: String,
-    /// How far it is.
+    /// Phase.
     pub phase: Phase,
     /// Why the last operation on it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Its network namespace.
     pub netns: Netns,
-    /// Labels, as the plugins get them (`args.cni.labels`).
+    /// Labels for the plugins (`args.cni.labels`).
     pub labels: BTreeMap<String, String>,
-    /// Its networks, in the order in which they are attached.
+    /// Networks in the order of attachment.
     pub attachments: Vec<Attachment>,
-    /// What `run` started and may live.
+    /// Processes that `run` started, possibly still running.
     pub processes: Vec<Process>,
 }
 
 impl Record {
-    /// Reads a file's text.
+    /// Parses a record.
     ///
     /// # Errors
-    /// Why it is no record of [`VERSION`].
+    /// Why the text is not a record of [`VERSION`].
     pub fn parse(text: &[u8]) -> Result<Self, String> {
-        // The version first: another one may have any other field.
+        // The version first: another version may have other fields.
         let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         match value.get("version").and_then(Value::as_u64) {
             Some(version) if version == u64::from(VERSION) => {}
@@ -57,41 +58,41 @@ impl Record {
     }
 }
 
-/// How far a sandbox is.
+/// Phase in a sandbox's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Namespace and networks are being made; whoever did it has died, if nobody holds the lock.
+    /// Namespace and networks are being created. If the lock is free, the creating process has died.
     Creating,
-    /// Whole.
+    /// Complete.
     Ready,
-    /// A create failed, and so did taking back what it had made.
+    /// A create failed, and so did its rollback.
     Broken,
-    /// A stop has begun and not ended.
+    /// A stop has started and not finished.
     Stopping,
-    /// Nothing is left but the name and this record.
+    /// Only the name and this record are left.
     Stopped,
 }
 
-/// A network namespace, and how it is told from every other one.
+/// A network namespace and its identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Netns {
     /// The file that it is bound to.
     pub path: PathBuf,
-    /// Which one it is.
+    /// Identity.
     pub identity: Identity,
 }
 
-/// What tells a namespace from the others of a boot. The kernel reuses numbers of inodes, not cookies.
+/// Identifies a namespace within a boot. The kernel reuses inode numbers, not cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
     /// Device of nsfs.
     pub dev: u64,
-    /// Its inode.
+    /// Inode.
     pub inode: u64,
-    /// `SO_NETNS_COOKIE` (Linux 5.14); 0 where the kernel has none.
+    /// `SO_NETNS_COOKIE` (Linux 5.14); 0 if the kernel has none.
     pub cookie: u64,
 }
 
@@ -99,31 +100,30 @@ pub struct Identity {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attachment {
-    /// The network.
+    /// Network.
     pub network: NetworkName,
-    /// The interface in the sandbox.
+    /// Interface in the sandbox.
     pub ifname: IfName,
-    /// The configuration of each plugin, as it is executed but for `prevResult`. Kept, because the file that it comes from may
-    /// change before the DEL.
+    /// Configuration of each plugin, without `prevResult`. Stored, because the source file may change before the DEL.
     pub plugins: Vec<Value>,
     /// `CNI_ARGS`.
     pub cni_args: String,
     /// Whether the network allows CHECK.
     pub check: bool,
-    /// How many plugins, from the first, still need a DEL: written before each ADD and after each DEL.
+    /// Number of plugins, from the first, that still need a DEL. Written before each ADD and after each DEL.
     pub to_delete: usize,
-    /// What the last plugin's ADD answered, once the whole chain succeeded.
+    /// Result of the last plugin's ADD, once the whole chain succeeded.
     pub result: Option<Value>,
 }
 
 impl Attachment {
-    /// The version of CNI that its plugins speak.
+    /// The plugins' CNI version.
     #[must_use]
     pub fn cni_version(&self) -> &str {
         self.plugins.first().and_then(|p| p.get("cniVersion")?.as_str()).unwrap_or_default()
     }
 
-    /// The interface in the sandbox, when the result says that a plugin made it.
+    /// Interface in the sandbox, if the result lists one.
     #[must_use]
     pub fn interface(&self) -> Option<&str> {
         let all = self.result.as_ref()?.get("interfaces")?.as_array()?;
@@ -132,7 +132,7 @@ impl Attachment {
         names.into_iter().find(|name| *name == self.ifname.as_str())
     }
 
-    /// The addresses in the result, with their prefix lengths.
+    /// Addresses in the result, with prefix lengths.
     #[must_use]
     pub fn addresses(&self) -> Vec<&str> {
         let ips = self.result.as_ref().and_then(|r| r.get("ips")?.as_array()).map(Vec::as_slice).unwrap_or_default();
@@ -140,20 +140,20 @@ impl Attachment {
     }
 }
 
-/// A process, told from every other one of a boot.
+/// Identifies a process within a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
-    /// Its number.
+    /// Process id.
     pub pid: i32,
-    /// Its start (proc_pid_stat(5), field 22), in clock ticks since the boot: a later process of the number has another.
+    /// Start time (proc_pid_stat(5), field 22), clock ticks since boot; differs when the pid is reused.
     pub started: u64,
 }
 
-/// The id of this boot.
+/// Id of the current boot.
 ///
 /// # Errors
-/// When `/proc` cannot be read.
+/// `/proc` cannot be read.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

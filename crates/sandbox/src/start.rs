@@ -1,4 +1,4 @@
-//! Start: a stopped sandbox gets a new namespace, attached to the networks of its record.
+//! Starts a stopped sandbox: a new namespace, attached to the recorded networks.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::{
 };
 
 impl Sandboxes {
-    /// Starts a stopped sandbox with its container id, and the networks, labels, ports and addresses that its create asked
-    /// for; `None` when it is ready already. A start that fails leaves it stopped.
+    /// Starts a stopped sandbox with the recorded container id, networks, labels, ports and addresses; `None` when it
+    /// is already ready. A failed start leaves it stopped.
     ///
     /// # Errors
-    /// There is no such sandbox, it is neither ready nor stopped, or a plugin or the system refuses.
+    /// The sandbox does not exist, is neither ready nor stopped, or a plugin or system call fails.
     pub fn start(&self, name: &SandboxName) -> Result<Option<Details>, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "start", name: name.clone() };
         let lock = self.known(name)?.ok_or_else(unknown)?;
@@ -26,7 +26,7 @@ impl Sandboxes {
         match self.state_held(&record)? {
             State::Ready => return Ok(None),
             State::Stopped => {}
-            // After a reboot the networks still get their DEL.
+            // After a reboot the networks still need their DEL.
             State::Gone => {
                 self.stop_held(&mut record, &lock, Duration::ZERO)?;
             }
@@ -47,16 +47,16 @@ impl Sandboxes {
         }
     }
 
-    /// Undoes a start that failed; its error, with the error of the undo if there is one.
+    /// Rolls a start back. Returns `cause`, with the rollback's error if it fails.
     fn stop_again(&self, mut record: Record, lock: &Lock, cause: SandboxError) -> SandboxError {
         let undone = match &cause {
-            // Nothing of the sandbox is there, and another program made what is at its path.
+            // No part of the sandbox exists; another program made the object at its path.
             SandboxError::NamespaceTaken { .. } => Ok(()),
             _ => self.tear_down(&mut record, lock, Duration::ZERO).map(drop),
         };
         record.problem = Some(cause.to_string());
         record.phase = if undone.is_ok() { Phase::Stopped } else { Phase::Stopping };
-        // A record that is not written still says `creating`; the next stop takes back what is left.
+        // If the record is not written, it still says `creating`; the next stop removes the rest.
         let _ = self.store.save(&record);
         match undone {
             Ok(()) => cause,

@@ -1,7 +1,7 @@
-//! The files of the sandboxes: `NAME.json`, the record; `NAME.lock`, held by whoever works on the sandbox; `NAME.new`, a record
-//! that is being written.
+//! Files of the sandboxes: `NAME.json`, the record; `NAME.lock`, held by the process that works on the sandbox;
+//! `NAME.new`, a record that is being written.
 //!
-//! A record is replaced by a rename after it is on disk, so a reader needs no lock and sees all of it or nothing.
+//! A synced new file replaces the record by a rename, so a reader without a lock sees a complete record or none.
 
 use std::{
     fs::{self, DirBuilder, File, FileType, OpenOptions, TryLockError},
@@ -18,11 +18,11 @@ use crate::{
     record::Record,
 };
 
-/// Longest record that is read, bytes. One of eight networks has some 20 KiB.
+/// Longest record that is read, bytes. A record with eight networks has about 20 KiB.
 const MAX_BYTES: u64 = 4 << 20;
-/// How long a command waits for another one that works on the same sandbox.
+/// Time limit for the lock of a sandbox.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at a lock that another process holds.
+/// Poll interval for a held lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The directory of the records.
@@ -31,7 +31,7 @@ pub(crate) struct Store {
     directory: PathBuf,
 }
 
-/// The right to work on a sandbox. The kernel takes it back when this process and every plugin that it started have ended.
+/// The lock of a sandbox. The kernel releases it when this process and every plugin that it started have ended.
 #[derive(Debug)]
 pub(crate) struct Lock {
     pub(crate) file: File,
@@ -47,14 +47,15 @@ impl Store {
         self.directory.join(format!("{name}.{suffix}"))
     }
 
-    /// Makes the directory (0700), because records hold configurations of networks, which may hold secrets. One that is there keeps its
-    /// mode.
+    /// Creates the directory (0700), because records hold network configurations, which may contain secrets. An
+    /// existing directory keeps its mode.
     pub(crate) fn ensure(&self) -> Result<(), SandboxError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(io("create state directory", &self.directory))
     }
 
-    /// Refuses a directory in which somebody else could put records, which name what is executed and unmounted.
+    /// Rejects a directory in which other users could write records: records name programs to execute and paths to
+    /// unmount.
     fn check(&self) -> Result<(), SandboxError> {
         let there = fs::metadata(&self.directory).map_err(io("look at state directory", &self.directory))?;
         let unsafe_for = |why| Err(SandboxError::UnsafeDirectory { path: self.directory.clone(), why });
@@ -71,7 +72,7 @@ impl Store {
         Ok(())
     }
 
-    /// Waits for the lock of a sandbox. `told` is called once if another process holds it.
+    /// Waits for the lock of a sandbox. Calls `told` once if another process holds it.
     pub(crate) fn lock(&self, name: &SandboxName, told: impl FnMut(&str)) -> Result<Lock, SandboxError> {
         self.check()?;
         self.lock_within(LOCK_PATIENCE, name, told)
@@ -89,7 +90,7 @@ impl Store {
         loop {
             let file = open_lock(&path)?;
             match file.try_lock() {
-                // Whoever held it may have removed the file meanwhile; then the lock is nobody's.
+                // The previous holder may have removed the file; then this lock is on an unlinked file.
                 Ok(()) if !is_at(&file, &path) => continue,
                 Ok(()) => {
                     let mut lock = Lock { file, path };
@@ -112,12 +113,12 @@ impl Store {
 
     /// Whether a process works on the sandbox now.
     pub(crate) fn is_locked(&self, name: &SandboxName) -> bool {
-        // A reader's lock, so that two readers do not see each other.
+        // A shared lock, so that two readers do not block each other.
         let Ok(file) = File::open(self.path(name, "lock")) else { return false };
         matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
     }
 
-    /// Whether any file of the sandbox is there.
+    /// Whether the sandbox has any file.
     pub(crate) fn is_known(&self, name: &SandboxName) -> Result<bool, SandboxError> {
         for suffix in ["json", "lock", "new"] {
             let path = self.path(name, suffix);
@@ -130,18 +131,18 @@ impl Store {
         Ok(false)
     }
 
-    /// The record of a sandbox; `None` where there is none.
+    /// The record of a sandbox; `None` if it does not exist.
     pub(crate) fn load(&self, name: &SandboxName) -> Result<Option<Record>, SandboxError> {
         let path = self.path(name, "json");
         let damaged = |why: String| SandboxError::Damaged { name: name.clone(), path: path.clone(), why };
-        // An open of a FIFO could wait, and one of a device act.
+        // Opening a FIFO may block, and opening a device may have side effects.
         match fs::symlink_metadata(&path) {
             Ok(there) if there.is_file() => {}
             Ok(there) => return Err(damaged(format!("it is {}", kind(there.file_type())))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(io("read record", &path)(e)),
         }
-        // Somebody may have put something else there since.
+        // The file may have been replaced since the check.
         let open = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
         let file = match open {
             Ok(file) => file,
@@ -160,7 +161,7 @@ impl Store {
         if record.name != *name {
             return Err(damaged(format!("it is the record of {}", record.name)));
         }
-        // A stop unlinks the file there: a record that was edited or damaged must not lead it to a file of somebody else's.
+        // A stop unlinks this path: an edited or damaged record must not point it at a foreign file.
         let netns = &record.netns.path;
         if !netns.is_absolute() || netns.file_name() != Some(AsRef::<Path>::as_ref(name).as_os_str()) {
             return Err(damaged(format!("its namespace is at {}, which has not the sandbox's name", netns.display())));
@@ -168,7 +169,7 @@ impl Store {
         Ok(Some(record))
     }
 
-    /// Writes a record durably. The caller holds the lock.
+    /// Writes a record durably. The caller must hold the lock.
     pub(crate) fn save(&self, record: &Record) -> Result<(), SandboxError> {
         let (new, path) = (self.path(&record.name, "new"), self.path(&record.name, "json"));
         let failed = |operation| io(operation, &path);
@@ -189,7 +190,7 @@ impl Store {
         self.sync()
     }
 
-    /// Names of all sandboxes that have a record, in order.
+    /// Names of all sandboxes with a record, sorted.
     pub(crate) fn names(&self) -> Result<Vec<SandboxName>, SandboxError> {
         let listing = match fs::read_dir(&self.directory) {
             Ok(listing) => listing,
@@ -200,21 +201,21 @@ impl Store {
         for item in listing {
             let item = item.map_err(io("list state directory", &self.directory))?;
             let file = item.file_name();
-            // Other files are nobody's sandbox.
+            // Other files belong to no sandbox.
             names.extend(file.to_str().and_then(|f| f.strip_suffix(".json")?.parse::<SandboxName>().ok()));
         }
         names.sort();
         Ok(names)
     }
 
-    /// Removes what is kept of a sandbox, the lock last.
+    /// Removes the files of a sandbox, the lock last.
     pub(crate) fn remove(&self, name: &SandboxName, lock: Lock) -> Result<(), SandboxError> {
         for suffix in ["new", "json"] {
             remove_file(&self.path(name, suffix))?;
             wharf_crash::point("sandbox-remove/after-file");
         }
         self.sync()?;
-        // Whoever waits for the lock sees that its file is gone and asks for a new one.
+        // A process that waits for this lock sees the file removed and creates a new one.
         remove_file(&lock.path)?;
         wharf_crash::point("sandbox-remove/after-lock");
         drop(lock);
@@ -228,7 +229,7 @@ impl Store {
 }
 
 impl Lock {
-    /// Writes who holds it, for those who wait.
+    /// Writes the holder's pid for waiting processes.
     fn sign(&mut self) -> Result<(), SandboxError> {
         let text = format!("{}\n", std::process::id());
         let written = self.file.set_len(0).and_then(|()| self.file.write_all(text.as_bytes()));
@@ -247,7 +248,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((held, there), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// The process that the lock file names, for messages only: it may have ended and have left the lock to a plugin.
+/// The pid in the lock file, for messages only: that process may have ended and left the lock to a plugin.
 fn holder(path: &Path) -> String {
     let mut text = String::new();
     let read = File::open(path).and_then(|f| f.take(16).read_to_string(&mut text));
@@ -257,7 +258,7 @@ fn holder(path: &Path) -> String {
     }
 }
 
-/// What a file is that is no regular one.
+/// The kind of a file that is not regular.
 fn kind(file: FileType) -> &'static str {
     match file {
         f if f.is_symlink() => "a link",

@@ -1,4 +1,4 @@
-//! A terminal for a command: a pseudoterminal, whose other end this process joins to its standard input and output.
+//! A pseudoterminal for a command, connected to this process's standard input and output.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -15,11 +15,11 @@ use rustix::{
 
 use crate::command::{Handle, Started};
 
-/// Most that is read at once, bytes.
+/// Most bytes read at once.
 const CHUNK: usize = 4096;
-/// The character that ends the input of a terminal (VEOF, termios(3)).
+/// The end-of-input character of a terminal (VEOF, termios(3)).
 const END_OF_INPUT: u8 = 4;
-/// Reads of what a terminal still holds once the command has ended: more than its buffer.
+/// Reads after the command's end: more than the terminal's buffer.
 const LAST_READS: usize = 16;
 
 /// A new pseudoterminal.
@@ -32,10 +32,10 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Makes one with the size and the modes of the terminal that this process has, if it has any.
+    /// Creates a pseudoterminal with the size and modes of this process's terminal, if it has one.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// A system call fails.
     pub fn open() -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let control = openpt(flags)?;
@@ -56,16 +56,16 @@ impl Terminal {
         Arc::clone(&self.command)
     }
 
-    /// Joins a command that was started at the terminal; with `input`, it gets this process's standard input.
+    /// Connects to a command that was started on the terminal; with `input`, forwards this process's standard input.
     ///
     /// # Errors
-    /// A descriptor cannot be copied.
+    /// A descriptor cannot be duplicated.
     pub fn join(self, started: Started, input: bool) -> io::Result<Session> {
         Ok(Session { handle: started.handle()?, control: Arc::new(self.control), started, input })
     }
 }
 
-/// A command at its terminal.
+/// A command on its terminal.
 #[derive(Debug)]
 pub struct Session {
     control: Arc<OwnedFd>,
@@ -74,45 +74,45 @@ pub struct Session {
     input: bool,
 }
 
-/// Passes on the size of this process's terminal. It does not keep the command's terminal open.
+/// Forwards the size of this process's terminal. Does not keep the command's terminal open.
 #[derive(Debug)]
 pub struct Resizer(Weak<OwnedFd>);
 
 impl Resizer {
-    /// Gives the command's terminal the size that this process's terminal has now.
+    /// Sets the size of the command's terminal to the size of this process's terminal.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// A system call fails.
     pub fn resize(&self) -> io::Result<()> {
         self.0.upgrade().map_or(Ok(()), |control| resize(&control))
     }
 }
 
 impl Session {
-    /// What changes of the size are passed on through.
+    /// A handle for size changes.
     #[must_use]
     pub fn resizer(&self) -> Resizer {
         Resizer(Arc::downgrade(&self.control))
     }
 
-    /// What signals are sent through.
+    /// A handle for signals.
     ///
     /// # Errors
-    /// The descriptor cannot be copied.
+    /// The descriptor cannot be duplicated.
     pub fn handle(&self) -> io::Result<Handle> {
         self.started.handle()
     }
 
-    /// Passes input and output on until the command has ended: its exit status, or 128 and the number of the signal that
-    /// ended it. This process's terminal is raw meanwhile.
+    /// Forwards input and output until the command has ended. Returns its exit status, or 128 plus the signal that
+    /// ended it. This process's terminal is in raw mode meanwhile.
     ///
     /// # Errors
-    /// Input or output cannot be passed on, or the kernel refuses to wait.
+    /// Input or output cannot be forwarded, or the kernel rejects the wait.
     pub fn run(self) -> io::Result<u8> {
         let raw = if self.input { Raw::enter()? } else { None };
         let passed = self.pass();
         let Self { control, started, .. } = self;
-        // The terminal hangs up: the rest of the command's session gets SIGHUP.
+        // Hangs up the terminal: the rest of the command's session gets SIGHUP.
         drop(control);
         drop(raw);
         let status = started.wait()?;
@@ -142,7 +142,7 @@ impl Session {
             let control = if is_open { seen.next().unwrap_or(PollFlags::empty()) } else { PollFlags::empty() };
             let may_read = reads && seen.next().is_some_and(|seen| !seen.is_empty());
             if has_ended {
-                // A process that the command leaves behind may print for ever.
+                // A process that the command left behind may print endlessly.
                 let mut reads = 0..LAST_READS;
                 while is_open && reads.next().is_some() && self.print()? == Printed::Some {}
                 return Ok(());
@@ -167,7 +167,7 @@ impl Session {
                         ends_line = chunk.ends_with(b"\n");
                         pending = chunk;
                     }
-                    // On a line that is not ended, the first one ends the line.
+                    // On an unfinished line, the first end-of-input character only ends the line.
                     Ok(_) | Err(_) => {
                         has_input = false;
                         pending = vec![END_OF_INPUT; if ends_line { 1 } else { 2 }];
@@ -177,7 +177,7 @@ impl Session {
         }
     }
 
-    /// Prints what the command has written, as far as it can be read at once.
+    /// Prints the available output of the command.
     fn print(&self) -> io::Result<Printed> {
         let mut chunk = [0; CHUNK];
         match read(&self.control, &mut chunk) {
@@ -202,7 +202,7 @@ enum Printed {
     Closed,
 }
 
-/// Gives a pseudoterminal the size of this process's terminal, if it has any.
+/// Copies the size of this process's terminal, if it has one, to a pseudoterminal.
 fn resize(control: &OwnedFd) -> io::Result<()> {
     let size = tcgetwinsize(io::stdin()).or_else(|_| tcgetwinsize(io::stdout()));
     if let Ok(size) = size {
@@ -211,11 +211,11 @@ fn resize(control: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The terminal at standard input while it is raw; it gets its modes back when this ends.
+/// Raw mode of the terminal on standard input; dropping it restores the modes.
 struct Raw(Termios);
 
 impl Raw {
-    /// `None` when standard input is no terminal.
+    /// `None` when standard input is not a terminal.
     fn enter() -> io::Result<Option<Self>> {
         if !io::stdin().is_terminal() {
             return Ok(None);
@@ -230,7 +230,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // The terminal may be gone, and its modes with it.
+        // Fails if the terminal is gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! What is told of sandboxes.
+//! Views of a sandbox for the CLI.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -6,29 +6,29 @@ use serde::Serialize;
 
 use crate::{name::SandboxName, process::Running, record::Record};
 
-/// What a sandbox is, by its record and by what is there.
+/// State of a sandbox, from its record and the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// A command is making it.
+    /// Being created.
     Creating,
-    /// Whole.
+    /// Complete.
     Ready,
-    /// An interface that a plugin made is not in its namespace any more.
+    /// An interface that a plugin made is missing in its namespace.
     Detached,
-    /// Its create was interrupted.
+    /// Create was interrupted.
     Interrupted,
-    /// Its create failed, and so did the undo.
+    /// Create failed, and so did its rollback.
     Broken,
-    /// A command is stopping it.
+    /// Being stopped.
     Stopping,
     /// A stop failed or was interrupted.
     StopUnfinished,
     /// Stopped by a command.
     Stopped,
-    /// Its namespace is gone: the node was started anew, or somebody removed it.
+    /// Its namespace is gone: the node rebooted, or the namespace was removed.
     Gone,
-    /// Its record cannot be used.
+    /// Its record is unusable.
     Damaged,
 }
 
@@ -49,47 +49,47 @@ impl fmt::Display for State {
     }
 }
 
-/// A sandbox in a list. Of a damaged one only name, state and problem are known.
+/// A sandbox in a list. A damaged sandbox has only name, state and problem.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
-    /// Its name.
+    /// Name.
     pub name: SandboxName,
-    /// What it is.
+    /// State.
     pub state: State,
-    /// Why the last operation on it failed.
+    /// Error of the last operation, if it failed.
     pub problem: Option<String>,
-    /// CNI's container id.
+    /// CNI container id.
     pub container_id: Option<String>,
-    /// Milliseconds since the Unix epoch; 0 when it is not known.
+    /// Milliseconds since the Unix epoch; 0 if unknown.
     pub created_unix_ms: u64,
-    /// The file of its namespace.
+    /// The namespace's file.
     pub netns: Option<PathBuf>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Its networks, in the order of its interfaces.
+    /// Networks, in the order of their interfaces.
     pub networks: Vec<String>,
-    /// Addresses with their prefix lengths, in that order.
+    /// Addresses with prefix lengths, in the same order.
     pub addresses: Vec<String>,
-    /// How many processes live in it.
+    /// Number of processes.
     pub processes: usize,
 }
 
-/// Everything about a sandbox.
+/// All facts of a sandbox.
 #[derive(Debug, Clone, Serialize)]
 pub struct Details {
-    /// What it is.
+    /// State.
     pub state: State,
-    /// Its record.
+    /// Record.
     #[serde(flatten)]
     pub record: Record,
-    /// What lives in it.
+    /// Processes.
     pub running: Vec<Running>,
-    /// What the plugins' CHECK says of each attachment; absent unless asked for.
+    /// Result of CHECK for each attachment; only on request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<Vec<Checked>>,
 }
 
-/// What CHECK says of an attachment.
+/// Result of CHECK for an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Checked {
     /// The network.
@@ -98,13 +98,13 @@ pub struct Checked {
     pub ifname: String,
     /// False when the network's version or `disableCheck` forbids it.
     pub checked: bool,
-    /// What is amiss.
+    /// The problem, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
 impl Details {
-    /// Whether nothing is known to be amiss.
+    /// Whether no problem is known.
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.check.iter().flatten().all(|c| c.problem.is_none())

@@ -1,4 +1,4 @@
-//! The Debian package: the files of `install` below `/usr`, and the scripts of `dist/debian`.
+//! The Debian package: the files of `install` below `/usr`, and the maintainer scripts of `dist/debian`.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
@@ -10,10 +10,8 @@ use crate::{
     manifest::Kind,
 };
 
-/// What dpkg runs, and when.
 const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
 
-/// Makes it.
 pub(super) fn make(release: &Release<'_>) -> Result<()> {
     let root = release.work.join("deb");
     let items = release.items("/usr", "/usr/lib/cni", "/usr/lib/systemd/system")?;
@@ -49,20 +47,20 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     let package = release.out.join(format!("wharf_{VERSION}_{}.deb", release.architecture));
     let mut command = Command::new("dpkg-deb");
     command.env("SOURCE_DATE_EPOCH", release.epoch.to_string());
-    // How many threads xz gets decides what it writes.
+    // xz's output depends on its number of threads.
     command.env("DPKG_DEB_THREADS_MAX", "1");
     command.args(["--root-owner-group", "-Zxz", "-z2", "--build"]).arg(&root).arg(&package);
     output(&mut command).context("is dpkg installed?").map(drop)
 }
 
-/// Debian's policy wants manual pages and the changelog compressed as well as gzip can.
+/// Debian policy requires manual pages and changelog compressed with `gzip -9`.
 fn compress(root: &Path) -> Result<()> {
     let mut files = tree::files(&root.join("usr/share/man"))?;
     files.push(root.join("usr/share/doc/wharf/changelog"));
     output(Command::new("gzip").args(["--no-name", "--best", "--"]).args(files)).map(drop)
 }
 
-/// Debian's form, with a reference to where changes are told.
+/// A changelog in Debian's format that refers to the list of changes.
 fn changelog(release: &Release<'_>, root: &Path) -> Result<()> {
     let time =
         output(Command::new("date").env("LC_ALL", "C").args(["-u", "-R", "-d"]).arg(format!("@{}", release.epoch)))?;

@@ -1,4 +1,4 @@
-//! The container image: the static programs and nothing else, as a tar of an OCI image layout.
+//! The container image: only the static programs, as a tar of an OCI image layout.
 
 use std::{fs, path::Path, process::Command};
 
@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 use super::{Release, VERSION, output, tree};
 use crate::pieces;
 
-/// The name that the image gets where it is loaded: that of `dist/kubernetes/wharf.yaml`.
+/// Name of the loaded image; `dist/kubernetes/wharf.yaml` uses it.
 const NAME: &str = "localhost/wharf";
 
-/// Makes it.
 pub(super) fn make(release: &Release<'_>) -> Result<()> {
     let (root, layout) = (release.work.join("image"), release.work.join("oci"));
     for name in ["wharf-agent", "wharf", "wharf-node"] {
@@ -24,7 +23,7 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     tree::add(&root, "usr/share/doc/wharf/LICENSE", &release.licence()?, 0o644)?;
     // Runtimes name namespaces by /var/run/netns.
     tree::link(&root, "var/run", "../run")?;
-    // Mount points: a root that is read-only cannot get them later.
+    // Mount points, which cannot be created later in a read-only root.
     for directory in ["run/wharf", "run/netns", "var/lib/wharf", "sys/fs/bpf", "proc", "tmp"] {
         let path = root.join(directory);
         fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
@@ -57,7 +56,7 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     let mut image = json_blob(release, &blobs, &image, manifest)?;
     image["platform"] = json!({"architecture": release.architecture, "os": "linux"});
     let name = format!("{NAME}:{VERSION}");
-    // The second is containerd's.
+    // containerd reads the second annotation.
     image["annotations"] = json!({"org.opencontainers.image.ref.name": name, "io.containerd.image.name": name});
     let index = "application/vnd.oci.image.index.v1+json";
     let index = json!({"schemaVersion": 2, "mediaType": index, "manifests": [image]});
@@ -72,7 +71,6 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
     pieces::put(to, &bytes, mode)
 }
 
-/// Puts a file among the blobs; returns its descriptor.
 fn blob(blobs: &Path, file: &Path, media_type: &str) -> Result<Value> {
     let sum = tree::sha256(file)?;
     let bytes = fs::read(file).with_context(|| format!("read {}", file.display()))?;

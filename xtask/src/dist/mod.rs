@@ -1,7 +1,7 @@
-//! `dist`: what users install, made of what `build` made.
+//! `dist`: packs the built programs for users.
 //!
-//! All packages hold the same statically linked programs and the files of `install`. The tools that write them (tar, gzip,
-//! dpkg-deb, sha256sum) are part of every Debian, and give the same bytes for the same files and time.
+//! All packages contain the same statically linked programs and the files of `install`. The tools that write them
+//! (tar, gzip, dpkg-deb, sha256sum) are part of every Debian and produce the same bytes for the same files and time.
 
 mod deb;
 mod image;
@@ -29,28 +29,22 @@ use crate::{
     workspace::{Workspace, write_if_changed},
 };
 
-/// Version of the workspace, which this crate shares.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Everything that the packages have in common.
 struct Release<'a> {
     workspace: &'a Workspace,
     sources: Sources,
-    /// The documentation as HTML.
     book: PathBuf,
-    /// As in file names: `x86_64`.
+    /// Machine name in file names: `x86_64`.
     machine: String,
-    /// As Debian and OCI name it: `amd64`.
+    /// Architecture name of Debian and OCI: `amd64`.
     architecture: &'static str,
-    /// Time of every file, in seconds since 1970.
+    /// Mtime of every file, seconds since the Unix epoch.
     epoch: u64,
-    /// Where the packages go.
     out: PathBuf,
-    /// Trees that packages are made of.
     work: PathBuf,
 }
 
-/// The command.
 pub(crate) fn dist(workspace: &Workspace, privilege: &Privilege, verbose: bool, arguments: &DistArgs) -> Result<()> {
     if !arguments.prebuilt {
         launch::build(workspace, privilege, verbose)?;
@@ -65,7 +59,6 @@ pub(crate) fn dist(workspace: &Workspace, privilege: &Privilege, verbose: bool, 
     Ok(())
 }
 
-/// Makes every package of what is built; returns their directory.
 pub(crate) fn make(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let sources = Sources::of(workspace);
     build::must_be_there(&sources.release)?;
@@ -121,7 +114,6 @@ impl Release<'_> {
         Ok(items)
     }
 
-    /// A text of `dist/` with its placeholders filled in.
     fn filled(&self, file: &str, more: &[(&str, &str)]) -> Result<String> {
         let path = self.workspace.root().join("dist").join(file);
         let mut text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -161,7 +153,7 @@ impl Release<'_> {
     }
 }
 
-/// The time that every file gets: SOURCE_DATE_EPOCH, or that of the commit.
+/// The mtime of every file: SOURCE_DATE_EPOCH, or the commit's time.
 fn epoch(step: &Step, workspace: &Workspace) -> Result<u64> {
     if let Some(given) = std::env::var_os("SOURCE_DATE_EPOCH") {
         let number = given.to_str().and_then(|text| text.parse().ok());
@@ -176,7 +168,6 @@ fn epoch(step: &Step, workspace: &Workspace) -> Result<u64> {
     String::from_utf8_lossy(&time).trim().parse().context("read the commit's time")
 }
 
-/// Runs a tool to its end; what it wrote to standard output.
 fn output(command: &mut Command) -> Result<Vec<u8>> {
     let tool = describe(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("run `{tool}`"))?;
@@ -186,7 +177,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Refuses a program that asks for a dynamic linker: other distributions may not have it, the image has none.
+/// Rejects a program that needs a dynamic linker: other distributions may lack it, and the image has none.
 fn must_be_static(program: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     match interpreted(&bytes) {
@@ -199,7 +190,7 @@ fn must_be_static(program: &Path) -> Result<()> {
     }
 }
 
-/// Whether an ELF file (64-bit, little-endian) has a program header of the type PT_INTERP; `None` for other files.
+/// Whether an ELF file (64-bit, little-endian) has a program header of type PT_INTERP; `None` for other files.
 fn interpreted(elf: &[u8]) -> Option<bool> {
     const PT_INTERP: [u8; 4] = [3, 0, 0, 0];
     if !elf.starts_with(b"\x7fELF\x02\x01") {
@@ -212,7 +203,6 @@ fn interpreted(elf: &[u8]) -> Option<bool> {
     Some(entry > 0 && headers.chunks(entry).any(|header| header.starts_with(&PT_INTERP)))
 }
 
-/// Bytes as people read them.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1_048_576 => format!("{} KiB", bytes.div_ceil(1024)),
@@ -220,7 +210,6 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// A path's last part as text.
 fn name_of(path: &Path) -> Result<String> {
     let name = path.file_name().and_then(OsStr::to_str).map(str::to_owned);
     name.with_context(|| format!("pack {}: its name is not text", path.display()))

@@ -1,5 +1,5 @@
-//! What the programs are made of, as CycloneDX 1.5: the crates that are linked into them, those of the BPF programs, and
-//! the C library.
+//! The SBOM of the programs (CycloneDX 1.5): the crates linked into them, the crates of the BPF programs, and the C
+//! library.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,6 @@ use crate::{
     workspace::{bare_cargo, write_if_changed},
 };
 
-/// Writes it.
 pub(super) fn make(release: &Release<'_>) -> Result<()> {
     let root = release.workspace.root();
     let host = Rustc::detect()?.host;
@@ -42,7 +41,6 @@ fn lock(directory: &Path) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
 }
 
-/// The checksums of a Cargo.lock, by name and version.
 fn checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
     let row = |package| Some(((field(package, "name")?, field(package, "version")?), field(package, "checksum")?));
     lock.split("[[package]]").filter_map(row).collect()
@@ -53,7 +51,6 @@ fn field<'a>(package: &'a str, key: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// Components by their reference, and what each depends on.
 #[derive(Default)]
 struct Crates {
     components: BTreeMap<String, Value>,
@@ -62,8 +59,8 @@ struct Crates {
 }
 
 impl Crates {
-    /// Adds what the packages `of` (all of the workspace's when `None`) are linked with. Build scripts and macros run at
-    /// build time only; they are left out.
+    /// Adds the crates linked into the packages `of` (`None`: all packages of the workspace). Build scripts and
+    /// macros run only at build time and are omitted.
     fn take(&mut self, metadata: &Value, lock: &str, of: Option<&[&str]>) -> Result<()> {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let sums = checksums(lock);
@@ -131,7 +128,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The package URL, by which scanners know a crate.
+/// The package URL, which scanners use as the crate's id.
 fn reference(package: &Value) -> String {
     format!("pkg:cargo/{}@{}", text(&package["name"]), text(&package["version"]))
 }
@@ -141,7 +138,7 @@ fn component(package: &Value, checksum: Option<&str>) -> Value {
     let mut component = json!({
         "type": "library", "bom-ref": url, "name": package["name"], "version": package["version"],
     });
-    // Only what a registry has is known to others by this name.
+    // Only a crate from a registry has a valid package URL.
     if !package["source"].is_null() {
         component["purl"] = json!(url);
     }

@@ -1,4 +1,4 @@
-//! Trees of files, and archives of them that depend on nothing but their files and the time given.
+//! Trees of files, and archives that depend only on the files and a given time.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,6 @@ use crate::{
     pieces::{self, Item},
 };
 
-/// Puts the items below `root`.
 pub(super) fn put(root: &Path, items: &[Item]) -> Result<()> {
     for item in items {
         let bytes = item.bytes.as_deref().with_context(|| format!("pack {}: it is not built", item.path.display()))?;
@@ -24,12 +23,10 @@ pub(super) fn put(root: &Path, items: &[Item]) -> Result<()> {
     Ok(())
 }
 
-/// Puts one more file below `root`.
 pub(super) fn add(root: &Path, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
     pieces::put(&root.join(path), bytes, mode)
 }
 
-/// Makes a symbolic link below `root`.
 pub(super) fn link(root: &Path, path: &str, target: &str) -> Result<()> {
     let place = root.join(path);
     let folder = place.parent().with_context(|| format!("link {path}: it has no directory"))?;
@@ -37,7 +34,6 @@ pub(super) fn link(root: &Path, path: &str, target: &str) -> Result<()> {
     std::os::unix::fs::symlink(target, &place).with_context(|| format!("link {}", place.display()))
 }
 
-/// Copies the files of a directory and of its subdirectories.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     for file in files(from)? {
         let bytes = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
@@ -46,13 +42,12 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names of a directory's entries.
 pub(super) fn names(directory: &Path) -> Result<Vec<String>> {
     let listed = fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))?;
     listed.map(|entry| name_of(&entry.with_context(|| format!("list {}", directory.display()))?.path())).collect()
 }
 
-/// The files below a directory. Links are not followed and not listed.
+/// The files below a directory. Links are neither followed nor listed.
 pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for name in names(directory)? {
@@ -67,7 +62,7 @@ pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Gives every directory the mode that it has in an archive, whatever the caller's umask is.
+/// Sets the archived mode of every directory, independent of the umask.
 pub(super) fn settle(directory: &Path) -> Result<()> {
     let failed = || format!("set the mode of {}", directory.display());
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).with_context(failed)?;
@@ -80,14 +75,14 @@ pub(super) fn settle(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes an archive of `what` in `directory`: sorted, of root, all of one time.
+/// Archives `what` in `directory`: sorted, owned by root, with one mtime.
 pub(super) fn tar(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
     settle(&directory.join(what))?;
     write_tar(epoch, directory, &[what.into()], archive)
 }
 
-/// The same of the files below `what` alone: an archive that is unpacked over a node's own directories must not give them
-/// modes or owners, nor replace a link to one by a directory.
+/// Like [`tar`], but only the files below `what`: unpacked over a node's directories, the archive must not change
+/// their modes or owners, nor replace a link by a directory.
 pub(super) fn tar_of_files(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
     let found = files(&directory.join(what))?.into_iter();
     let mut inside: Vec<PathBuf> =
@@ -103,7 +98,7 @@ fn write_tar(epoch: u64, directory: &Path, what: &[PathBuf], archive: &Path) -> 
     output(&mut command).map(drop)
 }
 
-/// Compresses a file; without its name and time.
+/// Compresses a file, without its name and time.
 pub(super) fn gzip(from: &Path, to: &Path) -> Result<()> {
     let input = File::open(from).with_context(|| format!("open {}", from.display()))?;
     let file = File::create(to).with_context(|| format!("create {}", to.display()))?;
@@ -116,7 +111,6 @@ pub(super) fn gzip(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The SHA-256 of a file, in hexadecimal.
 pub(super) fn sha256(path: &Path) -> Result<String> {
     let said = output(Command::new("sha256sum").arg("--").arg(path))?;
     let said = String::from_utf8_lossy(&said);

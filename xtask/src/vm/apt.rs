@@ -1,6 +1,6 @@
-//! Packages of Debian releases that this machine need not run: apt with a configuration, lists and a cache of its own.
+//! Packages of other Debian releases: apt with separate configuration, lists and cache.
 //!
-//! Nothing of the machine's own apt is changed, and no root is needed; its mirrors and its proxy settings are used.
+//! Needs no root and does not change the machine's apt; uses its mirrors and proxy settings.
 
 use std::{
     fs,
@@ -12,10 +12,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{core_sources, progress::Step};
 
-/// Debian's own keys, which every Debian has.
+/// Debian's archive keys, present on every Debian.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// An apt that knows some suites.
 #[derive(Debug)]
 pub(crate) struct Apt {
     directory: PathBuf,
@@ -23,11 +22,11 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Sets one up below `directory` for `suites`, and fetches their indexes from the first of the machine's mirrors
+    /// Creates one below `directory` for `suites`, and fetches their indexes from the first mirror of the machine
     /// that has them all.
     ///
     /// # Errors
-    /// When this is no Debian, or no mirror has the suites.
+    /// This is not a Debian, or no mirror has the suites.
     pub(crate) fn open(step: &Step, directory: &Path, suites: &[&str]) -> Result<Self> {
         let apt = Self { directory: directory.to_path_buf(), suites: suites.join(" and ") };
         if !Path::new(KEYS).exists() {
@@ -37,7 +36,7 @@ impl Apt {
             let path = directory.join(part);
             fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
         }
-        // No package is installed as far as this apt knows: what it fetches is complete by itself.
+        // An empty status file: dependencies are always fetched, never taken as installed.
         apt.write("status", "")?;
         apt.write("apt.conf", &configuration(directory))?;
         let mut tried = Vec::new();
@@ -59,7 +58,7 @@ impl Apt {
     /// Direct dependencies of a package.
     ///
     /// # Errors
-    /// When there is no such package.
+    /// The package does not exist.
     pub(crate) fn dependencies(&self, package: &str) -> Result<Vec<String>> {
         let mut command = self.command("apt-cache");
         command.args(["depends", package]);
@@ -77,7 +76,7 @@ impl Apt {
     /// Downloads exactly these packages and unpacks them into a directory.
     ///
     /// # Errors
-    /// When a package is not there, or cannot be unpacked.
+    /// A package does not exist, or cannot be unpacked.
     pub(crate) fn unpack(&self, step: &Step, packages: &[String], into: &Path) -> Result<()> {
         let debs = self.directory.join("download");
         empty_directory(&debs)?;
@@ -86,10 +85,10 @@ impl Apt {
         fs::remove_dir_all(&debs).with_context(|| format!("remove {}", debs.display()))
     }
 
-    /// Downloads these packages with all they need, preferring `release`, and unpacks all into a directory.
+    /// Downloads these packages with all dependencies, preferring `release`, and unpacks them into a directory.
     ///
     /// # Errors
-    /// As of [`Self::unpack`].
+    /// As for [`Self::unpack`].
     pub(crate) fn unpack_whole(&self, step: &Step, packages: &[&str], release: &str, into: &Path) -> Result<()> {
         let mut command = self.command("apt-get");
         command.args(["install", "--download-only", "--yes", "--no-install-recommends", "--target-release", release]);
@@ -98,7 +97,7 @@ impl Apt {
         step.run(self.command("apt-get").arg("clean"))
     }
 
-    /// One of apt's programs with this configuration, read after the machine's own.
+    /// An apt program with this configuration, which is read after the machine's.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.arg("--config-file").arg(self.directory.join("apt.conf")).env("DEBIAN_FRONTEND", "noninteractive");
@@ -111,7 +110,7 @@ impl Apt {
     }
 }
 
-/// Proxies stay as the machine has them; places, sources, pins and hooks do not.
+/// Keeps the machine's proxies; overrides directories, sources, pins and hooks.
 fn configuration(directory: &Path) -> String {
     let here = directory.display();
     format!(
@@ -134,7 +133,7 @@ fn sources(mirror: &str, suites: &[&str]) -> String {
     suites.iter().map(|suite| format!("deb [signed-by={KEYS}] {mirror} {suite} main\n")).collect()
 }
 
-/// Lines like `  Depends: linux-image-6.1.0-50-cloud-amd64`; alternatives start with a bar.
+/// Parses lines like `  Depends: linux-image-6.1.0-50-cloud-amd64`; alternatives start with a bar.
 fn parse_depends(output: &str) -> Vec<String> {
     output
         .lines()
@@ -158,10 +157,10 @@ fn unpack_all(step: &Step, debs: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a directory that holds nothing.
+/// Makes an empty directory.
 ///
 /// # Errors
-/// When what it holds cannot be removed.
+/// The old content cannot be removed.
 pub(crate) fn empty_directory(path: &Path) -> Result<()> {
     core_sources::remove_directory(path)?;
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))

@@ -1,4 +1,4 @@
-//! One run of a guest: QEMU without acceleration (works everywhere), and what the guest tells on a serial line.
+//! Runs a guest: QEMU without acceleration (available everywhere), and the guest's report on a serial line.
 
 use std::{
     collections::BTreeMap,
@@ -17,29 +17,26 @@ use serde_json::Value;
 use super::{image::TEST_LIMIT_SECONDS, kernel::Kernel, tools::Tools};
 use crate::progress::{Step, spell};
 
-/// How long a guest may say nothing: longer than its slowest test may take.
+/// Time limit for silence of a guest: longer than its slowest test.
 const SILENCE: Duration = Duration::from_secs(TEST_LIMIT_SECONDS + 120);
 
-/// The kernel's. Without `no_timer_check` it counts ticks of the timer in the first milliseconds and panics when there are
-/// too few, which is how an emulated processor looks on a busy machine.
+/// The kernel command line. Without `no_timer_check` the kernel counts timer ticks in the first milliseconds and
+/// panics when there are too few, as on an emulated processor of a busy machine.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
 
-/// How often a log shows that the guest lives, in tests.
+/// Number of tests between two progress lines in a log.
 const LOG_EVERY: usize = 50;
 
-/// What an agent answers on a kernel without tcx when it is asked for tcx.
+/// The agent's error when tcx is requested on a kernel without it.
 const REFUSES_TCX: &str = "the kernel has no tcx";
 
-/// How a test went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
     Failed,
-    /// It asked for tcx, and the agent refused: the kernel has none.
     NoTcx,
 }
 
-/// A test that ran.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ran {
     /// `FILE::NAME`.
@@ -49,26 +46,23 @@ pub(crate) struct Ran {
     pub(crate) hundredths: u64,
 }
 
-/// What a guest told.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     /// `uname -r`.
     pub(crate) release: String,
-    /// The attach mode that the agent chose.
     pub(crate) attach_mode: String,
-    /// The features that the agent found, by the names of `wharf status`.
+    /// Features that the agent detected, by the names of `wharf status`.
     pub(crate) features: BTreeMap<String, bool>,
     pub(crate) tests: Vec<Ran>,
-    /// What went wrong beside the tests: the guest's set-up, the agent at the probe, the kernel's own complaints.
+    /// Failures apart from the tests: the guest's set-up, the agent's probe, the kernel's messages.
     pub(crate) broken: Vec<String>,
-    /// True when the guest ran its whole plan.
+    /// Whether the guest ran its whole plan.
     pub(crate) done: bool,
-    /// Output of the test that runs.
     output: Vec<String>,
 }
 
 impl Told {
-    /// Takes one line of the guest in; gives the output of a test that failed.
+    /// Parses one line of the guest; returns the output of a test that failed.
     pub(crate) fn on_line(&mut self, line: &str) -> Option<Vec<String>> {
         if let Some(output) = line.strip_prefix('|') {
             self.output.push(output.to_owned());
@@ -121,29 +115,25 @@ impl Told {
         (verdict == Verdict::Failed).then(|| std::mem::take(&mut self.output))
     }
 
-    /// How many tests went so.
     pub(crate) fn count(&self, verdict: Verdict) -> usize {
         self.tests.iter().filter(|test| test.verdict == verdict).count()
     }
 }
 
-/// A guest's files: what it boots from, and where its words are kept.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) archive: &'a Path,
-    /// The kernel's console.
     pub(crate) console: &'a Path,
-    /// All that the guest told.
     pub(crate) log: &'a Path,
-    /// How many tests it has to run.
+    /// Number of tests to run.
     pub(crate) planned: usize,
 }
 
-/// Runs a guest to its end; failing tests are told as they fail.
+/// Runs a guest to its end; reports failing tests as they fail.
 ///
 /// # Errors
-/// When QEMU cannot be started. A guest that hangs or dies is told of in [`Told::broken`].
+/// QEMU cannot be started. A guest that hangs or dies is reported in [`Told::broken`].
 pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
     let mut command = tools.qemu();
     command
@@ -161,7 +151,7 @@ pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
         .stderr(Stdio::piped());
     let mut child = command.spawn().context("start QEMU")?;
     let output = child.stdout.take().context("read the guest's output")?;
-    // Bounded: the guest waits for the terminal as a child of ours would.
+    // Bounded: a slow terminal slows the guest.
     let (sender, lines) = sync_channel::<String>(256);
     let pump = thread::spawn(move || {
         for line in BufReader::new(output).split(b'\n') {
@@ -175,7 +165,7 @@ pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
     let heard = hear(step, boot, &lines, &mut told);
     drop(lines);
     if !matches!(heard, Ok(End::Off)) {
-        // It hangs, or nobody writes down what it says.
+        // It hangs, or its log cannot be written.
         child.kill().context("end QEMU")?;
     }
     let left = child.wait_with_output().context("wait for QEMU")?;
@@ -190,12 +180,10 @@ pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
     Ok(told)
 }
 
-/// How a guest's words came to an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// QEMU ended.
     Off,
-    /// Nothing came for [`SILENCE`].
+    /// No output for [`SILENCE`].
     Silent,
 }
 
@@ -264,7 +252,7 @@ mod tests {
         let with = STATUS.replace("\"tcx\":false", "\"tcx\":true");
         let with = heard(&[&[with.as_str()], test.as_slice()].concat());
         assert_eq!(with.count(Verdict::Failed), 1);
-        // What one test printed does not excuse the next.
+        // The output of one test does not excuse the next test.
         let next = heard(&[&[STATUS], test.as_slice(), &["@start a u", "|else", "@end a u 101 7"]].concat());
         assert_eq!(next.count(Verdict::Failed), 1);
     }

@@ -1,5 +1,4 @@
-//! What a guest boots into: an archive with busybox, iproute2, nftables, iptables, Wharf's programs, the tests and
-//! their libraries.
+//! The guest's initramfs: busybox, iproute2, nftables, iptables, Wharf's programs, the tests and their libraries.
 
 use std::{
     collections::BTreeSet,
@@ -19,19 +18,18 @@ use crate::{
     workspace::{Workspace, find_program},
 };
 
-/// Process 1 of the guest.
 const INIT: &str = include_str!("init.sh");
 
-/// How long one test may take in the guest. No test's own bound: it ends one that hangs.
+/// Time limit of one test in the guest; only ends hung tests.
 pub(crate) const TEST_LIMIT_SECONDS: u64 = 600;
 
-/// The machine's own programs that Wharf's tests call.
+/// Programs of the machine that the tests call.
 const PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft", "iptables-nft-restore"];
 
-/// Where Debian's iptables loads its extensions from.
+/// Directory of iptables extensions on Debian.
 const IPTABLES_EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
 
-/// The extensions for the rules of `nft_foreign::rules_of_iptables`.
+/// Extensions for the rules of `nft_foreign::rules_of_iptables`.
 const EXTENSIONS: &[&str] = &[
     "libipt_REJECT.so",
     "libxt_addrtype.so",
@@ -41,26 +39,23 @@ const EXTENSIONS: &[&str] = &[
     "libxt_udp.so",
 ];
 
-/// Wharf's programs.
 const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
 
 /// Programs with crash points, which tests stop at a chosen step.
 const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash", "wharf-crash"];
 
-/// Files of the checkout that tests read, found in the guest where they are on the host.
+/// Files of the checkout that tests read, at the same paths in the guest as on the host.
 const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json", "docs/operations.md"];
 
 const DIRECTORIES: &[&str] =
     &["bin", "dev", "proc", "sys", "tmp", "run", "mnt", "media", "srv", "opt", "etc", "root", "var/lib", "modules"];
 
-/// The files of a guest, before they become an archive.
 struct Tree<'a> {
     root: &'a Path,
     libraries: BTreeSet<PathBuf>,
 }
 
 impl Tree<'_> {
-    /// A host's absolute path inside the guest.
     fn place(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -79,8 +74,8 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Copies a program and its libraries, without debug information: that is most of an unoptimised program, and the
-    /// guest's memory holds all files.
+    /// Copies a program and its libraries, without debug information: most of an unoptimised program, and the guest
+    /// keeps all files in memory.
     fn stripped(&mut self, step: &Step, from: &Path, to: &Path) -> Result<()> {
         self.libraries_of(from)?;
         step.run(Command::new("objcopy").arg("--strip-debug").arg(from).arg(self.place(to)))
@@ -91,7 +86,6 @@ impl Tree<'_> {
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Copies the libraries a program names, each once.
     fn libraries_of(&mut self, program: &Path) -> Result<()> {
         let output = Command::new("ldd")
             .arg(program)
@@ -109,10 +103,10 @@ impl Tree<'_> {
     }
 }
 
-/// Makes the archive that all kernels share.
+/// Makes the archive shared by all kernels.
 ///
 /// # Errors
-/// When a program is not there or a file cannot be copied.
+/// A program is missing, or a file cannot be copied.
 pub(crate) fn make(
     step: &Step,
     workspace: &Workspace,
@@ -165,7 +159,7 @@ pub(crate) fn make(
         let place = Path::new("/wharf/bpf/next").join(object);
         tree.copy(&workspace.next_bpf_objects().join(object), &place)?;
     }
-    // Tests find their files beside their package, by the path it was compiled at.
+    // Tests find their files in their package's directory, by the path at compile time.
     for package in ["tests", "crates/datapath"] {
         tree.directory(&workspace.root().join(package))?;
     }
@@ -192,10 +186,10 @@ pub(crate) fn make(
     Ok(archive)
 }
 
-/// Makes a kernel's own archive: its modules first, then what all share (the kernel unpacks one after the other).
+/// Makes a kernel's archive: its modules first, then the shared archive (the kernel unpacks one after the other).
 ///
 /// # Errors
-/// When a module is missing or a file cannot be written.
+/// A module is missing, or a file cannot be written.
 pub(crate) fn with_modules(tools: &Tools, kernel: &Kernel, shared: &Path, work: &Path) -> Result<PathBuf> {
     let root = work.join("modules");
     let modules = root.join("modules");
@@ -211,7 +205,7 @@ pub(crate) fn with_modules(tools: &Tools, kernel: &Kernel, shared: &Path, work: 
     Ok(archive)
 }
 
-/// Packs a directory into an archive that the kernel unpacks; all of it is root's there, whoever built it.
+/// Packs a directory into a cpio archive in which root owns all files.
 fn pack(tools: &Tools, root: &Path, archive: &Path) -> Result<()> {
     let list = Command::new("find")
         .arg(".")
@@ -243,8 +237,8 @@ fn pack(tools: &Tools, root: &Path, archive: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lines of `ldd`: `libc.so.6 => /lib/x/libc.so.6 (0x...)`, `/lib64/ld-linux-x86-64.so.2 (0x...)`; the kernel's own
-/// library has no path.
+/// Parses lines of `ldd`: `libc.so.6 => /lib/x/libc.so.6 (0x...)`, `/lib64/ld-linux-x86-64.so.2 (0x...)`; the vDSO
+/// has no path.
 fn parse_libraries(output: &str) -> Result<Vec<PathBuf>> {
     let mut libraries = Vec::new();
     for line in output.lines().map(str::trim) {

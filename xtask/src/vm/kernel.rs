@@ -1,4 +1,4 @@
-//! Debian's kernels: fetched, unpacked, and their modules in the order in which to load them.
+//! Debian kernels: fetches and unpacks them, and orders their modules for loading.
 
 use std::{
     fs,
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{args::VmKernel, progress::Step};
 
-/// The package that names a suite's current kernel for virtual machines.
+/// The package that depends on a suite's current cloud kernel.
 const CURRENT: &str = "linux-image-cloud-amd64";
 
-/// What Wharf and its tests use and Debian builds as modules; what a kernel has built in is passed over.
+/// Modules that Wharf and its tests use; skipped if built in.
 const MODULES: &[&str] = &[
     "veth",
     "sch_ingress",
@@ -27,22 +27,22 @@ const MODULES: &[&str] = &[
     "bridge",
     "nf_conntrack_netlink",
     "tcp_diag",
-    // The node's nftables table.
+    // For the node's nftables table.
     "nft_chain_nat",
     "nft_ct",
     "nft_masq",
     "nft_nat",
     "nft_fib_inet",
-    // Its chains of redirects.
+    // For its redirect chains.
     "nft_socket",
     "nft_tproxy",
-    // Rules of other tools, which tests put beside it.
+    // For rules of other tools, which tests add.
     "nft_reject_inet",
     "nft_reject_ipv4",
     "nft_log",
-    // nft_log refuses a rule while nothing is there that writes the log.
+    // nft_log rejects a rule without a log backend.
     "nf_log_syslog",
-    // Those of iptables-nft.
+    // For iptables-nft.
     "nft_compat",
     "xt_addrtype",
     "xt_comment",
@@ -51,19 +51,16 @@ const MODULES: &[&str] = &[
     "ipt_REJECT",
 ];
 
-/// What is known of a kernel before it runs.
+/// The properties of a kernel, known before it runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Release {
-    /// Major and minor version.
     pub(crate) version: &'static str,
-    /// The Debian suite that has it.
     suite: &'static str,
-    /// Whether the agent has to find tcx and netkit: a probe that finds too little would leave their tests out.
+    /// Whether the agent must detect tcx and netkit: a probe that misses them would skip their tests.
     pub(crate) tcx: bool,
     pub(crate) netkit: bool,
 }
 
-/// What is known of a kernel.
 pub(crate) const fn release(kernel: VmKernel) -> Release {
     match kernel {
         VmKernel::V6_1 => Release { version: "6.1", suite: "bookworm", tcx: false, netkit: false },
@@ -72,20 +69,18 @@ pub(crate) const fn release(kernel: VmKernel) -> Release {
     }
 }
 
-/// An unpacked kernel.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// Its compressed image.
     pub(crate) image: PathBuf,
-    /// `/lib/modules/<release>` of it.
+    /// `/lib/modules/<release>` of the kernel.
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// Makes sure of one below the directory given.
+    /// Provides a kernel below `directory`.
     ///
     /// # Errors
-    /// When it cannot be fetched, or the suite has moved on to another version.
+    /// The kernel cannot be fetched, or the suite has another version now.
     pub(crate) fn ensure(step: &Step, directory: &Path, tools: &Tools, wanted: Release) -> Result<Self> {
         let kernels = directory.join("kernels");
         let root = kernels.join(wanted.version);
@@ -95,7 +90,7 @@ impl Kernel {
             fetch(step, directory, wanted, &fresh)?;
             let name = modules_of(&fresh)?;
             step.run(tools.busybox("depmod").arg("-b").arg(&fresh).arg(&name))?;
-            // What is there under its name is whole.
+            // An existing directory is complete, because of the rename.
             Self::open(&fresh)?;
             fs::rename(&fresh, &root).with_context(|| format!("rename {} to {}", fresh.display(), root.display()))?;
         }
@@ -111,7 +106,7 @@ impl Kernel {
                 bail!("unpack Linux {name}: its packages hold no {list}");
             }
         }
-        // Debian keeps the image beside the modules since 7.x.
+        // Debian keeps the image in the modules' directory since 7.x.
         let places = [root.join(format!("boot/vmlinuz-{name}")), modules.join("vmlinuz")];
         let Some(image) = places.into_iter().find(|place| place.is_file()) else {
             bail!("unpack Linux {name}: its packages hold no image");
@@ -119,11 +114,11 @@ impl Kernel {
         Ok(Self { image, modules })
     }
 
-    /// Writes the modules the tests use into a directory, uncompressed, and `order`: one file name on each line, those
-    /// that others need first.
+    /// Writes the modules for the tests into a directory, uncompressed, and `order`: their file names, one a line,
+    /// dependencies first.
     ///
     /// # Errors
-    /// When the kernel has one of them neither as a module nor built in.
+    /// A module is neither built in nor present.
     pub(crate) fn write_modules(&self, tools: &Tools, into: &Path) -> Result<()> {
         let read = |name: &str| {
             let path = self.modules.join(name);
@@ -152,7 +147,7 @@ impl Kernel {
     }
 }
 
-/// Fetches a suite's current kernel, if it is of the wanted version.
+/// Fetches a suite's current kernel if it has the wanted version.
 fn fetch(step: &Step, directory: &Path, wanted: Release, into: &Path) -> Result<()> {
     let Release { version, suite, .. } = wanted;
     let apt = Apt::open(step, &directory.join("apt").join(version), &[suite])?;
@@ -164,7 +159,7 @@ fn fetch(step: &Step, directory: &Path, wanted: Release, into: &Path) -> Result<
              xtask/src/vm/kernel.rs, or name other kernels with --kernel"
         );
     }
-    // In newer releases the image package is empty and names those that hold image and modules.
+    // In newer releases the image package is empty and depends on packages with image and modules.
     let is_part = |name: &String| {
         ["linux-base-", "linux-binary-", "linux-modules-"].iter().any(|beginning| name.starts_with(beginning))
     };
@@ -186,7 +181,7 @@ fn is_of_version(package: &str, version: &str) -> bool {
         .is_some_and(|rest| rest.starts_with(['.', '-', '+']))
 }
 
-/// The one release whose modules an unpacked kernel has.
+/// The only release in `lib/modules` of an unpacked kernel.
 fn modules_of(root: &Path) -> Result<String> {
     let directory = root.join("lib/modules");
     let mut names = fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
@@ -194,8 +189,8 @@ fn modules_of(root: &Path) -> Result<String> {
     Ok(first.with_context(|| format!("list {}", directory.display()))?.file_name().to_string_lossy().into_owned())
 }
 
-/// Files of the wanted modules and of all they need, in load order. `dependencies` is `modules.dep`: on each line a
-/// file, a colon, and all it needs, the last of them to be loaded first.
+/// Files of the wanted modules and their dependencies, in load order. `dependencies` is `modules.dep`: on each line a
+/// file, a colon, and its dependencies, in reverse load order.
 fn load_order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
     let mut order: Vec<String> = Vec::new();
     for name in wanted {

@@ -1,4 +1,4 @@
-//! Which tests run in a guest: those of the real kernel, each as a process of its own.
+//! The tests to run in a guest: kernel tests, each as a separate process.
 
 use std::{
     collections::BTreeSet,
@@ -14,13 +14,13 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The packages whose tests need a kernel, by the ends of the paths of their manifests.
+/// Packages with kernel tests, by the end of their manifests' paths.
 const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 
-/// What runs unless the caller chooses: by the beginning of `FILE::NAME`, each part of the kernel that Wharf goes through. The
-/// scenarios that say more about the agent than about the kernel run on the machine's own.
+/// The default tests, by the prefix of `FILE::NAME`: each part of the kernel that Wharf uses. Scenarios that test the
+/// agent more than the kernel run only on the host.
 const CHOSEN: &[&str] = &[
-    // Hooks, links, pins, rows, nftables, connection tracking, transparent sockets: the datapath's own tests.
+    // Hooks, links, pins, rows, nftables, connection tracking, transparent sockets: the datapath's tests.
     "abi_versions::a_load_that_fails",
     "abi_versions::endpoints_are_carried_over_without_loss",
     "attach::",
@@ -31,8 +31,8 @@ const CHOSEN: &[&str] = &[
     "policy_rows::linux::",
     "redirects::",
     "unlist::",
-    // The verifier, and what depends on helpers and maps of the kernel. The rest of `packets` says the same on every kernel that
-    // takes the programs: `--test packets::` runs it.
+    // The verifier, and dependencies on helpers and maps of the kernel. The other tests of `packets` give the same
+    // result on every kernel that loads the programs; `--test packets::` runs them.
     "packets::clients::",
     "packets::events::",
     "packets::limits::",
@@ -40,7 +40,7 @@ const CHOSEN: &[&str] = &[
     "packets::policy::",
     "packets::recent::",
     "packets::size::",
-    // One life of each kind, under an agent.
+    // One life cycle of each kind under an agent.
     "announce::neighbours_find_containers",
     "bandwidth::a_limit_holds",
     "cleanup::cleanup_takes_every_trace",
@@ -74,7 +74,7 @@ const CHOSEN: &[&str] = &[
     "world::a_smaller_mtu",
 ];
 
-/// Test files that never run in a guest, and why.
+/// Test files that never run in a guest, with the reason.
 pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("podman", "needs podman and its image store"),
     ("plugins", "needs Debian's plugins and iptables"),
@@ -85,7 +85,7 @@ pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("lint", "needs promtool and mandoc"),
 ];
 
-/// Single tests that stay out, by the beginning of `FILE::NAME`, and why: no test's bounds are widened for an emulated
+/// Excluded tests, by the prefix of `FILE::NAME`, with the reason: time limits are not extended for an emulated
 /// processor.
 pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     (
@@ -105,29 +105,28 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
 ];
 
-/// A test binary and its tests.
 #[derive(Debug)]
 pub(crate) struct TestFile {
-    /// Name of the file in `tests/`, or of the library.
+    /// File name in `tests/`, or library name.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) tests: Vec<String>,
 }
 
-/// Builds the test binaries and asks each for its tests. With `filters` those whose `FILE::NAME` contains one of them are kept,
-/// else those of [`CHOSEN`].
+/// Builds the test binaries and lists the tests whose `FILE::NAME` contains a filter; without filters, the tests of
+/// [`CHOSEN`].
 ///
 /// # Errors
-/// When they do not build, no test is left, or [`CHOSEN`] names one that is not there.
+/// The tests do not build, no test is left, or [`CHOSEN`] names a missing test.
 pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Result<Vec<TestFile>> {
     let build = || {
         let mut command = workspace.cargo();
-        // All packages, as `cargo xtask test` builds them: with other features, everything would be built once more.
+        // All packages, as in `cargo xtask test`: other features would cause a rebuild.
         command.args(["test", "--no-run", "--locked", "--workspace"]);
         command
     };
     step.run(&mut build())?;
-    // Once more for the list: all is built, and says where.
+    // The second run only prints the paths of the built binaries.
     let mut command = build();
     command.args(["--quiet", "--message-format", "json"]);
     let messages = output_of(&mut command)?;
@@ -173,7 +172,6 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
     Ok(files)
 }
 
-/// Standard output of a command that must succeed.
 pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", describe(command)))?;
     if !output.status.success() {
@@ -183,7 +181,7 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Name and path of a test binary that cargo tells of: those of `tests/` and of libraries.
+/// Name and path of a test binary in a message of cargo: a file in `tests/` or a library.
 fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
     let message: Value = serde_json::from_str(line).ok()?;
     let manifest = message.get("manifest_path")?.as_str()?;
@@ -194,7 +192,7 @@ fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
     (is_test && matches!(kind, "test" | "lib")).then(|| (name.to_owned(), PathBuf::from(path)))
 }
 
-/// Names in what `--list --format terse` prints: lines like `live::a_closed_gate_lets_nothing_through: test`.
+/// Names in the output of `--list --format terse`: lines like `live::a_closed_gate_lets_nothing_through: test`.
 pub(crate) fn parse_list(output: &str) -> Vec<String> {
     output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
@@ -233,7 +231,7 @@ mod tests {
         assert_eq!(parse_artifact("not json"), None);
     }
 
-    /// A guest has them all in one directory.
+    /// A guest has all test binaries in one directory.
     #[test]
     fn test_files_of_the_guests_have_names_of_their_own() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

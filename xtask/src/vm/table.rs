@@ -1,4 +1,4 @@
-//! The table at the end.
+//! The results table.
 
 use super::{
     Run,
@@ -8,7 +8,6 @@ use super::{
 /// Features by the names of `wharf status`.
 const FEATURES: [&str; 5] = ["tcx", "netkit", "redirect-peer", "btf", "netns-cookie"];
 
-/// A run in a line.
 pub(crate) fn summary(told: &Told) -> String {
     let without = match told.count(Verdict::NoTcx) {
         0 => String::new(),
@@ -17,7 +16,7 @@ pub(crate) fn summary(told: &Told) -> String {
     format!("{} passed, {} failed{without}", told.count(Verdict::Passed), told.count(Verdict::Failed))
 }
 
-/// A line for each kernel, under its heads.
+/// The table: a row for each kernel, below the header.
 pub(crate) fn render(runs: &[Run]) -> String {
     let mut heads = vec!["kernel", "tests", "passed", "failed", "need tcx", "seconds"];
     heads.extend(FEATURES);

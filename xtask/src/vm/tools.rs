@@ -1,4 +1,4 @@
-//! QEMU and busybox, from Debian's packages, below target/: nothing is installed on the machine.
+//! QEMU and busybox from Debian's packages, unpacked below target/, not installed.
 
 use std::{
     ffi::OsString,
@@ -12,24 +12,22 @@ use anyhow::{Context, Result, bail};
 use super::apt::{Apt, empty_directory};
 use crate::progress::Step;
 
-/// QEMU 10: bookworm's own 7.2 crashes guests with Linux 6.12.
+/// QEMU 10: bookworm's 7.2 crashes guests with Linux 6.12.
 const RELEASE: &str = "bookworm-backports";
 const PACKAGES: &[&str] = &["qemu-system-x86", "busybox-static"];
 
-/// Where Debian's packages have libraries.
 const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 
-/// The unpacked programs, with every library they need.
 #[derive(Debug)]
 pub(crate) struct Tools {
     root: PathBuf,
 }
 
 impl Tools {
-    /// Makes sure of them below the directory given.
+    /// Provides the programs below `directory`.
     ///
     /// # Errors
-    /// When they cannot be fetched.
+    /// The packages cannot be fetched.
     pub(crate) fn ensure(step: &Step, directory: &Path) -> Result<Self> {
         let tools = Self { root: directory.join("tools") };
         if tools.busybox_path().is_file() {
@@ -48,20 +46,19 @@ impl Tools {
         Ok(tools)
     }
 
-    /// The static program that has every small tool in it.
     pub(crate) fn busybox_path(&self) -> PathBuf {
         self.root.join("bin/busybox")
     }
 
-    /// One of busybox's tools.
     pub(crate) fn busybox(&self, applet: &str) -> Command {
         let mut command = Command::new(self.busybox_path());
         command.arg(applet);
         command
     }
 
-    /// QEMU for x86-64 guests, with its own loader and libraries: this machine's may be older or newer. It ends with the thread that starts
-    /// it (PR_SET_PDEATHSIG, by util-linux), also by a signal.
+    /// QEMU for x86-64 guests, with the unpacked loader and libraries: the machine's may have another version. It
+    /// ends with the thread that starts it, also when a signal ends that thread (PR_SET_PDEATHSIG, set with
+    /// util-linux).
     pub(crate) fn qemu(&self) -> Command {
         let mut path = OsString::new();
         for (n, directory) in LIBRARIES.iter().enumerate() {

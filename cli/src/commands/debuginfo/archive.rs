@@ -1,4 +1,4 @@
-//! A .tar.gz that appears whole or not at all.
+//! A .tar.gz archive, written atomically.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,10 +12,9 @@ use tar::{Builder, EntryType, Header};
 
 use crate::error::CliError;
 
-/// The directory that everything in the archive lies in.
 pub(super) const ROOT: &str = "wharf-debuginfo";
 
-/// The archive, in a temporary file beside its place until it is finished.
+/// The archive, in a temporary file next to the target until it is finished.
 pub(super) struct Archive {
     builder: Option<Builder<GzEncoder<File>>>,
     temporary: PathBuf,
@@ -25,10 +24,10 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Begins one. `time_s`, seconds since the Unix epoch, is the time of every file in it.
+    /// Starts an archive. `time_s`, seconds since the Unix epoch, is the mtime of every file in it.
     ///
     /// # Errors
-    /// When no file can be made beside `place`.
+    /// The temporary file cannot be created next to `place`.
     pub(super) fn create(place: &Path, time_s: u64) -> io::Result<Self> {
         if place.is_dir() {
             return Err(io::Error::from(io::ErrorKind::IsADirectory));
@@ -38,16 +37,16 @@ impl Archive {
         temporary.push(name);
         temporary.push(format!(".{}", std::process::id()));
         let temporary = place.with_file_name(temporary);
-        // Nobody else may read it, and a link that somebody laid there is not followed.
+        // 0600 and `create_new`: other users cannot read the file, and an existing symbolic link is not followed.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let gz = GzBuilder::new().mtime(0).write(file, Compression::default());
         Ok(Self { builder: Some(Builder::new(gz)), temporary, place: place.to_owned(), time_s, files: 0 })
     }
 
-    /// Adds a file. `name` is relative and the program's own.
+    /// Adds a file. `name` must be relative and chosen by this program.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The archive cannot be written.
     pub(super) fn add(&mut self, name: &str, content: &[u8]) -> Result<(), CliError> {
         let failed = |e: io::Error| CliError::refused(format!("write {}: {e}", self.place.display()));
         let mut header = Header::new_gnu();
@@ -63,10 +62,10 @@ impl Archive {
         Ok(())
     }
 
-    /// Puts it in its place; its size in bytes, and how many files are in it.
+    /// Renames the archive into place. Returns its size in bytes and its number of files.
     ///
     /// # Errors
-    /// When it cannot be written or moved.
+    /// The archive cannot be written or renamed.
     pub(super) fn finish(mut self) -> io::Result<(u64, usize)> {
         let Some(builder) = self.builder.take() else { return Err(io::Error::from(io::ErrorKind::InvalidInput)) };
         let mut file = builder.into_inner()?.finish()?;
@@ -80,7 +79,7 @@ impl Archive {
 
 impl Drop for Archive {
     fn drop(&mut self) {
-        // After a rename there is nothing of that name; before, half an archive helps nobody.
+        // Fails after a rename, when the name is gone. Before it, this removes an incomplete archive.
         let _ = std::fs::remove_file(&self.temporary);
     }
 }

@@ -1,4 +1,4 @@
-//! What can be read without an agent: the kernel's facts, and the names of files.
+//! Facts available without an agent: kernel settings and file names.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +13,12 @@ use serde::Serialize;
 
 use super::Missing;
 
-/// Longest file that is read, bytes.
 const MAX_FILE: u64 = 256 * 1024;
-/// Most names that are listed, and how deep directories are followed.
+/// Most names listed, and depth of the directory walk.
 const MAX_NAMES: usize = 10_000;
 const MAX_DEPTH: usize = 4;
 
-/// Settings of the kernel that this datapath depends on.
+/// Kernel settings that the datapath depends on.
 const SYSCTLS: [&str; 16] = [
     "kernel/unprivileged_bpf_disabled",
     "net/core/bpf_jit_enable",
@@ -39,7 +38,6 @@ const SYSCTLS: [&str; 16] = [
     "vm/overcommit_memory",
 ];
 
-/// The program itself.
 pub(super) fn client() -> BTreeMap<&'static str, String> {
     BTreeMap::from([
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -47,7 +45,6 @@ pub(super) fn client() -> BTreeMap<&'static str, String> {
     ])
 }
 
-/// Files of the kernel: name in the archive, and content.
 pub(super) fn kernel() -> Vec<(&'static str, Result<Vec<u8>, Missing>)> {
     let text = |path: &str| read(Path::new(path)).map(String::into_bytes);
     vec![
@@ -61,7 +58,6 @@ pub(super) fn kernel() -> Vec<(&'static str, Result<Vec<u8>, Missing>)> {
     ]
 }
 
-/// Each setting's value, or why there is none.
 pub(super) fn sysctls() -> BTreeMap<&'static str, String> {
     let value = |name: &&'static str| {
         let read = read(&Path::new("/proc/sys").join(name));
@@ -77,31 +73,28 @@ fn read(path: &Path) -> Result<String, Missing> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Lines of mountinfo (proc_pid_mountinfo(5)) of BPF file systems.
+/// Lines of mountinfo (proc_pid_mountinfo(5)) for BPF file systems.
 fn bpf_mounts() -> Result<Vec<String>, Missing> {
     let all = read(Path::new("/proc/self/mountinfo"))?;
     let is_bpf = |line: &&str| line.split(" - ").nth(1).is_some_and(|after| after.starts_with("bpf "));
     Ok(all.lines().filter(is_bpf).map(str::to_owned).collect())
 }
 
-/// What is known of a file without opening it.
 #[derive(Debug, Serialize)]
 pub(super) struct Listed {
-    /// Name below the directory that was listed.
+    /// Path relative to the listed directory.
     name: String,
     /// `file`, `directory`, `socket`, ...
     kind: &'static str,
-    /// Bytes.
     bytes: u64,
     /// Mode bits, octal.
     mode: String,
-    /// User and group.
     owner: (u32, u32),
-    /// Last change, milliseconds since the Unix epoch.
+    /// Modification time, milliseconds since the Unix epoch.
     changed_unix_ms: u64,
 }
 
-/// Names, sizes and times below a directory; links are not followed, nothing is opened.
+/// Lists names, sizes and times below a directory. Follows no links and opens no files.
 pub(super) fn listing(directory: &Path) -> Result<Vec<Listed>, Missing> {
     let mut found = Vec::new();
     walk(directory, directory, 0, &mut found)?;
@@ -116,7 +109,7 @@ fn walk(root: &Path, directory: &Path, depth: usize, found: &mut Vec<Listed>) ->
         if found.len() >= MAX_NAMES {
             return Ok(());
         }
-        // One that went meanwhile is none.
+        // The file was deleted meanwhile.
         let Ok(meta) = fs::symlink_metadata(&path) else { continue };
         let changed = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         found.push(Listed {
@@ -146,7 +139,7 @@ fn kind(meta: &fs::Metadata) -> &'static str {
     }
 }
 
-/// What is pinned below `wharf` of each BPF file system that can be seen from here.
+/// Lists pins below `wharf` on every BPF file system in this mount namespace.
 pub(super) fn pins() -> Result<BTreeMap<String, Vec<Listed>>, Missing> {
     let mounts = bpf_mounts()?;
     let points = mounts.iter().filter_map(|line| line.split(' ').nth(4));

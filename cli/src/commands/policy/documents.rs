@@ -1,4 +1,4 @@
-//! Policy documents to what they mean, or to why they are refused.
+//! Parses policy documents into their meaning, or into the reasons for a refusal.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Policies of the files so far, and where each was written.
+/// Policies of the files checked so far, and where each was written.
 #[derive(Debug, Default)]
 struct Checked {
     rows: Vec<Row>,
@@ -29,8 +29,8 @@ struct Checked {
 }
 
 impl Checked {
-    /// Adds the policies of one more file. One of another file with the same name is refused, and with it the file: the
-    /// files together would not say which of the two holds.
+    /// Adds the policies of one file. The file is refused when another file has a policy of the same name, because
+    /// the set would be ambiguous.
     fn add(&mut self, policies: &[Policy]) -> Result<(), Vec<Refusal>> {
         let mut own: BTreeMap<&PolicyName, &Origin> = BTreeMap::new();
         for policy in policies {
@@ -54,22 +54,21 @@ impl Checked {
     }
 }
 
-/// Reads all files, and shows their policies when none is refused. A set without the refused ones would not be what was
-/// asked about, so standard output stays empty then.
+/// Reads all files, and shows their policies unless one is refused: a partial list would be misleading.
 ///
 /// # Errors
-/// As [`read_all`], or when the answer cannot be written.
+/// As for [`read_all`], or when the answer cannot be written.
 pub(super) fn validate(out: &Output, paths: &[PathBuf]) -> Result<Exit, CliError> {
     let rows = read_all("validate policies", paths, |_| ())?;
     out.emit(&rows, |style| list(&rows, style))?;
     Ok(Exit::Ok)
 }
 
-/// Reads all files, and returns their policies when none is refused; the reasons are written to standard error. Each valid
-/// file with a policy in it is given to `taken`, in order; when the call fails, they are not the whole set.
+/// Reads all files and returns their policies; on a refusal, writes the reasons to standard error. Passes each valid
+/// file that has a policy to `taken`, in order. When the call fails, those files are not the whole set.
 ///
 /// # Errors
-/// In the name of `operation`, when a file cannot be read or is refused, or `-` is there twice.
+/// For `operation`: a file cannot be read or is refused, or `-` is given twice.
 pub(super) fn read_all(
     operation: &str,
     paths: &[PathBuf],
@@ -84,7 +83,7 @@ pub(super) fn read_all(
     let (mut all, mut refused) = (0, 0);
     for path in paths {
         let files = file::expand(path);
-        // A directory without files counts as one: it is what was asked about.
+        // An unreadable directory or one without files counts as one file.
         all += files.as_ref().map_or(1, Vec::len);
         let results = match files {
             Ok(files) => files.iter().map(|file| check(&mut checked, file, &mut taken)).collect(),
@@ -102,7 +101,7 @@ pub(super) fn read_all(
     Ok(checked.rows)
 }
 
-/// Checks one file. The error has a line for each reason.
+/// Checks one file. On failure, returns one line a reason.
 fn check(checked: &mut Checked, path: &Path, taken: &mut impl FnMut(PolicyImport)) -> Result<(), Vec<String>> {
     let lines = |refusals: Vec<Refusal>| refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
     let text = file::text(path).map_err(|error| vec![error.to_string()])?;

@@ -1,4 +1,4 @@
-//! Files that the operator names, read within bounds.
+//! Reads files that the operator names, within size limits.
 
 use std::{
     ffi::OsStr,
@@ -11,20 +11,16 @@ use std::{
 
 use wharf_policy::read::MAX_TEXT;
 
-/// Files of a directory.
 const MAX_FILES: usize = 10_000;
-/// Endings of the names of a directory's files that are read.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// A file that cannot be used. Reads like a refusal of a document: place, cause, remedy.
+/// A file that cannot be used. Printed in the form of a document's refusal: place, cause, remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}; {remedy}")]
 pub(super) struct Unusable {
-    /// The file, with a line behind it where there is one.
+    /// The file, with a line number if there is one.
     file: String,
-    /// What is wrong with it.
     reason: String,
-    /// What to do.
     remedy: &'static str,
 }
 
@@ -38,23 +34,21 @@ impl Unusable {
     }
 }
 
-/// Whether the path stands for standard input.
 pub(super) fn is_standard_input(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// What messages call the file.
 pub(super) fn name(path: &Path) -> String {
     if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
 }
 
-/// The path itself, or for a directory its files by name: those with one of the endings, as a shell's `*.yaml` finds them
-/// (no names that begin with a dot).
+/// Expands a directory to its files with the extensions in `ENDINGS`, sorted, without hidden files, like a shell's
+/// `*.yaml`. Returns any other path unchanged.
 ///
 /// # Errors
-/// When a directory cannot be read, or has no such file or more than 10,000.
+/// The directory cannot be read, or has no such file or more than 10,000.
 pub(super) fn expand(path: &Path) -> Result<Vec<PathBuf>, Unusable> {
-    // What is not there is told when it is read.
+    // A missing path is reported when it is read.
     if is_standard_input(path) || !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -80,16 +74,16 @@ pub(super) fn expand(path: &Path) -> Result<Vec<PathBuf>, Unusable> {
     Ok(files)
 }
 
-/// The text of a file or of standard input.
+/// Reads a file or standard input as text.
 ///
 /// # Errors
-/// When it cannot be read, is not a regular file, has more than 4 MiB, or is not UTF-8.
+/// The input cannot be read, is not a regular file, exceeds 4 MiB, or is not UTF-8.
 pub(super) fn text(path: &Path) -> Result<String, Unusable> {
     let bytes = if is_standard_input(path) {
         bounded(path, io::stdin().lock())
     } else {
-        // Opening acts on some devices, so the kind is looked at first. By the time of the open the path may lead elsewhere:
-        // the open must not wait for a FIFO's writer, nor the read for a file of /proc that has no line yet.
+        // Opening some devices has side effects, so the file type is checked first. The path may change before the
+        // open: `O_NONBLOCK` avoids waiting for a FIFO's writer or for a /proc file.
         fs::metadata(path).map_err(|error| Unusable::io(path, &error)).and_then(|found| regular(path, &found))?;
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = opened.map_err(|error| Unusable::io(path, &error))?;
@@ -115,7 +109,7 @@ fn regular(path: &Path, found: &Metadata) -> Result<(), Unusable> {
     })
 }
 
-/// All bytes, unless there are too many. One more than the bound is read, which tells.
+/// Reads all bytes up to the limit. Reads one byte past it to detect an oversized input.
 fn bounded(path: &Path, from: impl Read) -> Result<Vec<u8>, Unusable> {
     let mut bytes = Vec::new();
     let bound = u64::try_from(MAX_TEXT).unwrap_or(u64::MAX).saturating_add(1);

@@ -13,8 +13,8 @@ use crate::{
 
 const OPERATION: &str = "import policies";
 
-/// Checks all files, then sends them one after the other. What was put before a file that the agent refuses stays in force,
-/// and is told.
+/// Checks all files, then sends them one by one. After a refusal by the agent, the files before it stay in force; the
+/// message lists them.
 pub(super) async fn run(cx: &Context, paths: &[PathBuf]) -> Result<Exit, CliError> {
     let mut imports = Vec::new();
     read_all(OPERATION, paths, |import| imports.push(import))
@@ -38,7 +38,7 @@ pub(super) async fn run(cx: &Context, paths: &[PathBuf]) -> Result<Exit, CliErro
     }
 }
 
-/// The agent's refusal of a file. It has a line for each reason; they are written as those of the command's own check are.
+/// The agent's refusal of a file: one line a reason, in the format of the local check.
 fn refused(import: &PolicyImport, error: ClientError) -> CliError {
     let PolicyImport { file, .. } = import;
     match error {

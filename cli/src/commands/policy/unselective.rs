@@ -1,4 +1,4 @@
-//! What an import warns of: policies that select no endpoint of the node.
+//! Warnings of an import: policies that select no endpoint of the node.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use crate::{
     render::{policy::full_name, text::safe},
 };
 
-/// Warnings in full; a node commonly gets policies of a whole cluster.
+/// Most warnings printed in full. A node often gets the policies of a whole cluster.
 const MOST: usize = 5;
 
-/// Warns of policies of these changes that select no endpoint. The import is done, so an agent that does not answer
-/// is no error.
+/// Warns of imported policies that select no endpoint. The import is already in force, so a failed request is no
+/// error.
 pub(super) async fn warn(cx: &Context, changes: &[PolicyChange]) {
     if changes.iter().all(|change| change.put.is_empty()) {
         return;
@@ -34,7 +34,7 @@ pub(super) async fn warn(cx: &Context, changes: &[PolicyChange]) {
 }
 
 fn warnings(changes: &[PolicyChange], policies: &[PolicyInfo]) -> Vec<String> {
-    // A document with several specs has an element for each.
+    // A document with several specs has one element for each.
     let mut subjects: BTreeMap<String, Vec<&PolicyInfo>> = BTreeMap::new();
     for policy in policies {
         let name = full_name(&policy.kind, policy.namespace.as_deref(), &policy.name);
@@ -57,7 +57,7 @@ fn warnings(changes: &[PolicyChange], policies: &[PolicyInfo]) -> Vec<String> {
     warnings
 }
 
-/// Where the endpoints are.
+/// Names the namespaces that have endpoints.
 fn hint(endpoints: &[Endpoint]) -> String {
     let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
     for endpoint in endpoints.iter().filter(|endpoint| !is_health(endpoint)) {
@@ -98,7 +98,7 @@ mod tests {
         };
         let names: Vec<String> = (0..8).map(|n| format!("p{n}")).collect();
         let mut policies: Vec<PolicyInfo> = names.iter().map(|name| policy(name, &[])).collect();
-        // One of its specs selects an endpoint.
+        // One of the specs of `two` selects an endpoint.
         policies.extend([policy("two", &[]), policy("two", &[7]), policy("old", &[])]);
         let put = |name: &String| format!("NetworkPolicy shop/{name}");
         let names: Vec<String> = names.iter().map(put).chain([put(&"two".to_owned())]).collect();

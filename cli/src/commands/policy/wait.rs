@@ -10,10 +10,10 @@ use crate::{
     render::text::span,
 };
 
-/// How often is looked. A change takes milliseconds, and the agent lists all policies each time.
+/// Poll interval. A change takes milliseconds, and each poll lists all policies.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Waits until the kernel has the rows of a revision; without one, of that which the agent has at the first look.
+/// Waits until the kernel has the rows of a revision; by default, of the revision that the agent reports first.
 pub(super) async fn run(cx: &Context, revision: Option<u64>, timeout: Duration) -> Result<Exit, CliError> {
     let mut wanted = revision;
     let mut last = None;
@@ -36,9 +36,9 @@ pub(super) async fn run(cx: &Context, revision: Option<u64>, timeout: Duration) 
     Err(too_late(last.as_ref(), wanted, timeout))
 }
 
-/// The error of a wait that was too short; `last` is what was seen last.
+/// The timeout error; `last` is the last answer.
 fn too_late(last: Option<&PolicyList>, wanted: Option<u64>, timeout: Duration) -> CliError {
-    // Below a second, the largest units of time would tell nothing.
+    // `span` shows whole seconds only.
     let after = if timeout.as_secs() == 0 {
         format!("{} ms", timeout.as_millis())
     } else {

@@ -11,23 +11,19 @@ use crate::render::{
     text,
 };
 
-/// Least characters of a container id in a table; the CLI takes them back.
+/// Shortest container id prefix in a table. The CLI accepts a prefix as an id.
 const SHORT_ID: usize = 13;
-/// Least characters of a pod's name where the screen is narrow.
+/// Shortest cut of a pod's name on a narrow screen.
 const SHORT_POD: usize = 16;
-/// Labels of one endpoint that are shown; `wharf endpoint labels` shows all.
+/// Most labels shown for an endpoint; `wharf endpoint labels` shows all.
 const MAX_LABELS: usize = 16;
 
-/// What is shown of each endpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Columns {
-    /// Every column.
     pub(crate) wide: bool,
-    /// The labels too.
     pub(crate) labels: bool,
 }
 
-/// The table of endpoints, by number.
 pub(crate) fn list(endpoints: &[Endpoint], style: &Style, columns: Columns) -> String {
     let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
     sorted.sort_by_key(|e| (e.id, e.epoch));
@@ -42,13 +38,12 @@ pub(crate) fn list(endpoints: &[Endpoint], style: &Style, columns: Columns) -> S
     out
 }
 
-/// What is wrong with a failing endpoint, and where to look next.
+/// The problem of a failing endpoint, and the command to run next.
 fn problem(e: &Endpoint) -> Option<String> {
     let problem = e.status.problem.as_deref()?;
     Some(format!("endpoint {}: {}; `wharf explain {}`", e.id, text::safe(problem), e.id))
 }
 
-/// A list that is followed: rows are added as endpoints change.
 #[derive(Debug)]
 pub(crate) struct Following {
     layout: Layout,
@@ -56,8 +51,8 @@ pub(crate) struct Following {
 }
 
 impl Following {
-    /// Nothing is printed yet. The columns are made for rows that nobody knows yet: for the longest state, and for usual
-    /// numbers and addresses.
+    /// Starts without output. Column widths are fixed for later rows: the longest state, and usual numbers and
+    /// addresses.
     pub(crate) fn new(columns: Columns, style: &Style) -> Self {
         let Columns { wide, labels } = columns;
         let flat = Layout { wide, labels: labels || wide, pod: true, stacked: None };
@@ -71,8 +66,8 @@ impl Following {
         Self { layout, table: Growing::new(layout.usual_widths(stacked.unwrap_or(2 * SHORT_POD))) }
     }
 
-    /// Rows for these endpoints, below the header when they are the first ones. `all` are the endpoints that are there;
-    /// of those that are not, the state is `deleted`.
+    /// Rows for changed endpoints, below the header on the first call. An endpoint missing in `all` is shown as
+    /// `deleted`.
     pub(crate) fn rows(&mut self, changed: &[Endpoint], all: &[Endpoint], style: &Style) -> String {
         let mut sorted: Vec<&Endpoint> = changed.iter().collect();
         sorted.sort_by_key(|e| (e.id, e.epoch));
@@ -86,7 +81,7 @@ impl Following {
     }
 }
 
-/// Beginnings of container ids, each long enough to be told from the others.
+/// Container ids, for prefixes that distinguish each from the others.
 struct ShortIds<'a>(BTreeSet<&'a str>);
 
 impl<'a> ShortIds<'a> {
@@ -94,9 +89,9 @@ impl<'a> ShortIds<'a> {
         Self(endpoints.into_iter().map(|e| e.container_id.as_str()).collect())
     }
 
-    /// Cut without a mark, so that it can be copied and given back.
+    /// Cut without an ellipsis, so that the prefix can be used as an id.
     fn short(&self, id: &str) -> String {
-        // In order, the ids with the longest common beginning stand beside each other.
+        // In sorted order, the ids with the longest common prefix are adjacent.
         let before = self.0.range(..id).next_back();
         let after = self.0.range::<str, _>((std::ops::Bound::Excluded(id), std::ops::Bound::Unbounded)).next();
         let common = |other: &str| id.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
@@ -105,21 +100,20 @@ impl<'a> ShortIds<'a> {
     }
 }
 
-/// The beginning of each endpoint's container id that tells it from the others, as tables show it.
+/// The distinguishing prefix of each endpoint's container id, as tables show it.
 pub(crate) fn short_ids(endpoints: &[Endpoint]) -> Vec<String> {
     let ids = ShortIds::of(endpoints);
     endpoints.iter().map(|e| ids.short(&e.container_id)).collect()
 }
 
-/// Which columns there are, and how long texts are placed.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     wide: bool,
     labels: bool,
-    /// Any of them belongs to a pod.
+    /// Some endpoint belongs to a pod.
     pod: bool,
-    /// The screen is too narrow: addresses stand one below the other, and so do a pod's namespace and name, each of at most
-    /// so many characters.
+    /// Set on a narrow screen: addresses are stacked, and so are a pod's namespace and name, each cut to this many
+    /// characters.
     stacked: Option<usize>,
 }
 
@@ -133,7 +127,7 @@ impl Layout {
             natural_width(&layout.header(), &rows)
         };
         let screen = usize::from(style.width);
-        // Who asks for everything has a wide screen, or a pipe.
+        // `--wide` implies a wide screen or a pipe.
         let stacked = (!wide && width(flat) > screen).then(|| {
             let others = width(Self { stacked: Some(SHORT_POD), ..flat }).saturating_sub(SHORT_POD);
             screen.saturating_sub(others).max(SHORT_POD)
@@ -154,7 +148,7 @@ impl Layout {
         header
     }
 
-    /// Columns of the screen that each column commonly takes; a pod's name takes `pod` of them.
+    /// The usual width of each column, in screen columns; a pod's name takes `pod`.
     fn usual_widths(self, pod: usize) -> Vec<u16> {
         let usual = |name: &&str| match *name {
             "STATE" => "waiting-to-regenerate".len(),
@@ -173,7 +167,7 @@ impl Layout {
         row.extend([state, number(e.identity)]);
         row.extend(self.wide.then(|| token(&e.network)));
         row.extend(self.pod.then(|| self.pod_cell(e)));
-        // It tells containers apart, so it is not cut as other names are.
+        // The id distinguishes containers, so it is not cut like other names.
         row.extend([cell(ids.short(&e.container_id)).whole(), token(&e.ifname)]);
         if self.stacked.is_some() {
             let v4 = e.ipv4.map(|ip| ip.to_string());

@@ -8,7 +8,7 @@ use super::super::{
     text::safe,
 };
 
-/// An end of the packet.
+/// The sender's or receiver's side of the packet.
 #[derive(Debug, Clone, Copy)]
 struct End {
     name: &'static str,
@@ -18,7 +18,7 @@ struct End {
 const SENDER: End = End { name: "sender", direction: "egress" };
 const RECEIVER: End = End { name: "receiver", direction: "ingress" };
 
-/// The conclusion in a sentence, and below it what each end says.
+/// The conclusion in a sentence, then the verdict of each end.
 pub(crate) fn explanation(answer: &PolicyExplanation, style: &Style) -> String {
     let ends = [(SENDER, answer.egress.as_ref()), (RECEIVER, answer.ingress.as_ref())];
     let problem = |judgement: &PolicyJudgement| judgement.redirect.as_ref().is_some_and(|way| way.problem.is_some());
@@ -49,7 +49,6 @@ pub(crate) fn explanation(answer: &PolicyExplanation, style: &Style) -> String {
 
 type Ends<'a> = [(End, Option<&'a PolicyJudgement>)];
 
-/// Why both ends let the packet pass.
 fn accepted(ends: &Ends<'_>) -> String {
     let reasons = ends.iter().filter_map(|(end, judgement)| {
         let (judgement, End { name, direction }) = ((*judgement)?, end);
@@ -66,17 +65,16 @@ fn accepted(ends: &Ends<'_>) -> String {
     if reasons.is_empty() { "neither end is an endpoint of this node".to_owned() } else { reasons.join("; ") }
 }
 
-/// What the proxy makes of a flow.
 fn by_proxy(way: &PolicyRedirect) -> String {
     let judges = format!("; the proxy judges what it carries, and lets pass: {}", way.passes.join(" | "));
     match (&way.problem, way.fails_open) {
-        // In audit mode alone such a flow passes without it.
+        // Without `failOpen`, the flow passes without the proxy only in audit mode.
         (None, _) | (Some(_), false) => judges,
         (Some(why), true) => format!("{judges}; but {why}: until then it passes unseen (failOpen)"),
     }
 }
 
-/// Why an end drops the packet. When both do, it is the sender's reason: the packet does not get further.
+/// Why an end drops the packet. When both drop it, the sender's reason: the packet never reaches the receiver.
 fn denied(ends: &Ends<'_>) -> String {
     let denies = |judgement: &&PolicyJudgement| judgement.verdict == PolicyVerdict::Deny;
     let first = ends.iter().find_map(|(end, judgement)| Some((end, judgement.filter(denies)?)));
@@ -94,7 +92,7 @@ fn denied(ends: &Ends<'_>) -> String {
     }
 }
 
-/// Why a packet is dropped that no end denies: the proxy does not serve the connection.
+/// Why a packet is dropped that both ends accept: the proxy does not serve the connection.
 fn unserved(ends: &Ends<'_>) -> String {
     let mut ways = ends.iter().filter_map(|(end, judgement)| Some((end, (*judgement)?.redirect.as_ref()?)));
     match ways.find(|(_, way)| way.problem.is_some() && !way.fails_open) {

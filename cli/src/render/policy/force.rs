@@ -1,4 +1,4 @@
-//! `wharf policy get`, `import` and `delete`: what is in force, and what a change did.
+//! `wharf policy get`, `import` and `delete`: the policies in force, and the result of a change.
 
 use wharf_api::{PolicyChange, PolicyEnforcement, PolicyInfo, PolicyList, PolicySizes};
 
@@ -12,7 +12,7 @@ use super::{
     full_name, isolates, tier,
 };
 
-/// Columns and lines for a policy's endpoints: the other columns leave no more of the screen. The wide form names all.
+/// Columns and lines for a policy's endpoints, limited by the other columns. The wide form lists all.
 const ENDPOINTS: (usize, usize) = (12, 2);
 
 /// The state of the policies, and a row for each.
@@ -24,7 +24,7 @@ pub(crate) fn get(list: &PolicyList, style: &Style, wide: bool) -> String {
     } else {
         screen.toned("Revision", Tone::Warn, &revision.to_string(), &format!("not in force yet: {realized} is"));
     }
-    // Each refusal of a file is a line.
+    // One line for each refusal of a file.
     for (at, problem) in list.problem.iter().flat_map(|all| all.lines()).enumerate() {
         screen.toned(if at == 0 { "Problem" } else { "" }, Tone::Bad, problem, "");
     }
@@ -38,7 +38,6 @@ pub(crate) fn get(list: &PolicyList, style: &Style, wide: bool) -> String {
     screen.finish()
 }
 
-/// The mode in words.
 fn enforcement(mode: PolicyEnforcement) -> &'static str {
     match mode {
         PolicyEnforcement::Default => "default (endpoints that a policy selects)",
@@ -86,7 +85,7 @@ fn endpoints(ids: &[u16], wide: bool) -> Cell {
     lines(&wrapped, wrapped.len())
 }
 
-/// A line for each policy that changed, and how far the last change is.
+/// A line for each changed policy, and the progress of the last change.
 pub(crate) fn changes(changes: &[PolicyChange]) -> String {
     let mut out = String::new();
     let mut tell = |policies: &[String], what: &str| {

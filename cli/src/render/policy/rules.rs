@@ -9,12 +9,12 @@ use super::super::{
     text,
 };
 
-/// Peers and ports that a row names below each other; the wide form names all that are known.
+/// Most peers and ports shown for a row; the wide form shows all known ones.
 const SHOWN: usize = 4;
-/// Packets from which a number is shown by its prefix.
+/// A packet count at or above this is shown with a unit prefix.
 const MANY: u64 = 1_000_000;
 
-/// The endpoint's state, and for each direction a row for each row of its rule set.
+/// The endpoint's state, and the rule set's rows for each direction.
 pub(crate) fn rules(policy: &EndpointPolicy, style: &Style, wide: bool) -> String {
     let mut screen = Screen::new(style);
     screen.line("Endpoint", &policy.endpoint.to_string());
@@ -69,7 +69,7 @@ fn row(row: &PolicyRow, wide: bool) -> Vec<Cell> {
         match &row.rule {
             Some(rule) if wide => cell(format!("{}, {} ({}:{})", rule.document, rule.field, rule.file, rule.line)),
             Some(rule) => cell(format!("{}, {}", rule.document, rule.field)),
-            // Isolation is in no document as a rule.
+            // Isolation has no rule in a document.
             None if row.verdict == "deny" => token("isolation"),
             None => token("-"),
         },
@@ -80,7 +80,7 @@ fn row(row: &PolicyRow, wide: bool) -> Vec<Cell> {
     cells
 }
 
-/// The peers that are shown, and how many more there are: those that the agent left out too.
+/// The shown peers, and the number of others, including those that the agent omitted.
 fn peers(row: &PolicyRow, most: usize) -> Vec<String> {
     let mut shown: Vec<String> = row.peers.iter().take(most).cloned().collect();
     let hidden = u64::try_from(row.peers.len() - shown.len()).unwrap_or(u64::MAX).saturating_add(row.more_peers);

@@ -1,22 +1,17 @@
-//! What is amiss in a status, why, and where to look next.
+//! Problems of a status, with cause and next step.
 
 use wharf_api::{AgentStatus, ComponentStatus, ControllerStatus, Health, IpFamily};
 
 use super::{FROM_ADMIN, controller_name, health, is_nearly_full, map_fill};
 use crate::render::{Tone, text};
 
-/// Something an operator should look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// How bad.
     pub(super) tone: Tone,
-    /// What and why.
     pub(super) what: String,
-    /// What to do or to look at.
     pub(super) next: String,
 }
 
-/// Every problem of a status, the worst first.
 pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
     let mut out = Vec::new();
     let mut add = |tone, what: String, next: &str| out.push(Problem { tone, what, next: next.to_owned() });
@@ -31,7 +26,7 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
         let what = "the agent does not accept new endpoints; it is starting, stopping, or a component below failed";
         add(Tone::Bad, what.to_owned(), "the agent's log: journalctl -u wharf-agent -e");
     }
-    // Each controller that is not well, and each pool that is exhausted, has a line of its own below.
+    // Listed separately below: each unhealthy controller, each exhausted pool.
     let told = |c: &ComponentStatus| match c.name.as_str() {
         "controllers" => s.controllers.iter().any(ControllerStatus::is_unwell),
         "ipam" => c.stale_ms.is_none() && s.ipam.iter().any(|p| p.used >= p.total),
@@ -86,7 +81,7 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
 }
 
 fn component_next(c: &ComponentStatus) -> &'static str {
-    // A part that does not answer is another matter than one that answers what it has mended.
+    // A component that does not answer needs other advice than one that reports a fault.
     let answers = c.stale_ms.is_none() && c.health == Health::Degraded;
     match c.name.as_str() {
         "api" | "admin" | "store" if answers => {

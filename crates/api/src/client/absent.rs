@@ -1,8 +1,8 @@
-//! What to do about an agent that is away, by the way in which it was installed.
+//! Advice for an agent that does not run, by how it was installed.
 
 use std::path::Path;
 
-/// Where the agent's systemd unit may be.
+/// Possible paths of the agent's systemd unit.
 const UNITS: [&str; 4] = [
     "/etc/systemd/system/wharf-agent.service",
     "/run/systemd/system/wharf-agent.service",
@@ -12,7 +12,7 @@ const UNITS: [&str; 4] = [
 /// The kubelet's directory.
 const KUBELET: &str = "/var/lib/kubelet";
 
-/// How an operator of this node finds out why the agent is away.
+/// The command that shows an operator of this node why the agent does not run.
 #[must_use]
 pub fn why_agent_is_away() -> &'static str {
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();

@@ -1,4 +1,4 @@
-//! What can go wrong between a client and the agent.
+//! Errors of calls to the agent.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -12,19 +12,19 @@ pub enum ClientError {
     Connect {
         /// The agent's socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// The agent took the request and closed the connection before it had answered: it stopped, or was killed. What it
-    /// did until then is not known.
+    /// The agent accepted the request and closed the connection before it answered, because it stopped or was killed.
+    /// The request may be partly done.
     #[error("{operation}: the agent closed the connection before it had answered ({reason}); was it restarted?")]
     Closed {
         /// Method and path.
         operation: String,
-        /// What was seen of it.
+        /// The connection's error.
         reason: String,
     },
-    /// No whole answer within the time limit. What the agent did is not known.
+    /// No complete answer within the time limit. The request may be done.
     #[error("{operation}: no answer from the agent within {} ms", after.as_millis())]
     Timeout {
         /// Method and path.
@@ -32,13 +32,13 @@ pub enum ClientError {
         /// The time limit.
         after: Duration,
     },
-    /// The answer is not one that the agent gives. Something else may listen on the socket, or an agent of another
-    /// version.
+    /// The answer is not valid for this API. Another program, or an agent of another version, may listen on the
+    /// socket.
     #[error("{operation}: {reason}; is the listener a wharf-agent of this version?")]
     Protocol {
         /// Method and path.
         operation: String,
-        /// What is wrong with the answer.
+        /// The defect of the answer.
         reason: String,
     },
     /// The agent answered with an error.
@@ -54,20 +54,19 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// True when no answer was got: the agent is not there, went away, or does not answer. Whether it acted on the
-    /// request is then not known.
+    /// True when the agent does not run, went away, or does not answer. Whether it acted on the request is unknown.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Connect { .. } | Self::Closed { .. } | Self::Timeout { .. })
     }
 
-    /// True when this user may not connect to the socket; whether an agent serves it is then not known.
+    /// True when this user may not connect to the socket; whether an agent listens is unknown.
     #[must_use]
     pub fn is_no_permission(&self) -> bool {
         matches!(self, Self::Connect { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// The agent's stable code, when it answered with an error.
+    /// The agent's stable error code, if it answered with an error.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
@@ -76,13 +75,13 @@ impl ClientError {
         }
     }
 
-    /// True for the agent's "no such endpoint, lease, map or pool".
+    /// True for the agent's `not-found`: no such endpoint, lease, map or pool.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(ErrorCode::NotFound)
     }
 
-    /// After how long the agent asks to be asked again, if it does.
+    /// The delay that the agent asks for before a retry.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -92,8 +91,8 @@ impl ClientError {
     }
 }
 
-/// The cause in words that tell what to do. The common ones are whole; the rest keep the kernel's words, and so does what
-/// [`super::exchange`] found out about the path.
+/// The cause with advice, for the common errors. Other errors keep the kernel's message, or the message that
+/// [`super::exchange`] has about the path.
 fn connect_problem(cause: &io::Error) -> String {
     match cause.kind() {
         _ if cause.get_ref().is_some() => cause.to_string(),

@@ -1,4 +1,4 @@
-//! One request and its answer on a connection of its own.
+//! One request and its answer on one connection.
 
 use std::{io, os::unix::fs::FileTypeExt as _, path::Path, pin::Pin, time::Duration};
 
@@ -15,17 +15,17 @@ use tokio::{net::UnixStream, time};
 
 use super::{Call, Client, ClientError};
 
-/// Longest body that is read, bytes. A dump of the largest map stays below a tenth of it.
+/// Longest body that is read, bytes. A dump of the largest map has less than a tenth of it.
 pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// How long to wait before connecting again while the listener's queue is full. It is drained in microseconds.
+/// Delay before a retry while the listener's queue is full. The agent drains the queue in microseconds.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(5);
 
-/// The connection's own work, to be polled beside the request: without it no byte moves.
+/// Drives the connection's I/O; must be polled together with the request.
 pub(super) type Driver = Pin<Box<Connection<TokioIo<UnixStream>, Full<Bytes>>>>;
 
 impl Client {
-    /// Sends and reads the whole answer, all within the time limit.
+    /// Sends the request and reads the whole answer within the time limit.
     pub(super) async fn exchange(
         &self,
         call: &Call,
@@ -40,7 +40,7 @@ impl Client {
         .await
     }
 
-    /// Runs `work` under the client's time limit.
+    /// Applies the client's time limit to `work`.
     pub(super) async fn limited<T>(
         &self,
         call: &Call,
@@ -52,8 +52,8 @@ impl Client {
         }
     }
 
-    /// Sends and reads the answer's head. The driver must be polled on while the body is read; it is none when the
-    /// connection has ended already.
+    /// Sends the request and reads the answer's head. The caller must poll the driver while it reads the body; the
+    /// driver is `None` when the connection has ended.
     pub(super) async fn begin(
         &self,
         call: &Call,
@@ -62,7 +62,7 @@ impl Client {
         let mut request = Request::builder()
             .method(call.method.clone())
             .uri(&call.path)
-            // HTTP/1.1 wants one; over a unix socket its value means nothing.
+            // HTTP/1.1 requires it; over a unix socket its value has no meaning.
             .header(header::HOST, "wharf-agent")
             .header(header::ACCEPT, "application/json")
             .header(crate::UNTIL_HEADER, boot_ms().saturating_add(millis(self.timeout)));
@@ -89,13 +89,13 @@ impl Client {
                 drop(answer);
                 Ok((response, Some(driver)))
             }
-            // The connection ended, with the answer's head in hand or without it.
+            // The connection ended, with or without the answer's head.
             _ = &mut driver => Ok((answer.await.map_err(|e| broken(call, &e))?, None)),
         }
     }
 }
 
-/// Milliseconds since the boot.
+/// Milliseconds of CLOCK_BOOTTIME.
 fn boot_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::try_from(now).map_or(0, millis)
@@ -108,10 +108,10 @@ fn millis(time: Duration) -> u64 {
 async fn connect(socket: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(socket).await {
-            // A unix socket's connect does not wait when the listener's queue is full (EAGAIN), so we do; the call's
-            // time limit ends it.
+            // connect on a unix socket does not wait when the listener's queue is full (EAGAIN), so retry. The call's
+            // time limit bounds the loop.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(FULL_QUEUE_PAUSE).await,
-            // The kernel refuses a connection to a file that is no socket in the same way as one to a dead listener.
+            // For a path that is not a socket, the kernel returns the same error as for a socket without a listener.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && !is_socket(socket) => {
                 let why = "this is not a socket; give the path of the agent's socket";
                 return Err(io::Error::new(io::ErrorKind::ConnectionRefused, why));
@@ -121,12 +121,12 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
     }
 }
 
-/// Whether the path names a socket. A path that cannot be looked at counts as one: only what is known is told.
+/// Whether the path names a socket. True for a path that cannot be examined, because its type is unknown.
 fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).map_or(true, |meta| meta.file_type().is_socket())
 }
 
-/// Runs `work` to its end, with the connection driven beside it. Takes the driver away once it has ended: it must not
+/// Runs `work` to completion while driving the connection. Removes the driver when the connection ends: it must not
 /// be polled again.
 pub(super) async fn driven<T>(driver: &mut Option<Driver>, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
@@ -134,7 +134,7 @@ pub(super) async fn driven<T>(driver: &mut Option<Driver>, work: impl Future<Out
         tokio::select! {
             biased;
             done = &mut work => return done,
-            // An error of the connection reaches `work` as an error of the body.
+            // `work` sees a connection error as an error of the body.
             _ = connection => {}
         }
         *driver = None;
@@ -144,7 +144,7 @@ pub(super) async fn driven<T>(driver: &mut Option<Driver>, work: impl Future<Out
 
 async fn read_all(call: &Call, mut body: Incoming) -> Result<Bytes, ClientError> {
     let too_large = || call.protocol(format!("the answer is longer than {MAX_RESPONSE_BYTES} bytes"));
-    // A declared length is believed only so far as to refuse early; memory is taken as bytes arrive.
+    // The declared length serves only to reject early; memory grows as bytes arrive.
     if body.size_hint().lower() > u64::try_from(MAX_RESPONSE_BYTES).unwrap_or(u64::MAX) {
         return Err(too_large());
     }
@@ -161,7 +161,7 @@ async fn read_all(call: &Call, mut body: Incoming) -> Result<Bytes, ClientError>
     Ok(all.freeze())
 }
 
-/// Tells an agent that went away from an answer that is no HTTP.
+/// Distinguishes a closed connection from an answer that is not HTTP.
 pub(super) fn broken(call: &Call, error: &hyper::Error) -> ClientError {
     let mut reason = error.to_string();
     let mut source = std::error::Error::source(error);

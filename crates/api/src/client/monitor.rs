@@ -10,19 +10,19 @@ use super::{
 };
 use crate::MonitorEvent;
 
-/// Longest line that is read, bytes. An event is a few hundred.
+/// Longest line that is read, bytes. An event has a few hundred.
 const MAX_LINE_BYTES: usize = 1 << 20;
-/// Longest error answer that is read before it is given up, bytes.
+/// Longest error answer that is read, bytes.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// Events as they happen. Dropping it ends the stream.
+/// A stream of events. Dropping it closes the connection.
 pub struct Monitor {
     call: Call,
     driver: Option<Driver>,
     body: Incoming,
-    /// Bytes that came and hold no whole line yet, or lines not handed out yet.
+    /// Received bytes that were not returned yet, and an incomplete last line.
     pending: BytesMut,
-    /// How much of `pending` is known to hold no newline.
+    /// Length of the part of `pending` without a newline.
     searched: usize,
 }
 
@@ -48,15 +48,15 @@ impl Monitor {
             .await
     }
 
-    /// The next event; none when the agent has ended the stream. May be cancelled and called again.
+    /// The next event; `None` when the agent has ended the stream. Cancel-safe.
     ///
     /// # Errors
-    /// The agent went away in the middle of a line, or a line is no event. After an error the stream is of no use.
+    /// The connection ended within a line, or a line is not an event. Do not call again after an error.
     pub async fn next(&mut self) -> Result<Option<MonitorEvent>, ClientError> {
         loop {
             if let Some(line) = self.take_line() {
                 if line.iter().all(u8::is_ascii_whitespace) {
-                    // The agent may send empty lines to learn whether we are still there.
+                    // The agent may send empty lines to detect a closed connection.
                     continue;
                 }
                 return serde_json::from_slice(&line)
@@ -91,7 +91,7 @@ impl Monitor {
         }
     }
 
-    /// Reads on; false at the stream's end.
+    /// Reads more bytes; false at the end of the stream.
     async fn fill(&mut self) -> Result<bool, ClientError> {
         let frame = driven(&mut self.driver, self.body.frame()).await;
         match frame {

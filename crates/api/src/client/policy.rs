@@ -1,4 +1,4 @@
-//! Calls about policy, the proxy and namespaces.
+//! Calls for policy, the proxy and namespaces.
 
 use hyper::Method;
 
@@ -9,27 +9,26 @@ use crate::{
 };
 
 impl Client {
-    /// `GET /v1/policy`: the policies, and how far they are in the kernel.
+    /// `GET /v1/policy`: the policies, and the realized revision.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn policies(&self) -> Result<PolicyList, ClientError> {
         self.get("/v1/policy".into()).await
     }
 
-    /// `PUT /v1/policy`: puts all policies of a text in one change, and answers when their rows are in the kernel.
+    /// `PUT /v1/policy`: imports all policies of a text as one change; answers when their rows are in the kernel.
     ///
     /// # Errors
-    /// No answer, or an error answer (400: the text is refused, a reason in each line of the message; 429: the tables
-    /// have no room).
+    /// See [`ClientError`]; 400: the text is refused, one reason a line; 429: the tables have no room.
     pub async fn import_policy(&self, import: &PolicyImport) -> Result<PolicyChange, ClientError> {
         self.send(Method::PUT, "/v1/policy".into(), import).await
     }
 
-    /// `DELETE /v1/policy`: removes one policy, or all that were imported.
+    /// `DELETE /v1/policy`: removes one policy, or all imported policies.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such policy; 409: it comes from the policy directory).
+    /// See [`ClientError`]; 404: no such policy; 409: the policy comes from the policy directory.
     pub async fn delete_policy(&self, query: &PolicyDeleteQuery) -> Result<PolicyChange, ClientError> {
         let PolicyDeleteQuery { kind, namespace, name, all } = query;
         let mut out = Query::default();
@@ -42,10 +41,10 @@ impl Client {
         call.parse(status, &body)
     }
 
-    /// `GET /v1/policy/explain`: what becomes of the first packet of a flow, and why.
+    /// `GET /v1/policy/explain`: the verdict about the first packet of a flow, with reasons.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such endpoint).
+    /// See [`ClientError`]; 404: no such endpoint.
     pub async fn explain_policy(&self, query: &PolicyExplainQuery) -> Result<PolicyExplanation, ClientError> {
         let PolicyExplainQuery { from, to, protocol, port } = query;
         let mut out = Query::default();
@@ -59,31 +58,31 @@ impl Client {
     /// `GET /v1/endpoint/{id}/policy`: the rows that decide about an endpoint's packets.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such endpoint).
+    /// See [`ClientError`]; 404: no such endpoint.
     pub async fn endpoint_policy(&self, id: &str) -> Result<EndpointPolicy, ClientError> {
         self.get(endpoint_path(id, "/policy")).await
     }
 
-    /// `GET /v1/proxy`: the L7 proxy, its listeners, and who waits for it.
+    /// `GET /v1/proxy`: the L7 proxy, its listeners, and pending completions.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn proxy(&self) -> Result<ProxyView, ClientError> {
         self.get("/v1/proxy".into()).await
     }
 
-    /// `GET /v1/proxy/names`: names that containers asked DNS for, and their addresses, by name.
+    /// `GET /v1/proxy/names`: DNS names that containers resolved, with their addresses, by name.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn proxy_names(&self) -> Result<Vec<ProxyName>, ClientError> {
         self.get("/v1/proxy/names".into()).await
     }
 
-    /// `GET /v1/namespace`: every namespace whose labels are known, by name.
+    /// `GET /v1/namespace`: every namespace with known labels, by name.
     ///
     /// # Errors
-    /// No answer, or an error answer.
+    /// See [`ClientError`].
     pub async fn namespaces(&self) -> Result<Vec<Namespace>, ClientError> {
         self.get("/v1/namespace".into()).await
     }
@@ -91,15 +90,15 @@ impl Client {
     /// `PUT /v1/namespace/{name}`: replaces all labels of a namespace.
     ///
     /// # Errors
-    /// No answer, or an error answer (400: a name or a label that is none).
+    /// See [`ClientError`]; 400: an invalid name or label.
     pub async fn put_namespace(&self, name: &str, labels: &NamespaceLabels) -> Result<Namespace, ClientError> {
         self.send(Method::PUT, namespace_path(name), labels).await
     }
 
-    /// `DELETE /v1/namespace/{name}`: forgets a namespace's labels. The answer's body is not read.
+    /// `DELETE /v1/namespace/{name}`: deletes a namespace's labels. The answer's body is not read.
     ///
     /// # Errors
-    /// No answer, or an error answer (404: no such namespace).
+    /// See [`ClientError`]; 404: no such namespace.
     pub async fn delete_namespace(&self, name: &str) -> Result<(), ClientError> {
         let call = Call::new(Method::DELETE, namespace_path(name));
         let (status, body) = self.exchange(&call, None).await?;

@@ -1,4 +1,4 @@
-//! Against a socket of the test's own that answers with whatever bytes the test says, hostile ones included.
+//! Tests against a server that sends arbitrary bytes, including hostile ones.
 
 use std::{
     io::{Read, Write},
@@ -15,7 +15,7 @@ use crate::{
     PolicyImport, PolicyProtocol,
 };
 
-/// A server for one connection after another; each gets the next answer's bytes, then is closed.
+/// Serves connections one by one; closes each after its answer.
 struct Server {
     socket: PathBuf,
     thread: JoinHandle<Vec<String>>,
@@ -42,7 +42,7 @@ impl Server {
         Client::new(&self.socket).with_timeout(Duration::from_secs(10))
     }
 
-    /// The requests it got, as text.
+    /// The received requests as text.
     fn requests(self) -> Vec<String> {
         let requests = self.thread.join().unwrap();
         std::fs::remove_file(&self.socket).unwrap();
@@ -57,7 +57,7 @@ fn fresh_path() -> PathBuf {
     std::env::temp_dir().join(format!("wharf-api-client-{}-{n}.sock", std::process::id()))
 }
 
-/// Head and body; the body as long as the head says.
+/// Reads head and body by the declared length.
 fn read_request(stream: &mut UnixStream) -> String {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
@@ -84,7 +84,7 @@ fn reply(status: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// A server that gives this answer once.
+/// A server that answers once.
 fn once(answer: Vec<u8>) -> Server {
     Server::start(1, move |stream| stream.write_all(&answer).unwrap())
 }
@@ -138,7 +138,7 @@ fn put_sends_the_body_and_parses_the_endpoint() {
     assert_eq!(serde_json::from_str::<EndpointCreate>(body).unwrap(), create);
 }
 
-/// Every route's method and path, ids and queries escaped.
+/// Method and path of every route, with escaped ids and queries.
 #[test]
 fn routes() {
     let wanted = [
@@ -389,7 +389,7 @@ fn a_declared_length_beyond_the_limit_is_refused_before_it_is_read() {
 fn an_endless_answer_is_cut_at_the_limit() {
     let server = Server::start(1, |stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
-        // Until the client hangs up on us; it must do so soon after its limit.
+        // Until the client closes the connection, which it must do soon after its limit.
         let mut sent = 0;
         while stream.write_all(&[b' '; 65536]).is_ok() {
             sent += 65536;
@@ -406,7 +406,7 @@ fn a_silent_or_dripping_agent_runs_into_the_time_limit() {
     for first in [&b""[..], &b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n["[..]] {
         let server = Server::start(1, move |stream| {
             stream.write_all(first).unwrap();
-            // Says nothing more, and ends when the client hangs up.
+            // Sends nothing more; ends when the client closes the connection.
             assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
         });
         let error = run(server.client().with_timeout(Duration::from_millis(50)).maps()).unwrap_err();
@@ -422,7 +422,7 @@ fn connect_errors_tell_the_cases_apart() {
     let error = run(Client::new(&missing).maps()).unwrap_err();
     assert!(error.is_unreachable());
     assert!(error.to_string().contains("no such socket") && error.to_string().contains("is wharf-agent running"));
-    // A socket whose listener is gone.
+    // A socket without a listener.
     let stale = fresh_path();
     drop(UnixListener::bind(&stale).unwrap());
     let error = run(Client::new(&stale).maps()).unwrap_err();
@@ -438,7 +438,7 @@ const EVENT: &str = r#"{"type":"agent","time_unix_ms":1,"endpoint":7,"event":"en
 fn monitor_gives_lines_as_they_come() {
     let answer = format!("HTTP/1.1 200 OK\r\n\r\n{EVENT}\n\n{{\"type\":\"lost\",\"count\":3}}\n");
     let server = Server::start(1, move |stream| {
-        // A byte at a time: lines are put together whatever the pieces.
+        // One byte a time: lines must be assembled from any pieces.
         for byte in answer.as_bytes() {
             stream.write_all(&[*byte]).unwrap();
         }
@@ -462,7 +462,7 @@ fn monitor_refuses_what_is_no_event() {
     ] {
         let server = Server::start(1, move |stream| {
             let answer = format!("HTTP/1.1 200 OK\r\n\r\n{lines}");
-            // The client may hang up before it has read all of a line that is too long.
+            // The client may close the connection before it has read an oversized line.
             let _ = stream.write_all(answer.as_bytes());
         });
         let error = run(async { server.client().monitor().await.unwrap().next().await }).unwrap_err();

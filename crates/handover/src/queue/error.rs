@@ -1,4 +1,4 @@
-//! What can go wrong with the queue.
+//! Errors of the queue.
 
 use std::{io, path::PathBuf};
 
@@ -6,75 +6,74 @@ use wharf_names::ids::MAX_ENDPOINT_ID;
 
 use super::{MAX_RECORD_BYTES, MAX_RECORDS, VERSION};
 
-/// Why a record or its file cannot be used.
+/// Why a record or its file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// It is of another version.
+    /// Unknown version.
     #[error("version {0} is not known here, only {VERSION}")]
     Version(u32),
-    /// A field has this content, of which at most 80 characters are kept, and breaks this rule.
+    /// A field, its content (at most 80 characters), and the rule that it breaks.
     #[error("{0} {1:?} {2}")]
     Field(&'static str, String, &'static str),
-    /// No endpoint has such an id.
+    /// Endpoint id out of range.
     #[error("endpoint id {0} must be 1 to {MAX_ENDPOINT_ID}")]
     EndpointId(u16),
-    /// It cannot be parsed or written; which of them, and what the JSON library said.
+    /// Parsing or serializing failed: operation and error.
     #[error("{0}: {1}")]
     Json(&'static str, #[source] serde_json::Error),
-    /// The file system refused; what, and what the kernel said.
+    /// A file system error: operation and error.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
-    /// The name is a directory's, a link's or a device's.
+    /// A directory, link, device or other special file.
     #[error("it is not a regular file")]
     NotAFile,
-    /// No record is as long.
+    /// Longer than any record.
     #[error("it is longer than {MAX_RECORD_BYTES} bytes")]
     TooLong,
-    /// The record belongs under another name.
+    /// The file name does not match the record.
     #[error("its name is another record's")]
     OtherName,
 }
 
-/// By the message, because errors of the file system and of JSON cannot be compared.
+/// Compares messages, because file system and JSON errors do not implement `PartialEq`.
 impl PartialEq for Unusable {
     fn eq(&self, other: &Self) -> bool {
         self.to_string() == other.to_string()
     }
 }
 
-/// Why an operation on the queue failed. Displayed with what can be done about it; the parts are [`Self::problem`] and
-/// [`Self::hint`].
+/// Why an operation on the queue failed. Display shows [`Self::problem`] and [`Self::hint`].
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
-    /// There are as many records as there may be.
+    /// The queue has [`MAX_RECORDS`] records.
     Full {
         /// The queue.
         directory: PathBuf,
     },
-    /// The record breaks a rule, so nobody could act on it.
+    /// The record is invalid and could not be processed.
     Invalid {
         /// The rule.
         why: Unusable,
     },
-    /// A name that no file of the queue can have.
+    /// Not a valid name of a file of the queue.
     Name {
-        /// What was to be done.
+        /// Operation.
         operation: &'static str,
         /// The name.
         name: String,
     },
-    /// The queue's path is taken by something that is no directory.
+    /// The queue's path is not a directory.
     NotADirectory {
         /// The queue.
         directory: PathBuf,
     },
-    /// The file system refused.
+    /// A file system error.
     Io {
-        /// What was to be done.
+        /// Operation.
         operation: &'static str,
-        /// With which file.
+        /// File.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
 }
@@ -121,7 +120,7 @@ impl std::fmt::Display for QueueError {
     }
 }
 
-/// Names operation and path of what the file system refuses.
+/// Adds operation and path to a file system error.
 pub(super) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> QueueError {
     let path = path.into();
     move |cause| QueueError::Io { operation, path, cause }

@@ -1,4 +1,4 @@
-//! A deletion record: its rules, its file's name, and reading it from an untrusted file.
+//! A deletion record: its rules, its file name, and reading it from an untrusted file.
 
 use std::{
     fmt::Write as _,
@@ -15,10 +15,10 @@ use sha2::{Digest as _, Sha256};
 use super::{MAX_RECORD_BYTES, Unusable};
 use wharf_names::{ids::MAX_ENDPOINT_ID, rules};
 
-/// The version that is written, and the only one that is read.
+/// Version that is written; no other version is read.
 pub const VERSION: u32 = 1;
 
-/// An endpoint as the mark on its link names it.
+/// An endpoint, as identified by the mark on its link.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointRef {
@@ -28,7 +28,7 @@ pub struct EndpointRef {
     pub epoch: u64,
 }
 
-/// A record: this attachment is to be deleted.
+/// A record that requests the deletion of an attachment.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Deletion {
@@ -40,19 +40,19 @@ pub struct Deletion {
     pub container_id: String,
     /// Interface inside the container.
     pub ifname: String,
-    /// The endpoint whose mark was found, when exactly one was. Without it the record is for any endpoint of the
+    /// The endpoint whose mark was found, if exactly one was. Without it, the record applies to any endpoint of the
     /// attachment.
     pub endpoint: Option<EndpointRef>,
-    /// The boot in which the record was written. The endpoint does not survive a reboot.
+    /// The boot in which the record was written. Endpoints do not survive a reboot.
     pub boot_id: String,
-    /// When the delete was first asked for, milliseconds since the Unix epoch.
+    /// Time of the first delete request, milliseconds since the Unix epoch.
     pub written_unix_ms: u64,
-    /// A nonce of the agent's self-test of the queue. Such a record requests no delete.
+    /// A nonce of the agent's self-test of the queue. A record with it requests no delete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<String>,
 }
 
-/// Parsed first, so that a record of another version is reported as such and not as malformed.
+/// Parsed first, so that another version is reported as such and not as malformed.
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
@@ -74,7 +74,7 @@ impl Deletion {
         self.canary.as_deref().map_or(Ok(()), |nonce| fits("canary", nonce, word))
     }
 
-    /// The name of its file.
+    /// File name of the record.
     #[must_use]
     pub fn file_name(&self) -> String {
         match &self.canary {
@@ -95,7 +95,7 @@ impl Deletion {
     }
 }
 
-/// The name of an attachment's file: of fixed length, whatever the attachment's names are.
+/// File name of an attachment's record, with fixed length.
 pub(super) fn file_name(network: &str, container_id: &str, ifname: &str) -> String {
     hashed(&["attachment", network, container_id, ifname])
 }
@@ -121,22 +121,22 @@ fn word(text: &str) -> Result<(), &'static str> {
     if fits { Ok(()) } else { Err("must be 1 to 64 printable ASCII bytes") }
 }
 
-/// Checks a field. The error quotes at most 80 characters of it, because the text may be hostile.
+/// Checks a field. The error quotes at most 80 characters, because the text may be hostile.
 fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'static str>) -> Result<(), Unusable> {
     rule(text).map_err(|rule| Unusable::Field(field, text.chars().take(80).collect(), rule))
 }
 
-/// Result of reading a file that a shim may have written.
+/// Result of reading an untrusted file.
 pub(crate) enum Found<T> {
-    /// No file of that name.
+    /// The file does not exist.
     Nothing,
-    /// Something that cannot be used.
+    /// The file is unusable.
     Unusable { why: Unusable, modified_unix_ms: u64 },
-    /// A record.
+    /// A valid record.
     Record(T),
 }
 
-/// Reads a file of the queue, which must be the record of its name.
+/// Reads a file of the queue, whose name must match the record.
 pub(super) fn read_deletion(path: &Path, name: &str) -> Found<Deletion> {
     read(path, |bytes| match Deletion::parse(bytes) {
         Ok(deletion) if deletion.file_name() != name => Err(Unusable::OtherName),
@@ -144,10 +144,9 @@ pub(super) fn read_deletion(path: &Path, name: &str) -> Found<Deletion> {
     })
 }
 
-/// Reads a file. It never follows a symbolic link, blocks on a pipe, or reads more than a record may
-/// have.
+/// Reads a file. Never follows a symbolic link, blocks on a pipe, or reads more than the longest record.
 pub(crate) fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Result<T, Unusable>) -> Found<T> {
-    // The type is checked before the open, because opening a device may have side effects.
+    // Checked before the open, because opening a device may have side effects.
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Found::Nothing,

@@ -28,7 +28,7 @@ fn canary(nonce: &str) -> Deletion {
     Deletion { endpoint: None, canary: Some(nonce.into()), ..deletion("canary") }
 }
 
-/// The one entry there is.
+/// The only entry.
 fn only(queue: &Queue) -> Entry {
     let mut entries = queue.list().unwrap();
     assert_eq!(entries.len(), 1, "{entries:?}");
@@ -101,10 +101,10 @@ fn a_second_delete_of_an_attachment_is_the_same_record() {
     let later = Deletion { written_unix_ms: 5_000, endpoint: None, ..deletion("c1") };
     queue.put(&later).unwrap();
     assert_eq!(only(&queue).content, Ok(Deletion { written_unix_ms: 1_000, ..later.clone() }));
-    // A clock that went back.
+    // A clock that was set back.
     queue.put(&Deletion { written_unix_ms: 10, ..later.clone() }).unwrap();
     assert_eq!(only(&queue).written_unix_ms, 10);
-    // What another boot left has nothing to say about this one's.
+    // Times of another boot are not compared with this boot's.
     let reboot = Deletion { boot_id: "another".into(), written_unix_ms: 9_000, ..later };
     queue.put(&reboot).unwrap();
     assert_eq!(only(&queue).content, Ok(reboot));
@@ -129,7 +129,7 @@ fn names_that_run_together_do_not_meet() {
         }
     }
     assert!(Queue::file_name(&"n".repeat(253), &"c".repeat(253), "eth0").len() < 80);
-    // The name is on disk across an upgrade of the agent: it stays what it is.
+    // The name is on disk across upgrades, so it must not change.
     let known = Queue::file_name("net", "c1", "eth0");
     assert_eq!(known, "d82e556d8b06184e6cf9594c87d8ea65b5b61fd2f590d7073ea8107a092126ef.json");
 }
@@ -210,7 +210,7 @@ fn a_record_cut_off_anywhere_is_unusable_and_can_be_set_aside() {
     assert!(!queue.contains("net", "c1", "eth0"));
     assert_eq!(names(&queue.path().join(BAD)).len(), 1);
     queue.set_aside(&name).unwrap();
-    // A writer in its place is not kept from it.
+    // The path is free for a writer.
     fs::write(&path, b"{").unwrap();
     queue.put(&deletion("c1")).unwrap();
     assert_eq!(only(&queue).content, Ok(deletion("c1")));
@@ -230,7 +230,7 @@ fn whatever_else_lies_there_is_named_and_never_followed_or_waited_for() {
     let made = std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap();
     assert!(made.success());
     drop(std::os::unix::net::UnixListener::bind(queue.path().join("socket")).unwrap());
-    // Another attachment's record under this one's name.
+    // Another attachment's record under this name.
     fs::copy(&secret, at("liar")).unwrap();
     fs::copy(&secret, queue.path().join("liar")).unwrap();
     fs::write(at("huge"), vec![b' '; usize::try_from(MAX_RECORD_BYTES).unwrap() + 1]).unwrap();
@@ -256,7 +256,7 @@ fn whatever_else_lies_there_is_named_and_never_followed_or_waited_for() {
     });
     assert_eq!(names(&queue.path().join(BAD)).len(), 10);
     assert!(secret.is_file(), "what a link names is not touched");
-    // A directory in a record's place does not keep the record out.
+    // A directory at a record's path does not block the record.
     fs::create_dir(at("directory")).unwrap();
     queue.put(&deletion("directory")).unwrap();
     assert!(queue.contains("net", "directory", "eth0"));
@@ -266,7 +266,7 @@ fn whatever_else_lies_there_is_named_and_never_followed_or_waited_for() {
 fn only_the_last_unusable_files_are_kept() {
     let (_dir, queue) = queue();
     queue.ensure_directory().unwrap();
-    // What stands in the way of the directory for them is kept there too.
+    // A file at the path of the BAD directory is kept there too.
     fs::write(queue.path().join(BAD), "somebody's").unwrap();
     for n in 0..MAX_BAD + 5 {
         let name = format!("file-{n}-{}", "é".repeat(100));
@@ -298,7 +298,7 @@ fn names_that_lead_elsewhere_are_refused() {
         assert!(matches!(queue.set_aside(name), Err(QueueError::Name { .. })), "{name:?}");
     }
     assert!(outside.is_file());
-    // No queue, nothing to remove.
+    // Without a queue there is nothing to remove.
     let nowhere = Queue::new(&dir.path().join("nowhere"));
     nowhere.remove("a").unwrap();
     assert_eq!(nowhere.sweep(Duration::ZERO).unwrap(), 0);
@@ -309,7 +309,7 @@ fn names_that_lead_elsewhere_are_refused() {
 fn a_full_queue_refuses_new_attachments_only() {
     let (_dir, queue) = queue();
     queue.put(&deletion("first")).unwrap();
-    // Neither of these is a record.
+    // Neither counts as a record.
     fs::create_dir(queue.path().join(BAD)).unwrap();
     fs::write(queue.path().join(".tmp-left"), "x").unwrap();
     for n in 1..MAX_RECORDS {
@@ -359,13 +359,13 @@ fn writers_at_once_leave_one_whole_record() {
             scope.spawn(move || {
                 for round in 0..50 {
                     queue.put(&Deletion { written_unix_ms: 1_000 + writer * 50 + round, ..deletion("c1") }).unwrap();
-                    // A reader in between sees a whole record, never half of one.
+                    // A concurrent reader sees complete records only.
                     assert!(only(&queue).content.is_ok());
                 }
             });
         }
     });
-    // Which writer's time stays is not promised where they race: only that it is one of theirs.
+    // Either racing writer's time may win.
     assert!((1_000..1_400).contains(&only(&queue).written_unix_ms));
     assert_eq!(names(queue.path()).len(), 1);
 }
@@ -439,7 +439,7 @@ proptest! {
         let endpoint = known.then_some(EndpointRef { id, epoch });
         let wanted = Deletion { network, container_id, ifname, endpoint, written_unix_ms, ..deletion("c1") };
         let (_dir, queue) = queue();
-        // Dots alone, and the kernel's own names.
+        // Names that are only dots, or reserved by the kernel.
         prop_assume!(wanted.check().is_ok());
         queue.put(&wanted).unwrap();
         prop_assert!(queue.contains(&wanted.network, &wanted.container_id, &wanted.ifname));
