@@ -1,4 +1,4 @@
-//! The audit: compares the kernel with the store and executes repairs.
+//! Audit: compares the kernel with the store and executes repairs.
 
 mod error;
 
@@ -38,14 +38,14 @@ use crate::{
 
 pub use self::error::{AuditError, RepairError};
 
-/// Runs an audit; with `repair`, executes all repairs. `told`: the findings that the status shows.
+/// Runs an audit; with `repair`, executes all repairs. `told`: the status's findings.
 ///
 /// # Errors
-/// When the kernel or the store cannot be read.
+/// The kernel or the store cannot be read.
 pub async fn audit(life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>, repair: bool) -> Result<AuditReport, AuditError> {
     let audited = audit_and(life, &if repair { Mend::All } else { Mend::Nothing }).await?;
-    // Repaired findings leave the status at once. New findings are added by the next leak audit, which leaves out
-    // findings that only an operator can decide.
+    // Repaired findings leave the status at once. The next leak audit adds new ones, without findings that only an
+    // operator can decide.
     let left = audited.left();
     if let Some(told) = lock(told).as_mut() {
         *told = Left {
@@ -60,19 +60,18 @@ pub async fn audit(life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>, repair: bo
     Ok(audited.report())
 }
 
-/// Close looks per kernel call; the leak audit pauses after each call, so a thousand endpoints take at least five
-/// seconds of a minute. A call for each endpoint would wake four threads each time.
+/// Close looks in a kernel call: a call for each endpoint would wake four threads each time. The leak audit pauses
+/// after a call, so a thousand endpoints take five seconds or more.
 const IN_A_ROW: usize = 16;
 const PAUSE: Duration = Duration::from_millis(80);
 
-/// How long an audit waits for its regenerations: those of a full node take seconds. A slower regeneration continues
-/// without the audit.
+/// Maximum wait for regenerations, which take seconds on a full node. Slower ones continue without the audit.
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// The key of a finding across audits: its object and subject. The details may change.
+/// Object and subject, which identify a finding across audits; details may change.
 pub type Key = (&'static str, String);
 
-/// Which findings to repair.
+/// Findings to repair.
 #[derive(Debug, Clone)]
 pub enum Mend {
     /// None.
@@ -93,32 +92,32 @@ impl Mend {
     }
 }
 
-/// The key by which the next audit recognizes a finding.
+/// Key of a finding.
 #[must_use]
 pub fn key_of(problem: &Problem) -> Key {
     (problem.object(), problem.subject())
 }
 
-/// A finding and the outcome of its repair.
+/// A finding, and how the repair ended.
 #[derive(Debug)]
 pub struct Audited {
     /// The finding.
     pub finding: AuditFinding,
-    /// Outcome of the repair; none when no repair was requested.
+    /// `None` if no repair was requested.
     pub outcome: Option<Result<(), RepairError>>,
 }
 
-/// What an audit found and did.
+/// Result of an audit.
 #[derive(Debug)]
 pub struct Outcome {
     /// Findings.
     pub findings: Vec<Audited>,
-    /// Objects that were looked at, by kind.
+    /// Number of examined objects, by kind.
     pub examined: BTreeMap<String, u64>,
 }
 
 impl Outcome {
-    /// Findings that no repair removed.
+    /// Unrepaired findings.
     #[must_use]
     pub fn left(&self) -> Left {
         let mut left = Left::default();
@@ -147,29 +146,29 @@ impl Outcome {
     }
 }
 
-/// Runs an audit and executes the requested repairs.
+/// Runs an audit with the requested repairs.
 ///
 /// # Errors
-/// When the kernel or the store cannot be read.
+/// The kernel or the store cannot be read.
 pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, AuditError> {
     if matches!(repair, Mend::All) {
-        // The node part is repaired first: routes to endpoints use its addresses as their source.
+        // First, because routes to endpoints use its addresses as their source.
         life.kernel.ensure_node(&life.spec()).await?;
     }
-    // Ids in flight before or after the dump are left out of the audit.
+    // Ids in flight before or after the dump are left out.
     let before = life.jobs.in_flight();
     let prepared_before = life.prepared.ids();
     let snapshot = life.store.snapshot().await?;
     let dump = life.kernel.dump().await?;
     let after = life.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
-    // A create that ends after the store is read is compared with no record of it.
+    // Taken before the store is read again, so that each has a record there.
     let lived: HashSet<_> = life.registry.list().iter().filter(|h| h.shared.read(|v| v.committed)).map(key).collect();
-    // Records added or removed during the audit count as in flight, even if their work has ended.
+    // Records added or removed meanwhile count as in flight.
     let later = life.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
-    // Status names these, and the agent deletes them after their grace time.
+    // Status shows abandoned endpoints, and the agent deletes them after their grace time.
     in_flight.extend(life.registry.list().iter().filter(|h| h.is_abandoned()).map(|h| h.id));
     let prepared: BTreeSet<_> = prepared_before.union(&life.prepared.ids()).copied().collect();
     let mut node_part = life.kernel.observe_node(&life.spec()).await?;
@@ -198,7 +197,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
         let path = life.deletions.queue.path().display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
-    // An unreadable queue is already reported above.
+    // An unreadable queue is reported above.
     findings.extend(life.deletions.blocking(Queue::aside).await.unwrap_or_default().into_iter().map(|path| {
         let path = path.display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
@@ -206,7 +205,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     findings.extend(memory_against_store(life, &later, &lived));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
     let close = close_looks(life, &in_flight, pause).await?;
-    // A close look is later and more detailed than the dump, so its findings replace those of the dump.
+    // Close looks are later and more detailed than the dump.
     findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
     findings.extend(close.findings);
     leave_out_told_overlaps(&mut findings);
@@ -225,7 +224,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     Ok(Outcome { findings: mend_all(life, findings, repair, &later).await, examined })
 }
 
-/// Removes a pool overlap that is already reported as a problem of an endpoint's route.
+/// Drops a pool overlap that is reported as a problem of an endpoint's route.
 fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
     let route = |f: &AuditFinding| match f.problem {
         Problem::Endpoint(_, EndpointProblem::NodeRoute { to, .. } | EndpointProblem::NodeRouteShadowed { to, .. }) => {
@@ -240,7 +239,6 @@ fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
     });
 }
 
-/// Executes the requested repairs in the order of the findings.
 async fn mend_all(
     life: &Arc<Lifecycle>,
     findings: Vec<AuditFinding>,
@@ -284,7 +282,6 @@ async fn mend_all(
         };
         if let (Some(Ok(())), Some(action)) = (&outcome, wanted) {
             *done.entry(action.in_words()).or_default() += 1;
-            // The endpoint's timeline records the repair.
             if let Problem::Endpoint(id, _) = finding.problem
                 && let Some(handle) = life.registry.get(id)
             {
@@ -301,8 +298,8 @@ async fn mend_all(
     audited
 }
 
-/// Regenerates endpoints concurrently and looks at each again. Returns the remaining problems of each endpoint, or
-/// why its build failed. All builds together delay the audit for [`RENEWAL`] at most.
+/// Regenerates endpoints concurrently, within [`RENEWAL`] in total. Returns each endpoint's remaining problems, or
+/// why its build failed.
 async fn renew(
     life: &Arc<Lifecycle>,
     levels: &BTreeMap<EndpointId, Level>,
@@ -315,14 +312,13 @@ async fn renew(
     futures::future::join_all(each).await.into_iter().collect()
 }
 
-/// The error for a build that did not end within [`RENEWAL`].
+/// Error of a build that exceeded [`RENEWAL`].
 fn still_waits(registry: &Registry, id: EndpointId) -> RepairError {
     let Some(handle) = registry.get(id) else { return RepairError::Gone };
     let waits_for = handle.shared.read(|v| v.fsm.waits_for(clock::monotonic_ms()).map(|(what, _)| what));
     RepairError::Waits(waits_for.unwrap_or("its turn"), RENEWAL)
 }
 
-/// Regenerates an endpoint and returns its remaining problems.
 async fn regenerate(life: &Arc<Lifecycle>, id: EndpointId, level: Level) -> Result<Vec<Problem>, RepairError> {
     let handle = life.registry.get(id).ok_or(RepairError::Gone)?;
     let (done, answer) = tokio::sync::oneshot::channel();
@@ -331,15 +327,14 @@ async fn regenerate(life: &Arc<Lifecycle>, id: EndpointId, level: Level) -> Resu
     Ok(look::once(&*life.kernel, &handle).await?.problems)
 }
 
-/// Findings of the close looks, and the endpoints looked at.
 #[derive(Default)]
 struct CloseLooks {
     findings: Vec<AuditFinding>,
     looked_at: BTreeSet<EndpointId>,
 }
 
-/// Compares what the dump does not show: programs on hooks, rows of endpoint maps, addresses, MTU. Endpoints in
-/// flight and notices are left out.
+/// Compares what the dump lacks: programs on hooks, rows of endpoint maps, addresses, MTU. Skips endpoints in flight,
+/// and notices.
 async fn close_looks(
     life: &Arc<Lifecycle>,
     in_flight: &BTreeSet<EndpointId>,
@@ -368,7 +363,7 @@ async fn close_looks(
     Ok(found)
 }
 
-/// Checks that leases in memory match those in the store, and that every committed endpoint has a record.
+/// Leases in memory must match the store, and every committed endpoint must have a record.
 fn memory_against_store(
     life: &Lifecycle,
     snapshot: &Snapshot,
@@ -376,23 +371,23 @@ fn memory_against_store(
 ) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
     if !life.jobs.in_flight().is_empty() {
-        // A running operation changes leases in memory and in the store in two steps.
+        // A running operation changes memory and store in two steps.
         return findings;
     }
-    // A lease is stored after it is taken in memory: a young one may not be stored yet.
+    // A lease is stored after it is taken in memory.
     let now = clock::unix_ms();
     // A lease from the future is not young: the clock was set back.
     let is_young = |since_ms| now.checked_sub(since_ms).is_some_and(|age| age < CreateStep::Commit.deadline_ms());
     let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
     let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
-    // The copy keeps the lock short.
+    // Copied to keep the lock short.
     let leases = lock(&life.addresses.ipam).leases();
     for lease in leases {
         if lease.owner != LeaseOwner::Node
             && !is_young(lease.since_unix_ms)
             && stored.get(&lease.ip) != Some(&&lease.owner)
         {
-            // A lease without an endpoint is left by a failed undo: no endpoint will release it.
+            // Left by a failed undo: no endpoint will release it.
             let nobodys = is_nobodys(&life.registry, &lease.owner);
             findings.push(AuditFinding {
                 problem: Problem::Stray(Stray::UnstoredLease { ip: lease.ip, nobodys }),
@@ -415,7 +410,7 @@ fn key(handle: &Handle) -> (EndpointId, Epoch) {
     (handle.id, handle.epoch)
 }
 
-/// True when the lease belongs to an attachment and epoch without an endpoint.
+/// Whether no endpoint has the lease's attachment and epoch.
 fn is_nobodys(registry: &Registry, owner: &LeaseOwner) -> bool {
     match owner {
         LeaseOwner::Attachment { attachment, epoch } => registry
@@ -428,7 +423,7 @@ fn is_nobodys(registry: &Registry, owner: &LeaseOwner) -> bool {
 async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
     match repair {
         Repair::RemoveLink(link) => {
-            // The link reference carries the epoch, so a late removal cannot hit the next endpoint with this id.
+            // The epoch protects the id's next endpoint.
             let bound = Duration::from_millis(DeleteStep::RemoveLink.deadline_ms());
             let removed = timeout(bound, life.kernel.remove_link(link)).await;
             removed.map_err(|_| RepairError::NoAnswer(bound))??;
@@ -468,7 +463,7 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
             if let Some(link) = link {
                 life.kernel.remove_from_plugin_link(link).await?;
             }
-            // Finishing the undo releases the addresses and the id too.
+            // Also releases addresses and id.
             unfinished::finish(life, *id).await?;
             life.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await?;
         }
@@ -477,7 +472,7 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
     Ok(())
 }
 
-/// The files of the deletion queue for the audit, without canaries.
+/// Files of the deletion queue, without canaries.
 async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailure> {
     let files = deletions.blocking(Queue::list).await?.into_iter().filter(|entry| !entry.is_canary());
     Ok(files
@@ -492,7 +487,7 @@ async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailu
         .collect())
 }
 
-/// An id whose leftovers are being removed; it stays taken meanwhile.
+/// Keeps an id taken while its leftovers are removed.
 struct Held {
     life: Arc<Lifecycle>,
     id: EndpointId,
@@ -500,12 +495,11 @@ struct Held {
 }
 
 impl Held {
-    /// Takes the id unless it is in use. Pins and call slots carry no epoch, so they may belong to a new endpoint by
-    /// now.
+    /// Takes the id unless it is in use: pins and call slots have no epoch, so they may be a new endpoint's.
     fn take(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Self, RepairError> {
         let was_free = life.registry.claim_id(id);
         let in_use = life.registry.get(id).is_some() || life.jobs.is_in_flight(id) || life.prepared.ids().contains(&id);
-        // An id that is neither free nor in use is reserved by an unfinished undo.
+        // An unfinished undo reserves an id that is neither.
         if !was_free && in_use {
             return Err(RepairError::InUse(id));
         }

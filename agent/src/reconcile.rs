@@ -1,6 +1,6 @@
-//! The leak audit: compares kernel and store at a slow pace, and repairs findings that two rounds in a row report. It
-//! leaves findings for the operator (orphans, records out of service) and changes by a container to its own network.
-//! Each finding is logged once, when it is new.
+//! The leak audit: slowly compares kernel and store, and repairs findings of two consecutive rounds. It leaves the
+//! operator's findings (orphans, records out of service) and a container's changes to its network. It logs each
+//! finding once.
 
 use std::{
     collections::BTreeSet,
@@ -18,20 +18,19 @@ use crate::{
     sync::lock,
 };
 
-/// State kept from one round to the next.
+/// State between rounds.
 #[derive(Debug, Default)]
 pub struct Reconcile {
-    /// Findings that the agent repairs if the next round reports them again.
+    /// Findings to repair if the next round reports them again.
     last: BTreeSet<Key>,
-    /// Findings that are in the log already.
     logged: BTreeSet<Problem>,
 }
 
 impl Reconcile {
-    /// One round. `told`: the findings that the status shows.
+    /// Runs a round. `told`: the status's findings.
     ///
     /// # Errors
-    /// When the kernel or the store cannot be read.
+    /// The kernel or the store cannot be read.
     pub async fn run(&mut self, life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>) -> Result<(), AuditError> {
         let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
         let guards: Vec<_> = kept.map(|id| life.jobs.working_on(id)).collect();
@@ -62,7 +61,7 @@ impl Reconcile {
             None if self.logged.contains(problem) => {}
             None => {
                 tracing::info!(object, subject, owner, "leak audit: {problem}; remedy: {}", problem.remedy());
-                // `wharf explain` shows the finding in the endpoint's timeline.
+                // For `wharf explain`.
                 if let (Mender::Container { .. }, Problem::Endpoint(id, _)) = (problem.mender(), problem)
                     && let Some(handle) = registry.get(*id)
                 {
@@ -73,7 +72,7 @@ impl Reconcile {
     }
 }
 
-/// Whether the agent repairs it without an operator.
+/// Whether the agent repairs the finding.
 const fn is_the_agents(mender: Mender) -> bool {
     match mender {
         Mender::Regeneration(_) | Mender::Repair => true,

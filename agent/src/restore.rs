@@ -1,8 +1,7 @@
-//! Restore at a start: compares the store with the kernel.
+//! Restore at a start: compares store and kernel. Pinned programs keep traffic flowing meanwhile.
 //!
-//! Programs are pinned, so traffic flows without an agent. Order: claim leases, insert all endpoints, undo
-//! interrupted creates, delete dead endpoints and those with an interrupted delete, queue the rebuilds of living
-//! endpoints, remove unexplained kernel objects.
+//! Order: claim leases, insert all endpoints, undo interrupted creates, delete dead endpoints and endpoints with an
+//! interrupted delete, queue rebuilds, remove unexplained kernel objects.
 
 use std::{
     collections::HashMap,
@@ -38,14 +37,14 @@ use crate::{
     sync::lock,
 };
 
-/// Refuses settings that would cut living endpoints off: containers route through the gateway of their creation, and
-/// the node's routes to them use it as source.
+/// Refuses settings that would cut off living endpoints: containers route through their original gateway, which is
+/// also the source of the node's routes to them.
 ///
 /// # Errors
-/// Which addresses no longer fit, and what to do.
+/// Addresses that no longer fit, and the remedy.
 pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Result<()> {
     let pools = ipam.cidrs();
-    // Addresses that are in no pool today, and were in one that an agent of this boot served. Others are another IPAM's.
+    // Outside today's pools, but in a pool of an earlier agent of this boot. Others are another IPAM's.
     let served = |ip: &IpAddr| dump.routes.iter().any(|r| r.ifindex.is_none() && r.destination.contains(ip));
     let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip)) && served(ip);
     for orphan in orphan::unrecorded(dump, snapshot) {
@@ -71,7 +70,7 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
         }
     }
     let (router4, router6) = (ipam.router4(), ipam.router6());
-    // Another IPAM's endpoints have its gateways, which only they know: no address of the node is involved.
+    // Gateways of another IPAM are no addresses of the node.
     let stranger =
         snapshot.endpoints.iter().filter(|r| r.ip_owner != IpOwner::External).find(|r| {
             (r.gateway4.is_some() && r.gateway4 != router4) || (r.gateway6.is_some() && r.gateway6 != router6)
@@ -91,11 +90,11 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
     );
 }
 
-/// Keeps the IPv6 CIDR of the default pool when restored endpoints have IPv6 addresses, although IPv6 is off:
-/// existing interfaces keep their IPv6 addresses, and the agent must still start.
+/// With IPv6 off, keeps the default pool's IPv6 CIDR if restored endpoints use it: interfaces keep their addresses,
+/// and the agent must start.
 ///
 /// # Errors
-/// When the pools cannot be used together.
+/// The pools cannot be used together.
 pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) -> anyhow::Result<(AgentConfig, Ipam)> {
     let Some(why) = config.ipv6_off else { return Ok((config, ipam)) };
     let Some(record) = snapshot.endpoints.iter().find(|r| r.ipv6.is_some() && r.ip_owner != IpOwner::External) else {
@@ -112,18 +111,16 @@ pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) ->
     Ok((config, ipam))
 }
 
-/// Restores the endpoints of the store. Failures are counted, logged and left to the audit: one old endpoint must not
-/// keep the agent from serving new ones.
-///
-/// With `lost` (a damaged store lost its records), the kernel objects are kept: see [`orphan`].
+/// Restores the store's endpoints. Failures are counted, logged and left to the audit: one endpoint must not stop the
+/// agent. With `lost`, a damaged store lost records, and kernel objects are kept (see [`orphan`]).
 ///
 /// # Errors
-/// When the kernel cannot be read at all.
+/// The kernel cannot be read.
 pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
     let dump = life.kernel.dump().await?;
     life.store.skip_epochs(last_epoch(&dump));
     wharf_crash::point("restore/after-dump");
-    // Links of other plugins are not in the dump.
+    // The dump lacks links of other plugins.
     let of_plugins = snapshot.endpoints.iter().filter(|r| !r.link_owner.is_wharf());
     let of_plugins: Vec<LinkRef> = of_plugins.map(LinkRef::of).collect();
     let gone = match of_plugins.is_empty() {
@@ -154,8 +151,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
             }
             LinkOwner::Plugin { .. } => !gone.contains(&record.id),
         };
-        // The health endpoint counts as dead: its process ended with the previous agent, even if its namespace still
-        // exists.
+        // The health endpoint is dead: its process ended with the previous agent, even if its namespace exists.
         let alive = alive && !health::is_reserved(&record.attachment);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
@@ -180,7 +176,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
             changes.push(Change::RemoveRestoreFailure(task.handle().id));
         }
     }
-    // The failure is counted before the delete is tried, so a delete that crashes the agent is counted too.
+    // Counted before the delete, which may crash the agent.
     changes.extend(dead.iter().map(|(_, handle, _)| failure(handle.id, &failed_before, "the agent ended over it")));
     if let Err(error) = life.store.commit(changes).await {
         tracing::warn!("restore: {error}; what it tells is in force all the same");
@@ -195,8 +191,8 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     wharf_crash::point("restore/after-undo");
     clean_up(life, dead, &failed_before).await;
     wharf_crash::point("restore/after-clean-up");
-    // All at once, and before any of them is rebuilt: rows of those that are not named yet would go and come back. Those whose delete
-    // failed are named too, because their programs may still run.
+    // All endpoints before any rebuild: rows of missing endpoints would be removed and added again. Endpoints with a
+    // failed delete are included, because their programs may run.
     let records = life.registry.list();
     let records = records.iter().map(|handle| handle.shared.read(|v| v.record.clone()));
     if let Err(error) = life.policy.start(records).await {
@@ -204,7 +200,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     }
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
-        // Unchanged programs are kept, so a restart does not verify every endpoint again.
+        // Avoids verifying every endpoint at a restart.
         task.keep_programs = true;
         task.transition(Event::RestoreStarted);
         life.tasks.endpoints.spawn(task.run());
@@ -224,7 +220,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     Ok(())
 }
 
-/// Whether the link exists under another name: it was renamed, and its container still runs.
+/// Whether the link was renamed.
 fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
     dump.links.iter().filter(|l| l.ifindex == record.host_ifindex).any(|link| {
         let mark = link.alias.as_deref().and_then(Mark::parse);
@@ -232,8 +228,7 @@ fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
     })
 }
 
-/// Claims leases and rests in memory. Returns the addresses whose lease could not be claimed; this node must not
-/// release them.
+/// Claims leases and rests in memory. Returns addresses that failed; this node must not release them.
 fn claim_addresses(
     ipam: &mut Ipam,
     snapshot: &Snapshot,
@@ -277,7 +272,7 @@ fn unreadable(
             tracing::error!("restore: the record filed under {key} has no valid id: {why}");
             continue;
         };
-        // The endpoint of the unreadable record may still run, so its id stays taken.
+        // The record's endpoint may still run.
         registry.claim_id(id);
         tracing::error!(endpoint = id.get(), "restore: {why}");
         let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
@@ -303,8 +298,7 @@ fn failure(id: EndpointId, before: &HashMap<EndpointId, u32>, why: &str) -> Chan
     Change::PutRestoreFailure(id, RestoreFailure { times, why: why.to_owned() })
 }
 
-/// Finishes the deletes of dead endpoints and of those with an interrupted delete. An endpoint whose delete fails at
-/// several starts in a row goes out of service.
+/// Finishes deletes. An endpoint whose delete fails at several starts in a row goes out of service.
 async fn clean_up(
     life: &Arc<Lifecycle>,
     dead: Vec<(EndpointTask, Handle, DeleteOptions)>,
@@ -352,7 +346,7 @@ async fn clean_up(
         };
         changes.push(Change::RemoveIntent(handle.id, handle.epoch));
         changes.push(Change::TakeOutOfService(Box::new(taken.clone())));
-        // The id stays taken by the record out of service.
+        // The record out of service keeps the id.
         life.registry.remove(handle.id);
         if handle.mailbox.try_send(Command::Retire).is_err() {
             tracing::warn!(
@@ -367,16 +361,15 @@ async fn clean_up(
     }
 }
 
-/// The highest epoch in the kernel dump. The store has a higher one, unless it was lost.
+/// Highest epoch in the dump. The store has a higher one, unless it was lost.
 fn last_epoch(dump: &KernelDump) -> Epoch {
-    // No node reaches this epoch; a higher value is foreign and must not use up the epochs.
+    // No node reaches it; a higher value is foreign and must not use up the epochs.
     const BEYOND: u64 = 1 << 48;
     let links = dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).map(|(_, low)| u64::from(low));
     Epoch(links.chain(dump.endpoint_rows.iter().map(|r| r.epoch.0)).filter(|e| *e < BEYOND).max().unwrap_or(0))
 }
 
-/// Inserts an endpoint into the tables; the flag is true when its identity is new. `None` when two records conflict;
-/// the audit reports it.
+/// Inserts an endpoint; the flag says that its identity is new. `None` if records conflict, which the audit reports.
 async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(EndpointTask, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
     if !life.registry.claim_id(id) {
@@ -406,8 +399,8 @@ async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(En
     Some((EndpointTask::new(Arc::clone(life), &handle, mailbox, false), handle, renumbered))
 }
 
-/// Undoes a create that the end of the agent interrupted. The id may have another endpoint, so only objects with the
-/// epoch are removed here; pins without a record are removed by [`remove_unexplained`].
+/// Undoes an interrupted create. The id may have another endpoint, so only objects with the epoch are removed;
+/// [`remove_unexplained`] removes pins without a record.
 async fn undo_create(
     life: &Arc<Lifecycle>,
     id: EndpointId,
@@ -440,16 +433,15 @@ async fn undo_create(
 
 /// Removes leftovers that Wharf provably made: prepared program sets, rows of interrupted creates.
 async fn remove_unexplained(life: &Arc<Lifecycle>, rebuilding: &[EndpointId]) {
-    // Endpoints under rebuild are repaired by the rebuild.
+    // Repaired by the rebuild.
     let mut guards: Vec<_> = rebuilding.iter().map(|id| life.jobs.working_on(*id)).collect();
-    // Orphans and records out of service are kept, because their containers may run. A delete or the operator removes
-    // them.
+    // Containers may run; a delete or the operator removes them.
     let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
     guards.extend(kept.map(|id| life.jobs.working_on(id)));
-    // The status has no findings yet that the repair could remove.
+    // The status has no findings yet.
     match audit::audit(life, &Mutex::default(), true).await {
         Ok(report) => {
-            // Repaired findings are already in one log line of the audit.
+            // The audit has logged repaired findings.
             for f in report.findings.into_iter().filter(|f| f.repair.as_deref() != Some("mended")) {
                 let repair = f.repair.unwrap_or_else(|| "left alone".into());
                 tracing::info!(object = f.object, subject = f.subject, "restore: {}: {repair}", f.problem);

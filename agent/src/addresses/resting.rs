@@ -223,6 +223,7 @@ pub async fn wake(addresses: &Addresses) -> Result<(), WakeError> {
 /// new rest, which this must not remove. The caller holds `checks`, so no address is woken by an observation from
 /// before its last lease.
 async fn check_and_wake(addresses: &Addresses, ips: &[IpAddr]) -> Result<(), WakeError> {
+    addresses.kernel.end_proxy_connections(ips).await?;
     let removed = addresses.kernel.remove_connections(ips).await?;
     if removed > 0 {
         tracing::debug!(removed, "removed conntrack rows of addresses that rested");

@@ -1,4 +1,4 @@
-//! Errors of the audit and of its repairs.
+//! Errors of audits and repairs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     store::StoreError,
 };
 
-/// Why an audit could not be made.
+/// Failure of an audit.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AuditError {
     /// The kernel cannot be read.
@@ -22,51 +22,51 @@ pub enum AuditError {
     /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Endpoints whose link is gone cannot be forgotten.
+    /// Orphans whose link is gone cannot be removed.
     #[error(transparent)]
     Orphan(#[from] RemoveError),
 }
 
-/// Why a finding was not repaired.
+/// Failure of a repair.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RepairError {
     /// The kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A kernel call for an endpoint.
+    /// A kernel call for an endpoint failed.
     #[error(transparent)]
     Job(#[from] JobError),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The endpoint's own regeneration.
+    /// The regeneration failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// Parts of a leftover could not be removed.
+    /// Leftovers remain.
     #[error(transparent)]
     Remove(#[from] RemoveError),
     /// The deletion queue; shared, because the error cannot be cloned.
     #[error("{0}")]
     Queue(Arc<QueueFailure>),
-    /// Deletion records that could not be served.
+    /// Deletion records remain.
     #[error("{0} deletes could not be finished yet")]
     Unserved(usize),
-    /// The endpoint was deleted meanwhile.
+    /// The endpoint was deleted.
     #[error("the endpoint is gone")]
     Gone,
-    /// The build did not end in time.
+    /// The build took too long.
     #[error("the build is still waiting for {0} after {1:?}")]
     Waits(&'static str, Duration),
-    /// The build changed nothing.
+    /// The build did not change it.
     #[error("a regeneration does not change it")]
     Unchanged,
-    /// The intent explains something that may still exist.
+    /// The intent explains objects that may exist.
     #[error("what it tells of may still be there")]
     Explains,
-    /// The id belongs to something else by now.
+    /// The id is in use again.
     #[error("id {0} is in use again")]
     InUse(EndpointId),
-    /// The kernel did not answer.
+    /// No answer in time.
     #[error("no answer within {0:?}")]
     NoAnswer(Duration),
 }

@@ -1,9 +1,9 @@
 //! Endpoints whose container is gone and whose DEL never came, because the plugin or the runtime was killed.
 //!
-//! The proof is twofold: nothing of the endpoint's network namespace is at its path, and the host side of the link is gone. The kernel
-//! destroys both sides of a veth pair with the namespace of one, so a namespace that the agent only cannot see still has its
-//! link. Such an endpoint is disconnecting, and is deleted after a grace time for the runtime's DEL. This holds for links of other
-//! plugins too, and not for delegated mode, where the service knows its attachments.
+//! Proof needs two facts: the network namespace is not at its path, and the link's host side is gone. The kernel
+//! destroys a veth pair with either namespace, so a namespace that the agent merely cannot see still has its link.
+//! Such an endpoint is disconnecting, and is deleted after a grace time for the DEL. Links of other plugins are
+//! included; delegated mode is not, because its service knows the attachments.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,32 +27,31 @@ use crate::{
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "abandoned-endpoints";
-/// The interval of the look, unless the grace time is shorter. A look costs a lookup of each link by name.
+/// Interval, unless the grace time is shorter. A run looks up each link by name.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The shortest interval.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why a look failed, or which deletes failed.
+/// A look or some deletes failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AbandonedError {
     /// The kernel could not be read.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Each delete that failed, with step and cause. [`super::resume`] tries it again.
+    /// Failed deletes, with step and cause. [`super::resume`] retries them.
     #[error("delete endpoints whose network namespace is gone: {}", .0.join("; "))]
     Delete(Vec<String>),
 }
 
-/// The interval of the look.
+/// Interval of [`look`].
 #[must_use]
 pub fn interval(grace: Duration) -> Duration {
     grace.clamp(MIN_INTERVAL, INTERVAL)
 }
 
-/// Finds endpoints whose container is gone, and deletes those whose grace time is over.
+/// Finds endpoints whose container is gone, and deletes them after their grace time.
 ///
 /// # Errors
-/// When the kernel could not be read, or a delete failed.
+/// The kernel could not be read, or a delete failed.
 pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
     let found = find(life).await;
     let now = clock::monotonic_ms();
@@ -72,7 +71,7 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
         handle.shared.note(Operation::Delete, "netns-gone", None, Outcome::Warning, &text);
         life.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
     }
-    // All at the same time, and each by itself: a delete whose steps come to their bounds delays no other.
+    // Concurrent and separate, so that a slow delete delays no other.
     let delete = |handle| delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished);
     let results = futures::future::join_all(due.into_iter().map(delete)).await;
     let failure = |e: wharf_api::StepError| format!("{}: {}: {}", e.endpoint, e.step, e.message);
@@ -81,7 +80,7 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
 }
 
 async fn find(life: &Lifecycle) -> Result<(), KernelError> {
-    // The health task recreates the health endpoint when its process has ended.
+    // The health task recreates the health endpoint.
     let is_watched = |v: &View| v.is_settled() && !health::is_reserved(&v.record.attachment);
     let idle = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(is_watched);
     let handles: Vec<Handle> = life.registry.list().into_iter().filter(idle).collect();
@@ -93,17 +92,16 @@ async fn find(life: &Lifecycle) -> Result<(), KernelError> {
         let found = match life.kernel.observe_endpoint(&before.record).await {
             Ok(found) => found,
             Err(why) => {
-                // The other endpoints are examined all the same.
                 outcome = outcome.and(Err(why));
                 continue;
             }
         };
-        // Work on the endpoint meanwhile explains a missing link.
+        // Concurrent work on the endpoint explains a missing link.
         if !is_gone(&found) || !idle(&handle) || !handle.shared.read(|v| v.is_as(&before)) {
             continue;
         }
         match handle.mailbox.try_send(Command::Abandon) {
-            // The next look tries again.
+            // The next look retries.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Closed(_)) => {}
         }
     }

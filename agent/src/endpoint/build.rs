@@ -1,8 +1,8 @@
-//! Build: brings the realized state to the desired state.
+//! Build: brings realized to desired.
 //!
-//! At level *policy* only map rows change; at level *datapath* new programs are loaded beside the old ones and
-//! replace them by one atomic update of each link and of the program array. Nothing is detached meanwhile, so no
-//! packet is lost and none passes without policy. When a step fails, the old state stays in force.
+//! Level *policy* changes map rows only; level *datapath* loads new programs and replaces the old ones by one atomic
+//! update of each link and of the program array. Nothing is detached, so no packet is lost or passes without policy.
+//! A failed step leaves the old state in force.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ use crate::{
     node::{endpoint::Shared, error::BuildError, lifecycle::Lifecycle},
 };
 
-/// The configuration row for an endpoint. `trace_all`: tracing of every endpoint, `trace`: of this one.
+/// An endpoint's configuration row. `trace_all` traces every endpoint, `trace` this one.
 #[must_use]
 pub fn desired_config(
     config: &AgentConfig,
@@ -42,7 +42,7 @@ pub fn desired_config(
     config_of(config, record, trace || trace_all.load(Ordering::Relaxed))
 }
 
-/// The configuration row that a record asks for.
+/// A record's configuration row.
 #[must_use]
 pub fn config_of(config: &AgentConfig, record: &EndpointRecord, trace: bool) -> ConfigSpec {
     ConfigSpec {
@@ -61,7 +61,7 @@ pub fn config_of(config: &AgentConfig, record: &EndpointRecord, trace: bool) -> 
     }
 }
 
-/// The programs for an endpoint, loaded anew.
+/// An endpoint's programs; pinned ones are not kept.
 #[must_use]
 pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> ProgramSpec {
     ProgramSpec {
@@ -73,11 +73,11 @@ pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> Progra
     }
 }
 
-/// Runs a build; a delete ends it before its next step. With `keep_programs`, pinned programs are attached without a
-/// load when a load would produce the same ones.
+/// Runs a build; a delete ends it before its next step. With `keep_programs`, pinned programs that a load would
+/// reproduce are attached without a load.
 ///
 /// # Errors
-/// The step that failed or hung and why; the last good state is in force.
+/// The step that failed or hung; the last good state is in force.
 pub async fn build(
     life: &Arc<Lifecycle>,
     shared: &Arc<Shared>,
@@ -121,7 +121,7 @@ async fn steps(
         let mut connected =
             run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await;
         if connected.is_ok() {
-            // Missing addresses and routes are restored; existing ones are left unchanged.
+            // Restores missing addresses and routes only.
             let asked = record.clone();
             connected =
                 run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&asked).await }).await;
@@ -130,7 +130,7 @@ async fn steps(
             if !has_no_interface(&*life.kernel, record).await {
                 return Err(why);
             }
-            // A retry cannot fix a missing container interface, and the audit reports it: the build continues.
+            // The audit reports a missing interface; a retry cannot restore it.
             run.shared.log(LogStatus::Warning, "build", format!("{why}; the container took its interface away"));
         }
     }
@@ -138,7 +138,7 @@ async fn steps(
     run.step(CreateStep::EnsureReachable, |k| async move { k.ensure_reachable(&record).await }).await
 }
 
-/// Whether the container renamed, replaced, deleted or moved its interface, so that it cannot be connected.
+/// Whether the container renamed, replaced, deleted or moved its interface.
 async fn has_no_interface(kernel: &dyn Kernel, record: &EndpointRecord) -> bool {
     let found = kernel.observe_endpoint(record).await.map(joined);
     found.is_ok_and(|all| all.iter().any(|p| p.mender() == Mender::Container { regenerable: false }))
@@ -149,12 +149,12 @@ struct Run<'a> {
     shared: &'a Shared,
     cancel: &'a CancellationToken,
     id: EndpointId,
-    /// Steps run so far with their durations: the text of one timeline entry.
+    /// Finished steps with their durations, for one timeline entry.
     steps: Vec<String>,
 }
 
 impl Run<'_> {
-    /// Runs a step within its create deadline: a build that hangs must not delay a delete.
+    /// Bounds the step: a hanging build must not delay a delete.
     async fn step<T, F>(
         &mut self,
         step: CreateStep,

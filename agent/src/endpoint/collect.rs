@@ -1,7 +1,7 @@
 //! CNI GC: deletes attachments of a network that the runtime no longer lists.
 //!
-//! A list is that of one container runtime, and runtimes may share a network's name. So endpoints that another runtime added stay
-//! while their network namespaces exist.
+//! A list covers one runtime, and runtimes may share a network name: endpoints that another runtime added stay while
+//! their network namespaces exist.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -25,8 +25,8 @@ use crate::{
     sync::lock,
 };
 
-/// Deletes every endpoint of the network that is not listed, and unlisted leftovers: orphans, records out of service,
-/// unfinished undos, leases without an endpoint. `runtime` is whose list it is, where that is known.
+/// Deletes the network's unlisted endpoints and leftovers: orphans, records out of service, unfinished undos, leases
+/// without an endpoint. `runtime` sent the list, if known.
 pub async fn collect(
     life: &Arc<Lifecycle>,
     network: &NetworkName,
@@ -38,7 +38,7 @@ pub async fn collect(
             && !health::is_reserved(a)
             && !valid.contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
     };
-    // An endpoint under creation is not stale: the runtime cannot have listed it yet.
+    // The runtime cannot list an endpoint under creation yet.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
     let unlisted = life.registry.list().into_iter().filter(stale).collect();
     let (handles, kept) = spare_others(&*life.kernel, network, unlisted, runtime).await;
@@ -53,7 +53,7 @@ pub async fn collect(
         LeaseOwner::Attachment { attachment, .. } => Some(attachment),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
     }));
-    // An attachment with an endpoint in the registry is not a leftover, whatever its state.
+    // An attachment with an endpoint in the registry is not a leftover.
     left.retain(|a| is_stale(a) && life.registry.by_interface(&a.container_id, &a.ifname).is_none());
     for attachment in left {
         unknown::join(&mut result, unknown::remove(life, &Wanted::of(&attachment)).await);
@@ -61,15 +61,14 @@ pub async fn collect(
     result
 }
 
-/// Total time that looks at network namespaces may delay a GC, for each of its two rounds of them.
+/// Maximum time of each of the two rounds of namespace look-ups in a GC.
 const LOOKS: Duration = Duration::from_secs(1);
 
-/// What is at the path of an endpoint's network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Living,
     Gone,
-    /// The look failed, or time was over before it.
+    /// The look-up failed or ran out of time.
     Unknown,
 }
 
@@ -83,8 +82,7 @@ async fn look(kernel: &dyn Kernel, handle: &Handle, until: Instant) -> Seen {
     }
 }
 
-/// Parts the endpoints of other runtimes from those that may be deleted. Of the others only those go whose namespaces are gone for
-/// certain: what is kept for too long goes with a later GC.
+/// Keeps other runtimes' endpoints unless their namespaces are certainly gone: a later GC can still delete them.
 async fn spare_others(
     kernel: &dyn Kernel,
     network: &NetworkName,
@@ -121,9 +119,8 @@ async fn spare_others(
     (stale, kept)
 }
 
-/// Notes the endpoints whose network namespace still exists. A GC lists the attachments of one runtime. When two
-/// runtimes share a network name, and it is not known which added what, each GC deletes the endpoints of the other; an existing
-/// namespace is the sign.
+/// Records endpoints whose namespace still exists: if runtimes share a network name and their endpoints cannot be
+/// told apart, each GC deletes the other runtime's endpoints.
 async fn warn_of_living(kernel: &dyn Kernel, network: &NetworkName, handles: &[Handle]) {
     let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {

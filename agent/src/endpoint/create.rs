@@ -1,5 +1,5 @@
-//! Create: runs the plan's steps. They are undone in reverse order when one fails, the deadline passes, the caller
-//! goes away or a delete arrives.
+//! Create: runs the plan's steps, and undoes them in reverse order when one fails, the deadline passes, the caller
+//! disconnects or a delete arrives.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -36,18 +36,15 @@ use crate::{
 
 pub use crate::endpoint::reserve::{CreateSpec, External};
 
-/// How long after its deadline a caller is answered at the latest: the endpoint's task answers first, because it
-/// knows the step.
+/// Delay of the answer at the deadline: the endpoint's task answers first, because it knows the step.
 const ANSWER_GRACE: Duration = Duration::from_millis(100);
 
 type Reply = oneshot::Sender<Result<Claim, CreateCause>>;
 
-/// Creates an endpoint and answers when traffic can flow.
-///
-/// A caller goes away by dropping the returned future. The endpoint is then undone or deleted.
+/// Creates an endpoint and answers when traffic can flow. Dropping the future undoes or deletes the endpoint.
 ///
 /// # Errors
-/// Why the create failed; its completed steps are undone.
+/// Why the create failed; its steps are undone.
 pub async fn create(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
     let attachment = spec.attachment.clone();
     begin(life, spec).await.map_err(|cause| CreateError { attachment, cause })
@@ -72,7 +69,7 @@ async fn begin(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::End
 
 async fn run(life: Arc<Lifecycle>, spec: CreateSpec, reply: Reply, place: Place, span: tracing::Span) {
     let started = Instant::now();
-    // `reserve` may be dropped at any await: its reservations come after the last one.
+    // May be dropped at any await: `reserve` makes its reservations after the last one.
     let begun = timeout_at(spec.deadline, reserve(&life, &spec).instrument(span.clone())).await;
     let begun = begun.unwrap_or_else(|_| Err(CreateCause::NotBegun(spec.netns.clone())));
     let mut task = match begun {
@@ -128,7 +125,7 @@ async fn steps(
             return Err(task.undo_create(&[], given_up).await);
         }
     };
-    // Creates admitted earlier may have used the remaining memory.
+    // Earlier creates may have used the memory.
     if let Err(refused) = life.memory.admit() {
         return Err(task.undo_create(&[], refused.into()).await);
     }
@@ -159,8 +156,7 @@ async fn steps(
     Ok(())
 }
 
-/// Waits for the identity of the labels, which nothing of the endpoint needs before. One whose labels are still to come has that of all
-/// such endpoints.
+/// Waits for the identity of the labels; no earlier step needs it. Endpoints that await labels share one identity.
 async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
     if task.shared.read(|v| v.record.awaits_labels) {
         task.transition(Event::IdentityResolved);
@@ -180,7 +176,7 @@ async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option
     Ok(())
 }
 
-/// Waits until the create has a reason to give up what it waits for; `late` says what that is.
+/// Returns when the create must give up a wait; `late` describes it.
 async fn gives_up(
     task: &EndpointTask,
     spec: &CreateSpec,
@@ -204,7 +200,6 @@ async fn gives_up(
     give_up(task, spec, reply).unwrap_or(CreateCause::Deleted("it was given up while it waited"))
 }
 
-/// Whether to stop before the next step.
 fn give_up(task: &EndpointTask, spec: &CreateSpec, reply: &Option<Reply>) -> Option<CreateCause> {
     if task.cancel.is_cancelled() {
         return Some(CreateCause::Deleted("a delete came while it was being created"));
@@ -218,8 +213,8 @@ fn give_up(task: &EndpointTask, spec: &CreateSpec, reply: &Option<Reply>) -> Opt
     (Instant::now() >= spec.deadline).then_some(CreateCause::Deadline("its deadline passed"))
 }
 
-/// Runs a step. When the step overruns its deadline, the caller is answered, but the step is awaited to its end: a
-/// kernel call cannot be cancelled, and a concurrent undo would miss what the call makes afterwards.
+/// Runs a step. At the deadline the caller is answered, but the step is awaited: a kernel call cannot be cancelled,
+/// and a concurrent undo would miss its effects.
 async fn watch(
     task: &mut EndpointTask,
     spec: &CreateSpec,
@@ -271,7 +266,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             let lease = async || resting::lease_besides(&life.addresses, &kept, &request, &owner(&record)).await;
             let some_leave = life.registry.someone_leaves();
             let leased = match lease().await {
-                // Endpoints whose deletes are answered still have their addresses, or had them a moment ago.
+                // Endpoints under deletion still have addresses, or had them a moment ago.
                 Err(IpamError::Exhausted { .. }) if life.registry.settled(|_| true).await || some_leave => {
                     lease().await
                 }
@@ -290,7 +285,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             let spec = build::desired_programs(&life.config, &record);
             life.jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
-        // Still the link that was looked at.
+        // Still the link that `reserve` observed.
         CreateStep::EnsureLink if !record.link_owner.is_wharf() => {
             life.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }
@@ -319,7 +314,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             let (spec, prepared) = (build::desired_programs(&life.config, &record), task.prepared);
             let call = move |k: Arc<dyn Kernel>| async move {
                 match k.ensure_config(id, &config).await {
-                    // The pins of the prepared set were removed externally: this create loads its own programs.
+                    // The set's pins were removed externally.
                     Err(e) if prepared && e.kind == KernelErrorKind::NotFound => {
                         k.ensure_programs(&spec).await?;
                         k.ensure_config(id, &config).await
@@ -351,7 +346,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
     }
 }
 
-/// Requested addresses are leased exactly; for other families, any address of the pool.
+/// Requested addresses exactly; any address of other families.
 fn lease_request(spec: &CreateSpec) -> LeaseRequest {
     let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
     let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });

@@ -1,12 +1,11 @@
 //! Delete, in the order of the plan.
 //!
-//! Two phases. *Teardown* runs for each endpoint: detach programs, remove rows, await the proxy, unpin, remove the
-//! link. Each step is idempotent; a failure is recorded and the next step runs; that of the proxy is no failure of
-//! the delete. Then nobody can reach or find the
-//! endpoint, and the delete may be answered ([`Answer`]). *Release* covers all endpoints of the request: when the
-//! kernel has released their links, one transaction removes addresses and records. An endpoint whose teardown left
-//! something in the kernel keeps its record, addresses and id, and the next delete resumes it: an address is never
-//! leased again while something in the kernel still uses it for its old owner.
+//! *Teardown* of each endpoint: detach programs, remove rows, await the proxy, unpin, remove the link. Steps are
+//! idempotent; a failure is recorded and the next step runs. A proxy without an answer does not fail the delete. The
+//! endpoint is then unreachable and unlisted, and the delete may be answered ([`Answer`]). *Release* of all
+//! endpoints: when the kernel has released their links, one transaction removes addresses and records. An endpoint
+//! that left something in the kernel keeps record, addresses and id for the next delete: no address is leased while
+//! the kernel uses it for its old owner.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,15 +46,15 @@ use crate::{
 /// When a delete is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// When nobody can reach or find the endpoints any more. The kernel releases their links 15 ms and more later,
-    /// and addresses and records follow; [`crate::node::registry::Registry::settled`] waits for that.
+    /// When the endpoints are unreachable and unlisted. The kernel releases their links 15 ms and more later, then
+    /// addresses and records go; [`crate::node::registry::Registry::settled`] waits for that.
     Unlisted,
     /// When addresses and records are gone.
     Finished,
 }
 
-/// Deletes endpoints; returns when they are gone or need a retry. The delete runs as its own task, so a client that
-/// goes away does not interrupt it.
+/// Deletes endpoints; returns when they are gone or need a retry. Runs as a task, so that a disconnecting client does
+/// not interrupt it.
 pub async fn delete(
     life: &Arc<Lifecycle>,
     mut handles: Vec<Handle>,
@@ -64,11 +63,11 @@ pub async fn delete(
 ) -> DeleteResult {
     let leave = |h: &Handle| life.registry.is_leaving(h);
     if when == Answer::Unlisted {
-        // Another delete of these is answered already.
+        // Another delete is already answered for them.
         handles.retain(|h| !leave(h));
     } else if handles.iter().any(leave) {
         life.registry.settled(|_| true).await;
-        // An endpoint whose task has ended is gone; an intent for it would have no end.
+        // The endpoint of an ended task is gone; an intent for it would never close.
         handles.retain(|h| !h.mailbox.is_closed());
     }
     if handles.is_empty() {
@@ -82,7 +81,7 @@ pub async fn delete(
         [one] => one.span(op),
         _ => op.span(),
     };
-    // The client may have gone when the reply is sent; the delete goes on.
+    // The delete continues without the client.
     let work = async move { delete_all(&owned, handles, options, when, |result| drop(reply.send(result))).await };
     life.tasks.operations.spawn(operation::within(op, span, work));
     answer.await.unwrap_or_else(|_| {
@@ -92,7 +91,7 @@ pub async fn delete(
     })
 }
 
-/// Deletes an endpoint whose creator went away before it read the answer.
+/// Deletes an endpoint whose creator left before it read the answer.
 pub fn spawn_unclaimed(life: &Arc<Lifecycle>, handle: Handle) {
     let owned = Arc::clone(life);
     let op = OpId::next(Kind::Delete);
@@ -106,7 +105,6 @@ pub fn spawn_unclaimed(life: &Arc<Lifecycle>, handle: Handle) {
     life.tasks.operations.spawn(operation::within(op, span, work));
 }
 
-/// Both phases, with the answer between them or after them.
 async fn delete_all(
     life: &Arc<Lifecycle>,
     handles: Vec<Handle>,
@@ -139,7 +137,7 @@ async fn delete_all(
     }
 }
 
-/// Phase one, for all endpoints; returns the clean ones.
+/// Phase one; returns the clean endpoints.
 async fn tear_down(
     store: &Store,
     metrics: &Metrics,
@@ -148,7 +146,6 @@ async fn tear_down(
     started: Instant,
     result: &mut DeleteResult,
 ) -> Vec<(Handle, Torn)> {
-    // A running create or build stops before its next step.
     for handle in &handles {
         // A resumed delete uses the same options.
         handle.shared.update(|v| v.delete_options = options);
@@ -168,12 +165,11 @@ async fn tear_down(
     metrics.phase(Operation::Delete.name(), DeleteStep::WriteIntent.name(), took);
     handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, Some(took), outcome, &text));
     if let Err(error) = intended {
-        // The delete continues without the intent: after a crash, restore finishes it from the record, but loses
-        // NoIPRelease.
+        // Without the intent, a restore after a crash finishes the delete but loses NoIPRelease.
         handles.iter().for_each(|h| result.errors.push(step_error(h, DeleteStep::WriteIntent, error.to_string())));
     }
 
-    // One deadline for all endpoints: their teardowns run concurrently.
+    // One deadline, because teardowns run concurrently.
     let until = started + TEARDOWN_BOUND;
     let mut asked = Vec::with_capacity(handles.len());
     for handle in handles {
@@ -195,7 +191,6 @@ async fn tear_down(
                     clean.push((handle, torn));
                 }
             }
-            // The task has ended, so the endpoint is gone.
             Ok(Err(_)) => {}
             Err(_) => result.errors.push(still_busy(&handle)),
         }
@@ -213,9 +208,9 @@ async fn release(
 ) {
     crash_point("delete", DeleteStep::AwaitKernel.name());
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
-    // All at once: the bound of the step is that of the whole.
+    // Concurrent, so that the step's bound holds for all.
     let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.metrics, handle, torn))).await;
-    forget_flows(&*life.kernel, &torn).await;
+    end_connections(&*life.kernel, &torn).await;
     for ((handle, torn), released) in torn.into_iter().zip(released) {
         if let Err(why) = released {
             handle.shared.update(awaits_another);
@@ -227,7 +222,7 @@ async fn release(
         let kept = if releases { Vec::new() } else { kept_leases(&lock(&life.addresses.ipam), &torn.record) };
         let old = owner(&torn.record);
         changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
-        // The undo writes the timeline of a failed create.
+        // The undo writes a failed create's timeline.
         let ended = handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
         if let Some(ended) = &ended {
             changes.push(Change::PutLife(Box::new(ended.clone())));
@@ -275,7 +270,6 @@ async fn release(
     life.deletions.served(&gone).await;
 }
 
-/// The step [`DeleteStep::AwaitKernel`] of one endpoint.
 async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result<(), RemoveError> {
     let Some(release) = &torn.release else { return Ok(()) };
     let (step, since) = (DeleteStep::AwaitKernel.name(), Instant::now());
@@ -285,16 +279,22 @@ async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result
     result
 }
 
-/// Removes the connections of endpoints that had published ports: a client that goes on sending reaches whoever has the port
-/// then, and not an address that nobody answers at. Such a connection never leads to another container, so a failure is no
-/// obstacle; [`resting`] tries again before the address is given out.
-async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
+/// Ends the proxies' connections with the endpoints as clients, which would count for the next owner of the address, and
+/// removes the connections of endpoints with published ports: a client that continues would send to an address without an
+/// endpoint. A failure does not stop the delete: [`resting`] retries before the address is leased again.
+async fn end_connections(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
+    let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
+    let ips: Vec<_> = torn.iter().flat_map(|(_, torn)| torn.record.addresses()).collect();
+    match timeout(bound, kernel.end_proxy_connections(&ips)).await {
+        Ok(Ok(ended)) => tracing::debug!(ended, "ended connections of the proxies"),
+        Ok(Err(e)) => tracing::warn!("connections of deleted clients stay open in the proxies: {e}"),
+        Err(_) => tracing::warn!("connections of deleted clients stay open in the proxies: not listed in {bound:?}"),
+    }
     let published = torn.iter().filter(|(_, torn)| !torn.record.ports.is_empty());
     let ips: Vec<_> = published.flat_map(|(_, torn)| torn.record.addresses()).collect();
     if ips.is_empty() {
         return;
     }
-    let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
     match timeout(bound, kernel.remove_connections(&ips)).await {
         Ok(Ok(removed)) => tracing::debug!(removed, "removed conntrack rows of published ports"),
         Ok(Err(e)) => tracing::warn!("clients of ports that were taken back may get no answer: {e}"),
@@ -304,7 +304,7 @@ async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     }
 }
 
-/// Phase one of a delete, run by the endpoint's task.
+/// Phase one, in the endpoint's task.
 pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
@@ -329,7 +329,7 @@ pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
                     "delete: {message}"
                 );
                 shared.log(LogStatus::Failure, step.name(), message.clone());
-                // A proxy that did not answer leaves nothing for another delete: the addresses rest until it has forgotten them.
+                // Nothing is left for another delete: the addresses rest until the proxy has forgotten them.
                 if step != DeleteStep::AwaitProxy {
                     errors.push(StepError {
                         step: step.name().into(),
@@ -353,7 +353,6 @@ pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
     Torn { record, errors, clean, release }
 }
 
-/// Sets what an endpoint waits for after its delete failed.
 fn awaits_another(v: &mut View) {
     v.status.phase = String::new();
     v.status.waits_for = "another delete".into();
@@ -364,9 +363,8 @@ fn awaits_another(v: &mut View) {
     );
 }
 
-/// NoIPRelease on addresses that the endpoint leased itself: the leases pass to a caller name kept for the
-/// attachment, so no lease has a missing owner. `DELETE /v1/ipam/{ip}` releases them, and a create of the same
-/// attachment may request them.
+/// NoIPRelease for addresses that the endpoint leased: the leases pass to a caller name kept for the attachment, so
+/// that each has an owner. `DELETE /v1/ipam/{ip}` releases them; a create of the attachment may request them.
 fn kept_leases(ipam: &Ipam, record: &EndpointRecord) -> Vec<Lease> {
     let old = owner(record);
     let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());

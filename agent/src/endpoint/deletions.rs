@@ -1,9 +1,8 @@
-//! Deletion records: written by CNI shims that could not reach the agent.
+//! Deletion records, which CNI shims write when they cannot reach the agent.
 //!
-//! The watch is set up before the directory is listed, so no record is missed. A slow tick lists it again, for
-//! records whose delete failed and for lost events. A record is removed only after its delete succeeded. At every
-//! start the agent writes a record of its own, the canary, as a shim would; `wharf status` reports when the canary
-//! does not arrive by an inotify event.
+//! The watch precedes the first listing, so no record is missed. A slow tick lists again, for failed deletes and lost
+//! events. A record is removed after its delete succeeded. At every start the agent writes a record as a shim would,
+//! the canary; `wharf status` reports if no inotify event delivers it.
 
 use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -32,19 +31,18 @@ use crate::{
 
 /// Name of the controller; the watchdog checks it.
 pub const CONTROLLER: &str = "deletion-queue";
-/// Interval at which the directory is listed without an event: the longest wait of a record whose event was lost.
+/// Interval of listings without an event: the longest wait after a lost event.
 const TICK: Duration = Duration::from_secs(10);
-/// Pause before a failed watch is set up again.
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
-/// Age at which a temporary file is removed: its writer was killed, because no writer needs this long.
+/// Age at which a temporary file is removed: its writer was killed.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
-/// Serves all records; returns how many stay because their delete failed.
+/// Serves all records; returns how many stay after a failed delete.
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// The directory is unreadable.
 pub async fn drain(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueFailure> {
-    // Its deletes are operations of their own: each record is another container's.
+    // Each record is another container's, so its delete is a separate operation.
     drain_once(life, cause).instrument(OpId::next(Kind::Drain).span()).await
 }
 
@@ -82,13 +80,13 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
     }
 }
 
-/// Serves the deletion record of an attachment before its create: the record must not delete the new endpoint.
+/// Serves an attachment's deletion record before its create: it must not delete the new endpoint.
 ///
 /// # Errors
-/// When the delete could not be finished.
+/// The delete did not finish.
 pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
-    // One stat of a file in the run directory (tmpfs).
+    // One stat in the run directory (tmpfs).
     if !life.deletions.queue.contains(network, container, ifname) {
         return Ok(());
     }
@@ -101,7 +99,7 @@ pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateC
     Ok(())
 }
 
-/// Runs the deletes; returns the records that stay, with their write times.
+/// Runs the deletes; returns the records that stay, with write times.
 async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause: Cause) -> Vec<(String, u64)> {
     let (mut stay, mut done) = (Vec::new(), Vec::new());
     let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
@@ -110,7 +108,7 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
             life.deletions.canary_came(nonce, cause);
             done.push((name, written));
         } else if deletion.boot_id != life.store.boot_id() {
-            // Endpoints of an earlier boot no longer exist.
+            // Endpoints of an earlier boot are gone.
             done.push((name, written));
         } else {
             match find(&life.registry, &deletion) {
@@ -135,7 +133,6 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
     }
     wharf_crash::point("drain/after-delete");
     for (name, written, handle) in known {
-        // The endpoint is gone, or its id has a new endpoint.
         if life.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
             done.push((name, written));
         } else {
@@ -157,7 +154,7 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
 
 enum Found {
     Endpoint(Box<Handle>),
-    /// The interface has an endpoint of another network or epoch: the recorded endpoint is gone.
+    /// The interface has an endpoint of another network or epoch: the recorded one is gone.
     Other,
     Nothing(Attachment),
 }
@@ -169,7 +166,6 @@ fn find(registry: &Registry, deletion: &Deletion) -> Found {
         IfName::parse(&deletion.ifname),
     );
     let (Ok(network), Ok(container_id), Ok(ifname)) = parsed else {
-        // No endpoint can have a name that does not parse.
         return Found::Other;
     };
     match registry.by_interface(&container_id, &ifname) {
@@ -182,7 +178,6 @@ fn find(registry: &Registry, deletion: &Deletion) -> Found {
     }
 }
 
-/// Why the directory is not watched.
 #[derive(Debug, thiserror::Error)]
 enum WatchError {
     #[error(transparent)]
@@ -204,7 +199,7 @@ pub async fn watch(life: Arc<Lifecycle>) {
     follow(&life.deletions, life.store.boot_id(), &life.tasks, drains).await;
 }
 
-/// Calls `drain` for each change of the directory, and at a slow tick, until the agent stops.
+/// Calls `drain` for each change of the directory and at a slow tick, until the agent stops.
 pub async fn follow<F>(deletions: &Deletions, boot_id: &str, tasks: &Tasks, drain: impl Fn(Cause) -> F + Sync)
 where
     F: Future<Output = Result<usize, QueueFailure>> + Send,
@@ -226,7 +221,6 @@ where
     }
 }
 
-/// A directory that is watched.
 struct Watched<'a, D> {
     deletions: &'a Deletions,
     boot_id: &'a str,
@@ -239,7 +233,7 @@ where
     D: Fn(Cause) -> F + Sync,
     F: Future<Output = Result<usize, QueueFailure>> + Send,
 {
-    /// Serves events until the watch fails.
+    /// Runs until the watch fails.
     async fn once(&self, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
         self.deletions.blocking(|queue| queue.ensure_directory()).await?;
         let path = self.deletions.queue.path();
@@ -265,7 +259,7 @@ where
                 event = events.next() => match event {
                     Some(Ok(event)) => {
                         let mut gone = is_end(&event);
-                        // One drain serves all events that are already pending.
+                        // One drain serves all pending events.
                         while let Some(Some(more)) = events.next().now_or_never() {
                             gone |= is_end(&more.map_err(failed)?);
                         }
@@ -279,7 +273,7 @@ where
                 },
                 _ = tick.tick() => {
                     self.look(Cause::Tick).await;
-                    // The disk may have room by now.
+                    // The disk may have room now.
                     if self.deletions.canary_failed() {
                         send_canary(self.deletions, self.boot_id).await;
                     }
@@ -299,7 +293,6 @@ where
     }
 }
 
-/// Whether the watched directory was removed or moved.
 fn is_end<S>(event: &inotify::Event<S>) -> bool {
     event.mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF)
 }

@@ -1,4 +1,4 @@
-//! Changes of an endpoint's labels, of its enforcement of policy and of its named ports.
+//! Changes of an endpoint's labels, policy enforcement and named ports.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,11 +18,11 @@ use crate::{
     node::{edit::Edit, endpoint::Done, error::CommandError},
 };
 
-/// Pause before labels that came too late are taken for all again, after a failure.
+/// Pause before [`EndpointTask::on_labels_due`] is retried.
 const AGAIN: Duration = Duration::from_secs(5);
 
 impl EndpointTask {
-    /// Carries an edit out and answers: after the build that realizes new labels, else when the rows of policy are in the kernel.
+    /// Answers new labels after the build that realizes them, other edits when the kernel has the policy rows.
     pub(super) async fn on_edit(&mut self, edit: Edit, done: Done) {
         let relabels = edit.labels.is_some();
         match self.edit(edit).await {
@@ -32,12 +32,12 @@ impl EndpointTask {
         }
     }
 
-    /// The rows of a new enforcement and new ports are in the kernel before the record is committed: where the kernel refuses them,
-    /// nothing changes. Labels alone are committed first, and the build that follows is retried until the kernel takes them.
+    /// Rows for a new enforcement and new ports precede the commit: if the kernel refuses them, nothing changes.
+    /// Labels are committed first; the build that follows is retried until the kernel takes them.
     async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
-            // A delete may have removed the record from the store; a write would bring it back.
+            // A delete may have removed the record, and a commit would restore it.
             return Err(CommandError::Refused { command: "change", state });
         }
         let old = self.shared.read(|v| v.record.clone());
@@ -76,9 +76,9 @@ impl EndpointTask {
         Ok(())
     }
 
-    /// Waits for the identity of new labels. Those of before stay in force meanwhile; a delete ends the wait.
+    /// Waits for the identity of new labels; the old one stays in force. A delete ends the wait.
     async fn identity_of(&mut self, labels: &BTreeSet<Label>) -> Result<Identity, CommandError> {
-        // Another state does not change: a rebuild after a restart is still to come.
+        // Other states stay: a rebuild after a restart is still to come.
         let waits = self.shared.read(|v| matches!(v.fsm.state, State::Ready | State::WaitingToRegenerate));
         if waits {
             self.transition(Event::IdentityLost);
@@ -89,19 +89,19 @@ impl EndpointTask {
             acquired = timeout(identity::BOUND, self.life.identities.acquire(labels)) => acquired,
         };
         if waits {
-            // Also without a new one: the endpoint has that of before.
+            // On a failure, the endpoint keeps the old identity.
             self.transition(Event::IdentityResolved);
         }
         Ok(acquired.map_err(|_| CommandError::NoIdentity(identity::BOUND))??)
     }
 
-    /// When the labels of an endpoint that awaits them count as known. Counted from the end of its create, and anew from each start of
-    /// the agent: no clock is kept that outlives it.
+    /// When the present labels count as complete. Starts at the end of the create and again at each start of the
+    /// agent, because the time is not stored.
     pub(super) fn labels_due(&self) -> Option<Instant> {
         self.shared.read(|v| v.record.awaits_labels).then(|| Instant::now() + self.life.config.labels_timeout)
     }
 
-    /// No labels came: those that the endpoint has are all. The answer is when that is tried again.
+    /// No labels came, so the present ones are complete. Returns when to retry.
     pub(super) async fn on_labels_due(&mut self) -> Option<Instant> {
         let record = self.shared.read(|v| v.record.clone());
         if !record.awaits_labels || self.cancel.is_cancelled() {
@@ -127,7 +127,6 @@ impl EndpointTask {
     }
 }
 
-/// What policy is told of an endpoint.
 fn told(record: &EndpointRecord) -> String {
     let enforcement = match record.policy_enforcement {
         None => "default",

@@ -16,25 +16,25 @@ use wharf_core::{
 
 use crate::{memory::NoRoom, node::error::JobError, policy::error::PolicyError, proxy::ProxyError, store::StoreError};
 
-/// Why a step of a removal failed, or what of a removal is left.
+/// Failure of a removal.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RemoveError {
-    /// The kernel call of the step.
+    /// Kernel call of the step.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The kernel refused to say or to release something.
+    /// The kernel did not report or release an object.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The rows of its policy.
+    /// The policy rows could not be written.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The proxy still has redirects.
     #[error("{}", .0.iter().map(|(redirect, why)| format!("redirect {redirect}: {why}")).collect::<Vec<_>>().join("; "))]
     Proxy(Vec<(String, ProxyError)>),
-    /// Kernel, store or proxy did not answer.
+    /// No answer in time.
     #[error("no answer within {0:?}")]
     NoAnswer(Duration),
     /// Steps of a removal.
@@ -53,9 +53,9 @@ fn steps(failed: &[(impl std::fmt::Display, RemoveError)]) -> String {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{cause} (create endpoint {attachment})")]
 pub struct CreateError {
-    /// The attachment that has no endpoint.
+    /// The attachment.
     pub attachment: Attachment,
-    /// Why.
+    /// Cause.
     pub cause: CreateCause,
 }
 
@@ -65,7 +65,7 @@ pub enum CreateCause {
     /// The memory limit.
     #[error(transparent)]
     Memory(#[from] NoRoom),
-    /// More creates wait than can be served in time.
+    /// Too many creates wait.
     #[error("{} creates wait, and this one would wait about {} ms", .0.waiting, .0.predicted_wait_ms)]
     Overloaded(Refusal),
     /// The agent stops.
@@ -83,7 +83,7 @@ pub enum CreateCause {
     /// A delete came; `0` says when.
     #[error("{0}")]
     Deleted(&'static str),
-    /// A delete of the attachment's last endpoint was asked for while no agent ran, and failed now.
+    /// A queued delete of the attachment's last endpoint failed.
     #[error("a delete of the one before is still to be finished")]
     DeletePending,
     /// The path is not a container's network namespace.
@@ -92,7 +92,7 @@ pub enum CreateCause {
     /// A step failed in the kernel.
     #[error("{1}")]
     Kernel(CreateStep, KernelError),
-    /// The rows of its policy.
+    /// The policy rows could not be written.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The store.
@@ -110,12 +110,12 @@ pub enum CreateCause {
     /// Every id is taken.
     #[error("every endpoint id of this node is in use")]
     NoId,
-    /// The interface has an endpoint that is neither settled nor gone.
+    /// The interface's endpoint is being created or deleted.
     #[error("endpoint {id} of this interface is being {doing}")]
     InterfaceBusy {
         /// That endpoint.
         id: EndpointId,
-        /// What happens to it.
+        /// Its operation.
         doing: &'static str,
     },
     /// The interface has an endpoint.
@@ -134,27 +134,27 @@ pub enum CreateCause {
         /// The address.
         ip: IpAddr,
     },
-    /// Another IPAM leased an address that is not its to lease.
+    /// Another IPAM leased an address that it may not lease.
     #[error("the address {ip}, leased by {by}: {why}")]
     External {
         /// Who leased it.
         by: String,
         /// The address.
         ip: IpAddr,
-        /// What is wrong with it.
+        /// Cause.
         why: String,
     },
-    /// Another IPAM leased an address that is held here.
+    /// Another IPAM leased an address that is in use here.
     #[error("the address {ip}, leased by {by}: {why}")]
     ExternalHeld {
         /// Who leased it.
         by: String,
         /// The address.
         ip: IpAddr,
-        /// Who holds it.
+        /// User of the address.
         why: String,
     },
-    /// The container is to be masqueraded, and another IPAM leased its addresses.
+    /// Masquerading of addresses that another IPAM leased.
     #[error(
         "masquerading is asked for (`ipMasq`), and the node masquerades its own pools, not addresses that {by} leased"
     )]
@@ -162,45 +162,45 @@ pub enum CreateCause {
         /// Who leased it.
         by: String,
     },
-    /// A route by a gateway that is not the endpoint's.
+    /// A route by another gateway than the endpoint's.
     #[error("the route to {route} is to go by {asked}, and the gateway is {gateway}")]
     RouteGateway {
         /// Destination.
         route: IpNet,
-        /// The gateway asked for.
+        /// Requested gateway.
         asked: IpAddr,
-        /// The endpoint's.
+        /// The endpoint's gateway.
         gateway: IpAddr,
     },
-    /// A route of a family that the endpoint has no address of.
+    /// A route of a family without an address.
     #[error("the route to {route} has no gateway: the endpoint has no address of its family")]
     RouteFamily {
         /// Destination.
         route: IpNet,
     },
-    /// The container is to be masqueraded, and the node does not do that.
+    /// Masquerading is off on this node.
     #[error("masquerading is asked for (`ipMasq`), and this node's agent runs with --masquerade off")]
     MasqueradeOff,
-    /// The container is to be masqueraded, and its pool is not.
+    /// Masquerading is off for the pool.
     #[error("masquerading is asked for (`ipMasq`), and containers of pool {0} keep their addresses")]
     PoolNotMasqueraded(PoolName),
-    /// The node does not masquerade, so it has no table for published ports.
+    /// No masquerading, and so no table for ports.
     #[error("{0}: this node publishes no ports, because its agent runs with --masquerade off")]
     PortsOff(Publish),
-    /// The container gets no address of the host IP's family.
+    /// No address of the host IP's family.
     #[error("{0}: the container gets no {1} address, because pool {2} has none")]
     PortFamily(Publish, &'static str, PoolName),
-    /// Another endpoint has published the port.
+    /// Another endpoint publishes the port.
     #[error("{port}: endpoint {id} ({attachment}) has published this port already")]
     PortTaken {
-        /// The port that is asked for.
+        /// Requested port.
         port: Publish,
         /// That endpoint.
         id: EndpointId,
         /// Its attachment.
         attachment: Attachment,
     },
-    /// Another endpoint is on the link that another plugin made.
+    /// Another endpoint is on the plugin's link.
     #[error("another plugin made the interface, and endpoint {id} of {attachment} is on its link already")]
     LinkTaken {
         /// That endpoint.
@@ -208,7 +208,7 @@ pub enum CreateCause {
         /// Its attachment.
         attachment: Attachment,
     },
-    /// The interface that another plugin made does not have an address that the plugin told.
+    /// The plugin reported an address that its interface lacks.
     #[error("the plugin that made the interface told the address {ip}, and {ifname} in the container does not have it")]
     NotOnLink {
         /// The address.
@@ -216,28 +216,28 @@ pub enum CreateCause {
         /// The interface.
         ifname: IfName,
     },
-    /// The interface that another plugin made does not have the MAC address that the runtime asks for.
+    /// The plugin's interface has another MAC address.
     #[error("MAC address {asked} is asked for, and the plugin that made {ifname} in the container gave it {has}")]
     OtherMac {
-        /// The one asked for.
+        /// Requested.
         asked: MacAddr,
-        /// Its own.
+        /// Actual.
         has: MacAddr,
         /// The interface.
         ifname: IfName,
     },
-    /// The interface of another plugin's cannot be taken.
+    /// The plugin's interface cannot be used.
     #[error(transparent)]
     PluginLink(KernelError),
-    /// The node lacks an address that ports are to be published on, or a process holds a port.
+    /// An address to publish on is missing, or a process holds a port.
     #[error(transparent)]
     Ports(KernelError),
-    /// It failed, and so did steps of its undo.
+    /// The create failed, and so did its undo.
     #[error("{cause}; and undoing it: {left}")]
     NotUndone {
-        /// Why the create failed.
+        /// Cause of the failure.
         cause: Box<Self>,
-        /// What is left of it.
+        /// What the undo left.
         left: RemoveError,
     },
 }

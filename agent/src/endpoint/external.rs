@@ -1,7 +1,7 @@
 //! Addresses that another IPAM leased.
 //!
-//! The agent does not know what that IPAM gives out, and the IPAM does not know what the node has. So each address is compared
-//! with everything that the agent knows of: pools, leases, endpoints, records out of service, the node's own networks.
+//! Agent and IPAM do not know each other's addresses, so each address is compared with the agent's pools, leases,
+//! endpoints, records out of service, and the node's networks.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ use crate::{
     sync::lock,
 };
 
-/// Refuses addresses that are not another IPAM's to give. Other endpoints' are refused by the registry.
+/// Refuses addresses that another IPAM may not lease. The registry refuses addresses of endpoints.
 pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
     let Some(external) = &spec.external else { return Ok(()) };
     let refused = |ip: IpAddr, why: String| CreateCause::External { by: external.to_string(), ip, why };
@@ -37,7 +37,7 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
             let why = format!("it is held for another endpoint; `wharf explain {ip}` says which");
             return Err(CreateCause::ExternalHeld { by: external.to_string(), ip: *ip, why });
         }
-        // The plugin that made the interface also made its way out of the container.
+        // The plugin that made the interface also made its routes.
         let External::Ipam { gateways, .. } = external else { continue };
         if !router {
             let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
@@ -53,12 +53,12 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
     let networks =
         life.kernel.observe_networks_of(&spec.ips).await.map_err(|e| CreateCause::Kernel(CreateStep::Lease, e))?;
     for (ip, network) in spec.ips.iter().zip(networks) {
-        // The default route leads everywhere, and nowhere in particular.
+        // The default route covers every address.
         let Some(network) = network.filter(|network| conflicts(&(*ip).into(), network)) else { continue };
         let is_free = match network.way {
-            // Somebody else's host may be behind a gateway, which only the operator of both knows.
+            // The network behind a gateway may have this host; only the operator knows.
             Way::Gateway(_) | Way::Nowhere => true,
-            // A host on a link would be cut off from the node, unless it is the container itself.
+            // The node could not reach a host on a link, unless it is the container.
             Way::OnLink { .. } => *external == External::Chain,
             Way::Address | Way::Local => false,
         };

@@ -1,4 +1,4 @@
-//! The identity of an endpoint: waited for, within bounds, and given back. What gives identities may be another machine.
+//! Acquires and releases an endpoint's identity, within bounds: identities may come from another machine.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use wharf_core::{endpoint::EndpointRecord, identity::Identity};
 
 use crate::node::lifecycle::Lifecycle;
 
-/// How long new labels wait for their identity. Clients of the API wait 30 s and more.
+/// Maximum wait for the identity of new labels. API clients wait 30 s or more.
 pub const BOUND: Duration = Duration::from_secs(10);
-/// How long a delete, or an endpoint of a start, waits.
+/// Maximum wait in a delete, and for each endpoint at a start.
 const SHORT_BOUND: Duration = Duration::from_secs(1);
 
-/// Gives a reference back.
+/// Releases a reference to an identity.
 pub async fn release(life: &Lifecycle, identity: Identity) {
     if timeout(SHORT_BOUND, life.identities.release(identity)).await.is_err() {
         tracing::warn!(%identity, "release identity: no answer within {SHORT_BOUND:?}; its number stays in use");
     }
 }
 
-/// The identity of a restored endpoint: the one that it had, or another where that one stands for other labels.
+/// Identity of a restored endpoint: its old one, unless that has other labels.
 pub async fn restored(life: &Lifecycle, record: &EndpointRecord) -> Identity {
     let endpoint = record.id.get();
     if record.awaits_labels {

@@ -11,9 +11,7 @@ use crate::{
     node::lifecycle::Lifecycle,
 };
 
-/// Name of the controller.
 const CONTROLLER: &str = "links";
-/// Between two watches of links.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Watches links until the agent stops.
@@ -24,7 +22,7 @@ pub async fn watch(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
             Ok(mut watch) => {
                 life.tasks.controllers.record(CONTROLLER, Ok::<_, &KernelError>(()));
                 let Some(why) = follow(&life, &mut watch, &mut relinks).await else { return };
-                // A burst of changes overflows the socket. The next watch compares.
+                // A burst of changes overflows the socket; the next watch compares.
                 tracing::debug!("{why}; the links are read again");
                 known = watch.carriers();
             }
@@ -40,7 +38,7 @@ pub async fn watch(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     }
 }
 
-/// Follows one watch to its error; none when the agent stops.
+/// Follows a watch to its error; `None` when the agent stops.
 async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Relinks) -> Option<KernelError> {
     loop {
         let next = relinks.next();
@@ -58,8 +56,8 @@ async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Reli
             },
             () = due => {
                 for link in relinks.take(Instant::now()) {
-                    // When the kernel does not answer, a stop does not wait, and the other containers wait for `LIMIT`. The
-                    // kernel call itself cannot be cancelled.
+                    // Neither a stop nor, beyond `LIMIT`, other containers wait for the kernel, whose call cannot be
+                    // cancelled.
                     let restored = tokio::select! {
                         () = life.tasks.stop.cancelled() => return None,
                         restored = tokio::time::timeout(relink::LIMIT, relink::restore(life, link)) => restored,

@@ -1,4 +1,4 @@
-//! A look compares an endpoint's kernel state with its record, and does not report a running build as a fault.
+//! Compares an endpoint's kernel state with its record. A running build is not a fault.
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
@@ -15,21 +15,21 @@ use crate::node::{
     lifecycle::Lifecycle,
 };
 
-/// The result of a look.
+/// Result of a look.
 #[derive(Debug)]
 pub struct Look {
     /// The endpoint before the look.
     pub view: View,
-    /// Problems found, notices included.
+    /// Problems, with notices.
     pub problems: Vec<Problem>,
-    /// No build ran during the look and none is pending: the problems are faults. Otherwise a build may repair them.
+    /// No build ran or is pending, so the problems are faults; a build may repair others.
     pub settled: bool,
 }
 
-/// Looks once.
+/// Looks at one endpoint.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// The kernel does not answer.
 pub async fn once(kernel: &dyn Kernel, handle: &Handle) -> Result<Look, KernelError> {
     let mut looks = each(kernel, std::slice::from_ref(handle)).await?;
     looks.pop().ok_or_else(|| KernelError {
@@ -40,17 +40,17 @@ pub async fn once(kernel: &dyn Kernel, handle: &Handle) -> Result<Look, KernelEr
     })
 }
 
-/// Looks once at several endpoints; results are in the order of `handles`.
+/// Looks at several endpoints; results are in the order of `handles`.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// The kernel does not answer.
 pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
     let views: Vec<View> = handles.iter().map(|handle| handle.shared.view()).collect();
     let records: Vec<EndpointRecord> = views.iter().map(|view| view.record.clone()).collect();
     let found = kernel.observe_endpoints(&records).await?;
     let look = |((handle, view), found): ((&Handle, View), Vec<EndpointProblem>)| {
         let problems = joined(found).into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
-        // No build runs for a container that is gone.
+        // A container that is gone has no builds.
         let quiet = view.is_settled() || handle.is_abandoned();
         let settled = quiet && handle.shared.read(|now| now.is_as(&view));
         Look { view, problems, settled }
@@ -58,11 +58,11 @@ pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, 
     Ok(handles.iter().zip(views).zip(found).map(look).collect())
 }
 
-/// The endpoints whose link is gone, for example with the container's network namespace. The leak audit finds them too,
-/// but only at its next round.
+/// Endpoints whose link is gone, for example with the network namespace. The leak audit also finds them, at its next
+/// round.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// The kernel does not answer.
 pub async fn unlinked(life: &Lifecycle, handles: &[Handle]) -> Result<BTreeSet<EndpointId>, KernelError> {
     let settled = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<&Handle> = handles.iter().filter(|h| settled(h)).collect();
@@ -72,15 +72,15 @@ pub async fn unlinked(life: &Lifecycle, handles: &[Handle]) -> Result<BTreeSet<E
     Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }
 
-/// Looks until there is no problem or no build explains the problems, for at most `patience`.
+/// Looks until there is no problem or no build explains it, at most for `patience`.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// The kernel does not answer.
 pub async fn settled(kernel: &dyn Kernel, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
     let until = Instant::now() + patience;
     loop {
         let mut changed = pin!(handle.shared.changed());
-        // Registers for changes before the kernel is read, so none is missed.
+        // Registered before the kernel is read, so that no change is missed.
         changed.as_mut().enable();
         let look = once(kernel, handle).await?;
         if look.settled || verdict(&look.problems) == Verdict::Well || timeout_at(until, changed).await.is_err() {

@@ -1,4 +1,4 @@
-//! The life of an endpoint: one task owns it, other tasks send it commands and read its view.
+//! Life of an endpoint: one task owns it; other tasks send it commands and read its view.
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|

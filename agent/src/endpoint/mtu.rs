@@ -1,4 +1,4 @@
-//! The MTU of the node's links: observed, and followed by the endpoints whose creators asked for none.
+//! MTU of the node's links; endpoints follow it unless their creator requested one.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::{
 /// Name of the controller.
 pub const CONTROLLER: &str = "mtu";
 
-/// Observes the uplinks; new links get what follows from them. True when that has changed.
+/// Observes the uplinks and derives the MTU of new links. Returns whether it changed.
 ///
 /// # Errors
-/// When the kernel cannot be asked: the MTU stays as it is.
+/// The kernel does not answer; the MTU stays.
 pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
     let uplinks = match life.config.mtu {
         Some(_) => Vec::new(),
@@ -33,13 +33,12 @@ pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
     Ok(before.bytes != now.bytes)
 }
 
-/// [`observe`], and gives the router's pair and the endpoints that follow the MTU the one that is in force.
+/// [`observe`], then applies the MTU to the router's pair and to endpoints that follow it.
 ///
 /// # Errors
-/// When the uplinks cannot be observed, or how many endpoints kept their MTU, with the first one's reason.
+/// The uplinks are unreadable, or some endpoints kept their MTU: their number and the first cause.
 pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     if observe(&life).await.map_err(|e| e.to_string())? {
-        // The router's pair has the same MTU.
         life.kernel.ensure_node(&life.spec()).await.map_err(|e| e.to_string())?;
     }
     let mtu = life.mtu();
@@ -48,7 +47,7 @@ pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     for handle in life.registry.list().into_iter().filter(differs) {
         let (done, answer) = oneshot::channel();
         match handle.mailbox.try_send(Command::Mtu(mtu, done)) {
-            // The next run finds it again.
+            // The next run retries.
             Err(TrySendError::Full(_) | TrySendError::Closed(_)) => continue,
             Ok(()) => {}
         }

@@ -1,9 +1,8 @@
 //! Orphans: endpoints whose records were lost with a damaged store.
 //!
-//! The containers of orphans still run, and their programs still enforce policy; removing them would cut the
-//! containers off. Orphans therefore stay unchanged: their ids are reserved, and their addresses are leased under the
-//! name of their link. `wharf audit` reports them, and `wharf audit --repair` removes them. The mark on the link
-//! names the attachment, so the runtime's DEL removes an orphan like any other endpoint.
+//! Their containers run and their programs enforce policy, so they stay unchanged: ids reserved, addresses leased
+//! under the link's name. `wharf audit` reports them, `wharf audit --repair` removes them. The link's mark names the
+//! attachment, so the runtime's DEL removes an orphan too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,8 +30,8 @@ use crate::{
     sync::lock,
 };
 
-/// Closes the links of other plugins that no record names: without one, nothing tells what policy their containers are under. Those of endpoints
-/// that were made since stay.
+/// Closes links of other plugins that have no record, because their containers' policy is unknown. Skips links of
+/// endpoints made since.
 pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
     let links = match life.kernel.observe_plugin_links().await {
         Ok(links) => links,
@@ -49,7 +48,7 @@ pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
         let (number, host) = (link.id.get(), link.host_ifname.clone());
         let rows = dump.endpoint_rows.iter().filter(|row| Some(row.ifindex) == link.host_ifindex);
         let rows = rows.map(|row| (row.address, row.epoch)).collect();
-        // The name of a link that was closed long ago may have an id that is another endpoint's by now.
+        // A link that was closed long ago may name an id that is in use again.
         let is_reused = life.registry.get(link.id).is_some()
             || dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).any(|(id, _)| id == link.id);
         let removed = match is_reused {
@@ -66,7 +65,7 @@ pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
     }
 }
 
-/// Keeps every orphan in the kernel; removes only program sets that no link uses.
+/// Keeps every orphan in the kernel; removes program sets that no link uses.
 pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
     let mut living = BTreeSet::new();
     let mut held = Vec::new();
@@ -74,7 +73,7 @@ pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
         let Some(mut orphan) = orphan(dump, link) else { continue };
         let id = orphan.link.id;
         living.insert(id);
-        // An earlier start could not note that the loss is handled.
+        // An earlier start failed to commit `LossHandled`.
         if life.registry.get(id).is_some() || life.orphans.get(id).is_some() {
             continue;
         }
@@ -105,7 +104,7 @@ pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
     }
 }
 
-/// Finds again, at a later start, the orphans whose addresses are still leased.
+/// Finds the orphans of an earlier start by their leases.
 pub fn recognise(registry: &Registry, orphans: &Aside<Orphan>, dump: &KernelDump, leases: &[Lease]) {
     let mut held: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
     for lease in leases {
@@ -128,9 +127,9 @@ fn set_aside(orphans: &Aside<Orphan>, orphan: Orphan) {
 fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let host_ifname = IfName::parse(&link.name).ok()?;
-    // A name alone does not prove that Wharf made the link. The previous version wrote marks without an owner.
+    // A name does not prove that Wharf made the link. The previous version wrote marks without an owner.
     let alias = link.alias.as_deref().filter(|alias| alias.starts_with(&format!("wharf:{id}:")))?;
-    // The alias may be foreign text: a mark is valid only when its id and epoch match the link's name.
+    // The alias may be foreign text: the mark's id and epoch must match the link's name.
     let mark = Mark::parse(alias);
     let mark = mark.filter(|m| m.id == id.get() && m.epoch & 0xffff_ffff == u64::from(low));
     let epoch = Epoch(mark.as_ref().map_or(u64::from(low), |m| m.epoch));
@@ -147,7 +146,7 @@ fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     Some(Orphan { link, attachment, rows, held: Vec::new() })
 }
 
-/// The endpoints in the kernel that neither a record nor an open intent names.
+/// Endpoints in the kernel without a record or open intent.
 pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iterator<Item = Orphan> + 'a {
     let recorded = snapshot.endpoints.iter().map(|r| (r.id, r.epoch));
     let known: BTreeSet<_> = recorded.chain(snapshot.intents.iter().map(|(id, epoch, _)| (*id, *epoch))).collect();
@@ -155,10 +154,10 @@ pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iter
     orphans.filter(move |o| !known.contains(&(o.link.id, o.link.epoch)))
 }
 
-/// Removes an orphan and releases its addresses.
+/// Removes an orphan; returns the released addresses.
 ///
 /// # Errors
-/// What could not be removed and why; the next delete of the container tries again.
+/// What could not be removed; the container's next delete retries.
 pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(orphan) = life.orphans.get(id) else { return Ok(Vec::new()) };
     let _guard = life.jobs.working_on(id);
@@ -176,10 +175,10 @@ pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// Removes orphans whose link is gone with their container: no delete will come for them.
+/// Removes orphans whose link is gone: no delete will come for them.
 ///
 /// # Errors
-/// What could not be removed and why.
+/// What could not be removed.
 pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
     if life.orphans.list().is_empty() {
         return Ok(());
@@ -194,10 +193,10 @@ pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
     Ok(())
 }
 
-/// Leases an address for an orphan in memory; returns the change that makes the lease durable.
+/// Leases an orphan's address in memory; returns the change for the store.
 fn hold(addresses: &Addresses, config: &AgentConfig, ip: IpAddr, link: &str) -> Option<Change> {
     let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)));
-    // An address of another IPAM is in no pool. The orphan is found again by its lease all the same.
+    // In no pool, if another IPAM leased it. The lease still identifies the orphan.
     let pool = pool.map_or(&config.default_pool, |pool| &pool.name).clone();
     let owner = LeaseOwner::lost_record(link);
     let lease = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };

@@ -1,9 +1,8 @@
-//! Program sets verified ahead of need.
+//! Program sets that are loaded ahead of need.
 //!
-//! Verifying an endpoint's three programs is the largest part of an ADD, and nothing in them depends on the
-//! container: their constants are the endpoint's id and MAC pair, which the agent chooses. A controller keeps some
-//! sets loaded and pinned under ids of their own, and a create takes one. When no set is ready, the create loads its
-//! own programs and does not wait.
+//! Verification of an endpoint's three programs is the largest part of an ADD. They do not depend on the container:
+//! their constants are an id and a MAC pair, which the agent chooses. A controller keeps some sets loaded and pinned;
+//! a create takes one or, without a ready set, loads programs.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -29,14 +28,14 @@ use crate::{
 /// Loads sets until the target number is ready.
 ///
 /// # Errors
-/// When a set does not load; the sets loaded before stay ready.
+/// A set does not load; earlier sets stay ready.
 pub async fn refill(life: &Arc<Lifecycle>) -> Result<(), LoadError> {
     loop {
         let (ready, target) = life.prepared.fill();
         if ready >= target || life.tasks.stop.is_cancelled() {
             return Ok(());
         }
-        // No id or no memory is left: a create loads its own programs when there is room again.
+        // Creates load their programs when there is room again.
         if life.registry.is_full() || life.memory.admit().is_err() {
             return Ok(());
         }
@@ -46,9 +45,8 @@ pub async fn refill(life: &Arc<Lifecycle>) -> Result<(), LoadError> {
     }
 }
 
-/// Waits for a moment without creates. Verifying a set takes three milliseconds of CPU time, which would slow down a
-/// burst of creates. With a quarter of the target left or less, it does not wait, because the next creates would have
-/// to verify themselves.
+/// Waits for a moment without creates, because verifying a set takes 3 ms of CPU time. Does not wait with at most a
+/// quarter of the target left: the next creates would have to verify programs.
 async fn quiet(life: &Arc<Lifecycle>) {
     const QUIET: Duration = Duration::from_millis(50);
     loop {
@@ -68,7 +66,7 @@ async fn quiet(life: &Arc<Lifecycle>) {
     }
 }
 
-/// A set, its loaded programs, and the in-flight guard of its id.
+/// A set, its loaded programs, and the in-flight guard of the id.
 pub type Loaded = (ProgramSet, Programs, InFlight);
 
 /// Why a set was not loaded.
@@ -77,19 +75,19 @@ pub enum LoadError {
     /// Every id is taken.
     #[error("every endpoint id is in use")]
     NoId,
-    /// The kernel.
+    /// The kernel failed.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The kernel, twice.
+    /// The kernel failed, and so did the cleanup.
     #[error("{0}; and undoing it: {1} (it is tried again)")]
     NotUndone(JobError, JobError),
 }
 
-/// Loads one set under an id of its own, which is in flight while the guard lives. Keep the guard until the set is in
-/// the table, or the audit reports its pins as unexplained.
+/// Loads a set under a new id, which is in flight while the guard lives. The caller keeps the guard until the set is
+/// in the table: otherwise the audit reports unexplained pins.
 ///
 /// # Errors
-/// When there is no id, or the programs do not load; a failed cleanup is kept as unfinished and retried.
+/// No id is free, or the programs do not load; a failed cleanup is retried.
 pub async fn load(life: &Arc<Lifecycle>) -> Result<Loaded, LoadError> {
     let id = life.registry.take_id().ok_or(LoadError::NoId)?;
     let guard = life.jobs.working_on(id);
@@ -110,13 +108,13 @@ pub async fn load(life: &Arc<Lifecycle>) -> Result<Loaded, LoadError> {
     }
 }
 
-/// Unpins every set that is ready; at a graceful stop.
+/// Unpins every ready set, at a graceful stop.
 pub async fn drain(life: &Arc<Lifecycle>) {
     loop {
         let Some(set) = life.prepared.take() else { return };
         match life.jobs.remove_programs(set.id).await {
             Ok(()) => life.registry.free_id(set.id),
-            // The next start finds its pins without a record and removes them.
+            // The next start removes these pins, which no record explains.
             Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),
         }
     }

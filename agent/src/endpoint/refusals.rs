@@ -1,4 +1,4 @@
-//! Listeners that the proxy refused, in the logs of the endpoints whose connections they are for.
+//! Logs listeners that the proxy refused at the endpoints that use them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -7,10 +7,9 @@ use wharf_core::ids::{EndpointId, Epoch};
 
 use crate::node::lifecycle::Lifecycle;
 
-/// Interval of the look.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Refusals that were told: the reason for each endpoint and listener.
+/// Logged refusals: the reason for each endpoint and listener.
 pub type Told = BTreeMap<(EndpointId, Epoch, String), String>;
 
 /// Looks until the agent stops.
@@ -25,7 +24,7 @@ pub async fn watch(life: Arc<Lifecycle>) {
     }
 }
 
-/// Tells each refusal that was not told, and forgets those that are over.
+/// Logs new refusals, and forgets ended ones.
 pub fn tell(life: &Lifecycle, told: &mut Told) {
     if life.proxy.redirects.outstanding().is_empty() {
         told.clear();

@@ -1,4 +1,4 @@
-//! Restores the network of a container whose interface was down: the kernel removed the routes and IPv6 addresses.
+//! Restores the network of a container whose interface was down: the kernel removed routes and IPv6 addresses.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -26,25 +26,25 @@ use crate::{
     },
 };
 
-/// Delay of a look, so that a container that takes its interface down and up several times is looked at once.
+/// Delay of a look, so that several toggles of an interface cause one look.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Least time between two looks at an endpoint. It doubles, up to [`MAX_PACE`], for a container that keeps toggling its
-/// interface: each look may cost a regeneration and a line of the log.
+/// Minimum time between two looks at an endpoint. Doubles up to [`MAX_PACE`] for a container that keeps toggling its
+/// interface, because a look may cost a regeneration and a log line.
 const PACE: Duration = Duration::from_secs(10);
 const MAX_PACE: Duration = Duration::from_secs(80);
-/// Longest time for one look.
+/// Maximum time of a look.
 pub const LIMIT: Duration = Duration::from_secs(5);
 
-/// When to look at which link.
+/// Planned looks at links.
 #[derive(Debug, Default)]
 pub struct Relinks {
     due: BTreeMap<IfIndex, Instant>,
-    /// When each link was looked at last, and the least time until the next look.
+    /// Time of each link's last look, and minimum time until the next.
     looked: BTreeMap<IfIndex, (Instant, Duration)>,
 }
 
 impl Relinks {
-    /// Plans a look at links that came up again.
+    /// Plans a look at links that are up again.
     pub fn plan(&mut self, links: Vec<IfIndex>, now: Instant) {
         self.looked.retain(|_, (looked, pace)| now.duration_since(*looked) < *pace * 2);
         for link in links {
@@ -58,18 +58,18 @@ impl Relinks {
         }
     }
 
-    /// Plans another look at a link, because the last one did not succeed.
+    /// Plans another look after a failed one.
     pub fn retry(&mut self, link: IfIndex, now: Instant) {
         self.due.entry(link).or_insert(now + PACE);
     }
 
-    /// When the next look is due; none when none is planned.
+    /// When the next look is due.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         self.due.values().min().copied()
     }
 
-    /// The links that are due.
+    /// Removes and returns the due links.
     pub fn take(&mut self, now: Instant) -> Vec<IfIndex> {
         let due: Vec<IfIndex> = self.due.iter().filter(|(_, due)| **due <= now).map(|(link, _)| *link).collect();
         for link in &due {
@@ -80,11 +80,11 @@ impl Relinks {
     }
 }
 
-/// Looks at the endpoint of a host side, and regenerates it when something is missing. False when the endpoint is busy: a later
-/// look is needed.
+/// Looks at the endpoint of a host side, and regenerates it if something is missing. False if the endpoint is busy:
+/// look again later.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// The kernel does not answer.
 pub async fn restore(life: &Lifecycle, link: IfIndex) -> Result<bool, KernelError> {
     let of_link = |handle: &Handle| handle.shared.read(|v| v.record.host_ifindex == link);
     let Some(handle) = life.registry.list().into_iter().find(of_link) else { return Ok(true) };

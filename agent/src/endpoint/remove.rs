@@ -1,5 +1,5 @@
-//! Removes an endpoint from the kernel and the proxy, in the order of [`DeleteStep::REMOVAL`]. Used by deletes, by
-//! the undo of a create, and for endpoints whose record is lost or unreadable.
+//! Removes an endpoint from kernel and proxy in the order of [`DeleteStep::REMOVAL`]: for deletes, undos of creates,
+//! and endpoints without a readable record.
 
 use std::{
     net::IpAddr,
@@ -24,24 +24,24 @@ use crate::{
     },
 };
 
-/// The known facts of an endpoint to remove.
+/// An endpoint to remove.
 #[derive(Debug, Clone)]
 pub enum Subject {
-    /// The endpoint has a record.
+    /// An endpoint with a record.
     Recorded(Box<EndpointRecord>),
-    /// The endpoint has no readable record; its kernel objects were found by id.
+    /// Without a readable record; its kernel objects were found by id.
     Remnant {
         /// Id.
         id: EndpointId,
         /// Links with this id: one, unless a mark was copied.
         links: Vec<LinkRef>,
-        /// Rows of the shared endpoint table.
+        /// Rows of `ENDPOINTS`.
         rows: Vec<(IpAddr, Epoch)>,
     },
 }
 
 impl Subject {
-    /// The subject of a record.
+    /// Subject of a record.
     #[must_use]
     pub fn of(record: &EndpointRecord) -> Self {
         Self::Recorded(Box::new(record.clone()))
@@ -61,7 +61,7 @@ impl Subject {
         }
     }
 
-    /// The epochs under which proxy and policy may know the endpoint.
+    /// Epochs under which proxy and policy may know the endpoint.
     fn epochs(&self) -> Vec<Epoch> {
         match self {
             Self::Recorded(record) => vec![record.epoch],
@@ -75,10 +75,10 @@ impl Subject {
     }
 }
 
-/// Runs all steps. A step that fails is recorded, and the next one runs.
+/// Runs all steps, also after a failure.
 ///
 /// # Errors
-/// The failed steps that must succeed; other failures are logged.
+/// Failed steps that must succeed; others are logged.
 pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveError> {
     let mut left = Vec::new();
     for step in DeleteStep::REMOVAL {
@@ -92,10 +92,10 @@ pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveE
     if left.is_empty() { Ok(()) } else { Err(RemoveError::Removal(left)) }
 }
 
-/// Runs one step, within its bound. Steps that are no part of a removal do nothing.
+/// Runs one step within its bound. Steps outside [`DeleteStep::REMOVAL`] do nothing.
 ///
 /// # Errors
-/// Why it failed, or that it did not end in time.
+/// The step failed or timed out.
 pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
     let (id, name, links) = (subject.id(), step.name(), subject.links());
     let bound = match step {
@@ -149,11 +149,11 @@ pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) ->
     }
 }
 
-/// Removes the links from everybody's sight, within the bound of [`DeleteStep::RemoveLink`], and then the rows of policy: without
-/// them, programs that could not be detached would let everything pass. The kernel releases the links later.
+/// Removes the links from every look-up, within [`DeleteStep::RemoveLink`]'s bound, then the policy rows: without
+/// rows, programs that are still attached accept everything. The kernel releases the links later.
 ///
 /// # Errors
-/// Why it failed, or that it did not end in time.
+/// The step failed or timed out.
 pub async fn unlist(life: &Lifecycle, subject: &Subject) -> Result<Release, RemoveError> {
     let (id, step, links) = (subject.id(), DeleteStep::RemoveLink, subject.links());
     let call = move |k: Arc<dyn Kernel>| async move {
@@ -173,16 +173,16 @@ pub async fn unlist(life: &Lifecycle, subject: &Subject) -> Result<Release, Remo
 async fn remove_policy(life: &Lifecycle, id: EndpointId, epochs: Vec<Epoch>) {
     for epoch in epochs {
         if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
-            // Policy's controller tries again.
+            // Policy's controller retries.
             tracing::warn!(endpoint = id.get(), epoch = epoch.0, "remove rows of policy: {why}");
         }
     }
 }
 
-/// Undoes what a create did to another plugin's link, which is as it was before; then as [`unlist`].
+/// Undoes a create's changes to another plugin's link; then as [`unlist`].
 ///
 /// # Errors
-/// Why it failed, or that it did not end in time.
+/// The step failed or timed out.
 pub async fn restore_link(life: &Lifecycle, record: &EndpointRecord, bound: Duration) -> Result<(), RemoveError> {
     let (id, link) = (record.id, LinkRef::of(record));
     let call = move |k: Arc<dyn Kernel>| async move { k.remove_from_plugin_link(&link).await };
@@ -191,17 +191,16 @@ pub async fn restore_link(life: &Lifecycle, record: &EndpointRecord, bound: Dura
     Ok(())
 }
 
-/// Waits for the kernel's release of links, within the bound of [`DeleteStep::AwaitKernel`].
+/// Waits for the kernel to release links, within [`DeleteStep::AwaitKernel`]'s bound.
 ///
 /// # Errors
-/// The kernel's refusal, or that it did not answer in time.
+/// The kernel refused or timed out.
 pub async fn await_kernel(release: &Release) -> Result<(), RemoveError> {
     let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
     Ok(timeout(bound, release.clone()).await.map_err(|_| RemoveError::NoAnswer(bound))??)
 }
 
-/// Waits for the completions of all redirects concurrently, within the step's deadline. A missing completion is
-/// counted as timed out.
+/// Waits for all redirects' completions concurrently. A missing completion counts as timed out.
 async fn await_proxy(proxy: &Proxy, subject: &Subject) -> Result<(), RemoveError> {
     struct Pending<'a> {
         counters: &'a Proxy,

@@ -1,5 +1,4 @@
-//! What a create does before its first step: checks without side effects, then the reservations that keep others from
-//! its name, its id and its addresses.
+//! Before a create's first step: checks without side effects, then reservation of epoch, id and registry entry.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -35,20 +34,20 @@ use crate::{
     sync::lock,
 };
 
-/// What a create asks for, parsed.
+/// A parsed create request.
 #[derive(Debug, Clone)]
 pub struct CreateSpec {
     /// CNI key.
     pub attachment: Attachment,
-    /// The container's network namespace.
+    /// Network namespace.
     pub netns: PathBuf,
-    /// Pool; the default one when absent.
+    /// Pool; default if absent.
     pub pool: Option<PoolName>,
-    /// MTU asked for, bytes.
+    /// Requested MTU, bytes.
     pub mtu: Option<u32>,
-    /// MAC asked for.
+    /// Requested MAC.
     pub mac: Option<MacAddr>,
-    /// Addresses asked for, at most one of each family.
+    /// Requested addresses, at most one of each family.
     pub ips: Vec<IpAddr>,
     /// Labels.
     pub labels: std::collections::BTreeSet<Label>,
@@ -56,30 +55,30 @@ pub struct CreateSpec {
     pub pod_name: Option<String>,
     /// Pod namespace.
     pub pod_namespace: Option<String>,
-    /// The container runtime that asks.
+    /// Requesting container runtime.
     pub runtime: Option<RuntimeName>,
     /// Ports to publish.
     pub ports: Vec<Publish>,
-    /// Whether it is masqueraded; as its pool when absent.
+    /// Masquerading; the pool's if absent.
     pub masquerade: Option<bool>,
-    /// Limits of the bandwidth.
+    /// Bandwidth limits.
     pub bandwidth: Bandwidth,
-    /// Who else leased the addresses asked for.
+    /// Other owner of the requested addresses.
     pub external: Option<External>,
-    /// What it reaches by its gateways; everything when absent.
+    /// Destinations reached through its gateways; everything if absent.
     pub routes: Option<Vec<ContainerRoute>>,
-    /// When the caller gives up.
+    /// The caller's deadline.
     pub deadline: Instant,
 }
 
-/// Who leased an endpoint's addresses, when the agent did not.
+/// Owner of addresses that the agent did not lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum External {
     /// An IPAM plugin of the network.
     Ipam {
         /// Type of the plugin.
         plugin: String,
-        /// Its gateways, at most one of each family.
+        /// Gateways, at most one of each family.
         gateways: Vec<IpAddr>,
     },
     /// The plugin that made the interface.
@@ -95,11 +94,10 @@ impl std::fmt::Display for External {
     }
 }
 
-/// Checks that have no side effect, then the reservations: epoch, id, registry entry.
 pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<EndpointTask, CreateCause> {
     let a = &spec.attachment;
     deletions::settle(life, a).await?;
-    // A delete is answered before the name and the addresses of its endpoint are free.
+    // A delete is answered before its endpoint's name and addresses are free.
     let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
     let same_port = |r: &EndpointRecord| r.ports.iter().any(|p| spec.ports.iter().any(|wanted| p.overlaps(wanted)));
     let concerns =
@@ -136,7 +134,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     let epoch = life.store.next_epoch().await?;
     let set = match (&plugin, spec.mac) {
         (None, None) => life.prepared.take(),
-        // Their MAC addresses are the programs' constants.
+        // MAC addresses are constants of the programs.
         _ => None,
     };
     let (set, prepared) = match set {
@@ -156,8 +154,8 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     let give_back = || if prepared { life.prepared.give_back(set) } else { life.registry.free_id(set.id) };
     let (gateway4, gateway6) = {
         let ipam = lock(&life.addresses.ipam);
-        // The families of caller-leased addresses are known here; those of other addresses after the lease step. The gateways of
-        // another plugin's link are that plugin's.
+        // The families of caller-leased addresses are known here, others after the lease step. Another plugin's link
+        // has that plugin's gateways.
         let speaks = |known: bool| plugin.is_none() && (known || ip_owner == IpOwner::Endpoint);
         (
             ipam.router4().filter(|_| speaks(requested.0.is_some())),
@@ -191,7 +189,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         mtu_follows: plugin.is_none() && spec.mtu.is_none(),
         container_mtu: None,
         labels: spec.labels.clone(),
-        // Until the labels have theirs.
+        // Until the labels have an identity.
         identity: Identity::INIT,
         pod_name: spec.pod_name.clone(),
         pod_namespace: spec.pod_namespace.clone(),
@@ -203,7 +201,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
         link_owner: plugin.map_or(LinkOwner::Wharf, |p| LinkOwner::Plugin { hooks: p.hooks }),
-        // Runtimes say which pod it is, and not what it is.
+        // Runtimes send the pod's name without its labels.
         awaits_labels: !life.config.labels_timeout.is_zero() && spec.pod_name.is_some() && !says_what(&spec.labels),
         ipam: match &spec.external {
             Some(External::Ipam { plugin, .. }) => Some(plugin.clone()),
@@ -236,8 +234,8 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     Ok(task)
 }
 
-/// Refuses a container that wants to be masqueraded where its pool is not. Addresses of another IPAM never are: the node knows
-/// the pools alone as its own.
+/// Refuses masquerading where the pool has none. The node masquerades only its pools, never addresses of another
+/// IPAM.
 fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
     if let Some(external) = spec.external.as_ref().filter(|_| spec.masquerade == Some(true)) {
         return Err(CreateCause::ExternalNotMasqueraded { by: external.to_string() });
@@ -246,7 +244,7 @@ fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause
     let Some(masquerade) = life.config.masquerade.as_ref() else {
         return if spec.masquerade == Some(true) { Err(CreateCause::MasqueradeOff) } else { Ok(()) };
     };
-    // An unknown pool is refused by the lease.
+    // The lease step refuses an unknown pool.
     let pool = life.config.pools.iter().find(|pool| pool.name == *name);
     match pool {
         Some(pool) if spec.masquerade == Some(true) && !masquerade.covers(&pool.cidrs) => {
@@ -256,8 +254,8 @@ fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause
     }
 }
 
-/// Checks whether the node can publish the ports. The addresses that they will lead to are not known yet, but for those
-/// that the caller leased before; their families are.
+/// Whether the node can publish the ports. Unless the caller leased them, only the families of the addresses are
+/// known yet.
 async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -> Result<(), CreateCause> {
     let Some(first) = spec.ports.first() else { return Ok(()) };
     if life.config.masquerade.is_none() {
@@ -287,11 +285,11 @@ async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -
 /// At most one address of each family.
 type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
-/// The owner of the requested addresses, and the addresses themselves when the caller leased them before.
+/// The owner of the requested addresses, and the addresses if the caller leased them.
 fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), CreateCause> {
-    // Leases of the health endpoint are reserved for it, also while it is relaunched.
+    // Leases of the health endpoint stay reserved while it is relaunched.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
-    // A lease that an earlier delete kept does not count as the caller's; the lease step may take it over.
+    // A lease kept by a delete is not the caller's; the lease step may take it over.
     let lent = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { .. }) && owner.kept().is_none();
     let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| lent(&l.owner) && fits(&l.owner));
     let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
@@ -304,15 +302,14 @@ fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, Addre
     Ok((IpOwner::Caller, pair(&spec.ips)))
 }
 
-/// The first address of each family.
 fn pair(ips: &[IpAddr]) -> AddressPair {
     let v4 = ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
     let v6 = ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });
     (v4, v6)
 }
 
-/// Refuses a route by another gateway than the endpoint's: nobody else answers on its link. Families that the endpoint turns
-/// out to have no address of are refused once that is known ([`routes_have_gateways`]).
+/// Refuses a route by another gateway than the endpoint's: nothing else answers on its link. [`routes_have_gateways`]
+/// refuses families without an address once they are known.
 fn routes_fit(routes: &Option<Vec<ContainerRoute>>, record: &EndpointRecord) -> Result<(), CreateCause> {
     for route in routes.iter().flatten() {
         if let (Some(asked), Some(gateway)) = (route.gw, record.gateway_of(route.dst.addr()))
@@ -324,7 +321,7 @@ fn routes_fit(routes: &Option<Vec<ContainerRoute>>, record: &EndpointRecord) -> 
     routes_have_gateways(record)
 }
 
-/// Refuses a route of a family that the endpoint has no gateway of.
+/// Refuses a route of a family without a gateway.
 pub(super) fn routes_have_gateways(record: &EndpointRecord) -> Result<(), CreateCause> {
     match record.routes.iter().flatten().find(|to| record.gateway_of(to.addr()).is_none()) {
         Some(route) => Err(CreateCause::RouteFamily { route: *route }),
@@ -332,7 +329,6 @@ pub(super) fn routes_have_gateways(record: &EndpointRecord) -> Result<(), Create
     }
 }
 
-/// The error for an interface that has an endpoint.
 fn taken_by(jobs: &Jobs, there: &Handle) -> CreateCause {
     let (id, state, committed) = there.shared.read(|v| (v.record.id, v.fsm.state, v.committed));
     if state == State::Disconnecting && jobs.is_in_flight(there.id) {

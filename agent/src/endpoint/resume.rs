@@ -1,5 +1,5 @@
-//! Resumes deletes and undos that failed, without a new request: a runtime that stopped retrying must not leave an
-//! endpoint disconnecting or an id taken.
+//! Resumes failed deletes and undos without a request: a runtime that stopped retrying must not leave an endpoint
+//! disconnecting or an id taken.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,22 +8,21 @@ use crate::{
     node::{endpoint::Handle, lifecycle::Lifecycle},
 };
 
-/// Interval of the resume. A client that retries its delete does so much sooner.
+/// Interval of [`resume`]. Clients retry a delete sooner.
 pub const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Deletes and undos that failed again, each with its step and cause.
+/// Deletes and undos that failed again, with step and cause.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("deletes and undos that cannot finish: {}", .0.join("; "))]
 pub struct Unfinished(Vec<String>);
 
-/// Resumes, one after another, every delete and undo that failed or did not begin, unless its id is in flight.
+/// Resumes every delete and undo that failed or did not begin, unless its id is in flight.
 ///
 /// # Errors
-/// The deletes and undos that failed again, with their steps and causes.
+/// Deletes and undos that failed again.
 pub async fn resume(life: &Arc<Lifecycle>) -> Result<(), Unfinished> {
     let busy = life.jobs.in_flight();
-    // Only a delete sets the cancel token. A delete that found the mailbox full has set it too, and builds are
-    // refused since.
+    // Only a delete sets the cancel token, also one that found the mailbox full; builds are refused since.
     let idle = |h: &Handle| !busy.contains(&h.id) && h.cancel.is_cancelled();
     let mut failed = Vec::new();
     for handle in life.registry.list().into_iter().filter(idle) {

@@ -34,29 +34,27 @@ use crate::{
     telemetry::operation::{Kind, OpId},
 };
 
-/// Name of the controller that builds an endpoint.
 const REGENERATION: &str = "regeneration";
 
-/// What an endpoint without labels waits for, and what ends the wait.
+/// The wait for labels, and what ends it.
 const LABELS: (&str, &str) = ("its labels", "they are set (PATCH), or --labels-timeout-ms has passed");
 
-/// The one owner of an endpoint.
+/// Owns an endpoint.
 pub struct EndpointTask {
-    /// What all tasks share.
+    /// Shared by all tasks.
     pub life: Arc<Lifecycle>,
-    /// What others see.
+    /// Visible to other tasks.
     pub shared: Arc<Shared>,
     /// Set by a delete.
     pub cancel: CancellationToken,
     /// The programs come from a prepared set.
     pub prepared: bool,
-    /// The prepared set of a create that failed before its first step.
+    /// Prepared set of a create that failed before its first step.
     unused: Option<ProgramSet>,
-    /// Failed steps of the undo of a create.
     left: Vec<StepError>,
-    /// Remains of a failed undo; the id stays taken while there are any.
+    /// Remains of a failed undo; they keep the id taken.
     remains: Option<Remains>,
-    /// Set after a restart: programs that this agent would load again are kept, until a datapath build is requested.
+    /// After a restart, until a datapath build is requested: keeps programs that this agent would load again.
     pub keep_programs: bool,
     handle: Handle,
     mailbox: mpsc::Receiver<Command>,
@@ -66,7 +64,7 @@ pub struct EndpointTask {
 }
 
 impl EndpointTask {
-    /// A task for an endpoint that is in the registry.
+    /// Task of a registered endpoint.
     #[must_use]
     pub fn new(life: Arc<Lifecycle>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
         Self {
@@ -86,13 +84,13 @@ impl EndpointTask {
         }
     }
 
-    /// The endpoint's handle.
+    /// Handle.
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Steps the state machine and runs its actions. A refused transition is counted and logged.
+    /// Steps the state machine and runs its actions. A rejected transition is counted and logged.
     pub fn transition(&mut self, event: Event) -> bool {
         let now = clock::monotonic_ms();
         let step = self.shared.read(|v| v.fsm.step_with_jitter(event, now, rand::random()));
@@ -156,7 +154,7 @@ impl EndpointTask {
                 () = life.tasks.halt.cancelled() => return,
                 command = self.mailbox.recv() => match command {
                     Some(command) => if self.on_command(command).await { return },
-                    // Unreachable: the task's own handle keeps the mailbox open. `Finish` and `Retire` end the task.
+                    // Unreachable: `handle` keeps the mailbox open.
                     None => return,
                 },
                 () = tokio::time::sleep_until(labels_due.unwrap_or_else(Instant::now)), if labels_due.is_some() => {
@@ -182,7 +180,7 @@ impl EndpointTask {
         let started = Instant::now();
         let run = life.tasks.controllers.begin_for(self.handle.id, REGENERATION);
         let result = build::build(&life, &self.shared, &self.cancel, level, self.keep_programs).await;
-        // Later datapath builds are repairs or requests, so they load the programs anew.
+        // Later datapath builds are repairs or requests.
         self.keep_programs = false;
         life.metrics.regeneration(level, started.elapsed(), result.is_ok());
         if result.is_ok() || !self.cancel.is_cancelled() {
@@ -230,7 +228,7 @@ impl EndpointTask {
         }
     }
 
-    /// True when the task is to end.
+    /// Returns whether the task ends.
     async fn on_command(&mut self, command: Command) -> bool {
         match command {
             Command::Regenerate(level, done) => {
@@ -272,7 +270,7 @@ impl EndpointTask {
         false
     }
 
-    /// The container is gone: the endpoint waits for its delete.
+    /// Waits for the delete of a container that is gone.
     fn abandon(&mut self) {
         let state = self.shared.read(|v| v.fsm.state);
         if self.cancel.is_cancelled() || state == State::Disconnecting || !self.transition(Event::NetnsGone) {
@@ -297,7 +295,7 @@ impl EndpointTask {
 
     pub(super) fn request(&mut self, level: Level, done: Done) {
         if self.transition(Event::BuildRequested(level)) {
-            // Bounded by the number of clients, which the listener limits.
+            // Bounded by the listener's limit on clients.
             self.waiting.push(done);
         } else {
             let state = self.shared.read(|v| v.fsm.state);
@@ -305,8 +303,8 @@ impl EndpointTask {
         }
     }
 
-    /// Gives the link another MTU. The record changes after the link: it tells what the container's side was given, and so
-    /// whether the container changed it.
+    /// Sets the link's MTU, then the record's: the record says what the container was given, and so whether the
+    /// container changed it.
     async fn set_mtu(&mut self, mtu: u32) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
@@ -329,7 +327,6 @@ impl EndpointTask {
         Ok(())
     }
 
-    /// Removes the endpoint from the tables and frees its id.
     fn gone(&mut self) {
         self.mailbox.close();
         self.life.registry.remove(self.handle.id);
@@ -339,7 +336,6 @@ impl EndpointTask {
         self.life.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
     }
 
-    /// Undoes the begun steps of a create; returns the error for the caller.
     pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: CreateCause) -> CreateCause {
         if begun.is_empty() && std::mem::take(&mut self.prepared) {
             self.unused = Some(self.shared.read(|v| ProgramSet {
@@ -355,14 +351,14 @@ impl EndpointTask {
         answer
     }
 
-    /// Ends the task after a failed create. Deletes that arrived meanwhile get the result of the undo.
+    /// Ends the task after a failed create; pending deletes get the result of the undo.
     pub async fn end_after_failed_create(mut self) {
         self.mailbox.close();
         self.life.registry.remove(self.handle.id);
         self.life.tasks.controllers.forget(self.handle.id);
         match (self.remains.take(), self.unused.take()) {
             (None, None) => self.life.registry.free_id(self.handle.id),
-            // It keeps its id.
+            // The set keeps its id.
             (None, Some(set)) => self.life.prepared.give_back(set),
             (Some(remains), _) => {
                 unfinished::keep(&self.life.unfinished, self.handle.id, Unfinished::Create(Box::new(remains)));

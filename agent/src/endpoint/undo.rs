@@ -1,4 +1,4 @@
-//! The undo of a create that failed.
+//! Undo of a failed create.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -23,26 +23,20 @@ use crate::{
     store::Store,
 };
 
-/// How an undo ended.
 struct Undone {
-    /// Steps that failed, and why.
     failed: Vec<(UndoStep, RemoveError)>,
-    /// The create intent is removed from the store.
+    /// The store no longer has the create intent.
     closed: bool,
 }
 
-/// How the undo of a create ended.
 pub(super) struct Failed {
-    /// The error for the caller: why the create failed, and which undo steps failed.
+    /// The caller's error: why the create failed, and which undo steps failed.
     pub(super) answer: CreateCause,
-    /// Steps of the undo that failed.
     pub(super) errors: Vec<StepError>,
-    /// Undo steps that are still to be done.
     pub(super) remains: Option<Remains>,
 }
 
-/// Undoes the begun steps of a create. The intent stays open when an undo step fails. `prepared`: the programs come
-/// from a prepared set.
+/// Undoes the begun steps. After a failure the intent stays open. `prepared`: the programs come from a prepared set.
 pub(super) async fn undo(
     life: &Arc<Lifecycle>,
     shared: &Arc<Shared>,
@@ -58,7 +52,7 @@ pub(super) async fn undo(
     }
     let Undone { failed, closed } = run(life, shared, &undos).await;
     if !closed {
-        // No later commit of this endpoint writes its timeline.
+        // No commit of this endpoint writes its timeline.
         life.timelines.later(timeline::create_failed(shared));
     }
     let left = failed.iter().filter(|(undo, _)| undo.must_succeed());
@@ -76,10 +70,10 @@ pub(super) async fn undo(
     Failed { answer, errors, remains }
 }
 
-/// Retries the failed steps of an undo. Returns the released addresses.
+/// Retries failed undo steps; returns the released addresses.
 ///
 /// # Errors
-/// The steps that failed again and why; `remains` is updated to them.
+/// The steps that failed again; `remains` has them.
 pub(crate) async fn again(life: &Arc<Lifecycle>, remains: &mut Remains) -> Result<Vec<IpAddr>, RemoveError> {
     let undone = run(life, &remains.shared, &remains.undos).await;
     if !undone.failed.is_empty() {
@@ -91,7 +85,7 @@ pub(crate) async fn again(life: &Arc<Lifecycle>, remains: &mut Remains) -> Resul
     Ok(remains.shared.read(|v| v.record.addresses().filter(|ip| is_free(ip, &v.taken_over)).collect()))
 }
 
-/// The remaining steps: the failed ones that must succeed, and those that need all of these to have succeeded.
+/// Failed steps that must succeed, and the steps that require them.
 fn remains(shared: &Arc<Shared>, undos: &[UndoStep], failed: &[(UndoStep, RemoveError)]) -> Remains {
     let waits = |undo: &UndoStep| matches!(undo, UndoStep::ReleaseLeases | UndoStep::CloseIntent);
     let is_left = |undo: &&UndoStep| waits(undo) || failed.iter().any(|(f, _)| f == *undo && f.must_succeed());
@@ -104,7 +98,7 @@ fn step_error(undo: UndoStep, endpoint: &str, why: &RemoveError) -> StepError {
 
 async fn run(life: &Arc<Lifecycle>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
     let record = shared.read(|v| v.record.clone());
-    // Taken before the leases end in memory. The rests are stored, because the proxy may have the addresses for longer than this
+    // Taken before the leases end in memory. Stored, because the proxy may use the addresses for longer than this
     // agent lives.
     let rests = resting::changes_of(&life.addresses, &leases(&record));
     let (mut failed, mut closed): (Vec<(UndoStep, RemoveError)>, _) = (Vec::new(), false);
@@ -133,7 +127,8 @@ async fn run(life: &Arc<Lifecycle>, shared: &Arc<Shared>, undos: &[UndoStep]) ->
     Undone { failed, closed }
 }
 
-/// Runs one undo step. `all_gone`: all steps before it that must succeed did. `rests`: the rests of the leases, for the store.
+/// Runs one undo step. `all_gone`: every earlier step that must succeed did. `rests`: the leases' rests, for the
+/// store.
 async fn take_back(
     life: &Arc<Lifecycle>,
     shared: &Shared,
@@ -162,7 +157,7 @@ async fn take_back(
             resting::in_memory(&life.addresses, &leases(record));
             Ok(())
         }
-        // A remaining kernel object may still use the address: it is released when none is left.
+        // A remaining kernel object may use the address.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
             let ended = timeline::create_failed(shared);

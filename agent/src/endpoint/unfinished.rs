@@ -1,7 +1,7 @@
-//! Unfinished undos: of creates and of program preparations that failed.
+//! Unfinished undos of failed creates and program preparations.
 //!
-//! The id stays taken, addresses stay leased and the intent stays open until the undo succeeds. It is retried every
-//! 30 s ([`crate::endpoint::resume`]) and by a delete of its container.
+//! Id, leases and intent stay until the undo succeeds. [`crate::endpoint::resume`] retries it every 30 s, and so does
+//! a delete of the container.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Keeps an undo that failed; its id stays taken.
+/// Keeps a failed undo; its id stays taken.
 pub fn keep(unfinished: &Aside<Unfinished>, id: EndpointId, left: Unfinished) {
     let attachment = match &left {
         Unfinished::Programs => None,
@@ -25,7 +25,7 @@ pub fn keep(unfinished: &Aside<Unfinished>, id: EndpointId, left: Unfinished) {
     unfinished.put(id, attachment, left);
 }
 
-/// Whether an unfinished undo holds the leases of this attachment and epoch.
+/// Whether an unfinished undo holds leases of this attachment and epoch.
 pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epoch) -> bool {
     unfinished.find(&Wanted::of(attachment)).into_iter().any(|id| match unfinished.get(id) {
         Some(Unfinished::Create(remains)) => remains.shared.read(|v| v.record.epoch) == epoch,
@@ -33,10 +33,10 @@ pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epo
     })
 }
 
-/// Finishes the undo of an id and frees the id. Returns the released addresses.
+/// Finishes an undo and frees the id. Returns the released addresses.
 ///
 /// # Errors
-/// The steps that failed and why; the undo stays unfinished.
+/// The failed steps; the undo stays unfinished.
 pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let _working = life.jobs.working_on(id);
     let Some(mut work) = Work::take(life, id) else { return Ok(Vec::new()) };
@@ -52,7 +52,7 @@ pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
     Ok(released)
 }
 
-/// An undo taken out of the table by its one worker. When dropped before its end, it returns to the table.
+/// An undo taken out of the table by one worker; dropping it unfinished puts it back.
 struct Work {
     life: Arc<Lifecycle>,
     id: EndpointId,

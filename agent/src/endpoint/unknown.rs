@@ -1,8 +1,7 @@
-//! Deletes of attachments that are not in the registry.
+//! Deletes of attachments that the registry does not know.
 //!
-//! Such a delete succeeds, and usually there is nothing to do. The container may still have leftovers: an orphan, a
-//! record out of service, an unfinished undo, leases without an endpoint. This delete removes them, because no other
-//! delete will come.
+//! They succeed, and remove the container's leftovers, for which no other delete will come: an orphan, a record out
+//! of service, an unfinished undo, leases without an endpoint.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -19,7 +18,7 @@ use crate::{
     sync::lock,
 };
 
-/// Removes the leftovers that match. Without leftovers, the result is an empty success.
+/// Removes matching leftovers; an empty success if there are none.
 pub async fn remove(life: &Arc<Lifecycle>, wanted: &Wanted) -> DeleteResult {
     let mut result = DeleteResult::default();
     for id in life.unfinished.find(wanted) {
@@ -45,7 +44,7 @@ pub async fn remove(life: &Arc<Lifecycle>, wanted: &Wanted) -> DeleteResult {
     result
 }
 
-/// Adds one result to another.
+/// Adds `more` to `result`.
 pub fn join(result: &mut DeleteResult, more: DeleteResult) {
     result.deleted.extend(more.deleted);
     result.leases_released.extend(more.leases_released);
@@ -67,7 +66,7 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
     }
 }
 
-/// Leases of the container that belong to no endpoint, no unfinished undo and no record out of service.
+/// The container's leases of no endpoint, unfinished undo or record out of service.
 fn leases(life: &Lifecycle, wanted: &Wanted) -> Vec<Lease> {
     let mut leases = lock(&life.addresses.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {

@@ -1,5 +1,4 @@
-//! A table of leftovers (orphans, records out of service, unfinished undos), indexed by endpoint id and by container,
-//! so that a delete finds the rows of its container directly.
+//! Table of leftovers (orphans, records out of service, unfinished undos) by endpoint id and by container.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -37,7 +36,7 @@ impl Wanted {
     }
 }
 
-/// The table. At most as many rows as there are ids. One lock, held only for map operations.
+/// The table: at most a row for each id. The lock is held for map operations only.
 #[derive(Debug)]
 pub struct Aside<T>(Mutex<Rows<T>>);
 
@@ -54,7 +53,7 @@ impl<T> Default for Aside<T> {
 }
 
 impl<T: Clone> Aside<T> {
-    /// Inserts a row, replacing the row of the same id. `attachment`: the owner, if known.
+    /// Inserts or replaces the row of an id. `attachment`: owner, if known.
     pub fn put(&self, id: EndpointId, attachment: Option<Attachment>, row: T) {
         let mut rows = lock(&self.0);
         rows.remove(id);
@@ -64,7 +63,7 @@ impl<T: Clone> Aside<T> {
         rows.by_id.insert(id, (attachment, row));
     }
 
-    /// Takes a row out.
+    /// Removes a row.
     pub fn remove(&self, id: EndpointId) -> Option<T> {
         lock(&self.0).remove(id)
     }
@@ -75,7 +74,7 @@ impl<T: Clone> Aside<T> {
         lock(&self.0).by_id.get(&id).map(|(_, row)| row.clone())
     }
 
-    /// Ids of the rows that match.
+    /// Ids of matching rows.
     #[must_use]
     pub fn find(&self, wanted: &Wanted) -> Vec<EndpointId> {
         let rows = lock(&self.0);
@@ -83,7 +82,7 @@ impl<T: Clone> Aside<T> {
         ids.filter(|id| matches!(rows.by_id.get(id), Some((Some(a), _)) if wanted.fits(a))).collect()
     }
 
-    /// Attachments of the rows, where known.
+    /// Known attachments.
     #[must_use]
     pub fn attachments(&self) -> Vec<Attachment> {
         lock(&self.0).by_id.values().filter_map(|(attachment, _)| attachment.clone()).collect()

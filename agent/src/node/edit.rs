@@ -1,4 +1,4 @@
-//! Changes of an endpoint's facts that a client asks for.
+//! Changes of an endpoint that a client requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,31 +9,31 @@ use wharf_core::{
     policy::{NamedPort, OwnEnforcement},
 };
 
-/// What changes; what is `None` or not named stays.
+/// Requested changes; `None` keeps a value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Edit {
     /// All labels.
     pub labels: Option<BTreeSet<Label>>,
-    /// Enforcement of policy in place of the node's mode; `Some(None)` follows the mode.
+    /// Overrides the node's policy enforcement; `Some(None)` follows it.
     pub enforcement: Option<Option<OwnEnforcement>>,
-    /// Named ports that are put or, with `None`, removed.
+    /// Named ports to set or, with `None`, remove.
     pub named_ports: BTreeMap<PortName, Option<NamedPort>>,
 }
 
 impl Edit {
-    /// New labels.
+    /// Changes labels only.
     #[must_use]
     pub fn labels(labels: BTreeSet<Label>) -> Self {
         Self { labels: Some(labels), ..Self::default() }
     }
 
-    /// Nothing changes.
+    /// Whether nothing changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The record with the new enforcement and named ports; its labels stay.
+    /// The record with new enforcement and named ports, but its old labels.
     #[must_use]
     pub fn without_labels(&self, record: &EndpointRecord) -> EndpointRecord {
         let mut record = record.clone();

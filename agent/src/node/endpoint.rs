@@ -1,4 +1,4 @@
-//! The shared part of an endpoint: written by the endpoint's task, read by REST handlers and the audit.
+//! Shared state of an endpoint: written by its task, read by REST handlers and the audit.
 
 use std::{
     collections::VecDeque,
@@ -37,10 +37,10 @@ use crate::{
     telemetry::operation::{self, OpId},
 };
 
-/// Lines kept of an endpoint's log; about 10 KiB when full.
+/// Maximum log lines; about 10 KiB.
 const LOG_LINES: usize = 64;
 
-/// Current view of an endpoint.
+/// State of an endpoint.
 #[derive(Debug, Clone)]
 pub struct View {
     /// The record; interface indexes are 0 until the link exists.
@@ -55,15 +55,14 @@ pub struct View {
     pub trace: bool,
     /// The record is in the store.
     pub committed: bool,
-    /// Options of the last delete.
+    /// Of the last delete.
     pub delete_options: DeleteOptions,
-    /// Leases kept by an earlier delete for this attachment, as they were before the create took them over. The undo
-    /// of the create restores them.
+    /// Leases kept by an earlier delete, as they were before the create took them over; its undo restores them.
     pub taken_over: Vec<Lease>,
 }
 
 impl View {
-    /// The first view of an endpoint, on which no step ran yet. `committed`: its record is in the store.
+    /// State before the first step. `committed`: the record is in the store.
     #[must_use]
     pub fn new(record: EndpointRecord, fsm: Fsm, committed: bool) -> Self {
         Self {
@@ -78,15 +77,14 @@ impl View {
         }
     }
 
-    /// A step of a create, build or delete begins.
     pub(crate) fn begin_step(&mut self, name: &str) {
         self.status.phase = name.to_owned();
         self.status.since_unix_ms = clock::unix_ms();
         self.step_since = Instant::now();
     }
 
-    /// True when the record is stored and no build runs or is queued: a difference in the kernel is then a fault. A
-    /// failed build that waits for its retry counts as settled.
+    /// Whether the record is stored and no build runs or is queued, so that a difference in the kernel is a fault. A
+    /// failed build that awaits its retry counts as settled.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let quiet = match self.fsm.state {
@@ -102,7 +100,7 @@ impl View {
         self.committed && quiet
     }
 
-    /// True when no build, transition or record change happened since `before`.
+    /// Whether no build, transition or record change happened since `before`.
     #[must_use]
     pub fn is_as(&self, before: &Self) -> bool {
         self.fsm == before.fsm
@@ -111,17 +109,17 @@ impl View {
     }
 }
 
-/// The part of an endpoint that is shared.
+/// Shared state of an endpoint.
 #[derive(Debug)]
 pub struct Shared {
     view: Mutex<View>,
-    /// Wakes tasks that wait for a change of the view.
+    /// Notified of changes of the view.
     changed: Notify,
     log: Mutex<VecDeque<EndpointLogEntry>>,
     line: Mutex<Line>,
 }
 
-/// The timeline entries, and whether some are not in the store yet.
+/// Timeline entries, and whether some are unwritten.
 #[derive(Debug, Default)]
 struct Line {
     entries: Entries,
@@ -129,7 +127,7 @@ struct Line {
 }
 
 impl Shared {
-    /// The shared part of a new endpoint.
+    /// State of a new endpoint.
     #[must_use]
     pub fn new(view: View) -> Arc<Self> {
         let (log, line, changed) = (Mutex::default(), Mutex::default(), Notify::new());
@@ -142,19 +140,19 @@ impl Shared {
         lock(&self.view).clone()
     }
 
-    /// Reads the view without copying it.
+    /// Reads the view without a copy.
     pub fn read<T>(&self, f: impl FnOnce(&View) -> T) -> T {
         f(&lock(&self.view))
     }
 
-    /// Changes the view and wakes its waiters.
+    /// Changes the view and wakes waiters.
     pub fn update<T>(&self, f: impl FnOnce(&mut View) -> T) -> T {
         let result = f(&mut lock(&self.view));
         self.changed.notify_waiters();
         result
     }
 
-    /// The next change of the view.
+    /// Waits for a change of the view.
     pub fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
@@ -188,7 +186,7 @@ impl Shared {
         });
     }
 
-    /// Adds an entry to the timeline; the next batch writes it, unless a commit of the endpoint writes it first.
+    /// Adds a timeline entry; the next batch or commit of the endpoint writes it.
     pub fn note(&self, operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) {
         let mut line = lock(&self.line);
         line.entries.push(entry(operation, phase, took, outcome, text));
@@ -207,20 +205,20 @@ impl Shared {
         Life { who: self.read(|v| Who::of(&v.record)), ended, entries: self.entries() }
     }
 
-    /// Prepends the timeline entries of earlier runs of the agent.
+    /// Prepends timeline entries of earlier runs of the agent.
     pub fn adopt(&self, before: Entries) {
         let mut line = lock(&self.line);
         let since = std::mem::replace(&mut line.entries, before);
         since.list().iter().cloned().for_each(|entry| line.entries.push(entry));
     }
 
-    /// Whether entries are unwritten; marks them as written.
+    /// Marks all entries as written; returns whether some were not.
     #[must_use]
     pub fn take_unwritten(&self) -> bool {
         std::mem::take(&mut lock(&self.line).unwritten)
     }
 
-    /// Marks the entries as unwritten, after a failed write.
+    /// Marks entries as unwritten.
     pub fn set_unwritten(&self) {
         lock(&self.line).unwritten = true;
     }
@@ -232,7 +230,7 @@ impl Shared {
     }
 }
 
-/// Commands that may wait for an endpoint, one per client; when the mailbox is full, the next client gets "busy".
+/// Maximum waiting commands; a client beyond gets "busy".
 pub const MAILBOX: usize = 8;
 
 /// Answer to a command that changes the endpoint.
@@ -241,59 +239,57 @@ pub type Done = oneshot::Sender<Result<(), CommandError>>;
 /// Commands to an endpoint's task.
 #[derive(Debug)]
 pub enum Command {
-    /// Regenerate, and answer when it is realized.
+    /// Regenerate; answered when realized.
     Regenerate(Level, Done),
-    /// Change labels and what policy is told.
+    /// Change labels, enforcement or named ports.
     Edit(Box<Edit>, Done),
     /// Trace forwarded packets.
     Trace(bool, Done),
-    /// Give the link this MTU.
+    /// Set the link's MTU.
     Mtu(u32, Done),
-    /// The container is gone, and no delete has begun.
+    /// The container is gone without a delete.
     Abandon,
-    /// Phase one of a delete, within the delete's span: removes everything but addresses and record. The intent is
-    /// already written.
+    /// Phase one of a delete, in its span: remove everything but addresses and record. The intent is written.
     Teardown(Span, oneshot::Sender<Torn>),
-    /// Phase two has ended: the record is gone. The task ends.
+    /// Phase two ended and the record is gone: end the task.
     Finish(Span, oneshot::Sender<()>),
-    /// The record went out of service, and the registry has forgotten the endpoint. The task ends.
+    /// The record is out of service and the endpoint not registered: end the task.
     Retire,
 }
 
-/// How a teardown ended.
+/// Result of a teardown.
 #[derive(Debug, Clone)]
 pub struct Torn {
     /// Record of the endpoint.
     pub record: EndpointRecord,
-    /// Steps that failed.
+    /// Failed steps.
     pub errors: Vec<StepError>,
-    /// Nobody can reach or find the endpoint in the kernel any more: its addresses and record may be released after
-    /// [`Self::release`].
+    /// The endpoint is unreachable and unlisted: addresses and record may be released after [`Self::release`].
     pub clean: bool,
-    /// The kernel's release of the link; none when the link was not removed.
+    /// The kernel's release of the link; `None` if the link was not removed.
     pub release: Option<Release>,
 }
 
-/// Ends when the kernel has released an endpoint's link.
+/// Resolves when the kernel has released the link.
 pub type Release = futures::future::Shared<futures::future::BoxFuture<'static, Result<(), KernelError>>>;
 
-/// A handle to an endpoint: its task's mailbox and its view.
+/// Handle to an endpoint.
 #[derive(Debug, Clone)]
 pub struct Handle {
     /// Id.
     pub id: EndpointId,
     /// Epoch.
     pub epoch: Epoch,
-    /// Mailbox of its task.
+    /// The task's mailbox.
     pub mailbox: mpsc::Sender<Command>,
     /// View, log and timeline.
     pub shared: Arc<Shared>,
-    /// Set by a delete: a running create or build stops before its next step.
+    /// Set by a delete; a create or build stops before its next step.
     pub cancel: CancellationToken,
 }
 
 impl Handle {
-    /// A handle to a new endpoint, and the mailbox for its task.
+    /// Handle to a new endpoint, and its task's mailbox.
     #[must_use]
     pub fn new(view: View) -> (Self, mpsc::Receiver<Command>) {
         let (id, epoch) = (view.record.id, view.record.epoch);
@@ -301,13 +297,13 @@ impl Handle {
         (Self { id, epoch, mailbox, shared: Shared::new(view), cancel: CancellationToken::new() }, commands)
     }
 
-    /// True while the container is gone and no delete has begun: each delete sets [`Self::cancel`] first.
+    /// Whether the container is gone and no delete has begun: deletes set [`Self::cancel`] first.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         !self.cancel.is_cancelled() && self.shared.read(|v| v.fsm.state == State::Disconnecting)
     }
 
-    /// The span of an operation on this endpoint.
+    /// Span of an operation on the endpoint.
     #[must_use]
     pub fn span(&self, op: OpId) -> Span {
         let span = op.span();
@@ -330,7 +326,7 @@ pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome:
     }
 }
 
-/// The state machine's state in the API's words.
+/// A state for the API.
 #[must_use]
 pub fn api_state(state: State) -> wharf_api::EndpointState {
     use wharf_api::EndpointState as Api;
@@ -372,7 +368,7 @@ fn bandwidth(limits: &Bandwidth) -> wharf_api::Bandwidth {
     wharf_api::Bandwidth { ingress: of(limits.ingress), egress: of(limits.egress) }
 }
 
-/// An endpoint of a node that masquerades, or not, in the API's words.
+/// An endpoint for the API.
 #[must_use]
 pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
     let r = &view.record;

@@ -8,21 +8,21 @@ use wharf_core::{
 
 use crate::{policy::error::PolicyError, store::StoreError};
 
-/// Why a bounded kernel call gave no result.
+/// Failure of a bounded kernel call.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum JobError {
     /// The kernel refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Another call for the same endpoint id did not end.
+    /// Another call for this id did not end.
     #[error("not begun within {bound:?}: it waits for {}", call(*.running))]
     NotBegun {
-        /// How long it was waited for.
+        /// Time waited.
         bound: Duration,
-        /// Step and age of the other call, while it is known.
+        /// Step and age of the other call, if known.
         running: Option<(&'static str, Duration)>,
     },
-    /// The call did not end; it continues.
+    /// No end within the bound; the call continues.
     #[error("no answer within {0:?}")]
     NoAnswer(Duration),
 }
@@ -32,24 +32,24 @@ fn call(running: Option<(&'static str, Duration)>) -> String {
     known.unwrap_or_else(|| "another step".to_owned())
 }
 
-/// Why a build failed; the last good state is in force.
+/// Failure of a build; the last good state is in force.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BuildError {
-    /// A delete ended it before this step.
+    /// Ended by a delete before this step.
     #[error("{0}: not begun, a delete came")]
     Cancelled(CreateStep),
     /// A step failed.
     #[error("{0}: {1}")]
     Step(CreateStep, JobError),
-    /// The rows of its policy.
+    /// The policy rows could not be written.
     #[error(transparent)]
     Policy(#[from] PolicyError),
 }
 
-/// Why a command to an endpoint was not carried out.
+/// Failure of a command to an endpoint.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommandError {
-    /// The endpoint's state does not allow it.
+    /// Not allowed in this state.
     #[error("{command} refused: the endpoint is {state}")]
     Refused {
         /// The command.
@@ -57,33 +57,33 @@ pub enum CommandError {
         /// The state.
         state: State,
     },
-    /// A delete came first.
+    /// Preceded by a delete.
     #[error("the endpoint is being deleted")]
     Deleted,
-    /// The endpoint never was ready.
+    /// The create failed.
     #[error("the endpoint's create failed")]
     NotCreated,
-    /// The build that realizes it failed.
+    /// The build failed.
     #[error("{0}; the last good state stays in force, and it is retried")]
     Build(#[from] BuildError),
     /// The labels have no identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// What gives identities did not answer in time.
+    /// No identity in time.
     #[error("no identity for the labels within {0:?}; the endpoint keeps its labels")]
     NoIdentity(Duration),
-    /// More named ports than are taken.
+    /// Too many named ports.
     #[error("{0} named ports, at most {MAX_NAMED_PORTS} are taken; remove some")]
     NamedPorts(usize),
-    /// The rows of its policy.
+    /// The policy rows could not be written.
     #[error("{}; the endpoint has the rules of before", refusal(.0))]
     Policy(#[from] PolicyError),
-    /// The change was not committed.
+    /// The commit failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Why policy refused the change of an endpoint, which is not tried again.
+/// The reason without the retry that [`PolicyError::Kernel`] announces.
 fn refusal(why: &PolicyError) -> String {
     match why {
         PolicyError::Kernel(kernel) => format!("put policy into the kernel: {kernel}"),

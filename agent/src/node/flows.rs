@@ -1,4 +1,4 @@
-//! What the last collections of the flow tables told.
+//! Results of the last flow collections.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -6,7 +6,7 @@ use wharf_core::flow::FlowUsage;
 
 use crate::sync::lock;
 
-/// Collections that the status looks back over: a minute, so that a look between two bursts tells of both.
+/// Collections kept for the status: one minute, so that it shows bursts between two looks.
 const KEPT: usize = 7;
 
 /// The last collections.
@@ -16,21 +16,20 @@ pub struct Flows(Mutex<VecDeque<Collection>>);
 /// A collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collection {
-    /// What it left, and what was counted until then.
+    /// Remaining flows, and counts until then.
     pub usage: FlowUsage,
-    /// When it ended, milliseconds since the Unix epoch.
+    /// End, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
 }
 
 impl Flows {
-    /// Adds a collection.
     pub(crate) fn note(&self, collection: Collection) {
         let mut kept = lock(&self.0);
         kept.truncate(KEPT - 1);
         kept.push_front(collection);
     }
 
-    /// The last collection, and the oldest one that is kept; none before the first.
+    /// The newest and the oldest kept collection.
     #[must_use]
     pub fn recent(&self) -> Option<(Collection, Collection)> {
         let kept = lock(&self.0);

@@ -1,4 +1,4 @@
-//! The state of the health endpoint, and its reserved names.
+//! State of the health endpoint, and its reserved names.
 
 use std::sync::{
     Mutex,
@@ -14,27 +14,25 @@ use wharf_core::{
 
 use crate::{clock, config::AgentConfig, sync::lock};
 
-/// Network, container id and lease owner of the health endpoint; containers may not use them.
+/// The health endpoint's network, container id and lease owner; reserved.
 pub const NAME: &str = "wharf-health";
-/// Interface of the health endpoint.
 const IFNAME: &str = "eth0";
-/// Clients that may wait for a requested round; further ones are told to retry.
+/// Maximum clients that wait for a round; others must retry.
 const ASKERS: usize = 16;
 
-/// A client that waits for the end of a round.
 pub(crate) type Asker = oneshot::Sender<()>;
 
-/// The state of the health endpoint: written by its controller, read by all tasks.
+/// State of the health endpoint, written by its controller.
 pub struct Health {
     view: Mutex<NodeHealth>,
     asks: mpsc::Sender<Asker>,
     inbox: Mutex<Option<mpsc::Receiver<Asker>>>,
-    /// The controller serves requests for rounds.
+    /// The controller serves requests.
     is_on: AtomicBool,
 }
 
 impl Health {
-    /// Nothing is known yet.
+    /// Initial state.
     #[must_use]
     pub fn new(config: &AgentConfig) -> Self {
         let (asks, inbox) = mpsc::channel(ASKERS);
@@ -58,14 +56,13 @@ impl Health {
         lock(&self.view).clone()
     }
 
-    /// In the API's words.
+    /// For the API.
     #[must_use]
     pub fn report(&self) -> HealthReport {
         HealthReport { nodes: vec![self.view()] }
     }
 
-    /// Requests a round; the receiver resolves when it has ended. None when the controller is off or too many clients
-    /// wait.
+    /// Requests a round; the receiver resolves at its end. `None` if the controller is off or too many clients wait.
     pub fn ask(&self) -> Option<oneshot::Receiver<()>> {
         if !self.is_on.load(Ordering::Acquire) {
             return None;
@@ -74,23 +71,21 @@ impl Health {
         self.asks.try_send(asker).ok().map(|()| answer)
     }
 
-    /// The receiver of requests, for the one controller that serves them.
+    /// Requests, for the controller.
     pub(crate) fn take_inbox(&self) -> Option<mpsc::Receiver<Asker>> {
         lock(&self.inbox).take()
     }
 
-    /// Sets whether the controller serves requests.
     pub(crate) fn set_on(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Release);
     }
 
-    /// Whether rounds can be requested now.
+    /// Whether rounds can be requested.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
     }
 
-    /// Changes the state; called by the controller.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut NodeHealth) -> T) -> T {
         change(&mut lock(&self.view))
     }
@@ -99,7 +94,7 @@ impl Health {
 /// The attachment of the health endpoint.
 ///
 /// # Errors
-/// Never: the names are constants, which a test reads.
+/// Never: a test checks the constants.
 pub fn attachment() -> Result<Attachment, IdError> {
     Ok(Attachment {
         network: NetworkName::parse(NAME)?,
@@ -108,14 +103,13 @@ pub fn attachment() -> Result<Attachment, IdError> {
     })
 }
 
-/// Whether an attachment has the network or the container id that is reserved for the health endpoint.
+/// Whether an attachment has the reserved network or container id.
 #[must_use]
 pub fn is_reserved(attachment: &Attachment) -> bool {
     attachment.network.as_str() == NAME || attachment.container_id.as_str() == NAME
 }
 
-/// Whether a lease belongs to the health endpoint: others may not use or release it, also while the endpoint is
-/// relaunched.
+/// Whether a lease is the health endpoint's: others must not use or release it, also during a relaunch.
 #[must_use]
 pub fn holds(owner: &LeaseOwner) -> bool {
     matches!(owner, LeaseOwner::Caller { name } if name == NAME)

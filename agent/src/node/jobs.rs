@@ -1,10 +1,9 @@
 //! Kernel calls for an endpoint, one at a time.
 //!
-//! A kernel call cannot be cancelled: it continues after its bound. If the next step ran beside it, a late load could
-//! pin programs that a delete had just unpinned. Each call therefore runs to its end as its own task and holds the
-//! turn of its endpoint id. The next call for that id waits for the turn within its own bound; its error names the
-//! running call. The id is in flight meanwhile, so the audit leaves it out. A delete that failed this way is resumed
-//! later.
+//! A kernel call cannot be cancelled and continues after its bound; a late load could pin programs that a concurrent
+//! delete has just unpinned. So each call runs to completion in a task and holds its endpoint id's turn. The id's
+//! next call waits for the turn within its bound; its error names the running call. The audit skips ids in flight. A
+//! delete that fails this way is resumed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,22 +26,21 @@ use wharf_core::{
 
 use crate::{node::error::JobError, sync::lock};
 
-/// Endpoint ids in flight, and the kernel calls made for them.
+/// Endpoint ids in flight, and their kernel calls.
 pub struct Jobs {
     kernel: Arc<dyn Kernel>,
-    /// Runs the calls; awaited at a stop.
+    /// Tasks of the calls; awaited at a stop.
     tasks: TaskTracker,
-    /// Turns of the ids with a running call. A turn is held across the call by design, so the next call waits. An
-    /// entry lives as long as a task holds or awaits the turn.
+    /// Turns, held across a call so that the next one waits. An entry lives while a task holds or awaits its turn.
     turns: Mutex<BTreeMap<EndpointId, Weak<Turn>>>,
     running: Mutex<BTreeMap<EndpointId, Job>>,
-    /// Ids in flight with the number of guards: a delete may start before a build has ended.
+    /// Number of guards by id: a delete may start before a build has ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
 }
 
 type Turn = tokio::sync::Mutex<()>;
 
-/// A kernel call under way.
+/// A running kernel call.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
     /// Name of the step.
@@ -52,33 +50,33 @@ pub struct Job {
 }
 
 impl Jobs {
-    /// A table without calls. `tasks`: where calls run.
+    /// `tasks`: tracks the calls.
     #[must_use]
     pub fn new(kernel: Arc<dyn Kernel>, tasks: TaskTracker) -> Arc<Self> {
         let (turns, running, in_flight) = (Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self { kernel, tasks, turns, running, in_flight })
     }
 
-    /// Marks an id as in flight until the guard is dropped.
+    /// Marks an id as in flight while the guard lives.
     #[must_use]
     pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight {
         *lock(&self.in_flight).entry(id).or_default() += 1;
         InFlight { jobs: Arc::clone(self), id }
     }
 
-    /// True while a create, build, delete or refill works on the id.
+    /// Whether a create, build, delete or refill works on the id.
     #[must_use]
     pub fn is_in_flight(&self, id: EndpointId) -> bool {
         lock(&self.in_flight).contains_key(&id)
     }
 
-    /// Ids in flight (create, build, delete, refill): the audit leaves them out.
+    /// Ids in flight.
     #[must_use]
     pub fn in_flight(&self) -> BTreeSet<EndpointId> {
         lock(&self.in_flight).keys().copied().collect()
     }
 
-    /// The calls that are under way, by endpoint id.
+    /// Running calls by endpoint id.
     #[must_use]
     pub fn running(&self) -> BTreeMap<EndpointId, Job> {
         lock(&self.running).clone()
@@ -98,11 +96,10 @@ impl Jobs {
         turn.lock_owned().await
     }
 
-    /// Runs a kernel call as the only one for its endpoint id. Once begun, the call runs to its end, even if the
-    /// returned future is dropped.
+    /// Runs a kernel call as the only one of its endpoint id, to completion even if the returned future is dropped.
     ///
     /// # Errors
-    /// The call's own.
+    /// The call's error.
     pub async fn run<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
@@ -117,10 +114,10 @@ impl Jobs {
         ended(self.begin(id, step, turn, call).await, id, step)
     }
 
-    /// [`Self::run`] with a bound on the wait.
+    /// [`Self::run`] with a bound.
     ///
     /// # Errors
-    /// The error of the call, or a timeout: the call did not end in time, or another call for the id still ran.
+    /// The call failed or exceeded the bound, or an earlier call for the id did.
     pub async fn bounded<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
@@ -169,7 +166,7 @@ impl Jobs {
         lock(&self.running).insert(id, Job { step, since: Instant::now() });
         let call = call(Arc::clone(&self.kernel));
         let job = async move {
-            // Dropped in reverse: the turn passes on when nothing tells of this call any more.
+            // Dropped in reverse order: the turn is passed on after the entry is removed.
             let _held = (running, turn, working);
             call.await
         };
@@ -177,7 +174,7 @@ impl Jobs {
     }
 }
 
-/// Guard of an id in flight; see [`Jobs::working_on`].
+/// See [`Jobs::working_on`].
 pub struct InFlight {
     jobs: Arc<Jobs>,
     id: EndpointId,
@@ -195,7 +192,7 @@ impl Drop for InFlight {
     }
 }
 
-/// Removes the entry of a running call when the call ends, also by a panic.
+/// Removes a call's entry at its end or panic.
 struct Running {
     jobs: Arc<Jobs>,
     id: EndpointId,

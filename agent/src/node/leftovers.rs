@@ -1,4 +1,4 @@
-//! Leftovers of endpoints: orphans, and undos that failed.
+//! Leftovers of endpoints: orphans and failed undos.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -10,29 +10,29 @@ use wharf_core::{
 
 use crate::node::endpoint::Shared;
 
-/// An orphan: an endpoint without a record.
+/// An endpoint without a record.
 #[derive(Debug, Clone)]
 pub struct Orphan {
-    /// Its link.
+    /// Link.
     pub link: LinkRef,
-    /// The attachment, if the link's mark names one.
+    /// Attachment in the link's mark, if any.
     pub attachment: Option<Attachment>,
-    /// Rows of the shared endpoint table.
+    /// Rows of `ENDPOINTS`.
     pub rows: Vec<(IpAddr, Epoch)>,
-    /// Addresses that are leased under the name of its link.
+    /// Addresses leased under the link's name.
     pub held: Vec<IpAddr>,
 }
 
-/// What an unfinished undo still has to remove.
+/// Subject of an unfinished undo.
 #[derive(Debug, Clone)]
 pub enum Unfinished {
-    /// Programs that were loaded ahead of need.
+    /// A prepared program set.
     Programs,
     /// A create.
     Create(Box<Remains>),
 }
 
-/// The remaining steps of the undo of a create.
+/// Remaining steps of a create's undo.
 #[derive(Debug, Clone)]
 pub struct Remains {
     pub(crate) shared: Arc<Shared>,

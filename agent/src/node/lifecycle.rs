@@ -1,4 +1,4 @@
-//! What the life of endpoints takes: the room `endpoint/` and those that read or mend endpoints.
+//! Shared state of the life of endpoints.
 
 use std::{
     net::IpAddr,
@@ -41,7 +41,7 @@ use crate::{
     sync::lock,
 };
 
-/// What creating, building, deleting and restoring endpoints takes; one for each agent.
+/// Shared state for creating, building, deleting and restoring endpoints; one for each agent.
 pub struct Lifecycle {
     /// Settings.
     pub config: AgentConfig,
@@ -51,13 +51,13 @@ pub struct Lifecycle {
     pub store: Store,
     /// Addresses.
     pub addresses: Addresses,
-    /// MTU of links whose creator asks for none.
+    /// MTU of links without a requested one.
     pub mtu: Mutex<NodeMtu>,
-    /// What gives sets of labels their identities.
+    /// Allocates identities.
     pub identities: Arc<dyn Identities>,
     /// Endpoints.
     pub registry: Registry,
-    /// Program sets verified ahead of need.
+    /// Prepared program sets.
     pub prepared: Prepared,
     /// Kernel calls for endpoints.
     pub jobs: Arc<Jobs>,
@@ -65,23 +65,23 @@ pub struct Lifecycle {
     pub policy: Policy,
     /// The proxy.
     pub proxy: Proxy,
-    /// Which creates may run.
+    /// Admission of creates.
     pub gate: Arc<Gate>,
-    /// Regenerations that may run at once: the cores, at least 2.
+    /// Concurrent regenerations: the number of cores, at least 2.
     pub build_permits: Semaphore,
-    /// The process's memory, and what its control group allows.
+    /// Memory of the process, and its control group's limit.
     pub memory: Memory,
-    /// Forwarded packets of every endpoint are traced.
+    /// Traces forwarded packets of every endpoint.
     pub trace_all: AtomicBool,
-    /// Deletion records of shims that found no agent.
+    /// Deletion records.
     pub deletions: Deletions,
-    /// Endpoints whose records were lost.
+    /// Orphans.
     pub orphans: Aside<Orphan>,
     /// Records out of service.
     pub out_of_service: Aside<OutOfService>,
-    /// Unfinished undos by the id that they keep taken.
+    /// Unfinished undos, by id.
     pub unfinished: Aside<Unfinished>,
-    /// Timelines of endpoints that have ended.
+    /// Timelines of ended endpoints.
     pub timelines: Timelines,
     /// Events.
     pub monitor: Monitor,
@@ -91,33 +91,33 @@ pub struct Lifecycle {
     pub tasks: Tasks,
 }
 
-/// The proxy, and its completions, counted.
+/// The proxy, with counts of completions.
 pub struct Proxy {
-    /// Its redirects.
+    /// Redirects.
     pub redirects: Arc<dyn Redirects>,
-    /// Completions awaited now.
+    /// Awaited completions.
     pub pending: AtomicU64,
-    /// Completions not given within their bound.
+    /// Completions that exceeded their bound.
     pub timed_out: AtomicU64,
 }
 
-/// The agent's tasks, and the tokens that end them; cheap to clone.
+/// The agent's tasks and their stop tokens; cheap to clone.
 #[derive(Clone, Default)]
 pub struct Tasks {
-    /// Operations (deletes, controllers, readers): awaited at a stop.
+    /// Deletes, controllers, readers; awaited at a stop.
     pub operations: TaskTracker,
-    /// Endpoint tasks: ended after the operations, which need them.
+    /// Endpoint tasks; they end after the operations, which need them.
     pub endpoints: TaskTracker,
     /// Controllers.
     pub controllers: Controllers,
     /// Set when the agent stops: no new work.
     pub stop: CancellationToken,
-    /// Set when the operations have ended: endpoint tasks end, and the endpoints stay in the kernel.
+    /// Set after the operations: endpoint tasks end, endpoints stay in the kernel.
     pub halt: CancellationToken,
 }
 
 impl Lifecycle {
-    /// Puts the parts together.
+    /// Combines the parts.
     #[must_use]
     pub fn new(
         config: AgentConfig,
@@ -157,7 +157,7 @@ impl Lifecycle {
         }
     }
 
-    /// The node's own part of the datapath.
+    /// The node's part of the datapath.
     #[must_use]
     pub fn spec(&self) -> NodeSpec {
         let ipam = lock(&self.addresses.ipam);
@@ -173,7 +173,7 @@ impl Lifecycle {
         }
     }
 
-    /// MTU of links whose creator asks for none, bytes.
+    /// MTU of links without a requested one, bytes.
     #[must_use]
     pub fn mtu(&self) -> u32 {
         lock(&self.mtu).bytes

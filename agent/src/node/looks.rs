@@ -1,21 +1,20 @@
-//! Permits for looks at the kernel that clients wait for.
+//! Permits for kernel look-ups that clients wait for.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Looks of one purpose that may run at once. A look continues until the kernel answers, even when its client went
-/// away.
+/// Concurrent looks of a purpose. A look runs until the kernel answers, even without its client.
 pub const LOOKS: usize = 4;
 
-/// What a look is for. Looks for different purposes do not wait for each other.
+/// Purpose of a look. Purposes do not wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// An explanation, or a read of the flow tables, which may take a second.
+    /// Explanation, or read of the flow tables: up to a second.
     Explanation,
-    /// A list of endpoints: one lookup for each link.
+    /// List of endpoints: a look-up for each link.
     List,
-    /// One endpoint: one lookup. A CHECK begins with it.
+    /// One endpoint: one look-up. A CHECK starts with it.
     Endpoint,
 }
 
@@ -35,7 +34,7 @@ impl Default for Looks {
 }
 
 impl Looks {
-    /// Waits until a look may run. The permit is held to its end.
+    /// Waits for a permit, which is held during the look.
     pub(crate) async fn turn(&self, purpose: Purpose) -> Option<OwnedSemaphorePermit> {
         let permits = match purpose {
             Purpose::Explanation => &self.explanations,

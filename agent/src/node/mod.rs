@@ -1,5 +1,4 @@
-//! The state that the agent's tasks share, and its invariants. This module starts no tasks and does not depend on its
-//! users.
+//! State shared by the agent's tasks, and its invariants. Starts no tasks and does not depend on its users.
 
 pub mod aside;
 pub mod edit;
@@ -37,9 +36,9 @@ use crate::{
     store::Store,
 };
 
-/// The whole agent, one for each process. Only the composition root and what answers the outside take it.
+/// The whole agent. Only the composition root and the rooms that answer the outside take it.
 pub struct Node {
-    /// What the life of endpoints takes.
+    /// The life of endpoints.
     pub life: Arc<Lifecycle>,
     /// CNI commands.
     pub commands: Arc<Commands>,
@@ -49,26 +48,26 @@ pub struct Node {
     pub self_checks: Arc<SelfChecks>,
     /// The last collections of the flow tables.
     pub flows: Arc<Flows>,
-    /// Clients of the proxies that had their share of connections.
+    /// Clients of the proxies with an exhausted share.
     pub proxy_clients: Arc<Clients>,
-    /// Findings that the last leak audit left; none before the first audit.
+    /// Findings of the last leak audit; `None` before the first.
     pub audit_findings: Mutex<Option<Left>>,
-    /// Permits for looks at the kernel that clients wait for.
+    /// Permits for kernel look-ups.
     pub looks: Looks,
-    /// Settings that were changed while the agent runs.
+    /// Settings changed at run time.
     pub changed_settings: Mutex<BTreeSet<&'static str>>,
     /// Set once restore is done.
     pub serving: AtomicBool,
-    /// Signs of life.
+    /// Heartbeats.
     pub pulses: Pulses,
-    /// The parts of the status, with the last answer of each.
+    /// Parts of the status.
     pub parts: Parts,
     /// When the agent started.
     pub started: Instant,
 }
 
 impl Node {
-    /// Puts the parts together.
+    /// Combines the parts.
     #[must_use]
     pub fn new(
         config: AgentConfig,

@@ -1,7 +1,7 @@
-//! A part of the status: read by a look of its own, with the last answer kept.
+//! A part of the status, with its last answer.
 //!
-//! A reader gets the answer of a look that began after its request, or, on timeout, the last answer and its age. One
-//! look runs at a time and later readers wait for it, so a stuck part blocks one thread however often it is read.
+//! A reader gets the answer of a look that began after its request or, on timeout, the last answer and its age. One
+//! look runs at a time and readers wait for it, so a stuck part blocks one thread.
 
 use std::{
     collections::BTreeMap,
@@ -19,30 +19,30 @@ use wharf_core::kernel::KernelError;
 
 use crate::sync::lock;
 
-/// Looks that one read starts at most: a look may panic, and a stopped runtime drops every look.
+/// Maximum looks of a read: a look may panic, and a stopped runtime drops looks.
 const LOOKS: u32 = 2;
 
 /// Writes a part's answer into a status.
 pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
 
-/// The last answers of the parts.
+/// All parts.
 #[derive(Default)]
 pub struct Parts {
     fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
     pub(crate) counters: Arc<Part<Result<Vec<MetricRow>, KernelError>>>,
-    /// Where looks run: on the admin thread's runtime, so that they do not depend on the main one.
+    /// Runtime of the admin thread, so that looks do not depend on the main one.
     runtime: OnceLock<Handle>,
     pub(crate) stale: AtomicU64,
 }
 
 impl Parts {
-    /// Sets the runtime for looks. Only the first call has an effect.
+    /// Sets the runtime for looks. Later calls have no effect.
     pub fn look_on(&self, runtime: Handle) {
-        // A second admin thread is a bug; the first runtime stays in use.
+        // A second admin thread would be a bug.
         let _ = self.runtime.set(runtime);
     }
 
-    /// Parts that did not answer when the status was last asked for.
+    /// Parts without an answer at the last status.
     #[must_use]
     pub fn stale(&self) -> u64 {
         self.stale.load(Ordering::Relaxed)
@@ -57,28 +57,28 @@ impl Parts {
     }
 }
 
-/// The result of reading a part.
+/// Result of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading<T> {
-    /// Found by a look that began after the question.
+    /// From a look that began after the request.
     Fresh(T),
-    /// The part does not answer; this is its last answer.
+    /// Not answering.
     Stale {
         /// The last answer.
         value: T,
         /// Age of the last answer.
         age: Duration,
-        /// How long the look that is under way has taken.
+        /// Duration of the running look.
         waiting: Duration,
     },
-    /// The part does not answer, and never has.
+    /// Not answering, and never has.
     Unknown {
-        /// How long the look that is under way has taken.
+        /// Duration of the running look.
         waiting: Duration,
     },
 }
 
-/// A part. Shared by its readers and the running look.
+/// Shared by readers and the running look.
 #[derive(Debug)]
 pub struct Part<T> {
     slot: Mutex<Slot<T>>,
@@ -88,7 +88,6 @@ pub struct Part<T> {
 #[derive(Debug)]
 struct Slot<T> {
     last: Option<Answer<T>>,
-    /// When the look that is under way began.
     looking: Option<Instant>,
 }
 
@@ -106,8 +105,7 @@ impl<T> Default for Part<T> {
 }
 
 impl<T: Clone + Send + 'static> Part<T> {
-    /// Reads the part, waiting until `until`. A look runs on a blocking thread of `runtime`, so it may block; it
-    /// continues when its readers are gone.
+    /// Reads the part until `until`. A look runs on a blocking thread of `runtime`, and continues without readers.
     pub async fn read<F>(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -122,7 +120,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         loop {
             let ended = self.ended.notified();
             tokio::pin!(ended);
-            // Registers for the end of a look before the slot is read, so none is missed.
+            // Registered before the slot is read, so that no end is missed.
             ended.as_mut().enable();
             let is_free = {
                 let mut slot = lock(&self.slot);
@@ -148,7 +146,6 @@ impl<T: Clone + Send + 'static> Part<T> {
         }
     }
 
-    /// The result at the timeout.
     fn overdue(&self, asked: Instant) -> Reading<T> {
         let slot = lock(&self.slot);
         let waiting = slot.looking.unwrap_or(asked).elapsed();
@@ -159,7 +156,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         }
     }
 
-    /// The thread is not joined: its look may never end. There is at most one for each part.
+    /// The thread is not joined: its look may never end. At most one for each part.
     fn start<F>(self: &Arc<Self>, runtime: &Handle, look: F)
     where
         F: Future<Output = T> + Send + 'static,
@@ -169,7 +166,7 @@ impl<T: Clone + Send + 'static> Part<T> {
     }
 }
 
-/// A look under way; its end is noted also when the runtime drops it, or it panics.
+/// A running look; its end is recorded also after a drop or panic.
 struct Look<T> {
     part: Arc<Part<T>>,
     found: Option<T>,
@@ -220,7 +217,7 @@ mod tests {
         }
     }
 
-    /// A look that blocks its thread until it is told, and counts how many have begun.
+    /// A look that blocks its thread until released, and counts its starts.
     struct Stuck {
         begun: Arc<AtomicU64>,
         go: Arc<Mutex<mpsc::Receiver<u64>>>,
@@ -251,7 +248,7 @@ mod tests {
         }
         tell.send(1).expect("somebody listens");
         tell.send(2).expect("somebody listens");
-        // The first look began before this question, so it takes the second to answer it.
+        // The first look began before this request, so the second answers it.
         assert_eq!(part.read(&runtime, patient(), || stuck.look()).await, Reading::Fresh(2));
         for _ in 0..3 {
             let reading = part.read(&runtime, soon(), || stuck.look()).await;
@@ -267,7 +264,7 @@ mod tests {
         let (stuck, tell) = Stuck::new();
         let ask = || part.read(&runtime, patient(), || stuck.look());
         let answer = async {
-            // The first look is under way before any answer is given; further ones need at most one more.
+            // The first look runs before any answer; others need at most one more.
             for n in 0..10 {
                 tell.send(n).expect("somebody listens");
             }

@@ -1,4 +1,4 @@
-//! The table of prepared program sets: loaded and verified before a create needs them.
+//! Table of prepared program sets: loaded and verified before a create needs them.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -10,18 +10,18 @@ use wharf_core::ids::{EndpointId, MacAddr};
 
 use crate::sync::lock;
 
-/// A loaded and pinned program set that no endpoint has yet.
+/// A loaded and pinned program set without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProgramSet {
-    /// The id it is pinned under, taken in the registry.
+    /// Id of the pins, taken in the registry.
     pub id: EndpointId,
-    /// Constant of its programs.
+    /// Constant of the programs.
     pub container_mac: MacAddr,
-    /// Constant of its programs.
+    /// Constant of the programs.
     pub host_mac: MacAddr,
 }
 
-/// The sets that are ready. The controller loads at most `target`.
+/// Ready sets; the controller loads up to `target`.
 pub struct Prepared {
     ready: Mutex<VecDeque<ProgramSet>>,
     taken: Notify,
@@ -35,14 +35,14 @@ impl Prepared {
         Self { ready: Mutex::default(), taken: Notify::new(), target }
     }
 
-    /// Takes one, if any is ready.
+    /// Takes a ready set.
     pub fn take(&self) -> Option<ProgramSet> {
         let set = lock(&self.ready).pop_front();
         self.taken.notify_one();
         set
     }
 
-    /// Returns a set that was not used.
+    /// Returns an unused set.
     pub fn give_back(&self, set: ProgramSet) {
         lock(&self.ready).push_front(set);
     }

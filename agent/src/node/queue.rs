@@ -1,4 +1,4 @@
-//! State of the deletion queue: the waiting records and the canary.
+//! State of the deletion queue: waiting records and the canary.
 
 use std::{
     collections::BTreeMap,
@@ -13,17 +13,16 @@ use wharf_handover::queue::{BAD, Entry, Queue, QueueError};
 
 use crate::{clock, sync::lock};
 
-/// Time after which an unsent or unreturned canary is reported.
+/// Age at which a missing canary is reported.
 const CANARY_PATIENCE: Duration = Duration::from_secs(5);
-/// The age of a waiting record from which on the queue is degraded, milliseconds.
+/// Age of a record at which the queue is degraded, milliseconds.
 const OLD_MS: u64 = 60_000;
 
 /// State of the deletion queue.
 pub struct Deletions {
     /// The directory.
     pub queue: Queue,
-    /// Serializes drains: two at once would request the same deletes twice. Held across awaits by design; the
-    /// deletes' bounds limit it.
+    /// Serializes drains, which would otherwise repeat deletes. Held across awaits, which the deletes bound.
     turn: tokio::sync::Mutex<()>,
     seen: Mutex<Seen>,
     since: Instant,
@@ -31,18 +30,16 @@ pub struct Deletions {
 
 #[derive(Default)]
 struct Seen {
-    /// Waiting records by file name.
     waiting: BTreeMap<String, Waiting>,
-    /// Records put aside since the start.
     unusable: u64,
-    /// Files put aside now, including those from earlier runs.
+    /// Files put aside, also by earlier runs.
     aside: u64,
     drained: u64,
     canary: Canary,
 }
 
-/// A record whose delete could not be finished. Its age grows with the monotonic clock; the wall clocks of the writer
-/// and the agent are compared once, when the agent first reads the record.
+/// A record whose delete failed. Its age follows the monotonic clock; writer's and agent's wall clocks are compared
+/// when the agent first reads it.
 struct Waiting {
     age_ms: u64,
     met: Instant,
@@ -77,30 +74,30 @@ enum Canary {
     Failed(QueueFailure),
 }
 
-/// Why work on the queue failed.
+/// Failure of work on the queue.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueFailure {
     /// The queue refused.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// The blocking task did not end by itself.
+    /// The blocking task panicked or was cancelled.
     #[error("deletion queue {queue}: {1}", queue = .0.display())]
     Task(PathBuf, #[source] tokio::task::JoinError),
 }
 
-/// The trigger of a drain.
+/// Trigger of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// The agent starts.
+    /// Start of the agent.
     Start,
-    /// A record was written.
+    /// A written record.
     Event,
     /// The tick.
     Tick,
 }
 
 impl Deletions {
-    /// The queue of a run directory.
+    /// Queue of a run directory.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self {
@@ -111,20 +108,19 @@ impl Deletions {
         }
     }
 
-    /// The age of a record, milliseconds.
+    /// A record's age, milliseconds.
     #[must_use]
     pub fn age_ms(&self, entry: &Entry) -> u64 {
         let seen = lock(&self.seen);
         seen.waiting.get(&entry.name).map_or_else(|| Waiting::meet(entry.written_unix_ms).age_ms, Waiting::age_ms)
     }
 
-    /// Waits until no other drain runs.
+    /// Waits for the turn to drain.
     pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
     }
 
-    /// Notes the end of a drain: the records that stay (file name and write time), the number it put aside, and the
-    /// total number put aside.
+    /// Records a drain: remaining records (file name and write time), number put aside by it, and in total.
     pub fn drained(&self, stay: &[(String, u64)], unusable: u64, aside: u64) {
         let mut seen = lock(&self.seen);
         let mut before = std::mem::take(&mut seen.waiting);
@@ -136,12 +132,12 @@ impl Deletions {
         seen.aside = aside;
     }
 
-    /// A record was served and removed.
+    /// Counts a served record.
     pub fn count_served(&self) {
         lock(&self.seen).drained += 1;
     }
 
-    /// The canary is sent, or could not be.
+    /// Records that the canary was sent, or why not.
     pub fn canary_sent(&self, sent: Result<String, QueueFailure>) {
         lock(&self.seen).canary = match sent {
             Ok(nonce) => Canary::Out { nonce, since: Instant::now() },
@@ -149,12 +145,12 @@ impl Deletions {
         };
     }
 
-    /// Whether the canary could not be sent.
+    /// Whether sending the canary failed.
     pub fn canary_failed(&self) -> bool {
         matches!(lock(&self.seen).canary, Canary::Failed(_))
     }
 
-    /// A canary was read from the queue.
+    /// Records a canary from the queue.
     pub fn canary_came(&self, nonce: &str, cause: Cause) {
         let mut seen = lock(&self.seen);
         if let Canary::Out { nonce: ours, since } = &seen.canary
@@ -165,14 +161,14 @@ impl Deletions {
         }
     }
 
-    /// Puts a record aside that the audit found unusable.
+    /// Puts aside a record that the audit found unusable.
     ///
     /// # Errors
-    /// When its file cannot be moved.
+    /// The file cannot be moved.
     pub async fn discard(&self, name: &str) -> Result<(), QueueFailure> {
         let name = name.to_owned();
         let set_aside = self.blocking(move |queue| {
-            // A drain may have put it aside since the audit saw it.
+            // A drain may have put it aside already.
             let is_there = queue.list()?.iter().any(|entry| entry.name == name);
             queue.set_aside(&name).map(|()| is_there)
         });
@@ -184,7 +180,7 @@ impl Deletions {
         Ok(())
     }
 
-    /// Removes the records of deleted attachments: a direct delete has served them.
+    /// Removes records of attachments that a direct delete has deleted.
     pub async fn served(&self, attachments: &[Attachment]) {
         let waiting = attachments.iter().filter(|a| {
             let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
@@ -201,7 +197,7 @@ impl Deletions {
     /// Runs file operations on a blocking thread.
     ///
     /// # Errors
-    /// The work's own.
+    /// The operation's error.
     pub async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Queue) -> Result<T, QueueError> + Send + 'static,

@@ -1,8 +1,8 @@
-//! The registry: endpoints by id and by interface, and the free ids.
+//! Registry: endpoints by id and by interface, and free ids.
 //!
-//! One lock, held only for map operations. A create reserves its id and interface before its first side effect, and a
-//! delete frees them after its last. Two creates of one attachment therefore cannot both run, and a late clean-up
-//! cannot hit a new endpoint with the same id.
+//! The lock is held for map operations only. A create reserves id and interface before its first side effect, a
+//! delete frees them after its last: creates of one attachment cannot overlap, and a late clean-up cannot hit a new
+//! endpoint with the id.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -20,24 +20,24 @@ use wharf_core::{
 
 use crate::{node::endpoint::Handle, sync::lock};
 
-/// Why an endpoint cannot be inserted.
+/// Why an insertion is refused.
 #[derive(Debug)]
 pub enum Taken {
-    /// This endpoint has the interface already.
+    /// Endpoint with the interface.
     Interface(Box<Handle>),
-    /// This endpoint has the address already.
+    /// Endpoint with the address.
     Address(IpAddr, Box<Handle>),
-    /// This endpoint is on the link, which another plugin made, already.
+    /// Endpoint on the other plugin's link.
     Link(Box<Handle>),
-    /// This endpoint has published the port already.
+    /// Endpoint that publishes the port.
     Port(Publish, Box<Handle>),
 }
 
-/// The registry.
+/// Endpoints and free ids.
 #[derive(Default)]
 pub struct Registry {
     inner: Mutex<Inner>,
-    /// Wakes those who wait for an endpoint that leaves.
+    /// Notified when an endpoint has left.
     left: Notify,
 }
 
@@ -45,16 +45,16 @@ pub struct Registry {
 struct Inner {
     by_id: BTreeMap<EndpointId, Handle>,
     by_interface: HashMap<(ContainerId, IfName), EndpointId>,
-    /// Ids in use by something: an endpoint, a prepared program set, a clean-up.
+    /// Ids of endpoints, prepared program sets and clean-ups.
     taken: BTreeSet<EndpointId>,
-    /// Freed ids, oldest first: an id is reused as late as possible.
+    /// Freed ids, oldest first, so that reuse is late.
     released: VecDeque<EndpointId>,
     next_unused: u16,
-    /// Endpoints whose delete is answered, while the kernel still releases their links.
+    /// Endpoints whose delete is answered while the kernel releases their links.
     leaving: BTreeSet<(EndpointId, Epoch)>,
 }
 
-/// Guard of an endpoint that leaves; see [`Registry::leaves`].
+/// See [`Registry::leaves`].
 pub struct Leaving<'a> {
     registry: &'a Registry,
     who: (EndpointId, Epoch),
@@ -68,8 +68,8 @@ impl Drop for Leaving<'_> {
 }
 
 impl Registry {
-    /// Marks an endpoint whose delete is answered before its record is removed. Whoever needs its name, its addresses
-    /// or a picture without it waits for the end of the guard ([`Self::settled`]).
+    /// Marks an endpoint whose delete is answered before its record is removed. [`Self::settled`] waits for the
+    /// guard's end.
     #[must_use]
     pub fn leaves(&self, handle: &Handle) -> Leaving<'_> {
         let who = (handle.id, handle.epoch);
@@ -77,20 +77,20 @@ impl Registry {
         Leaving { registry: self, who }
     }
 
-    /// Whether the endpoint's delete is answered and its record is still there.
+    /// Whether the delete is answered and the record remains.
     #[must_use]
     pub fn is_leaving(&self, handle: &Handle) -> bool {
         lock(&self.inner).leaving.contains(&(handle.id, handle.epoch))
     }
 
-    /// Whether an endpoint leaves now.
+    /// Whether an endpoint is leaving.
     #[must_use]
     pub fn someone_leaves(&self) -> bool {
         !lock(&self.inner).leaving.is_empty()
     }
 
-    /// Waits for the endpoints that leave now and that `concern` the caller; true when there was one. The kernel
-    /// releases a link within tens of milliseconds, and the wait of the deletes for it is bounded.
+    /// Waits for leaving endpoints that `concern` the caller; returns whether there was one. Bounded by the deletes;
+    /// the kernel releases a link within tens of milliseconds.
     pub async fn settled(&self, concern: impl Fn(&EndpointRecord) -> bool) -> bool {
         let wanted: Vec<_> = {
             let inner = lock(&self.inner);
@@ -108,7 +108,7 @@ impl Registry {
         }
     }
 
-    /// Takes a free id: a never-used one, else the one freed first.
+    /// Takes a free id: an unused one, else the earliest freed.
     #[must_use]
     pub fn take_id(&self) -> Option<EndpointId> {
         let mut inner = lock(&self.inner);
@@ -128,32 +128,31 @@ impl Registry {
         None
     }
 
-    /// No id is free.
+    /// Whether no id is free.
     #[must_use]
     pub fn is_full(&self) -> bool {
         lock(&self.inner).taken.len() >= usize::from(MAX_ENDPOINT_ID)
     }
 
-    /// Takes an id that a record or leftover of an earlier run uses; false when it is already taken.
+    /// Takes an earlier run's id; false if it is taken.
     pub fn claim_id(&self, id: EndpointId) -> bool {
         lock(&self.inner).taken.insert(id)
     }
 
-    /// Frees an id; the last step of a delete.
+    /// Frees an id, as the last step of a delete.
     pub fn free_id(&self, id: EndpointId) {
         let mut inner = lock(&self.inner);
-        // A claimed id above `next_unused` is still a never-used id.
+        // An id above `next_unused` counts as unused.
         if inner.taken.remove(&id) && id.get() <= inner.next_unused {
             inner.released.push_back(id);
         }
     }
 
-    /// Inserts an endpoint, unless another one has its interface, an address or a published port of it. A port is free
-    /// when its endpoint has left the registry: until then something of it may still be in the kernel.
+    /// Inserts an endpoint unless its interface, link, addresses or ports are in use. A port is in use until its
+    /// endpoint leaves the registry, because the kernel may still have it.
     ///
     /// # Errors
-    /// The endpoint that has the interface, one of the addresses or one of the ports. Only caller-leased addresses are known here;
-    /// others are leased later by IPAM.
+    /// The other endpoint. Only caller-leased addresses are known here; IPAM leases others later.
     pub fn insert(&self, handle: Handle) -> Result<(), Taken> {
         let key = interface_key(&handle);
         let addresses: Vec<IpAddr> = addresses_of(&handle).collect();
@@ -188,7 +187,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Removes an endpoint; its id stays taken until [`Self::free_id`].
+    /// The id stays taken until [`Self::free_id`].
     pub fn remove(&self, id: EndpointId) -> Option<Handle> {
         let mut inner = lock(&self.inner);
         let handle = inner.by_id.remove(&id)?;
@@ -199,7 +198,7 @@ impl Registry {
         Some(handle)
     }
 
-    /// The endpoint with this id.
+    /// The endpoint of an id.
     #[must_use]
     pub fn get(&self, id: EndpointId) -> Option<Handle> {
         lock(&self.inner).by_id.get(&id).cloned()
@@ -213,7 +212,7 @@ impl Registry {
         inner.by_id.get(id).cloned()
     }
 
-    /// The endpoint whose id follows this one; after the highest comes the lowest.
+    /// The endpoint with the next id; wraps around.
     #[must_use]
     pub fn next_after(&self, id: EndpointId) -> Option<Handle> {
         let inner = lock(&self.inner);
@@ -244,12 +243,12 @@ fn addresses_of(handle: &Handle) -> impl Iterator<Item = IpAddr> + use<> {
     handle.shared.read(|v| v.record.addresses())
 }
 
-/// The link that another plugin made, by the index of its host side.
+/// Host side of another plugin's link.
 fn plugin_link(handle: &Handle) -> Option<IfIndex> {
     handle.shared.read(|v| (!v.record.link_owner.is_wharf()).then_some(v.record.host_ifindex))
 }
 
-/// An interface name is unique in a container whatever the network, so the network is not part of the key.
+/// Without the network: interface names are unique in a container.
 fn interface_key(handle: &Handle) -> (ContainerId, IfName) {
     handle.shared.read(|v| (v.record.attachment.container_id.clone(), v.record.attachment.ifname.clone()))
 }

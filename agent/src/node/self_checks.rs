@@ -1,4 +1,4 @@
-//! Results of the self-checks of endpoints.
+//! Results of endpoints' self-checks.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -11,21 +11,20 @@ use wharf_core::ids::{EndpointId, Epoch};
 
 use crate::{node::endpoint::Handle, sync::lock};
 
-/// Minimum time between two batches of test packets in the background: a batch takes the kernel about a millisecond.
+/// Minimum time between background batches, which take about 1 ms.
 pub const PACE: Duration = Duration::from_millis(20);
 
-/// Checks of one lane that run at the same time: each occupies a blocking thread for about a millisecond, so that a hundred CHECKs
-/// need about 25 ms of the kernel.
+/// Concurrent checks of a lane: each blocks a thread for about 1 ms, so a hundred CHECKs take about 25 ms.
 pub const AT_ONCE: usize = 4;
 
-/// Who waits for a check.
+/// Requester of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// The agent's own round: one batch every [`PACE`].
+    /// The agent: one batch every [`PACE`].
     Background,
-    /// A CHECK of the CNI plugin: without a pace, [`AT_ONCE`] at a time.
+    /// A CHECK: no pace, [`AT_ONCE`] concurrent.
     Check,
-    /// Another client, such as `wharf endpoint health`: the same, with permits of its own.
+    /// Other clients, such as `wharf endpoint health`: as CHECK, with separate permits.
     Client,
 }
 
@@ -33,8 +32,7 @@ pub enum Lane {
 #[derive(Debug)]
 pub struct SelfChecks {
     rows: Mutex<BTreeMap<EndpointId, Row>>,
-    /// When the last background batch began. Held while a task waits for its turn, so that batches are at least [`PACE`]
-    /// apart.
+    /// Start of the last background batch. Held while a task waits, so that batches are [`PACE`] apart.
     turn: tokio::sync::Mutex<Option<Instant>>,
     /// Permits of [`Lane::Check`].
     checks: Semaphore,
@@ -51,10 +49,10 @@ impl Default for SelfChecks {
 
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// Epoch of the checked endpoint: its id may be reused.
+    /// Epoch of the endpoint: the id may be reused.
     epoch: Epoch,
     pub(crate) seen: SelfCheck,
-    /// A regeneration was asked for in this alarm.
+    /// This alarm already caused a regeneration.
     pub(crate) asked: bool,
 }
 
@@ -72,12 +70,10 @@ impl SelfChecks {
         lock(&self.rows).values().filter(|row| row.seen.alarm.is_some()).count() as u64
     }
 
-    /// Removes the rows of deleted endpoints.
     pub(crate) fn keep(&self, live: &BTreeMap<EndpointId, Epoch>) {
         lock(&self.rows).retain(|id, row| live.get(id) == Some(&row.epoch));
     }
 
-    /// Changes an endpoint's row.
     pub(crate) fn update<T>(&self, handle: &Handle, change: impl FnOnce(&mut Row) -> T) -> T {
         let mut rows = lock(&self.rows);
         let new = || Row { epoch: handle.epoch, seen: SelfCheck::default(), asked: false };
@@ -88,8 +84,8 @@ impl SelfChecks {
         change(row)
     }
 
-    /// Endpoints with an active alarm, the number of checked endpoints, and the time of the oldest check in
-    /// milliseconds since the Unix epoch.
+    /// Endpoints with an alarm, number of checked endpoints, and time of the oldest check in milliseconds since the
+    /// Unix epoch.
     pub(crate) fn summary(&self) -> (Vec<EndpointId>, u64, u64) {
         let (mut failing, mut checked, mut oldest) = (Vec::new(), 0_u64, u64::MAX);
         for (id, row) in lock(&self.rows).iter() {
@@ -102,7 +98,7 @@ impl SelfChecks {
         (failing, checked, oldest)
     }
 
-    /// Waits until the next batch of the lane may run. The permit, where the lane has permits, is held during the batch.
+    /// Waits for the lane's next batch; a permit is held during it.
     pub(crate) async fn turn(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
         match lane {
             // The semaphores are never closed.

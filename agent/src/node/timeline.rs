@@ -1,9 +1,8 @@
 //! Durable timelines of endpoints, for `wharf explain`.
 //!
-//! Entries are noted in [`crate::node::endpoint::Shared`]. The transaction that commits an endpoint, removes its
-//! record or closes the intent of a failed create also writes its timeline, so the timeline adds no commit and no
-//! wait. Other entries are written by a slow batch ([`write()`]), which also removes old lives. A killed agent loses
-//! only the entries noted after the last batch.
+//! [`crate::node::endpoint::Shared`] collects entries. Transactions that commit an endpoint, remove its record or
+//! close a failed create's intent also write its timeline, without another commit. A slow batch ([`write()`]) writes
+//! the rest and removes old lives; a killed agent loses only entries since the last batch.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -32,14 +31,14 @@ use crate::{
     sync::lock,
 };
 
-/// Interval of the batch.
+/// Interval of [`write()`].
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Lives written or removed in one transaction, so that it does not delay other commits for long.
+/// Lives per transaction, so that other commits are not delayed.
 const BATCH: usize = 512;
-/// Maximum number of ended lives that wait for a batch: failed creates while the store refuses writes.
+/// Maximum ended lives waiting for a batch: failed creates while the store refuses writes.
 const MAX_LATER: usize = 1_024;
 
-/// Lives without an endpoint in memory: ended ones, and loaded ones before restore.
+/// Lives without an endpoint in memory: ended, or loaded before restore.
 #[derive(Default)]
 pub struct Timelines {
     inner: Mutex<Inner>,
@@ -48,16 +47,16 @@ pub struct Timelines {
 
 #[derive(Default)]
 struct Inner {
-    /// Ended lives as JSON: one allocation each, where a [`PastLife`] has one per string and list.
+    /// As JSON: one allocation each instead of one per string and list of a [`PastLife`].
     past: Past<Box<[u8]>>,
-    /// Ended lives that are not written yet, oldest first.
+    /// Unwritten ended lives, oldest first.
     later: VecDeque<Life>,
-    /// Entries loaded at the start, until restore hands them to their endpoint.
+    /// Entries loaded at the start, until restore takes them.
     loaded: HashMap<(EndpointId, Epoch), Entries>,
 }
 
 impl Timelines {
-    /// Adds an ended life that the store has.
+    /// Adds an ended life of the store.
     pub fn ended(&self, life: &Life) {
         if let Some(ended) = life.ended {
             let past = PastLife { who: life.who.clone(), ended };
@@ -67,14 +66,13 @@ impl Timelines {
         }
     }
 
-    /// Returns the change that removes the oldest ended life when the limit is reached. It is committed with the
-    /// transaction that ends another life, so the number of ended lives stays near the limit.
+    /// At the limit, the change that removes the oldest ended life; for the transaction that ends another.
     #[must_use]
     pub fn make_room(&self) -> Option<Change> {
         lock(&self.inner).past.make_room(MAX_PAST).map(|(id, epoch)| Change::RemoveLife(id, epoch))
     }
 
-    /// Adds an ended life that the next batch writes.
+    /// Adds an ended life for the next batch.
     pub fn later(&self, life: Life) {
         self.ended(&life);
         let mut inner = lock(&self.inner);
@@ -85,39 +83,39 @@ impl Timelines {
         inner.later.push_back(life);
     }
 
-    /// Takes the loaded entries of a restored endpoint.
+    /// Takes a restored endpoint's entries.
     #[must_use]
     pub fn take(&self, id: EndpointId, epoch: Epoch) -> Option<Entries> {
         lock(&self.inner).loaded.remove(&(id, epoch))
     }
 
-    /// Ended lives that fit, the latest first.
+    /// Matching ended lives, the latest first.
     #[must_use]
     pub fn past(&self, fits: impl Fn(&PastLife) -> bool) -> Vec<PastLife> {
         let inner = lock(&self.inner);
         inner.past.iter().filter_map(|packed| serde_json::from_slice(packed).ok()).filter(fits).collect()
     }
 
-    /// Number of ended lives kept.
+    /// Number of ended lives.
     #[must_use]
     pub fn ended_count(&self) -> usize {
         lock(&self.inner).past.len()
     }
 
-    /// An ended life that is not written yet.
+    /// An unwritten ended life.
     #[must_use]
     pub fn unwritten(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
         lock(&self.inner).later.iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
     }
 
-    /// Ended lives dropped unwritten: too many waited while the store refused writes.
+    /// Number of ended lives dropped unwritten.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 }
 
-/// Notes that a phase ended: in the metrics, and in the endpoint's timeline.
+/// Records the end of a phase in metrics and timeline.
 pub fn phase(
     metrics: &Metrics,
     shared: &Shared,
@@ -134,18 +132,18 @@ pub fn phase(
     shared.note(operation, phase, Some(took), outcome, &text);
 }
 
-/// The life of a fully deleted endpoint. The transaction that removes the record must also store the life.
+/// Life of a deleted endpoint, for the transaction that removes the record.
 #[must_use]
 pub fn deleted(shared: &Shared, took: Duration) -> Life {
     let text = "nothing of it is left; time of the whole delete";
     let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Deleted }));
-    // The entry is not noted in the endpoint, because the transaction may fail.
+    // Not added to the endpoint, because the transaction may fail.
     life.entries.push(entry(Operation::Delete, "remove-record", Some(took), Outcome::Ok, text));
     life.trim();
     life
 }
 
-/// The life of an endpoint whose create failed.
+/// Life of a failed create.
 #[must_use]
 pub fn create_failed(shared: &Shared) -> Life {
     let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::CreateFailed }));
@@ -153,7 +151,7 @@ pub fn create_failed(shared: &Shared) -> Life {
     life
 }
 
-/// The life of a create that the end of the agent interrupted and that restore has undone.
+/// Life of a create that the agent's end interrupted and restore undid.
 #[must_use]
 pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Life {
     let now = clock::unix_ms();
@@ -174,8 +172,7 @@ pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Lif
     Life { who, ended: Some(Ended { at_unix_ms: now, how: End::CreateFailed }), entries }
 }
 
-/// Loads the timelines at a start, before the restore of endpoints. A failure is logged, and the agent starts without
-/// them.
+/// Loads the timelines before endpoints are restored. After a failure the agent starts without them.
 pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     let (lives, unreadable) = match store.lives().await {
         Ok(found) => found,
@@ -205,11 +202,11 @@ pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     }
 }
 
-/// Writes entries noted since the last batch and removes old lives, in one transaction. `now_ms`: milliseconds since
-/// the Unix epoch. A life is old when it ended longer than `keep` ago.
+/// In one transaction, writes new entries and removes lives that ended longer than `keep` before `now_ms`
+/// (milliseconds since the Unix epoch).
 ///
 /// # Errors
-/// When the store refuses; the next batch retries.
+/// The store refused; the next batch retries.
 pub async fn write(
     timelines: &Timelines,
     store: &Store,
@@ -223,7 +220,7 @@ pub async fn write(
     store.take_untold().into_iter().for_each(|life| timelines.later(life));
     let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
     let (later, old) = {
-        // Lives stay in `later` for explanations until the store has them.
+        // Kept in `later` for explanations until the store has them.
         let inner = lock(&timelines.inner);
         let later: Vec<Life> = inner.later.iter().take(BATCH).cloned().collect();
         (later, inner.past.outdated(now_ms, keep_ms, MAX_PAST, BATCH))

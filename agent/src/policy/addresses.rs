@@ -1,4 +1,4 @@
-//! Follows the node's addresses, so that policy's rows cover a new one at once.
+//! Follows the node's addresses, so that the rows cover a new address at once.
 
 use tokio_util::sync::CancellationToken;
 use wharf_datapath::AddressChanges;
@@ -6,10 +6,9 @@ use wharf_datapath::AddressChanges;
 use super::{CONTROLLER, Policy};
 use crate::controller::Controllers;
 
-/// Name of the controller that reads the notifications.
 const NOTIFICATIONS: &str = "node-addresses";
 
-/// Keeps policy's rows of the node's addresses current until `stop`.
+/// Updates the rows for the node's addresses until `stop`.
 pub async fn follow(policy: &Policy, mut changes: AddressChanges, controllers: &Controllers, stop: &CancellationToken) {
     loop {
         let changed = tokio::select! {

@@ -1,9 +1,9 @@
-//! The policy directory: what its files say is wanted as long as they are there.
+//! The policy directory: the policies of its files are wanted while the files exist.
 //!
-//! `*.yaml`, `*.yml` and `*.json` are read in the order of their names; subdirectories and names that begin with a dot are left
-//! out. A file that is refused, or cannot be read, leaves in force what it said before, also after a start: what it said is kept with
-//! the imported policies. A start that finds nothing kept does not know what a refused file said, so it fails: the kernel's rules stay
-//! in force. A file that changed within the last two seconds may be half-written: it is read at a later look, at a start at once.
+//! `*.yaml`, `*.yml` and `*.json` are read in order of their names; subdirectories and hidden files are skipped. A
+//! refused or unreadable file leaves its last good text in force, also across a start; a start without that text
+//! fails, and the kernel's rules stay in force. A file modified in the last two seconds may be half-written: only a
+//! start reads it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,46 +25,41 @@ use super::{
 };
 use crate::kept;
 
-/// Files that are read.
 const MAX_FILES: usize = 10_000;
-/// How long a file is left alone after it was written.
+/// Minimum time since the last modification before a file is read.
 const SETTLES: Duration = Duration::from_secs(2);
 
-/// Which files are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Age {
-    /// All, at a start.
+    /// Every file; for a start.
     Any,
-    /// Those that nobody writes any more.
+    /// Files not modified within [`SETTLES`].
     Settled,
 }
 
-/// Device, inode, size, time of the last write, and seconds and nanoseconds of the last change: another one is another content. The
-/// time of a write is what its writer says (`touch`, `cp -p`), that of a change is not.
+/// Device, inode, size, modification time, change time (seconds, nanoseconds). Writers can set the modification time
+/// (`touch`, `cp -p`), but not the change time.
 type Stamp = (u64, u64, u64, SystemTime, (i64, i64));
 
 #[derive(Debug, Default)]
 struct File {
     stamp: Option<Stamp>,
-    /// What it said when it was last good.
+    /// Last good text.
     text: Arc<str>,
     policies: Vec<Policy>,
     refused: Option<String>,
 }
 
-/// What the directory says.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// All policies of its files.
     pub(super) policies: BTreeMap<PolicyName, Vec<Policy>>,
-    /// What they are read from.
     pub(super) texts: Texts,
 }
 
-/// Whether a start without kept policies can use the directory.
+/// Whether a start without saved policies can use the directory.
 ///
 /// # Errors
-/// The directory cannot be read, or a file is refused.
+/// The directory is unreadable, or a file is refused.
 pub fn check(directory: &Path) -> Result<(), PolicyError> {
     let mut files = Files::default();
     files.look(directory, Age::Any)?;
@@ -72,25 +67,22 @@ pub fn check(directory: &Path) -> Result<(), PolicyError> {
     refused.map_or(Ok(()), |why| Err(PolicyError::Directory { path: directory.to_owned(), why }))
 }
 
-/// What was last found.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     files: BTreeMap<PathBuf, File>,
-    /// What a refused file said before is known: a start found it kept, or read all files.
+    /// The files' last good texts are known.
     known: bool,
-    /// How often what they say changed.
     changes: u64,
-    /// Why the directory could not be read.
     unreadable: Option<PolicyError>,
-    /// Why what the directory says is not wanted yet.
+    /// Why the directory's policies are not wanted yet.
     pub(super) not_taken: Option<PolicyError>,
-    /// Policies that another source has.
+    /// Policies that another file or an import has.
     taken: BTreeMap<PolicyName, String>,
 }
 
 impl Files {
-    /// What the files of the directory said before the agent's start. A text that this agent does not take is left out: then its
-    /// file has to be good.
+    /// Restores texts from before the agent's start. A text that this agent refuses is skipped; its file must then be
+    /// good.
     pub(super) fn remember(&mut self, directory: &Path, kept: &Texts) {
         self.known = true;
         for (path, text) in kept.iter().filter(|(path, _)| Path::new(path).parent() == Some(directory)) {
@@ -107,15 +99,15 @@ impl Files {
         }
     }
 
-    /// Reads what changed, and answers all policies of the directory.
+    /// Reads changed files and returns all policies.
     ///
     /// # Errors
-    /// The directory cannot be read; what its files said stays in force. Or nothing is known of what it said.
+    /// The directory is unreadable, or a start finds a refused file without a last good text.
     pub(super) fn look(&mut self, directory: &Path, age: Age) -> Result<Found, PolicyError> {
         let read = self.read(directory, age);
         self.unreadable = read.as_ref().err().cloned();
         match read {
-            // A start has nothing else in force.
+            // A start uses the saved texts.
             Err(_) if age == Age::Any && self.known => {}
             other => other?,
         }
@@ -143,7 +135,7 @@ impl Files {
         for path in there {
             let file = self.files.entry(path.clone()).or_default();
             bytes -= file.text.len();
-            // Of a symbolic link, what it leads to.
+            // Follows symbolic links.
             match fs::metadata(&path) {
                 Ok(metadata) => self.changes += u64::from(file.renew(&path, &metadata, age, MAX_TEXTS - bytes)),
                 Err(error) => file.refuse(&path, error.to_string()),
@@ -181,12 +173,12 @@ impl Files {
         found
     }
 
-    /// Another number says that the files may say something else.
+    /// Differs when the policies may differ.
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// These policies are imported, and stay as they were imported.
+    /// Refuses policies that are also imported.
     pub(super) fn refuse(&mut self, imported: BTreeSet<PolicyName>) {
         for name in imported {
             let why =
@@ -195,7 +187,7 @@ impl Files {
         }
     }
 
-    /// What is refused, one a line.
+    /// All refusals, one a line.
     pub(super) fn problem(&self) -> Option<String> {
         let of_files = self.files.values().filter_map(|file| file.refused.clone());
         let whole = self.unreadable.iter().chain(&self.not_taken).map(ToString::to_string);
@@ -205,12 +197,12 @@ impl Files {
 }
 
 impl File {
-    /// Reads the file if it changed; at most `room` bytes of it are taken. True if it says something else now.
+    /// Reads a changed file, up to `room` bytes. Returns whether the content changed.
     fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age, room: usize) -> bool {
         let Ok(modified) = metadata.modified() else { return false };
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         let stamp = (metadata.dev(), metadata.ino(), metadata.size(), modified, changed);
-        // A time in the future is no reason to wait.
+        // A time in the future counts as old.
         let is_fresh = modified.elapsed().is_ok_and(|since| since < SETTLES);
         if self.stamp == Some(stamp) || age == Age::Settled && is_fresh {
             return false;
@@ -231,7 +223,7 @@ impl File {
                 Err(refusals) => self.say(told(&refusals)),
             },
             Ok(Some(Err(_))) => self.refuse(path, "it is not UTF-8".to_owned()),
-            // It went away since the directory was read.
+            // Removed since the directory was listed.
             Ok(None) => {}
             Err(error) => self.refuse(path, error.to_string()),
         }
@@ -264,7 +256,6 @@ mod tests {
         )
     }
 
-    /// A file that was written long ago.
     fn write(path: &Path, text: &str) {
         fs::write(path, text).expect("write");
         let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
@@ -318,7 +309,7 @@ mod tests {
             "{problem}"
         );
 
-        // Without the directory, what it said stays in force; of another directory nothing is known.
+        // Without the directory, its last policies stay in force; texts of another directory are ignored.
         let kept = files.look(directory.path(), Age::Any).expect("policies").texts;
         let gone = directory.path().join("gone");
         let elsewhere: Texts =

@@ -1,5 +1,5 @@
-//! The policies that are wanted, and the labels of namespaces. Imported texts are kept in `<state-dir>/policy.json`, which outlives
-//! a reboot, and with them what the files of the policy directory said when they were last good.
+//! The wanted policies and namespaces' labels. `<state-dir>/policy.json` keeps imported texts and the directory's
+//! last good texts; it outlives a reboot.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,23 +19,17 @@ use wharf_policy::{
 use super::{directory::Found, error::PolicyError};
 use crate::kept;
 
-/// Version of the file's format.
 const VERSION: u32 = 1;
-/// Bytes of all imported texts together, of those of the policy directory, and of the file that keeps them.
+/// Maximum bytes of the imported texts, and of the directory's texts.
 pub(super) const MAX_TEXTS: usize = 16 << 20;
 const MAX_FILE: u64 = 5 * MAX_TEXTS as u64;
-/// Namespaces with labels.
 const MAX_NAMESPACES: usize = 10_000;
-/// Labels of a namespace, and bytes of each.
 const MAX_LABELS: usize = 256;
 const MAX_LABEL: usize = 512;
 
-/// Where a policy comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Source {
-    /// An imported text.
     Import,
-    /// A file of the policy directory.
     Directory,
 }
 
@@ -46,25 +40,22 @@ pub(super) struct Document {
     pub(super) source: Source,
 }
 
-/// What files of the policy directory said when they were last good, by path.
+/// Last good texts of the policy directory, by path.
 pub(super) type Texts = BTreeMap<String, Arc<str>>;
 
-/// What is wanted.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Documents {
-    /// How often it changed.
     pub(super) revision: u64,
-    /// The file was gone, and nobody has said since what is wanted in place of what it kept.
+    /// The policy file was lost, and no import or removal of all policies replaced it.
     pub(super) lost: bool,
     imports: Vec<Arc<Import>>,
-    /// Texts of the policy directory, by file; `None` where nothing is known of them: there was no file that keeps them, or an agent
-    /// wrote it that kept none.
+    /// `None` if unknown: there was no file, or an older agent wrote it.
     pub(super) texts: Option<Texts>,
     documents: OrdMap<PolicyName, Document>,
     namespaces: Arc<BTreeMap<String, Labels>>,
 }
 
-/// A text, and which of its documents are not replaced or deleted.
+/// A text, and its documents that are still in force.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Import {
     file: String,
@@ -72,7 +63,7 @@ struct Import {
     names: BTreeSet<Name>,
 }
 
-/// [`PolicyName`] as it is kept.
+/// [`PolicyName`] in the file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Name {
     kind: String,
@@ -99,14 +90,12 @@ struct File {
     namespaces: Arc<BTreeMap<String, Labels>>,
 }
 
-/// What a change did.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     pub(super) put: BTreeSet<PolicyName>,
     pub(super) removed: BTreeSet<PolicyName>,
 }
 
-/// A text that is to be imported.
 pub(super) struct Parsed {
     file: String,
     text: Arc<str>,
@@ -114,8 +103,6 @@ pub(super) struct Parsed {
 }
 
 impl Parsed {
-    /// Takes as long as the text is large.
-    ///
     /// # Errors
     /// The text is refused.
     pub(super) fn new(file: &str, text: &str) -> Result<Self, PolicyError> {
@@ -125,7 +112,7 @@ impl Parsed {
 }
 
 impl Documents {
-    /// What the file keeps; nothing where there is no file, and `lost`, which the kernel's rows confirm or not.
+    /// Loads the file. If it is missing, sets `lost`, which the kernel's rows confirm or refute.
     pub(super) fn load(path: &Path) -> Result<Self, PolicyError> {
         let unusable = |why: String| PolicyError::Unusable { path: path.to_owned(), why };
         let text = kept::read(path, MAX_FILE).map_err(|e| unusable(e.to_string()))?;
@@ -153,7 +140,6 @@ impl Documents {
         Ok(documents)
     }
 
-    /// Writes what [`Documents::load`] reads.
     pub(super) fn save(&self, path: &Path) -> io::Result<()> {
         let Self { revision, lost, imports, texts: directory, namespaces, .. } = self.clone();
         let text = serde_json::to_vec(&File { version: VERSION, revision, lost, imports, directory, namespaces })?;
@@ -174,8 +160,7 @@ impl Documents {
         self.documents.is_empty()
     }
 
-    /// Takes a text. A policy in place of the one with its name, also where a file of the directory has it: the directory's next look
-    /// refuses that file.
+    /// Imports a text. Replaces imported policies of the same names; names of the policy directory are refused.
     pub(super) fn import(&mut self, Parsed { file, text, policies }: Parsed) -> Result<Changed, PolicyError> {
         let mut changed = Changed::default();
         for (name, policies) in by_name(policies) {
@@ -201,7 +186,6 @@ impl Documents {
         Ok(changed)
     }
 
-    /// Removes an imported policy.
     pub(super) fn delete(&mut self, name: &PolicyName) -> Result<Changed, PolicyError> {
         match self.documents.get(name) {
             None => {
@@ -222,7 +206,7 @@ impl Documents {
         Ok(Changed { removed: BTreeSet::from([name.clone()]), ..Changed::default() })
     }
 
-    /// Removes all imported policies, those that were lost too.
+    /// Removes all imported policies, also lost ones.
     pub(super) fn delete_all(&mut self) -> Changed {
         let gone = self.documents.iter().filter(|(_, document)| document.source == Source::Import);
         let removed: BTreeSet<PolicyName> = gone.map(|(name, _)| name.clone()).collect();
@@ -235,7 +219,7 @@ impl Documents {
         Changed { removed, ..Changed::default() }
     }
 
-    /// The policies of the directory are these. Answers the names that are imported, which keep what was imported.
+    /// Replaces the directory's policies. Imported policies stay; returns their names.
     pub(super) fn set_directory(&mut self, Found { policies: wanted, texts }: Found) -> BTreeSet<PolicyName> {
         self.texts = Some(texts);
         let before = self.documents.clone();
@@ -259,19 +243,18 @@ impl Documents {
         refused
     }
 
-    /// The labels that a namespace was given, and its name.
+    /// A namespace's labels, and its name as a label.
     pub(super) fn labels_of(&self, namespace: &str) -> Labels {
         let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
         labels
     }
 
-    /// Namespaces that were given labels.
     pub(super) fn namespaces(&self) -> impl Iterator<Item = (&str, Labels)> {
         self.namespaces.keys().map(|name| (name.as_str(), self.labels_of(name)))
     }
 
-    /// Gives a namespace labels in place of those that it has; `None` forgets them.
+    /// Replaces a namespace's labels; `None` removes them.
     pub(super) fn set_namespace(&mut self, name: &str, labels: Option<Labels>) -> Result<(), PolicyError> {
         let bad = |why: String| Err(PolicyError::Namespace { name: name.chars().take(80).collect(), why });
         let is_dns_label = |name: &str| {
@@ -309,12 +292,12 @@ impl Documents {
         Ok(())
     }
 
-    /// Whether nothing differs from `before` that an endpoint has of it: labels of namespaces, and that there are policies.
+    /// Whether endpoints see no difference from `before`.
     pub(super) fn says_the_same_of_endpoints(&self, before: &Self) -> bool {
         self.namespaces == before.namespaces && self.is_empty() == before.is_empty()
     }
 
-    /// The changes of policies that lead here from `before`.
+    /// Events that lead from `before` to this state.
     pub(super) fn events_since(&self, before: &Self) -> Vec<Event> {
         let mut events = Vec::new();
         for item in before.documents.diff(&self.documents) {
@@ -352,7 +335,7 @@ impl Documents {
     }
 }
 
-/// The policy of a document's spec by a name of its own: the first has the document's, and no other document can have the others'.
+/// A unique name for a spec of a document: the first has the document's name.
 fn numbered(name: &PolicyName, spec: usize) -> PolicyName {
     match spec {
         0 => name.clone(),
@@ -360,7 +343,6 @@ fn numbered(name: &PolicyName, spec: usize) -> PolicyName {
     }
 }
 
-/// Policies by the document that they are of.
 pub(super) fn by_name(policies: Vec<Policy>) -> BTreeMap<PolicyName, Vec<Policy>> {
     let mut named: BTreeMap<PolicyName, Vec<Policy>> = BTreeMap::new();
     for policy in policies {
@@ -369,7 +351,6 @@ pub(super) fn by_name(policies: Vec<Policy>) -> BTreeMap<PolicyName, Vec<Policy>
     named
 }
 
-/// The file that a document's policies were written in.
 fn file_of(policies: &[Policy]) -> String {
     policies.first().map(|policy| policy.origin.file.to_string()).unwrap_or_default()
 }

@@ -7,13 +7,13 @@ use wharf_policy::{compile, model::PolicyName, read::Refusal};
 
 use super::documents::told;
 
-/// Why a change of policy, or an endpoint's place in it, was refused or failed.
+/// Failure of a change of policy.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PolicyError {
-    /// A text.
+    /// A text was refused.
     #[error("{}", told(.0))]
     Refused(Vec<Refusal>),
-    /// Too much imported text.
+    /// The imported texts are too long.
     #[error("import policies: {bytes} bytes of text, at most {most} are kept; delete policies, or shorten the texts")]
     Texts {
         /// Bytes with the new text.
@@ -26,10 +26,10 @@ pub enum PolicyError {
     Unknown {
         /// Policy.
         name: PolicyName,
-        /// Namespaces that have a policy of this kind and name.
+        /// Namespaces with a policy of this kind and name.
         elsewhere: Vec<String>,
     },
-    /// The policy is a file's.
+    /// The policy comes from the directory.
     #[error("change {name}: it is of the policy directory's file {file}; change or remove that file")]
     OfDirectory {
         /// Policy.
@@ -37,7 +37,7 @@ pub enum PolicyError {
         /// File.
         file: String,
     },
-    /// A namespace or its labels.
+    /// A namespace's name or labels are invalid.
     #[error("set labels of namespace {name}: {why}")]
     Namespace {
         /// Name as given.
@@ -48,18 +48,18 @@ pub enum PolicyError {
     /// There is no such namespace.
     #[error("delete namespace {0}: it was given no labels")]
     UnknownNamespace(String),
-    /// The rows do not fit, or the like; nothing has changed.
+    /// The rows do not fit; nothing has changed.
     #[error("{0}; the policies of before stay in force")]
     Rows(#[from] compile::Refused),
-    /// The proxy refused a listener that the rules need; nothing has changed.
+    /// The proxy refused a listener; nothing has changed.
     #[error("{0}; the policies of before stay in force")]
     Proxy(String),
-    /// The kernel has not all of the rows.
+    /// The kernel lacks some rows.
     #[error(
         "put policy into the kernel: {0}; it is tried again every 2 s, and endpoints that wait for it are refused until then"
     )]
     Kernel(#[from] KernelError),
-    /// What is wanted could not be kept; nothing has changed.
+    /// Saving failed; nothing has changed.
     #[error("keep policies in {}: {why}; nothing has changed", .path.display())]
     NotKept {
         /// File.
@@ -67,7 +67,7 @@ pub enum PolicyError {
         /// Cause.
         why: Arc<std::io::Error>,
     },
-    /// The policy directory.
+    /// The policy directory is unusable.
     #[error("read the policy directory {}: {why}; what its files said stays in force", .path.display())]
     Directory {
         /// Directory.
@@ -75,7 +75,7 @@ pub enum PolicyError {
         /// Cause.
         why: String,
     },
-    /// The kernel has rules, and the file of kept policies is gone.
+    /// The kernel has rules, and the policy file is gone.
     #[error(
         "the kernel has rules of policies, and {}, which kept the policies, is gone; the rules stay in force as they are, new \
          containers are refused and new labels wait, until the policies are imported again (`wharf policy import`) or given up, which opens \
@@ -86,7 +86,7 @@ pub enum PolicyError {
         /// File.
         path: PathBuf,
     },
-    /// The file of kept policies.
+    /// The policy file is unusable.
     #[error(
         "read policies of {}: {why}; restore the file, or remove it and import the policies again: until then the kernel's rules \
          stay in force",

@@ -1,4 +1,4 @@
-//! Policy at one moment, and the rows that follow from a change.
+//! The state of policy, and the rows that follow from a change.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -31,9 +31,9 @@ use crate::{
     proxy::Wanted,
 };
 
-/// Rows that fit. A trie that is full refuses another value for a row that it has (Linux before 6.13), so `IPCACHE` keeps a place
-/// free; rows of `POLICY_PORTS`, the other trie, never change their value. Rule sets are numbered; each is one of at
-/// most two of an endpoint, and twice as many are there during a change.
+/// A full trie refuses a new value for an existing row (Linux before 6.13), so `IPCACHE` keeps one entry free; rows
+/// of `POLICY_PORTS`, the other trie, never change their value. An endpoint has up to two rule sets, and twice as
+/// many during a change.
 pub(super) const LIMITS: Limits = Limits {
     ipcache: IPCACHE_MAX as usize - 1,
     ports: POLICY_PORTS_MAX as usize,
@@ -42,45 +42,40 @@ pub(super) const LIMITS: Limits = Limits {
     listeners: PROXY_PORTS as usize,
 };
 
-/// Policy at one moment.
 pub(super) struct Inner {
     pub(super) enforcement: Enforcement,
     pub(super) wanted: Documents,
     pub(super) members: Members,
     pub(super) node: BTreeSet<IpAddr>,
-    /// What DNS told.
+    /// Addresses of names, from DNS answers.
     pub(super) names: Cache,
-    /// The file of names has less.
+    /// The file of names is out of date.
     pub(super) names_stale: bool,
     /// There was a policy since the agent's start, or the kernel had rows then.
     pub(super) active: bool,
-    /// There is a file of what is wanted.
+    /// The policy file exists.
     pub(super) kept: bool,
-    /// What the kernel has; `None` where that is not known. Of lost policies, what they left.
+    /// What the kernel has; `None` if unknown. With lost policies, the rows that they left.
     pub(super) engine: Option<Engine>,
-    /// What the file of the proxy's ports says.
     pub(super) kept_ports: Ports,
-    /// How often connections were to begin anew.
     pub(super) rounds: Rounds,
-    /// What the proxy was last told.
+    /// State last sent to the proxy.
     pub(super) told: Wanted,
-    /// What of that the rows no longer lead to.
+    /// Members in `told` that rows no longer lead to.
     pub(super) outgoing: Outgoing,
-    /// Since when the proxy was told nothing.
+    /// Since when the proxy has no listeners.
     pub(super) left_proxy: Option<Instant>,
-    /// Ports that another program had when the proxy wanted them: no new listener gets one.
+    /// Ports that other programs held: no new listener gets one.
     pub(super) taken: Arc<BTreeSet<u16>>,
-    /// What the proxy owes before what is wanted is in force.
     pub(super) owed: Owed,
-    /// How often the kernel's rows were changed since the agent's start.
+    /// Changes of the kernel's rows since the agent's start.
     pub(super) writes: u64,
-    /// Revision that the kernel has.
+    /// Revision in force.
     pub(super) realized: u64,
-    /// Why the kernel has not what is wanted.
+    /// Why the wanted state is not in force.
     pub(super) problem: Option<String>,
-    /// Files of the policy directory.
     pub(super) files: directory::Files,
-    /// Why the directory's policies do not fit: with which of its files, which revision and which rows of the kernel.
+    /// Why the directory's policies do not fit, with its change count, the wanted revision and `writes`.
     pub(super) too_large: Option<((u64, u64, u64), PolicyError)>,
 }
 
@@ -111,12 +106,11 @@ impl Inner {
         }
     }
 
-    /// There is something to compute.
     pub(super) fn is_needed(&self) -> bool {
         self.enforcement == Enforcement::Always || !self.wanted.is_empty() || self.members.is_any_isolated()
     }
 
-    /// Gives an endpoint its place; `None` where it has it.
+    /// Adds or updates an endpoint; `None` if unchanged.
     pub(super) fn put(&mut self, record: &EndpointRecord) -> Option<Event> {
         let Self { members, wanted, enforcement, .. } = self;
         let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
@@ -124,13 +118,12 @@ impl Inner {
         event
     }
 
-    /// Brings the endpoints to what is wanted now.
     pub(super) fn renew(&mut self) -> Vec<Event> {
         let Self { members, wanted, enforcement, .. } = self;
         members.renew(Surroundings { wanted, mode: *enforcement })
     }
 
-    /// Everything that there is.
+    /// The whole wanted state.
     pub(super) fn all(&self, services: &[IpNet]) -> Vec<Event> {
         let mut events = vec![Event::Node(self.node.clone())];
         if self.enforcement != Enforcement::Never {
@@ -148,14 +141,13 @@ impl Inner {
         self.engine.as_ref().map(Engine::tables)
     }
 
-    /// When the first member leaves a listener to which rows no longer lead, or its connections of before are to end; `None` too while it is not known
-    /// where rows lead.
+    /// When the next member leaves or the next round begins; `None` also while the kernel's rows are unknown.
     pub(super) fn next_to_go(&self) -> Option<Instant> {
         self.outgoing.values().copied().chain(self.rounds.next()).min().filter(|_| self.engine.is_some())
     }
 }
 
-/// Whether the events cost little whatever there is: an endpoint that differs from one that is there by its addresses alone.
+/// Whether the events are cheap at any table size: one new endpoint that differs from a known one only by address.
 pub(super) fn is_quick(engine: &Engine, events: &[Event]) -> bool {
     match events {
         [Event::Endpoint(key, member)] => engine.knows(*key, member) && !engine.tables().sets.contains_key(key),
@@ -163,7 +155,6 @@ pub(super) fn is_quick(engine: &Engine, events: &[Event]) -> bool {
     }
 }
 
-/// The engine after the events, and the changes of the kernel's rows.
 pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, services: &[IpNet]) -> (Guard, Computed) {
     let before = engine.tables().clone();
     let result = engine.apply(events).map(|changes| {
@@ -185,7 +176,7 @@ pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, serv
     (inner, computed.map_err(PolicyError::Rows))
 }
 
-/// What `--policy-enforcement always` adds: endpoints without a policy accept nothing.
+/// `--policy-enforcement always`: endpoints without a policy accept nothing.
 fn isolates_all() -> Document {
     let origin =
         Origin { file: "--policy-enforcement".into(), line: 0, document: "always".into(), field: String::new() };

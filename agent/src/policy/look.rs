@@ -1,5 +1,4 @@
-//! What is told of policy: the policies, an endpoint's rules, and what decides about a packet. By the tables that the kernel was
-//! given.
+//! Views of policy, from the tables that the kernel was given.
 
 use std::{
     collections::BTreeMap,
@@ -29,25 +28,25 @@ use super::{
 };
 use crate::{config::Enforcement, proxy};
 
-/// A packet that is asked about.
+/// A packet to explain.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask {
-    /// The sender, where it is an endpoint.
+    /// The sender, if it is an endpoint.
     pub from: Option<EndpointId>,
-    /// Its address.
+    /// Source address.
     pub source: IpAddr,
-    /// The receiver, where it is an endpoint.
+    /// The receiver, if it is an endpoint.
     pub to: Option<EndpointId>,
-    /// Its address.
+    /// Destination address.
     pub destination: IpAddr,
-    /// What it asks for there.
+    /// Port or ICMP type.
     pub to_port: Destination,
 }
 
-/// IPv6's "no next header" (RFC 8200, 4.7), for any protocol without ports.
+/// "No next header" (RFC 8200, 4.7), for any protocol without ports.
 const NO_NEXT_HEADER: u8 = 59;
 
-/// The destination of a packet; `None` for a type of ICMP or ICMPv6 that does not exist (they have eight bits: RFC 792, RFC 4443).
+/// `None` for an ICMP type over 255 (eight bits: RFC 792, RFC 4443).
 #[must_use]
 pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
     let icmp = |v6| Some(Destination::Icmp { v6, kind: u8::try_from(port).ok()? });
@@ -64,7 +63,7 @@ pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
 }
 
 impl Policy {
-    /// The policies, and how far they are in force.
+    /// The policies and revisions.
     pub async fn list(&self) -> PolicyList {
         let inner = self.lock().await;
         let sizes = inner.engine.as_ref().map(Engine::sizes).unwrap_or_default();
@@ -93,13 +92,13 @@ impl Policy {
         }
     }
 
-    /// Namespaces that were given labels.
+    /// Namespaces with labels.
     pub async fn namespaces(&self) -> Vec<Namespace> {
         let inner = self.lock().await;
         inner.wanted.namespaces().map(|(name, labels)| Namespace { name: name.to_owned(), labels }).collect()
     }
 
-    /// What becomes of a flow's first packet.
+    /// Explains the verdict on a flow's first packet.
     pub async fn explain(&self, ask: Ask) -> PolicyExplanation {
         let inner = self.lock().await;
         let look = self.redirects.look();
@@ -152,7 +151,7 @@ impl Policy {
         PolicyExplanation { verdict, egress, ingress, note }
     }
 
-    /// Policy in few words, and why it is not what is wanted.
+    /// Counts, revisions and the current problem.
     pub async fn summary(&self) -> Summary {
         let inner = self.lock().await;
         Summary {
@@ -166,7 +165,7 @@ impl Policy {
         }
     }
 
-    /// For each event, why policy dropped its packet: by the rules of now, and taken for the first of a flow.
+    /// Why policy dropped each event's packet: by the current rules, as a flow's first packet.
     pub async fn why(&self, events: &[Event]) -> Vec<Option<String>> {
         if !events.iter().any(of_policy) {
             return vec![None; events.len()];
@@ -175,7 +174,7 @@ impl Policy {
         events.iter().map(|event| why(&inner, event)).collect()
     }
 
-    /// The rule sets of an endpoint with their rows, and what was judged by each.
+    /// The rule sets of an endpoint, with rows and counters.
     ///
     /// # Errors
     /// The kernel's rows cannot be read.
@@ -199,22 +198,22 @@ impl Policy {
     }
 }
 
-/// What [`Policy::summary`] answers.
+/// Result of [`Policy::summary`].
 #[derive(Debug, Clone)]
 pub struct Summary {
     /// Number of policies.
     pub policies: usize,
-    /// Revision that was taken.
+    /// Wanted revision.
     pub revision: u64,
-    /// Revision that is in force.
+    /// Revision in force.
     pub realized: u64,
     /// When policy is enforced.
     pub enforcement: Enforcement,
-    /// What policy would drop passes.
+    /// Audit mode: denied packets pass.
     pub audits: bool,
-    /// Endpoints whose labels are not known yet.
+    /// Endpoints without known labels.
     pub without_labels: usize,
-    /// What is amiss.
+    /// Current problem.
     pub problem: Option<String>,
 }
 
@@ -231,7 +230,7 @@ fn why(inner: &Inner, event: &Event) -> Option<String> {
     let (source, target) = (address(event.source), address(event.destination));
     let sends = event.direction == EventDirection::Egress as u32;
     let by_own = event.reason == DropReason::PolicyDenied as u32;
-    // Whose rules: those of the sender, or of the receiver.
+    // Whether the sender's rules decide; otherwise the receiver's.
     let by_sender = sends == by_own;
     let peer = if by_sender { target } else { source };
     let judges = if by_own { own } else { inner.members.by_address(if by_sender { source } else { target })? };
@@ -292,7 +291,7 @@ const fn tier(tier: Tier) -> &'static str {
     }
 }
 
-/// An endpoint whose rules do not matter.
+/// The judgement without rules.
 fn open(id: EndpointId) -> PolicyJudgement {
     PolicyJudgement {
         endpoint: id.get(),
@@ -439,7 +438,7 @@ fn ports(rows: &Rows, class: PortClass) -> Vec<String> {
     ranges.into_iter().map(told).collect()
 }
 
-/// An endpoint's own enforcement in the API's words.
+/// An endpoint's enforcement for the API.
 #[must_use]
 pub fn api_enforcement(own: OwnEnforcement) -> wharf_api::PolicyEnforcement {
     match own {

@@ -23,16 +23,16 @@ use wharf_policy::{
 use super::{documents::Documents, rows::key};
 use crate::config::Enforcement;
 
-/// The namespace of documents that name none (Kubernetes).
+/// Namespace of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The label by which Cilium-style documents name a pod's namespace, of the source `k8s`.
+/// Label (source `k8s`) of a pod's namespace, in Cilium-style documents.
 const NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
-/// The one label of an endpoint whose labels are not known yet.
 const INIT: &str = "reserved:init";
 
-/// The labels that policy selects by. Those of a container that is no pod also count as a pod's: `NetworkPolicy` knows no others.
+/// Labels that policy selects by. A container that is no pod gets its labels as pod labels too, because
+/// `NetworkPolicy` selects only those.
 fn labels_for(record: &EndpointRecord) -> Labels {
     let mut labels = Labels::new();
     for Label { source, key, value } in security_relevant(&record.labels) {
@@ -44,25 +44,21 @@ fn labels_for(record: &EndpointRecord) -> Labels {
     labels
 }
 
-/// The namespace that ADD told, or a label says. What has neither is no pod of Kubernetes, and in the namespace that documents without
-/// one are about.
+/// From the ADD or a label. A container with neither is no pod, and in the default namespace.
 fn namespace_of(record: &EndpointRecord) -> String {
     let of_label = |label: &&Label| label.source == "k8s" && label.key == NAMESPACE_LABEL && !label.value.is_empty();
     let by_label = || record.labels.iter().find(of_label).map(|label| label.value.clone());
     record.pod_namespace.clone().or_else(by_label).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
 }
 
-/// What the node says about each of its endpoints.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Surroundings<'a> {
-    /// Labels of namespaces.
     pub(super) wanted: &'a Documents,
-    /// The node's mode.
     pub(super) mode: Enforcement,
 }
 
 impl Surroundings<'_> {
-    /// `init`: the endpoint's labels are not known yet, so that it may be one that a policy isolates.
+    /// `init`: the labels are unknown, so a policy may isolate the endpoint.
     fn enforcement(self, own: Option<OwnEnforcement>, init: bool) -> model::Enforcement {
         let always = |kind: &str, name: &str| {
             let (kind, name) = (kind.to_owned(), name.to_owned());
@@ -90,37 +86,35 @@ fn ports_of(record: &EndpointRecord) -> BTreeMap<(Protocol, String), u16> {
     record.named_ports.iter().map(port).collect()
 }
 
-/// The endpoints, and a number for each set of labels of endpoint and namespace. A number is not used again.
+/// The endpoints, and a number for each set of endpoint and namespace labels. Numbers are not reused.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Members {
     endpoints: OrdMap<EndpointId, Place>,
-    /// By address and number.
     addresses: OrdMap<(IpAddr, u16), EndpointId>,
-    /// How many are isolated whatever policies there are.
+    /// Endpoints that are isolated regardless of policies.
     isolated: usize,
     numbers: OrdMap<Arc<(Labels, Option<Labels>)>, u32>,
-    /// The security identity of each number.
+    /// Security identities by number.
     identities: OrdMap<u32, Identity>,
     last: u32,
 }
 
-/// An endpoint's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) epoch: Epoch,
     pub(super) namespace: Option<String>,
-    /// What it has in place of the node's mode.
+    /// Overrides the node's mode.
     pub(super) own: Option<OwnEnforcement>,
-    /// Its labels are not known yet.
+    /// The labels are unknown.
     init: bool,
     pub(super) member: Member,
 }
 
 impl Members {
-    /// Takes in an endpoint; `None` where it is there as it is.
+    /// Adds or updates an endpoint; `None` if unchanged.
     pub(super) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
         let (health, init) = (record.identity == Identity::HEALTH, record.identity == Identity::INIT);
-        // Rules about pods of a namespace are not about an endpoint whose labels are not known.
+        // Rules about pods of a namespace require known labels.
         let namespace = (!health && !init).then(|| namespace_of(record));
         let own = record.policy_enforcement;
         let endpoint = Endpoint {
@@ -161,7 +155,6 @@ impl Members {
         self.last
     }
 
-    /// Labels come and go; the numbers that nobody has are forgotten from time to time.
     fn forget_unused(&mut self) {
         if self.identities.len() < 2 * self.endpoints.len() + 64 {
             return;
@@ -175,12 +168,11 @@ impl Members {
         self.endpoints.get(&id)
     }
 
-    /// Puts back what an [`Members::insert`] replaced.
     pub(super) fn put_back(&mut self, id: EndpointId, before: Option<Place>) {
         self.set(id, before);
     }
 
-    /// Gives an endpoint its place, or takes it away. The answer is the one that it had.
+    /// Returns the previous entry.
     fn set(&mut self, id: EndpointId, place: Option<Place>) -> Option<Place> {
         let before = self.endpoints.remove(&id);
         for address in before.iter().flat_map(|place| &place.member.endpoint.addresses) {
@@ -197,7 +189,7 @@ impl Members {
         before
     }
 
-    /// Forgets an endpoint; `None` where there is none of that epoch.
+    /// `None` if there is no endpoint of that epoch.
     pub(super) fn remove(&mut self, id: EndpointId, epoch: Epoch) -> Option<Event> {
         if self.endpoints.get(&id)?.epoch != epoch {
             return None;
@@ -206,7 +198,7 @@ impl Members {
         Some(Event::NoEndpoint(key(id)))
     }
 
-    /// Brings the endpoints to what the node says now: labels of their namespaces, enforcement.
+    /// Updates namespace labels and enforcement.
     pub(super) fn renew(&mut self, node: Surroundings<'_>) -> Vec<Event> {
         let mut changed = Vec::new();
         for (id, place) in &self.endpoints {
@@ -224,27 +216,22 @@ impl Members {
         renewed.collect()
     }
 
-    /// An endpoint is isolated whatever policies there are.
     pub(super) fn is_any_isolated(&self) -> bool {
         self.isolated > 0
     }
 
-    /// How many endpoints there are whose labels are not known yet.
     pub(super) fn without_labels(&self) -> usize {
         self.endpoints.values().filter(|place| place.init).count()
     }
 
-    /// The security identity that a number of the tables stands for.
     pub(super) fn identity(&self, number: compile::Identity) -> Option<Identity> {
         self.identities.get(&number.0).copied()
     }
 
-    /// The endpoint that has an address.
     pub(super) fn by_address(&self, ip: IpAddr) -> Option<EndpointId> {
         self.addresses.get_next(&(ip, 0)).filter(|((address, _), _)| *address == ip).map(|(_, id)| *id)
     }
 
-    /// Every endpoint.
     pub(super) fn all(&self) -> impl Iterator<Item = Event> {
         self.endpoints.iter().map(|(id, place)| Event::Endpoint(key(*id), place.member.clone()))
     }

@@ -1,35 +1,38 @@
-//! Network policy: what is wanted (`documents`), the rows that follow from it (`wharf_policy`), and that the kernel has them.
+//! Network policy: the wanted documents, the rows computed from them (`wharf_policy`), and the rows in the kernel.
 //!
 //! | file | content |
 //! |---|---|
-//! | `documents` | imported policies, those of the directory, labels of namespaces; what is kept of them |
+//! | `documents` | policies, namespaces' labels, and their file |
 //! | `members` | endpoints as policy sees them |
-//! | `inner` | all of it at one moment, and the rows that follow from a change |
-//! | `proxied` | that the proxy has what rows lead to |
-//! | `names` | addresses of names that DNS told |
-//! | `redirects` | what the proxy is to do for rows, and the file that keeps its ports |
-//! | `rounds` | connections that begin anew although their listener goes on |
-//! | `rows` | rows as the kernel keeps them |
-//! | `look` | what is told of all of it |
-//! | `probes` | packets by which the self-check tries an endpoint's rules |
+//! | `inner` | the state, and the rows that follow from a change |
+//! | `proxied` | keeps the proxy in step with the rows |
+//! | `names` | addresses of names, from DNS answers |
+//! | `redirects` | listeners and members, and the file of their ports |
+//! | `rounds` | members whose connections restart although their listener stays |
+//! | `rows` | conversion to and from the kernel's rows |
+//! | `look` | views for the API |
+//! | `probes` | test packets for the self-check |
 //! | `directory` | the policy directory |
 //!
-//! **Order.** One change after the other: rows are computed, what is wanted is kept, then the kernel's rows change, in the order
-//! that lets nothing pass that both states deny. A change is answered when the kernel has it. Where the kernel refuses half-way,
-//! its rows are read again before the next change, which leads from them to what is wanted.
+//! **Order.** Changes run one at a time: compute the rows, save the wanted state, change the kernel's rows in an
+//! order that never lets pass what both states deny. A change is answered when the kernel has it. After a partial
+//! failure, the next change starts from the kernel's rows.
 //!
-//! **The proxy.** Rows lead to listeners of the proxy where rules have requests. Before the rows change, the proxy is told all listeners and members
-//! of both states; when it has acknowledged, or answers nobody, the rows follow; then it is told those of the new state alone, half a second later where
-//! a listener loses a member: handshakes that began before go on there ([`redirects`]). A change of policy of which the proxy refuses a listener is refused as a whole. A revision is realized when the proxy has acknowledged, and no connection
-//! is judged by requests of before any more. Where a listener stays and the change leads some of a member's connections elsewhere, the member begins another round there: the
-//! proxy ends its connections of before, half a second later as well. A connection that is handed to a proxy that does not have its listener is dropped, or passes if the rule says so.
+//! **The proxy.** Rules with requests redirect to listeners of the proxy. Before rows change, the proxy gets the
+//! listeners and members of both states, and the agent waits for its acknowledgement, unless the proxy does not
+//! answer. Then the proxy gets only the new state; where a listener loses a member, half a second later, so that open
+//! handshakes complete ([`redirects`]). If the proxy refuses a listener, the whole change is refused. A revision is
+//! realized when the proxy has acknowledged and connections judged by earlier requests have ended. Where a listener
+//! stays but the change leads some of a member's connections elsewhere, the member begins another round: the proxy
+//! ends its earlier connections, also half a second later. A connection to a proxy without its listener is dropped,
+//! or passes if the rule says so.
 //!
-//! Before there is a policy, or an endpoint that is isolated without one, nothing is computed and no row written. Programs of endpoints find their rows when they are
-//! attached: [`Policy::put_endpoint`] comes before.
+//! Nothing is computed or written until there is a policy, or an endpoint that is isolated without one.
+//! [`Policy::put_endpoint`] precedes the attachment of programs, so that they find their rows.
 //!
-//! **A lost file.** No row is written before there is a file of what is wanted, so a start that finds rules and no file knows that the
-//! policies were lost. It keeps the kernel's rows as they are, and refuses what needs others ([`PolicyError::Lost`]), until an import or
-//! the removal of all policies says what is wanted. Without that, containers would be reached that were closed.
+//! **A lost file.** The wanted state is saved before any row is written, so rules in the kernel without that file
+//! mean lost policies. The agent then keeps the kernel's rows and refuses changes ([`PolicyError::Lost`]) until an
+//! import or the removal of all policies; otherwise isolated containers would become reachable.
 
 pub mod addresses;
 mod directory;
@@ -90,7 +93,7 @@ pub use look::{Ask, Summary, api_enforcement, destination};
 pub use names::{CONTROLLER as NAMES_CONTROLLER, INTERVAL as NAMES_INTERVAL};
 pub use probes::Probes;
 
-/// Name of the controller that puts right what failed, and looks at the node's addresses and the policy directory.
+/// Name of the controller that retries failures and polls the node's addresses and the policy directory.
 pub const CONTROLLER: &str = "policy";
 
 /// Policy of the node.
@@ -98,28 +101,25 @@ pub struct Policy {
     kernel: Arc<dyn Kernel>,
     file: PathBuf,
     directory: Option<PathBuf>,
-    /// What keeps the ports of the proxy.
     redirects_file: PathBuf,
-    /// The lowest of them.
+    /// Lowest port of listeners.
     first_port: u16,
-    /// What keeps the names.
     names_file: PathBuf,
     redirects: Arc<dyn Redirects>,
-    /// Rows lead to the proxy, or may.
+    /// Rows redirect to the proxy, or may soon.
     uses_proxy: AtomicBool,
     mode: Mode,
-    /// Addresses of services.
     services: Arc<[IpNet]>,
-    /// Locked across the kernel's calls, each bounded by its caller: changes of rows have an order.
+    /// Held across kernel calls, which the caller bounds, to order the changes of rows.
     inner: Arc<Mutex<Inner>>,
 }
 
 type Guard = OwnedMutexGuard<Inner>;
 
-/// What a change comes to; `None` before there is a policy.
+/// `None` before there is a policy.
 type Computed = Result<Option<Change>, PolicyError>;
 
-/// The engine after a change, what the change is in the kernel, and of whose connections it leads some away from a listener that stays.
+/// A computed change. `moved`: members whose connections partly leave a listener that stays.
 struct Change {
     engine: Engine,
     rows: Vec<RowChange>,
@@ -127,7 +127,7 @@ struct Change {
 }
 
 impl Policy {
-    /// Policy as the settings say; [`Policy::load`] follows.
+    /// Policy before [`Policy::load`].
     #[must_use]
     pub fn new(config: &AgentConfig, kernel: Arc<dyn Kernel>, redirects: Arc<dyn Redirects>) -> Self {
         Self {
@@ -145,10 +145,11 @@ impl Policy {
         }
     }
 
-    /// Reads what is kept. Before the agent changes anything: without it, containers would be reached that were closed.
+    /// Loads the saved state, before the agent changes anything: without it, isolated containers would become
+    /// reachable.
     ///
     /// # Errors
-    /// The file is there and cannot be used.
+    /// The policy file, or a directory without saved texts, is unusable.
     pub async fn load(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         inner.kept_ports = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
@@ -179,17 +180,16 @@ impl Policy {
         Ok(())
     }
 
-    /// Puts the rows of the endpoints that there are at a start into the kernel, all at once: until then those from before the start
-    /// are in force.
+    /// At a start, writes the rows of all endpoints in one change. Until then the earlier rows are in force.
     ///
     /// # Errors
-    /// The rows do not fit, or the kernel refused; those of before stay in force.
+    /// The rows do not fit, or the kernel refused; the earlier rows stay in force.
     pub async fn start(&self, records: impl IntoIterator<Item = EndpointRecord>) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         for record in records {
             inner.put(&record);
         }
-        // Until it is known that there is nothing to do: what fails here is tried again.
+        // Assumed until the kernel's rows are read, so that a failure is retried.
         inner.active = true;
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
@@ -198,7 +198,7 @@ impl Policy {
         self.realize(inner, Vec::new()).await.1
     }
 
-    /// Gives an endpoint its place: its rows are in the kernel afterwards.
+    /// Adds or updates an endpoint and its rows.
     ///
     /// # Errors
     /// The rows do not fit, or the kernel refused.
@@ -213,37 +213,39 @@ impl Policy {
         result
     }
 
-    /// Gives an endpoint back the place that a [`Policy::put_endpoint`] changed, because the change is given up.
+    /// Rolls back a [`Policy::put_endpoint`].
     ///
     /// # Errors
-    /// The kernel refused; it is tried again.
+    /// The kernel refused; it is retried.
     pub async fn put_back_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let event = inner.put(record);
         self.realize(inner, event.into_iter().collect()).await.1
     }
 
-    /// Takes an endpoint's rows away, once its link is out of sight: without rows its programs let everything pass. Nothing happens to one of another epoch.
+    /// Removes the rows of an endpoint of this epoch, after its link left every look-up: without rows its programs
+    /// accept everything.
     ///
     /// # Errors
-    /// The kernel refused; it is tried again.
+    /// The kernel refused; it is retried.
     pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let Some(event) = inner.members.remove(id, epoch) else { return Ok(()) };
         match self.realize(inner, vec![event]).await.1 {
-            // They go with the others. Until then no new endpoint takes its number or address.
+            // The lost policies' removal takes these rows along. Until then no new endpoint takes this id or address.
             Err(PolicyError::Lost { .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// Takes a text: all of its policies or none.
+    /// Imports a text: all of its policies or none.
     ///
     /// # Errors
-    /// The text is refused, the rows do not fit, or it cannot be kept: nothing has changed. The kernel refused: it is tried again.
+    /// The text, a row or a listener is refused, or saving fails: nothing has changed. The kernel refused: it is
+    /// retried.
     pub async fn import(&self, file: &str, text: &str) -> Result<PolicyChange, PolicyError> {
         let (file, text) = (file.to_owned(), text.to_owned());
-        // Neither on a thread that serves others, nor while endpoints wait for the lock.
+        // Parsing must block neither other tasks nor endpoints that wait for the lock.
         let parsed = tokio::task::spawn_blocking(move || Parsed::new(&file, &text));
         let parsed = parsed.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))?;
         self.change(|wanted| wanted.import(parsed)).await
@@ -252,7 +254,7 @@ impl Policy {
     /// Removes an imported policy.
     ///
     /// # Errors
-    /// It is unknown or of the directory, or as [`Policy::import`].
+    /// The policy is unknown or of the directory, or as [`Policy::import`].
     pub async fn delete(&self, name: &PolicyName) -> Result<PolicyChange, PolicyError> {
         self.change(|wanted| wanted.delete(name)).await
     }
@@ -265,20 +267,20 @@ impl Policy {
         self.change(|wanted| Ok(wanted.delete_all())).await
     }
 
-    /// Gives a namespace labels in place of those that it has; `None` forgets them. Its endpoints move without a gap.
+    /// Replaces a namespace's labels; `None` removes them. Its endpoints change without a gap.
     ///
     /// # Errors
-    /// Name or labels break a rule, or as [`Policy::import`].
+    /// The name or a label is invalid, or as [`Policy::import`].
     pub async fn set_namespace(&self, name: &str, labels: Option<Labels>) -> Result<Namespace, PolicyError> {
         self.change(|wanted| wanted.set_namespace(name, labels).map(|()| Changed::default())).await?;
         let labels = self.lock().await.wanted.labels_of(name);
         Ok(Namespace { name: name.to_owned(), labels })
     }
 
-    /// When policy is enforced, from now until the agent's end.
+    /// Sets when policy is enforced, until the agent ends.
     ///
     /// # Errors
-    /// The rows do not fit, or the kernel refused: it is tried again.
+    /// The rows do not fit, or the kernel refused: it is retried.
     pub async fn set_enforcement(&self, enforcement: Enforcement) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         if inner.enforcement == enforcement {
@@ -288,12 +290,12 @@ impl Policy {
         inner.enforcement = enforcement;
         inner.renew();
         inner.active |= inner.is_needed();
-        // From what the kernel has to all that is wanted now.
+        // Computes everything from the kernel's rows.
         inner.engine = None;
         self.realize(inner, Vec::new()).await.1
     }
 
-    /// Whether connections are handed to the proxy, or may be in a moment.
+    /// Whether rows redirect to the proxy, or may soon.
     #[must_use]
     pub fn uses_proxy(&self) -> bool {
         self.uses_proxy.load(Ordering::Relaxed)
@@ -304,10 +306,10 @@ impl Policy {
         self.lock().await.enforcement
     }
 
-    /// Follows the node's addresses and the policy directory, and puts right what failed.
+    /// Follows the node's addresses and the policy directory, and retries failures.
     ///
     /// # Errors
-    /// What is still wrong.
+    /// A failure that remains.
     pub async fn ensure(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let directory = match self.look_at_directory(&mut inner, directory::Age::Settled).await {
@@ -318,9 +320,9 @@ impl Policy {
             }
             other => other.map(drop),
         };
-        // What is wrong with the directory is no reason to leave the rest as it is.
+        // A bad directory does not stop the rest.
         match self.check_lost(&mut inner).await {
-            // It is told as the problem of policy.
+            // Reported as the problem of policy.
             Err(PolicyError::Lost { .. }) => return directory,
             result => result?,
         }
@@ -332,7 +334,7 @@ impl Policy {
         directory
     }
 
-    /// Brings the rows to the addresses that the node has now.
+    /// Updates the rows to the node's current addresses.
     ///
     /// # Errors
     /// The addresses cannot be read, the rows do not fit, or the kernel refused; [`Policy::ensure`] retries.
@@ -340,13 +342,12 @@ impl Policy {
         let mut inner = self.lock().await;
         let Some(moved) = self.look_at_addresses(&mut inner).await? else { return Ok(()) };
         match self.realize(inner, vec![moved]).await.1 {
-            // The rows of lost policies stay as they are.
             Err(PolicyError::Lost { .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// Reads the node's addresses. Returns the event for the engine if they have changed.
+    /// Returns an event if the node's addresses changed.
     async fn look_at_addresses(&self, inner: &mut Inner) -> Result<Option<Event>, PolicyError> {
         let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
         if node == inner.node {
@@ -356,8 +357,8 @@ impl Policy {
         Ok(Some(Event::Node(node)))
     }
 
-    /// Takes the policies of the directory. Those that did not fit are not computed again before they, or what else there is, have
-    /// changed.
+    /// Takes the directory's policies. Those that did not fit are retried when the files, the wanted revision or the
+    /// kernel's rows change.
     async fn follow_directory(&self, mut inner: Guard, found: directory::Found) -> Result<(), PolicyError> {
         let mut wanted = inner.wanted.clone();
         let names = wanted.set_directory(found);
@@ -381,7 +382,7 @@ impl Policy {
         result
     }
 
-    /// Reads the kernel's rows, and leads them to what is wanted.
+    /// Changes the kernel's rows, as read back, to the wanted rows.
     ///
     /// # Errors
     /// As [`Policy::start`].
@@ -394,7 +395,6 @@ impl Policy {
         self.realize(inner, Vec::new()).await.1
     }
 
-    /// The policies of the directory, where that is a setting.
     async fn look_at_directory(
         &self,
         inner: &mut Inner,
@@ -429,15 +429,15 @@ impl Policy {
         Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
     }
 
-    /// Makes this what is wanted: computed, kept, then in the kernel. The node's addresses are read first, so that a revision in force covers
-    /// those that the node has.
+    /// Computes, saves and writes a wanted state. Reads the node's addresses first, so that a realized revision
+    /// covers them.
     async fn take(&self, mut inner: Guard, wanted: Documents) -> Result<(), PolicyError> {
         let mut events =
             if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
         let node = inner.node.clone();
         match self.look_at_addresses(&mut inner).await {
             Ok(moved) => events.extend(moved),
-            // All rows are computed, which reads the addresses again: a failure there leaves the change wanted, and it is retried.
+            // All rows are then computed, which reads the addresses again: if that fails, the change is retried.
             Err(_) => inner.engine = None,
         }
         let before = std::mem::replace(&mut inner.wanted, wanted);
@@ -448,12 +448,12 @@ impl Policy {
         let was_active = inner.active;
         inner.active = was_active || inner.is_needed();
         if before.lost && !inner.wanted.lost {
-            // The engine has what the lost policies left, and nothing of what is wanted.
+            // The engine has only the rows of the lost policies.
             inner.engine = None;
         }
         let known = inner.engine.clone();
         let (inner, computed) = self.compute(inner, events).await;
-        // Rows that were read just now may lead to more than the proxy was told before.
+        // `compute` may have sent the proxy redirects that it read from the kernel.
         let told = inner.told.clone();
         let (mut inner, prepared) = self.propose(inner, computed).await;
         let prepared = match prepared {
@@ -474,9 +474,9 @@ impl Policy {
                 inner.realized = inner.wanted.revision;
                 return Ok(());
             }
-            // It is wanted as soon as somebody says what else is.
+            // It applies once the lost policies are imported or given up.
             (Err(PolicyError::Lost { .. }), Ok(())) => return Ok(()),
-            // The kernel's rows could not be read, or the way to the proxy not made: what is wanted stays, and is tried again.
+            // The change stays wanted and is retried.
             (Err(kernel @ PolicyError::Kernel(_)), Ok(())) => {
                 inner.problem = Some(kernel.to_string());
                 return Err(kernel);
@@ -492,7 +492,7 @@ impl Policy {
         Err(refused)
     }
 
-    /// Leads the kernel to what is wanted.
+    /// Changes the kernel's rows to the wanted rows.
     async fn realize(&self, inner: Guard, events: Vec<Event>) -> (Guard, Result<(), PolicyError>) {
         let (inner, computed) = self.compute(inner, events).await;
         let (mut inner, prepared) = self.propose(inner, computed).await;
@@ -503,7 +503,7 @@ impl Policy {
         };
         if let Err(why) = &result {
             if !matches!(why, PolicyError::Lost { .. }) {
-                // What the caller wanted is told by its events alone, so all of it is computed the next time.
+                // The events are gone: the next change computes everything.
                 inner.engine = None;
             }
             inner.problem = Some(why.to_string());
@@ -511,8 +511,8 @@ impl Policy {
         (inner, result)
     }
 
-    /// The engine after the events, and the changes of the kernel's rows; `None` before there is a policy. Where it is not known
-    /// what the kernel has, they lead from what it has to all that is wanted.
+    /// The engine and the changes of rows; `None` before there is a policy. Without an engine, everything is
+    /// computed, from the kernel's rows.
     async fn compute(&self, mut inner: Guard, events: Vec<Event>) -> (Guard, Computed) {
         if let Err(why) = self.check_lost(&mut inner).await {
             return (inner, Err(why));
@@ -540,13 +540,13 @@ impl Policy {
             return advance(inner, engine, events, &self.services);
         }
         let services = Arc::clone(&self.services);
-        // A change of many rows takes tens of milliseconds.
+        // Many rows take tens of milliseconds.
         let computed = tokio::task::spawn_blocking(move || advance(inner, engine, events, &services)).await;
         computed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 
-    /// Holds the kernel's rows as they are where they are those of lost policies. Where the kernel has no rules there were no policies,
-    /// and where none is to be enforced they do not matter.
+    /// Keeps the rows of lost policies. If the kernel has no rules, there were no policies; with enforcement `Never`
+    /// they do not matter.
     async fn check_lost(&self, inner: &mut Inner) -> Result<(), PolicyError> {
         if !inner.wanted.lost {
             return Ok(());
@@ -580,7 +580,6 @@ impl Policy {
     }
 }
 
-/// Notes what the kernel refused.
 fn or_problem(inner: &mut Inner, result: Result<(), KernelError>) -> Result<(), PolicyError> {
     result.map_err(|why| {
         let why = PolicyError::from(why);

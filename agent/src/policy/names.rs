@@ -1,8 +1,8 @@
-//! Addresses of names that containers asked DNS for, which rules with `toFQDNs` follow, and the file that keeps them over restarts of the agent:
-//! `<state-dir>/names.json`.
+//! Addresses of names that containers looked up, for rules with `toFQDNs`, and `<state-dir>/names.json`, which keeps
+//! them over restarts.
 //!
-//! An answer waits until the kernel's rows have its addresses, so that whoever gets it can connect. The file has them before the rows do: a restart
-//! takes no address away that connections use.
+//! An answer waits until the kernel's rows have its addresses, so that its receiver can connect. The file is written
+//! before the rows, so that a restart removes no address in use.
 
 use std::{
     collections::BTreeSet,
@@ -28,29 +28,28 @@ use wharf_policy::compile::Event;
 use super::{Guard, Policy, error::PolicyError};
 use crate::{clock, kept, proxy::dns::Noted};
 
-/// Name of the controller that forgets addresses.
+/// Name of the controller that expires addresses.
 pub const CONTROLLER: &str = "names";
-/// How often it looks. An address whose time is over may be used that much longer.
+/// Interval of the expiry. An expired address stays open up to this much longer.
 pub const INTERVAL: Duration = Duration::from_secs(15);
-/// Answers that are noted as one change: each change writes the file.
+/// Maximum answers in one change, which writes the file once.
 const AT_ONCE: usize = 64;
-/// Bytes of the file: 10,000 addresses, each of another name of the greatest length, and 50,000 claims of containers.
+/// Bytes: 10,000 addresses, each with a different name of maximum length, and 50,000 claims of containers.
 const MAX_FILE: u64 = 16 << 20;
-/// Addresses that are looked for among the flows at once; each flow is compared with all of them.
+/// Maximum addresses searched at once; each flow is compared with all of them.
 const LOOKED_FOR: usize = 256;
-/// Flows that are looked at for addresses in use. Where there are more, all are taken for used.
+/// Maximum flows searched. If there are more, all addresses count as used.
 const FLOWS: usize = 100_000;
 
-/// The file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
-    /// The boot by whose clock names end. None outlives it, as no connection does.
+    /// Boot whose clock expires names. No name outlives it, because no connection does.
     boot: String,
     names: serde_json::Value,
 }
 
-/// Names as they are kept; nothing where there is no file of this boot.
+/// Names of this boot.
 pub(super) fn load(path: &Path) -> io::Result<Cache> {
     let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Cache::default()) };
     let Kept { boot, names } = serde_json::from_slice(&text)?;
@@ -73,13 +72,12 @@ fn events(names: &Cache, changed: &Changed, services: &[IpNet]) -> Vec<Event> {
     changed.iter().map(event).collect()
 }
 
-/// All names, as events.
 pub(super) fn all(names: &Cache, services: &[IpNet]) -> Vec<Event> {
     events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect(), services)
 }
 
-/// Whether a name may open the address. A service is reached by rules for the containers behind it, and what is link-local is the node's or its
-/// cloud's (169.254.169.254): whoever answers for a name must not give its rules to them.
+/// Whether a name may open the address. Services are reached by rules for their containers, and link-local addresses
+/// are the node's or its cloud's (169.254.169.254): a DNS answer must not open them.
 fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
     let is_near = match address {
         IpAddr::V4(ip) => matches!(ip.octets(), [0, ..]) || ip.is_link_local() || ip.is_broadcast(),
@@ -90,7 +88,7 @@ fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
 }
 
 impl Policy {
-    /// Notes answers of DNS until `halt`, and tells whoever waits.
+    /// Learns DNS answers and reports each result, until `halt`.
     pub async fn follow_names(&self, mut answers: mpsc::Receiver<Noted>, halt: CancellationToken) {
         let mut batch = Vec::new();
         loop {
@@ -103,14 +101,13 @@ impl Policy {
             }
             let (answers, waiting): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
             for (noted, waits) in self.learn_each(&answers).await.into_iter().zip(waiting) {
-                // Nobody waits any more: the query was given up.
+                // The query may have been given up.
                 waits.send(noted.map_err(|why| why.to_string())).ok();
             }
         }
     }
 
-    /// Notes answers as one change. Where they do not fit together, each is one of its own: an answer that does not fit takes no other
-    /// along.
+    /// Learns answers as one change; one by one if they do not fit together.
     pub async fn learn_each(&self, answers: &[Answer]) -> Vec<Result<(), PolicyError>> {
         match self.learn(answers, self.names_now()).await {
             Err(PolicyError::Rows(_)) if answers.len() > 1 => {
@@ -124,16 +121,16 @@ impl Policy {
         }
     }
 
-    /// The time by which names last: milliseconds since the boot. Nobody's setting of the clock ends a name, also not at the agent's next start.
+    /// Milliseconds since the boot: setting the clock expires no name, also across restarts.
     #[must_use]
     pub fn names_now(&self) -> u64 {
         clock::boot_ms()
     }
 
-    /// Notes answers that came at `now` ([`Policy::names_now`]): the kernel's rows have the addresses afterwards.
+    /// Learns answers that came at `now` ([`Policy::names_now`]), and writes their rows.
     ///
     /// # Errors
-    /// The rows do not fit: nothing was noted. The kernel refused: it is tried again.
+    /// The rows do not fit: nothing was learned. The kernel refused: it is retried.
     pub async fn learn(&self, answers: &[Answer], now: u64) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let before = inner.names.clone();
@@ -142,7 +139,7 @@ impl Policy {
             changed.extend(inner.names.learn(*member, name, addresses.iter().copied(), now));
         }
         inner.names_stale = true;
-        // Without an engine the rows of an earlier change may be missing: they come first.
+        // Without an engine, rows of an earlier change may be missing.
         if changed.is_empty() && (inner.engine.is_some() || !inner.active) {
             return Ok(());
         }
@@ -156,17 +153,16 @@ impl Policy {
                     None => Ok(()),
                 }
             }
-            // The rows of lost policies stay as they are; what is imported then finds the names.
+            // A later import finds the names.
             Err(PolicyError::Lost { .. }) => Ok(()),
             Err(why) => {
-                // The answer is not passed on.
                 inner.names = before;
                 Err(why)
             }
         }
     }
 
-    /// How many addresses there are, of all names.
+    /// Number of addresses.
     pub async fn name_addresses(&self) -> u64 {
         self.lock().await.names.len() as u64
     }
@@ -187,7 +183,7 @@ impl Policy {
         all
     }
 
-    /// Writes the file. The lock goes along: no later change is written before this one, also if the caller gives up.
+    /// Writes the file. The lock moves along: writes keep their order even if the caller is cancelled.
     async fn keep_names(&self, mut inner: Guard) -> Guard {
         let file: PathBuf = self.names_file.clone();
         let kept = tokio::task::spawn_blocking(move || {
@@ -204,11 +200,11 @@ impl Policy {
 }
 
 impl Policy {
-    /// Forgets addresses whose time is over at `now` ([`Policy::names_now`]), and that no flow uses. Keeps what is known and not in the file:
-    /// answers that say the same again write nothing.
+    /// Expires addresses at `now` ([`Policy::names_now`]) that no flow uses. Otherwise saves names that the file
+    /// lacks; a repeated answer does not write it.
     ///
     /// # Errors
-    /// The kernel's flows cannot be read, or as for every change of rows; it is tried again.
+    /// The flows cannot be read, or the rows cannot be changed; it is retried.
     pub async fn forget_names(&self, now: u64) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         let over: Vec<IpAddr> = inner.names.over(now).take(LOOKED_FOR).collect();
@@ -225,7 +221,7 @@ impl Policy {
         let used: BTreeSet<IpAddr> = ends.collect();
         let looked_for: BTreeSet<IpAddr> = filter.addresses.into_iter().collect();
         let mut inner = self.lock().await;
-        // The others have their turn later: their claims ended later, and those in use are longer by then.
+        // The others expire in a later pass.
         let is_used = |address| looked_for.contains(&address).then(|| found.more > 0 || used.contains(&address));
         let changed = inner.names.expire(now, is_used);
         let events = events(&inner.names, &changed, &self.services);

@@ -1,4 +1,4 @@
-//! Packets by which the self-check of an endpoint tries its rules.
+//! Test packets for the self-check of an endpoint's rules.
 
 use std::{
     collections::BTreeMap,
@@ -15,32 +15,32 @@ use wharf_policy::{
 
 use super::{Inner, Policy, rows::key};
 
-/// Networks of each family that are looked at for peers, and the peers and ports that are tried: an endpoint is checked within a millisecond.
+/// Networks of each family searched for peers, and peers and ports tried: a check takes up to a millisecond.
 const NETWORKS: usize = 256;
 const PEERS: usize = 12;
 const PORTS: usize = 8;
 const EVERY_FAMILY: [bool; 2] = [true, false];
-/// Addresses of nobody (RFC 5737, RFC 3849).
+/// No host has them (RFC 5737, RFC 3849).
 const NOBODY: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
-/// A port that rules hardly name: the discard service's (RFC 863).
+/// Rules rarely name it: discard (RFC 863).
 const PORT: u16 = 9;
 
-/// What [`Policy::probes`] answers.
+/// Result of [`Policy::probes`].
 #[derive(Debug, Default)]
 pub struct Probes {
-    /// Of each direction that policy is enforced for and of each family, a packet that passes and one that does not, where there is one.
+    /// For each enforced direction and family, a packet that passes and one that does not, if there is one.
     pub probes: Vec<Probe>,
-    /// Changes with the rules.
+    /// Changes when the rules change.
     pub stamp: u64,
 }
 
 impl Policy {
-    /// Packets that try the endpoint's rules, and what the rules that the kernel was given say of them.
+    /// Test packets, with the verdicts of the rules that the kernel was given.
     pub async fn probes(&self, record: &EndpointRecord) -> Probes {
         let inner = self.lock().await;
         let mut probes = Vec::new();
-        // While it is not known what the kernel has, nothing is tried.
+        // The verdicts require that the kernel has the wanted rows.
         if let (Some(tables), None) = (inner.tables(), &inner.problem) {
             let peers = self.peers(&inner, tables);
             for own in record.addresses() {
@@ -59,12 +59,13 @@ impl Policy {
         Probes { probes, stamp: inner.writes }
     }
 
-    /// Grows with each change of the rules in the kernel.
+    /// Grows with each change of rules in the kernel.
     pub async fn stamp(&self) -> u64 {
         self.lock().await.writes
     }
 
-    /// Addresses of different classes, two of each in each family: one may be the endpoint's own. The node's own always reach an endpoint, and a service is decided elsewhere.
+    /// Two peers of each class and family, because one may be the endpoint. Excluded are the node's addresses, which
+    /// always reach an endpoint, and services, which are decided elsewhere.
     fn peers(&self, inner: &Inner, tables: &Tables) -> Vec<IpAddr> {
         let mut taken = BTreeMap::new();
         let mut is_new = |ipv4: bool, class| {
@@ -86,7 +87,6 @@ impl Policy {
     }
 }
 
-/// The network's first address that a host may have.
 fn first(net: &IpNet) -> IpAddr {
     net.hosts().next().unwrap_or_else(|| net.addr())
 }
@@ -94,7 +94,7 @@ fn first(net: &IpNet) -> IpAddr {
 fn is_bound_to_a_link(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_broadcast(),
-        // Nor addresses that embed those of IPv4.
+        // Also addresses that embed an IPv4 address.
         IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
     }
 }

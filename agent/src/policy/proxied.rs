@@ -1,4 +1,4 @@
-//! That the proxy has what rows lead to, before they do and as long as they do.
+//! Keeps the proxy in step with the rows: it has each listener before rows lead there, and as long as they do.
 
 use std::{
     collections::BTreeSet,
@@ -22,49 +22,48 @@ use super::{
 };
 use crate::proxy::{Completion, ProxyError, Redirect, Wanted};
 
-/// How long connections may last after the proxy has acknowledged that their listener, or their member of it, is gone: Envoy ends them
-/// after 2 s.
+/// Time until connections have ended after the proxy acknowledged the end of their listener or member: Envoy takes 2
+/// s.
 const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
-/// How long a change waits for the first answer of a proxy since the agent's start.
+/// Maximum wait for the proxy's first answer after the agent's start.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
-/// How many ports that other programs have a change leaves out before it is refused.
+/// Maximum ports of other programs that a change avoids before it is refused.
 const OTHER_PORTS: usize = 8;
 
-/// What the proxy owes before the policies that are wanted are in force.
+/// What the proxy must still do until the wanted policies are in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owed {
     Nothing,
-    /// It has not acknowledged all that it was told. `ends`: afterwards, connections that it judges by requests of before end.
+    /// Acknowledge. `ends`: then connections judged by earlier requests end.
     Answer {
         ends: bool,
     },
-    /// Connections that it judges by requests of before end, the last one then.
+    /// End connections judged by earlier requests, the last one at this time.
     Ends(Instant),
 }
 
 impl Owed {
-    /// Whether connections end.
     fn ends(self) -> bool {
         matches!(self, Self::Answer { ends: true } | Self::Ends(_))
     }
 }
 
-/// A change of the kernel's rows, of which the proxy was told.
+/// A change that the proxy was sent.
 pub(super) struct Prepared {
     engine: Engine,
     rows: Vec<RowChange>,
-    /// What the proxy is to do afterwards.
+    /// What the proxy must have after it.
     after: Wanted,
-    /// Members of whose connections rows lead some elsewhere afterwards.
+    /// Members some of whose connections the rows lead elsewhere.
     moved: Vec<Place>,
     pub(super) acknowledged: Result<(), ProxyError>,
 }
 
 impl Policy {
-    /// Tells the proxy what rows will lead to, and waits for it as long as it is worth while. The engine is unknown from here on until the kernel has
-    /// the rows: a failure, or a caller that gives up, leaves that behind, and everything is computed the next time.
+    /// Sends the proxy both states and waits for it, within its patience. The engine is unknown until the kernel has
+    /// the rows: after a failure or cancellation, the next change computes everything.
     pub(super) async fn prepare(&self, inner: &mut Inner, computed: Computed) -> Result<Option<Prepared>, PolicyError> {
         let Some(Change { engine, rows, moved }) = computed? else { return Ok(None) };
         inner.engine = None;
@@ -79,7 +78,7 @@ impl Policy {
         let is_new = |(port, redirect): &(&u16, &Redirect)| inner.told.get(port) != Some(*redirect);
         let new: BTreeSet<_> = both.iter().filter(is_new).map(|(port, redirect)| redirect.name(*port)).collect();
         let mut asked = self.tell_proxy(inner, both);
-        // What it refused before is asked for again, and no matter of this change.
+        // Earlier refusals do not concern this change.
         asked.retain(|(name, _)| new.contains(name));
         let place = |(port, key): (ListenerId, EndpointKey)| {
             let id = rows::endpoint(key)?;
@@ -91,7 +90,7 @@ impl Policy {
         Ok(Some(Prepared { engine, rows, after, moved, acknowledged }))
     }
 
-    /// [`Self::prepare`], with other ports in the place of those that other programs have.
+    /// [`Self::prepare`], but avoids ports of other programs.
     pub(super) async fn propose(
         &self,
         mut inner: Guard,
@@ -101,13 +100,13 @@ impl Policy {
         let mut prepared = self.prepare(&mut inner, computed).await;
         for _ in 0..OTHER_PORTS {
             let Ok(Some(Prepared { acknowledged: Err(ProxyError::Taken(port, why)), .. })) = &prepared else { break };
-            // One that rows lead to already stays theirs.
+            // A port that rows already lead to stays.
             if !Arc::make_mut(&mut inner.taken).insert(*port) {
                 break;
             }
             tracing::warn!(port, "the proxy cannot have a port, and takes another one: {why}");
             drop(self.tell_proxy(&mut inner, told.clone()));
-            // `prepare` has left it open what the kernel has, so that everything is computed.
+            // Computes everything: `prepare` left the engine unknown.
             let (guard, computed) = self.compute(inner, Vec::new()).await;
             inner = guard;
             prepared = self.prepare(&mut inner, computed).await;
@@ -115,14 +114,14 @@ impl Policy {
         (inner, prepared)
     }
 
-    /// Changes the kernel's rows, and tells the proxy what is left for it to do.
+    /// Changes the kernel's rows, then sends the proxy the new state.
     pub(super) async fn write(&self, inner: &mut Inner, prepared: Prepared) -> Result<(), PolicyError> {
         let Prepared { engine, rows, after, moved, acknowledged } = prepared;
         if !inner.kept && !rows.is_empty() {
-            // On the safe side: a start that finds these rows and no file keeps them.
+            // Safe: a start that finds these rows and no file keeps them.
             self.keep_or_warn(inner, "the next start takes them for lost");
         }
-        // Kept before the rows lead elsewhere: the next agent ends the connections if this one does not.
+        // Saved before the rows change: the next agent ends the connections if this one does not.
         moved.iter().for_each(|place| inner.rounds.begin(*place, Instant::now() + HANDSHAKES));
         self.keep_ports(inner, redirects::listeners(&inner.told));
         inner.writes += 1;
@@ -135,7 +134,7 @@ impl Policy {
         Ok(())
     }
 
-    /// Tells the proxy what it is to have now that rows lead to `after` alone. `acknowledged`: what it was told before.
+    /// Sends the state for rows that lead only to `after`. `acknowledged`: the answer to the state before.
     async fn tell_after(&self, inner: &mut Inner, after: &Wanted, mut acknowledged: Result<(), ProxyError>) {
         let now = Instant::now();
         let Inner { told, members, outgoing, rounds, .. } = inner;
@@ -150,14 +149,14 @@ impl Policy {
         inner.owed = match (acknowledged, inner.owed) {
             (Ok(()), Owed::Answer { .. }) if ends => Owed::Answer { ends },
             (Ok(()), _) if ends => Owed::Ends(Instant::now() + PROXY_DRAINS),
-            // What an earlier change asked for may be outstanding still.
+            // An earlier answer may be outstanding.
             (Ok(()), owed) => owed,
             (Err(_), owed) => Owed::Answer { ends: ends || owed.ends() },
         };
         self.look_at_owed(inner);
     }
 
-    /// Has the proxy let go of the members whose time is over. Where it is not known what the kernel has, they wait until it is.
+    /// Removes due members and begins due rounds; not while the kernel's rows are unknown.
     async fn let_go(&self, inner: &mut Inner) {
         let is_due = inner.next_to_go().is_some_and(|until| until <= Instant::now());
         let after = inner.tables().filter(|_| is_due).map(|tables| redirects::wanted(tables, &inner.members));
@@ -166,7 +165,7 @@ impl Policy {
         }
     }
 
-    /// Looks what the proxy still owes; a revision is realized when that is nothing.
+    /// Updates `owed`; a revision is realized when the proxy owes nothing.
     fn look_at_owed(&self, inner: &mut Inner) {
         if let Owed::Answer { ends } = inner.owed {
             let outstanding = self.redirects.outstanding();
@@ -181,21 +180,21 @@ impl Policy {
             owed => owed,
         };
         if inner.owed != Owed::Nothing || !inner.outgoing.is_empty() || inner.rounds.next().is_some() {
-            // Also a change that is no revision's, such as other labels, ends connections; until then what is wanted is not in force.
+            // Changes without a revision, such as new labels, also end connections.
             inner.realized = inner.realized.min(inner.wanted.revision.saturating_sub(1));
             let seconds = PROXY_DRAINS.as_secs() + 1;
             inner.problem = Some(format!("the proxy ends connections of before the change; that takes {seconds} s"));
             return;
         }
-        // A kernel that refused rows since then has not what is wanted.
+        // Without an engine, the kernel refused later rows.
         if inner.engine.is_some() {
             (inner.realized, inner.problem) = (inner.wanted.revision, None);
         }
     }
 
-    /// The revision that is realized, when connections that are judged by requests of before that revision have ended.
+    /// The realized revision, once connections judged by earlier rules have ended.
     pub(super) async fn settled(&self, revision: u64) -> u64 {
-        // After a start of the agent, an Envoy of before it connects again within a second.
+        // After a start, a running Envoy reconnects within a second.
         let mut first_answer = Some(Instant::now() + FIRST_ANSWER);
         loop {
             let mut inner = self.lock().await;
@@ -220,27 +219,27 @@ impl Policy {
         }
     }
 
-    /// Waits until no connection is judged by rules of before what was changed so far.
+    /// Waits until no connection is judged by rules from before the changes so far.
     pub async fn settle(&self) {
         let revision = self.lock().await.wanted.revision;
         self.settled(revision).await;
     }
 
-    /// Looks whether the proxy has acknowledged what it had not, and whether it is needed.
+    /// Checks for acknowledgements, and whether the proxy is needed.
     pub(super) async fn look_at_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {
         self.let_go(inner).await;
         if inner.owed != Owed::Nothing {
             self.look_at_owed(inner);
         }
         if matches!(inner.owed, Owed::Answer { .. }) {
-            // What was refused is sent again: the reason may be gone.
+            // A refused listener is retried: the cause may be gone.
             drop(self.redirects.set(inner.told.clone()));
         }
         self.leave_proxy(inner).await
     }
 
-    /// Takes the way to the proxy away when nothing leads there, connections have ended, and as much time as that takes has passed: a busy Envoy needs
-    /// more.
+    /// Removes the path to the proxy [`PROXY_DRAINS`] after its last listener: a busy Envoy needs that time to end
+    /// connections.
     async fn leave_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {
         if !inner.told.is_empty() || !self.uses_proxy() || matches!(inner.owed, Owed::Ends(_)) {
             inner.left_proxy = None;
@@ -256,22 +255,21 @@ impl Policy {
         Ok(())
     }
 
-    /// The tables that these rows are, whose redirects the proxy goes on with.
+    /// Converts the kernel's rows; the proxy keeps their redirects.
     pub(super) fn take_over(&self, inner: &mut Inner, rows: &PolicyRows) -> Tables {
         let tables = rows::tables(rows, &inner.kept_ports.listeners);
         let mut there = redirects::both(&inner.told, &redirects::wanted(&tables, &inner.members));
         inner.rounds.tell(&mut there);
         inner.told = there;
-        // Rows lead there already, so nobody waits.
+        // Rows lead there already, so nothing waits.
         drop(self.redirects.set(inner.told.clone()));
         if inner.owed == Owed::Nothing && !self.redirects.outstanding().is_empty() {
-            // The agent before may have ended before it told the proxy of a round.
+            // The previous agent may not have sent the proxy a round.
             inner.owed = Owed::Answer { ends: inner.rounds.is_any() };
         }
         tables
     }
 
-    /// Keeps what ports are for.
     fn keep_ports(&self, inner: &mut Inner, listeners: Listeners) {
         let ports = Ports { listeners, rounds: inner.rounds.numbers().clone() };
         if ports == inner.kept_ports {
@@ -287,7 +285,7 @@ impl Policy {
         }
     }
 
-    /// Tells the proxy what it is to do, and keeps the ports.
+    /// Saves the ports, then sends the proxy the state.
     pub(super) fn tell_proxy(&self, inner: &mut Inner, mut wanted: Wanted) -> Vec<(String, Completion)> {
         inner.rounds.tell(&mut wanted);
         self.keep_ports(inner, redirects::listeners(&wanted));
@@ -300,7 +298,7 @@ impl Policy {
         asked
     }
 
-    /// Waits for what the proxy was told, as long as it is worth while and it has refused none of it.
+    /// Waits within the proxy's patience; returns early on a refusal.
     async fn await_proxy(&self, asked: Vec<(String, Completion)>) -> Result<(), ProxyError> {
         if asked.is_empty() {
             return Ok(());
@@ -323,7 +321,6 @@ impl Policy {
     }
 }
 
-/// What the proxy has not acknowledged, for the user.
 fn unacknowledged(outstanding: &[String]) -> String {
     let (first, more) =
         (outstanding.first().map_or("nothing answers", String::as_str), outstanding.len().saturating_sub(1));

@@ -1,5 +1,4 @@
-//! The redirects that follow from tables, and the file that keeps the ports of their listeners over restarts:
-//! `<state-dir>/redirects.json`.
+//! Redirects that follow from tables, and `<state-dir>/redirects.json`, which keeps their ports.
 
 use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
 
@@ -17,26 +16,25 @@ use crate::{
     proxy::{Redirect, Wanted},
 };
 
-/// Version of the file's format.
 const VERSION: u32 = 1;
-/// Bytes of the file: twice what the texts of policies may have.
 const MAX_FILE: u64 = 128 << 20;
-/// How long a listener keeps a member after the rows last led there. A connection whose first packet came before that is the listener's when its handshake is
-/// over (a round trip) and the proxy has accepted it. A socket that closes resets what is in its queue, and nothing tells when that is empty for good.
+/// How long a listener keeps a member after rows last led there. An earlier connection reaches the listener after its
+/// handshake (a round trip) and the proxy's accept; a socket that closes resets the connections in its queue, and
+/// nothing reports that the queue stays empty.
 pub(super) const HANDSHAKES: Duration = Duration::from_millis(500);
 
-/// Members to which rows of a listener's port no longer lead, each with the time from which on the listener need not have it.
+/// Members that rows no longer lead to, and until when their listener keeps them.
 pub(super) type Outgoing = BTreeMap<Place, Instant>;
 
 /// Listeners by port.
 pub type Listeners = BTreeMap<u16, Arc<Listener>>;
 
-/// What is kept of redirects.
+/// Content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ports {
-    /// What the ports are for.
+    /// The listener of each port.
     pub listeners: Listeners,
-    /// With the other numbers connections would end.
+    /// Other numbers would end connections.
     pub(super) rounds: BTreeMap<Place, u32>,
 }
 
@@ -44,12 +42,11 @@ pub struct Ports {
 struct File {
     version: u32,
     listeners: Listeners,
-    /// Port, endpoint and epoch, number. A file of an earlier version has none.
+    /// Port, endpoint, epoch, round. Missing in older files.
     #[serde(default)]
     rounds: Vec<(u16, u16, u64, u32)>,
 }
 
-/// The redirects to which cells of endpoints' rule sets lead.
 pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
     let mut ports: BTreeMap<SetId, Vec<ListenerId>> = BTreeMap::new();
     for (listener, set) in tables.redirects.keys() {
@@ -74,8 +71,8 @@ pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
     wanted
 }
 
-/// What either has: while rows change from those of the one to those of the other, both lead somewhere. Of a port that both have for different listeners, the
-/// other's: no row of the one leads there any more, or a change would not have taken the port.
+/// The union of both states, for the time of the change. A port with two listeners is `other`'s: no row of `one`
+/// leads there, or the change would not have taken it.
 pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
     let mut both = one.clone();
     for (port, redirect) in other {
@@ -87,7 +84,7 @@ pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
     both
 }
 
-/// What the proxy is to have when rows lead to `after` alone and it has `told`: members that go stay [`HANDSHAKES`] long.
+/// The proxy's state when rows lead to `after` alone: leaving members stay for [`HANDSHAKES`].
 pub(super) fn with_outgoing(
     after: &Wanted,
     told: &Wanted,
@@ -103,7 +100,7 @@ pub(super) fn with_outgoing(
         let listener =
             || Redirect { listener: Arc::clone(&redirect.listener), members: BTreeMap::new(), rounds: BTreeMap::new() };
         let staying = wanted.entry(port).or_insert_with(listener);
-        // The port may be another listener's by now, which would judge the member by the rules of others.
+        // Another listener on the port would judge the member by other rules.
         if let Some(addresses) = redirect.members.get(&member).filter(|_| staying.listener == redirect.listener) {
             staying.members.insert(member, addresses.clone());
             stay.insert((port, member), until);
@@ -113,7 +110,7 @@ pub(super) fn with_outgoing(
     wanted
 }
 
-/// Whether connections of an endpoint that stays end with the change: their listener goes, no longer has the endpoint, or begins another round.
+/// Whether connections of an endpoint that stays end: its listener goes, loses it, or begins another round.
 pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
     let is_envoys = |redirect: &Redirect| redirect.listener.requests.names.is_empty();
     let anew = |(port, redirect): (&u16, &Redirect)| {
@@ -127,8 +124,7 @@ pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
     losses(before, after, members).next().is_some() || after.iter().any(anew)
 }
 
-/// Endpoints that stay, and that a listener no longer has after the change. The agent's own proxy, which judges each query for itself, has no connections
-/// that would end.
+/// Endpoints that stay but lose a listener. The agent's DNS proxy judges each query, so no connection to it must end.
 fn losses<'a>(
     before: &'a Wanted,
     after: &'a Wanted,
@@ -144,15 +140,14 @@ fn losses<'a>(
     )
 }
 
-/// Their listeners.
 pub(super) fn listeners(wanted: &Wanted) -> Listeners {
     wanted.iter().map(|(port, redirect)| (*port, Arc::clone(&redirect.listener))).collect()
 }
 
-/// What the file keeps; nothing where there is none.
+/// Reads the file; empty without one.
 ///
 /// # Errors
-/// It cannot be read, or does not have the file's format.
+/// The file is unreadable, or has another format.
 pub fn load(path: &Path) -> io::Result<Ports> {
     let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Ports::default()) };
     let File { version, listeners, rounds } = serde_json::from_slice(&text)?;
@@ -165,10 +160,10 @@ pub fn load(path: &Path) -> io::Result<Ports> {
     Ok(Ports { listeners, rounds: rounds.collect() })
 }
 
-/// Writes what [`load`] reads.
+/// Writes the file.
 ///
 /// # Errors
-/// It cannot be written, or would be too large to be read again.
+/// The file cannot be written, or would be too large to read.
 pub fn save(path: &Path, Ports { listeners, rounds }: &Ports) -> io::Result<()> {
     let rounds = rounds.iter().map(|((port, (id, epoch)), round)| (*port, id.get(), epoch.0, *round)).collect();
     let text = serde_json::to_vec(&File { version: VERSION, listeners: listeners.clone(), rounds })?;

@@ -1,7 +1,8 @@
-//! How often connections of a listener's member were to begin anew, because rows lead some of them elsewhere although the listener goes on.
+//! Rounds: how often a listener's member had to restart its connections, because rows led some elsewhere although the
+//! listener stayed.
 //!
-//! A round is decided before the rows change, and kept in a file then: the next agent ends the connections if this one does not. The proxy is told some time
-//! after the rows have changed, when handshakes of before are over.
+//! A round is saved before the rows change: the next agent ends the connections if this one does not. The proxy is
+//! told when open handshakes are over.
 
 use std::collections::BTreeMap;
 
@@ -10,34 +11,31 @@ use wharf_core::ids::{EndpointId, Epoch};
 
 use crate::proxy::Wanted;
 
-/// A listener's member: its port, and the endpoint.
+/// Listener's port, and member.
 pub(super) type Place = (u16, (EndpointId, Epoch));
 
-/// Changes of one member that wait at the same time. A further one joins the last of them, so that those of a member whose rows change all the time
-/// come to pass.
+/// Maximum pending rounds of a member. A further round joins the last, so that a member whose rows change constantly
+/// makes progress.
 const WAITING: usize = 2;
 
-/// The rounds of members; those that are not here are in round zero.
+/// Members without a number are in round zero.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
-    /// As they are to be.
+    /// Wanted rounds of members.
     numbers: BTreeMap<Place, u32>,
-    /// When the last ones of a member begin, the earliest first: [`WAITING`] at most.
+    /// Start times of pending rounds, earliest first, up to [`WAITING`].
     waiting: BTreeMap<Place, Vec<Instant>>,
 }
 
 impl Rounds {
-    /// Rounds that are in force.
     pub(super) fn new(numbers: BTreeMap<Place, u32>) -> Self {
         Self { numbers, waiting: BTreeMap::new() }
     }
 
-    /// As they are to be, for the file.
     pub(super) fn numbers(&self) -> &BTreeMap<Place, u32> {
         &self.numbers
     }
 
-    /// The member begins another round at that time.
     pub(super) fn begin(&mut self, place: Place, at: Instant) {
         let waiting = self.waiting.entry(place).or_default();
         if waiting.len() == WAITING {
@@ -48,14 +46,14 @@ impl Rounds {
         waiting.push(at);
     }
 
-    /// The last round of the member that waits begins then, and not earlier.
+    /// Postpones the member's last pending round.
     pub(super) fn put_off(&mut self, place: Place, at: Instant) {
         if let Some(last) = self.waiting.get_mut(&place).and_then(|waiting| waiting.last_mut()) {
             *last = at;
         }
     }
 
-    /// Begins the rounds whose time has come, and forgets those of members that `wanted` does not have.
+    /// Begins due rounds, and drops members that `wanted` lacks.
     pub(super) fn pass(&mut self, wanted: &Wanted, now: Instant) {
         let is_there = |(port, member): &Place| wanted.get(port).is_some_and(|of| of.members.contains_key(member));
         self.waiting.retain(|place, times| {
@@ -65,17 +63,15 @@ impl Rounds {
         self.numbers.retain(|place, _| is_there(place));
     }
 
-    /// When the next one begins.
+    /// When the next round begins.
     pub(super) fn next(&self) -> Option<Instant> {
         self.waiting.values().flatten().min().copied()
     }
 
-    /// Whether connections are to begin anew, or were.
     pub(super) fn is_any(&self) -> bool {
         !self.numbers.is_empty()
     }
 
-    /// Says in which round each member is now.
     pub(super) fn tell(&self, wanted: &mut Wanted) {
         for (port, redirect) in wanted {
             let of = |member: &(EndpointId, Epoch)| {

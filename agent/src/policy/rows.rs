@@ -1,4 +1,4 @@
-//! Rows of `wharf-policy` as the kernel keeps them, and back.
+//! Converts rows of `wharf-policy` to the kernel's rows and back.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,11 +22,11 @@ use wharf_policy::{
 
 use super::redirects::Listeners;
 
-/// Changes of rows as the kernel keeps them. `owner` tells whose a prefix is, as [`PeerRow::identity`].
+/// `owner` returns a prefix's [`PeerRow::identity`].
 pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
     let of = |change: &Change| {
         Some(match change {
-            // Of the programs' rows, these are no part: places in documents, and the proxy's.
+            // Without rows in the kernel: origins in documents, and listeners of the proxy.
             Change::PutOrigin(..) | Change::DropOrigin(_) | Change::PutListener(..) | Change::DropListener(_) => {
                 return None;
             }
@@ -50,8 +50,8 @@ pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity
     changes.iter().filter_map(of).collect()
 }
 
-/// The tables that the kernel has. Where rules were written is not known, nor what identities stand for. What the ports of the proxy are for is
-/// known of `listeners`; one of another port lets nothing pass.
+/// Tables of the kernel's rows. Identities and origins of rules are unknown; a port that `listeners` lacks gets a
+/// listener that lets nothing pass.
 pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     let mut tables = Tables::default();
     let mut rules: BTreeMap<SetId, compile::Rows> = BTreeMap::new();
@@ -91,17 +91,16 @@ pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     tables
 }
 
-/// In the place of a listener that was not kept. Its content is no other's, so no cell is led there.
+/// Placeholder for a listener that was not saved. Its content is unique, so no other cell leads there.
 fn unknown(port: ListenerId) -> Listener {
     let nobody = ServerName::Exact(format!("port-{}.invalid", port.0));
     let requests = Requests { server_names: [nobody].into(), ..Requests::default() };
     Listener { direction: Direction::Ingress, requests: Arc::new(requests), share: Share::default() }
 }
 
-/// An identity that no endpoint has: every row with it is written again.
+/// No endpoint has it, so rows with it are rewritten.
 const UNKNOWN: Identity = Identity(u32::MAX);
 
-/// The endpoint's key in the tables.
 pub(super) fn key(id: EndpointId) -> EndpointKey {
     EndpointKey(id.get().into())
 }
@@ -112,7 +111,6 @@ pub(super) fn endpoint(key: EndpointKey) -> Option<EndpointId> {
 
 const _: () = assert!(PortClass::UNKNOWN.0 == PORT_UNKNOWN);
 
-/// Key of a cell.
 pub(super) fn cell_key(set: SetId, (class, port): (PeerClass, PortClass)) -> CellKey {
     CellKey { set: set.0, class: class.0, port: port.0 }
 }

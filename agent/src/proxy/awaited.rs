@@ -1,4 +1,4 @@
-//! Who waits for the proxy now.
+//! Current waits for the proxy.
 
 use std::{
     collections::BTreeMap,
@@ -15,22 +15,21 @@ use crate::{clock, sync::lock};
 pub struct Awaited {
     /// Listener.
     pub listener: String,
-    /// The endpoint whose removal waits; `None` for a change of policy.
+    /// Endpoint whose removal waits; `None` for a change of policy.
     pub endpoint: Option<EndpointId>,
-    /// Since when, milliseconds since the Unix epoch.
+    /// Start, milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
-    /// How long at most; `None` if only the one who waits knows.
+    /// Maximum; `None` if only the waiting task knows it.
     pub at_most: Option<Duration>,
 }
 
-/// The waits of a proxy, oldest first. As many as completions that were given out and not dropped.
+/// Waits, oldest first: one for each completion that was not dropped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Waits {
     /// Held for single map operations.
     all: Arc<Mutex<(u64, BTreeMap<u64, Awaited>)>>,
 }
 
-/// A wait, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Waiting {
     waits: Waits,
@@ -38,7 +37,6 @@ pub(super) struct Waiting {
 }
 
 impl Waits {
-    /// A wait that begins now.
     pub(super) fn begin(&self, listener: String, endpoint: Option<EndpointId>, at_most: Option<Duration>) -> Waiting {
         let mut all = lock(&self.all);
         let (next, waits) = &mut *all;

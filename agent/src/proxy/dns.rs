@@ -1,4 +1,4 @@
-//! The DNS proxy: the agent itself serves rules about names.
+//! The agent's DNS proxy, which serves rules about names.
 
 use std::{collections::BTreeMap, future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -10,18 +10,18 @@ use wharf_policy::model::Direction;
 
 use super::{Completion, Leaving, ProxyError, Redirect, Redirects, Wanted, envoy::PATIENCE, look::name};
 
-/// Answers that wait until policy has noted them: as many as queries that the proxy has at once.
+/// Maximum answers that wait for policy: as many as concurrent queries.
 const ANSWERS: usize = 1_024;
-/// How often a port that could not be opened is tried again.
+/// Retry interval for a port that could not be opened.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// An answer of DNS, and who waits until policy has noted it; the error says why policy has not.
+/// A DNS answer, and the channel that reports when policy has learned it, or the error.
 pub type Noted = (Answer, oneshot::Sender<Result<(), String>>);
 
-/// Redirects of the node to its own DNS proxy.
+/// The node's redirects to its DNS proxy.
 #[derive(Debug)]
 pub struct Dns {
-    /// Holds the last state alone: what is between two looks of the server costs nothing.
+    /// A watch channel keeps only the last state: the server skips states in between.
     asked: watch::Sender<Asked>,
     done: watch::Receiver<Done>,
 }
@@ -35,22 +35,20 @@ pub struct Server {
 
 #[derive(Debug, Default)]
 struct Asked {
-    /// Grows with each change.
+    /// Number of changes.
     number: u64,
-    /// Without what leaves.
+    /// Without leaving members.
     wanted: Wanted,
     leaving: Leaving,
 }
 
 #[derive(Debug, Default)]
 struct Done {
-    /// Of the last change that is in force.
+    /// Number of the last change in force.
     number: u64,
-    /// Ports that could not be opened.
     refused: BTreeMap<u16, String>,
 }
 
-/// Hands answers to policy.
 #[derive(Debug)]
 struct Teller(mpsc::Sender<Noted>);
 
@@ -66,7 +64,7 @@ impl Names for Teller {
 }
 
 impl Dns {
-    /// Without redirects; what serves them, what that learns, and what it judged.
+    /// No redirects; the server, the answers that it learns, and the verdicts that it records.
     #[must_use]
     pub fn new(records: usize) -> (Self, Server, mpsc::Receiver<Noted>, mpsc::Receiver<Record>) {
         let (sender, answers) = mpsc::channel(ANSWERS);
@@ -76,7 +74,7 @@ impl Dns {
         (Self { asked: of_asked.0, done: of_done.1 }, server, answers, records)
     }
 
-    /// What is asked of it, and the ports that could not be opened.
+    /// The wanted redirects, and ports that could not be opened.
     #[must_use]
     pub fn look(&self) -> (Wanted, BTreeMap<u16, String>) {
         let (wanted, done) = (self.asked.borrow().wanted.clone(), self.done.borrow());
@@ -85,7 +83,7 @@ impl Dns {
         (wanted, refused)
     }
 
-    /// Asks for a change, which gives the listeners that it is about; one completion for each of them.
+    /// Applies a change, which returns the affected listeners; one completion for each.
     fn ask(&self, change: impl FnOnce(&mut Asked) -> Vec<(u16, Direction)>) -> Vec<(String, Completion)> {
         let (mut number, mut changed) = (0, Vec::new());
         self.asked.send_if_modified(|asked| {
@@ -111,7 +109,7 @@ impl Dns {
 }
 
 impl Server {
-    /// Serves what is asked for until `halt`.
+    /// Serves the wanted redirects until `halt`.
     pub async fn serve(mut self, halt: CancellationToken) {
         loop {
             let (number, listeners) = {
@@ -181,7 +179,7 @@ impl Redirects for Dns {
         !self.asked.borrow().wanted.is_empty()
     }
 
-    /// Queries of a member that was taken out get no answer.
+    /// Queries of a removed member get no answer.
     fn speakers(&self, _: IpAddr) -> Vec<String> {
         Vec::new()
     }

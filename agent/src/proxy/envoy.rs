@@ -16,42 +16,43 @@ use wharf_proxy::{EnvoyError, Listener, ListenerKey, Member, Proxy, User, Wait, 
 use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
 use crate::{accounts, config::AgentConfig, sync::lock};
 
-/// Longest wait for acknowledgements before rows follow. A healthy Envoy needs some milliseconds; a create has a second for its rows.
+/// Maximum wait for acknowledgements before rows change. A healthy Envoy needs milliseconds; a create has one second
+/// for its rows.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Envoy's user, which `cargo xtask install` makes.
+/// Envoy's user; `cargo xtask install` creates it.
 const USER: &str = "wharf-envoy";
-/// The user that owns nothing, on every distribution of today: Envoy's where its own is not there.
+/// User `nobody` (65534), if [`USER`] does not exist.
 const NOBODY: User = User { uid: 65_534, gid: 65_534 };
 
-/// Redirects of the node, and the Envoy that has them.
+/// The node's redirects to Envoy.
 #[derive(Debug)]
 pub struct Envoy {
     proxy: Proxy,
-    /// The agent starts it.
+    /// The agent starts Envoy.
     supervised: bool,
-    /// Held for map operations and for handing resources to `proxy`, which keeps their order.
+    /// Held for map operations and while `proxy` gets resources, to keep their order.
     state: Mutex<State>,
     waits: Waits,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What was asked for, without what leaves.
+    /// Without leaving members.
     wanted: Wanted,
     leaving: Leaving,
-    /// Since when Envoy has owed an answer. A refusal is an answer.
+    /// Since when Envoy owes an answer. A refusal is an answer.
     unanswered_since: Option<Instant>,
 }
 
 impl Envoy {
-    /// Redirects that this proxy has. `supervised`: the agent starts it, so that there is one even while none runs.
+    /// `supervised`: the agent starts Envoy, so the proxy counts as present while none runs.
     #[must_use]
     pub fn new(proxy: Proxy, supervised: bool) -> Self {
         Self { proxy, supervised, state: Mutex::default(), waits: Waits::default() }
     }
 
-    /// A completion for whoever waits: the removal of this endpoint, or a change of policy.
+    /// Completion of an endpoint's removal or, without `of`, of a change of policy.
     fn completion(&self, key: ListenerKey, wait: Wait, of: Option<EndpointId>) -> (String, Completion) {
         let name = key.to_string();
         let waiting = self.waits.begin(name.clone(), of, of.is_none().then_some(PATIENCE));
@@ -67,15 +68,14 @@ impl Envoy {
     }
 }
 
-/// Envoy's process, as the settings say.
+/// Envoy's process with these settings.
 #[must_use]
 pub fn process(config: &AgentConfig) -> wharf_proxy::Envoy {
-    // Who starts Envoy in another way chooses its user.
+    // Another supervisor chooses the user.
     let user = config.envoy.is_some().then(|| user(USER));
     wharf_proxy::Envoy { user, ..process_in(&config.run_dir, config.envoy.as_deref()) }
 }
 
-/// The user of that name, or nobody.
 fn user(name: &str) -> User {
     let why = match accounts::user(name) {
         Ok(Some((uid, gid))) => return User { uid, gid },
@@ -89,7 +89,7 @@ fn user(name: &str) -> User {
     NOBODY
 }
 
-/// Checks whether a start with these settings would find and execute Envoy. Returns why this process could not examine it, if so.
+/// Whether a start would find and execute Envoy. Returns why this process could not examine it.
 ///
 /// # Errors
 /// The start would fail.
@@ -100,13 +100,13 @@ pub fn check_program(config: &AgentConfig) -> Result<Option<String>, EnvoyError>
 /// Envoy's directory below the run directory.
 pub const DIRECTORY: &str = "proxy";
 
-/// The settings of an Envoy of an agent with this run directory.
+/// Path of Envoy's bootstrap file for this run directory.
 #[must_use]
 pub fn bootstrap(run_dir: &Path) -> PathBuf {
     process_in(run_dir, None).bootstrap_path()
 }
 
-/// The process of an agent with this run directory. It outlives the agent, and connections with it.
+/// Envoy's process for this run directory. It outlives the agent, and so do its connections.
 #[must_use]
 pub fn process_in(run_dir: &Path, program: Option<&Path>) -> wharf_proxy::Envoy {
     wharf_proxy::Envoy {
@@ -148,7 +148,7 @@ impl Redirects for Envoy {
         for (port, redirect) in &wanted {
             let listener = listener(*port, redirect);
             let name = listener.key().to_string();
-            // What Envoy lacked when it refused (a free port) may be there by now.
+            // The cause of a refusal, such as a port in use, may be gone.
             let refused = unacknowledged.get(&name).is_some_and(Option::is_some);
             if refused || state.wanted.get(port) != Some(redirect) {
                 waits.push(self.completion(listener.key(), self.proxy.ensure(listener), None));
@@ -260,7 +260,6 @@ mod tests {
 
     const LISTENERS: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 
-    /// An Envoy that answers as the test says.
     struct Peer {
         requests: mpsc::Sender<DeltaDiscoveryRequest>,
         responses: Streaming<DeltaDiscoveryResponse>,
@@ -280,7 +279,6 @@ mod tests {
             Self { requests, responses, nonce: String::new() }
         }
 
-        /// Names of the listeners that come.
         async fn receive(&mut self) -> Vec<String> {
             let response = self.responses.message().await.expect("the stream lives").expect("a response");
             self.nonce = response.nonce;

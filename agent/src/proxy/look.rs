@@ -1,4 +1,4 @@
-//! The proxy at one moment, for whoever asks.
+//! State of the proxy for views.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,29 +9,29 @@ use wharf_proxy::{EnvoyState, ListenerKey, Status};
 
 use super::{Awaited, Redirect, Wanted, words};
 
-/// The proxy at one moment.
+/// State of the proxy.
 #[derive(Debug, Clone, Default)]
 pub struct Look {
-    /// How Envoy is; `None` where there is no proxy.
+    /// Envoy's status; `None` without a proxy.
     pub status: Option<Status>,
     /// The agent starts Envoy.
     pub supervised: bool,
-    /// What policy asks of Envoy, without what leaves.
+    /// Wanted of Envoy, without leaving members.
     pub wanted: Wanted,
-    /// What policy asks of the DNS proxy.
+    /// Wanted of the DNS proxy.
     pub dns: Wanted,
     /// Ports that the DNS proxy could not open.
     pub dns_refused: BTreeMap<u16, String>,
-    /// Listeners of which Envoy has not what was last asked, with its reason where it refused that.
+    /// Listeners that Envoy has not acknowledged, with the reason of a refusal.
     pub unacknowledged: BTreeMap<String, Option<String>>,
-    /// How long Envoy has owed an answer.
+    /// Time for which Envoy owes an answer.
     pub unanswered_for: Option<Duration>,
-    /// Who waits, the longest wait first.
+    /// Waits, the longest first.
     pub awaited: Vec<Awaited>,
 }
 
 impl Look {
-    /// What Envoy does.
+    /// Envoy's state.
     #[must_use]
     pub fn state(&self) -> ProxyState {
         match self.status.as_ref().map(|status| status.state) {
@@ -42,7 +42,7 @@ impl Look {
         }
     }
 
-    /// The listeners that policy asks for, by port.
+    /// Wanted listeners, by port.
     #[must_use]
     pub fn listeners(&self) -> Vec<ProxyListener> {
         let mut all: Vec<_> = self.all().map(|(port, redirect)| self.listener(*port, redirect)).collect();
@@ -54,7 +54,7 @@ impl Look {
         self.wanted.iter().chain(&self.dns)
     }
 
-    /// Listeners that are not served as was last asked, with the reason where there is one.
+    /// Listeners that are not served as wanted, with the reason if known.
     #[must_use]
     pub fn outstanding(&self) -> Vec<(String, Option<String>)> {
         let unopened = self
@@ -65,13 +65,13 @@ impl Look {
         of_envoy.chain(unopened).collect()
     }
 
-    /// Listeners that Envoy refused, or whose ports could not be opened.
+    /// Number of listeners that Envoy refused, and of ports that could not be opened.
     #[must_use]
     pub fn refused(&self) -> usize {
         self.unacknowledged.values().flatten().count() + self.dns_refused.len()
     }
 
-    /// The redirects of an endpoint, each with its direction.
+    /// An endpoint's redirects, each with its direction.
     #[must_use]
     pub fn of_endpoint(&self, id: EndpointId) -> Vec<(String, PolicyRedirect)> {
         let own = self.all().filter(|(_, redirect)| redirect.members.keys().any(|(of, _)| *of == id));
@@ -82,13 +82,13 @@ impl Look {
         own.map(|(port, redirect)| told((*port, redirect))).collect()
     }
 
-    /// A flow's way through a port.
+    /// Redirect of a flow to a port.
     #[must_use]
     pub fn redirect(&self, port: u16, passes: Vec<String>, fails_open: bool) -> PolicyRedirect {
         PolicyRedirect { port, passes, fails_open, problem: self.problem(port) }
     }
 
-    /// What the proxy has not done of a port.
+    /// Why a port is not served as wanted.
     fn problem(&self, port: u16) -> Option<String> {
         if self.dns.contains_key(&port) {
             return self.dns_refused.get(&port).cloned();
@@ -162,7 +162,7 @@ mod tests {
         let [listener] = &look.listeners()[..] else { panic!("{look:?}") };
         assert_eq!((listener.name.as_str(), listener.endpoints.as_slice()), ("ingress-15000", [7].as_slice()));
         assert_eq!(listener.passes, ["every HTTP request"]);
-        // The name is the one under which the proxy keeps it, or it would be acknowledged here.
+        // The name must equal the name under which the proxy keeps the listener.
         assert!(!listener.acknowledged && listener.refusal.is_none() && look.unanswered_for.is_some());
         let by: Vec<_> = look.awaited.iter().map(|wait| (wait.listener.as_str(), wait.endpoint)).collect();
         assert_eq!(by, [("ingress-15000", None)]);

@@ -1,4 +1,4 @@
-//! Both proxies of the node: Envoy, and the agent's own for DNS.
+//! The node's two proxies: Envoy, and the agent's for DNS.
 
 use std::{future::Future, net::IpAddr, pin::Pin, time::Duration};
 
@@ -10,11 +10,11 @@ use super::{
     envoy::{Envoy, PATIENCE},
 };
 
-/// Hands each redirect to the proxy that serves it.
+/// Sends each redirect to the proxy that serves it.
 pub struct Proxies {
     /// HTTP requests and TLS handshakes.
     pub envoy: Envoy,
-    /// Queries of DNS. A port where names and requests meet is for names alone.
+    /// DNS queries. A port with names and requests serves names only.
     pub dns: Dns,
 }
 
@@ -25,7 +25,7 @@ impl Redirects for Proxies {
         let mut waits = self.dns.set(names);
         let of_envoy = self.envoy.set(requests);
         let patience = self.envoy.patience();
-        // Each ends for itself, so that nobody waits for an Envoy that does not answer because the other proxy does.
+        // Each completion has a bound, because one proxy's answer must not wait for the other.
         let bounded = |(name, completion): (String, Completion)| -> (String, Completion) {
             let ends = async move {
                 let late = |_| Err(ProxyError::NoAnswer("Envoy does not answer".to_owned()));

@@ -1,8 +1,8 @@
-//! What a listener lets pass, in words.
+//! What a listener lets pass, for the user.
 
 use wharf_policy::requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName};
 
-/// An entry for each rule. Values of headers are left out: they may be secrets.
+/// One entry for each rule, without header values, which may be secrets.
 #[must_use]
 pub fn passes(requests: &Requests) -> Vec<String> {
     let names = requests.server_names.iter().map(|name| match name {

@@ -1,7 +1,7 @@
-//! Checks in a separate process whether the file can be opened.
+//! Checks in a child process whether the file can be opened.
 //!
-//! redb panics on some damaged pages, and a panic ends the process. A child process therefore opens the file first
-//! and reads all of it. The agent sets the file aside when that process dies.
+//! redb panics on some damaged pages, and a panic ends the process. So a child opens and reads the whole file first;
+//! if it dies, the agent sets the file aside.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -16,30 +16,29 @@ use nix::{
 
 use super::opening::{self, CACHE_BYTES};
 
-/// First argument that runs the agent's binary as this process; the file and the boot id follow.
+/// First argument that selects this mode; the file and the boot id follow.
 pub const MODE: &str = "store-check";
 
-/// This agent's own binary, even if its file has been replaced.
+/// The running binary, even if its file was replaced.
 const PROGRAM: &str = "/proc/self/exe";
-/// Exit status of a process that a panic ends by unwinding.
+/// Exit status after an unwinding panic.
 const PANICKED: i32 = 101;
 
-/// Entry point of the child process. The agent finds and reports every other error again, so only the death of this
-/// process carries information.
+/// Entry point of the child. Only its death counts: the agent finds and reports other errors again.
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(2);
     let (Some(path), Some(boot_id)) = (arguments.next(), arguments.next()) else {
         return ExitCode::from(2);
     };
-    // A core file of this process is useless. If the limit cannot be set, the only harm is one extra file.
+    // Best effort: avoids a useless core file.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     let opener = |path: &Path| redb::Database::builder().set_cache_size(CACHE_BYTES).create(path);
     opening::try_open(&opener, Path::new(&path), &boot_id.to_string_lossy());
     ExitCode::SUCCESS
 }
 
-/// Checks whether a child process survives opening the file. If it dies, the next [`super::Store::open`] sets the
-/// file aside. If the check cannot run, the agent opens the file unchecked.
+/// Runs the check. If the child dies, the next [`super::Store::open`] sets the file aside; if it cannot run, the file
+/// is opened unchecked.
 pub fn run(path: &Path, boot_id: &str) {
     if !path.exists() {
         return;
@@ -57,7 +56,7 @@ pub fn run(path: &Path, boot_id: &str) {
     }
 }
 
-/// The process died because of what it read. A process that was killed says nothing about the file.
+/// The process died of what it read; a killed process proves nothing.
 fn is_fatal(status: ExitStatus) -> bool {
     status.code() == Some(PANICKED)
         || matches!(status.signal(), Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE))

@@ -1,10 +1,9 @@
-//! The open file: detects whether it is still at its path with the agent's own content, and rewrites it.
+//! The open file: detects the loss of its path or content, and rewrites it.
 //!
-//! An unlinked file keeps taking commits, and all of them are lost with the process. A second descriptor therefore
-//! holds the file, and is compared with the file at the path. The agent is the only writer: if the size or the
-//! modification time differs from what the last commit left, another process wrote to the file, and its content is
-//! not trusted. Records are rewritten from the rows in memory. Only the timeline is copied, and only from an
-//! unmodified file.
+//! Commits to an unlinked file succeed and are lost with the process, so a second descriptor is compared with the
+//! path. The agent is the only writer: if size or modification time differ from the last commit's, another process
+//! wrote, and the content is not trusted. Records are rewritten from memory; only an unmodified file's timeline is
+//! copied.
 
 use std::{
     fmt, io,
@@ -24,36 +23,33 @@ use super::{
     tables::{Rows, apply, live_bytes, write_all},
 };
 
-/// Opens or creates a redb file.
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
-/// A file of up to this size is never compacted; an empty store takes slightly more than 1 MiB.
+/// Files up to this size are not compacted; an empty store takes slightly more than 1 MiB.
 const SMALL: u64 = 2 << 20;
-/// Changes between two checks of how much of the file is in use; a check reads the store's inner pages.
+/// Changes between two checks of the used size, which read the store's inner pages.
 const LOOK_EVERY: u64 = 512;
 
-/// The store's file.
 pub(super) struct File {
-    /// `None` after a failure. After an I/O error redb refuses everything until the file is reopened, and a briefly
-    /// full disk must not cost the agent its store.
+    /// `None` after a failure: after an I/O error redb refuses everything until a reopen, and a briefly full disk
+    /// must not cost the agent its store.
     database: Option<Database>,
-    /// Descriptor of the same file, independent of its path.
+    /// The same file, independent of its path.
     held: std::fs::File,
     path: PathBuf,
     opener: Opener,
     /// Content as of the last commit.
     rows: Rows,
-    /// Size and modification time after the last write of this process.
+    /// After the last write of this process.
     stamp: Stamp,
-    /// Changes since the last check of how much of the file is in use.
+    /// Since the last check of the used size.
     changes: u64,
 }
 
-/// Detects writes to the file. The inode change time is not used: a new hard link or mode changes it too.
+/// Detects writes. Not the inode change time, which links and modes change too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     length: u64,
-    /// Modification time, seconds and nanoseconds.
     modified: (i64, i64),
 }
 
@@ -82,7 +78,6 @@ impl File {
         Ok(Self { database: Some(database), held, path: path.to_owned(), opener, rows, stamp, changes: 0 })
     }
 
-    /// Runs a read.
     pub(super) fn read<T>(&mut self, f: impl FnOnce(&Database) -> Result<T, Cause>) -> Result<T, StoreError> {
         self.try_read(f).map_err(|cause| self.error("read", cause))
     }
@@ -90,14 +85,12 @@ impl File {
     fn try_read<T>(&mut self, f: impl FnOnce(&Database) -> Result<T, Cause>) -> Result<T, Cause> {
         let database = self.take()?;
         let result = f(&database);
-        // A read may write: redb keeps pages of its own clean-up after a commit, and writes them when it needs their
-        // space.
+        // A read may write: redb writes pages of a deferred clean-up when it needs their space.
         self.keep(database, &result)?;
         self.written()?;
         result
     }
 
-    /// Makes all changes in one transaction.
     pub(super) fn commit<'a>(&mut self, changes: impl Iterator<Item = &'a Change> + Clone) -> Result<(), StoreError> {
         let database = self.take().map_err(|cause| self.error("commit", cause))?;
         let result = apply(&database, &mut self.rows, changes);
@@ -105,7 +98,7 @@ impl File {
         result.and(kept).map_err(|cause| self.error("commit", cause))
     }
 
-    /// Closes the file after a failed operation. Closing writes to the file.
+    /// After a failed operation, closes the file, which writes to it.
     fn keep<T>(&mut self, database: Database, result: &Result<T, Cause>) -> Result<(), Cause> {
         if result.is_ok() {
             self.database = Some(database);
@@ -115,7 +108,7 @@ impl File {
         self.written()
     }
 
-    /// Records the file's state after a write of this process.
+    /// Records the state after a write of this process.
     fn written(&mut self) -> Result<(), Cause> {
         self.stamp = Stamp::of(&self.held)?;
         Ok(())
@@ -130,32 +123,31 @@ impl File {
         if let Some(database) = self.database.take() {
             return Ok(database);
         }
-        // The file is reopened by its descriptor: its path may name another file or none, and the opener would create
-        // one.
+        // Reopened by descriptor: the path may name another file, or none, which the opener would create.
         let path = format!("/proc/self/fd/{}", self.held.as_raw_fd());
         let again = |cause: Cause| Cause::at("open it again after a failure", cause);
         let database = (self.opener)(Path::new(&path)).map_err(|e| again(e.into()));
-        // The open may repair the file, and may fail after writing to it.
+        // The open may repair the file, and may fail after a write.
         self.written()?;
         let database = database?;
-        // The commit that failed may have become durable after all.
+        // The failed commit may be durable.
         self.rows = Rows::load(&database).map_err(again)?;
         self.written()?;
         Ok(database)
     }
 
-    /// Fails when the file was lost: its path does not name it, or its content is not the agent's own.
+    /// Fails if the path does not name the file, or its content is foreign.
     pub(super) fn check(&self) -> Result<(), Cause> {
         self.check_path().and_then(|()| self.check_content())
     }
 
-    /// Fails when another process wrote to the file.
+    /// Fails if another process wrote to the file.
     fn check_content(&self) -> Result<(), Cause> {
         let now = Stamp::of(&self.held)?;
         if now == self.stamp { Ok(()) } else { Err(Cause::Overwritten(format!("{} then, {now} now", self.stamp))) }
     }
 
-    /// Fails when the path no longer names this file.
+    /// Fails if the path no longer names this file.
     fn check_path(&self) -> Result<(), Cause> {
         let ours = look_at(&self.held)?;
         match std::fs::symlink_metadata(&self.path) {
@@ -166,24 +158,24 @@ impl File {
         }
     }
 
-    /// Writes everything into a new file, which replaces the store at its path. A foreign file at the path is set
-    /// aside. If the process dies at any point, the directory holds the store or its complete copy. Returns whether
-    /// the timeline was lost: it is not read from a file that another process modified.
+    /// Writes everything into a new file that replaces the store at its path; a foreign file there is set aside. At
+    /// any time the directory holds the store or its complete copy. Returns whether the timeline was lost: it is not
+    /// copied from a modified file.
     pub(super) fn write_anew(&mut self) -> Result<bool, Cause> {
         let directory = self.path.parent().ok_or_else(|| io::Error::other("its path has no directory"))?.to_owned();
         crate::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
         let (new, old) = (self.path.with_extension(NEW), self.check_path().is_err());
         let overwritten = self.check_content().is_err();
         if overwritten {
-            // Closing the database reads and writes the file, and redb panics on pages that are not its own. The
-            // database is leaked instead: each foreign write costs a descriptor and up to 1 MiB of pages.
+            // Closing accesses the file, and redb panics on foreign pages. So the database is leaked: a descriptor
+            // and up to 1 MiB of pages for each foreign write.
             std::mem::forget(self.database.take());
         } else {
             self.database = Some(self.take()?);
         }
         let copied = self.copy_to(&new);
         if !overwritten {
-            // Reading the old file may have written to it.
+            // Reading may have written to the old file.
             self.written()?;
         }
         let replaced = copied.and_then(|copied| {
@@ -195,7 +187,7 @@ impl File {
         });
         match replaced {
             Ok((database, held)) => {
-                // The old file stays in use until the new one has replaced it.
+                // The old file stays in use until it is replaced.
                 (self.database, self.held) = (Some(database), held);
                 self.written()?;
                 std::fs::File::open(&directory)
@@ -204,7 +196,7 @@ impl File {
                 Ok(overwritten)
             }
             Err(cause) => {
-                // The removal may fail: the next attempt removes the new file before it creates it again.
+                // If this fails, the next attempt removes the new file.
                 std::fs::remove_file(&new).ok();
                 Err(cause)
             }
@@ -226,12 +218,11 @@ impl File {
         Ok((database, held))
     }
 
-    /// Counts committed changes.
     pub(super) fn changed(&mut self, changes: u64) {
         self.changes = self.changes.saturating_add(changes);
     }
 
-    /// Rewrites the file when most of it is unused. Call it only while no job waits.
+    /// Rewrites a mostly unused file. Call only while no job waits.
     pub(super) fn compact(&mut self) {
         if self.changes < LOOK_EVERY || self.database.is_none() {
             return;
@@ -247,12 +238,12 @@ impl File {
                 let now = used(&self.held).unwrap_or(0);
                 tracing::debug!(before = size, live, now, "compacted the store");
             }
-            // A failed compaction leaves a valid store that is larger than needed.
+            // The store is valid, but larger than needed.
             Err(cause) => tracing::warn!("compact the store {}: {cause}", self.path.display()),
         }
     }
 
-    /// Size and live bytes of a file worth compacting: its size exceeds twice the live bytes plus `SMALL`.
+    /// Size and live bytes, if the size exceeds twice the live bytes plus `SMALL`.
     fn wasted(&mut self) -> Result<Option<(u64, u64)>, Cause> {
         let size = used(&self.held)?;
         if size <= SMALL {
@@ -263,13 +254,11 @@ impl File {
     }
 }
 
-/// Bytes allocated to the file. redb doubles the length of a small file when it grows, but pages that were never
-/// written take no space.
+/// Allocated bytes. redb doubles the length of a small file, but unwritten pages take no space.
 fn used(file: &std::fs::File) -> io::Result<u64> {
     file.metadata().map(|m| m.blocks().saturating_mul(512))
 }
 
-/// Sets aside a foreign file at the store's path.
 fn give_way(path: &Path) -> Result<(), Cause> {
     match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),

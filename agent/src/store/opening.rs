@@ -1,4 +1,4 @@
-//! Opens the file at a path in any state: absent, a store of this boot or of another one, damaged.
+//! Opens the file in any state: absent, of this boot, of another boot, damaged.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -13,26 +13,23 @@ use super::{
     tables::{Meta, OLDEST_SCHEMA, SCHEMA_VERSION, read_meta, read_snapshot},
 };
 
-/// Starts that may die while opening a file before the file counts as damaged, when the check ([`super::check`])
-/// proved nothing. An agent that is killed during a start must not lose its store at once.
+/// Opens that may die before the file counts as damaged, if [`super::check`] proved nothing: an agent killed during a
+/// start must not lose its store at once.
 const FATAL_OPENINGS: usize = 3;
 
-/// Extension of the marker file that counts unfinished opens.
 const MARKER: &str = "opening";
 
-/// Extension of the new copy beside the store, which replaces the store.
 pub(super) const NEW: &str = "redb.new";
-/// Size of redb's page cache; redb's own default is 1 GiB. The file is in memory already (tmpfs).
+/// redb's page cache. Its default is 1 GiB, but the file is in memory (tmpfs).
 pub(super) const CACHE_BYTES: usize = 256 << 10;
 
-/// Result of opening the file.
 pub(super) struct Found {
     pub(super) database: Database,
     pub(super) meta: Meta,
     pub(super) snapshot: Snapshot,
-    /// Set when a file was put aside, with the reason.
+    /// The file put aside, with the reason.
     pub(super) set_aside: Option<String>,
-    /// The records of this boot were lost, or there was no file. Endpoints may exist without a record.
+    /// The records of this boot were lost, or there was no file: endpoints may exist without a record.
     pub(super) lost: bool,
 }
 
@@ -55,8 +52,7 @@ pub(super) fn open(
         Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")), lost })
     };
     let found = match loaded {
-        // A store without a schema is new. If the kernel holds endpoints, their records were lost with an earlier
-        // file.
+        // A store without a schema is new: endpoints in the kernel lost their records with an earlier file.
         Ok((database, meta, snapshot)) => {
             let lost = meta.schema.is_none() || meta.lost;
             Ok(Found { database, meta, snapshot, set_aside: None, lost })
@@ -70,19 +66,19 @@ pub(super) fn open(
     Ok(found)
 }
 
-/// Opens and closes the file, in a process that may die doing so.
+/// Opens and closes the file, which may end the process.
 pub(super) fn try_open(opener: &impl Fn(&Path) -> Result<Database, DatabaseError>, path: &Path, boot_id: &str) {
     if let Ok((database, ..)) = load(opener, path, boot_id) {
         drop(database);
     }
 }
 
-/// Marks the file as fatal to a process that opened it. The next open sets the file aside.
+/// Marks the file as fatal; the next open sets it aside.
 pub(super) fn condemn(path: &Path) -> std::io::Result<()> {
     std::fs::write(path.with_extension(MARKER), [b'x'; FATAL_OPENINGS])
 }
 
-/// A marker file beside the store. Its length is the number of opens that began and never ended.
+/// Marker next to the store; its length is the number of opens that never ended.
 struct Attempt {
     marker: PathBuf,
     earlier: usize,
@@ -100,7 +96,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        // An unwinding panic runs this destructor, but the open has not ended.
+        // The open has not ended if a panic unwinds.
         if !std::thread::panicking()
             && let Err(error) = std::fs::remove_file(&self.marker)
         {
@@ -109,13 +105,12 @@ impl Drop for Attempt {
     }
 }
 
-/// Why an existing file cannot be used.
 enum Unusable {
-    /// The file stays in place, and the agent does not start.
+    /// The file stays, and the agent does not start.
     Refused(Cause),
-    /// The file belongs to another boot, and its endpoints ended with that boot.
+    /// Of another boot, whose endpoints ended with it.
     OtherBoot(Meta),
-    /// What is damaged, and the metadata that could still be read.
+    /// The damage, and the readable metadata.
     Damaged(Cause, Meta),
 }
 
@@ -128,21 +123,20 @@ fn load(
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(damaged(Cause::Damaged("it is not a regular file".into())));
     }
-    // The schema is checked before the file is opened for writing, because that open changes the file.
+    // Checked first: an open for writing changes the file.
     if let Some(schema) = peek_schema(path) {
         refuse_unknown(schema)?;
     }
     let mut database = opener(path).map_err(|error| match error {
         DatabaseError::DatabaseAlreadyOpen => Unusable::Refused(Cause::Held),
-        // No agent has written a file of an older format.
+        // No agent wrote an older format.
         DatabaseError::RepairAborted
         | DatabaseError::UpgradeRequired(_)
         | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => damaged(error),
         error if is_not_a_database(&error) => damaged(error),
         error => Unusable::Refused(error.into()),
     })?;
-    // Reads every page. Damage must be found before the content is used, because redb uses pages without verifying
-    // their checksums.
+    // Reads every page, because redb later uses pages without verifying their checksums.
     match database.check_integrity() {
         Ok(_) => {}
         Err(DatabaseError::Storage(redb::StorageError::Io(error))) if !is_damage(&error) => {
@@ -167,7 +161,7 @@ fn damaged(cause: impl Into<Cause>) -> Unusable {
     Unusable::Damaged(cause.into(), Meta::default())
 }
 
-/// An I/O error of a read may be temporary; any other error means damage.
+/// A read's I/O error may be temporary; other errors mean damage.
 fn unreadable(cause: Cause, meta: Meta) -> Unusable {
     match &cause {
         Cause::Redb(e) if matches!(**e, redb::Error::Io(_) | redb::Error::PreviousIo) => Unusable::Refused(cause),
@@ -175,7 +169,7 @@ fn unreadable(cause: Cause, meta: Meta) -> Unusable {
     }
 }
 
-/// Schema version of a file, if it can be read without writing to the file. A file that was never closed cannot be.
+/// Schema version, if readable without a write. It is not if the file was never closed.
 fn peek_schema(path: &Path) -> Option<u64> {
     let database = ReadOnlyDatabase::open(path).ok()?;
     read_meta(&database).ok()?.schema
@@ -192,13 +186,12 @@ fn is_not_a_database(error: &DatabaseError) -> bool {
     matches!(error, DatabaseError::Storage(redb::StorageError::Io(e)) if is_damage(e))
 }
 
-/// redb returns these I/O errors for a file that is not a redb file, and for a truncated one.
+/// redb's I/O errors for foreign and truncated files.
 fn is_damage(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
 }
 
-/// Completes a rewrite that the agent's death interrupted. The new copy takes the store's place if the store is
-/// missing, and is removed otherwise.
+/// Completes an interrupted rewrite: the new file replaces a missing store, otherwise it is removed.
 fn finish_writing_anew(path: &Path) -> std::io::Result<()> {
     let new = path.with_extension(NEW);
     match std::fs::symlink_metadata(path) {

@@ -1,4 +1,4 @@
-//! The tables of the file, and how their rows are read and changed.
+//! Tables of the file; reads and changes of rows.
 
 use std::{borrow::Borrow, cell::RefCell, collections::HashMap, net::IpAddr};
 
@@ -16,11 +16,9 @@ use wharf_core::{
 
 use super::error::Cause;
 
-/// Version of the tables' content. A store with a newer version is refused and left unchanged. Version 1 is migrated
-/// when the store is opened: the tables of rests, restore failures and quarantine are new in version 2 and begin
-/// empty.
+/// Version of the content. A newer one is refused and left unchanged. Version 1 is migrated at the open: rests,
+/// restore failures and quarantine begin empty.
 pub(super) const SCHEMA_VERSION: u64 = 2;
-/// The oldest version that is migrated.
 pub(super) const OLDEST_SCHEMA: u64 = 1;
 
 type Definition<K> = &'static TableDefinition<'static, K, &'static [u8]>;
@@ -38,19 +36,18 @@ const FAILURES: TableDefinition<u16, &[u8]> = TableDefinition::new("restore-fail
 /// Since schema 2: records out of service.
 const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine");
 
-/// Timeline of endpoints, by id and epoch. The table was added without a new schema version: an older agent leaves it
-/// unchanged, and the next start of a newer agent ends the lives that the older one left open.
+/// By id and epoch. Added without a new schema version: an older agent leaves the table unchanged, and a newer
+/// agent's start ends the lives that were left open.
 const TIMELINE: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("timeline");
 
-/// Every row except the timeline's, as of the last commit. The file is rewritten from these rows, so that writes of
-/// another process do not survive the rewrite.
+/// Every row except the timeline's, as of the last commit. A rewrite uses them, so that foreign writes do not survive
+/// it.
 #[derive(Default)]
 pub(super) struct Rows(HashMap<RowKey, Box<[u8]>>);
 
-/// Table and key.
 type RowKey = (&'static str, Box<[u8]>);
 
-/// A row that a transaction changes, and its new value unless the row is removed.
+/// A changed row; `None` if removed.
 type Changed = (RowKey, Option<Box<[u8]>>);
 
 impl Rows {
@@ -127,7 +124,6 @@ impl<'t, K: Key + 'static> Noted<'t, K> {
     }
 }
 
-/// Makes all changes in one transaction.
 pub(super) fn apply<'a>(
     database: &Database,
     rows: &mut Rows,
@@ -144,7 +140,7 @@ pub(super) fn apply<'a>(
         let mut rests = Noted::open(&txn, &RESTS, &changed)?;
         let mut failures = Noted::open(&txn, &FAILURES, &changed)?;
         let mut quarantine = Noted::open(&txn, &QUARANTINE, &changed)?;
-        // Opened only for its own changes: what is wrong with it is then wrong with nothing else.
+        // Opened only for timeline changes, so that its damage affects nothing else.
         let mut timeline = match changes.clone().any(Change::is_of_timeline) {
             true => Some(txn.open_table(TIMELINE)?),
             false => None,
@@ -178,7 +174,7 @@ pub(super) fn apply<'a>(
                 }
                 Change::PutIntent(id, epoch, intent) => intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()),
                 Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)),
-                // When two deletes of an address overlap, the later one may find the address leased to a new owner.
+                // With overlapping deletes, the address may have a new owner.
                 Change::PutRest(r) if leases.table.get(r.ip.to_string().as_str())?.is_some() => Ok(()),
                 Change::PutRest(r) => rests.insert(r.ip.to_string().as_str(), encode(r)?.as_slice()),
                 Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()),
@@ -219,7 +215,7 @@ pub(super) fn apply<'a>(
     Ok(())
 }
 
-/// Writes every row into an empty file in one transaction, and copies the timeline's rows from `old`.
+/// Writes every row into an empty file in one transaction; copies the timeline from `old`.
 pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> Result<(), Cause> {
     let write = to.begin_write()?;
     rows.write_table(&write, &META)?;
@@ -231,7 +227,7 @@ pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> R
     rows.write_table(&write, &QUARANTINE)?;
     if let Some(old) = old {
         let read = old.begin_read()?;
-        // A table of this name with another type is not copied.
+        // A table of another type is not copied.
         if !matches!(read.open_table(TIMELINE), Err(TableError::TableTypeMismatch { .. })) {
             copy_table(&read, &write, TIMELINE)?;
         }
@@ -253,7 +249,6 @@ fn copy_table<K: Key + 'static, V: Value + 'static>(
     Ok(())
 }
 
-/// Bytes of the file in use: stored rows, and the metadata that leads to them.
 pub(super) fn live_bytes(database: &Database) -> Result<u64, Cause> {
     let stats = database.begin_write()?.stats()?;
     Ok(stats.stored_bytes() + stats.metadata_bytes())
@@ -264,7 +259,7 @@ fn has_record(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId
     Ok(row.is_some_and(|v| decode::<EndpointRecord>(v.value()).is_ok_and(|r| r.epoch == epoch)))
 }
 
-/// Whether the table has a row of that id that is not a valid record.
+/// Whether the id has a row that is not a valid record.
 fn is_unreadable(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId) -> Result<bool, Cause> {
     let row = endpoints.get(id.get())?;
     Ok(row.is_some_and(|v| read_record(id.get(), v.value()).is_err()))
@@ -279,16 +274,15 @@ fn is_held_by(
     Ok(row.is_some_and(|v| decode::<Lease>(v.value()).is_ok_and(|l| l.owner == *owner)))
 }
 
-/// Highest epoch accepted from a file. Counting on from it never wraps to an epoch that was in use.
+/// Highest epoch accepted from a file: counting on from it never wraps.
 const MAX_EPOCH: u64 = u64::MAX / 2;
 
-/// Metadata of the file.
 #[derive(Default)]
 pub(super) struct Meta {
     pub(super) schema: Option<u64>,
     pub(super) boot_id: Option<String>,
     pub(super) epoch_high: u64,
-    /// The records of this boot were lost, and no start since then has accounted for the endpoints without a record.
+    /// The records of this boot were lost, and no start has accounted for endpoints without a record.
     pub(super) lost: bool,
 }
 
@@ -313,8 +307,8 @@ pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, Cause>
     })
 }
 
-/// `lost` must survive a start that ends before it has accounted for the endpoints without a record. Otherwise the
-/// next start takes them for leaks.
+/// `lost` must outlive a start that has not accounted for endpoints without a record: the next start would take them
+/// for leaks.
 pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lost: bool) -> Result<(), Cause> {
     let txn = database.begin_write()?;
     {
@@ -350,7 +344,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, Cause> {
     let Some(endpoints) = existing(txn.open_table(ENDPOINTS))? else { return Ok(snapshot) };
     for row in endpoints.iter()? {
         let (key, value) = row?;
-        // An unreadable record affects only its own endpoint.
+        // An unreadable record affects only its endpoint.
         match read_record(key.value(), value.value()) {
             Ok(record) => snapshot.endpoints.push(record),
             Err(why) => {
@@ -374,7 +368,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, Cause> {
         let id = EndpointId::try_from(id).map_err(|e| Cause::Damaged(format!("intents row: {e}")))?;
         snapshot.intents.push((id, Epoch(epoch), intent));
     }
-    // A file of schema 1 lacks the following tables; the first write creates them.
+    // Schema 1 lacks these tables until the first write.
     if let Some(rests) = existing(txn.open_table(RESTS))? {
         for row in rests.iter()? {
             let (key, value) = row?;
@@ -404,7 +398,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, Cause> {
     Ok(snapshot)
 }
 
-/// Every life, and the number of unreadable rows. Unreadable rows are skipped.
+/// Every life, and the number of unreadable rows.
 pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), Cause> {
     let txn = database.begin_read()?;
     let Some(table) = existing(txn.open_table(TIMELINE))? else { return Ok((Vec::new(), 0)) };
@@ -419,7 +413,7 @@ pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), Cause>
     Ok((lives, unreadable))
 }
 
-/// One life; `None` when it is absent or unreadable.
+/// `None` if absent or unreadable.
 pub(super) fn read_one_life(database: &Database, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, Cause> {
     let txn = database.begin_read()?;
     let Some(table) = existing(txn.open_table(TIMELINE))? else { return Ok(None) };
@@ -440,14 +434,13 @@ fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, Cause> {
     Ok(record)
 }
 
-/// Rejects a row whose key differs from its content. A later write would duplicate such a row, and no remove would
-/// match it.
+/// Rejects a row whose key differs from its content: a write would duplicate it, and no remove would match it.
 fn filed_under(table: &str, key: impl ToString, says: impl ToString) -> Result<(), Cause> {
     let (key, says) = (key.to_string(), says.to_string());
     if key == says { Ok(()) } else { Err(Cause::Damaged(format!("{table} row {key}: it says {says}"))) }
 }
 
-/// `None` when the table does not exist yet.
+/// `None` if the table does not exist.
 fn existing<T>(table: Result<T, TableError>) -> Result<Option<T>, Cause> {
     match table {
         Ok(table) => Ok(Some(table)),
@@ -456,7 +449,7 @@ fn existing<T>(table: Result<T, TableError>) -> Result<Option<T>, Cause> {
     }
 }
 
-/// JSON, so that a person can read a record with any redb tool and fields can be added without a migration.
+/// JSON: readable with any redb tool, and extensible without a migration.
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(value)
 }

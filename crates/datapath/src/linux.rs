@@ -500,11 +500,14 @@ impl NatKernel for LinuxKernel {
 
     async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {
         let ips = ips.to_vec();
-        self.blocking("remove connections", move |k| {
-            // Without redirects no proxy has connections.
+        self.blocking("remove connections", move |_| netlink::conntrack::remove(&ips)).await
+    }
+
+    async fn end_proxy_connections(&self, ips: &[IpAddr]) -> Result<u64> {
+        let ips = ips.to_vec();
+        self.blocking("end connections", move |k| {
             let redirects = *k.redirects() == Some(true);
-            let ended = if redirects { netlink::sockets::end(&ips)? } else { 0 };
-            Ok(ended + netlink::conntrack::remove(&ips)?)
+            if redirects { netlink::sockets::end(&ips) } else { Ok(0) }
         })
         .await
     }

@@ -143,6 +143,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObserveMaps => k.observe_maps().await.map(drop),
         Operation::DumpMap => k.dump_map("ENDPOINTS").await.map(drop),
         Operation::CollectFlows => k.collect_flows().await.map(drop),
+        Operation::EndProxyConnections => k.end_proxy_connections(&[]).await.map(drop),
         Operation::ObserveOpenedToProxies => k.observe_opened_to_proxies().await.map(drop),
         Operation::LimitProxyClients => k.limit_proxy_clients(1).await.map(drop),
         Operation::ObserveFlows => k.observe_flows(&FlowFilter::default(), 1).await.map(drop),

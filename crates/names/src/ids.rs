@@ -35,6 +35,7 @@ fn reject<T>(kind: &'static str, value: &str, reason: &'static str) -> Result<T,
 pub struct EndpointId(NonZeroU16);
 
 impl EndpointId {
+    /// The number.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0.get()

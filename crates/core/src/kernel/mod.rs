@@ -240,10 +240,13 @@ pub trait NatKernel: Send + Sync + 'static {
     /// Repair: removes an nftables entry unless an endpoint wrote it since the agent's start.
     async fn remove_nat_entry(&self, entry: &NatEntry) -> Result<()>;
 
-    /// Removes conntrack entries with any of the addresses, and ends the proxies' connections with clients of these
-    /// addresses, in one pass each; returns the number of both. A DEL never waits for it; an ADD only for a port or an
-    /// address that is about to be free.
+    /// Removes conntrack entries with any of the addresses, in one pass; returns their number, 0 without conntrack. A
+    /// DEL never waits for it; an ADD only for a port or an address that is about to be free.
     async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64>;
+
+    /// Ends the proxies' connections with clients of these addresses, whose endpoints are deleted; returns their number. One
+    /// pass over the node's TCP sockets, none without redirects.
+    async fn end_proxy_connections(&self, ips: &[IpAddr]) -> Result<u64>;
 }
 
 /// The flow tables.

@@ -72,6 +72,7 @@ operations! {
     ObserveUplinks = "observe_uplinks",
     ObserveSpeakers = "observe_speakers",
     RemoveConnections = "remove_connections",
+    EndProxyConnections = "end_proxy_connections",
     Dump = "dump",
     RemoveNode = "remove_node",
 }

@@ -284,6 +284,10 @@ impl NatKernel for FakeKernel {
         self.call(Operation::ObserveNat, "node".to_owned(), |s| Ok(observe::nat(s, spec))).await
     }
 
+    async fn end_proxy_connections(&self, ips: &[IpAddr]) -> Result<u64> {
+        self.call(Operation::EndProxyConnections, format!("{} addresses", ips.len()), |_| Ok(0)).await
+    }
+
     async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64> {
         self.call(Operation::RemoveConnections, format!("{} addresses", ips.len()), |s| {
             let before = s.connections.len();
