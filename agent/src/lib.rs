@@ -33,6 +33,7 @@ pub mod admin;
 pub mod audit;
 pub mod capabilities;
 pub mod cleanup;
+pub mod clients;
 pub mod clock;
 pub mod commands;
 pub mod config;
@@ -107,7 +108,7 @@ use crate::{
         queue, timeline,
     },
     proxy::{
-        Proxies, clients,
+        Proxies,
         dns::Dns,
         envoy::{self, Envoy},
     },

@@ -210,7 +210,10 @@ async fn release(
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
     // Concurrent, so that the step's bound holds for all.
     let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.metrics, handle, torn))).await;
-    end_connections(&*life.kernel, &torn).await;
+    if life.proxy.redirects.count() > 0 {
+        end_proxy_connections(&*life.kernel, &torn).await;
+    }
+    forget_flows(&*life.kernel, &torn).await;
     for ((handle, torn), released) in torn.into_iter().zip(released) {
         if let Err(why) = released {
             handle.shared.update(awaits_another);
@@ -279,22 +282,28 @@ async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result
     result
 }
 
-/// Ends the proxies' connections with the endpoints as clients, which would count for the next owner of the address, and
-/// removes the connections of endpoints with published ports: a client that continues would send to an address without an
-/// endpoint. A failure does not stop the delete: [`resting`] retries before the address is leased again.
-async fn end_connections(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
-    let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
+/// Ends the proxies' connections with the endpoints as clients: otherwise they would count for the next owner of the
+/// address. A failure does not stop the delete: [`resting`] retries before the address is leased again.
+async fn end_proxy_connections(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     let ips: Vec<_> = torn.iter().flat_map(|(_, torn)| torn.record.addresses()).collect();
+    let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
     match timeout(bound, kernel.end_proxy_connections(&ips)).await {
         Ok(Ok(ended)) => tracing::debug!(ended, "ended connections of the proxies"),
         Ok(Err(e)) => tracing::warn!("connections of deleted clients stay open in the proxies: {e}"),
         Err(_) => tracing::warn!("connections of deleted clients stay open in the proxies: not listed in {bound:?}"),
     }
+}
+
+/// Removes connections to published ports, so that a client that keeps sending reaches the port's next owner, not a
+/// dead address. They never reach another container, so a failure is tolerated; [`resting`] retries before the
+/// address is leased.
+async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     let published = torn.iter().filter(|(_, torn)| !torn.record.ports.is_empty());
     let ips: Vec<_> = published.flat_map(|(_, torn)| torn.record.addresses()).collect();
     if ips.is_empty() {
         return;
     }
+    let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
     match timeout(bound, kernel.remove_connections(&ips)).await {
         Ok(Ok(removed)) => tracing::debug!(removed, "removed conntrack rows of published ports"),
         Ok(Err(e)) => tracing::warn!("clients of ports that were taken back may get no answer: {e}"),

@@ -1,6 +1,7 @@
 //! State shared by the agent's tasks, and its invariants. Starts no tasks and does not depend on its users.
 
 pub mod aside;
+pub mod clients;
 pub mod edit;
 pub mod endpoint;
 pub mod error;
@@ -30,8 +31,11 @@ use crate::{
     commands::{Commands, Ended, Mode},
     config::AgentConfig,
     findings::Left,
-    node::{flows::Flows, health::Health, lifecycle::Lifecycle, looks::Looks, part::Parts, self_checks::SelfChecks},
-    proxy::{Redirects, clients::Clients},
+    node::{
+        clients::Clients, flows::Flows, health::Health, lifecycle::Lifecycle, looks::Looks, part::Parts,
+        self_checks::SelfChecks,
+    },
+    proxy::Redirects,
     pulse::Pulses,
     store::Store,
 };

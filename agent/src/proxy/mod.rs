@@ -5,7 +5,6 @@
 //! acknowledged. [`Proxies`] combines the node's two proxies; tests use others.
 
 mod awaited;
-pub mod clients;
 pub mod dns;
 pub mod envoy;
 mod look;

@@ -90,6 +90,11 @@ mod tests {
         let (own, other) = (envoy(&own), envoy(&other));
         let started = Command::new("sleep").arg0(own.mark()).arg("60").spawn();
         let mut child = started.expect("sleep");
+        // `execve` closes the parent's pipe, and so ends the spawn, before the kernel sets the arguments.
+        let arguments = format!("/proc/{}/cmdline", child.id());
+        while std::fs::read(&arguments).expect("a process").is_empty() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
         let pids =
             |envoy: &Envoy| envoy.marked().expect("listed").iter().map(|process| process.id.pid).collect::<Vec<_>>();
         assert_eq!(pids(&own), [i32::try_from(child.id()).expect("a pid")]);

@@ -4,17 +4,13 @@
 //! ([`wharf_core::kernel::FlowKernel::limit_proxy_clients`]). Ended connections free their places at the next count, so
 //! a count runs sooner after many opens: otherwise a client with many short connections would reach its limit.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use wharf_core::{flow::ProxyClients, ids::EndpointId, kernel::KernelError};
+use wharf_core::{flow::ProxyClients, kernel::KernelError};
 use wharf_proxy::Connections;
 
-use crate::{node::lifecycle::Lifecycle, sync::lock};
+use crate::node::{clients::Clients, lifecycle::Lifecycle};
 
 /// Controller name.
 const CONTROLLER: &str = "proxy-clients";
@@ -29,26 +25,6 @@ const IDLE: Duration = Duration::from_secs(2);
 const PART: u32 = 20;
 /// No limit in practice, for the time without an agent, in which ended connections free no places.
 const NO_SHARE: u32 = u32::MAX / 2;
-/// Time for which the status names a client after a count that found its share exhausted.
-const TOLD: Duration = Duration::from_secs(60);
-
-/// Clients with an exhausted share, each with the time of the last such count.
-#[derive(Debug, Default)]
-pub struct Clients(Mutex<BTreeMap<EndpointId, Instant>>);
-
-impl Clients {
-    fn note(&self, spent: Vec<EndpointId>, now: Instant) {
-        let mut told = lock(&self.0);
-        told.retain(|_, at| now.saturating_duration_since(*at) < TOLD);
-        told.extend(spent.into_iter().map(|id| (id, now)));
-    }
-
-    /// Clients with an exhausted share in the last minute.
-    pub fn spent(&self, now: Instant) -> Vec<EndpointId> {
-        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < TOLD;
-        lock(&self.0).iter().filter(|(_, at)| is_recent(at)).map(|(id, _)| *id).collect()
-    }
-}
 
 /// Maximum open connections of a client.
 #[must_use]
@@ -142,14 +118,5 @@ mod tests {
         let slow = Count { took: LOOK / 2, ..count };
         assert!(!is_over(slow, 255, LOOK * 9) && is_over(slow, 255, LOOK * 10), "a twentieth of the time");
         assert!(is_over(Count { took: BUSY, ..slow }, 0, IDLE), "limits do not lapse");
-    }
-
-    #[test]
-    fn a_client_is_told_for_a_minute() {
-        let (clients, id, began) = (Clients::default(), EndpointId::try_from(7).expect("an id"), Instant::now());
-        clients.note(vec![id], began);
-        clients.note(Vec::new(), began + TOLD / 2);
-        assert_eq!(clients.spent(began + TOLD / 2), [id]);
-        assert_eq!(clients.spent(began + TOLD), []);
     }
 }
