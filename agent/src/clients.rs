@@ -57,7 +57,7 @@ impl Count {
     }
 }
 
-/// Counts at intervals while rules redirect connections, until the agent stops.
+/// Counts at intervals while a proxy is enabled, until the agent stops.
 pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
     let (tasks, share) = (&life.tasks, share());
     let (mut last, mut wait): (Option<Count>, _) = (None, LOOK);
@@ -66,7 +66,8 @@ pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
             () = tasks.stop.cancelled() => break,
             () = tokio::time::sleep(wait) => {}
         }
-        if life.proxy.redirects.count() == 0 {
+        // Also before the first rule redirects: limits are in place when its first connection opens.
+        if !life.proxy.redirects.enabled() {
             last = None;
             continue;
         }
