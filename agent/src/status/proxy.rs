@@ -116,9 +116,11 @@ fn spent(look: &Look, clients: &[EndpointId], name: &dyn Fn(u16) -> Option<Strin
         let who = named(id.get());
         format!("{who} had its share of {of_client} proxy connections open as a client: further ones are dropped")
     };
-    let mut spent: Vec<_> = clients.iter().map(opened).chain(status.spent.iter().rev().map(told)).collect();
-    let more = spent.len().saturating_sub(NAMED);
-    spent.truncate(NAMED);
+    let (mut spent, mut more) = (Vec::new(), 0);
+    for list in [clients.iter().map(opened).collect::<Vec<_>>(), status.spent.iter().rev().map(told).collect()] {
+        more += list.len().saturating_sub(NAMED);
+        spent.extend(list.into_iter().take(NAMED));
+    }
     if more > 0 {
         spent.push(format!("{more} more shares are used"));
     }

@@ -114,7 +114,7 @@ impl FlowUsage {
 pub struct ProxyClients {
     /// Those of all endpoints.
     pub open: u64,
-    /// Endpoints that have their share.
+    /// Endpoints that have their share, or had it since the count before.
     pub spent: Vec<EndpointId>,
 }
 

@@ -45,19 +45,22 @@ impl Bpf {
                 *open.entry(row.endpoint_id).or_default() += count;
             }
         }
-        let mut clients = ProxyClients::default();
+        let (now, mut clients) = (now()?, ProxyClients::default());
+        // Without enforcement nothing was refused, and the limits of a new map mean nothing.
+        let until = rows.all().next().map_or(0, |node| node.limit.load(Ordering::Acquire));
+        let enforced = until.wrapping_sub(now).cast_signed() >= 0;
         for (id, (row, opened)) in (0_u16..).zip(rows.all().zip(opened)) {
             let Ok(id) = EndpointId::try_from(id) else { continue };
             let open = open.get(&id.get().into()).copied().unwrap_or_default();
             let limit = opened.wrapping_add(share.saturating_sub(open));
-            row.limit.store(limit, Ordering::Release);
+            let before = ProxyUse { opened, limit: row.limit.swap(limit, Ordering::AcqRel) };
             clients.open += u64::from(open);
             let is_spent = ProxyUse { opened: row.opened.load(Ordering::Acquire), limit }.is_spent();
-            clients.spent.extend(is_spent.then_some(id));
+            clients.spent.extend((is_spent || enforced && before.is_spent()).then_some(id));
         }
         // Written last: limits are enforced when every limit is in place.
         if let Some(node) = rows.all().next() {
-            node.limit.store(now()?.wrapping_add(HOLDS), Ordering::Release);
+            node.limit.store(now.wrapping_add(HOLDS), Ordering::Release);
         }
         Ok(clients)
     }
