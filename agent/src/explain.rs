@@ -448,7 +448,7 @@ fn several(text: &str, found: &Found) -> Explanation {
     Explanation { candidates, ..blank(text.to_owned(), SubjectKind::Several, Health::Pending, summary) }
 }
 
-/// Reports a matching deletion record, or what was searched and similar names.
+/// Reports a matching deletion record; without one, the places that were searched and similar names.
 fn nothing(life: &Lifecycle, text: &str, subject: &Subject, records: &Result<Vec<Deletion>, Unknown>) -> Explanation {
     let keep = conclude::span(u64::try_from(life.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
     let mut searched = vec![

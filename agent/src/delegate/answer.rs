@@ -244,7 +244,7 @@ fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, An
     })
 }
 
-/// Checks that the addresses are those of the IPAM plugin's lease.
+/// Checks that the addresses equal the IPAM plugin's lease.
 ///
 /// # Errors
 /// When the addresses differ.

@@ -56,7 +56,7 @@ pub fn run(path: &Path, boot_id: &str) {
     }
 }
 
-/// The process died of what it read; a killed process proves nothing.
+/// The process crashed while it read the file. A process that was killed says nothing about the file.
 fn is_fatal(status: ExitStatus) -> bool {
     status.code() == Some(PANICKED)
         || matches!(status.signal(), Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE))

@@ -112,9 +112,9 @@ impl FlowUsage {
 /// Connections that endpoints have open to the node's proxies, as one count found them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProxyClients {
-    /// Those of all endpoints.
+    /// Open connections of all endpoints.
     pub open: u64,
-    /// Endpoints that have their share, or had it since the count before.
+    /// Endpoints that reached their limit since the previous count, or are at it now.
     pub spent: Vec<EndpointId>,
 }
 

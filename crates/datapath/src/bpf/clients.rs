@@ -46,7 +46,7 @@ impl Bpf {
             }
         }
         let (now, mut clients) = (now()?, ProxyClients::default());
-        // Without enforcement nothing was refused, and the limits of a new map mean nothing.
+        // While limits were not enforced, no connection was refused; the limits of a new map are zero.
         let until = rows.all().next().map_or(0, |node| node.limit.load(Ordering::Acquire));
         let enforced = until.wrapping_sub(now).cast_signed() >= 0;
         for (id, (row, opened)) in (0_u16..).zip(rows.all().zip(opened)) {

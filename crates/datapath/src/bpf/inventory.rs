@@ -289,7 +289,7 @@ impl Bpf {
         Ok(rows)
     }
 
-    /// What the endpoints have of the proxies' connections: what they opened, and where the next one is refused.
+    /// Connections that each endpoint opened to the proxies, and the count from which the programs refuse.
     fn proxy_uses(&self) -> Result<Vec<Row>> {
         let uses: Array<_, ProxyUse> = self.open_held(map::PROXY_USE)?;
         let read = |id: EndpointId| {

@@ -43,7 +43,7 @@ use wharf_core::{
 use control::Controls;
 use state::{Hook, State};
 
-/// What is attached to a link's hooks.
+/// Programs attached to a link's hooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attachment {
     /// An endpoint's programs.

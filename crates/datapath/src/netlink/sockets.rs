@@ -124,7 +124,7 @@ fn each(family: i32, with: &mut dyn FnMut(IpAddr, &[u8])) -> Result<()> {
             }
         }
         if Instant::now() > until {
-            let cause = format!("the sockets were not told within {ANSWER_TIMEOUT:?}");
+            let cause = format!("the kernel did not list the sockets within {ANSWER_TIMEOUT:?}");
             return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Exhausted, cause));
         }
     }
