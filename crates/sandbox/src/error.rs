@@ -218,7 +218,7 @@ pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error)
     move |source| SandboxError::Io { operation, path, source }
 }
 
-/// [`io`] for errors of nix.
+/// As [`io()`], for errors of nix.
 pub(crate) fn errno(operation: &'static str, path: &Path) -> impl FnOnce(nix::errno::Errno) -> SandboxError {
     let wrap = io(operation, path);
     move |e| wrap(e.into())
