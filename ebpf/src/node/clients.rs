@@ -35,11 +35,21 @@ const TIME_WAIT: u32 = 6;
 /// Result of [`wharf_admit`]: the client's share is exhausted.
 const SPENT: u32 = 1 << 16;
 
+/// Flags after which the flow's connection may be over.
+const ENDED: u16 = FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET;
+
 /// True when the next packet of a flow with these flags cannot open a connection. False before the proxy's socket is
 /// found, and after a FIN or RST of either end: with SYN cookies, an acknowledgement opens the next connection.
 #[inline(always)]
 pub fn is_admitted(flags: u16) -> bool {
-    flags & (FLOW_ADMITTED | FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET) == FLOW_ADMITTED
+    flags & (FLOW_ADMITTED | ENDED) == FLOW_ADMITTED
+}
+
+/// True while the proxy's socket of the flow's connection was not found. A listener that answers with SYN cookies makes
+/// it at the packet that completes the handshake.
+#[inline(always)]
+pub fn may_await_socket(flags: u16) -> bool {
+    flags & (FLOW_ADMITTED | ENDED) == 0
 }
 
 /// Admits a packet of a TCP flow to a proxy. Returns [`FLOW_ADMITTED`] when later packets need no check, else zero.

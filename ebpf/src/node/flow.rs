@@ -208,7 +208,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         let passed = policy::judge(ctx, asked, &packet, by_owner, rule, flags)?;
         rule = passed.rule();
         if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
-            let redirect = redirect::redirect(ctx, &packet, found.is_some(), by_owner, passed)?;
+            let is_running = found.as_ref().is_some_and(|(row, _)| row.flags & FLOW_PROXIED == 0);
+            let redirect = redirect::redirect(ctx, &packet, is_running, by_owner, passed)?;
             if redirect.resets() {
                 return redirect::mark(ctx, asked).map(|()| Way::Proxy);
             }

@@ -1,9 +1,10 @@
 //! Hands flows to the proxy where a rule redirects them.
 //!
 //! **To the proxy.** By [`MARK_TO_PROXY`] a routing rule of the node delivers a packet locally for any destination,
-//! and the kernel finds the proxy's transparent socket, which has the addresses and ports of client and server. The
-//! first packet of a connection also has the proxy's port in its mark, and the node's nftables table assigns it to
-//! the socket that listens there. A packet from the stack to a container's link is turned back
+//! and the kernel finds the proxy's transparent socket, which has the addresses and ports of client and server. While
+//! that socket does not exist, packets also have the proxy's port in their mark, and the node's nftables table assigns
+//! them to the socket that listens there. These are first packets and, when the listener answers with SYN cookies,
+//! those that complete the handshake. A packet from the stack to a container's link is turned back
 //! ([`wharf_ebpf::turn`]).
 //!
 //! **UDP** has no connections: one proxy socket receives all flows, so each packet has the port in its mark and is
@@ -40,6 +41,7 @@ use wharf_ebpf::{
 };
 
 use crate::{
+    clients,
     packet::Packet,
     policy::{Passed, is_of_node},
 };
@@ -134,11 +136,9 @@ pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u3
         // connection, passes.
         return if signals & SIGNAL_RST != 0 && is_by_node(ctx) { PASSES } else { UNAVAILABLE };
     }
-    // Without a row, a running connection can be the proxy's, whose socket is found without a port.
-    if running || udp || opens(signals) {
-        let port = u32::from((port as u16).to_be());
-        set_mark_of(ctx, mark_of(ctx) & MARKS | port << MARK_PORT_SHIFT);
-    }
+    // A socket of the connection precedes the listening one.
+    let port = u32::from((port as u16).to_be());
+    set_mark_of(ctx, mark_of(ctx) & MARKS | port << MARK_PORT_SHIFT);
     // A first or repeated first packet starts a new connection at the proxy.
     if running && !udp && !opens(signals) { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
 }
@@ -165,8 +165,8 @@ impl Next {
         self.0 & BEGINS != 0
     }
 
-    /// Flags to clear so that the rules judge the packet again: only they give the socket's port, and whether a UDP
-    /// flow is still the proxy's.
+    /// Flags to clear so that the rules judge the packet again: only they give the listening socket's port, and whether
+    /// a UDP flow is still the proxy's.
     #[inline(always)]
     pub fn anew(self) -> u16 {
         self.0 as u16
@@ -218,6 +218,7 @@ pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) 
         _ if what & OPENS != 0 || is_proxys => BEGINS,
         0 => GOES_ON,
         _ if udp => ANEW,
+        _ if clients::may_await_socket(flags) && !has_connection(ctx, ports.rotate_left(16)) => ANEW,
         _ => GOES_ON,
     }
 }
@@ -333,8 +334,13 @@ pub unsafe extern "C" fn wharf_upstream(skb: *mut __sk_buff, ports: u32) -> u32 
     if Profile::of(0).is_none_or(|node| node.ifindex() == 0) {
         return 0;
     }
-    let state = tcp_state(ctx, ports);
-    if state == NO_SOCKET || state == LISTEN { 0 } else { FLOW_PROXIED.into() }
+    if has_connection(ctx, ports) { FLOW_PROXIED.into() } else { 0 }
+}
+
+/// True if a TCP socket of its own connection, not a listening one, takes the packet. `ports`: [`Packet::ports`].
+#[inline(always)]
+fn has_connection(ctx: &TcContext, ports: u32) -> bool {
+    !matches!(tcp_state(ctx, ports), NO_SOCKET | LISTEN)
 }
 
 /// State of the TCP socket that takes the packet at hand (`BPF_TCP_*` of `linux/bpf.h`), zero without one. `ports`: [`Packet::ports`].

@@ -1,12 +1,23 @@
 //! What containers take of the proxy's connections.
 
-use std::{io::Write as _, net::SocketAddr, net::TcpStream, time::Duration};
+use std::{
+    fs,
+    io::Write as _,
+    net::{SocketAddr, TcpStream},
+    os::fd::AsRawFd as _,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
 
-use anyhow::{Context as _, Result, ensure};
-use nix::sys::resource::{Resource, setrlimit};
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::{
+    resource::{Resource, setrlimit},
+    socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, socket},
+};
 use wharf_api::Health;
 use wharf_tests::{
-    Node, NodeConfig,
+    Node, NodeConfig, frame,
     process::{command_in, run},
     scenario, wait,
     web::{WebServer, get},
@@ -119,6 +130,73 @@ fn a_server_whose_share_is_spent_by_several_clients_takes_no_other_ones_and_is_n
         drop(server);
         node.detach(&other.end)?;
         clients.iter().try_for_each(|client| node.detach(&client.end))?;
+        scene.end(node)
+    })
+}
+
+/// First packets of a flood at most, should the test fail.
+const FLOOD: u32 = 400_000;
+
+/// Sends first packets from ever new ports until told to end, about 10,000 in a second. The client's stack does not
+/// see, and so does not reset, what comes back.
+fn flood(client: &Pod, server: SocketAddr, ends: &AtomicBool) -> Result<()> {
+    let mut deaf = command_in(client.space()?, "nft")?;
+    deaf.arg("table inet deaf { chain in { type filter hook input priority 0; policy drop; }; }");
+    run(deaf, b"", wait::PATIENCE)?.ok()?;
+    let (from, to) = (client.end.v4()?.into(), SockaddrStorage::from(server));
+    let open = || socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Tcp);
+    let socket = client.space()?.run(open)?.context("make a raw socket")?;
+    for (sequence, port) in (0..FLOOD).zip((1_024..60_000).cycle()) {
+        if ends.load(Relaxed) {
+            return Ok(());
+        }
+        let segment = frame::tcp_syn(from, server.ip(), (port, server.port()), sequence);
+        sendto(socket.as_raw_fd(), &segment, &to, MsgFlags::empty()).context("send a first packet")?;
+        if sequence % 200 == 0 {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    bail!("all {FLOOD} first packets were sent before the others were done")
+}
+
+/// Handshakes that the node's stack completed with a SYN cookie.
+fn cookies(node: &Node) -> Result<u64> {
+    let counters =
+        node.space().run(|| fs::read_to_string("/proc/thread-self/net/netstat"))?.context("read counters")?;
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix("TcpExt: ")).map(str::split_whitespace);
+    let (Some(mut names), Some(mut values)) = (lines.next(), lines.next()) else { bail!("no counters: {counters}") };
+    let at = names.position(|name| name == "SyncookiesRecv").context("no such counter")?;
+    Ok(values.nth(at).context("no value")?.parse()?)
+}
+
+#[test]
+fn a_client_that_floods_a_listener_with_first_packets_keeps_no_other_client_from_it() -> Result<()> {
+    scenario(NodeConfig::default().with_envoy()?, |node| {
+        let scene = Scene::new(node)?;
+        let other = Pod::container(node, "other", "other")?;
+        import(node, &ingress("db", "[{path: /public}]"))?;
+        await_realized(node)?;
+        let [db, _] = scene.servers()?;
+        ensure!(get(other.space()?, db, "/public")? == 200, "before");
+        let ends = AtomicBool::new(false);
+        let served = thread::scope(|scope| {
+            let flood = scope.spawn(|| flood(&scene.web, db, &ends));
+            let served = (|| {
+                wait::until("a client completes a handshake with a cookie", || {
+                    ensure!(get(other.space()?, db, "/public")? == 200, "during the flood");
+                    Ok((cookies(node)? > 0).then_some(()))
+                })?;
+                (0..50).try_for_each(|n| {
+                    let status = get(other.space()?, db, "/public").with_context(|| format!("request {n}"))?;
+                    ensure!(status == 200, "request {n}: {status}");
+                    Ok(())
+                })
+            })();
+            ends.store(true, Relaxed);
+            served.and(flood.join().map_err(|_| anyhow::anyhow!("the flood panicked"))?)
+        });
+        served?;
+        node.detach(&other.end)?;
         scene.end(node)
     })
 }

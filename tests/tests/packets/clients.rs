@@ -16,7 +16,7 @@ use wharf_common::{
     EndpointKey, PeerRow, PolicyState, ProxyUse, SetsRow,
     flow::{FLOW_ADMITTED, TCP},
     map,
-    policy::{Hit, redirect},
+    policy::{Hit, MARK_PORT_SHIFT, redirect},
 };
 
 use crate::{
@@ -161,6 +161,37 @@ fn a_connection_that_the_proxy_has_goes_on_beyond_the_share() -> Result<()> {
     ensure!(passes(&a, first)?, "no end was seen");
     ensure!(passes(&a, first.with(RST))? && !passes(&a, first)?, "after a reset");
     ensure!(passes(&a, first.with(RST))?, "a reset opens nothing");
+    Ok(())
+}
+
+#[test]
+fn a_packet_goes_to_the_listener_until_the_proxy_has_the_connection() -> Result<()> {
+    let (mut a, listener) = redirected(100, now()? + 60)?;
+    let port = listener.local_addr()?.port();
+    let listeners_port = |a: &Endpoint, sent: Sent| {
+        let (action, mark) = a.run_marked(FROM_CONTAINER, &sent.packet(), 0, A.ifindex)?;
+        ensure!(action == OK, "{sent:?}: verdict {action}");
+        let given = u16::from_be((mark >> MARK_PORT_SHIFT) as u16);
+        ensure!([0, port].contains(&given), "{sent:?}: port {given}");
+        anyhow::Ok(given == port)
+    };
+    let first = from(4000);
+    // With SYN cookies, the listener knows nothing of a connection until its handshake is complete.
+    ensure!(listeners_port(&a, first.with(SYN))? && begins(&a, 4000)?, "a first packet");
+    ensure!(listeners_port(&a, first)? && listeners_port(&a, first)?, "before the socket");
+    let without_row = |a: &mut Endpoint| {
+        for name in [map::FLOWS, map::FLOWS_NEW] {
+            let _ = table(a, name)?.remove(&first.key());
+        }
+        anyhow::Ok(())
+    };
+    without_row(&mut a)?;
+    ensure!(listeners_port(&a, first)?, "a flood evicted the row");
+
+    let connection = connection()?;
+    ensure!(!listeners_port(&a, first)?, "the socket takes it");
+    drop(connection);
+    ensure!(!listeners_port(&a, first)?, "a known connection");
     Ok(())
 }
 

@@ -68,7 +68,8 @@ fn redirected() -> Vec<Rule> {
     ends.map(|(v4, protocol)| listens(v4, protocol)).into_iter().chain([dropped]).collect()
 }
 
-/// Gives first packets, and every UDP packet, to the listener at the mark's port, and clears the port from the mark.
+/// Gives packets with a port in the mark to the listener there, or to the socket of their connection if it exists, and
+/// clears the port from the mark.
 fn listens(v4: bool, protocol: u8) -> Rule {
     let (loopback, port) = if v4 { (LOOPBACK4.to_vec(), 1) } else { (LOOPBACK6.to_vec(), words(false)) };
     let to_listener = Expression::marked(MARK_TO_PROXY)
