@@ -10,42 +10,35 @@ use crate::{
     shares::{self, Connections},
 };
 
-/// Name of this server's cluster.
 pub(crate) const XDS_CLUSTER: &str = "wharf-agent";
-/// Node id of the agent's Envoy; the server rejects others.
+/// The server rejects other node ids.
 pub(crate) const NODE_ID: &str = "wharf";
 
-/// Envoy's counter of forwarded requests and TLS connections.
 pub(crate) fn forwarded() -> String {
     format!("cluster.{ORIGINAL_DESTINATION}.upstream_rq_total")
 }
 const COUNTERS_EVERY: &str = "1s";
-/// Prefixes of the counters that Envoy sends each second. Listeners and endpoints have no bound, so only their
-/// nonzero counters that [`shares`] reads are sent.
+/// Prefixes of the sent counters. Of the unbounded listeners and endpoints, only nonzero [`shares`] are sent.
 const BEGINNINGS: [&str; 6] = ["cluster.", "cluster_manager.", "listener_manager.", "overload.", "runtime.", "server."];
 
-/// Maximum instructions of a regular expression. (Envoy's default, 100, rejects two lines of text; matching is linear
-/// in the text.)
+/// Instructions. Envoy's default, 100, rejects two lines of text.
 const MAX_EXPRESSION: u32 = 100_000;
 
-/// Envoy's heap monitor.
 const HEAP: &str = "envoy.resource_monitors.fixed_heap";
-/// Bytes of Envoy's heap. An idle connection with its upstream connection needs 37 KiB (Envoy 1.40), so 32,000 need
-/// half. The rest is for buffers, which clients and servers control.
+/// Bytes. 32,000 idle connections need half (37 KiB each with upstream, Envoy 1.40); the rest is for buffers.
 const MAX_HEAP: u64 = 2 << 30;
 
-/// Envoy's overload action at this fraction of [`MAX_HEAP`].
 fn on_heap(action: &str, part: f64) -> Value {
     json!({"name": action, "triggers": [{"name": HEAP, "threshold": {"value": part}}]})
 }
 
-/// `socket`: the server's; `admin`: Envoy's.
+/// `socket`: the xDS server's; `admin`: Envoy's admin interface.
 pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, user: Option<User>) -> Value {
     let counters = BEGINNINGS.map(|name| json!({"prefix": name})).into_iter();
     let counters: Vec<_> = counters.chain(shares::COUNTERS.map(|name| json!({"suffix": name}))).collect();
     let ads = json!({"ads": {}, "resource_api_version": "V3"});
     json!({
-        // An Envoy of another user cannot reach the socket: this makes the supervisor replace it.
+        // The supervisor replaces an Envoy of another user, which cannot reach the socket.
         "node": {"id": NODE_ID, "cluster": NODE_ID, "metadata": {"user": user.map(|user| user.uid)}},
         "dynamic_resources": {
             "ads_config": {
@@ -54,7 +47,7 @@ pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, u
                 "set_node_on_first_message_only": true,
                 "grpc_services": [{"envoy_grpc": {
                     "cluster_name": XDS_CLUSTER,
-                    // The agent restarts within a second; Envoy's default back-off reaches half a minute.
+                    // The agent restarts within 1 s; Envoy's default back-off reaches 30 s.
                     "retry_policy": {"retry_back_off": {"base_interval": "0.1s", "max_interval": "1s"}},
                 }}],
             },

@@ -17,17 +17,15 @@ pub use self::socket::Socket;
 /// How to run Envoy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envoy {
-    /// The program.
+    /// Path, or a name to search in `PATH`.
     pub program: PathBuf,
-    /// Exclusive directory for settings, process number and sockets. Made if missing, mode 0750; path at most 90
-    /// bytes.
+    /// Exclusive directory, path at most 90 bytes; created with mode 0750.
     pub directory: PathBuf,
-    /// User with only CAP_NET_ADMIN and CAP_NET_RAW (transparent sockets, marks). `None`: like the agent.
+    /// User with only CAP_NET_ADMIN and CAP_NET_RAW. `None`: the agent's user.
     pub user: Option<User>,
     /// Worker threads, at least 1.
     pub threads: u16,
-    /// Envoy ends with the agent (exactly: with the thread that starts it; runtime workers live as long). Otherwise
-    /// Envoy and its connections outlive the agent, and the next agent takes Envoy over.
+    /// If true, Envoy ends with the thread that starts it. Otherwise the next agent takes it over.
     pub ends_with_agent: bool,
 }
 
@@ -43,7 +41,7 @@ pub struct User {
 /// Error of Envoy's process management.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvoyError {
-    /// A file in Envoy's directory.
+    /// Access to a file in Envoy's directory failed.
     #[error("{operation} {path}: {source}")]
     File {
         /// Failed operation.
@@ -63,7 +61,7 @@ pub enum EnvoyError {
         /// Advice for the user.
         hint: String,
     },
-    /// The process.
+    /// A system call on the process failed.
     #[error("{operation} Envoy (process {pid}): {source}")]
     Process {
         /// Failed operation.

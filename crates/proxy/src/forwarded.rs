@@ -4,13 +4,13 @@ use envoy_types::pb::{envoy::service::metrics::v3::StreamMetricsMessage, io::pro
 
 use crate::{bootstrap, process::ProcessId};
 
-/// Sum over all Envoys since this server began.
+/// Over all Envoys since this server began.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarded {
     total: u64,
-    /// The last value; `None` before the first value of an Envoy older than this server.
+    /// `None` before the first value of an older Envoy.
     last: Option<u64>,
-    /// The current Envoy counts: it requested the runtime layer that selects its access logs.
+    /// The current Envoy requested the runtime layer that selects its access logs.
     counted: bool,
 }
 
@@ -19,7 +19,7 @@ impl Forwarded {
         self.total
     }
 
-    /// The current Envoy counts, so records must not be counted again.
+    /// If true, records must not be counted again.
     pub(crate) const fn is_counted(&self) -> bool {
         self.counted
     }

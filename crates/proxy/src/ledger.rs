@@ -1,14 +1,13 @@
-//! Wanted and acknowledged state of one resource type, and its waits. Pure: no time, no tasks.
+//! Wanted and acknowledged state of one resource type, and its waits. Pure.
 //!
 //! Versions count changes over all resources of the type. A removed entry stays until Envoy acknowledges the removal.
-//! Acknowledgements are per resource, because Envoy applies the good listeners of a response that it refuses for a
-//! bad one.
+//! Envoy applies the good listeners of a response that it refuses, so acknowledgements are per resource.
 
 use std::collections::BTreeMap;
 
 use envoy_types::pb::google::protobuf::Any;
 
-/// Number of a change, above the numbers of earlier servers of this boot, so that their versions never match.
+/// Above the numbers of earlier servers of this boot.
 pub(crate) type Version = u64;
 
 pub(crate) const LISTENER_TYPE: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
@@ -16,37 +15,36 @@ pub(crate) const CLUSTER_TYPE: &str = "type.googleapis.com/envoy.config.cluster.
 
 pub(crate) const RUNTIME_TYPE: &str = "type.googleapis.com/envoy.service.runtime.v3.Runtime";
 
-/// Name and version in a response.
 pub(crate) type Carried = (String, Version);
 
 /// Failure of a wait.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// Envoy refused this or a later change. The previous version stays in force.
+    /// Envoy refused this or a later change; the previous version stays.
     #[error("Envoy refused {listener}: {reason}")]
     Refused {
-        /// The listener (`egress-15001`).
+        /// Listener name (`egress-15001`).
         listener: String,
         /// Envoy's message, cut to 1 KiB.
         reason: String,
     },
-    /// The proxy's server ended.
+    /// The xDS server ended.
     #[error("the wait for Envoy's answer about {listener} was cancelled: the xDS server ended")]
     Cancelled {
-        /// The listener.
+        /// Listener name.
         listener: String,
     },
     /// The deadline passed.
     #[error("Envoy did not answer about {listener} within {} ms; see the proxy's status", .after.as_millis())]
     TimedOut {
-        /// The listener.
+        /// Listener name.
         listener: String,
         /// Duration of the wait.
         after: std::time::Duration,
     },
 }
 
-/// A wait's number, never reused.
+/// Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaitId(u64);
 
@@ -63,7 +61,6 @@ pub(crate) enum Registered {
     Pending(WaitId),
 }
 
-/// Ended waits, each once.
 pub(crate) type Ended = Vec<(WaitId, Result<(), WaitError>)>;
 
 #[derive(Debug)]
@@ -74,7 +71,6 @@ pub(crate) struct Ledgers {
 }
 
 impl Ledgers {
-    /// Empty ledgers at this version.
     pub(crate) const fn new(first: Version) -> Self {
         Self { listeners: Ledger::new(first), clusters: Ledger::new(first), runtime: Ledger::new(first) }
     }
@@ -86,7 +82,6 @@ impl Ledgers {
         self.runtime.process_began();
     }
 
-    /// The ledger of a type URL.
     pub(crate) fn of(&mut self, type_url: &str) -> Option<&mut Ledger> {
         match type_url {
             LISTENER_TYPE => Some(&mut self.listeners),
@@ -101,10 +96,9 @@ impl Ledgers {
 pub(crate) struct Entry {
     /// Version of the last change.
     pub(crate) version: Version,
-    /// Wanted content; `None` after removal.
+    /// `None` after removal.
     pub(crate) resource: Option<Any>,
-    /// Sent to the current Envoy. An unsent resource can be there too: Envoy does not report parts that it applied of
-    /// a refused response.
+    /// Sent to the current Envoy, which can also have applied parts of a refused response.
     pub(crate) offered: bool,
     /// Last acknowledged version, 0 for none.
     accepted: Version,
@@ -113,7 +107,6 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Reason, if Envoy refused the last change.
     fn refusal(&self) -> Option<&str> {
         self.refused.as_ref().filter(|(version, _)| *version == self.version).map(|(_, reason)| reason.as_str())
     }
@@ -127,7 +120,6 @@ struct Pending {
     removal: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     first: Version,
@@ -135,14 +127,12 @@ pub(crate) struct Ledger {
     entries: BTreeMap<String, Entry>,
     waits: BTreeMap<WaitId, Pending>,
     next_wait: u64,
-    /// An Envoy runs that can have resources.
     process: bool,
     /// That Envoy can have an earlier server's resources.
     inherited: bool,
 }
 
 impl Ledger {
-    /// An empty ledger at this version.
     pub(crate) const fn new(first: Version) -> Self {
         Self {
             first,
@@ -159,7 +149,6 @@ impl Ledger {
         self.version
     }
 
-    /// This ledger assigned the version.
     pub(crate) const fn gave(&self, version: Version) -> bool {
         self.first <= version && version <= self.version
     }
@@ -168,8 +157,7 @@ impl Ledger {
         &self.entries
     }
 
-    /// Last set and last acknowledged version (0 for none). Both are the maximum for an unknown resource that Envoy
-    /// lacks.
+    /// Last set and last acknowledged version (0 for none); both maximal for an unknown resource.
     pub(crate) fn versions(&self, name: &str) -> (Version, Version) {
         self.entries.get(name).map_or((Version::MAX, Version::MAX), |entry| (entry.version, entry.accepted))
     }
@@ -178,8 +166,7 @@ impl Ledger {
         self.waits.len()
     }
 
-    /// Resources whose last version Envoy lacks, with its reason for a refusal. After Envoy's end, removed resources
-    /// are excluded.
+    /// With the reason of a refusal. Without Envoy, removed resources are excluded.
     pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.entries.iter().filter_map(|(name, entry)| {
             let behind = entry.accepted < entry.version && (self.process || entry.resource.is_some());
@@ -187,13 +174,11 @@ impl Ledger {
         })
     }
 
-    /// The refused resources, with Envoy's reasons.
     pub(crate) fn refusals(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.refused.as_ref()?.1.as_str())))
     }
 
-    /// Sets the wanted content. Equal content is no change, unless Envoy refused it: then it is sent again, because
-    /// the cause (a used port) can be gone.
+    /// Equal content is no change, unless Envoy refused it: the cause (a used port) can be gone.
     pub(crate) fn set(&mut self, name: &str, resource: Option<Any>) {
         let same = match self.entries.get(name) {
             Some(entry) => entry.resource == resource && entry.refusal().is_none(),
@@ -215,7 +200,7 @@ impl Ledger {
         self.forget_removed(name);
     }
 
-    /// A wait for the last set version. `removal`: only permissions were removed.
+    /// `removal`: the change only removed permissions.
     pub(crate) fn wait(&mut self, name: &str, removal: bool) -> Registered {
         let Some(entry) = self.entries.get(name) else { return Registered::Ended };
         if entry.accepted >= entry.version || (removal && !self.process) {
@@ -231,12 +216,10 @@ impl Ledger {
         self.waits.remove(&id);
     }
 
-    /// An Envoy began, without resources.
     pub(crate) const fn process_began(&mut self) {
         self.process = true;
     }
 
-    /// The Envoy has an earlier server's resources.
     pub(crate) const fn inherit(&mut self) {
         self.inherited = true;
     }
@@ -245,13 +228,12 @@ impl Ledger {
         self.inherited
     }
 
-    /// Envoy acknowledged a response, and none is left to send: no earlier server's resources remain, except where
-    /// Envoy refused the successor.
+    /// Nothing is left to send: earlier servers' resources are gone, unless Envoy refused the successor.
     pub(crate) fn caught_up(&mut self) {
         self.inherited &= self.entries.values().any(|entry| entry.offered && entry.accepted == 0);
     }
 
-    /// Envoy ended. Waits for removals end; others continue with the next Envoy.
+    /// Ends the waits for removals; others continue with the next Envoy.
     pub(crate) fn process_ended(&mut self) -> Ended {
         (self.process, self.inherited) = (false, false);
         for entry in self.entries.values_mut() {
@@ -262,7 +244,6 @@ impl Ledger {
         take(&mut self.waits, |wait| (wait.removal || !entries.contains_key(&wait.name)).then_some(Ok(())))
     }
 
-    /// The resources are being sent to Envoy.
     pub(crate) fn offered(&mut self, carried: &[Carried]) {
         for (name, _) in carried {
             if let Some(entry) = self.entries.get_mut(name) {
@@ -271,7 +252,6 @@ impl Ledger {
         }
     }
 
-    /// Envoy acknowledged the resources.
     pub(crate) fn accepted(&mut self, carried: &[Carried]) -> Ended {
         let mut ended = Ended::new();
         for (name, version) in carried {
@@ -286,7 +266,6 @@ impl Ledger {
         ended
     }
 
-    /// Envoy refused the resources.
     pub(crate) fn refused(&mut self, carried: &[Carried], reason: &str) -> Ended {
         let mut ended = Ended::new();
         for (name, version) in carried {
@@ -299,7 +278,6 @@ impl Ledger {
         ended
     }
 
-    /// Drops a removed entry once Envoy cannot have it.
     fn forget_removed(&mut self, name: &str) {
         let gone = |entry: &Entry| entry.resource.is_none() && (!self.process || entry.accepted >= entry.version);
         if self.entries.get(name).is_some_and(gone)
@@ -314,7 +292,6 @@ fn refused(name: &str, reason: &str) -> WaitError {
     WaitError::Refused { listener: name.to_owned(), reason: reason.to_owned() }
 }
 
-/// Removes the waits for which `end` gives a result.
 fn take(
     waits: &mut BTreeMap<WaitId, Pending>,
     mut end: impl FnMut(&Pending) -> Option<Result<(), WaitError>>,

@@ -9,27 +9,25 @@
 //! ```
 //!
 //! A redirected connection reaches a listener with its original addresses (TPROXY: `bpf_sk_assign`, nftables). Envoy
-//! connects to the server from the client's address, with a new port and the listener's [`mark`]; the datapath must
-//! pass marked packets.
+//! connects to the server from the client's address with a new port and the [`mark`] of the direction; the datapath
+//! must pass marked packets.
 //!
 //! Invariants:
-//! - A wait ends once: acknowledged, refused with Envoy's reason, or cancelled with the server. A refused listener
-//!   does not affect others. A disconnected Envoy ends no wait; the end of its process ends the waits for removals.
-//! - A listener serves only its members. A denied request gets 403 (`Access denied`), gRPC status 7; a denied TLS
+//! - A wait ends once: acknowledged, refused, or cancelled with the server. The end of Envoy's process ends only waits
+//!   for removals; a disconnect ends none.
+//! - A refused listener does not affect others.
+//! - A listener serves only its members. A denied request gets 403 (`Access denied`) or gRPC status 7; a denied TLS
 //!   handshake is closed.
 //! - Requests are unchanged except for normalized paths and hop-by-hop fields (RFC 9110, section 7.6.1).
 //!
 //! Limitations:
-//! - Envoy acknowledges a listener for its main thread; workers follow within milliseconds.
+//! - Envoy's workers apply a listener milliseconds after the acknowledgement.
 //! - Connections of a removed member or listener have 2 s to end.
-//! - Connections in which the server speaks first are closed after 15 s: they cannot be classified.
-//! - Silent connections are closed after an hour.
+//! - Connections in which the server speaks first are closed after 15 s, silent ones after an hour.
 //! - A listener update takes Envoy's main thread 0.7 ms per member; concurrent updates are merged.
 //! - A repeated header is matched as one value, joined by commas.
-//! - An Envoy that outlives its agent keeps its program until the next start. Its messages are lost: only the agent
-//!   that started it reads them.
-//! - Envoy does not report to a new agent the applied parts of a refused response. Such a listener, if not wanted,
-//!   stays until Envoy ends or its port is reused.
+//! - An Envoy that outlives its agent keeps its program until the next start; its messages are lost.
+//! - An earlier agent's listener from a refused response can stay until Envoy ends or its port is reused.
 
 mod bootstrap;
 mod envoy;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, num::ParseIntError, str::From
 use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS};
 use wharf_policy::{model::Direction, requests::Requests};
 
-/// Mark (`SO_MARK`) of the proxy's connections: the BPF programs do not redirect them again.
+/// Mark (`SO_MARK`) of the proxy's connections, which are not redirected again.
 #[must_use]
 pub const fn mark(direction: Direction) -> u32 {
     match direction {
@@ -14,29 +14,25 @@ pub const fn mark(direction: Direction) -> u32 {
     }
 }
 
-/// A port of the node, for all endpoints with the same requests in this direction.
-///
-/// Other requests use another port. Each member has separate filter chains, so a change of one does not affect
+/// A port of the node, for endpoints with the same requests in this direction. A change of one member does not affect
 /// others' connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listener {
-    /// TCP port, host byte order, 1 to 65535; port 0 is refused. Connections to this destination port look like
-    /// direct ones and are closed: choose a port that no server uses.
+    /// TCP port, host byte order, not 0. Direct connections to it are closed: choose one that no server uses.
     pub port: u16,
-    /// Ingress: members are servers, the destination is a member's address. Egress: members are clients.
+    /// Members are servers (ingress) or clients (egress).
     pub direction: Direction,
-    /// The allowed requests.
+    /// Allowed requests.
     pub requests: Arc<Requests>,
-    /// Endpoints and their addresses; without any, a member has no connections. An address of two members belongs to
-    /// the later epoch.
+    /// Addresses of endpoints; without any, a member has no connections. An address of two members belongs to the later
+    /// epoch.
     pub members: BTreeMap<Member, Vec<IpAddr>>,
-    /// Connection restarts of members, zero if absent. A new number ends the member's connections and accepts new
-    /// ones.
+    /// Number of a member's connection restart, 0 if absent. A new number ends the member's connections.
     pub rounds: BTreeMap<Member, u32>,
 }
 
 impl Listener {
-    /// The listener's key.
+    /// Key of the listener.
     #[must_use]
     pub const fn key(&self) -> ListenerKey {
         ListenerKey { direction: self.direction, port: self.port }
@@ -58,10 +54,10 @@ impl fmt::Display for Member {
     }
 }
 
-/// Identifies a listener, also in Envoy (`egress-15001`).
+/// Identity of a listener, in Envoy `egress-15001`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerKey {
-    /// Direction, as in [`Listener`].
+    /// Ingress or egress.
     pub direction: Direction,
     /// TCP port, host byte order.
     pub port: u16,
@@ -83,7 +79,7 @@ impl FromStr for ListenerKey {
         let (direction, port) = match (text.strip_prefix("ingress-"), text.strip_prefix("egress-")) {
             (Some(port), _) => (Direction::Ingress, port),
             (_, Some(port)) => (Direction::Egress, port),
-            // Not a number, so that parsing fails.
+            // Fails to parse as a number.
             (None, None) => (Direction::Ingress, ""),
         };
         Ok(Self { direction, port: port.parse()? })

@@ -1,6 +1,4 @@
-//! Parsers of Envoy's input without a socket, for the fuzz targets.
-//!
-//! Each function accepts any bytes.
+//! Parsers of Envoy's input without a socket, for the fuzz targets. Each accepts any bytes.
 
 use envoy_types::pb::{
     envoy::service::{
@@ -21,7 +19,7 @@ use crate::{
 
 pub use crate::xds::Variant;
 
-/// Records of an access log message; `None` for an undecodable message.
+/// Records of an access log message; `None` if undecodable.
 #[must_use]
 pub fn access_log(message: &[u8]) -> Option<Vec<Record>> {
     StreamAccessLogsMessage::decode(message).ok().map(records)
@@ -42,7 +40,7 @@ pub struct Conversation {
     streams: u64,
 }
 
-/// The parts of a response that a client needs.
+/// Parts of a response that a client needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     /// Resource type.
@@ -56,7 +54,7 @@ pub struct Told {
 }
 
 impl Conversation {
-    /// An Envoy connects to an empty server.
+    /// An Envoy at an empty server.
     #[must_use]
     pub fn new(variant: Variant) -> Self {
         let mut ledgers = Ledgers::new(1);
@@ -70,7 +68,7 @@ impl Conversation {
         (self.stream, self.variant) = (Stream::new(variant, self.streams), variant);
     }
 
-    /// Sets or removes a listener; returns the number of the wait, unless Envoy has it.
+    /// Sets or removes a listener; returns the wait's number, `None` if Envoy has the content.
     pub fn want(&mut self, listener: &str, content: Option<u8>) -> Option<u64> {
         let resource = content.map(|content| Any { type_url: LISTENER_TYPE.to_owned(), value: vec![content] });
         let removal = resource.is_none();
@@ -81,7 +79,7 @@ impl Conversation {
         }
     }
 
-    /// Handles a request; returns the ended waits. `None` for an undecodable request.
+    /// Handles a request; returns the ended waits, `None` if undecodable.
     ///
     /// # Errors
     /// Why the stream must end.
@@ -94,7 +92,7 @@ impl Conversation {
         Some(ended.map(numbers).map_err(|why| why.to_string()))
     }
 
-    /// The next response, and the waits that ended without one.
+    /// The next response, and waits that ended without one.
     pub fn response(&mut self) -> (Option<Told>, Vec<u64>) {
         let (response, ended) = self.stream.next_response(&mut self.ledgers);
         let told = response.map(|response| {
@@ -109,7 +107,7 @@ impl Conversation {
         (told, numbers(ended))
     }
 
-    /// Encodes a first request (without nonce), or the answer to a response.
+    /// Encodes a first request (empty nonce) or an answer.
     #[must_use]
     pub fn answer(&self, type_url: &str, response_nonce: &str, refusal: Option<&str>) -> Vec<u8> {
         let (type_url, response_nonce) = (type_url.to_owned(), response_nonce.to_owned());

@@ -8,11 +8,10 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// A process, unique within this boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProcessId {
     pub(crate) pid: i32,
-    /// Start time (proc_pid_stat(5), field 22), clock ticks since boot: differs for a reused number.
+    /// Clock ticks since boot (proc_pid_stat(5), field 22); differs for a reused number.
     pub(crate) started: u64,
 }
 
@@ -23,7 +22,7 @@ impl ProcessId {
     }
 }
 
-/// A process, identified by its pidfd even after its end.
+/// Identified by its pidfd even after its end.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) id: ProcessId,
@@ -31,12 +30,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Opens the process that has the number now.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
         // rustix panics on a negative number in debug builds.
         let number = Pid::from_raw(pid.max(0)).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         let descriptor = pidfd_open(number, PidfdFlags::NONBLOCK)?;
-        // After opening the pidfd: the value is this process's, or the process has ended, which the pidfd shows.
+        // After the pidfd, which shows the end if the value is another process's.
         let started = start_time(pid)?;
         // SAFETY: only the AsyncFd owns the descriptor, and it deregisters before closing.
         let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
@@ -51,7 +49,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end of the process. Cancel safe.
+    /// Cancel safe.
     pub(crate) async fn ended(&self) -> io::Result<()> {
         // A pidfd is readable after its process's end (pidfd_open(2)).
         self.descriptor.readable().await.map(|mut guard| guard.retain_ready())
@@ -59,12 +57,11 @@ impl Process {
 
     pub(crate) fn has_ended(&self) -> bool {
         let mut descriptors = [PollFd::new(self.descriptor.get_ref(), PollFlags::IN)];
-        // Without timeout, poll fails only for lack of memory; then the process counts as alive, and its end is
-        // awaited.
+        // Fails only for lack of memory; the process then counts as alive.
         poll(&mut descriptors, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Sends a signal, without effect on an ended process.
+    /// No effect on an ended process.
     pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(self.descriptor.get_ref(), signal) {
             Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -73,13 +70,13 @@ impl Process {
     }
 }
 
-/// No process: ended, or the number is a thread's (EINVAL, pidfd_open(2)) or invalid.
+/// Ended; or a thread's (EINVAL, pidfd_open(2)) or invalid number.
 fn means_none(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ESRCH)
         || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput)
 }
 
-/// Field 22 of /proc/PID/stat, counted behind field 2: a program name can contain any character.
+/// Field 22, counted from the end of field 2, which can contain any character.
 fn start_time(pid: i32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, fields) = text.rsplit_once(')').ok_or(io::ErrorKind::InvalidData)?;

@@ -1,4 +1,4 @@
-//! The proxy's interface.
+//! Interface of the proxy.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -31,8 +31,7 @@ use crate::{
 
 /// Envoy's wanted and actual state. Clones share it.
 ///
-/// Changes are sent to Envoy at once, or when it connects. Start [`Proxy::serve`] after the listeners of an earlier
-/// run are set: an Envoy that outlived that run drops the listeners that it does not find.
+/// Call [`Proxy::serve`] after the listeners of an earlier run are set: Envoy drops listeners that are not.
 #[derive(Debug, Clone)]
 pub struct Proxy {
     pub(crate) shared: Arc<Shared>,
@@ -40,13 +39,12 @@ pub struct Proxy {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Held only for table changes (a few lookups, or copies of changed resources), never across an await.
+    /// Never held across an await.
     state: Mutex<State>,
-    /// Wakes streams after a change. Holds one value, so a slow stream costs nothing.
+    /// A watch holds one value, so a slow stream costs no memory.
     pub(crate) changed: watch::Sender<()>,
-    /// Wakes [`Proxy::answered`] and [`Watching::begun`] after a request or Envoy's end. Holds one value.
+    /// Wakes [`Proxy::answered`] and [`Watching::begun`].
     pub(crate) answered: watch::Sender<()>,
-    /// Process of the newest stream.
     pub(crate) process: watch::Sender<Option<Arc<Process>>>,
     records: mpsc::Sender<Record>,
     lost: AtomicU64,
@@ -59,9 +57,9 @@ pub(crate) struct State {
     speakers: Speakers,
     waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
     pub(crate) process: Option<ProcessId>,
-    /// File for the next agent with the process that last received listeners.
+    /// Names the process with listeners for the next agent.
     pub(crate) told: Option<PathBuf>,
-    /// ADS streams with an accepted first request; `new_streams`: without.
+    /// ADS streams with an accepted first request; `new_streams`: without one.
     pub(crate) streams: usize,
     pub(crate) new_streams: usize,
     pub(crate) next_stream: u64,
@@ -75,8 +73,7 @@ pub(crate) struct State {
 }
 
 impl Proxy {
-    /// A proxy without listeners, and the access log records: at most `records` (at least 1) are buffered, others
-    /// dropped and counted in [`Status::records_lost`].
+    /// The proxy and its access log records. At most `records` (at least 1) are buffered ([`Status::records_lost`]).
     #[must_use]
     pub fn new(records: usize) -> (Self, mpsc::Receiver<Record>) {
         let (sender, receiver) = mpsc::channel(records.max(1));
@@ -115,7 +112,7 @@ impl Proxy {
         (Self { shared: Arc::new(shared) }, receiver)
     }
 
-    /// Sets a listener with exactly these members. Without members it stays open and closes every connection.
+    /// Sets a listener; without members it closes every connection.
     pub fn ensure(&self, listener: Listener) -> Wait {
         let key = listener.key();
         if listener.port == 0 {
@@ -133,8 +130,7 @@ impl Proxy {
         self.set(state, key, Some(resource), addresses, removal)
     }
 
-    /// Removes a listener. One that was never set is gone at once: Envoy drops an earlier agent's listeners when it
-    /// connects.
+    /// Removes a listener. An unknown one counts as removed: Envoy drops it when it connects.
     pub fn remove(&self, key: ListenerKey) -> Wait {
         let mut state = self.shared.lock();
         if state.listeners.remove(&key).is_some() {
@@ -143,7 +139,7 @@ impl Proxy {
         self.set(state, key, None, Vec::new(), true)
     }
 
-    /// Listeners whose last version Envoy lacks, with its reason for a refusal.
+    /// Listeners whose last version Envoy lacks, with the reason of a refusal.
     #[must_use]
     pub fn unacknowledged(&self) -> BTreeMap<String, Option<String>> {
         let state = self.shared.lock();
@@ -151,13 +147,13 @@ impl Proxy {
         all.map(|(name, reason)| (name.to_owned(), reason.map(str::to_owned))).collect()
     }
 
-    /// Envoy owes an answer about some listener's last version.
+    /// Whether Envoy has yet to answer.
     #[must_use]
     pub fn is_unanswered(&self) -> bool {
         self.shared.lock().ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
     }
 
-    /// Resolves when Envoy owes no answer; at once without a running Envoy. The caller sets a deadline.
+    /// Resolves when Envoy has answered, or without Envoy. The caller sets a deadline.
     pub async fn answered(&self) {
         let mut answered = self.shared.answered.subscribe();
         let is_outstanding = || {
@@ -165,7 +161,6 @@ impl Proxy {
             let runs = state.process.is_some() || state.supervised.running.is_some();
             runs && state.ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
         };
-        // The sender lives as long as `self`.
         while is_outstanding() && answered.changed().await.is_ok() {}
     }
 
@@ -175,7 +170,7 @@ impl Proxy {
         self.shared.lock().listeners.get(&key).cloned()
     }
 
-    /// Listeners that may serve this address: a member's, or a former member's before Envoy acknowledged the removal.
+    /// Listeners that may serve this address, also for a removed member until Envoy acknowledges.
     #[must_use]
     pub fn speakers(&self, address: IpAddr) -> BTreeSet<ListenerKey> {
         let state = self.shared.lock();
@@ -183,15 +178,15 @@ impl Proxy {
         state.speakers.of(address.to_canonical(), accepted)
     }
 
-    /// Process number of an Envoy with an earlier agent's listeners that has not acknowledged all of this agent's: it
-    /// may serve any address.
+    /// Number of an Envoy with an earlier agent's listeners, until it has acknowledged all of this agent's: it may
+    /// serve any address.
     #[must_use]
     pub fn inherited(&self) -> Option<i32> {
         let state = self.shared.lock();
         state.process.filter(|_| state.ledgers.listeners.is_inherited()).map(|process| process.pid)
     }
 
-    /// The proxy's status.
+    /// Status of the proxy.
     #[must_use]
     pub fn status(&self) -> Status {
         let state = self.shared.lock();
@@ -210,7 +205,7 @@ impl Proxy {
         }
     }
 
-    /// Envoy logs all requests while the value lives, otherwise only denied and failed ones.
+    /// While the value lives, Envoy logs all requests.
     pub fn watch(&self) -> Watching {
         self.shared.watchers(|watchers| watchers.saturating_add(1));
         Watching { shared: Arc::clone(&self.shared) }
@@ -249,7 +244,7 @@ impl Proxy {
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // Tables are consistent after every step, so a panic elsewhere does not matter.
+        // Tables are consistent after every step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -267,7 +262,6 @@ impl Shared {
         self.changed.send_replace(());
     }
 
-    /// An Envoy connected. A new process replaces the previous one and its resources.
     pub(crate) fn on_process(&self, process: Arc<Process>) {
         let mut state = self.lock();
         if state.process == Some(process.id) {
@@ -284,7 +278,6 @@ impl Shared {
         self.changed.send_replace(());
     }
 
-    /// An Envoy with an earlier agent's listeners runs.
     pub(crate) fn inherit(&self, process: Process) {
         self.on_process(Arc::new(process));
         self.lock().ledgers.listeners.inherit();
@@ -299,7 +292,7 @@ impl Shared {
         self.answered.send_replace(());
     }
 
-    /// The server ended: cancels all waits.
+    /// Cancels all waits.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -347,7 +340,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Resolves when Envoy has acknowledged the log setting; at once without Envoy. The caller sets a deadline.
+    /// Resolves when Envoy has the log setting, or without Envoy. The caller sets a deadline.
     pub async fn begun(&self) {
         let mut answered = self.shared.answered.subscribe();
         let is_outstanding = || {
@@ -356,7 +349,6 @@ impl Watching {
                 && state.forwarded.is_counted()
                 && state.ledgers.runtime.unacknowledged().next().is_some()
         };
-        // The sender lives as long as `self`.
         while is_outstanding() && answered.changed().await.is_ok() {}
     }
 }
@@ -367,7 +359,6 @@ impl Drop for Watching {
     }
 }
 
-/// The new listener allows no more than the previous one.
 fn has_no_more(listener: &Listener, before: &Listener) -> bool {
     listener.requests == before.requests
         && listener.members.iter().all(|(member, addresses)| {
@@ -383,10 +374,8 @@ fn first_version() -> u64 {
         .max(1)
 }
 
-/// Resolves with Envoy's answer to this or a later change of the listener: acknowledged, refused, or cancelled (the
-/// server ended). Envoy's end answers only removals.
-///
-/// Dropping it cancels the wait, not the change.
+/// Resolves when Envoy answers this or a later change of the listener, or the server ends; Envoy's end resolves
+/// removals. Dropping it does not undo the change.
 #[derive(Debug)]
 #[must_use = "the change is made, but nobody learns whether Envoy has it"]
 pub struct Wait {
@@ -408,7 +397,7 @@ impl Wait {
     /// Sets a deadline.
     ///
     /// # Errors
-    /// Envoy refused, the server ended, or the time passed.
+    /// Refused, cancelled, or timed out.
     pub async fn within(self, time: Duration) -> Result<(), WaitError> {
         let listener = self.listener;
         match tokio::time::timeout(time, self).await {

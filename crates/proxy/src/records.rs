@@ -22,31 +22,31 @@ use crate::{
     resources::{MEMBER_OBJECT, parse_member_object},
 };
 
-/// Maximum bytes of a text from a client.
+/// Bytes of a text from a client.
 const MAX_TEXT: usize = 2048;
 
 /// An HTTP request, or an encrypted TLS connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// The listener.
+    /// Listener of the connection.
     pub listener: ListenerKey,
     /// Endpoint whose policy applied.
     pub member: Member,
     /// Start.
     pub at: SystemTime,
-    /// Time up to the end of answer or connection.
+    /// Time up to the end of the response or connection.
     pub duration: Option<Duration>,
-    /// The client.
+    /// Client address.
     pub source: Option<SocketAddr>,
-    /// The client's destination.
+    /// Destination that the client chose.
     pub destination: Option<SocketAddr>,
-    /// The connected server; `None` without connection.
+    /// Connected server; `None` without connection.
     pub server: Option<SocketAddr>,
-    /// Verdict.
+    /// Result of the policy check.
     pub verdict: Verdict,
-    /// Content.
+    /// Request or connection.
     pub content: Content,
-    /// True if Envoy's counter includes it ([`Status::forwarded`](crate::Status::forwarded)).
+    /// Whether Envoy's counter ([`Status::forwarded`](crate::Status::forwarded)) includes it.
     pub is_counted: bool,
     /// Envoy's response flags (`UF`, `UC`, `NC`), comma-separated.
     pub flags: String,
@@ -55,15 +55,15 @@ pub struct Record {
 /// Verdict on a request or connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// A rule allowed it, and the server received it.
+    /// Allowed, and received by the server.
     Forwarded,
     /// No rule allowed it.
     Denied,
-    /// Unreadable, or the server was not reached.
+    /// Unreadable request, or unreachable server.
     Failed,
 }
 
-/// Content of a request or connection. Texts are cut to 2 KiB.
+/// Content; texts are cut to 2 KiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// An HTTP request.
@@ -74,19 +74,19 @@ pub enum Content {
         method: String,
         /// Normalized path with query.
         path: String,
-        /// Host, with port if the request has one.
+        /// With port if the request has one.
         host: String,
         /// Response status; 0 for none.
         status: u16,
     },
     /// A TLS connection.
     Tls {
-        /// Server name of the handshake; empty for none.
+        /// Server name of the handshake, or empty.
         server_name: String,
     },
 }
 
-/// The records, without entries that lack a member: those are not from Wharf's listeners.
+/// Drops entries without member: they are not from Wharf's listeners.
 pub(crate) fn records(message: StreamAccessLogsMessage) -> Vec<Record> {
     match message.log_entries {
         Some(LogEntries::HttpLogs(logs)) => logs.log_entry.into_iter().filter_map(http).collect(),
@@ -175,7 +175,6 @@ fn address(address: &Address) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.to_canonical(), u16::try_from(port).ok()?))
 }
 
-/// Flags that can occur under Wharf's settings.
 fn flags(flags: &ResponseFlags) -> String {
     let all = [
         (flags.upstream_connection_failure, "UF"),

@@ -1,16 +1,14 @@
-//! Envoy resources of listeners, and the cluster for upstream connections.
-//!
-//! A listener has at most three filter chains per member, and one for itself:
+//! Envoy resources of listeners, and the cluster for upstream connections. Filter chains of a listener:
 //!
 //! | chain | matches | does |
 //! |---|---|---|
-//! | `self` | connections to the listener's own port | closes them: they were not redirected, and would loop |
+//! | `self` | connections to the listener's own port | closes them: they would loop |
 //! | `http-MEMBER` | the member's connections without TLS | HTTP, each request checked |
-//! | `tls-MEMBER` | the member's TLS handshakes for allowed names | passes bytes on, unopened |
+//! | `tls-MEMBER` | the member's TLS handshakes for allowed names | passes bytes on |
 //! | `denied-MEMBER` | the member's other TLS handshakes | closes and logs them |
 //!
-//! Envoy closes connections without a chain. Routes (the request rules) are inline: an acknowledged listener could
-//! lack a separate resource (RDS).
+//! Other connections are closed. Routes (the request rules) are inline, because an acknowledged listener could lack a
+//! separate resource (RDS).
 
 mod access_log;
 mod cluster;
@@ -32,7 +30,7 @@ use prost::{Message, Name};
 
 pub(crate) type Resource = Any;
 
-/// Encodes a message deterministically: Envoy compares listeners by content.
+/// Deterministic, because Envoy compares listeners by content.
 pub(crate) fn pack<M: Message + Name>(message: &M) -> Any {
     Any { type_url: M::type_url(), value: message.encode_to_vec() }
 }
@@ -49,7 +47,7 @@ const fn number(value: u32) -> Option<UInt32Value> {
     Some(UInt32Value { value })
 }
 
-/// Whole seconds; as an Envoy timeout, 0 is "never".
+/// As an Envoy timeout, 0 is "never".
 const fn seconds(seconds: i64) -> Option<Duration> {
     Some(Duration { seconds, nanos: 0 })
 }

@@ -34,41 +34,38 @@ use crate::{
     shares, xds,
 };
 
-/// Maximum bytes of a request. The largest is a first one, with a name and version per listener of Envoy.
+/// Bytes. The largest request is the first, with a name and version per listener.
 const MAX_REQUEST: usize = 1 << 20;
-/// Maximum bytes of an access log message: Envoy's buffer (16 KiB) plus an entry of up to 60 KiB of headers, some
-/// twice.
+/// Bytes: Envoy's buffer (16 KiB) plus an entry with up to 60 KiB of headers, some twice.
 const MAX_LOGS: usize = 1 << 18;
-/// Maximum bytes of a metrics message: some hundred counters of 100 bytes.
+/// Bytes: some hundred counters of 100 bytes.
 const MAX_COUNTERS: usize = 1 << 20;
-/// Maximum streams per connection. Each Envoy thread has a connection: the main thread for ADS and metrics, a worker
-/// for HTTP and TLS access logs.
+/// Per connection. Envoy's main thread has ADS and metrics, each worker access logs.
 const MAX_STREAMS: u32 = 16;
-/// Maximum ADS streams: one, plus streams of ending Envoys. The same number can wait for their first request.
+/// One, plus streams of ending Envoys; as many can wait for their first request.
 const MAX_ADS_STREAMS: usize = 8;
-/// Time for a stream's first request, and for an access log's Envoy to be known.
+/// Until a stream's first request, or an access log's Envoy is known.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// Interval and time limit of HTTP/2 PINGs. A hanging Envoy is disconnected.
+/// Detects a hanging Envoy.
 const PING: Duration = Duration::from_secs(5);
 
-/// Time for streams to end in order; a peer that does not read would keep its stream forever.
+/// A peer that does not read would keep its stream open.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Why the server ended.
+/// Failure of the server.
 #[derive(Debug, thiserror::Error)]
 #[error("serve xDS to Envoy: {0}")]
 pub struct ServeError(#[from] tonic::transport::Error);
 
 impl Proxy {
-    /// Serves only an Envoy that [`Envoy::supervise`](crate::Envoy::supervise) started or took over. Call it before
-    /// [`Proxy::serve`], because an unrecorded Envoy can connect first.
+    /// Serves only an Envoy that [`Envoy::supervise`](crate::Envoy::supervise) manages. Call it before
+    /// [`Proxy::serve`].
     pub fn serve_only_supervised(&self) {
         self.shared.lock().supervised.only_supervised = true;
     }
 
-    /// Serves Envoy until `shutdown` resolves, and at most 1 s longer. Then pending and later waits are cancelled: a
-    /// proxy is served once.
+    /// Serves Envoy until `shutdown` resolves, at most 1 s longer. Then all waits are cancelled.
     ///
     /// # Errors
     /// The socket failed.
@@ -89,7 +86,7 @@ impl Proxy {
             .add_service(counters)
             .serve_with_incoming_shutdown(incoming(socket), async move {
                 shutdown.await;
-                // The streams end first: the server waits for them.
+                // First, because the server waits for the streams.
                 closing.send_replace(true);
             });
         tokio::select! {
@@ -108,7 +105,7 @@ fn incoming(socket: Socket) -> impl Stream<Item = Result<Connection, Infallible>
     futures::stream::unfold(socket, |mut socket| async { Some((Ok(socket.accept().await), socket)) })
 }
 
-/// Cancels the waits at any end of the server, also when dropped.
+/// Also when the server is dropped.
 struct Closes<'a>(&'a Shared);
 
 impl Drop for Closes<'_> {
@@ -128,14 +125,13 @@ async fn watch_process(shared: &Shared) {
             }
         };
         tokio::select! {
-            // The sender lives as long as the proxy, which outlives this.
+            // The sender outlives this function.
             _ = processes.changed() => {}
             result = ended => {
                 match result {
                     Ok(id) => shared.on_process_end(id),
                     Err(error) => tracing::warn!(%error, "cannot watch Envoy's process"),
                 }
-                // Wait for the next process.
                 if processes.changed().await.is_err() {
                     return;
                 }
@@ -212,7 +208,6 @@ impl MetricsService for Service {
 }
 
 impl Service {
-    /// Reads the served Envoy's messages to the end.
     async fn read<M>(&self, request: Request<Streaming<M>>, take: impl Fn(M)) -> Result<(), Status> {
         let id = peer(&request)?.id;
         let mut served = self.shared.process.subscribe();
@@ -274,7 +269,7 @@ fn peer<Q>(request: &Request<Q>) -> Result<Process, Status> {
     Process::open(pid).map_err(|error| Status::unavailable(format!("look at process {pid}: {error}")))
 }
 
-/// A counted stream: new until its first request is accepted.
+/// New until its first request is accepted.
 struct Open {
     shared: Arc<Shared>,
     is_served: bool,
@@ -314,15 +309,15 @@ impl Drop for Open {
     }
 }
 
-/// An ADS stream. The reader of the answers drives it: it is dropped when Envoy disconnects.
+/// Dropped with its reader when Envoy disconnects.
 struct Session<Q> {
     open: Open,
     stream: xds::Stream,
     requests: Streaming<Q>,
     id: ProcessId,
-    /// The client is recorded for the next agent, or recording failed.
+    /// Recorded for the next agent, or recording failed.
     noted: bool,
-    /// The client, until its first request identifies the node.
+    /// `None` once the first request identified the node.
     process: Option<Process>,
     first_until: Instant,
     changed: watch::Receiver<()>,
@@ -333,7 +328,7 @@ struct Session<Q> {
 impl<Q> Session<Q> {
     async fn next(&mut self) -> Result<Option<xds::Response>, Status> {
         loop {
-            // Before reading the tables: a later change wakes the stream again.
+            // Before reading the tables, so that a later change wakes the stream.
             self.changed.mark_unchanged();
             if let Some(response) = self.due()? {
                 return Ok(Some(response));
@@ -368,7 +363,7 @@ impl<Q> Session<Q> {
         let tells = |response: &xds::Response| response.type_url == LISTENER_TYPE && !response.resources.is_empty();
         if response.as_ref().is_some_and(tells) && !self.noted {
             self.noted = true;
-            // Recorded before sending: a later agent must know that this process can have listeners.
+            // Before sending: a later agent must know that this process can have listeners.
             if let Some(Err(error)) = told.map(|path| directory::note(&path, self.id)) {
                 let pid = self.id.pid;
                 tracing::warn!(%error, pid, "after a restart of the agent, addresses are given out again without a look at this Envoy");
@@ -409,10 +404,8 @@ impl<Q> Session<Q> {
     }
 }
 
-/// Fails unless this process is, or may become, the served one.
 fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result<(), Status> {
-    // An Envoy that was started but not recorded, because the agent died in between, would keep a listener's port
-    // from the served one forever: it gets no listener, even before the served process is known.
+    // An unrecorded Envoy would keep a listener's port from the served one.
     match state.supervised.running {
         Some(expected) if expected != (ProcessId { pid, started }) => {
             let expected = expected.pid;
@@ -424,7 +417,7 @@ fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result
         }
         _ => {}
     }
-    // Of two unsupervised Envoys only the later is served, or they would replace each other forever.
+    // Otherwise two unsupervised Envoys would replace each other forever.
     match state.process {
         Some(served) if (started, pid) < (served.started, served.pid) => {
             Err(Status::permission_denied(format!("process {} is served, which began after {pid}", served.pid)))

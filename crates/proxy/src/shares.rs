@@ -1,7 +1,5 @@
-//! Limits of Envoy's connections, and which limits Envoy reports as exhausted.
-//!
-//! Envoy counts a connection for pool and listener on accept, and for the endpoint when its first bytes select a
-//! filter chain. So listeners have limits too: a silent connection belongs to no endpoint.
+//! Limits of Envoy's connections. Envoy counts a connection for pool and listener on accept, and for the endpoint when
+//! its first bytes select a filter chain. A silent connection belongs to no endpoint, so listeners have limits too.
 
 use std::{
     collections::BTreeMap,
@@ -16,20 +14,18 @@ use crate::{
     process::ProcessId,
 };
 
-/// Descriptors reserved for other uses.
+/// File descriptors reserved for other uses.
 const OWN_FILES: u64 = 512;
-/// Maximum connections under Envoy's heap limit ([`crate::bootstrap`]).
+/// Under Envoy's heap limit ([`crate::bootstrap`]).
 const MOST: u64 = 32_512;
-/// Endpoints that can exhaust their share before the pool is empty.
+/// Endpoints (listeners, clients) that can exhaust their share before the pool is empty.
 const ENDPOINTS: u64 = 16;
-/// Listeners that can exhaust their share before the pool is empty.
 const LISTENERS: u64 = 4;
-/// Clients that can exhaust their share before the pool is empty.
 const CLIENTS: u64 = 32;
-/// Time after a refusal in which a share is shown as exhausted.
+/// A share counts as exhausted for this time after a refusal.
 const SHOWN: Duration = Duration::from_secs(60);
 
-/// Suffixes of the counters read here. Envoy sends a counter once it is not zero.
+/// Suffixes of the counters that this module reads.
 pub(crate) const COUNTERS: [&str; 3] = [OF_ENDPOINT.1, OF_LISTENER.1, OF_ALL.1];
 const OF_ENDPOINT: (&str, &str) = ("connection_limit.", ".limited_connections");
 const OF_LISTENER: (&str, &str) = ("listener.", ".downstream_cx_overflow");
@@ -38,26 +34,25 @@ const OF_ALL: (&str, &str) = ("listener.", ".downstream_global_cx_overflow");
 /// Envoy's connection limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connections {
-    /// Limit for all listeners.
+    /// For all listeners.
     pub all: u64,
-    /// Limit per listener.
+    /// Per listener.
     pub of_listener: u64,
-    /// Limit per endpoint at a listener, separately for HTTP and TLS.
+    /// Per endpoint at a listener, for HTTP and for TLS.
     pub of_endpoint: u64,
-    /// Of an endpoint as the client, at all listeners together: no client alone spends the share of a server. The BPF programs
-    /// refuse further ones, before Envoy sees them.
+    /// Per client at all listeners, so that no client exhausts a server's share. Enforced by the BPF programs.
     pub of_client: u64,
 }
 
 impl Connections {
-    /// Limits by descriptors: a client connection needs a second one, to its server.
+    /// A client connection needs a second descriptor.
     pub(crate) fn of(files: u64) -> Self {
         let all = (files.saturating_sub(OWN_FILES).max(2) / 2).min(MOST);
         let part = |of: u64| (all / of).max(1);
         Self { all, of_listener: part(LISTENERS), of_endpoint: part(ENDPOINTS), of_client: part(CLIENTS) }
     }
 
-    /// Limits by this process's descriptor limit.
+    /// Limits from this process's descriptor limit.
     #[must_use]
     pub fn here() -> Self {
         // If unreadable, the smallest usual limit.
@@ -70,16 +65,16 @@ impl Connections {
 pub enum Share {
     /// The whole pool; this listener refused a connection.
     All(ListenerKey),
-    /// The share of a listener.
+    /// A listener's connections.
     Listener(ListenerKey),
-    /// The share of an endpoint at a listener.
+    /// An endpoint's connections at a listener.
     Endpoint(ListenerKey, Member),
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     counts: BTreeMap<Share, Refused>,
-    /// Envoy is older than this server: its first values are no news.
+    /// Envoy is older than this server: its first values are old refusals.
     inherited: bool,
 }
 
@@ -95,7 +90,7 @@ impl Refusals {
         (self.inherited, self.counts) = (!is_new, BTreeMap::new());
     }
 
-    /// A missing counter belonged to a removed endpoint or listener.
+    /// A missing counter belonged to a removed object.
     pub(crate) fn on_counters(&mut self, counters: BTreeMap<Share, u64>, now: Instant) {
         let inherited = std::mem::take(&mut self.inherited);
         let counts = std::mem::take(&mut self.counts);
@@ -108,7 +103,7 @@ impl Refusals {
         self.counts = counters.into_iter().map(refused).collect();
     }
 
-    /// Shares exhausted within the last minute, with all refused connections.
+    /// Exhausted shares, with refused connections.
     pub(crate) fn spent(&self, now: Instant) -> BTreeMap<Share, u64> {
         let is_spent = |refused: &Refused| refused.at.is_some_and(|at| now.saturating_duration_since(at) < SHOWN);
         self.counts.iter().filter(|(_, refused)| is_spent(refused)).map(|(share, r)| (*share, r.count)).collect()

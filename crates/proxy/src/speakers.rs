@@ -1,4 +1,4 @@
-//! Addresses that Envoy may serve: all versions of a listener that can be in force.
+//! Addresses that Envoy may serve.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +7,7 @@ use std::{
 
 use crate::{ledger::Version, listener::ListenerKey};
 
-/// Last version with each address of a listener. Versions from the last acknowledged to the newest can be in force.
+/// Last version with each address. Versions from the last acknowledged one on can be in force.
 #[derive(Debug, Default)]
 pub(crate) struct Speakers {
     listeners: BTreeMap<ListenerKey, BTreeMap<IpAddr, Version>>,
@@ -30,7 +30,6 @@ impl Speakers {
         }
     }
 
-    /// The next Envoy gets only the newest version of each listener.
     pub(crate) fn process_ended(&mut self, newest: impl Fn(ListenerKey) -> Version) {
         self.listeners.retain(|key, last| {
             last.retain(|_, version| *version >= newest(*key));

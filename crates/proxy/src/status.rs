@@ -1,4 +1,4 @@
-//! The proxy's status.
+//! Status of the proxy and of Envoy.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -7,18 +7,18 @@ use crate::{
     shares::{Connections, Share},
 };
 
-/// The proxy's status.
+/// Status of the proxy and of Envoy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// State of Envoy.
     pub state: EnvoyState,
-    /// Time of the last change of state.
+    /// Last change of state.
     pub since: SystemTime,
     /// Envoy's version, once connected.
     pub version: Option<String>,
-    /// Envoy's process number, while it runs.
+    /// Envoy's process number, while Envoy runs.
     pub pid: Option<i32>,
-    /// Restarts after an end or failed start, by this agent.
+    /// Restarts by this agent.
     pub restarts: u64,
     /// Cause of Envoy's last end or failed start.
     pub last_error: Option<String>,
@@ -28,16 +28,16 @@ pub struct Status {
     pub pending_waits: usize,
     /// Configured listeners.
     pub listeners: usize,
-    /// Refused resources without a later version, with Envoy's reason.
+    /// Refused resources without a later version, with the reason.
     pub refused: BTreeMap<String, String>,
-    /// Records dropped because the receiver was too slow.
+    /// Dropped because the receiver was too slow.
     pub records_lost: u64,
-    /// Requests and TLS connections forwarded since the proxy was made, as far as Envoy counts them: their records
-    /// are marked ([`Record::is_counted`](crate::Record::is_counted)). Updated once a second.
+    /// Requests and TLS connections that Envoy counted as forwarded
+    /// ([`Record::is_counted`](crate::Record::is_counted)), once a second.
     pub forwarded: u64,
     /// Limits of Envoy's connections.
     pub connections: Connections,
-    /// Shares exhausted within the last minute, with refused connections since the endpoint or listener exists.
+    /// Shares exhausted within the last minute, with all refused connections.
     pub spent: BTreeMap<Share, u64>,
 }
 
@@ -47,7 +47,7 @@ pub enum EnvoyState {
     /// Not started.
     #[default]
     Absent,
-    /// Running, not (yet) connected.
+    /// Running, without a connection.
     Starting,
     /// Running and connected.
     Serving,
@@ -57,7 +57,6 @@ pub enum EnvoyState {
 
 #[derive(Debug)]
 pub(crate) struct Supervised {
-    /// Serve only an Envoy that this agent started or took over.
     pub(crate) only_supervised: bool,
     pub(crate) running: Option<ProcessId>,
     pub(crate) waiting: bool,
@@ -74,7 +73,6 @@ impl Default for Supervised {
 }
 
 impl Supervised {
-    /// The status without the proxy's fields.
     pub(crate) fn status(&self, streams: usize, process: Option<ProcessId>, version: Option<String>) -> Status {
         // An unsupervised Envoy shows only by its streams.
         let state = match (self.running, self.waiting) {

@@ -1,7 +1,5 @@
-//! The xDS protocol without transport.
-//!
-//! Both variants use the same [`Request`] and [`Response`]: state of the world (SotW), where a response holds all
-//! resources of a type, and incremental (delta), where it holds changes. The agent's Envoy uses delta.
+//! The xDS protocol without transport: state of the world (SotW), where a response holds all resources of a type, and
+//! incremental (delta). The agent's Envoy uses delta.
 
 #[cfg(test)]
 mod model_tests;

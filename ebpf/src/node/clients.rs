@@ -5,9 +5,9 @@
 //! about once a second, sooner after many opens, and writes for each endpoint the count from which the programs
 //! refuse.
 //!
-//! A packet counts until a lookup finds the proxy's established socket; the packet's content does not matter. A client
-//! that has the final packets of its handshakes dropped on the way (wrong checksum, full queue), in order to send them
-//! all again at once, is counted each time.
+//! A packet counts until a lookup finds the proxy's established socket, or that socket answers; the packet's content
+//! does not matter. A client that has the final packets of its handshakes dropped on the way (wrong checksum, full
+//! queue), in order to send them all again at once, is counted each time.
 
 use core::ptr;
 
@@ -36,7 +36,7 @@ const TIME_WAIT: u32 = 6;
 const SPENT: u32 = 1 << 16;
 
 /// Flags after which the flow's connection may be over.
-const ENDED: u16 = FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET;
+pub const ENDED: u16 = FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET;
 
 /// True when the next packet of a flow with these flags cannot open a connection. False before the proxy's socket is
 /// found, and after a FIN or RST of either end: with SYN cookies, an acknowledgement opens the next connection.
@@ -105,6 +105,17 @@ pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, first: u32
         }
     }
     0
+}
+
+/// True if a socket that a proxy may hold sent the packet. It proves the connection where the node translates the
+/// client's packets behind the hook, so that a lookup by their addresses finds no socket.
+#[inline(always)]
+pub fn is_by_held_socket(ctx: &TcContext) -> bool {
+    // SAFETY: the program's context; a socket is null or lives as long as the packet.
+    unsafe {
+        let socket = ptr::read_volatile(&raw const (*ctx.skb.skb).__bindgen_anon_2.sk);
+        !socket.is_null() && HELD >> (ptr::read_volatile(&raw const (*socket).state) & 31) & 1 != 0
+    }
 }
 
 /// Endpoint with the source address, if the packet came from its link or from the node. A packet from elsewhere with an

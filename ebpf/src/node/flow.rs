@@ -1,12 +1,11 @@
-//! Finds the flow of every packet from an endpoint, or from the stack to one, maintains its row
-//! (`wharf_common::flow`), and decides the way between two endpoints.
+//! Finds the flow of every packet from an endpoint, or from the stack to one, maintains its row (`wharf_common::flow`),
+//! and decides the way between two endpoints.
 //!
-//! **Replies take the flow's way.** A node rule can translate a packet (DNAT to a service backend) to another
-//! endpoint of the node; only the stack can translate the replies back. The flow's row has the way; without a row,
-//! [`crate::stack_path`], which no flood evicts.
+//! **Replies take the flow's way.** If a node rule translates a packet to another endpoint, only the stack can
+//! translate the replies back. The flow's row has the way; without a row, [`crate::stack_path`].
 //!
-//! A packet between two endpoints passes here once, at its sender: the row has both ends. `egress` and `ingress` both
-//! contain [`wharf_flow`]: that saves a tail call per packet, and costs one more verification at start.
+//! A packet between two endpoints passes here once, at its sender. `egress` and `ingress` both contain [`wharf_flow`],
+//! which saves a tail call per packet.
 
 use core::ptr;
 
@@ -39,14 +38,13 @@ use crate::{
     policy, recent, redirect, stack_path,
 };
 
-/// Bytes of an ICMP error before the reported packet (RFC 792, RFC 4443).
+/// ICMP error header (RFC 792, RFC 4443).
 const ICMP_ERROR_BYTES: usize = 8;
 
 /// Finds the packet's flow and way, and applies policy.
 ///
 /// # Errors
-/// `LoneFragment`, `PolicyDenied`, `PeerPolicyDenied`, `UnknownTransport`, `ProxyUnavailable`, `ProxyShareSpent`; with policy,
-/// `Malformed` for a truncated packet.
+/// A drop; `Malformed` only with policy, for a truncated packet.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
@@ -77,12 +75,7 @@ const UNKNOWN_TRANSPORT: u32 = DropReason::UnknownTransport as u32;
 const PROXY_UNAVAILABLE: u32 = DropReason::ProxyUnavailable as u32;
 const PROXY_SHARE_SPENT: u32 = DropReason::ProxyShareSpent as u32;
 
-/// [`way`] as a global function, verified once and not per path to it. Result: [`DIRECT`], [`STACK`], [`PROXY`], or a
-/// drop's reason.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// [`way`] as a global function. Result: [`DIRECT`], [`STACK`], [`PROXY`], or a drop's reason.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u32, peer_epoch: u32) -> u32 {
@@ -105,7 +98,7 @@ pub fn now() -> u32 {
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     // Before the rules: a flow judged during a change is judged again.
     let mut policy = policy::state();
-    // A packet with truncated IP header has no flow. Without policy the receiver's stack judges it; policy cannot.
+    // A truncated IP header has no flow; without policy the receiver's stack judges the packet.
     let unknown = || if policy.generation == 0 { Ok(Way::Direct) } else { Err(DropReason::Malformed) };
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
     if packet.is_fragment() {
@@ -129,7 +122,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         return policy::judge(ctx, asked, &packet, true, 0, 0).map(|_| Way::Direct);
     }
     if packet.is_error {
-        // An error takes the way of the reported packet, which its sender received: it belongs to that flow.
+        // It takes the way of the reported packet.
         let sends = asked.direction as u32 == Direction::Egress as u32;
         let inner = (packet.transport + ICMP_ERROR_BYTES) as u32
             | if sends { ABOUT_SENT } else { 0 }
@@ -139,7 +132,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         if about & ABOUT_STRANGE != 0 {
             return Err(DropReason::ProxyUnavailable);
         }
-        // Policy did not pass that flow: the error is judged as a separate packet.
+        // Policy did not pass that flow: the error is judged separately.
         let rule = if about as u32 == policy.generation {
             rule_about(about)
         } else {
@@ -153,11 +146,25 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
         return Ok(if about & ABOUT_STACK != 0 { Way::Stack } else { Way::Direct });
     }
-    let (key, by_high) = packet.key();
+    let (mut key, by_high) = packet.key();
     let by_high = forget(u64::from(by_high)) & 1 != 0;
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals, now());
+    let is_upstream = redirect::is_upstream(ctx, asked, &packet);
+    key.set_upstream(is_upstream);
     let mut found = find(&key);
+    let may_be_answer = packet.protocol == TCP && !is_upstream && !redirect::opens(signals);
+    if may_be_answer
+        && found.as_ref().is_none_or(|(row, _)| {
+            let by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
+            redirect::may_answer_proxy(ctx, row.flags, by_owner)
+        })
+        && is_to_proxy(&mut key, by_high)
+    {
+        key.set_upstream(true);
+        found = find(&key);
+    }
+    key.forget_kinds();
     let (mut by_owner, mut is_judged, mut flags, mut replaces) = (true, policy.generation == 0, 0, false);
     if let Some((row, _)) = &mut found {
         let lives = row.seen == now || !row.is_over(key.protocol(), now);
@@ -174,7 +181,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             let anew = flags;
             flags = row.flags & !anew;
             let kept = policy.flags & POLICY_KEEPS_FLOWS != 0 && flags & FLOW_REPLIED != 0;
-            // The row's judgement includes the sender's acceptance of a service address, this packet's does not.
+            // The row's judgement includes the sender's acceptance of a service address.
             let unmarked = if by_owner && asked.direction as u32 == Direction::Ingress as u32 {
                 row.rule & BY_SERVICE & !(policy::service_mark(ctx))
             } else {
@@ -182,12 +189,12 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             };
             is_judged = (row.generation ^ policy.generation) | u32::from(anew) | unmarked == 0;
             if kept && !is_judged {
-                // SAFETY: the row is a map value.
+                // SAFETY: a map value.
                 unsafe { policy::note(&raw mut **row, policy.generation, row.rule) };
                 is_judged = true;
             }
         } else {
-            // A row of other endpoints, or of a flow that is over.
+            // Of other endpoints, or of a flow that is over.
             if row.flags & FLOW_RECENT != 0 {
                 recent::left(row.owner);
             }
@@ -208,6 +215,13 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         let passed = policy::judge(ctx, asked, &packet, by_owner, rule, flags)?;
         rule = passed.rule();
         if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
+            if flags & FLOW_UPSTREAM == 0
+                && packet.protocol == TCP
+                && redirect::opens(signals)
+                && is_held_by_proxy(&mut key)
+            {
+                return Err(DropReason::ProxyUnavailable);
+            }
             let is_running = found.as_ref().is_some_and(|(row, _)| row.flags & FLOW_PROXIED == 0);
             let redirect = redirect::redirect(ctx, &packet, is_running, by_owner, passed)?;
             if redirect.resets() {
@@ -216,8 +230,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             flags |= redirect.flag();
             policy.generation = redirect.generation(policy.generation);
         }
-        // The node's packets in a server's name are judged without the unknown server's rules, so the flow is not
-        // judged.
+        // Packets that the node sends as a server are judged without that server's rules: the row is not updated.
         let is_whole = forget(u64::from(by_owner || !redirect::is_by_node(ctx))) & 1 != 0;
         if is_whole && let Some((row, _)) = &mut found {
             // SAFETY: a map value; fields are written whole.
@@ -227,15 +240,21 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
         }
     }
-    // A reset opens no connection.
     let may_open = by_owner && packet.protocol == TCP && signals & SIGNAL_RST == 0;
     if flags & FLOW_PROXIED != 0 && may_open && !clients::is_admitted(flags) {
         let admitted = clients::admit(ctx, &packet)?;
         flags = flags & !FLOW_ADMITTED | admitted;
         if let Some((row, _)) = &mut found {
-            // SAFETY: the row is a map value, whose fields are written whole.
+            // SAFETY: a map value; fields are written whole.
             unsafe { ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_ADMITTED | admitted) };
         }
+    } else if flags & (FLOW_PROXIED | FLOW_ADMITTED) == FLOW_PROXIED
+        && !by_owner
+        && clients::is_by_held_socket(ctx)
+        && let Some((row, _)) = &mut found
+    {
+        // SAFETY: as above.
+        unsafe { ptr::write_volatile(&raw mut row.flags, row.flags | FLOW_ADMITTED) };
     }
     let known = forget(u64::from(flags) | u64::from(by_owner) << 16 | u64::from(replaces) << 17);
     (flags, by_owner, replaces) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
@@ -254,14 +273,14 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     Ok(way)
 }
 
-/// Marks a packet to a service by the rule that passes its flow, for the hook of the backend. Returns false for an
-/// answer to drop: its sender accepted it by the service address, which is no longer accepted.
+/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. False for an answer to drop:
+/// its sender accepted it by a service address that is no longer accepted.
 #[inline(always)]
 fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
     if rule & BY_SERVICE != 0 {
         if asked.direction as u32 == Direction::Egress as u32 {
             let mark = if rule == UNDECIDED { MARK_UNDECIDED } else { MARK_BY_SERVICE };
-            // SAFETY: the program's context, and a field that a classifier may write.
+            // SAFETY: the program's context; a classifier may write the field.
             unsafe { (*ctx.skb.skb).mark |= mark };
         } else if rule == UNDECIDED && policy::service_mark(ctx) != 0 {
             return false;
@@ -270,14 +289,13 @@ fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
     true
 }
 
-/// Hides the number from the verifier, which then follows one path, not one per possible range: Linux before 6.8
-/// treats all ranges as significant.
+/// Hides the number from the verifier, which otherwise follows one path per possible range (Linux before 6.8).
 #[inline(always)]
-fn forget(number: u64) -> u64 {
+pub fn forget(number: u64) -> u64 {
     core::hint::black_box(wharf_forget(number))
 }
 
-/// For [`forget`]: the verifier does not know an exported function's result.
+/// The verifier does not know its result.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wharf_forget(number: u64) -> u64 {
@@ -293,7 +311,6 @@ const ABOUT_STRANGE: u64 = 1 << 34;
 const ABOUT_UNDECIDED: u64 = 1 << 35;
 const ABOUT_BY_SERVICE: u64 = 1 << 36;
 
-/// The rule, as far as [`mark_service`] needs it.
 #[inline(always)]
 fn rule_about(about: u64) -> u32 {
     if about & ABOUT_UNDECIDED != 0 {
@@ -305,19 +322,15 @@ fn rule_about(about: u64) -> u32 {
     }
 }
 
-/// Flow of the packet at `offset`, which an ICMP error at the hook of endpoint `own` reports: its policy generation
-/// (zero without a row) and the flags above. A global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: its policy generation (zero without a
+/// row) and the flags above.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32) -> u64 {
     let ctx = &TcContext::new(skb);
     let Some(about) = Packet::at(ctx, (offset & PACKET_MAX) as usize) else { return 0 };
     let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return 0 };
-    // An error goes to the packet's source; an endpoint reports only packets that it received, a router any.
+    // A router reports any packet, an endpoint only packets that it received.
     let is_of_flow = destination.equals(about.source) && (offset & ABOUT_SENT == 0 || source.equals(about.destination));
     let may_take_stack = offset & ABOUT_BETWEEN != 0 && stack_path::has_paths(own, own_epoch);
     let by_stack = may_take_stack && stack_path::is_noted_between(&about);
@@ -325,8 +338,13 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
     if !is_of_flow {
         return answer;
     }
-    let (key, by_high) = about.key();
-    let Some((row, _)) = find(&key) else { return answer };
+    let (mut key, by_high) = about.key();
+    let Some((row, _)) = find(&key).or_else(|| {
+        key.set_upstream(about.protocol == TCP);
+        find(&key)
+    }) else {
+        return answer;
+    };
     let (flags, rule) = (row.flags, row.rule);
     let by_owner = by_high != (flags & FLOW_BY_HIGH != 0);
     answer
@@ -338,9 +356,9 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
         | if rule & BY_SERVICE != 0 { ABOUT_BY_SERVICE } else { 0 }
 }
 
-/// Flags with the offset. The endpoint sends the error.
+/// Flags in `offset`. The endpoint sends the error.
 const ABOUT_SENT: u32 = 1 << 16;
-/// The endpoint sends the error to another endpoint.
+/// To another endpoint.
 const ABOUT_BETWEEN: u32 = 1 << 17;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -349,7 +367,7 @@ enum Table {
     New,
 }
 
-/// Another flow can reuse the row meanwhile, which the epochs mostly reveal; the harm is a wrong time or flag.
+/// Another flow can reuse the row meanwhile; the epochs mostly reveal it.
 #[inline(always)]
 fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
     // SAFETY: a row's memory outlives this run; fields are accessed separately.
@@ -361,10 +379,47 @@ fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
     }
 }
 
-/// A flow's epochs, as known at this hook.
+/// Flags of the flow with this key, with [`FOUND`]; else zero. A global function, verified once.
+///
+/// # Safety
+///
+/// `key` points to a key, or is null.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_flags(key: *const Key) -> u32 {
+    // SAFETY: the caller's contract.
+    unsafe { key.as_ref() }.and_then(find).map_or(0, |(row, _)| FOUND | u32::from(row.flags))
+}
+
+const FOUND: u32 = 1 << 16;
+
+/// [`wharf_flags`] of the proxy's flow in a client's name with the addresses and ports of this key, a client's.
+#[inline(always)]
+fn flags_of_upstream(key: &mut Key) -> u32 {
+    key.set_upstream(true);
+    // SAFETY: a key.
+    let flags = core::hint::black_box(unsafe { wharf_flags(&raw const *key) });
+    key.set_upstream(false);
+    flags
+}
+
+/// True if the packet goes to the proxy, which began its flow in the name of the receiver.
+#[inline(always)]
+fn is_to_proxy(key: &mut Key, by_high: bool) -> bool {
+    let flags = flags_of_upstream(key);
+    flags & FOUND != 0 && by_high != (flags as u16 & FLOW_BY_HIGH != 0)
+}
+
+/// True if the proxy has both ends of a connection with these addresses and ports, of which it began one in the
+/// client's name: its socket would take the client's packet.
+#[inline(always)]
+fn is_held_by_proxy(key: &mut Key) -> bool {
+    flags_of_upstream(key) as u16 & (FLOW_PROXIED | clients::ENDED) == FLOW_PROXIED
+}
+
 struct Ends {
     own: u32,
-    /// Zero if unknown: the other end is outside, or behind the stack.
+    /// Zero: outside, or behind the stack.
     peer: u32,
     own_is_high: bool,
 }
@@ -384,7 +439,6 @@ impl Ends {
     }
 }
 
-/// A packet of a flow with a row.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "inlined; a struct of the same would only be spelled twice")]
 fn go_on(
@@ -401,7 +455,6 @@ fn go_on(
     let mut flags = row.flags_after(signals, by_high);
     let from_endpoint = if by_high { row.high_epoch } else { row.low_epoch } != 0;
     if asked.direction as u32 == Direction::Ingress as u32 && from_endpoint && flags & FLOW_BY_STACK == 0 {
-        // The stack brought an endpoint's packet.
         if stack_path::sender(ctx, packet.source).is_some() {
             flags |= FLOW_BY_STACK;
             if !asked.local_by_stack {
@@ -409,7 +462,7 @@ fn go_on(
             }
         }
     } else if flags & FLOW_BY_STACK == 0 && noted(ctx, asked, packet) == Way::Stack {
-        // Another flow of the pair took the stack meanwhile: the node's connection tracking must know this one, too.
+        // Another flow of the pair took the stack, whose connection tracking must know this one, too.
         flags |= FLOW_BY_STACK;
     }
     let by_owner = by_high == (flags & FLOW_BY_HIGH != 0);
@@ -438,7 +491,7 @@ fn go_on(
     if flags & FLOW_BY_STACK != 0 { Way::Stack } else { Way::Direct }
 }
 
-/// Moves a flow to the table without eviction; not at the endpoint's quota, without room, or during a collection.
+/// Moves a flow to the table without eviction, if the quota and the table have room and there is no collection.
 #[inline(always)]
 fn establish(key: &Key, row: FlowRow) {
     if recent::is_collecting() {
@@ -447,7 +500,7 @@ fn establish(key: &Key, row: FlowRow) {
     let Some(counters) = recent::room(row.owner) else { return };
     match FLOWS.insert(key.as_shared(), row, u64::from(BPF_NOEXIST)) {
         Ok(()) => recent::count_kept(counters),
-        // Another CPU inserted the same flow first.
+        // Another CPU inserted the flow.
         Err(EEXIST) => {}
         Err(_) => return total(|totals| &raw mut totals.no_room),
     }
@@ -457,7 +510,7 @@ fn establish(key: &Key, row: FlowRow) {
 /// `EEXIST` of errno.h, as helpers return it.
 pub const EEXIST: i32 = -17;
 
-/// The first packet of a flow, or one whose row is missing, over, or of deleted endpoints.
+/// The flow has no row, or one that is over or of deleted endpoints.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "as for `go_on`")]
 fn begin(
@@ -481,7 +534,6 @@ fn begin(
             }
             (Way::Stack, u32::from(sender.endpoint_id), sender.epoch as u32)
         }
-        // The proxy sends in the name of an endpoint or an outside address.
         None if of_proxy & FLOW_UPSTREAM != 0 => match endpoint(packet.source) {
             Some(client) => (Way::Direct, u32::from(client.endpoint_id), client.epoch as u32),
             None => (Way::Direct, 0, 0),
@@ -492,8 +544,8 @@ fn begin(
         }
     };
     if signals & SIGNAL_RST != 0 || signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK {
-        // It ends an unknown flow, or answers an opening that was not sent or got no row. The packet after a valid
-        // answer begins the flow; a forged answer begins none.
+        // It ends an unknown flow, or answers an opening without a row. The packet after a valid answer begins the
+        // flow.
         return way;
     }
     if !egress && generation != 0 && redirect::is_answer(ctx, of_proxy) {
@@ -512,17 +564,15 @@ fn begin(
     let flags = direction | by_stack | of_proxy;
     let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation, rule };
     row.flags = row.flags_after(signals, by_high);
-    // A collection can be about to remove the replaced row by this key; another CPU can have removed the row.
+    // A collection can be removing the replaced row, or, on another CPU, have removed it.
     let enters = !(replaces && recent::is_collecting() || recent::is_being_removed(key.as_shared()));
     if !(enters && recent::enter(key, row, !egress && peer == 0)) {
-        // When two CPUs begin one flow, the first insert decides who began the flow. Else only lack of memory fails:
-        // the LRU evicts.
+        // When two CPUs begin one flow, the first insert decides who began it.
         let _ = FLOWS_NEW.insert(key.as_shared(), row, u64::from(BPF_NOEXIST));
     }
     way
 }
 
-/// The recorded way for a packet to another endpoint.
 #[inline(always)]
 fn noted(ctx: &TcContext, asked: &Asked, packet: &Packet) -> Way {
     let noted = asked.peer.endpoint_id != 0 && stack_path::is_noted(ctx, asked.own, asked.own_epoch, packet);
@@ -534,12 +584,11 @@ fn used_by(endpoint: u32) -> Option<*mut FlowUse> {
     FLOW_USE.get_ptr_mut(endpoint)
 }
 
-/// Counts one of the flows that an endpoint may begin in this tick.
 #[inline(always)]
 fn may_begin(endpoint: u32, now: u32) -> bool {
     let Some(used) = used_by(endpoint) else { return false };
-    // SAFETY: a map value, shared by CPUs: words are accessed whole, and added to atomically. CPUs that meet at a
-    // tick's end can exceed the bound by some flows.
+    // SAFETY: a map value that CPUs share: words are accessed whole, or atomically. CPUs that race at a tick's end can
+    // exceed the bound.
     unsafe {
         if ptr::read_volatile(&raw const (*used).tick) != now {
             ptr::write_volatile(&raw mut (*used).tick, now);
@@ -567,7 +616,6 @@ pub fn total(which: impl FnOnce(&mut FlowTotals) -> *mut u64) {
 const LONE: u64 = 1 << 40;
 
 struct Fragment {
-    /// Endpoint of the hook.
     own: u16,
     direction: u8,
     is_later: bool,
@@ -600,14 +648,9 @@ impl Fragment {
     }
 }
 
-/// Records data that only a packet's first fragment has, or finds it for a later one. Bits of the result: source
-/// port; from 16, destination port; from 32, the protocol behind all extension headers. `what`: [`Fragment::number`];
-/// `at`: [`Packet::identification_at`]; `ports`: the first fragment's [`Packet::ports`]. A global function, verified
-/// once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// Records data of a packet's first fragment, or finds it for a later one. Bits of the result: source port; from 16,
+/// destination port; from 32, the protocol behind all extension headers. `what`: [`Fragment::number`]; `at`:
+/// [`Packet::identification_at`]; `ports`: the first fragment's.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoch: u32, at: u32, ports: u32) -> u64 {
@@ -633,19 +676,18 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
         let (source_port, destination_port) = (ports as u16, (ports >> 16) as u16);
         slot.row = FragmentRow { source_port, destination_port, seen: now(), epoch: own_epoch, protocol, pad: [0; 3] };
         match FRAGMENT_SLOTS.get_ptr_mut(place) {
-            // SAFETY: a map value. A racing reader can see a mixture: wrong ports are no worse than none.
+            // SAFETY: a map value. For a racing reader, wrong ports are no worse than none.
             Some(held) => unsafe {
                 // Later fragments of the displaced packet can still arrive.
                 let _ = FRAGMENTS.insert(&(*held).key, &(*held).row, 0);
                 ptr::write(held, slot);
             },
             None if FRAGMENT_SLOTS.insert(place, &slot, 0).is_ok() => {}
-            // If this fails too, later fragments are dropped.
             None => _ = FRAGMENTS.insert(&slot.key, &slot.row, 0),
         }
         return told(source_port, destination_port, protocol);
     }
-    // SAFETY: the rows' memory outlives this run.
+    // SAFETY: a row's memory outlives this run.
     let found = unsafe {
         match FRAGMENT_SLOTS.get(place) {
             Some(held) if is_same(held, &slot) => Some(&held.row),
@@ -660,20 +702,19 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
     }
 }
 
-/// Places per direction.
 const FRAGMENT_PLACES: u32 = FRAGMENTS_SHARE / 2;
 
-/// Consecutive identifications get different places (Knuth's golden-ratio factor).
+/// Knuth's golden-ratio factor: consecutive identifications get different places.
 #[inline(always)]
 fn place_of(key: &FragmentKey) -> u32 {
     let hash = key.identification.wrapping_mul(0x9e37_79b1) >> (32 - FRAGMENT_PLACES.trailing_zeros());
     u32::from(key.endpoint) * FRAGMENTS_SHARE + u32::from(key.direction & 1) * FRAGMENT_PLACES + hash
 }
 
-/// Compares words: a byte comparison becomes a call of a function that loops.
+/// A byte comparison becomes a call of a function that loops.
 #[inline(always)]
 fn is_same(a: &FragmentSlot, b: &FragmentSlot) -> bool {
-    // SAFETY: the key is first, 40 bytes without padding; a slot is aligned to 8 bytes.
+    // SAFETY: the key is first, 40 bytes without padding; aligned to 8.
     let (a, b) = unsafe { (&*ptr::from_ref(a).cast::<[u64; 5]>(), &*ptr::from_ref(b).cast::<[u64; 5]>()) };
     (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]) | (a[4] ^ b[4]) == 0
 }

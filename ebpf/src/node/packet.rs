@@ -9,29 +9,28 @@ use wharf_common::{
 };
 use wharf_ebpf::parse::{ETHERNET_BYTES, Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read};
 
+use crate::flow::forget;
+
 /// IPv6's fragment header (RFC 8200, 4.5).
 pub const FRAGMENT: u8 = 44;
-/// Offset of the identification there.
 const IDENTIFICATION: u32 = 4;
-/// The authentication header (RFC 4302), of both families.
+/// Authentication header (RFC 4302), of both families.
 const AUTHENTICATION: u8 = 51;
-/// Bit by number: IPv6 extension headers below 64: hop-by-hop, routing, destination options (RFC 8200, 4), fragment.
+/// Bits of IPv6 extension headers: hop-by-hop, routing, destination options (RFC 8200, 4), fragment.
 const LOW_EXTENSIONS: u64 = 1 << 0 | 1 << 43 | 1 << 60 | 1 << FRAGMENT;
-/// Mobility (RFC 6275), HIP (RFC 7401) and Shim6 (RFC 5533), in the format of RFC 6564.
+/// Mobility (RFC 6275), HIP (RFC 7401), Shim6 (RFC 5533).
 const MOBILITY: u8 = 135;
 const HIP: u8 = 139;
 const SHIM6: u8 = 140;
-/// "More fragments", and the mask of the offset (RFC 791, 3.1).
+/// "More fragments", and the offset's mask (RFC 791, 3.1).
 const MORE: u16 = 0x2000;
 const OFFSET: u16 = 0x1fff;
-/// Offset of the total length in IPv4's header.
 const IPV4_BYTES: usize = 2;
-/// Offset of the flags in TCP's header.
 const TCP_FLAGS: usize = 13;
-/// Offset of an SCTP packet's first chunk type (RFC 9260, 3).
+/// Offset of SCTP's first chunk type (RFC 9260, 3).
 const SCTP_CHUNK: usize = 12;
 
-/// Ports: network byte order, zero if absent. Without a found transport header the protocol is [`UNKNOWN_TRANSPORT`].
+/// Ports: network byte order, zero if absent. Protocol: [`UNKNOWN_TRANSPORT`] without a found transport header.
 pub struct Packet {
     pub source: Ipv6Address,
     pub destination: Ipv6Address,
@@ -41,7 +40,7 @@ pub struct Packet {
     /// ICMP or ICMPv6 type; an echo request's if not visible.
     pub kind: u8,
     pub signals: u8,
-    /// An ICMP message about another packet (RFC 792, RFC 4443).
+    /// About another packet (RFC 792, RFC 4443).
     pub is_error: bool,
     /// IPv4-style flags and offset, host byte order; zero for a whole packet.
     place: u16,
@@ -53,14 +52,12 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// The IP packet at `offset`; `None` for a truncated IP header. Global functions parse it, so all packets look
-    /// alike to the verifier.
+    /// `None` for a truncated IP header. Global functions parse: all packets look alike to the verifier.
     #[inline(always)]
     pub fn at(ctx: &TcContext, offset: usize) -> Option<Self> {
         // SAFETY: the program's context.
         let found = unsafe { wharf_headers(ctx.skb.skb, offset as u32) };
-        // The compiler knows the possible results and would omit masks; the verifier does not, and rejects unmasked
-        // offsets.
+        // The compiler would omit masks by the possible results; the verifier rejects unmasked offsets.
         let found = core::hint::black_box(found);
         if found == 0 {
             return None;
@@ -86,7 +83,7 @@ impl Packet {
         })
     }
 
-    /// The current packet, with known protocol and ports ([`Packet::ports`]).
+    /// The current packet, with known [`Packet::ports`] and protocol.
     #[inline(always)]
     pub fn with(ctx: &TcContext, ports: u32, protocol: u8) -> Option<Self> {
         Some(Self {
@@ -111,7 +108,7 @@ impl Packet {
         u32::from(self.source_port) | u32::from(self.destination_port) << 16
     }
 
-    /// A first fragment without all headers, which RFC 7112, 5 permits to drop.
+    /// Without all headers; RFC 7112, 5 permits to drop it.
     #[inline(always)]
     pub fn is_incomplete(&self) -> bool {
         self.is_incomplete
@@ -122,13 +119,12 @@ impl Packet {
         self.place != 0
     }
 
-    /// Has no transport header.
     #[inline(always)]
     pub fn is_later_fragment(&self) -> bool {
         self.place & OFFSET != 0
     }
 
-    /// Type of the ICMP request that the packet is or answers; zero for an echo and other protocols.
+    /// Type of the ICMP request that the packet is or answers; otherwise, and for an echo, zero.
     #[inline(always)]
     fn asked(&self) -> u8 {
         match (self.protocol, self.kind) {
@@ -139,7 +135,7 @@ impl Packet {
         }
     }
 
-    /// The flow's key, and whether the high end sent the packet.
+    /// With true if the high end sent the packet.
     #[inline(always)]
     pub fn key(&self) -> (Key, bool) {
         let ports = (self.source_port, self.destination_port);
@@ -157,13 +153,12 @@ impl Packet {
     }
 }
 
-/// Source or destination of the current packet.
 #[inline(always)]
 pub fn address(ctx: &TcContext, source: bool) -> Option<Ipv6Address> {
     address_at(ctx, ETHERNET_BYTES, source)
 }
 
-/// Source or destination of the packet at `offset`, which has the current packet's IP version.
+/// The packet at `offset` has the current packet's IP version.
 #[inline(always)]
 fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Address> {
     // SAFETY: the program's context.
@@ -175,17 +170,15 @@ fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Addres
     read(ctx, offset + place)
 }
 
-/// Maximum skipped extension headers: RFC 8200, 4.1 recommends no more.
+/// RFC 8200, 4.1 recommends no more.
 pub const EXTENSIONS: u32 = 6;
 
-/// True for a header that names the next.
 #[inline(always)]
 pub fn is_extension(next: u8, ipv6: bool) -> bool {
     let is_low = next < 64 && LOW_EXTENSIONS >> next & 1 != 0;
     next == AUTHENTICATION || ipv6 && (is_low || matches!(next, MOBILITY | HIP | SHIM6))
 }
 
-/// `length`: the header's second byte.
 #[inline(always)]
 pub fn extension_bytes(next: u8, length: u32) -> u32 {
     match next {
@@ -195,34 +188,29 @@ pub fn extension_bytes(next: u8, length: u32) -> u32 {
     }
 }
 
-/// Maximum offset of a parsed header.
 const SEARCHED: u32 = 0x7f0;
-/// Mask of a packet's offset, also inside an ICMP error, 8 bytes behind the IP headers.
+/// Mask of a packet's offset, also inside an ICMP error.
 pub const PACKET_MAX: u32 = 0x7ff;
-/// Mask of the offset behind the IP headers.
+/// Mask of [`Packet::transport`].
 const TRANSPORT_MAX: u32 = 0xfff;
-/// Argument flag of [`wharf_transport`]: a fragment after the first.
+/// Argument flag of [`wharf_transport`]: a later fragment.
 const IS_LATER: u32 = 1 << 8;
-/// Result flag of [`wharf_transport`]: [`Packet::is_error`].
+/// Result flag: [`Packet::is_error`].
 const IS_ERROR: u64 = 1 << 48;
-/// Shift of the protocol in [`wharf_transport`]'s result.
+/// Shift of the protocol in the result.
 const PROTOCOL_SHIFT: u32 = 56;
-/// Result of [`wharf_transport`] for a truncated packet.
+/// Result for a truncated packet.
 const CUT_SHORT: u64 = (UNKNOWN_TRANSPORT as u64) << PROTOCOL_SHIFT;
 
 /// Result flag of [`wharf_headers`]: [`Packet::is_incomplete`].
 const INCOMPLETE: u64 = 1 << 8;
-/// Least bytes behind a first fragment's headers: fragment lengths are multiples of it (RFC 8200, 4.5).
+/// Fragment lengths are multiples of it (RFC 8200, 4.5).
 const FRAGMENT_UNIT: u32 = 8;
 
-/// Parses the IP headers at `offset`. Bits of the result: next protocol; [`INCOMPLETE`]; from 16, IPv4-style flags
-/// and offset of a fragment; from 32, offset behind the IP headers; from 48, offset of a fragment's identification.
-/// Zero for a truncated IP header. The protocol is [`UNKNOWN_TRANSPORT`] for more than [`EXTENSIONS`] headers, too
-/// long headers, or a truncated packet. A global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// Parses the IP headers at `offset`. Bits of the result: next protocol; [`INCOMPLETE`]; from 16, IPv4-style flags and
+/// offset of a fragment; from 32, offset behind the IP headers; from 48, offset of a fragment's identification. Zero
+/// for a truncated IP header. The protocol is [`UNKNOWN_TRANSPORT`] for too many or too long headers, or a truncated
+/// packet.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 {
@@ -250,10 +238,10 @@ pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 
     if round & CONTINUES == 0 { round } else { round & !0xff | u64::from(UNKNOWN_TRANSPORT) }
 }
 
-/// Result flag of [`wharf_extension`]: another parseable extension header follows.
+/// Result flag of [`wharf_extension`]: another extension header follows.
 const CONTINUES: u64 = 1 << 9;
 
-/// [`CONTINUES`] if called for; later fragments have no headers.
+/// Later fragments have no headers.
 #[inline(always)]
 fn continues(round: u64, ipv6: bool) -> u64 {
     let ends = round & (u64::from(OFFSET) << 16 | INCOMPLETE) != 0;
@@ -265,18 +253,13 @@ fn found(protocol: u8, place: u16, at: u32, identified: u32) -> u64 {
     u64::from(protocol) | u64::from(place) << 16 | u64::from(at) << 32 | u64::from(identified) << 48
 }
 
-/// The result of [`wharf_headers`] behind the next extension header; `round`: the result before it, with
-/// [`CONTINUES`]. A global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// The result of [`wharf_headers`] behind the next extension header; `round`: the result before it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round: u64) -> u64 {
     let (ctx, start) = (&TcContext::new(skb), offset & PACKET_MAX);
     let at = (round >> 32) as u32 & TRANSPORT_MAX;
-    // Kept encoded: decoded numbers take stack that is not available.
+    // Kept encoded: decoded numbers exceed the stack.
     let mut fragment = round & (0xffff << 16 | 0xffff << 48);
     let Some(header) = read::<[u16; 2]>(ctx, at as usize) else {
         return failed(fragment) | if (fragment >> 16) as u16 == MORE { INCOMPLETE } else { 0 };
@@ -288,7 +271,7 @@ pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round
         fragment = found(0, bits >> 3 | (bits & 1) << 13, 0, at + IDENTIFICATION);
     }
     if (fragment >> 16) as u16 == MORE {
-        // The end by the IP header; the receiver trims a longer frame.
+        // By the IP header: the receiver trims a longer frame.
         let (field, before) = match is_ipv6(skb) {
             true => (offset_of!(Ipv6, payload_bytes), size_of::<Ipv6>() as u32),
             false => (IPV4_BYTES, 0),
@@ -305,10 +288,10 @@ pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round
     round | continues(round, is_ipv6(skb))
 }
 
-/// The result for a packet, possibly a fragment, with unreadable next header.
+/// For an unreadable next header.
 #[inline(always)]
 fn failed(fragment: u64) -> u64 {
-    // A result is never zero.
+    // Never zero.
     fragment | found(UNKNOWN_TRANSPORT, 0, 1, 0)
 }
 
@@ -319,13 +302,9 @@ fn is_ipv6(skb: *mut __sk_buff) -> bool {
     unsafe { core::ptr::read_volatile(&raw const (*skb).protocol) == PROTOCOL_IPV6 }
 }
 
-/// Parses the headers at offset `transport`, behind the IP headers. Bits of the result: source port; from 16,
-/// destination port; from 32, [`Packet::kind`]; from 40, [`Packet::signals`]; [`IS_ERROR`]; from 56, the protocol; or
-/// [`CUT_SHORT`]. `what`: the protocol and [`IS_LATER`]. A global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// Parses the headers at offset `transport`. Bits of the result: source port; from 16, destination port; from 32,
+/// [`Packet::kind`]; from 40, [`Packet::signals`]; [`IS_ERROR`]; from 56, the protocol; or [`CUT_SHORT`]. `what`: the
+/// protocol and [`IS_LATER`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_transport(skb: *mut __sk_buff, transport: u32, what: u32) -> u64 {
@@ -370,7 +349,6 @@ pub fn identification(ctx: &TcContext, at: u32) -> Option<(u32, u8)> {
     let at = (at & TRANSPORT_MAX) as usize;
     // SAFETY: the program's context.
     if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
-        // Identification, flags and offset, TTL and protocol.
         let [identification, _, last] = read::<[u16; 3]>(ctx, at)?;
         return Some((identification.into(), (last >> 8) as u8));
     }
@@ -399,16 +377,20 @@ pub struct Key {
     high: Ipv6Address,
     low_port: u16,
     high_port: u16,
-    /// [`FlowKey::protocol`], [`FlowKey::kind`] and zeros: separately zeroed bytes become a call of a function that
-    /// loops.
+    /// [`FlowKey::protocol`], [`FlowKey::kind`], [`FlowKey::upstream`] and zero: separately zeroed bytes become a call of
+    /// a function that loops.
     kinds: u32,
 }
+
+/// In [`Key::kinds`].
+const UPSTREAM: u32 = 1 << 16;
 
 const _: () = {
     assert!(size_of::<Key>() == size_of::<FlowKey>());
     assert!(offset_of!(Key, low_port) == offset_of!(FlowKey, low_port));
     assert!(offset_of!(Key, kinds) == offset_of!(FlowKey, protocol));
     assert!(offset_of!(FlowKey, kind) == offset_of!(FlowKey, protocol) + 1);
+    assert!(offset_of!(FlowKey, upstream) == offset_of!(FlowKey, protocol) + 2);
 };
 
 impl Key {
@@ -417,9 +399,21 @@ impl Key {
         self.kinds as u8
     }
 
+    /// Makes it the key of the proxy's connection in a client's name, or of the client's own flow.
+    #[inline(always)]
+    pub fn set_upstream(&mut self, is_upstream: bool) {
+        self.kinds = self.kinds & !UPSTREAM | if is_upstream { UPSTREAM } else { 0 };
+    }
+
+    /// Hides the numbers from the verifier ([`crate::flow::forget`]).
+    #[inline(always)]
+    pub fn forget_kinds(&mut self) {
+        self.kinds = forget(self.kinds.into()) as u32;
+    }
+
     #[inline(always)]
     pub fn as_shared(&self) -> &FlowKey {
-        // SAFETY: same size and offsets (asserted above), and the alignment is greater.
+        // SAFETY: same size and offsets (asserted above), greater alignment.
         unsafe { &*(&raw const *self).cast() }
     }
 }

@@ -12,15 +12,18 @@
 //! longer redirect. Fragments have the port too; the kernel reassembles them before a `tproxy` rule
 //! (`nft_tproxy_init` requests it), also turned ones.
 //!
-//! **From the proxy.** Its packets have the client's address and another source port, so they are another flow. That
-//! row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow can be both: the server's rules can redirect
-//! what the proxy sends for the client's rules. UDP answers have the server's address as source and no mark.
+//! **From the proxy.** Its packets have the client's address and a source port that the node's stack chose; they are
+//! another flow. That row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow can be both: the server's
+//! rules can redirect what the proxy sends for the client's rules. UDP answers have the server's address as source and
+//! no mark.
 //!
 //! **A server on the node** receives the proxy's packets without a hook, and answers to the container's link. The
 //! proxy's socket identifies such an answer, which is turned back too; its flow has no row.
 //!
-//! If a client's flow and a proxy's flow in its name have the same ports, the later owns the row. A UDP port range of
-//! the proxy outside the clients' (usually 32768 to 60999) avoids this.
+//! The client's own stack can choose the same port for the same server. A TCP connection of the proxy therefore has a
+//! key of its own ([`wharf_common::FlowKey::upstream`]): its packets are known by their mark, and those of the other
+//! end by what the client's flow says about them ([`may_answer_proxy`]). For UDP, the later flow owns the row; a port
+//! range of the proxy outside the clients' (usually 32768 to 60999) avoids this.
 
 use core::{mem::offset_of, ptr};
 
@@ -252,6 +255,22 @@ fn load(ctx: &TcContext, offset: usize, tuple: &mut [u32; 9], at: usize, words: 
 pub fn is_by_node(ctx: &TcContext) -> bool {
     // SAFETY: the program's context.
     unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
+}
+
+/// True for a TCP packet to a container that the proxy sends in a client's name.
+#[inline(always)]
+pub fn is_upstream(ctx: &TcContext, asked: &Asked, packet: &Packet) -> bool {
+    packet.protocol == TCP
+        && asked.direction as u32 == Direction::Ingress as u32
+        && is_by_node(ctx)
+        && mark_of(ctx) & MARKS_OF_PROXY != 0
+}
+
+/// True if the packet can belong to a connection that the proxy began in a client's name, although the client's own
+/// flow has these addresses and ports: the proxy replaces the packet's sender there. `flags`: of that flow.
+#[inline(always)]
+pub fn may_answer_proxy(ctx: &TcContext, flags: u16, by_owner: bool) -> bool {
+    flags & FLOW_PROXIED != 0 && !by_owner && !is_by_node(ctx)
 }
 
 /// True for a packet to a container that the proxy sends in a server's name, or a server on the node to the proxy. It

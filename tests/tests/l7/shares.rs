@@ -20,12 +20,13 @@ use wharf_tests::{
     Node, NodeConfig, frame,
     process::{command_in, run},
     scenario, wait,
-    web::{WebServer, get},
+    web::{WebClient, WebServer, get},
 };
 
 use crate::{
     PORT, Scene, await_realized, ingress,
     pods::{Pod, import},
+    rule,
 };
 
 /// Files that the agent and Envoy may open. Envoy takes 1,280 connections with them: less 512, the half.
@@ -134,6 +135,34 @@ fn a_server_whose_share_is_spent_by_several_clients_takes_no_other_ones_and_is_n
     })
 }
 
+/// The proxy's sockets have the translated address, by which the client's programs find none.
+#[test]
+fn a_connection_through_a_translated_address_takes_one_place() -> Result<()> {
+    setrlimit(Resource::RLIMIT_NOFILE, FILES, FILES)?;
+    scenario(NodeConfig::default().with_envoy()?, |node| {
+        let scene = Scene::new(node)?;
+        let service = SocketAddr::from(([198, 51, 100, 7], PORT));
+        let mut nft = command_in(node.space(), "nft")?;
+        let (from, to) = (service.ip(), scene.db.end.v4()?);
+        let chain = "type nat hook prerouting priority dstnat";
+        nft.arg(format!("table ip services {{ chain to {{ {chain}; ip daddr {from} dnat to {to}; }}; }}"));
+        run(nft, b"", wait::PATIENCE)?.ok()?;
+        import(node, &rule("web", "egress", "[{path: '/.*'}]", ""))?;
+        await_realized(node)?;
+        let mut client = WebClient::connect(scene.web.space()?, service)?;
+        for n in 0..10 * OF_CLIENT {
+            ensure!(client.ask("GET", "/public", "web", "")? == 200, "request {n}");
+        }
+        let id = node.endpoint(&scene.web.end)?.id;
+        for reason in ["proxy-share-spent", "proxy-unavailable"] {
+            let dropped = node.packets(id, "egress", reason)?;
+            ensure!(dropped == 0, "{reason}: {dropped}");
+        }
+        drop(client);
+        scene.end(node)
+    })
+}
+
 /// First packets of a flood at most, should the test fail.
 const FLOOD: u32 = 400_000;
 
@@ -196,6 +225,8 @@ fn a_client_that_floods_a_listener_with_first_packets_keeps_no_other_client_from
             served.and(flood.join().map_err(|_| anyhow::anyhow!("the flood panicked"))?)
         });
         served?;
+        let lost = node.packets(node.endpoint(&other.end)?.id, "egress", "proxy-unavailable")?;
+        ensure!(lost == 0, "{lost} packets had no proxy");
         node.detach(&other.end)?;
         scene.end(node)
     })

@@ -308,12 +308,36 @@ fn a_container_has_no_part_in_what_the_proxy_sends_in_its_name() -> Result<()> {
         scene.redirect(node, Side::Egress, false)?;
         for (number, to) in scene.servers()?.into_iter().enumerate() {
             let open = Open::new(&scene.web, to)?;
-            let port = scene.egress.upstreams().get(number).context("a connection that was sent on")?.port();
-            ensure!(connect_from(&scene.web, port, to).is_err(), "{to}: the port that the proxy took");
+            let port = scene.egress.upstreams().get(2 * number).context("a connection that was sent on")?.port();
+            let same = Open(connect_from(&scene.web, port, to).context("the port that the proxy took")?);
+            ensure!(same.echoes()? && open.echoes()?, "{to}: both, through the proxy");
+            ensure!(scene.egress.taken().len() == 2 * (number + 1), "{to}: the proxy has both");
+            drop(same);
             ensure!(open.echoes()?, "{to}: the proxy's connection afterwards");
         }
-        let dropped = node.packets(node.endpoint(&scene.web.end)?.id, "egress", "proxy-unavailable")?;
-        ensure!(dropped > 0, "counted: {dropped}");
+        scene.end(node)
+    })
+}
+
+/// The proxy's connection to itself has the same ends as the client's.
+#[test]
+fn where_both_ends_redirect_a_client_waits_for_the_port_that_the_proxy_took() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let scene = Scene::new(node)?;
+        scene.redirect(node, Side::Egress, false)?;
+        scene.redirect(node, Side::Ingress, false)?;
+        let dropped = || node.packets(node.endpoint(&scene.web.end)?.id, "egress", "proxy-unavailable");
+        for (number, to) in scene.servers()?.into_iter().enumerate() {
+            let open = Open::new(&scene.web, to)?;
+            let port = scene.egress.upstreams().last().context("a connection that was sent on")?.port();
+            let before = dropped()?;
+            ensure!(connect_from(&scene.web, port, to).is_err() && dropped()? > before, "{to}: the port is taken");
+            ensure!(open.echoes()?, "{to}: the proxy's connection afterwards");
+            drop(open);
+            let free = || Ok(connect_from(&scene.web, port, to).ok());
+            let same = Open(wait::until("the port is free", free).with_context(|| format!("{number}"))?);
+            ensure!(same.echoes()?, "{to}");
+        }
         scene.end(node)
     })
 }

@@ -33,7 +33,7 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
     let rules = format!(
         "table inet redirects {{
            chain untracked {{ type filter hook prerouting priority -300; meta mark & 0x80 != 0 meta mark & 0x400 != 0 notrack; }}
-           chain redirected {{ type filter hook prerouting priority -150;
+           chain redirected {{ type filter hook prerouting priority -60;
              {}
              meta mark & 0x80 != 0 meta mark & 0xffff0000 != 0 drop
            }}

@@ -1,7 +1,5 @@
-//! Checks without a start whether Envoy's program would be found and executed.
-//!
-//! A child process becomes Envoy's user, as at a start, and asks the kernel. A process that may not change its user
-//! examines file modes.
+//! Checks without a start whether Envoy's program would be executed: a child becomes Envoy's user and asks the kernel.
+//! Without permission for that, file modes decide.
 
 use std::{
     ffi::{CStr, CString},
@@ -17,14 +15,14 @@ use super::{Envoy, EnvoyError, launch::set_up_process};
 
 /// Search path of the C library's execvp(3) without `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// The child's report of success; the child's system calls never have this error.
+/// The child's system calls never have this error.
 const EXECUTABLE: Errno = Errno::ECANCELED;
 
 impl Envoy {
     /// Does not run the program. Returns a reason if this process could not examine it.
     ///
     /// # Errors
-    /// A start would fail: the program is missing, or Envoy's user may not execute it.
+    /// The program is missing, or Envoy's user may not execute it.
     pub fn check_program(&self) -> Result<Option<String>, EnvoyError> {
         let failed = |source| self.cannot_start(source);
         let paths = self.candidates().map_err(failed)?;
@@ -34,8 +32,7 @@ impl Envoy {
         // The closure always fails, so no program is executed.
         let mut command = Command::new("/dev/null");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: the closure runs between fork and exec in a single-threaded process. It only makes system calls on
-        // existing values: no allocation, no lock.
+        // SAFETY: between fork and exec the closure only makes system calls: no allocation, no lock.
         unsafe {
             command.pre_exec(move || {
                 set_up_process(user, None)?;
@@ -46,7 +43,7 @@ impl Envoy {
             Ok(mut child) => child.wait().map(|_| None).map_err(failed),
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(EXECUTABLE) => Ok(None),
-                // This process may not become Envoy's user, or the kernel lacks the call.
+                // No permission, or the kernel lacks the call.
                 Some(Errno::EPERM | Errno::ENOSYS) => self.examine(&paths),
                 _ => Err(failed(error)),
             },
@@ -66,7 +63,6 @@ impl Envoy {
         self.program.components().count() == 1 && !self.program.has_root()
     }
 
-    /// Decides by file modes.
     fn examine(&self, paths: &[PathBuf]) -> Result<Option<String>, EnvoyError> {
         let (mut denied, mut hidden) = (false, None);
         for path in paths {
@@ -114,7 +110,7 @@ fn may_execute(path: &CStr) -> Result<(), Errno> {
     if nix::sys::stat::stat(path)?.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Err(Errno::EACCES);
     }
-    // With the effective capabilities, as in exec: access(2) and libraries that imitate this call ignore them.
+    // With the effective capabilities, unlike access(2).
     // SAFETY: the path is a string that outlives the call.
     let result =
         unsafe { libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) };

@@ -31,7 +31,7 @@ use crate::{
 };
 
 impl Envoy {
-    /// Makes the directory and the socket, replacing an earlier agent's, for [`crate::Proxy::serve`].
+    /// Socket for [`crate::Proxy::serve`]; replaces an earlier agent's.
     #[must_use]
     pub fn socket(&self) -> Socket {
         Socket::new(self.clone())
@@ -46,7 +46,7 @@ impl Envoy {
         Ok(socket)
     }
 
-    /// Envoy's admin interface (HTTP/1.1 on a unix socket).
+    /// Socket of Envoy's admin interface (HTTP/1.1).
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.directory.join("admin/admin.sock")
@@ -86,8 +86,7 @@ impl Envoy {
         Ok(())
     }
 
-    /// Takes ownership of the admin directory: an agent without CAP_DAC_OVERRIDE and CAP_FOWNER can change and remove
-    /// only its own files.
+    /// Without CAP_DAC_OVERRIDE and CAP_FOWNER, an agent can change and remove only its own files.
     pub(super) fn take_back(&self) -> Result<(), EnvoyError> {
         let admin = self.directory.join("admin");
         match chown(&admin, Some(nix::unistd::geteuid().as_raw()), None) {
@@ -96,7 +95,6 @@ impl Envoy {
         }
     }
 
-    /// Gives Envoy's group the access in `mode`.
     fn give(&self, path: &Path, mode: u32) -> Result<(), EnvoyError> {
         if let Some(user) = self.user {
             chown(path, None, Some(user.gid)).map_err(failed("change the group of", path))?;
@@ -109,7 +107,7 @@ impl Envoy {
         format!("{:#}\n", bootstrap(&socket, &admin, Connections::here(), self.user))
     }
 
-    /// Writes the settings, and removes an ended Envoy's socket. For an unsupervised Envoy.
+    /// Writes the settings of an unsupervised Envoy, and removes a stale socket.
     ///
     /// # Errors
     /// A file could not be written or removed.
@@ -117,8 +115,7 @@ impl Envoy {
         self.make_ready(false)
     }
 
-    /// Like [`Self::prepare`], before a start: also removes the socket of a running Envoy that was started but not
-    /// recorded.
+    /// Also removes the socket of a running Envoy that was not recorded.
     pub(super) fn prepare_to_launch(&self) -> Result<(), EnvoyError> {
         self.make_ready(true)
     }
@@ -135,10 +132,11 @@ impl Envoy {
         note(&self.pid_path(), process.id)
     }
 
-    /// Finds the Envoy with an earlier agent's listeners, from any starter, and lets the proxy record which process
-    /// receives this agent's. Call it before [`Proxy::serve`]. When the run directory was lost, an agent that starts
-    /// Envoy (`supervised`) looks for this directory's mark. Others ignore the mark: the Envoy can belong to another
-    /// program.
+    /// Finds the Envoy with an earlier agent's listeners, and makes the proxy record the process that receives this
+    /// agent's. Call it before [`Proxy::serve`].
+    ///
+    /// Without a record, this directory's mark finds the process if this agent starts Envoy (`supervised`); otherwise
+    /// that Envoy can belong to another program.
     ///
     /// # Errors
     /// The record file or the process list could not be read.
@@ -159,14 +157,13 @@ impl Envoy {
         noted(&self.pid_path())
     }
 
-    /// The settings on disk equal the settings of a start now.
     pub(super) fn settings_are_current(&self) -> bool {
         fs::read_to_string(self.bootstrap_path()).is_ok_and(|text| text == self.settings())
     }
 }
 
 pub(crate) fn note(path: &Path, process: ProcessId) -> Result<(), EnvoyError> {
-    // Renamed into place: a partial number would name another process.
+    // A partial number would name another process.
     let fresh = path.with_extension("new");
     let text = format!("{} {}\n", process.pid, process.started);
     fs::write(&fresh, text).map_err(failed("write", &fresh))?;
@@ -180,7 +177,7 @@ fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
     };
     let mut words = text.split_ascii_whitespace();
     let (Some(Ok(pid)), Some(Ok(started))) = (words.next().map(str::parse), words.next().map(str::parse::<u64>)) else {
-        // Only this module writes the file, atomically: other content names no Envoy.
+        // Only this module writes the file, atomically.
         return Ok(None);
     };
     match Process::find(pid).map_err(|source| EnvoyError::Process { operation: "look at", pid, source })? {
@@ -189,7 +186,6 @@ fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
     }
 }
 
-/// The socket's file exists without a listener.
 fn is_stale(path: &Path) -> bool {
     // Does not wait for a listener with a full backlog.
     let kind = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;

@@ -1,4 +1,4 @@
-//! Start of Envoy's process: arguments, limits, user, capabilities.
+//! Start of Envoy's process.
 
 use std::{
     io,
@@ -15,9 +15,9 @@ use nix::{
 
 use super::{Envoy, EnvoyError, User};
 
-/// Seconds for connections of a removed chain or listener to end: their rules no longer apply.
+/// For connections of a removed chain or listener.
 const DRAIN_SECONDS: u32 = 2;
-/// `CAP_NET_ADMIN` (12: transparent sockets, marks) and `CAP_NET_RAW` (13) (linux/capability.h).
+/// `CAP_NET_ADMIN` (transparent sockets, marks) and `CAP_NET_RAW` (linux/capability.h).
 const CAPABILITIES: [u32; 2] = [12, 13];
 /// `CAP_DAC_READ_SEARCH` (linux/capability.h), kept until exec.
 const SEARCH: u32 = 2;
@@ -40,13 +40,12 @@ struct CapabilityData {
 }
 
 impl Envoy {
-    /// Starts the program; also returns its output.
     pub(super) fn launch(&self) -> Result<(Child, OwnedFd), EnvoyError> {
         let failed = |source| self.cannot_start(source);
         let (reader, writer) = io::pipe().map_err(failed)?;
-        // A slow agent must not block Envoy: excess output is lost.
+        // A slow agent must not block Envoy.
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
-        // An absolute path, independent of the working directory; a bare name is searched in `PATH`.
+        // Independent of the working directory; a bare name is searched in `PATH`.
         let program = if self.is_bare() { Ok(self.program.clone()) } else { std::path::absolute(&self.program) };
         let mut command = Command::new(program.map_err(failed)?);
         if self.is_reachable() {
@@ -64,8 +63,7 @@ impl Envoy {
             .stdout(writer.try_clone().map_err(failed)?)
             .stderr(writer);
         let (user, agent) = (self.user, self.ends_with_agent.then(nix::unistd::getpid));
-        // SAFETY: the closure runs between fork and exec in a single-threaded process. It only makes system calls on
-        // copied values: no allocation, no lock.
+        // SAFETY: between fork and exec the closure only makes system calls: no allocation, no lock.
         unsafe {
             command.pre_exec(move || set_up_process(user, agent));
         }
@@ -74,11 +72,11 @@ impl Envoy {
     }
 }
 
-/// Prepares the process before exec. `agent`: the parent, with which it ends.
+/// `agent`: the parent, with which Envoy ends.
 pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Result<()> {
-    // Ctrl-C on the agent's terminal does not reach it.
+    // Ctrl-C on the agent's terminal does not reach Envoy.
     nix::unistd::setsid()?;
-    // Its connection limits derive from the maximum.
+    // Envoy's connection limits derive from it.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     // A core dump would contain connection data.
@@ -101,8 +99,7 @@ pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Resu
 fn become_user(user: User) -> io::Result<()> {
     // Otherwise the change of user drops all capabilities.
     prctl(nix::libc::PR_SET_KEEPCAPS, 1, 0)?;
-    // SAFETY: no list is passed. The raw call changes only this thread, the only one; the library's would signal
-    // other threads.
+    // SAFETY: no list is passed. The raw call changes only this thread.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setgroups, 0, std::ptr::null::<u32>()) })?;
     // SAFETY: three numbers are passed.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setresgid, user.gid, user.gid, user.gid) })?;
@@ -111,16 +108,16 @@ fn become_user(user: User) -> io::Result<()> {
     let bits = CAPABILITIES.iter().fold(0, |bits, capability| bits | 1 << capability);
     let header = CapabilityHeader { version: CAPABILITY_VERSION, pid: 0 };
     let mut data = [CapabilityData::default(); 2];
-    // SAFETY: header and both data parts have capget(2)'s layout, and outlive the call.
+    // SAFETY: header and data have capget(2)'s layout, and outlive the call.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capget, &raw const header, data.as_mut_ptr()) })?;
-    // Not inheritable: the kernel drops it at exec, after searching the program's path.
+    // Not inheritable: dropped at exec, after the search of the program's path.
     let until_exec = bits | data[0].permitted & 1 << SEARCH;
     let data =
         [CapabilityData { effective: until_exec, permitted: until_exec, inheritable: bits }, CapabilityData::default()];
-    // SAFETY: header and both data parts have capset(2)'s layout, and outlive the call.
+    // SAFETY: header and data have capset(2)'s layout, and outlive the call.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capset, &raw const header, data.as_ptr()) })?;
     for capability in CAPABILITIES {
-        // Ambient: the program has no file capabilities, and keeps these.
+        // Ambient, because the program has no file capabilities.
         prctl(nix::libc::PR_CAP_AMBIENT, 2 /* PR_CAP_AMBIENT_RAISE */, capability.into())?;
     }
     Ok(())

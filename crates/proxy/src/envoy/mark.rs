@@ -1,5 +1,4 @@
-//! An Envoy's mark: its `argv[0]` names its directory. The next agent finds the process by it when the record file is
-//! lost.
+//! `argv[0]` names Envoy's directory, for an agent without the record.
 
 use std::{
     ffi::OsString,
@@ -12,11 +11,9 @@ use nix::unistd::geteuid;
 use super::{Envoy, EnvoyError};
 use crate::process::Process;
 
-/// Prefix of the directory's path.
 const PREFIX: &str = "wharf-envoy ";
 
 impl Envoy {
-    /// The `argv[0]` of the process.
     pub(super) fn mark(&self) -> OsString {
         let directory = std::path::absolute(&self.directory).unwrap_or_else(|_| self.directory.clone());
         let mut mark = OsString::from(PREFIX);
@@ -24,9 +21,8 @@ impl Envoy {
         mark
     }
 
-    /// Processes with the mark in this thread's network and PID namespaces; a network namespace has one agent. Other
-    /// users can imitate the mark: if Envoy's user is known, only processes of root, this user and Envoy's user
-    /// count.
+    /// In this thread's network and PID namespaces. Other users can imitate the mark: if Envoy's user is known, only
+    /// root's, this user's and Envoy's user's processes count.
     pub(super) fn marked(&self) -> Result<Vec<Process>, EnvoyError> {
         let (mark, mut found) = (self.mark(), Vec::new());
         let failed = |source| EnvoyError::File { operation: "list the processes in", path: "/proc".into(), source };
@@ -57,7 +53,7 @@ impl Envoy {
                 continue;
             }
             let failed = |source: io::Error| EnvoyError::Process { operation: "look at", pid, source };
-            // Checked again for the process of the descriptor, unless it has ended.
+            // Again, now for the process of the descriptor.
             if let Some(process) = Process::find(pid).map_err(failed)?
                 && has_mark(pid)
                 && is_here(pid)
@@ -90,7 +86,7 @@ mod tests {
         let (own, other) = (envoy(&own), envoy(&other));
         let started = Command::new("sleep").arg0(own.mark()).arg("60").spawn();
         let mut child = started.expect("sleep");
-        // `execve` closes the parent's pipe, and so ends the spawn, before the kernel sets the arguments.
+        // `execve` ends the spawn before the kernel sets the arguments.
         let arguments = format!("/proc/{}/cmdline", child.id());
         while std::fs::read(&arguments).expect("a process").is_empty() {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;

@@ -1,4 +1,4 @@
-//! Envoy's output in the agent's log, bounded.
+//! Bounded copy of Envoy's output into the agent's log.
 
 use std::{os::fd::OwnedFd, time::Duration};
 

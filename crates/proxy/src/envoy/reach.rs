@@ -1,8 +1,7 @@
-//! Access of Envoy's user to program and directory, also below directories that it may not enter.
+//! Access of Envoy's user to program and directory below directories that it may not enter.
 //!
-//! The new process keeps `CAP_DAC_READ_SEARCH` until exec, to find the program. Envoy then runs in its directory and
-//! uses relative socket paths, without permission on parents; the settings are an argument. If the user can enter all
-//! parents, paths are absolute, which stay valid when the directory is replaced.
+//! The new process keeps `CAP_DAC_READ_SEARCH` until exec to find the program; Envoy then uses relative paths. If the
+//! user can enter all parents, paths are absolute: they stay valid when the directory is replaced.
 
 use std::{
     fs, io,
@@ -15,12 +14,11 @@ use nix::errno::Errno;
 use super::{Envoy, EnvoyError, User};
 
 impl Envoy {
-    /// Envoy's user can enter all parents.
+    /// Whether Envoy's user can enter all parents.
     pub(super) fn is_reachable(&self) -> bool {
         self.user.is_none_or(|user| self.directory.ancestors().skip(1).all(|above| is_open(above, user)))
     }
 
-    /// The path as Envoy opens it.
     pub(super) fn as_envoy_sees(&self, path: PathBuf) -> PathBuf {
         if self.is_reachable() {
             return path;
@@ -33,7 +31,7 @@ impl Envoy {
         EnvoyError::Start { program: self.program.clone(), source, hint }
     }
 
-    /// The mode lets Envoy's user execute the file.
+    /// Whether the mode lets Envoy's user execute the file.
     pub(super) fn has_bit(&self, file: &fs::Metadata) -> bool {
         file.mode() & self.user.map_or(0o111, |user| class(file, user)) != 0
     }
@@ -79,13 +77,13 @@ impl Envoy {
     }
 }
 
-/// By the mode. A symbolic link counts as closed, because its target's parents are not examined.
+/// The parents of a link's target are not examined.
 fn is_open(directory: &Path, user: User) -> bool {
     let Ok(meta) = fs::symlink_metadata(directory) else { return false };
     meta.is_dir() && meta.mode() & class(&meta, user) != 0
 }
 
-/// Bit of the mode for this user and the user's only group.
+/// Execute bit for this user, who is in one group.
 fn class(meta: &fs::Metadata, user: User) -> u32 {
     match (meta.uid() == user.uid, meta.gid() == user.gid) {
         (true, _) => 0o100,

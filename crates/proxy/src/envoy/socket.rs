@@ -19,14 +19,13 @@ use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use super::{Envoy, EnvoyError};
 
-/// Maximum connections: Envoy's main thread and workers have one each. Others wait in the backlog.
+/// Envoy's main thread and each worker have one. Excess connections wait in the backlog.
 const MAX_CONNECTIONS: usize = 64;
 const LOOK: Duration = Duration::from_secs(1);
 
 type FileId = (u64, u64);
 
-/// The socket for [`crate::Proxy::serve`]. A file that is missing or cannot be made is logged, and retried every
-/// second.
+/// Socket for [`crate::Proxy::serve`]. Logs bind errors and retries every second.
 #[derive(Debug)]
 pub struct Socket {
     envoy: Envoy,
@@ -65,7 +64,7 @@ impl Socket {
                     Ok(connection) => return connection,
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection of Envoy's");
-                        // A shortage (descriptors) lasts.
+                        // A shortage of descriptors lasts.
                         looks.tick().await;
                     }
                 },
@@ -98,8 +97,7 @@ impl Socket {
 
     fn bind(&self) -> Result<(UnixListener, FileId), EnvoyError> {
         let listener = self.envoy.bind()?;
-        // These files were removed too. Existing settings are kept: by them the supervisor decides whether to replace
-        // Envoy.
+        // Removed too. By existing settings the supervisor decides whether to replace Envoy.
         if !self.envoy.bootstrap_path().exists() {
             self.envoy.prepare()?;
         }

@@ -20,26 +20,24 @@ use crate::{
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// Run time after which the backoff is reset.
+/// After this run time, the backoff is reset.
 const STEADY: Duration = Duration::from_secs(60);
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Consecutive checks without a stream, one per second, until Envoy counts as stuck. A healthy Envoy connects within
-/// a second, also to a new agent.
+/// One check per second. A healthy Envoy connects within a second.
 const STUCK: u32 = 10;
 
-/// `child`: if this process started it.
+/// `child`: set if this process started it.
 struct Running {
     process: Arc<Process>,
     child: Option<(Child, OwnedFd)>,
 }
 
 impl Envoy {
-    /// Takes over an earlier agent's Envoy or starts one, until `shutdown` resolves. Restarts it when it ends, or is
-    /// stuck and killed, after 100 ms, doubling up to 30 s. Failures are in the proxy's status.
-    ///
-    /// Afterwards Envoy keeps running, unless it [ends with the agent](Envoy::ends_with_agent).
+    /// Takes over or starts Envoy, until `shutdown` resolves. Kills a stuck Envoy, and restarts an ended one after 100
+    /// ms, doubling up to 30 s. Afterwards Envoy keeps running, unless it [ends with the
+    /// agent](Envoy::ends_with_agent).
     pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
         let shared = Arc::clone(&proxy.shared);
         proxy.serve_only_supervised();
@@ -47,7 +45,7 @@ impl Envoy {
         let mut backoff = FIRST_BACKOFF;
         loop {
             let began = Instant::now();
-            // Cancelled only in waits for Envoys to end: a launch does not wait.
+            // A launch does not wait, so it is never cancelled.
             let started = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -88,8 +86,8 @@ impl Envoy {
         }
     }
 
-    /// Ends all Envoys that an agent started with this directory: SIGTERM, after 5 s SIGKILL. Then takes ownership of
-    /// Envoy's directory, so that this process can remove it. Returns the process numbers.
+    /// Ends all Envoys that an agent started with this directory: SIGTERM, after 5 s SIGKILL. Returns their numbers;
+    /// takes ownership of the admin directory.
     ///
     /// # Errors
     /// The processes could not be listed, or one could not be ended.
@@ -100,7 +98,7 @@ impl Envoy {
         Ok(living.iter().map(|process| process.id.pid).collect())
     }
 
-    /// All living Envoys that an agent started with this directory.
+    /// Living Envoys that an agent started with this directory.
     ///
     /// # Errors
     /// The processes could not be listed.
@@ -108,7 +106,7 @@ impl Envoy {
         Ok(self.living()?.iter().map(|process| process.id.pid).collect())
     }
 
-    /// The recorded process first, then those with the mark.
+    /// The recorded process first, then the marked ones.
     fn living(&self) -> Result<Vec<Process>, EnvoyError> {
         let mut living: Vec<_> = self.noted()?.into_iter().collect();
         for process in self.marked()? {
@@ -130,7 +128,7 @@ impl Envoy {
         if let Some(process) = noted {
             if self.settings_are_current() {
                 tracing::info!(pid = process.id.pid, "Envoy runs already");
-                // An earlier agent's listeners can be in force: removals wait for this Envoy even before it connects.
+                // It can have an earlier agent's listeners: removals wait for it even before it connects.
                 let process = Arc::new(process);
                 shared.on_process(Arc::clone(&process));
                 return Ok(Running { process, child: None });
@@ -155,7 +153,7 @@ impl Envoy {
     }
 }
 
-/// Ends all within one [`GRACE`]. Returns the first failure, which does not stop the others.
+/// Returns the first failure, which does not stop the others.
 async fn end_all(processes: &[Process]) -> Result<(), EnvoyError> {
     futures::future::join_all(processes.iter().map(end)).await.into_iter().collect()
 }
@@ -176,10 +174,9 @@ async fn end(process: &Process) -> Result<(), EnvoyError> {
     }
 }
 
-/// Resolves after [`STUCK`] checks without a stream: the Envoy gets no rule changes, and open rules do not pass flows
-/// while it runs.
+/// A stuck Envoy gets no rule changes, and open rules do not pass flows meanwhile.
 async fn is_stuck(shared: &Shared) {
-    // Checks are counted, not time: this process can have been stopped.
+    // Not time: this process can have been stopped.
     let mut looks = 0;
     while looks < STUCK {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -188,7 +185,7 @@ async fn is_stuck(shared: &Shared) {
     }
 }
 
-/// Waits for the end of an Envoy; returns the reason.
+/// Returns the reason.
 async fn ended(running: Running) -> String {
     let Running { process, child } = running;
     let Some((mut child, output)) = child else {
@@ -197,7 +194,7 @@ async fn ended(running: Running) -> String {
             Err(error) => format!("cannot watch it: {error}"),
         };
     };
-    // Its end closes the output, but a child of Envoy can keep that open: wait for the process.
+    // A child of Envoy can keep the output open, so wait for the process.
     let printed = output::log(output, child.id());
     tokio::pin!(printed);
     let (result, last) = tokio::select! {

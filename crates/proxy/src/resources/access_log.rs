@@ -1,7 +1,5 @@
-//! Access logs, sent over gRPC (ALS).
-//!
-//! An entry costs as much as checking and forwarding the request: successful requests are logged only while watched,
-//! and counted by Envoy ([`crate::bootstrap::forwarded`]).
+//! Access logs, sent over gRPC (ALS). An entry costs as much as forwarding the request: successful requests are logged
+//! only while watched, otherwise counted ([`crate::bootstrap::forwarded`]).
 
 use envoy_types::pb::{
     envoy::{
@@ -29,11 +27,10 @@ use crate::{
     listener::{ListenerKey, Member},
 };
 
-/// Filter state object with listener and member. The log settings are the same everywhere, because Envoy opens a
-/// stream per distinct setting.
+/// Filter state object. Envoy opens a stream per distinct log setting, so all are equal.
 pub(crate) const MEMBER_OBJECT: &str = "wharf.member";
 
-/// Text of the object: `DIRECTION PORT ID EPOCH`.
+/// `DIRECTION PORT ID EPOCH`.
 pub(super) fn member_object(key: ListenerKey, member: Member) -> String {
     format!("{} {} {} {}", key.direction, key.port, member.id, member.epoch)
 }
@@ -60,7 +57,7 @@ pub(super) fn http() -> Vec<AccessLog> {
     vec![AccessLog { filter: Some(told()), ..log("envoy.access_loggers.http_grpc", &config) }]
 }
 
-/// Filter: denied and failed requests; while watched, all.
+/// Denied and failed requests; while watched, all.
 fn told() -> AccessLogFilter {
     let error = ComparisonFilter {
         op: comparison_filter::Op::Ge.into(),

@@ -1,8 +1,5 @@
-//! Preserves the client's `x-forwarded-proto`, or its absence.
-//!
-//! Envoy's connection manager adds a missing header, visible to rules and servers. So the client's value moves to
-//! another header before the manager runs (early mutation), rules read it there, and it moves back when the request
-//! leaves.
+//! Preserves the client's `x-forwarded-proto`, or its absence. Envoy's connection manager adds a missing header, so
+//! another header holds the client's value from before the manager (early mutation) until the request leaves.
 
 use envoy_types::pb::envoy::{
     config::{
@@ -16,7 +13,7 @@ use envoy_types::pb::envoy::{
 use super::pack;
 
 const HEADER: &str = "x-forwarded-proto";
-/// Header that meanwhile has the client's value. A client's header of this name is dropped.
+/// A client's header of this name is dropped.
 const ASIDE: &str = "x-wharf-forwarded-proto";
 
 pub(super) fn set_aside() -> TypedExtensionConfig {
@@ -37,8 +34,7 @@ pub(super) fn place(name: &str) -> Option<&str> {
     }
 }
 
-/// Moves the value back. Envoy removes before it adds, virtual hosts first: [`ASIDE`] must be read before its
-/// removal.
+/// Envoy removes before it adds, virtual hosts first: [`ASIDE`] must be read before its removal.
 pub(super) fn put_back(mut routes: RouteConfiguration) -> RouteConfiguration {
     routes.request_headers_to_remove.push(ASIDE.into());
     for host in &mut routes.virtual_hosts {
@@ -48,7 +44,7 @@ pub(super) fn put_back(mut routes: RouteConfiguration) -> RouteConfiguration {
     routes
 }
 
-/// No effect without the source.
+/// No effect without the source header.
 fn copy(from: &str, to: &str) -> HeaderValueOption {
     let header = HeaderValue { key: to.into(), value: format!("%REQ({from})%"), ..HeaderValue::default() };
     HeaderValueOption {

@@ -1,4 +1,4 @@
-//! HTTP of a member: requests are checked and forwarded unchanged.
+//! HTTP of a member.
 
 use envoy_types::pb::envoy::{
     config::{
@@ -36,20 +36,19 @@ use prost::{Message, Name};
 
 use super::{forwarded_proto, no, number, pack, seconds, yes};
 
-/// Idle time of a stream. Calls that wait for events are silent for long; after an hour the other end is usually
-/// gone.
+/// Calls that wait for events are silent for long.
 const STREAM_IDLE_SECONDS: i64 = 3600;
-/// Time for a request's headers from the first byte: slow senders cannot hold a connection.
+/// From the first byte, so that slow senders cannot hold a connection.
 const HEADERS_SECONDS: i64 = 15;
-/// Maximum requests at once on an HTTP/2 connection. With the connection share, this bounds an endpoint's requests.
+/// Per HTTP/2 connection. With the connection share, this bounds an endpoint's requests.
 const STREAMS: u32 = 100;
 
-/// Prefix of headers by which clients control Envoy (timeouts, retries), and Envoy identifies itself to servers.
+/// Headers by which clients control Envoy (timeouts, retries) and Envoy identifies itself.
 const ORDERS: &str = "x-envoy-";
-/// Added by Envoy when it takes the client's address for a private network's.
+/// Envoy adds it for a client in a private network.
 pub(super) const ADDED: &str = "x-envoy-internal";
 
-/// The connection manager. The routes contain the rules: a further filter would cost every request.
+/// The routes contain the rules: a further filter would cost every request.
 pub(super) fn connection_manager(
     stat_prefix: &str,
     routes: RouteConfiguration,
@@ -65,8 +64,7 @@ pub(super) fn connection_manager(
         early_header_mutation_extensions: vec![without_orders_to_envoy(), forwarded_proto::set_aside()],
         access_log,
         route_specifier: Some(RouteSpecifier::RouteConfig(routes)),
-        // Rules check what the server gets: normalized paths (RFC 3986, section 6.2.2). A path that servers can read
-        // in two ways is rejected.
+        // Rules check what the server gets: normalized paths (RFC 3986, section 6.2.2). Ambiguous paths are rejected.
         normalize_path: yes(),
         merge_slashes: true,
         path_with_escaped_slashes_action: PathWithEscapedSlashesAction::RejectRequest.into(),
@@ -95,7 +93,7 @@ pub(super) fn connection_manager(
     }
 }
 
-/// Removes headers with [`ORDERS`] before Envoy reads them.
+/// Before Envoy reads them.
 fn without_orders_to_envoy() -> TypedExtensionConfig {
     let begins = StringMatcher { match_pattern: Some(MatchPattern::Prefix(ORDERS.into())), ..StringMatcher::default() };
     let remove = RemoveOnMatch { key_matcher: Some(begins) };
@@ -107,7 +105,7 @@ fn without_orders_to_envoy() -> TypedExtensionConfig {
     }
 }
 
-/// Keeps the case of HTTP/1.1 header names, for programs that compare bytes.
+/// For programs that compare bytes.
 pub(super) fn header_case() -> HeaderKeyFormat {
     HeaderKeyFormat {
         header_format: Some(HeaderFormat::StatefulFormatter(TypedExtensionConfig {

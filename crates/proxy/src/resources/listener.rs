@@ -47,11 +47,11 @@ use crate::{
     shares::{Connections, prefix},
 };
 
-/// Time for the first bytes, which distinguish TLS from HTTP.
+/// The first bytes distinguish TLS from HTTP.
 const FIRST_BYTES_SECONDS: i64 = 15;
 /// Buffer per connection and direction, bytes.
 const BUFFER_BYTES: u32 = 256 * 1024;
-/// A cluster that does not exist: Envoy logs and closes the connection.
+/// Does not exist: Envoy logs and closes the connection.
 const NOWHERE: &str = "nowhere";
 /// Envoy's name for connections without TLS.
 const PLAIN: &str = "raw_buffer";
@@ -69,15 +69,14 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
         .iter()
         .flat_map(|(member, addresses)| ways.iter().map(move |way| chain(wanted, way, *member, addresses, share)));
     EnvoyListener {
-        // Bound to any address: only then Envoy reads a connection's local address, the client's destination. (The
-        // alternative, getsockopt SO_ORIGINAL_DST, gives the address before the node's DNAT.)
+        // Envoy reads a connection's local address only on a socket bound to any address. (getsockopt SO_ORIGINAL_DST
+        // gives the address before the node's DNAT.)
         address: Some(any_v4),
         additional_addresses: vec![AdditionalAddress { address: Some(any_v6), ..AdditionalAddress::default() }],
         stat_prefix: name.clone(),
         filter_chains: std::iter::once(own(wanted, &name)).chain(members).collect(),
         listener_filters: vec![
-            // Does not wait for connections to the listener's own port: their bytes do not matter ([`own`]), and any
-            // host that reaches the node could hold all connections.
+            // Does not wait for connections to the listener's own port: any host could hold all connections.
             ListenerFilter {
                 filter_disabled: Some(ListenerFilterChainMatchPredicate {
                     rule: Some(Rule::DestinationPortRange(Int32Range {
@@ -87,8 +86,7 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
                 }),
                 ..listener_filter("envoy.filters.listener.tls_inspector", &TlsInspector::default())
             },
-            // The server sees the client's address. With the client's port too, connection tracking would see both
-            // legs as one connection.
+            // With the client's port too, connection tracking would see both legs as one connection.
             listener_filter(
                 "envoy.filters.listener.original_src",
                 &OriginalSrc { bind_port: false, mark: mark(wanted.direction) },
@@ -97,7 +95,7 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
         listener_filters_timeout: seconds(FIRST_BYTES_SECONDS),
         per_connection_buffer_limit_bytes: number(BUFFER_BYTES),
         transparent: yes(),
-        // One socket per family, so that a lookup by port finds the shared one.
+        // One socket per family, so that a lookup by port finds it.
         enable_reuse_port: no(),
         // Otherwise the awake worker takes most connections.
         connection_balance_config: Some(ConnectionBalanceConfig {
@@ -113,8 +111,7 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
     }
 }
 
-/// One member per address: Envoy refuses a listener with two chains for an address. A member without address has no
-/// chain, which would match all.
+/// Envoy refuses two chains for an address; a chain without address would match all.
 fn owners(wanted: &Listener) -> BTreeMap<Member, BTreeSet<IpAddr>> {
     let mut owners: BTreeMap<IpAddr, Member> = BTreeMap::new();
     for (member, addresses) in &wanted.members {
@@ -132,7 +129,7 @@ fn owners(wanted: &Listener) -> BTreeMap<Member, BTreeSet<IpAddr>> {
     members
 }
 
-/// The chain for connections to the listener's own port.
+/// Closes connections to the listener's own port.
 fn own(wanted: &Listener, name: &str) -> FilterChain {
     FilterChain {
         name: "self".into(),
@@ -152,7 +149,7 @@ fn own(wanted: &Listener, name: &str) -> FilterChain {
     }
 }
 
-/// A kind of chain: plain text, allowed handshakes, or other handshakes. The same for all members.
+/// Plain text, allowed handshakes, or other handshakes.
 struct Way {
     what: &'static str,
     transport: &'static str,
@@ -214,7 +211,7 @@ fn server_name(name: &ServerName) -> String {
     }
 }
 
-/// Limits a member's connections, so that no endpoint takes all. Envoy counts per chain.
+/// Envoy counts per chain.
 fn limit(wanted: &Listener, member: Member, share: u64) -> Filter {
     network_filter(
         "envoy.filters.network.connection_limit",
@@ -226,7 +223,6 @@ fn limit(wanted: &Listener, member: Member, share: u64) -> Filter {
     )
 }
 
-/// Filter state: destination and member of a connection.
 fn objects(wanted: &Listener, member: Member) -> Filter {
     let object = |name: &str, factory: &str, text: String| FilterStateValue {
         key: Some(filter_state_value::Key::ObjectKey(name.into())),

@@ -1,6 +1,4 @@
-//! HTTP rules as routes: one to the server per rule, and a last one that denies.
-//!
-//! Envoy looks up a route anyway. A separate filter (RBAC) was the most expensive step.
+//! HTTP rules as routes: one to the server per rule, and a last one that denies. A separate filter (RBAC) is slower.
 
 use envoy_types::pb::envoy::config::{
     core::v3::{DataSource, data_source},
@@ -16,7 +14,7 @@ use super::{ORIGINAL_DESTINATION, forwarded_proto, http, no, seconds};
 
 const DENIED: &str = "Access denied\r\n";
 
-/// The routes, without a proxy timeout.
+/// Without a proxy timeout.
 pub(super) fn routes(requests: &Requests) -> RouteConfiguration {
     let server = RouteAction {
         cluster_specifier: Some(ClusterSpecifier::Cluster(ORIGINAL_DESTINATION.into())),
@@ -38,7 +36,7 @@ pub(super) fn routes(requests: &Requests) -> RouteConfiguration {
     forwarded_proto::put_back(RouteConfiguration {
         virtual_hosts: vec![any],
         request_headers_to_remove: vec![http::ADDED.into()],
-        // Otherwise a listener before its cluster is refused.
+        // Otherwise Envoy refuses a listener that precedes its cluster.
         validate_clusters: no(),
         ..RouteConfiguration::default()
     })
@@ -53,7 +51,7 @@ fn route(headers: Vec<HeaderMatcher>, action: route::Action) -> Route {
     }
 }
 
-/// The matchers of a rule; `None` if no request can match.
+/// `None` if no request can match.
 fn matchers(rule: &HttpRule) -> Option<Vec<HeaderMatcher>> {
     let pseudo = [(":method", &rule.method), (":path", &rule.path), (":authority", &rule.host)];
     let pseudo =
@@ -72,7 +70,7 @@ fn matcher(name: &str, specifier: HeaderMatchSpecifier) -> HeaderMatcher {
     HeaderMatcher { name: name.into(), header_match_specifier: Some(specifier), ..HeaderMatcher::default() }
 }
 
-/// Envoy rejects an empty prefix and an empty expression.
+/// Envoy rejects an empty prefix or expression.
 fn specifier(pattern: &Pattern) -> HeaderMatchSpecifier {
     match pattern {
         Pattern::Exact(text) => matching(MatchPattern::Exact(text.clone())),

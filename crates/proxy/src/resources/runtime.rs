@@ -1,4 +1,4 @@
-//! Values that change without new listeners (RTDS): request logging, and connections per listener.
+//! Values that change without new listeners (RTDS).
 
 use envoy_types::pb::{
     envoy::service::runtime::v3::Runtime,
@@ -7,9 +7,9 @@ use envoy_types::pb::{
 
 use crate::{listener::ListenerKey, shares::Connections};
 
-/// Name of the resource and of the layer in the bootstrap.
+/// Also the name of the bootstrap's layer.
 pub(crate) const RUNTIME: &str = "wharf";
-/// Percentage of successful requests that are logged; others always are. An Envoy without the layer logs all.
+/// Percentage of logged successful requests; 100 without the layer.
 pub(super) const TELL: &str = "wharf.tell_forwarded";
 
 pub(crate) fn runtime<'a>(

@@ -1,4 +1,4 @@
-//! Ledger and streams against an Envoy model: every wait ends once, for a valid reason.
+//! Ledger and streams against a model of Envoy: every wait ends once, for a valid reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +17,11 @@ const UNREADABLE: u8 = 8;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// Sets or removes a content, and waits.
+    /// And waits.
     Set(usize, Option<u8>),
     /// Drops the wait that was made this many waits ago.
     Cancel(usize),
-    /// Envoy connects, and is started if none runs.
+    /// Envoy is started if none runs.
     Open(Variant),
     /// Delivers and answers one response.
     Deliver,
@@ -29,7 +29,7 @@ enum Step {
     DeliverAndLose,
     Disconnect,
     Kill,
-    /// It has no resources; the Envoy keeps running.
+    /// The Envoy keeps running.
     NewServer,
 }
 
@@ -50,9 +50,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 #[derive(Debug, Default)]
 struct Envoy {
-    /// Resources in force.
     in_force: BTreeMap<String, u8>,
-    /// Reported resources, without the applied parts of refused responses.
+    /// Excludes the applied parts of refused responses.
     versions: BTreeMap<String, String>,
     version: String,
 }
@@ -76,7 +75,6 @@ struct Model {
     envoy: Option<Envoy>,
     connection: Option<Connection>,
     streams: u64,
-    /// All contents ever set per name.
     history: [Vec<Option<u8>>; NAMES.len()],
     waits: Vec<Wait>,
     cancelled: BTreeSet<WaitId>,
@@ -131,7 +129,7 @@ impl Model {
         *self = Self { streams: self.streams, ..Self::new() };
         self.ledgers = Ledgers::new(first);
         self.history = NAMES.map(|_| vec![None]);
-        // Envoy does not report applied parts of a refused response: a new server cannot know them.
+        // Envoy does not report applied parts of a refused response.
         if let Some(mut envoy) = envoy {
             envoy.in_force.retain(|name, _| envoy.versions.contains_key(name));
             self.envoy = Some(envoy);
@@ -176,7 +174,7 @@ impl Model {
         self.end(ended);
     }
 
-    /// Number of set or removed resources.
+    /// Returns the number of resources.
     fn deliver(&mut self, answer: bool) -> Option<usize> {
         let (Some(connection), Some(envoy)) = (&mut self.connection, &mut self.envoy) else { return None };
         let (response, ended) = connection.stream.next_response(&mut self.ledgers);
@@ -232,14 +230,14 @@ impl Model {
         }
     }
 
-    /// Content of this set or a later one is in force.
+    /// Or of a later set.
     fn check_acknowledged(&self, name: usize, set: usize) {
         let in_force = self.envoy.as_ref().and_then(|envoy| envoy.in_force.get(NAMES[name]).copied());
         let wanted = &self.history[name][set..];
         assert!(wanted.contains(&in_force), "{}: {in_force:?} is in force, wanted {wanted:?}", NAMES[name]);
     }
 
-    /// Exchanges messages until none is left; then no wait is pending.
+    /// Then no wait is pending.
     fn settle(&mut self, variant: Variant) {
         self.open(variant);
         let mut responses = 0;

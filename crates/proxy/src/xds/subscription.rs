@@ -1,7 +1,4 @@
-//! One stream.
-//!
-//! At most one response per type is unacknowledged: later changes are merged, so a slow or stopped Envoy costs no
-//! memory.
+//! One stream. At most one response per type is unacknowledged; later changes are merged.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +6,7 @@ use envoy_types::pb::google::protobuf::Any;
 
 use crate::ledger::{Carried, Ended, Ledger, Ledgers, Version};
 
-/// Maximum types of a stream; Envoy requests three.
+/// Envoy requests three.
 const MAX_TYPES: usize = 16;
 /// Maximum names in a request.
 const MAX_NAMES: usize = 4096;
@@ -27,23 +24,20 @@ pub enum Variant {
     Delta,
 }
 
-/// A request of either variant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) type_url: String,
     /// Nonce of the answered response, or empty.
     pub(crate) nonce: String,
-    /// Reason of a refusal.
     pub(crate) error: Option<String>,
-    /// SotW: the client's version; empty for none.
+    /// SotW: the client's version, or empty.
     pub(crate) version: String,
-    /// Delta: the client's resources, with a stream's first request of a type.
+    /// Delta: the client's resources, in its first request of a type.
     pub(crate) has: Vec<(String, String)>,
-    /// Requested names, empty for all. Only used for types that this server lacks.
+    /// Empty for all. For types that this server lacks.
     pub(crate) names: Vec<String>,
 }
 
-/// A response of either variant.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Response {
     pub(crate) type_url: String,
@@ -66,30 +60,28 @@ pub(crate) enum StreamError {
 struct InFlight {
     nonce: String,
     carried: Vec<Carried>,
-    /// Delta: previous versions, which stay if the client refuses the whole response.
+    /// Delta: previous versions, for a refusal of the whole response.
     before: Vec<(String, Option<Version>)>,
 }
 
 #[derive(Debug, Default)]
 struct Subscription {
     in_flight: Option<InFlight>,
-    /// Ledger version last sent, or known to be there. Until it grows, no response is due.
+    /// Last sent or known version. No response is due until the ledger's grows.
     sent: Option<Version>,
     /// Delta: the client's resources; 0 for another server's version.
     has: BTreeMap<String, Version>,
     /// Delta: unacknowledged removals.
     dropped: BTreeMap<String, Version>,
-    /// Delta: one resource per response, because Envoy refused several without naming one.
+    /// Delta: one resource per response, after a refusal that names none.
     alone: bool,
-    /// Names to report as absent, of a type that this server lacks.
+    /// To report as absent.
     absent: Option<Vec<String>>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Stream {
     variant: Variant,
-    /// Makes nonces unique among streams.
     id: u64,
     nonces: u64,
     types: BTreeMap<String, Subscription>,
@@ -123,7 +115,7 @@ impl Stream {
                 Variant::Delta => subscription.resume_delta(&request.has, ledger),
             });
         }
-        // A stale nonce answers a superseded response; a request without one only changes names.
+        // A stale nonce answers a superseded response; without a nonce only names change.
         let Some(in_flight) = subscription.in_flight.take_if(|in_flight| in_flight.nonce == request.nonce) else {
             return Ok(Ended::new());
         };
@@ -139,7 +131,7 @@ impl Stream {
         })
     }
 
-    /// The next response, and the waits that ended without one.
+    /// Also returns waits that ended without a response.
     pub(crate) fn next_response(&mut self, ledgers: &mut Ledgers) -> (Option<Response>, Ended) {
         let mut ended = Ended::new();
         for (type_url, subscription) in &mut self.types {
@@ -186,7 +178,7 @@ struct Content {
 }
 
 impl Subscription {
-    /// Resumes from the client's version, if this server assigned it.
+    /// If this server assigned the client's version.
     fn resume_sotw(&mut self, version: &str, ledger: &mut Ledger) -> Ended {
         let Some(version) = version.parse().ok().filter(|version| ledger.gave(*version)) else { return Ended::new() };
         self.sent = Some(version);
@@ -234,7 +226,7 @@ impl Subscription {
             entries.get(name).is_some_and(|entry| entry.resource.is_none() && entry.version == version)
         };
         self.dropped.retain(|name, version| pending(name, *version));
-        // Of an earlier server.
+        // From an earlier server.
         for name in self.has.keys().filter(|name| !entries.contains_key(*name)) {
             content.removed.push(name.clone());
             content.carried.push((name.clone(), 0));
@@ -275,8 +267,7 @@ impl Subscription {
         Some(content)
     }
 
-    /// Envoy applies listeners separately and names the failed ones; of an unreadable response it applies and names
-    /// none.
+    /// Envoy names the failed listeners and applies the others; of an unreadable response it applies and names none.
     fn on_refusal(&mut self, in_flight: InFlight, reason: &str, variant: Variant, ledger: &mut Ledger) -> Ended {
         let named: Vec<_> = in_flight.carried.iter().filter_map(|it| Some((it, reason_of(&it.0, reason)?))).collect();
         if !named.is_empty() {
@@ -304,7 +295,7 @@ impl Subscription {
     }
 }
 
-/// Envoy's reason, from `Error adding/updating listener(s) NAME: REASON` and a line per further name.
+/// `Error adding/updating listener(s) NAME: REASON`, and a line per further name.
 fn reason_of<'a>(name: &str, text: &'a str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let line = line.strip_prefix("Error adding/updating listener(s) ").unwrap_or(line);

@@ -11,19 +11,19 @@ use super::{
     table::Chain,
 };
 
-/// `NF_IP_PRI_RAW` and `NF_IP_PRI_MANGLE` of `linux/netfilter_ipv4.h`: before connection tracking and destination
-/// translation.
+/// `NF_IP_PRI_RAW` of `linux/netfilter_ipv4.h`: before connection tracking.
 const RAW: i32 = -300;
-const MANGLE: i32 = -150;
-/// After destination translation (`NF_IP_PRI_NAT_DST` is -100), also of masqueraded connections' replies.
+/// After destination translation (`NF_IP_PRI_NAT_DST` is -100), because the proxy's sockets have the translated
+/// addresses, also of masqueraded connections' replies. The second clears the mark's port, which the first needs.
+const TO_LISTENERS: i32 = -60;
 const TRANSLATED: i32 = -50;
-/// The node's loopback addresses, where the proxy listens.
+/// Where the proxy listens.
 const LOOPBACK4: [u8; 4] = [127, 0, 0, 1];
 const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 /// The mark bits below the port.
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 
-/// Zone of the proxy's connections with translated sources: unlikely to be in use.
+/// Unlikely to be in use.
 const ZONE: u16 = 0x7768;
 
 pub(super) fn chains(masquerades: bool) -> Vec<(String, Chain)> {
@@ -31,11 +31,11 @@ pub(super) fn chains(masquerades: bool) -> Vec<(String, Chain)> {
         let kind = "filter".to_owned();
         (name.to_owned(), Chain { kind, hook, priority, policy: ACCEPT, rules })
     };
-    // The policy routing rules to the proxy were removed.
+    // Without the policy routing rules to the proxy.
     let lost = Expression::marked(MARK_TO_PROXY).into_iter().chain([Expression::drop()]).collect();
     let mut chains = vec![
         chain("redirected-untracked", PRE_ROUTING, RAW, vec![untracked()]),
-        chain("redirected", PRE_ROUTING, MANGLE, redirected()),
+        chain("redirected", PRE_ROUTING, TO_LISTENERS, redirected()),
         chain("redirected-answers", PRE_ROUTING, TRANSLATED, answers()),
         chain("redirected-lost", FORWARD, FILTER, vec![lost]),
     ];
@@ -45,9 +45,9 @@ pub(super) fn chains(masquerades: bool) -> Vec<(String, Chain)> {
     chains
 }
 
-/// Puts the proxy's masqueraded connections in a container's name into a zone. A client may choose the same port as
-/// the proxy; connection tracking would merge both connections, and translate the client's packets to the proxy.
-/// Replies need no zone: the translated source is unique.
+/// Puts the proxy's masqueraded connections in a container's name into a zone. Otherwise, if a client chooses the
+/// proxy's port, connection tracking merges both connections and translates the client's packets to the proxy. Replies
+/// need no zone: the translated source is unique.
 fn apart(v4: bool) -> Rule {
     let marked = Expression::marked(MARK_PROXIED_EGRESS).into_iter();
     rule(v4, marked.chain(leaves(v4)).chain([Expression::load(0, &ZONE.to_ne_bytes()), Expression::set_zone(0)]))
@@ -62,7 +62,7 @@ fn untracked() -> Rule {
 
 fn redirected() -> Vec<Rule> {
     let ends = [(true, TCP), (false, TCP), (true, UDP), (false, UDP)];
-    // The proxy has closed its socket. A wildcard socket of the node would get the packet.
+    // The proxy has closed its socket: a wildcard socket of the node would get the packet.
     let is_left = Expression::marked(MARK_TO_PROXY).into_iter().chain(Expression::marked(!MARKS));
     let dropped = is_left.chain([Expression::drop()]).collect();
     ends.map(|(v4, protocol)| listens(v4, protocol)).into_iter().chain([dropped]).collect()
@@ -83,11 +83,10 @@ fn listens(v4: bool, protocol: u8) -> Rule {
 }
 
 /// Marks outside packets for the proxy's connections: replies to packets in a container's name, and later packets of
-/// outside clients. Otherwise the kernel would find the socket, and drop what it then forwards.
+/// outside clients. Otherwise the kernel would drop what it then forwards.
 fn answers() -> Vec<Rule> {
-    // A single route lookup handles the node's traffic.
+    // Fast path for the node's traffic.
     let local = Expression::to_the_node().into_iter().chain([Expression::give_back()]).collect();
-    // A wildcard listener is no part of the connection.
     let listens = [Expression::socket(0, SocketKey::Wildcard), Expression::is(0, &[1]), Expression::give_back()];
     // A UDP socket without the proxy's mark receives nothing.
     let only_answers = [Expression::transport(0), Expression::is(0, &[UDP]), Expression::socket(0, SocketKey::Mark)]
