@@ -1,28 +1,26 @@
-//! Users and groups, from `/etc/passwd` and `/etc/group`.
-//!
-//! The C library's lookups load the shared objects of `nsswitch.conf`, which a statically linked agent must not: they
-//! may be missing, or belong to another C library.
+//! Users and groups, from `/etc/passwd` and `/etc/group`, because the C library's lookups load shared objects, which a
+//! statically linked agent must not.
 
 use std::{fs, io};
 
-/// A group's id, if it exists.
+/// A group's id.
 ///
 /// # Errors
-/// When `/etc/group` cannot be read.
+/// Unreadable `/etc/group`.
 pub fn group(name: &str) -> io::Result<Option<u32>> {
     Ok(row(&read("/etc/group")?, name).and_then(|(gid, _)| gid.parse().ok()))
 }
 
-/// The ids of a user and its group, if it exists.
+/// Ids of a user and its group.
 ///
 /// # Errors
-/// When `/etc/passwd` cannot be read.
+/// Unreadable `/etc/passwd`.
 pub fn user(name: &str) -> io::Result<Option<(u32, u32)>> {
     let numbers = |(uid, rest): (&str, &str)| Some((uid.parse().ok()?, rest.split(':').next()?.parse().ok()?));
     Ok(row(&read("/etc/passwd")?, name).and_then(numbers))
 }
 
-/// An image may lack the file. Comments need not be UTF-8.
+/// Some images lack the file; comments need not be UTF-8.
 fn read(path: &str) -> io::Result<String> {
     match fs::read(path) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),

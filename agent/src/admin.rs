@@ -1,8 +1,8 @@
 //! The admin thread: answers when the main runtime does not.
 //!
-//! A thread with its own runtime serves `<run-dir>/admin.sock`, with mode and group of the API's socket. The status
-//! never blocks ([`crate::status`]). Other requests run on separate threads with a time limit, so that a hang takes
-//! one of eight slots. The status's observations and the watchdog ([`crate::watchdog`]) also run here.
+//! Its runtime serves `<run-dir>/admin.sock`, observes the status ([`crate::status`]), which never blocks, and feeds
+//! the watchdog ([`crate::watchdog`]). Other requests have a time limit and run on separate threads: a hang takes one
+//! of eight slots.
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -31,13 +31,12 @@ use crate::{
     telemetry::LogFilter,
 };
 
-/// Concurrent requests other than for the status.
+/// Concurrent requests, except for the status.
 const APART: usize = 8;
-/// Time limit for a request other than for the status.
+/// For a request, except for the status.
 const READ_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for running requests at a stop.
 const GRACE: Duration = Duration::from_secs(2);
-/// Blocking threads: one per part of the status and per request, and one more for each in the kernel.
+/// Per part of the status and per request; more for those in the kernel.
 const BLOCKING: usize = 64;
 
 /// The running admin thread.
@@ -51,7 +50,7 @@ impl Admin {
     /// Binds the socket and starts the thread.
     ///
     /// # Errors
-    /// When the socket cannot be bound, or the thread not started.
+    /// The socket cannot be bound, or the thread not started.
     pub async fn start(node: &Arc<Node>, log: LogFilter) -> anyhow::Result<Self> {
         let (socket, stop) = (node.life.config.admin_socket(), CancellationToken::new());
         let (ready, bound) = oneshot::channel();
@@ -94,7 +93,6 @@ fn run(
     let begun = begin(&socket, node.pulses.admin_socket.clone());
     let (runtime, listener) = match begun {
         Ok(begun) => begun,
-        // The starter waits for this.
         Err(error) => return drop(ready.send(Err(error))),
     };
     node.parts.look_on(runtime.handle().clone());
@@ -112,7 +110,7 @@ fn run(
             () = patience => {}
         }
     });
-    // Threads may be stuck in the kernel.
+    // Threads may hang in the kernel.
     runtime.shutdown_background();
 }
 
@@ -127,7 +125,6 @@ fn begin(socket: &std::path::Path, reach: Reach) -> anyhow::Result<(Runtime, Soc
     Ok((runtime, listener))
 }
 
-/// Read-only routes, and settings that can change at run time.
 fn router(node: Arc<Node>, log: LogFilter) -> Router {
     let places = Arc::new(Semaphore::new(APART));
     let guard = {

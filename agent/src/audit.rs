@@ -41,11 +41,10 @@ pub use self::error::{AuditError, RepairError};
 /// Runs an audit; with `repair`, executes all repairs. `told`: the status's findings.
 ///
 /// # Errors
-/// The kernel or the store cannot be read.
+/// Unreadable kernel or store.
 pub async fn audit(life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>, repair: bool) -> Result<AuditReport, AuditError> {
     let audited = audit_and(life, &if repair { Mend::All } else { Mend::Nothing }).await?;
-    // Repaired findings leave the status at once. The next leak audit adds new ones, without findings that only an
-    // operator can decide.
+    // Repaired findings leave at once. Only the leak audit adds new ones, except those for an operator.
     let left = audited.left();
     if let Some(told) = lock(told).as_mut() {
         *told = Left {
@@ -60,15 +59,14 @@ pub async fn audit(life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>, repair: bo
     Ok(audited.report())
 }
 
-/// Close looks in a kernel call: a call for each endpoint would wake four threads each time. The leak audit pauses
-/// after a call, so a thousand endpoints take five seconds or more.
+/// Endpoints per kernel call, which wakes four threads; the leak audit pauses between calls.
 const IN_A_ROW: usize = 16;
 const PAUSE: Duration = Duration::from_millis(80);
 
-/// Maximum wait for regenerations, which take seconds on a full node. Slower ones continue without the audit.
+/// Wait for regenerations, which take seconds on a full node; slower ones continue.
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// Object and subject, which identify a finding across audits; details may change.
+/// Object and subject: identifies a finding across audits.
 pub type Key = (&'static str, String);
 
 /// Findings to repair.
@@ -76,9 +74,9 @@ pub type Key = (&'static str, String);
 pub enum Mend {
     /// None.
     Nothing,
-    /// All repairable findings.
+    /// All that are repairable.
     All,
-    /// Findings with these keys.
+    /// Those with these keys.
     Only(BTreeSet<Key>),
 }
 
@@ -98,7 +96,7 @@ pub fn key_of(problem: &Problem) -> Key {
     (problem.object(), problem.subject())
 }
 
-/// A finding, and how the repair ended.
+/// A finding, and its repair's result.
 #[derive(Debug)]
 pub struct Audited {
     /// The finding.
@@ -112,7 +110,7 @@ pub struct Audited {
 pub struct Outcome {
     /// Findings.
     pub findings: Vec<Audited>,
-    /// Number of examined objects, by kind.
+    /// Examined objects, by kind.
     pub examined: BTreeMap<String, u64>,
 }
 
@@ -149,26 +147,25 @@ impl Outcome {
 /// Runs an audit with the requested repairs.
 ///
 /// # Errors
-/// The kernel or the store cannot be read.
+/// Unreadable kernel or store.
 pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, AuditError> {
     if matches!(repair, Mend::All) {
-        // First, because routes to endpoints use its addresses as their source.
+        // First: routes to endpoints use its addresses as their source.
         life.kernel.ensure_node(&life.spec()).await?;
     }
-    // Ids in flight before or after the dump are left out.
     let before = life.jobs.in_flight();
     let prepared_before = life.prepared.ids();
     let snapshot = life.store.snapshot().await?;
     let dump = life.kernel.dump().await?;
     let after = life.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
-    // Taken before the store is read again, so that each has a record there.
+    // Before the store is read again, so that each has a record there.
     let lived: HashSet<_> = life.registry.list().iter().filter(|h| h.shared.read(|v| v.committed)).map(key).collect();
-    // Records added or removed meanwhile count as in flight.
+    // Changed meanwhile: in flight.
     let later = life.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
-    // Status shows abandoned endpoints, and the agent deletes them after their grace time.
+    // Abandoned endpoints: the status shows them, and the agent deletes them after their grace time.
     in_flight.extend(life.registry.list().iter().filter(|h| h.is_abandoned()).map(|h| h.id));
     let prepared: BTreeSet<_> = prepared_before.union(&life.prepared.ids()).copied().collect();
     let mut node_part = life.kernel.observe_node(&life.spec()).await?;
@@ -197,7 +194,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
         let path = life.deletions.queue.path().display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
-    // An unreadable queue is reported above.
+    // Reported above if unreadable.
     findings.extend(life.deletions.blocking(Queue::aside).await.unwrap_or_default().into_iter().map(|path| {
         let path = path.display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
@@ -205,7 +202,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     findings.extend(memory_against_store(life, &later, &lived));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
     let close = close_looks(life, &in_flight, pause).await?;
-    // Close looks are later and more detailed than the dump.
+    // Later and more detailed than the dump.
     findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
     findings.extend(close.findings);
     leave_out_told_overlaps(&mut findings);
@@ -224,7 +221,6 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     Ok(Outcome { findings: mend_all(life, findings, repair, &later).await, examined })
 }
 
-/// Drops a pool overlap that is reported as a problem of an endpoint's route.
 fn leave_out_told_overlaps(findings: &mut Vec<AuditFinding>) {
     let route = |f: &AuditFinding| match f.problem {
         Problem::Endpoint(_, EndpointProblem::NodeRoute { to, .. } | EndpointProblem::NodeRouteShadowed { to, .. }) => {
@@ -245,7 +241,7 @@ async fn mend_all(
     repair: &Mend,
     snapshot: &Snapshot,
 ) -> Vec<Audited> {
-    // One regeneration, at the highest level, repairs all findings of an endpoint.
+    // One regeneration repairs all findings of an endpoint.
     let mut levels: BTreeMap<EndpointId, Level> = BTreeMap::new();
     for finding in findings.iter().filter(|f| repair.wants(&f.problem)) {
         if let Some(Repair::Regenerate(id, level)) = finding.repair {
@@ -298,8 +294,7 @@ async fn mend_all(
     audited
 }
 
-/// Regenerates endpoints concurrently, within [`RENEWAL`] in total. Returns each endpoint's remaining problems, or
-/// why its build failed.
+/// Within [`RENEWAL`] in total; returns remaining problems, or why a build failed.
 async fn renew(
     life: &Arc<Lifecycle>,
     levels: &BTreeMap<EndpointId, Level>,
@@ -312,7 +307,6 @@ async fn renew(
     futures::future::join_all(each).await.into_iter().collect()
 }
 
-/// Error of a build that exceeded [`RENEWAL`].
 fn still_waits(registry: &Registry, id: EndpointId) -> RepairError {
     let Some(handle) = registry.get(id) else { return RepairError::Gone };
     let waits_for = handle.shared.read(|v| v.fsm.waits_for(clock::monotonic_ms()).map(|(what, _)| what));
@@ -333,8 +327,7 @@ struct CloseLooks {
     looked_at: BTreeSet<EndpointId>,
 }
 
-/// Compares what the dump lacks: programs on hooks, rows of endpoint maps, addresses, MTU. Skips endpoints in flight,
-/// and notices.
+/// Compares what the dump lacks: hooks' programs, endpoint maps, addresses, MTU. Skips notices.
 async fn close_looks(
     life: &Arc<Lifecycle>,
     in_flight: &BTreeSet<EndpointId>,
@@ -363,7 +356,6 @@ async fn close_looks(
     Ok(found)
 }
 
-/// Leases in memory must match the store, and every committed endpoint must have a record.
 fn memory_against_store(
     life: &Lifecycle,
     snapshot: &Snapshot,
@@ -371,23 +363,21 @@ fn memory_against_store(
 ) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
     if !life.jobs.in_flight().is_empty() {
-        // A running operation changes memory and store in two steps.
+        // Running operations change memory and store in two steps.
         return findings;
     }
-    // A lease is stored after it is taken in memory.
     let now = clock::unix_ms();
-    // A lease from the future is not young: the clock was set back.
+    // Leases are stored after they are taken in memory. A future lease is not young: the clock was set back.
     let is_young = |since_ms| now.checked_sub(since_ms).is_some_and(|age| age < CreateStep::Commit.deadline_ms());
     let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
     let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
-    // Copied to keep the lock short.
     let leases = lock(&life.addresses.ipam).leases();
     for lease in leases {
         if lease.owner != LeaseOwner::Node
             && !is_young(lease.since_unix_ms)
             && stored.get(&lease.ip) != Some(&&lease.owner)
         {
-            // Left by a failed undo: no endpoint will release it.
+            // Left by a failed undo: no endpoint releases it.
             let nobodys = is_nobodys(&life.registry, &lease.owner);
             findings.push(AuditFinding {
                 problem: Problem::Stray(Stray::UnstoredLease { ip: lease.ip, nobodys }),
@@ -410,7 +400,6 @@ fn key(handle: &Handle) -> (EndpointId, Epoch) {
     (handle.id, handle.epoch)
 }
 
-/// Whether no endpoint has the lease's attachment and epoch.
 fn is_nobodys(registry: &Registry, owner: &LeaseOwner) -> bool {
     match owner {
         LeaseOwner::Attachment { attachment, epoch } => registry
@@ -423,7 +412,7 @@ fn is_nobodys(registry: &Registry, owner: &LeaseOwner) -> bool {
 async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
     match repair {
         Repair::RemoveLink(link) => {
-            // The epoch protects the id's next endpoint.
+            // The epoch protects the id's next owner.
             let bound = Duration::from_millis(DeleteStep::RemoveLink.deadline_ms());
             let removed = timeout(bound, life.kernel.remove_link(link)).await;
             removed.map_err(|_| RepairError::NoAnswer(bound))??;
@@ -463,7 +452,6 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
             if let Some(link) = link {
                 life.kernel.remove_from_plugin_link(link).await?;
             }
-            // Also releases addresses and id.
             unfinished::finish(life, *id).await?;
             life.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await?;
         }
@@ -472,7 +460,7 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
     Ok(())
 }
 
-/// Files of the deletion queue, without canaries.
+/// Without canaries.
 async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailure> {
     let files = deletions.blocking(Queue::list).await?.into_iter().filter(|entry| !entry.is_canary());
     Ok(files
@@ -487,7 +475,6 @@ async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailu
         .collect())
 }
 
-/// Keeps an id taken while its leftovers are removed.
 struct Held {
     life: Arc<Lifecycle>,
     id: EndpointId,
@@ -495,11 +482,11 @@ struct Held {
 }
 
 impl Held {
-    /// Takes the id unless it is in use: pins and call slots have no epoch, so they may be a new endpoint's.
+    /// Takes an unused id: pins and call slots carry no epoch.
     fn take(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Self, RepairError> {
         let was_free = life.registry.claim_id(id);
         let in_use = life.registry.get(id).is_some() || life.jobs.is_in_flight(id) || life.prepared.ids().contains(&id);
-        // An unfinished undo reserves an id that is neither.
+        // An unfinished undo reserves an unused id.
         if !was_free && in_use {
             return Err(RepairError::InUse(id));
         }

@@ -1,4 +1,4 @@
-//! Capabilities of the agent, as in its systemd unit.
+//! The agent's capabilities, as in its systemd unit.
 
 use anyhow::Context;
 use caps::{
@@ -6,7 +6,7 @@ use caps::{
     Capability::{self, *},
 };
 
-/// docs/security.md has the reasons.
+/// Reasons: docs/security.md.
 const NEEDED: [Capability; 12] = [
     CAP_BPF,
     CAP_NET_ADMIN,
@@ -22,15 +22,15 @@ const NEEDED: [Capability; 12] = [
     CAP_KILL,
 ];
 
-/// Drops all other capabilities of this thread and its children. Returns the missing needed ones.
+/// Drops all others of this thread and its children; returns missing needed ones.
 ///
 /// # Errors
-/// When the kernel refuses, which it never does for dropped rights.
+/// The kernel refused, which it never does for dropped rights.
 pub fn keep_needed() -> anyhow::Result<Vec<String>> {
     keep(&NEEDED)
 }
 
-/// Drops all but the capability to set the socket's group.
+/// Keeps only the capability to set the socket's group.
 ///
 /// # Errors
 /// As [`keep_needed`].
@@ -39,7 +39,7 @@ pub fn keep_delegated() -> anyhow::Result<Vec<String>> {
 }
 
 fn keep(needed: &[Capability]) -> anyhow::Result<Vec<String>> {
-    // Otherwise the kernel restores root's capabilities at exec.
+    // Otherwise exec restores root's capabilities.
     nix::sys::prctl::set_no_new_privs().context("give up capabilities: set no_new_privs")?;
     // Permitted last: it must include the effective set.
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
@@ -70,7 +70,6 @@ mod tests {
 
     #[test]
     fn nothing_else_is_kept_and_a_new_program_gets_nothing_back() {
-        // Other tests need the capabilities of their threads.
         let own = || {
             let had = caps::read(None, CapSet::Permitted).expect("read");
             let lacks = keep_needed().expect("kept");

@@ -1,7 +1,7 @@
-//! `wharf-agent cleanup`: removes every trace of an agent from a node without one.
+//! `wharf-agent cleanup`: removes every trace of an agent from a node where none runs.
 //!
-//! Removes links, routes, the router, pins and the agent's Envoy, then the files in the run and state directories.
-//! Keeps and lists objects that are not provably Wharf's.
+//! Removes links, routes, the router, pins and the agent's Envoy, then files. Keeps and lists what is not provably
+//! Wharf's.
 
 use std::{
     ffi::OsString,
@@ -28,7 +28,7 @@ use crate::{
     refused, turn,
 };
 
-/// Name of the command.
+/// Command name.
 pub const COMMAND: &str = "cleanup";
 
 const EXAMPLES: &str = "Examples:
@@ -71,7 +71,7 @@ pub fn command() -> clap::Command {
     Arguments::command().name(COMMAND)
 }
 
-/// Runs the cleanup if the first argument names it.
+/// Runs if the first argument names it.
 pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.next()? != COMMAND {
         return None;
@@ -94,7 +94,6 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { dry_run, force, run_dir, state_dir, bpffs, config } = arguments;
     wharf_datapath::check_capabilities()?;
     let directories = config::directories(&Flags { run_dir, state_dir, bpffs, config, ..Flags::default() })?;
-    // Held to the end, so that no agent starts meanwhile.
     let _turn = if dry_run { None } else { Some(take_turn(&directories)?) };
     let found = leftovers::list(&directories.bpffs, &directories.run)?;
     let files = files(&directories)?;
@@ -113,14 +112,14 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         return remove_all(&found, &files, &envoy, &directories);
     }
     list(&found, &files, &envoy)?;
-    // Only reported: `cargo xtask uninstall` does the dry run before it stops the agent. Releases the lock at once.
+    // Only reported: `cargo xtask uninstall` does the dry run while the agent runs.
     if let Err(error) = turn::Turn::take() {
         eprintln!("wharf-agent cleanup: without --dry-run this is refused: {error:#}");
     }
     Ok(())
 }
 
-/// Reports each removal. A failure for a kernel object ends the cleanup, because the files explain the object.
+/// A kernel object that stays ends the cleanup: the files explain it.
 fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Directories) -> anyhow::Result<()> {
     for leftover in &found.ours {
         leftovers::remove(leftover)?;
@@ -148,7 +147,6 @@ fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Dir
     Ok(())
 }
 
-/// For bpffs and state directory only if they exist.
 fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
     let mut held = turn::Turn::take()?;
     if wharf_datapath::has_pin_root(&directories.bpffs) {
@@ -160,11 +158,10 @@ fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
     Ok(held)
 }
 
-/// Owners of links, except the health endpoint.
 fn living(found: &Leftovers) -> Vec<String> {
     let owner = |leftover: &Leftover| match leftover {
         Leftover::Link { mark, .. } if !is_health(mark) => Some(mark.owner.clone()),
-        // A closed link counts too: without the filter, its container's packets would pass unpoliced.
+        // Also of a closed link, whose container would send unpoliced packets without the filter.
         Leftover::Filters { name, .. } => Some(format!("the container behind link {name} of another plugin")),
         _ => None,
     };
@@ -213,7 +210,7 @@ fn list_nothing(found: &Leftovers, files: &Files, envoys: &[i32]) {
     }
 }
 
-/// The content of a directory comes before it. A directory with foreign files is kept.
+/// A directory follows its content, and is kept with foreign files.
 #[derive(Debug, Default)]
 struct Files {
     ours: Vec<PathBuf>,
@@ -237,7 +234,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
     if is_same(&directories.run, &directories.state) {
         places = vec![(&directories.run, &in_either)];
     }
-    // One may contain the other; the deeper one is first.
+    // One may contain the other.
     places.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.components().count()));
     for (directory, known) in places {
         let (mut mine, mut others) = (Vec::new(), Vec::new());
@@ -272,7 +269,6 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a == b || matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// The Envoys of agents with this run directory.
 struct Proxy {
     process: wharf_proxy::Envoy,
     runtime: tokio::runtime::Runtime,
@@ -296,11 +292,9 @@ impl Proxy {
 #[derive(Debug, PartialEq, Eq)]
 enum Removed {
     Whole,
-    /// A mount point, now empty.
     Content,
 }
 
-/// `whole`: with its content.
 fn remove(path: &Path, whole: bool) -> anyhow::Result<Removed> {
     let removed = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() && whole => fs::remove_dir_all(path),

@@ -1,8 +1,8 @@
-//! Counts the connections that endpoints have open to the node's proxies, and limits each client to its share.
+//! Limits each client to its share of the connections to the node's proxies.
 //!
-//! Between two counts the programs enforce the limits of the last count
-//! ([`wharf_core::kernel::FlowKernel::limit_proxy_clients`]). Ended connections free their places at the next count, so
-//! a count runs sooner after many opens: otherwise a client with many short connections would reach its limit.
+//! The programs enforce the last count's limits ([`wharf_core::kernel::FlowKernel::limit_proxy_clients`]). An ended
+//! connection frees its place at the next count, which therefore runs sooner after many opens: otherwise short
+//! connections would reach the limit.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,18 +12,16 @@ use wharf_proxy::Connections;
 
 use crate::node::{clients::Clients, lifecycle::Lifecycle};
 
-/// Controller name.
 const CONTROLLER: &str = "proxy-clients";
-/// Interval at which the number of opened connections is read.
+/// Interval of reading the opened connections.
 const LOOK: Duration = Duration::from_millis(100);
-/// Interval of counts while clients have connections.
+/// Interval of counts with open connections.
 const BUSY: Duration = Duration::from_secs(1);
-/// Interval of counts without connections, and the longest interval: limits are enforced for about 4 s.
+/// Interval of counts without, and the maximum: limits are enforced for about 4 s.
 const IDLE: Duration = Duration::from_secs(2);
-/// Counts take at most one part in this many of the time, within [`IDLE`]: the kernel lists all TCP sockets of the
-/// node.
+/// Counts take at most one part in this many of the time: each lists the node's TCP sockets.
 const PART: u32 = 20;
-/// No limit in practice, for the time without an agent, in which ended connections free no places.
+/// No limit in practice: without an agent, ended connections free no places.
 const NO_SHARE: u32 = u32::MAX / 2;
 
 /// Maximum open connections of a client.
@@ -32,20 +30,16 @@ pub fn share() -> u32 {
     u32::try_from(Connections::here().of_client).unwrap_or(u32::MAX)
 }
 
-/// The last count.
 #[derive(Debug, Clone, Copy)]
 struct Count {
     at: Instant,
-    /// Duration of the count.
     took: Duration,
     /// Connections opened since the map was created.
     opened: u32,
-    /// Open connections.
     open: u64,
 }
 
 impl Count {
-    /// Whether the next count is due after `opened` connections.
     fn is_over(self, opened: u32, share: u32, now: Instant) -> bool {
         let more = opened.wrapping_sub(self.opened);
         let wait = match more {
@@ -57,7 +51,7 @@ impl Count {
     }
 }
 
-/// Counts at intervals while a proxy is enabled, until the agent stops.
+/// Runs while a proxy is enabled, until the agent stops.
 pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
     let (tasks, share) = (&life.tasks, share());
     let (mut last, mut wait): (Option<Count>, _) = (None, LOOK);
@@ -66,7 +60,7 @@ pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
             () = tasks.stop.cancelled() => break,
             () = tokio::time::sleep(wait) => {}
         }
-        // Also before the first rule redirects: limits are in place when its first connection opens.
+        // Even before a rule redirects: limits precede its first connection.
         if !life.proxy.redirects.enabled() {
             last = None;
             continue;

@@ -1,8 +1,7 @@
-//! The clocks of the agent.
+//! The agent's clocks.
 //!
-//! Unix time is only shown, logged and stored, because it may be set. The exception is an address's rest, which IPAM
-//! restarts when the clock is set back. The monotonic clock measures deadlines, backoff and ages. The boot clock
-//! measures times that outlive the agent but not the boot.
+//! Unix time may be set: it is only shown, logged and stored, except for an address's rest, which IPAM restarts when it
+//! is set back. The monotonic clock measures deadlines, backoff and ages; the boot clock, times that outlive the agent.
 
 use std::{
     cell::Cell,
@@ -16,17 +15,17 @@ use nix::time::{ClockId, clock_gettime};
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 thread_local! {
-    /// Offset of this thread's Unix time, milliseconds; 0 outside of tests.
+    /// Offset of Unix time, milliseconds; 0 outside of tests.
     static STEPPED_MS: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Milliseconds since the Unix epoch; 0 before it.
+/// Milliseconds since the Unix epoch.
 #[must_use]
 pub fn unix_ms() -> u64 {
     unix_ms_of(SystemTime::now()).saturating_add_signed(STEPPED_MS.get())
 }
 
-/// A time as milliseconds since the Unix epoch; 0 before it.
+/// A time's milliseconds since the Unix epoch; 0 before it.
 #[must_use]
 pub fn unix_ms_of(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, millis)
@@ -38,23 +37,23 @@ pub fn monotonic_ms() -> u64 {
     millis(START.elapsed())
 }
 
-/// Milliseconds since the boot (CLOCK_BOOTTIME, in every Linux).
+/// Milliseconds since the boot (CLOCK_BOOTTIME).
 #[must_use]
 pub fn boot_ms() -> u64 {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| millis(time.into()))
 }
 
-/// Identifies the boot (random(4), /proc/sys/kernel/random/boot_id).
+/// The boot's id (random(4), /proc/sys/kernel/random/boot_id).
 ///
 /// # Errors
-/// When the file cannot be read.
+/// Unreadable file.
 pub fn boot_id() -> io::Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     let id = fs::read_to_string(path).map_err(|why| io::Error::new(why.kind(), format!("read {path}: {why}")))?;
     Ok(id.trim().to_owned())
 }
 
-/// Steps this thread's Unix time, for tests.
+/// For tests; steps this thread's Unix time.
 pub fn step_unix_time(by_ms: i64) {
     STEPPED_MS.set(STEPPED_MS.get().saturating_add(by_ms));
 }

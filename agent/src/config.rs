@@ -1,7 +1,6 @@
-//! Settings: low arguments (flags, environment, TOML) become one checked [`AgentConfig`].
+//! Settings: flags, environment and TOML become one checked [`AgentConfig`].
 //!
-//! A flag overrides its `WHARF_*` variable, which overrides the file. Unknown keys of the file are errors: a misspelt
-//! setting must not be ignored.
+//! A flag overrides its `WHARF_*` variable, which overrides the file. Unknown keys of the file are errors.
 
 mod cidr;
 mod delegate;
@@ -30,10 +29,10 @@ use file::{File, read_file};
 use flags::given;
 pub use flags::{AttachChoice, Cidrs, Enforcement, Flags, LocalDelivery, Switch, parse};
 
-/// File name of the agent's socket in the run directory.
+/// The socket's file name in the run directory.
 pub const SOCKET: &str = "wharf.sock";
 
-/// Name of the pool of `--ipv4-pool` and `--ipv6-pool`.
+/// Pool of `--ipv4-pool` and `--ipv6-pool`.
 pub const DEFAULT_POOL: &str = "default";
 
 /// Bound of the proxy's listeners, old and new together.
@@ -52,11 +51,11 @@ pub struct AgentConfig {
     pub pools: Vec<PoolConfig>,
     /// For requests without a pool.
     pub default_pool: PoolName,
-    /// Why the default pool has no IPv6: it is off on the node.
+    /// Why the default pool lacks IPv6.
     pub ipv6_off: Option<&'static str>,
     /// Node name.
     pub node_name: String,
-    /// Address of the Prometheus listener.
+    /// Prometheus listener.
     pub metrics_listen: Option<SocketAddr>,
     /// OpenTelemetry collector, `http://HOST:PORT`.
     pub otlp_endpoint: Option<String>,
@@ -64,15 +63,15 @@ pub struct AgentConfig {
     pub log_level: String,
     /// Log format.
     pub log_format: LogFormat,
-    /// Default MTU of links, bytes; `None` for the uplinks'.
+    /// Links' default MTU, bytes; `None`: the uplinks'.
     pub mtu: Option<u32>,
-    /// Requested attach mode; `None` is auto.
+    /// Attach mode; `None`: auto.
     pub attach_mode: Option<AttachMode>,
     /// Path between two endpoints of the node.
     pub local_delivery: LocalDelivery,
-    /// `None` leaves firewall and forwarding unchanged.
+    /// `None`: firewall and forwarding stay unchanged.
     pub masquerade: Option<Masquerade>,
-    /// The node answers neighbours for pool addresses in their network.
+    /// Answer neighbours for pool addresses in their network.
     pub announce: bool,
     /// Directory of policy files.
     pub policy_dir: Option<PathBuf>,
@@ -80,13 +79,13 @@ pub struct AgentConfig {
     pub service_cidr: Vec<IpNet>,
     /// When policy is enforced.
     pub policy_enforcement: Enforcement,
-    /// Packets that policy would drop pass.
+    /// Audit mode: denied packets pass.
     pub policy_audit: bool,
-    /// Connections survive a policy change that forbids them.
+    /// Connections survive a change that forbids them.
     pub policy_keep_flows: bool,
-    /// Wait for labels of a pod's endpoint; zero is none.
+    /// Wait for a pod's labels; zero is none.
     pub labels_timeout: std::time::Duration,
-    /// Number of program sets kept ready.
+    /// Program sets kept ready.
     pub prepared_programs: usize,
     /// A delete's wait for the proxy.
     pub proxy_timeout: std::time::Duration,
@@ -96,7 +95,7 @@ pub struct AgentConfig {
     pub proxy_port: u16,
     /// Rest of a released address, milliseconds.
     pub ip_rest_ms: u64,
-    /// Wait for the DEL of an endpoint without its namespace.
+    /// Wait for the DEL after a namespace ended.
     pub gone_grace: std::time::Duration,
     /// Audit interval; zero is off.
     pub audit_interval: std::time::Duration,
@@ -106,16 +105,16 @@ pub struct AgentConfig {
     pub timeline_keep: std::time::Duration,
     /// Health probe interval; zero is off.
     pub health_interval: std::time::Duration,
-    /// Socket of the service of delegated mode.
+    /// Service of delegated mode.
     pub delegate: Option<PathBuf>,
     /// Load debug programs.
     pub debug_programs: bool,
-    /// Sources of non-default settings, by flag name.
+    /// Sources of non-default settings, by flag.
     pub origins: BTreeMap<String, SettingOrigin>,
 }
 
 impl AgentConfig {
-    /// Settings of a parsed command line, environment and file.
+    /// From a parsed command line, environment and file.
     ///
     /// # Errors
     /// As [`AgentConfig::load`].
@@ -128,10 +127,10 @@ impl AgentConfig {
         Ok(config)
     }
 
-    /// Merges flags and their file.
+    /// Merges flags and file.
     ///
     /// # Errors
-    /// When the file cannot be read or parsed, or a setting breaks a rule.
+    /// Unreadable file or invalid setting.
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
         let (file, keys) = match &flags.config {
             Some(path) => read_file(path)?,
@@ -142,7 +141,7 @@ impl AgentConfig {
         Ok(config)
     }
 
-    /// Restores the IPv6 CIDR that the default pool lacks because IPv6 is off.
+    /// Restores the default pool's IPv6 CIDR.
     pub fn keep_ipv6(&mut self) {
         self.ipv6_off = None;
         for pool in self.pools.iter_mut().filter(|pool| pool.name == self.default_pool) {
@@ -156,7 +155,7 @@ impl AgentConfig {
         self.run_dir.join(SOCKET)
     }
 
-    /// The admin thread's unix socket.
+    /// The admin socket.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.run_dir.join(wharf_api::ADMIN_SOCKET)
@@ -184,7 +183,7 @@ fn with_origin(error: ConfigError, given: &BTreeMap<String, SettingOrigin>, file
     ConfigError::Setting { name, origin, message }
 }
 
-/// The directories of an agent.
+/// An agent's directories.
 #[derive(Debug, Clone)]
 pub struct Directories {
     /// Socket and store.
@@ -195,10 +194,10 @@ pub struct Directories {
     pub bpffs: PathBuf,
 }
 
-/// The directories of flags and file, without a check of other settings.
+/// The directories of flags and file, without other checks.
 ///
 /// # Errors
-/// When the file cannot be read or parsed, or a directory is the root or has no name.
+/// Unreadable file, or a directory that is the root or nameless.
 pub fn directories(flags: &Flags) -> Result<Directories, ConfigError> {
     let file = flags.config.as_deref().map(read_file).transpose()?.map(|(file, _)| file).unwrap_or_default();
     merge::directories_of(flags, &file)

@@ -1,7 +1,4 @@
-//! Controllers: named periodic tasks and their outcomes.
-//!
-//! An endpoint's controllers also have its id, and their rows are removed with it. A row shows the current run, so a
-//! hang is visible.
+//! Controllers: named periodic tasks, their outcomes and current runs.
 
 use std::{
     collections::BTreeMap,
@@ -24,24 +21,23 @@ use wharf_core::{
 
 use crate::{clock, sync::lock};
 
-/// The longest normal run, an audit of a full node, takes seconds.
+/// Normal runs take seconds.
 pub const OVERDUE: Duration = Duration::from_secs(60);
-/// Two per possible endpoint; controllers of the node are few constants.
+/// Two per possible endpoint; the node's controllers are few.
 const MAX_ENDPOINT_ROWS: usize = 2 * MAX_ENDPOINT_ID as usize;
-/// Longest error, bytes: it may quote foreign text.
+/// Bytes of an error: it may quote foreign text.
 const MAX_ERROR: usize = 1024;
 
-/// Controllers of the node sort first.
 type Key = (Option<EndpointId>, String);
 
-/// Successful and failed runs since start, by name, over all endpoints.
+/// Successful and failed runs since start, by name.
 pub type Runs = BTreeMap<String, (u64, u64)>;
 
-/// The table of controllers, shared by its clones.
+/// Table of controllers; clones share it.
 #[derive(Clone, Default)]
 pub struct Controllers {
     rows: Arc<Mutex<BTreeMap<Key, Row>>>,
-    /// Outlives the rows of endpoints, because counts must not decrease.
+    /// Outlives endpoints' rows: counts must not decrease.
     runs: Arc<Mutex<Runs>>,
     omitted: Arc<AtomicU64>,
 }
@@ -49,17 +45,17 @@ pub struct Controllers {
 #[derive(Debug, Default)]
 struct Row {
     status: ControllerStatus,
-    /// Monotonic; `running_since_unix_ms` is for display.
+    /// Monotonic, unlike `running_since_unix_ms`.
     running: Option<Instant>,
 }
 
 impl Controllers {
-    /// Records an outcome. Returns the failures since the last success.
+    /// Records an outcome; returns the failures since the last success.
     pub fn record(&self, name: &str, result: Result<(), impl Display>) -> u64 {
         self.ended(&(None, name.to_owned()), result)
     }
 
-    /// Begins a run, whose outcome [`Run::end`] records.
+    /// Begins a run.
     pub fn begin(&self, name: &str) -> Run {
         self.began((None, name.to_owned()))
     }
@@ -69,7 +65,7 @@ impl Controllers {
         self.began((Some(endpoint), name.to_owned()))
     }
 
-    /// Sets interval and next run of a controller without [`Self::run`].
+    /// Sets interval and next run without [`Self::run`].
     pub fn plan(&self, name: &str, interval: Duration, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(None, name.to_owned())) {
             row.status.interval_ms = Some(millis(interval));
@@ -84,7 +80,7 @@ impl Controllers {
         }
     }
 
-    /// Removes a deleted endpoint's rows. Runs that end later add none.
+    /// Removes an endpoint's rows. Runs that end later add none.
     pub fn forget(&self, endpoint: EndpointId) {
         lock(&self.rows).retain(|(of, _), _| *of != Some(endpoint));
     }
@@ -108,13 +104,13 @@ impl Controllers {
         lock(&self.runs).clone()
     }
 
-    /// Refused row updates since start, because the table was full.
+    /// Row updates refused by the full table.
     #[must_use]
     pub fn omitted(&self) -> u64 {
         self.omitted.load(Ordering::Relaxed)
     }
 
-    /// The first named controller with an overdue run, and its age.
+    /// First named controller with an overdue run, and the run's age.
     #[must_use]
     pub fn overdue(&self, names: &[&str]) -> Option<(String, Duration)> {
         let rows = lock(&self.rows);
@@ -124,8 +120,7 @@ impl Controllers {
         })
     }
 
-    /// Runs `work` every `interval` until `stop`; a failed run is retried sooner, with backoff. The current run ends
-    /// first.
+    /// Runs `work` every `interval` until `stop`, sooner after a failure. The current run ends first.
     pub async fn run<F, Fut, E>(&self, name: &str, interval: Duration, stop: CancellationToken, mut work: F)
     where
         F: FnMut() -> Fut,
@@ -134,7 +129,7 @@ impl Controllers {
     {
         let key = (None, name.to_owned());
         self.change(&key, |row| row.status.interval_ms = Some(millis(interval)));
-        // Counted here too, for the backoff without a row.
+        // For the backoff without a row.
         let mut failed = 0;
         loop {
             let run = self.began(key.clone());
@@ -172,7 +167,6 @@ impl Controllers {
     fn ended(&self, key: &Key, result: Result<(), impl Display>) -> u64 {
         {
             let mut runs = lock(&self.runs);
-            // Names are constants, so the map stays small.
             let counts = runs.entry(key.1.clone()).or_default();
             if result.is_ok() { counts.0 += 1 } else { counts.1 += 1 }
         }
@@ -200,7 +194,6 @@ impl Controllers {
         .unwrap_or(0)
     }
 
-    /// Inserts the row if the table has room.
     fn change<T>(&self, key: &Key, change: impl FnOnce(&mut Row) -> T) -> Option<T> {
         let mut rows = lock(&self.rows);
         if !rows.contains_key(key) {
@@ -216,7 +209,7 @@ impl Controllers {
     }
 }
 
-/// The current run of a controller.
+/// A controller's current run.
 #[must_use = "a run that is dropped was given up"]
 pub struct Run {
     controllers: Controllers,
@@ -226,10 +219,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// Records the outcome. Returns the failures since the last success.
+    /// Records the outcome; returns the failures since the last success.
     pub fn end(mut self, result: Result<(), impl Display>) -> u64 {
         self.open = false;
-        // The endpoint may have been deleted meanwhile.
         if self.key.0.is_some() && !lock(&self.controllers.rows).contains_key(&self.key) {
             return 0;
         }

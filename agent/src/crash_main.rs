@@ -1,5 +1,5 @@
-//! `wharf-agent-crash`: the agent with armed crash points, for tests. `WHARF_NEXT_ABI`, a directory of BPF objects,
-//! makes it the agent of the next ABI version for upgrade tests.
+//! `wharf-agent-crash`: the agent with armed crash points, and with objects of the next ABI version from
+//! `WHARF_NEXT_ABI`.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -1,7 +1,5 @@
-//! Explain: one report on an endpoint, a container or an address.
-//!
-//! The agent's memory always answers. Store and kernel have a deadline each; a part that misses it is omitted and
-//! named. Explain changes nothing.
+//! Explain: a report on an endpoint, a container or an address, from memory, store and kernel. Parts that miss their
+//! deadline are named and omitted.
 
 mod address;
 mod conclude;
@@ -45,9 +43,8 @@ use crate::{
     proxy::Look,
 };
 
-/// Time limit for kernel, store and deletion queue, each.
+/// For kernel, store and deletion queue, each.
 pub const DEADLINE: Duration = Duration::from_secs(2);
-/// Wait for a running build; less than [`DEADLINE`].
 const BUILD_PATIENCE: Duration = Duration::from_secs(1);
 const MAX_ERRORS: usize = 8;
 const MAX_LISTED: usize = 16;
@@ -55,7 +52,7 @@ const MAX_LISTED: usize = 16;
 /// Explains the subject that `text` names.
 ///
 /// # Errors
-/// When the text has no known form.
+/// No known form.
 pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, SubjectError> {
     let subject = subject::parse(text)?;
     let mut found = subject::find(&node.life, &subject);
@@ -73,7 +70,6 @@ pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, Subjec
         },
         _ => several(text, &found),
     };
-    // Earlier owners exclude the life that is explained.
     if answer.kind != SubjectKind::Several {
         let shown = (answer.kind == SubjectKind::PastEndpoint).then(|| last_of_one(&found.past)).flatten();
         found.past.retain(|p| Some(p) != shown.as_ref());
@@ -106,7 +102,7 @@ fn fact(name: &str, value: impl Into<String>) -> Fact {
     Fact { name: name.to_owned(), value: value.into() }
 }
 
-/// The last life, if all are of one attachment, or of one interface and one sandbox or pod name.
+/// The last life, if all have one attachment, or one interface and one sandbox or pod.
 fn last_of_one(past: &[PastLife]) -> Option<PastLife> {
     let last = past.first()?;
     let is_same = |p: &&PastLife| {
@@ -138,7 +134,7 @@ async fn deletion_records(queue: &Deletions) -> Result<Vec<Deletion>, Unknown> {
 async fn living(node: &Arc<Node>, handle: &Handle, records: &Result<Vec<Deletion>, Unknown>) -> Explanation {
     let is_looked_at = |v: &View| v.committed && !v.fsm.state.is_terminal() && v.fsm.state != State::Disconnecting;
     let found = if handle.shared.read(is_looked_at) { Some(problems(node, handle).await) } else { None };
-    // Read last, because a build may have ended meanwhile.
+    // A build may have ended meanwhile.
     let (view, entries) = (handle.shared.view(), handle.shared.entries());
     let r = &view.record;
     let now_ms = clock::unix_ms();
@@ -208,7 +204,7 @@ async fn living(node: &Arc<Node>, handle: &Handle, records: &Result<Vec<Deletion
     answer
 }
 
-/// A failing probe of the health endpoint takes precedence.
+/// The health endpoint's failing probes take precedence.
 fn with_probes(probes: &health::Health, r: &EndpointRecord, concluded: (Health, String)) -> (Health, String) {
     let (health, summary) = concluded;
     let probed = probes.view();
@@ -221,7 +217,7 @@ fn with_probes(probes: &health::Health, r: &EndpointRecord, concluded: (Health, 
     }
 }
 
-/// Start of the state; of a repeated delete, start of the first attempt.
+/// Of a repeated delete, the first attempt's start.
 fn since(view: &View, entries: &Entries) -> u64 {
     if view.fsm.state != State::Disconnecting {
         return view.status.since_unix_ms;
@@ -306,8 +302,7 @@ fn tell(answer: &mut Explanation, entries: &Entries) {
         answer.timeline.iter().rev().filter(|e| e.outcome == LogStatus::Failure).take(MAX_ERRORS).cloned().collect();
 }
 
-/// Queries the kernel within [`DEADLINE`], including the wait for a permit. A query continues after its caller has
-/// given up.
+/// Within [`DEADLINE`], including the wait for a permit. A query continues without its caller.
 async fn look<T: Send + 'static>(
     node: &Node,
     purpose: Purpose,
@@ -346,7 +341,6 @@ enum Unknown {
     QueueSilent,
 }
 
-/// Waits a moment for a running build.
 async fn problems(node: &Arc<Node>, handle: &Handle) -> Result<Vec<Problem>, Unknown> {
     let (asked, handle) = (Arc::clone(&node.life.kernel), handle.clone());
     let work = async move { endpoint::look::settled(&*asked, &handle, BUILD_PATIENCE).await };
@@ -368,13 +362,12 @@ async fn counters(node: &Node, id: EndpointId) -> Result<Vec<MetricRow>, Unknown
     let kernel = Arc::clone(&node.life.kernel);
     match look(node, Purpose::Explanation, async move { kernel.observe_counters(id).await }).await {
         Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
-        // The endpoint's maps are gone, or do not exist yet.
+        // The maps are gone, or do not exist yet.
         Err(Unknown::Kernel(e)) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
         Err(why) => Err(why),
     }
 }
 
-/// Drops of packets from a foreign address or MAC, by reason.
 fn in_anothers_name(rows: &[MetricRow]) -> Vec<(String, u64)> {
     let reasons = [DropReason::InvalidSourceIp, DropReason::InvalidSourceMac, DropReason::NeighbourSpoof];
     let of = |reason: DropReason| {
@@ -448,7 +441,6 @@ fn several(text: &str, found: &Found) -> Explanation {
     Explanation { candidates, ..blank(text.to_owned(), SubjectKind::Several, Health::Pending, summary) }
 }
 
-/// Reports a matching deletion record; without one, the places that were searched and similar names.
 fn nothing(life: &Lifecycle, text: &str, subject: &Subject, records: &Result<Vec<Deletion>, Unknown>) -> Explanation {
     let keep = conclude::span(u64::try_from(life.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
     let mut searched = vec![

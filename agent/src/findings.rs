@@ -6,15 +6,15 @@ use wharf_core::finding::{Mender, Problem, Verdict};
 /// Remaining findings, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Problems of the node.
+    /// Of the node.
     pub amiss: u64,
-    /// The part of `amiss` that are leases outside the pools, which work.
+    /// Leases outside the pools, which work; part of `amiss`.
     pub outside: u64,
     /// Caused by containers.
     pub containers: u64,
 }
 
-/// A problem as a finding, before a repair.
+/// A problem before a repair.
 #[must_use]
 pub fn finding(problem: &Problem, owner: Option<String>) -> Finding {
     let mender = problem.mender();
@@ -48,7 +48,7 @@ const fn mended_by(mender: Mender) -> MendedBy {
     }
 }
 
-/// An endpoint's health for a verdict.
+/// An endpoint's health.
 #[must_use]
 pub const fn endpoint_health(verdict: Verdict) -> Health {
     match verdict {
@@ -57,7 +57,7 @@ pub const fn endpoint_health(verdict: Verdict) -> Health {
     }
 }
 
-/// Object, subject and problem in one line.
+/// One line.
 #[must_use]
 pub fn in_words(problem: &Problem) -> String {
     format!("{} {}: {problem}", problem.object(), problem.subject())

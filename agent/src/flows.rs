@@ -1,4 +1,4 @@
-//! The flow tables: garbage collection and API view.
+//! Flow tables: garbage collection and API view.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::{
     node::flows::{Collection, Flows},
 };
 
-/// Name of the controller.
+/// Controller name.
 pub const CONTROLLER: &str = "flows";
-/// The shortest timeout, of a closed flow; a shorter interval would find few more rows.
+/// The shortest timeout, of a closed flow.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Collects expired flows, and keeps the tables' usage.
+/// Collects expired flows, and keeps the usage.
 ///
 /// # Errors
-/// When the kernel refuses; the last usage stays.
+/// The kernel refused; the last usage stays.
 pub async fn collect(kernel: &dyn Kernel, flows: &Flows) -> Result<(), KernelError> {
     let usage = kernel.collect_flows().await?;
     flows.note(Collection { usage, at_unix_ms: clock::unix_ms() });
@@ -32,7 +32,7 @@ pub async fn collect(kernel: &dyn Kernel, flows: &Flows) -> Result<(), KernelErr
 /// At most `limit` matching flows, sorted.
 ///
 /// # Errors
-/// When the kernel cannot be read.
+/// Unreadable kernel.
 pub async fn list(kernel: &dyn Kernel, filter: &FlowFilter, limit: usize) -> Result<api::FlowList, KernelError> {
     let mut found = kernel.observe_flows(filter, limit).await?;
     found.flows.sort_unstable();

@@ -1,8 +1,7 @@
-//! Admission of creates.
+//! Admission of creates, by their measured cost ([`Admission`]).
 //!
-//! [`Admission`] decides by the measured cost of creates. Creates pass a turnstile in arrival order, and the first
-//! waits there for room. Deletes never wait, and reduce the admitted creates, because deletes free the resources that
-//! creates need.
+//! Creates pass a turnstile in order of arrival; the first waits there for room. Deletes never wait, and reduce the
+//! admitted creates: they free resources.
 
 use std::{
     sync::{
@@ -18,17 +17,17 @@ use wharf_core::admission::{Admission, AdmissionConfig, Refusal, Ticket};
 
 use crate::sync::lock;
 
-/// Interval of the time check for a create that waits for deletes; other conditions are notified.
+/// Interval of the time check while deletes run.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The gate of a node.
+/// A node's gate.
 pub struct Gate {
     admission: Mutex<Admission>,
     /// A create or delete ended, or a place was dropped.
     changed: Notify,
-    /// One waiter at a time, FIFO (tokio semaphores are fair).
+    /// One waiter at a time; tokio's semaphores are FIFO.
     turnstile: Semaphore,
-    /// Creates that got a place since start.
+    /// Places given since start.
     pub offered: AtomicU64,
     refused: AtomicU64,
     started: std::time::Instant,
@@ -61,7 +60,7 @@ impl Gate {
     /// Offers a place to a create whose caller waits for `patience`.
     ///
     /// # Errors
-    /// When the predicted wait is too long; with the retry delay.
+    /// The predicted wait is too long; with a retry delay.
     pub fn offer(self: &Arc<Self>, patience: Duration) -> Result<Place, Refusal> {
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         match lock(&self.admission).offer(patience_ms, self.now_ms()) {
@@ -76,7 +75,7 @@ impl Gate {
         }
     }
 
-    /// Registers deletes; fewer creates are admitted while the guard lives.
+    /// Fewer creates are admitted while the guard lives.
     #[must_use]
     pub fn deletes(self: &Arc<Self>, count: usize) -> Deletes {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -112,7 +111,7 @@ impl Gate {
     }
 }
 
-/// A place in the queue, released on drop.
+/// A place in the queue; released on drop.
 pub struct Place {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,
@@ -154,7 +153,7 @@ impl Drop for Place {
     }
 }
 
-/// A running create, ended on drop.
+/// A running create; ends on drop.
 pub struct Running {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,

@@ -7,12 +7,12 @@ use std::{
     path::Path,
 };
 
-/// The content; `None` without a file.
+/// `None` without a file.
 ///
 /// # Errors
-/// When the file is unreadable, not regular, or longer than `most` bytes.
+/// Unreadable, not regular, or longer than `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
-    // Opening a FIFO without a writer would block forever.
+    // A FIFO would block.
     let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -29,7 +29,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-/// Writes a file with mode 0600. A crash leaves the old or the new file.
+/// Writes with mode 0600. A crash leaves the old or the new file.
 ///
 /// # Errors
 /// The file system's; the old file remains.

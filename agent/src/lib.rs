@@ -4,28 +4,28 @@
 //! |---|---|---|
 //! | api ([`serve`], [`socket`]) | requests on the unix socket | commands to endpoints, answers |
 //! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its view |
-//! | delete, one per request | the endpoints | teardown commands, one store transaction |
-//! | kernel call ([`node::jobs`]), one per endpoint id | a step of a create, build, delete or undo | kernel changes |
+//! | delete, one per request | endpoints | teardown commands, a store transaction |
+//! | kernel call ([`node::jobs`]), one per endpoint id | a step | kernel changes |
 //! | store writer ([`store`], a thread) | change sets | commits |
-//! | events | the ring buffer of the programs | [`monitor`] |
-//! | links ([`endpoint::links`]) | changes of the node's links | regenerations |
-//! | program log, with `--debug-programs` | the log buffer of the programs | the agent's log |
-//! | node addresses ([`policy::addresses`]) | notifications of the kernel | rows of policy |
+//! | events | the programs' ring buffer | [`monitor`] |
+//! | links ([`endpoint::links`]) | changes of links | regenerations |
+//! | program log, with `--debug-programs` | the programs' log buffer | the log |
+//! | node addresses ([`policy::addresses`]) | the kernel's notifications | rows of policy |
 //! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
-//! | reports of CNI commands ([`commands::reports`]) | the directory's events, a tick | counters, the log |
-//! | OTLP exporter, with `--otlp-endpoint` | ended CNI commands | spans for the collector |
+//! | command reports ([`commands::reports`]) | the directory's events, a tick | counters, the log |
+//! | OTLP exporter, with `--otlp-endpoint` | ended CNI commands | spans |
 //! | suppressed log lines ([`telemetry`]) | time | the log |
 //! | stuck steps ([`stuck`]) | time | the log, the monitor |
-//! | refused listeners ([`endpoint::refusals`]) | time, the proxy's refusals | endpoints' logs |
+//! | refused listeners ([`endpoint::refusals`]) | time, refusals | endpoints' logs |
 //! | health endpoint ([`health`]) | time, its process, requested rounds | the health endpoint, its view |
 //! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
-//! | admin ([`admin`], a thread with its runtime) | requests on `admin.sock`, the [`status`] | answers |
+//! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`pulse`]), the store | systemd |
-//! | heartbeat ([`pulse`]) | time | the heartbeat of the main runtime |
-//! | controllers ([`controller`]): program sets, node, flows, proxy clients, policy, addresses, audit | time | kernel, status |
+//! | heartbeat ([`pulse`]) | time | the main runtime's heartbeat |
+//! | controllers ([`controller`]): programs, node, flows, clients, policy, addresses, audit | time | kernel, status |
 //!
-//! Order of a stop: no new work, running requests are answered, operations end, endpoint tasks end, prepared sets are
-//! unpinned, the store is closed. Endpoints keep their programs, so traffic continues.
+//! Order of a stop: no new work, answer requests, end operations, end endpoint tasks, unpin prepared sets, close the
+//! store. Endpoints keep their programs, so traffic continues.
 
 pub mod accounts;
 pub mod addresses;
@@ -118,33 +118,30 @@ use crate::{
     telemetry::LogFilter,
 };
 
-/// Records of requests or queries for the monitor: some milliseconds of a busy proxy.
+/// Some milliseconds of a busy proxy.
 const RECORDS: usize = 4_096;
 
-/// CNI commands for the OTLP exporter: a minute and more on a busy node.
+/// A minute and more of a busy node.
 const EXPORTS: usize = 1_024;
 
-/// Time limit for running requests and operations at a stop.
+/// For requests and operations at a stop.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Interval of restoring the node's own objects (the router's link, shared pins, pools' routes). Without the shared
-/// pins no endpoint can be created or deleted; a check takes a millisecond.
+/// Interval of restoring the node's objects, without which no endpoint can be created or deleted.
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
 const MASQUERADE: &str = "masquerade";
-/// Interval of reading the policy directory and retrying failures. The node's address changes arrive as
-/// notifications.
 const POLICY_INTERVAL: Duration = Duration::from_secs(2);
-/// Interval of comparing pools and node networks, which reads every route.
+/// Reads every route.
 const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Runs an agent until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When the agent cannot start: operation, subject, cause and remedy.
+/// Why the agent cannot start, and the remedy.
 pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    // Locks come before the kernel is opened, which installs this version's sink.
+    // Before the kernel is opened, which installs this version's sink.
     let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
     delegate::records::leave(&config.run_dir)?;
     let loader = Loader::default();
@@ -171,7 +168,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
 
     let (config, ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
     restore::fits(&opened.snapshot, &kernel.dump().await?, &ipam)?;
-    // After every check that may refuse the start, so that a refusal leaves other versions' endpoints unchanged.
+    // After all checks: a refused start leaves other versions' endpoints unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let identities = Arc::new(LocalIdentities::default());
@@ -184,7 +181,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let node = Node::new(config, own, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities, exporter);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
-    // Runs until all operations have ended, because they wait for it.
+    // Until all operations have ended: they wait for it.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
     export(&node.life.config, &node.commands, tasks, commands::Mode::Own, queue)?;
@@ -205,8 +202,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     mtu::observe(life).await?;
     life.kernel.ensure_node(&life.spec()).await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
-    // After every check that may refuse the start. Without masquerading, containers of the node still reach each
-    // other.
+    // After all checks. Without masquerading, the node's containers still reach each other.
     let masquerading = life.kernel.ensure_nat(&life.spec()).await;
     if let Err(why) = &masquerading {
         tracing::warn!("containers do not reach other networks: {why}");
@@ -215,23 +211,21 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
-    // After the restore, which sends all listeners: an Envoy that outlived the last agent drops missing ones.
+    // After the restore sent all listeners: an Envoy from before drops missing ones.
     tell(life, requests);
     tell(life, queries);
     let owned = Arc::clone(life);
     tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
     if let Err(why) = start_proxy(life, proxy) {
-        // Without Envoy, connections of containers with L7 rules are dropped, or pass with `failOpen`.
+        // Until then, connections with L7 rules are dropped, or pass with `failOpen`.
         tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
     }
     health::reserve(life, &node.health).await;
-    // Before the agent serves: an endpoint deleted while no agent ran must be gone before its container is added
-    // again.
+    // Before the agent serves: deleted endpoints are gone before their containers are added again.
     let drained = deletions::drain(life, queue::Cause::Start).await.map(drop);
     if let Err(why) = &drained {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
     }
-    // The first status shows the queue's state.
     tasks.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
     tasks.operations.spawn(read_events(Arc::clone(life), events));
@@ -269,7 +263,6 @@ fn give_memory_back() {
     }
 }
 
-/// The crate documentation has the order.
 async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, writer: std::thread::JoinHandle<()>) {
     let tasks = node.life.tasks.clone();
     tasks.stop.cancel();
@@ -291,10 +284,10 @@ async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, w
     if let Err(why) = write_timeline(Arc::clone(&node.life)).await {
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
-    // Late, so that a hanging stop can be inspected, but before the store, to which it holds a handle.
+    // Late, so that a hanging stop can be inspected, but before the store, to which it has a handle.
     admin.stop().await;
     drop(node);
-    // The writer ends when the last handle to the store is dropped, which a late task may still hold.
+    // Ends with the last handle, which a late task may have.
     let joined = tokio::time::timeout(GRACE, tokio::task::spawn_blocking(move || writer.join())).await;
     if !matches!(joined, Ok(Ok(Ok(())))) {
         tracing::warn!("the store's thread did not end; what it was asked to write is in the store or not, as a whole");
@@ -310,7 +303,7 @@ fn start_proxy(life: &Arc<Lifecycle>, proxy: Proxy) -> anyhow::Result<()> {
     if life.config.envoy.is_some() {
         proxy.serve_only_supervised();
     }
-    // Runs until all operations have ended, because they wait for Envoy's answers.
+    // Until all operations have ended: they wait for Envoy's answers.
     tasks.endpoints.spawn(async move {
         if let Err(error) = served.serve(socket, halt.cancelled_owned()).await {
             tracing::error!(%error, "rules about requests do not change until the agent is restarted");
@@ -342,7 +335,6 @@ fn export(
     Ok(())
 }
 
-/// Without the feature there is no collector.
 #[cfg(not(feature = "otlp"))]
 #[allow(clippy::unnecessary_wraps, reason = "as with the feature")]
 fn export(
@@ -396,7 +388,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
         tasks.operations.spawn(selfcheck::watch(Arc::clone(life), Arc::clone(&node.self_checks)));
     }
     every(life, "timeline", timeline::INTERVAL, write_timeline);
-    // A lost store file must be found while the agent has the records.
+    // Finds a lost store file while the agent has the records.
     every(life, "store-file", store::LOOK, |life| async move { life.store.ping().await });
     every(life, "address-rest", resting::TICK, |life| async move { resting::wake(&life.addresses).await });
     every(life, "delete-resume", resume::INTERVAL, |life| async move { resume::resume(&life).await });
@@ -487,8 +479,7 @@ async fn follow_addresses(life: Arc<Lifecycle>, changes: wharf_datapath::Address
     policy::addresses::follow(&life.policy, changes, controllers, stop).await;
 }
 
-/// With `--debug-programs`, copies the programs' log to the agent's. Every endpoint's `deliver` writes to one buffer,
-/// reachable through any of them, so a prepared set is used and returned.
+/// All endpoints' `deliver` write to one log buffer; a prepared set gives access, and is returned.
 async fn read_program_log(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     let read = async {
         let (set, programs, guard) = prepared::load(&life).await?;
@@ -516,7 +507,7 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
-/// Makes a directory that only its owner may write, for any umask; an existing one must be writable.
+/// Writable only by its owner, for any umask.
 fn make_directory(path: &Path) -> anyhow::Result<()> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
     made.with_context(|| format!("make directory {}", path.display()))?;

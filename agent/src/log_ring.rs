@@ -1,4 +1,4 @@
-//! The agent's last log lines, for `wharf debuginfo`, because standard error may not be kept.
+//! The last log lines, for `wharf debuginfo`.
 
 use std::{
     collections::VecDeque,
@@ -10,12 +10,11 @@ use wharf_api::AgentLog;
 use crate::sync::lock;
 
 const MAX_LINES: usize = 2_000;
-/// Maximum size of the kept lines, bytes.
 const MAX_BYTES: usize = 512 * 1024;
-/// Longest line, bytes; a longer one is truncated.
+/// Bytes; a longer line is truncated.
 const MAX_LINE: usize = 8 * 1024;
 
-/// The ring. Clones share it.
+/// Clones share the lines.
 #[derive(Debug, Clone, Default)]
 pub struct LogRing {
     inner: Arc<Mutex<Inner>>,
@@ -46,7 +45,7 @@ impl LogRing {
         }
     }
 
-    /// The kept lines, oldest first.
+    /// Kept lines, oldest first.
     #[must_use]
     pub fn tail(&self) -> AgentLog {
         let inner = lock(&self.inner);

@@ -1,7 +1,7 @@
 //! The allocator, and the limit of the agent's control group.
 //!
-//! The kernel charges an endpoint's kernel memory (link, programs, maps) to the agent's control group, and kills the
-//! agent and its restarts at the limit. Creates are therefore refused before the agent's reserve is used up.
+//! The kernel charges endpoints' memory (links, programs, maps) to the agent's control group, and at the limit kills
+//! the agent and its restarts. Creates are refused before that.
 
 use std::{
     fs, io,
@@ -13,29 +13,27 @@ use std::{
 
 use crate::sync::lock;
 
-/// An endpoint's kernel memory: a fixed part and a part per processor (docs/sizing.md).
+/// An endpoint's kernel memory, fixed and per processor (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;
 const ENDPOINT_CPU_BYTES: u64 = 6 << 10;
-/// Bounds of the agent's reserve, an eighth of the limit. The next start needs it: 25 MiB of anonymous memory at its
-/// peak, then 15 MiB of kernel memory while the node's programs are verified, and 3 to 8 MiB after both
-/// (docs/sizing.md).
+/// Bounds of the reserve, an eighth of the limit. A start peaks at 25 MiB of anonymous memory, then 15 MiB of kernel
+/// memory (docs/sizing.md).
 const LEAST_RESERVE: u64 = 32 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
-/// Version 1 reports the highest possible number of pages for no limit.
+/// Version 1 reports the maximum number of pages for no limit.
 const NO_LIMIT: u64 = 1 << 62;
-/// Cache time of "no limit": a create asks three times, and reading the files takes longer than its lease.
+/// Cache time of "no limit", because the files are slow.
 const UNLIMITED: Duration = Duration::from_secs(1);
-/// jemalloc's thread returns freed memory soon (docs/sizing.md).
+/// jemalloc returns freed memory soon (docs/sizing.md).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The process's memory and its limits.
 #[derive(Debug)]
 pub struct Memory {
-    /// Groups that may have a limit, the agent's first.
+    /// The agent's first.
     groups: Vec<Group>,
     endpoint_bytes: u64,
-    /// Time of a check without a limit; cached for [`UNLIMITED`].
     unlimited: Mutex<Option<Instant>>,
 }
 
@@ -44,13 +42,13 @@ pub struct Memory {
 pub struct Room {
     /// Limit, bytes.
     pub limit: u64,
-    /// In use, bytes, without droppable page cache.
+    /// Bytes, without droppable page cache.
     pub used: u64,
-    /// Number of further endpoints that fit.
+    /// Endpoints that still fit.
     pub endpoints: u64,
 }
 
-/// Why there is no memory for another endpoint.
+/// No memory for another endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the agent's control group has {} MiB of memory in use and may have {} MiB; another endpoint needs a limit of at least \
@@ -59,7 +57,7 @@ pub struct Room {
 )]
 pub struct NoRoom {
     room: Room,
-    /// Limit that admits another endpoint, bytes.
+    /// Bytes that admit another endpoint.
     least_limit: u64,
 }
 
@@ -76,7 +74,7 @@ impl Memory {
         Self { groups, endpoint_bytes, unlimited: Mutex::default() }
     }
 
-    /// Room in the most constrained group; `None` without a limit.
+    /// In the most constrained group; `None` without a limit.
     #[must_use]
     pub fn room(&self) -> Option<Room> {
         let of = |(limit, used): (u64, u64)| {
@@ -86,10 +84,10 @@ impl Memory {
         self.groups.iter().filter_map(Group::usage).map(of).min_by_key(|room| room.endpoints)
     }
 
-    /// Checks for the memory of another endpoint. A new limit is seen within a second.
+    /// Checks for another endpoint's memory. A new limit is seen within a second.
     ///
     /// # Errors
-    /// When the endpoint could get the agent killed.
+    /// The endpoint could get the agent killed.
     pub fn admit(&self) -> Result<(), NoRoom> {
         if lock(&self.unlimited).is_some_and(|since| since.elapsed() < UNLIMITED) {
             return Ok(());
@@ -109,19 +107,18 @@ fn reserve(limit: u64) -> u64 {
     (limit / 8).clamp(LEAST_RESERVE, MOST_RESERVE)
 }
 
-/// The lowest limit, in whole MiB, for `bytes` and the reserve.
+/// Whole MiB.
 fn least_limit(bytes: u64) -> u64 {
     // An eighth of the limit is a seventh of the rest.
     let limit = bytes.saturating_add((bytes / 7).clamp(LEAST_RESERVE, MOST_RESERVE));
     limit.saturating_add(2 << 20) >> 20 << 20
 }
 
-/// Disables huge pages for this process and its children (prctl(2), PR_SET_THP_DISABLE), for
-/// `transparent_hugepage=always`, Debian's default. The kernel refills holes of freed pages with them, and before 6.7
-/// a thread's stack of a few pages gets 2 MiB.
+/// Disables huge pages for this process and its children (PR_SET_THP_DISABLE). With Debian's `always`, they fill holes
+/// of freed pages, and before Linux 6.7 small thread stacks.
 ///
 /// # Errors
-/// When a filter of system calls refuses it.
+/// A filter of system calls refuses it.
 pub fn refuse_huge_pages() -> nix::Result<()> {
     nix::sys::prctl::set_thp_disable(true)
 }
@@ -129,12 +126,12 @@ pub fn refuse_huge_pages() -> nix::Result<()> {
 /// Restarts the allocator's thread, with the calling thread's capabilities.
 ///
 /// # Errors
-/// When the thread cannot be created.
+/// The thread cannot be created.
 pub fn renew_thread() -> io::Result<()> {
     for mut on in [false, true] {
         let new = (&raw mut on).cast();
-        // SAFETY: the name is NUL-terminated and names a `bool` setting (jemalloc(3), `background_thread`); `new`
-        // points to a `bool` of the passed size.
+        // SAFETY: the NUL-terminated name is a `bool` setting (jemalloc(3), `background_thread`); `new` points to a
+        // `bool` of the passed size.
         let error = unsafe {
             tikv_jemalloc_sys::mallctl(c"background_thread".as_ptr(), null_mut(), null_mut(), new, size_of::<bool>())
         };
@@ -145,20 +142,19 @@ pub fn renew_thread() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns freed memory to the kernel, unless the allocator's thread is doing so. A start frees more than a third of
-/// its memory, which must not refuse the first create.
+/// Returns freed memory: a start frees more than a third, which must not refuse the first create.
 ///
 /// # Errors
-/// When the allocator does not know the operation.
+/// The allocator does not know the operation.
 pub fn give_back() -> io::Result<()> {
-    // SAFETY: the name is NUL-terminated and names an operation without input and output (jemalloc(3),
-    // `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL), which requires null pointers.
+    // SAFETY: the NUL-terminated name is an operation (jemalloc(3), `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL)
+    // without input and output, which requires null pointers.
     let refused =
         unsafe { tikv_jemalloc_sys::mallctl(c"arena.4096.purge".as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
     if refused == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(refused)) }
 }
 
-/// Resident memory (proc(5), /proc/self/statm, second field, in pages); 0 when unreadable.
+/// Bytes (proc(5), /proc/self/statm, second field, in pages); 0 if unreadable.
 #[must_use]
 pub fn resident_bytes() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm")
@@ -189,7 +185,6 @@ impl Group {
 
     /// Limit, and undroppable bytes in use; `None` without a limit.
     fn usage(&self) -> Option<(u64, u64)> {
-        // "max" does not parse as a number.
         let limit = number(&self.limit).filter(|limit| *limit < NO_LIMIT)?;
         let used = number(&self.usage)?;
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
@@ -207,7 +202,6 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// This process's groups and their ancestors; each may have a limit.
 fn own_groups() -> Vec<Group> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
@@ -228,13 +222,12 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
             continue;
         };
         let Ok(inside) = Path::new(path).strip_prefix(root) else { continue };
-        // Joining an empty path would append a slash.
+        // An empty path would append a slash.
         found.extend(inside.ancestors().map(|at| of(&point.join(at))));
     }
     found
 }
 
-/// Root and mount point of a memory hierarchy.
 fn mounted(line: &str, version2: bool) -> Option<(&Path, &Path)> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut kind = kind.split(' ');
@@ -288,7 +281,7 @@ mod tests {
         let (left, refused) = room(&mib(64).to_string(), mib(57), 0);
         assert_eq!(left, Some(0));
         assert!(refused.expect_err("refused").to_string().contains("57 MiB of memory in use and may have 64 MiB"));
-        // The limit in a refusal suffices, and a slightly lower one does not.
+        // The refusal's limit suffices; a slightly lower one does not.
         for used in [mib(39), mib(221), mib(300), mib(447), mib(600), mib(5_000)] {
             let refused = room(&used.to_string(), used, 0).1.expect_err("refused");
             assert!(room(&refused.least_limit.to_string(), used, 0).1.is_ok(), "{refused}");

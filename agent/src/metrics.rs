@@ -1,5 +1,4 @@
-//! Prometheus metrics: counters and histograms, and gauges computed for each scrape. docs/metrics.md lists them; a
-//! test compares.
+//! Prometheus metrics: counters, histograms, and gauges computed for each scrape (docs/metrics.md).
 
 mod commands;
 mod exposition;
@@ -86,10 +85,9 @@ struct Build {
     abi: u32,
 }
 
-/// A gauge of fractions or seconds.
 type Real = Gauge<f64, AtomicU64>;
 
-/// Metrics with fixed label words, so that families stay bounded.
+/// Metrics with fixed labels, so that families stay bounded.
 #[derive(Debug)]
 pub struct Metrics {
     phases: Family<Phase, Histogram, fn() -> Histogram>,
@@ -103,9 +101,9 @@ pub struct Metrics {
     health_losses: Family<ProbeLabel, Real>,
     /// CNI commands.
     pub commands: Arc<CommandMetrics>,
-    /// State transitions refused since start.
+    /// Refused since start.
     pub refused_transitions: AtomicU64,
-    /// Counters of deleted endpoints by direction and reason: the node's totals never decrease.
+    /// Of deleted endpoints, by direction and reason: the node's totals never decrease.
     pub past_counters: Mutex<BTreeMap<(String, String), (u64, u64)>>,
 }
 
@@ -134,12 +132,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Records a phase of a create, regeneration or delete.
+    /// Records an operation's phase.
     pub fn phase(&self, operation: &'static str, phase: &'static str, took: Duration) {
         self.phases.get_or_create(&Phase { operation, phase }).observe(took.as_secs_f64());
     }
 
-    /// Records the end of a regeneration.
+    /// Records a regeneration.
     pub fn regeneration(&self, level: Level, took: Duration, succeeded: bool) {
         let operation = match level {
             Level::Policy => "regenerate-policy",
@@ -158,28 +156,26 @@ impl Metrics {
         }
     }
 
-    /// Records the end of an operation.
+    /// Records an operation.
     pub fn operation(&self, operation: &'static str, took: Duration, succeeded: bool) {
         let outcome = if succeeded { "success" } else { "failure" };
         self.operations.get_or_create(&Outcome { operation, outcome }).observe(took.as_secs_f64());
     }
 
-    /// Counts a self-check of an endpoint.
+    /// Counts a self-check.
     pub fn self_check(&self) {
         self.self_checks.inc();
     }
 
-    /// Counts a self-check alarm.
+    /// Counts an alarm.
     pub fn self_check_alarm(&self) {
         self.self_check_alarms.inc();
     }
 
-    /// Sets the result of the last round of health probes.
+    /// Sets the last round's result.
     pub fn health(&self, health: &NodeHealth) {
         self.health_up.set(i64::from(health.state == HealthState::Ok));
-        // Counted by the health endpoint's controller.
         self.health_launches.inner().store(health.launches, Ordering::Relaxed);
-        // Old times must not be shown as current.
         self.health_trips.clear();
         self.health_losses.clear();
         for probe in &health.probes {
@@ -193,12 +189,12 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of self-check alarms in force.
+    /// Sets the alarms in force.
     pub fn self_checks_failing(&self, n: u64) {
         self.self_checks_failing.set(number(n));
     }
 
-    /// All metrics in this text format.
+    /// All metrics as text.
     #[must_use]
     pub fn encode(
         &self,
@@ -351,7 +347,7 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
     registry.register(name, help, gauge);
 }
 
-/// A count since start; the encoder adds `_total`.
+/// The encoder adds `_total`.
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter: Counter = Counter::default();
     counter.inc_by(value);
@@ -372,7 +368,7 @@ fn pools(registry: &mut Registry, status: &AgentStatus) {
     registry.register("ip_addresses_resting", "Released addresses in quarantine", resting);
 }
 
-/// Endpoints' runs are summed, so the labels are few constants.
+/// Sums endpoints' runs, so that labels are few constants.
 fn controllers(registry: &mut Registry, status: &AgentStatus, runs: &Runs, stale: u64) {
     let unwell = status.controllers_unwell;
     gauge(registry, "controllers_failing", "Controllers whose last run failed or does not end", unwell);

@@ -1,6 +1,4 @@
-//! Events for readers: drops, traces and actions of the agent.
-//!
-//! One bounded broadcast channel: a slow reader loses the oldest events and receives their number.
+//! Events for readers: drops, traces and the agent's actions. A slow reader loses the oldest and receives their number.
 
 mod packet;
 mod request;
@@ -19,15 +17,14 @@ use crate::clock;
 
 pub use request::{Judged, Requests};
 
-/// Lag before a reader loses events: about four seconds of one endpoint's full event rate.
+/// Four seconds of one endpoint's full event rate.
 const DEPTH: usize = 1024;
 
-/// Sender side; cheap to clone.
+/// Sender; cheap to clone.
 #[derive(Clone)]
 pub struct Monitor {
     sender: broadcast::Sender<Arc<MonitorEvent>>,
     packets: Arc<AtomicU64>,
-    /// One in this many traced packets is sent; 0 and 1 send all.
     sampling: Arc<AtomicU32>,
     traced: Arc<AtomicU64>,
     requests: Arc<request::Counters>,
@@ -46,7 +43,7 @@ impl Default for Monitor {
 }
 
 impl Monitor {
-    /// A reader of events from now on.
+    /// Reads events from now on.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<MonitorEvent>> {
         self.sender.subscribe()
@@ -63,7 +60,7 @@ impl Monitor {
         }));
     }
 
-    /// Sends packet events with the deciding policy rule. Kernel timestamps become wall time.
+    /// Sends packet events with the deciding rule; kernel timestamps become wall time.
     pub fn packets(&self, events: impl ExactSizeIterator<Item = (Event, Option<String>)>) {
         self.packets.fetch_add(events.len() as u64, Ordering::Relaxed);
         if self.sender.receiver_count() == 0 {
@@ -80,7 +77,7 @@ impl Monitor {
         }
     }
 
-    /// Sends a proxy's record of a request.
+    /// Sends a proxy's record.
     pub fn request(&self, record: impl Judged) {
         if !record.is_counted() {
             self.requests.count(record.verdict());
@@ -90,14 +87,13 @@ impl Monitor {
         }
     }
 
-    /// Requests by verdict since start, without those counted by Envoy.
+    /// Since start, without those that Envoy counts.
     #[must_use]
     pub fn requests(&self) -> Requests {
         self.requests.told()
     }
 
-    /// Sends one in `one_in` traced packets; 0 and 1 send all. Drops are always sent. The programs' event budget
-    /// applies first.
+    /// Sends one in `one_in` traced packets (0 and 1: all), and all drops.
     pub fn set_sampling(&self, one_in: u32) {
         self.sampling.store(one_in, Ordering::Relaxed);
     }
@@ -115,13 +111,13 @@ impl Monitor {
             && !self.traced.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
     }
 
-    /// Packet events since start.
+    /// Since start.
     #[must_use]
     pub fn packet_events(&self) -> u64 {
         self.packets.load(Ordering::Relaxed)
     }
 
-    /// Number of readers now.
+    /// Current readers.
     #[must_use]
     pub fn readers(&self) -> usize {
         self.sender.receiver_count()

@@ -1,5 +1,4 @@
-//! Manual page and completion scripts, for packaging: `wharf-agent man DIR` and `wharf-agent completion SHELL`, which
-//! the help does not list.
+//! Manual page and completions, for packaging: `wharf-agent man DIR`, `wharf-agent completion SHELL`; not in the help.
 
 use std::{
     ffi::OsString,
@@ -34,7 +33,7 @@ const FILES: &[(&str, &str)] = &[
 
 const SERVICE_VARIABLES: &str = "NOTIFY_SOCKET, WATCHDOG_USEC";
 
-/// Writes pages if the arguments ask for them.
+/// Writes pages if asked to.
 pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let written = match arguments.next()?.to_str()? {
         "man" => man(arguments.next()),
@@ -61,7 +60,7 @@ fn man(directory: Option<OsString>) -> anyhow::Result<()> {
     std::fs::write(&file, page).with_context(|| format!("write {}", file.display()))
 }
 
-/// Sections in the order of man-pages(7).
+/// In the order of man-pages(7).
 fn page() -> io::Result<String> {
     let command = command();
     let man = Man::new(command.clone()).section("8").manual("Wharf").date(DATE);
@@ -73,7 +72,6 @@ fn page() -> io::Result<String> {
         let mut text = Vec::new();
         render(&mut text)?;
         let text = String::from_utf8_lossy(&text);
-        // Each part repeats the preamble.
         page.push_str(text.strip_prefix(&preamble).unwrap_or(&text));
         io::Result::Ok(())
     };
@@ -97,11 +95,10 @@ fn page() -> io::Result<String> {
     rest.text([bold("wharf"), roman("(1),")]);
     rest.text([bold("wharf-cni"), roman("(8)")]);
     add(&|to| rest.to_writer(to))?;
-    // The generator's empty lines become the proper macro.
     Ok(page.replace("\n.br\n\n.br\n", "\n.sp\n"))
 }
 
-/// The lines below a heading of the help's last part; an empty heading selects the first lines.
+/// Lines below a heading of the help's last part; an empty heading selects the first.
 fn help_section(command: &clap::Command, heading: &str) -> String {
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let (mut found, mut current) = (Vec::new(), "");
@@ -110,7 +107,6 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
             current = line;
             continue;
         }
-        // Not indented: ends the section.
         if !line.is_empty() && !line.starts_with(' ') {
             current = "";
         }
@@ -142,7 +138,7 @@ fn completion(shell: Option<OsString>) -> anyhow::Result<()> {
         let known: Vec<String> = Shell::value_variants().iter().map(ToString::to_string).collect();
         bail!("write completions: name a shell, one of {}", known.join(", "));
     };
-    // The generator panics when its writer fails, as a pipe to `head` does.
+    // The generator panics if a writer fails.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command().subcommand(cleanup::command()), NAME, &mut script);
     std::io::stdout().write_all(&script).context("write completions")
@@ -214,7 +210,6 @@ mod tests {
     #[test]
     fn the_sample_configuration_has_each_setting_with_its_default() {
         let sample = include_str!("../../dist/agent.toml");
-        // Tables and developer settings are not defaults.
         let keys = sample.lines().take_while(|line| *line != "#[[pool]]").filter_map(|line| line.strip_prefix('#'));
         let keys: Vec<&str> = keys.filter(|line| !line.starts_with(' ') && line.contains(" = ")).collect();
         for argument in Flags::command().get_arguments() {

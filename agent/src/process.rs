@@ -25,10 +25,10 @@ use crate::{
     store, telemetry,
 };
 
-/// Runs the process and returns its exit status.
+/// Runs the process.
 #[must_use]
 pub fn main() -> ExitCode {
-    // Only the agent starts these modes, so help does not list them.
+    // Started only by the agent, so not in the help.
     match std::env::args_os().nth(1) {
         Some(mode) if mode == health::server::MODE => return health::server::main(),
         Some(mode) if mode == store::check::MODE => return store::check::main(),
@@ -65,7 +65,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Checks the settings, but not the node. Prints errors to standard error; the error is the exit status.
+    /// Does not check the node. Prints errors; returns the exit status.
     fn of_process() -> Result<Self, ExitCode> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let matches = config::parse(&arguments).map_err(|error| refuse(&error))?;
@@ -79,7 +79,6 @@ impl Settings {
     }
 }
 
-/// Prints the settings with their origins, and checks what a start needs on the node.
 fn show(config: &AgentConfig) -> anyhow::Result<ExitCode> {
     let mut text = String::new();
     for (name, value) in config::effective(config) {
@@ -97,7 +96,7 @@ fn show(config: &AgentConfig) -> anyhow::Result<ExitCode> {
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_SETTINGS) })
 }
 
-/// Obstacles to a start on this node, and checks that this user cannot make. Changes nothing.
+/// Obstacles to a start, and checks that this user cannot make.
 fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     let (mut problems, mut remarks) = (Vec::new(), Vec::new());
     if let Some(Err(error)) = config.policy_dir.as_deref().map(policy::check_directory) {
@@ -115,7 +114,7 @@ fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     (problems, remarks)
 }
 
-/// Other users must not write new files, for any inherited umask; the unit's is stricter. Before the first thread.
+/// Before the first thread; for any umask.
 fn keep_others_from_writing() {
     umask(umask(Mode::S_IWOTH) | Mode::S_IWOTH);
 }
@@ -129,7 +128,7 @@ fn allow_all_files() -> nix::Result<()> {
 fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     keep_others_from_writing();
     allow_all_files().context("raise the limit of open files")?;
-    // Capabilities are per thread: before the first thread, with the allocator's recreated.
+    // Per thread: before the first, and with the allocator's recreated.
     let lacks = match config.delegate {
         Some(_) => capabilities::keep_delegated()?,
         None => capabilities::keep_needed()?,
@@ -162,7 +161,7 @@ fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
         Some(service) => runtime.block_on(delegate::agent(config, &service, log)),
         None => runtime.block_on(agent(config, ipam, log)),
     };
-    // A hanging kernel call must not keep a stopped agent alive.
+    // A kernel call may hang.
     runtime.shutdown_timeout(Duration::from_secs(5));
     result
 }

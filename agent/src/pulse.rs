@@ -10,11 +10,11 @@ use crate::socket::Reach;
 /// Interval of heartbeats.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// The last heartbeat of a part.
+/// A part's last heartbeat.
 #[derive(Debug)]
 pub struct Pulse {
     born: Instant,
-    /// Milliseconds from `born`, plus one; 0 before the first beat.
+    /// Milliseconds since `born`, plus one; 0 before the first beat.
     last: AtomicU64,
 }
 
@@ -31,7 +31,7 @@ impl Pulse {
         self.last.store(ms.saturating_add(1), Ordering::Release);
     }
 
-    /// Age of the last beat; `None` before the first.
+    /// `None` before the first beat.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let last = self.last.load(Ordering::Acquire).checked_sub(1)?;
@@ -52,11 +52,11 @@ impl Pulse {
 pub struct Pulses {
     /// The main runtime.
     pub runtime: Pulse,
-    /// The API's listener: it accepts, or waits for a place.
+    /// The API accepts, or waits for a place.
     pub api: Pulse,
-    /// The file of the API's socket.
+    /// The API's socket file.
     pub api_socket: Reach,
-    /// The file of the admin thread's socket.
+    /// The admin socket's file.
     pub admin_socket: Reach,
 }
 

@@ -1,6 +1,5 @@
-//! The leak audit: slowly compares kernel and store, and repairs findings of two consecutive rounds. It leaves the
-//! operator's findings (orphans, records out of service) and a container's changes to its network. It logs each
-//! finding once.
+//! The leak audit: slowly compares kernel and store, and repairs findings of two consecutive rounds, except an
+//! operator's and containers' own. Logs each once.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +20,7 @@ use crate::{
 /// State between rounds.
 #[derive(Debug, Default)]
 pub struct Reconcile {
-    /// Findings to repair if the next round reports them again.
+    /// Repaired if the next round reports them again.
     last: BTreeSet<Key>,
     logged: BTreeSet<Problem>,
 }
@@ -30,7 +29,7 @@ impl Reconcile {
     /// Runs a round. `told`: the status's findings.
     ///
     /// # Errors
-    /// The kernel or the store cannot be read.
+    /// Unreadable kernel or store.
     pub async fn run(&mut self, life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>) -> Result<(), AuditError> {
         let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
         let guards: Vec<_> = kept.map(|id| life.jobs.working_on(id)).collect();
@@ -72,7 +71,6 @@ impl Reconcile {
     }
 }
 
-/// Whether the agent repairs the finding.
 const fn is_the_agents(mender: Mender) -> bool {
     match mender {
         Mender::Regeneration(_) | Mender::Repair => true,

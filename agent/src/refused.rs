@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Exit status for unusable settings, for which a restart does not help.
+/// Unusable settings: a restart does not help.
 pub(crate) const BAD_SETTINGS: u8 = 3;
 
 pub(crate) fn refuse(error: &clap::Error) -> ExitCode {

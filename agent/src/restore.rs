@@ -1,7 +1,7 @@
-//! Restore at a start: compares store and kernel. Pinned programs keep traffic flowing meanwhile.
+//! Restore at a start, while pinned programs keep traffic flowing.
 //!
-//! Order: claim leases, insert all endpoints, undo interrupted creates, delete dead endpoints and endpoints with an
-//! interrupted delete, queue rebuilds, remove unexplained kernel objects.
+//! Order: claim leases, insert all endpoints, undo interrupted creates, delete endpoints that are dead or in deletion,
+//! queue rebuilds, remove unexplained kernel objects.
 
 use std::{
     collections::HashMap,
@@ -37,14 +37,13 @@ use crate::{
     sync::lock,
 };
 
-/// Refuses settings that would cut off living endpoints: containers route through their original gateway, which is
-/// also the source of the node's routes to them.
+/// Refuses settings that would cut off living endpoints, which keep their gateway.
 ///
 /// # Errors
 /// Addresses that no longer fit, and the remedy.
 pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Result<()> {
     let pools = ipam.cidrs();
-    // Outside today's pools, but in a pool of an earlier agent of this boot. Others are another IPAM's.
+    // In a pool of an earlier agent of this boot; others are another IPAM's.
     let served = |ip: &IpAddr| dump.routes.iter().any(|r| r.ifindex.is_none() && r.destination.contains(ip));
     let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip)) && served(ip);
     for orphan in orphan::unrecorded(dump, snapshot) {
@@ -70,7 +69,7 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
         }
     }
     let (router4, router6) = (ipam.router4(), ipam.router6());
-    // Gateways of another IPAM are no addresses of the node.
+    // Another IPAM's gateways are no addresses of the node.
     let stranger =
         snapshot.endpoints.iter().filter(|r| r.ip_owner != IpOwner::External).find(|r| {
             (r.gateway4.is_some() && r.gateway4 != router4) || (r.gateway6.is_some() && r.gateway6 != router6)
@@ -90,11 +89,10 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
     );
 }
 
-/// With IPv6 off, keeps the default pool's IPv6 CIDR if restored endpoints use it: interfaces keep their addresses,
-/// and the agent must start.
+/// With IPv6 off, keeps the default pool's IPv6 CIDR for restored endpoints.
 ///
 /// # Errors
-/// The pools cannot be used together.
+/// The pools conflict.
 pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) -> anyhow::Result<(AgentConfig, Ipam)> {
     let Some(why) = config.ipv6_off else { return Ok((config, ipam)) };
     let Some(record) = snapshot.endpoints.iter().find(|r| r.ipv6.is_some() && r.ip_owner != IpOwner::External) else {
@@ -112,15 +110,15 @@ pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) ->
 }
 
 /// Restores the store's endpoints. Failures are counted, logged and left to the audit: one endpoint must not stop the
-/// agent. With `lost`, a damaged store lost records, and kernel objects are kept (see [`orphan`]).
+/// agent. With `lost`, kernel objects stay (see [`orphan`]).
 ///
 /// # Errors
-/// The kernel cannot be read.
+/// Unreadable kernel.
 pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
     let dump = life.kernel.dump().await?;
     life.store.skip_epochs(last_epoch(&dump));
     wharf_crash::point("restore/after-dump");
-    // The dump lacks links of other plugins.
+    // Not in the dump.
     let of_plugins = snapshot.endpoints.iter().filter(|r| !r.link_owner.is_wharf());
     let of_plugins: Vec<LinkRef> = of_plugins.map(LinkRef::of).collect();
     let gone = match of_plugins.is_empty() {
@@ -151,7 +149,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
             }
             LinkOwner::Plugin { .. } => !gone.contains(&record.id),
         };
-        // The health endpoint is dead: its process ended with the previous agent, even if its namespace exists.
+        // The health endpoint's process ended with the previous agent, even if the namespace exists.
         let alive = alive && !health::is_reserved(&record.attachment);
         let delete_asked = interrupted.get(&(record.id, record.epoch)).copied();
         let leases_lost = record.addresses().any(|ip| unclaimed.contains(&ip));
@@ -176,7 +174,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
             changes.push(Change::RemoveRestoreFailure(task.handle().id));
         }
     }
-    // Counted before the delete, which may crash the agent.
+    // The delete may crash the agent.
     changes.extend(dead.iter().map(|(_, handle, _)| failure(handle.id, &failed_before, "the agent ended over it")));
     if let Err(error) = life.store.commit(changes).await {
         tracing::warn!("restore: {error}; what it tells is in force all the same");
@@ -191,8 +189,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     wharf_crash::point("restore/after-undo");
     clean_up(life, dead, &failed_before).await;
     wharf_crash::point("restore/after-clean-up");
-    // All endpoints before any rebuild: rows of missing endpoints would be removed and added again. Endpoints with a
-    // failed delete are included, because their programs may run.
+    // All endpoints before any rebuild: rows of missing ones would be removed.
     let records = life.registry.list();
     let records = records.iter().map(|handle| handle.shared.read(|v| v.record.clone()));
     if let Err(error) = life.policy.start(records).await {
@@ -200,7 +197,6 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     }
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
-        // Avoids verifying every endpoint at a restart.
         task.keep_programs = true;
         task.transition(Event::RestoreStarted);
         life.tasks.endpoints.spawn(task.run());
@@ -220,7 +216,6 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     Ok(())
 }
 
-/// Whether the link was renamed.
 fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
     dump.links.iter().filter(|l| l.ifindex == record.host_ifindex).any(|link| {
         let mark = link.alias.as_deref().and_then(Mark::parse);
@@ -228,7 +223,7 @@ fn is_renamed(dump: &KernelDump, record: &EndpointRecord) -> bool {
     })
 }
 
-/// Claims leases and rests in memory. Returns addresses that failed; this node must not release them.
+/// Returns failed addresses, which this node must not release.
 fn claim_addresses(
     ipam: &mut Ipam,
     snapshot: &Snapshot,
@@ -257,8 +252,7 @@ fn claim_addresses(
     unclaimed
 }
 
-/// Counts unreadable records and takes them out of service: in memory at once, in the store at the last allowed
-/// failure.
+/// Takes unreadable records out of service: in memory at once, in the store at the last allowed failure.
 fn unreadable(
     registry: &Registry,
     snapshot: &Snapshot,
@@ -272,7 +266,7 @@ fn unreadable(
             tracing::error!("restore: the record filed under {key} has no valid id: {why}");
             continue;
         };
-        // The record's endpoint may still run.
+        // Its endpoint may run.
         registry.claim_id(id);
         tracing::error!(endpoint = id.get(), "restore: {why}");
         let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
@@ -298,7 +292,7 @@ fn failure(id: EndpointId, before: &HashMap<EndpointId, u32>, why: &str) -> Chan
     Change::PutRestoreFailure(id, RestoreFailure { times, why: why.to_owned() })
 }
 
-/// Finishes deletes. An endpoint whose delete fails at several starts in a row goes out of service.
+/// After failures at several starts in a row, an endpoint goes out of service.
 async fn clean_up(
     life: &Arc<Lifecycle>,
     dead: Vec<(EndpointTask, Handle, DeleteOptions)>,
@@ -346,7 +340,6 @@ async fn clean_up(
         };
         changes.push(Change::RemoveIntent(handle.id, handle.epoch));
         changes.push(Change::TakeOutOfService(Box::new(taken.clone())));
-        // The record out of service keeps the id.
         life.registry.remove(handle.id);
         if handle.mailbox.try_send(Command::Retire).is_err() {
             tracing::warn!(
@@ -361,15 +354,15 @@ async fn clean_up(
     }
 }
 
-/// Highest epoch in the dump. The store has a higher one, unless it was lost.
+/// A store that was not lost has a higher one.
 fn last_epoch(dump: &KernelDump) -> Epoch {
-    // No node reaches it; a higher value is foreign and must not use up the epochs.
+    // A higher value is foreign, and would use up the epochs.
     const BEYOND: u64 = 1 << 48;
     let links = dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).map(|(_, low)| u64::from(low));
     Epoch(links.chain(dump.endpoint_rows.iter().map(|r| r.epoch.0)).filter(|e| *e < BEYOND).max().unwrap_or(0))
 }
 
-/// Inserts an endpoint; the flag says that its identity is new. `None` if records conflict, which the audit reports.
+/// The flag: its identity is new. `None`: records conflict.
 async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(EndpointTask, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
     if !life.registry.claim_id(id) {
@@ -399,8 +392,7 @@ async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(En
     Some((EndpointTask::new(Arc::clone(life), &handle, mailbox, false), handle, renumbered))
 }
 
-/// Undoes an interrupted create. The id may have another endpoint, so only objects with the epoch are removed;
-/// [`remove_unexplained`] removes pins without a record.
+/// Removes only objects with the epoch, because the id may be reused.
 async fn undo_create(
     life: &Arc<Lifecycle>,
     id: EndpointId,
@@ -431,17 +423,16 @@ async fn undo_create(
     }
 }
 
-/// Removes leftovers that Wharf provably made: prepared program sets, rows of interrupted creates.
+/// Prepared program sets, rows of interrupted creates.
 async fn remove_unexplained(life: &Arc<Lifecycle>, rebuilding: &[EndpointId]) {
     // Repaired by the rebuild.
     let mut guards: Vec<_> = rebuilding.iter().map(|id| life.jobs.working_on(*id)).collect();
-    // Containers may run; a delete or the operator removes them.
+    // Containers may run.
     let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
     guards.extend(kept.map(|id| life.jobs.working_on(id)));
-    // The status has no findings yet.
     match audit::audit(life, &Mutex::default(), true).await {
         Ok(report) => {
-            // The audit has logged repaired findings.
+            // The audit logs repairs.
             for f in report.findings.into_iter().filter(|f| f.repair.as_deref() != Some("mended")) {
                 let repair = f.repair.unwrap_or_else(|| "left alone".into());
                 tracing::info!(object = f.object, subject = f.subject, "restore: {}: {repair}", f.problem);

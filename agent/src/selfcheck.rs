@@ -1,9 +1,7 @@
-//! The self-check: runs test packets through an endpoint's pinned programs and compares the verdicts with the desired
-//! state.
+//! The self-check: compares the verdicts of an endpoint's pinned programs on test packets with the desired state.
 //!
-//! Each endpoint is checked once per interval. A mismatch raises an alarm only if the endpoint did not change
-//! meanwhile and a second check agrees. An alarm's begin and end are reported once, in the endpoint's log, the
-//! monitor, the agent's log, status and metrics. Each alarm requests one regeneration of the datapath.
+//! Each endpoint is checked once per interval. A mismatch that a second check confirms raises an alarm, whose begin and
+//! end are reported once, and which requests one regeneration of the datapath.
 
 use std::{
     collections::BTreeSet,
@@ -40,30 +38,28 @@ use crate::{
     policy::{Policy, Probes},
 };
 
-/// Name of the controller.
+/// Controller name.
 pub const CONTROLLER: &str = "endpoint-selfcheck";
-/// Checks within this time share a batch.
 const GATHER: Duration = Duration::from_millis(500);
-/// Maximum number of runs until two in a row agree.
+/// Runs until two in a row agree.
 const LOOKS: usize = 4;
 const PEERS: usize = 16;
 /// A batch normally takes a millisecond.
 const BATCH_LIMIT: Duration = Duration::from_secs(5);
-/// How long a client waits behind other clients.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
-/// How long an alarm waits for its regeneration; below the limit of a controller's run.
+/// Below the limit of a controller's run.
 const REGENERATION_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why a check failed; no finding.
+/// Why a check failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// The kernel refused to run the packets.
+    /// The kernel refused to run packets.
     #[error("check endpoint {0}: {1}")]
     Kernel(String, #[source] KernelError),
-    /// No answer in time for these endpoints.
+    /// No answer in time.
     #[error("check endpoint {0}: no answer within {BATCH_LIMIT:?}")]
     TimedOut(String),
-    /// The answer has no result.
+    /// Empty answer.
     #[error("check endpoint {0}: the kernel's answer is empty")]
     Empty(EndpointId),
 }
@@ -77,9 +73,9 @@ pub async fn watch(life: Arc<Lifecycle>, results: Arc<SelfChecks>) {
         let handles = life.registry.list();
         results.keep(&handles.iter().map(|h| (h.id, h.epoch)).collect());
         life.metrics.self_checks_failing(results.failing());
-        // The extra pause separates the rounds.
+        // One pause more separates the rounds.
         let pause = (interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX)).max(PACE);
-        // A wake-up for each of many endpoints would cost more than its check.
+        // Batched: wake-ups cost more than checks.
         let together = usize::try_from(GATHER.as_millis() / pause.as_millis().max(1)).unwrap_or(1).max(1);
         for handles in handles.chunks(together) {
             let pause = pause * u32::try_from(handles.len()).unwrap_or(1);
@@ -103,14 +99,13 @@ pub async fn watch(life: Arc<Lifecycle>, results: Arc<SelfChecks>) {
     }
 }
 
-/// Context of a check.
+/// A check's context.
 pub struct Checker<'a> {
     registry: &'a Registry,
     jobs: &'a Jobs,
     kernel: &'a dyn Kernel,
     policy: &'a Policy,
     config: &'a AgentConfig,
-    /// See [`Lifecycle::trace_all`].
     trace_all: &'a AtomicBool,
     monitor: &'a Monitor,
     metrics: &'a Metrics,
@@ -120,9 +115,7 @@ pub struct Checker<'a> {
 
 struct Question {
     handle: Handle,
-    /// From before the check.
     view: View,
-    /// Peer of some packets.
     peer: Option<(Handle, View)>,
     cases: Arc<[Case]>,
     /// [`Probes::stamp`] of the policy cases.
@@ -132,7 +125,7 @@ struct Question {
 type Answer = Result<Vec<CaseResult>, KernelError>;
 
 impl<'a> Checker<'a> {
-    /// A checker that stores its results in `results`.
+    /// Stores results in `results`.
     pub fn new(life: &'a Lifecycle, results: &'a SelfChecks) -> Self {
         let Lifecycle { config, registry, jobs, policy, trace_all, monitor, metrics, tasks, .. } = life;
         let kernel = &*life.kernel;
@@ -167,18 +160,17 @@ impl<'a> Checker<'a> {
     /// Checks an endpoint, and raises or ends its alarm.
     ///
     /// # Errors
-    /// When the kernel could not be read; no finding.
+    /// Unreadable kernel; no finding.
     pub async fn visit(&self, handle: &Handle) -> Result<(), CheckError> {
         let Some(found) = self.check(handle, Lane::Background).await? else { return Ok(()) };
         if self.note(handle, &found) {
             return Ok(());
         }
         self.raise_alarm(handle, &found);
-        // Rewrites rules changed from outside.
         if let Err(why) = self.policy.put_right().await {
             tracing::warn!(endpoint = handle.id.get(), "self-check: write the rules of policy again: {why}");
         }
-        // Ends the alarm without waiting for the next round.
+        // Ends the alarm before the next round.
         if self.mend(handle).await
             && let Some(found) = self.check(handle, Lane::Background).await?
         {
@@ -187,7 +179,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Checks for a client, without the background's pace. Returns the last result when the client gets no turn.
+    /// Checks for a client, without pacing; without a turn, returns the last result.
     pub async fn ask(&self, handle: &Handle, lane: Lane) -> SelfCheck {
         let error = match timeout(TURN_LIMIT, self.check(handle, lane)).await {
             Ok(Ok(Some(found))) => {
@@ -201,8 +193,7 @@ impl<'a> Checker<'a> {
         SelfCheck { error, ..self.results.last(handle.id, handle.epoch) }
     }
 
-    /// Tests until two runs agree or one shows no mismatch. `None` when they never agree or the endpoint is in
-    /// flight.
+    /// Until two runs agree. `None` if they never do, or the endpoint is in flight.
     async fn check(&self, handle: &Handle, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let mut before: Option<BTreeSet<String>> = None;
         for _ in 0..LOOKS {
@@ -252,10 +243,9 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// `None` when the endpoint changed meanwhile.
+    /// `None` if the endpoint changed meanwhile.
     async fn judge(&self, asked: Question, answer: Answer, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let Question { handle, view, peer, cases, rules } = asked;
-        // A concurrent change may explain any mismatch.
         if !self.unchanged(&handle, &view) || self.policy.stamp().await != rules {
             return Ok(None);
         }
@@ -276,8 +266,7 @@ impl<'a> Checker<'a> {
         Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
     }
 
-    /// Whether the peer passes its own cases. Only then does a mismatch count against the checked endpoint; otherwise
-    /// the peer's check reports it.
+    /// Whether the peer passes its own cases: otherwise the mismatch may be the peer's.
     async fn is_well(&self, handle: Handle, view: View, lane: Lane) -> bool {
         let alone = Question {
             cases: cases(&view.record, &self.desired(&view), None).into(),
@@ -305,7 +294,7 @@ impl<'a> Checker<'a> {
             && self.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
     }
 
-    /// The next settled endpoint by id. `None` when the next [`PEERS`] are busy.
+    /// Next settled endpoint by id, within [`PEERS`].
     fn peer_of(&self, id: EndpointId) -> Option<(Handle, View)> {
         let mut at = id;
         for _ in 0..PEERS {
@@ -318,7 +307,7 @@ impl<'a> Checker<'a> {
         None
     }
 
-    /// True when it matches. An alarm must not outlive a match, which clients see.
+    /// True for a match, which ends an alarm.
     fn note(&self, handle: &Handle, found: &[Judged]) -> bool {
         let well = found.iter().all(|j| j.same);
         let case = |j: &Judged| SelfCheckCase {
@@ -367,7 +356,7 @@ impl<'a> Checker<'a> {
         self.monitor.agent(Some(handle.id), "self-check-ended", message);
     }
 
-    /// Once per alarm. True when it succeeded.
+    /// Once per alarm; true if it succeeded.
     async fn mend(&self, handle: &Handle) -> bool {
         if self.results.update(handle, |row| row.asked) {
             return false;
@@ -415,7 +404,7 @@ fn words(found: &[Judged]) -> String {
     format!("{}{more}", first.unwrap_or_default())
 }
 
-/// The status component; `interval` of the checks.
+/// Status component; `interval` of the checks.
 #[must_use]
 pub fn component(results: &SelfChecks, interval: Duration) -> ComponentStatus {
     let (failing, checked, oldest) = results.summary();

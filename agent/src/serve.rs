@@ -29,7 +29,7 @@ use crate::{pulse::BEAT, socket::Socket};
 #[derive(Clone, Copy)]
 struct Limit {
     all: usize,
-    /// Users other than root; the CNI plugin runs as root and needs the rest.
+    /// Without root, whose CNI plugin needs the rest.
     others: usize,
 }
 
@@ -41,12 +41,12 @@ const METRICS: Limit = Limit { all: 64, others: 64 };
 
 const ADMIN: Limit = Limit { all: 32, others: 24 };
 
-/// Connections that get an "overloaded" answer; further ones are closed.
+/// Connections that get an "overloaded" answer; others are closed.
 const REFUSALS: usize = 32;
 
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection's user, as an extension of its requests.
+/// A connection's user, an extension of its requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer {
     /// The user is root.
@@ -59,15 +59,15 @@ impl Peer {
     }
 }
 
-/// Time limit for a request's head, and for the pause between requests.
+/// For a request's head, and between requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves the API until `stop`, and answers running requests. Calls `beat` while it accepts.
+/// Serves the API until `stop`, then answers running requests. Calls `beat` while it accepts.
 pub async fn api(listener: Socket, router: Router, stop: CancellationToken, beat: impl Fn() + Send) {
     serve(listener, API, Peer::of, router, stop, beat).await;
 }
 
-/// Serves the admin thread's socket until `stop`.
+/// Serves the admin socket until `stop`.
 pub async fn admin(listener: Socket, router: Router, stop: CancellationToken) {
     serve(listener, ADMIN, Peer::of, router, stop, || {}).await;
 }
@@ -77,9 +77,8 @@ pub async fn metrics(listener: TcpListener, router: Router, stop: CancellationTo
     serve(listener, METRICS, |_| Peer { is_root: false }, router, stop, || {}).await;
 }
 
-/// Further connections wait in the kernel's backlog. A client that exceeds [`HEADER_TIMEOUT`] for a request's head
-/// loses its place. When users other than root have all their places, a further connection replaces the longest idle
-/// one, and is refused if none is idle.
+/// Further connections wait in the backlog. When users other than root have all their places, a connection replaces the
+/// longest idle one, or is refused.
 async fn serve<L: Listener>(
     mut listener: L,
     limit: Limit,
@@ -97,7 +96,7 @@ async fn serve<L: Listener>(
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let accept = async {
-            // The semaphore is never closed, so a permit comes eventually.
+            // Never closed.
             let permit = Arc::clone(&all).acquire_owned().await.ok();
             (listener.accept().await.0, permit)
         };
@@ -125,7 +124,6 @@ async fn serve<L: Listener>(
                     service_fn(move |_| std::future::ready(Ok::<_, Infallible>(refuse(limit)))),
                 );
                 tasks.spawn(async move {
-                    // The client may have gone.
                     connection.await.ok();
                     drop(refusal);
                 });

@@ -1,6 +1,4 @@
-//! A unix socket that is bound again when its file is gone.
-//!
-//! Without the file no client can reach the listener, so the accept loop checks the file once a second.
+//! A unix socket that is bound again when its file is gone; the accept loop checks once a second.
 
 use std::{
     io,
@@ -19,33 +17,32 @@ use tokio::{
 
 use crate::{accounts, make_directory, sync::lock};
 
-/// Group that may connect, if it exists.
+/// If it exists.
 const GROUP: &str = "wharf";
 const LOOK: Duration = Duration::from_secs(1);
-/// How long status reports a new bind.
+/// How long the status reports a new bind.
 const RECENT: Duration = Duration::from_secs(30);
 
 type FileId = (u64, u64);
 
-/// Whether clients can reach the socket. Clones share it.
+/// Whether clients reach the socket; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Reach(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Why the socket is lost and cannot be bound again.
     lost: Option<String>,
     again: Option<Instant>,
 }
 
 impl Reach {
-    /// Why clients cannot reach the socket.
+    /// Why clients do not reach the socket.
     #[must_use]
     pub fn lost(&self) -> Option<String> {
         lock(&self.0).lost.clone()
     }
 
-    /// Time since a recent new bind.
+    /// Age of a recent new bind.
     #[must_use]
     pub fn bound_again(&self) -> Option<Duration> {
         lock(&self.0).again.map(|at| at.elapsed()).filter(|ago| *ago < RECENT)
@@ -63,10 +60,10 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds with mode 0660, and group `wharf` if it exists. Replaces only a stale socket file.
+    /// Binds with mode 0660, and group `wharf` if it exists; replaces only a stale file.
     ///
     /// # Errors
-    /// When another agent answers there, or the file system refuses.
+    /// Another agent answers, or the file system refuses.
     pub async fn bind(path: &Path, reach: Reach) -> anyhow::Result<Self> {
         let (listener, file) = bind(path).await?;
         let mut looks = tokio::time::interval(LOOK);
@@ -74,7 +71,7 @@ impl Socket {
         Ok(Self { path: path.to_owned(), listener, file, looks, reach })
     }
 
-    /// Binds again when the file is gone. Each loss is logged once.
+    /// Binds again when the file is gone; logs each loss once.
     async fn look(&mut self) {
         let problem = match file_id(&self.path) {
             Ok(there) if there == self.file => {
@@ -114,11 +111,11 @@ impl Listener for Socket {
     type Io = UnixStream;
     type Addr = SocketAddr;
 
-    /// Cancel safe: an interrupted check begins again at the next tick.
+    /// Cancel safe: an interrupted check begins again.
     async fn accept(&mut self) -> (UnixStream, SocketAddr) {
         loop {
             tokio::select! {
-                // Empties the old listener's queue before it is replaced.
+                // Empties the old listener's queue first.
                 biased;
                 accepted = Listener::accept(&mut self.listener) => return accepted,
                 _ = self.looks.tick() => {}
@@ -133,7 +130,7 @@ impl Listener for Socket {
 }
 
 impl Drop for Socket {
-    /// Keeps a file that has replaced the socket's.
+    /// Keeps a file that is not the socket's.
     fn drop(&mut self) {
         if file_id(&self.path).is_ok_and(|there| there == self.file)
             && let Err(error) = std::fs::remove_file(&self.path)

@@ -1,8 +1,7 @@
-//! The store: one redb file, one writer thread, one transaction for an endpoint and its leases.
+//! The store: a redb file and its writer thread.
 //!
-//! redb's commits block on fsync, so a dedicated thread owns the database. Callers await their commit over a bounded
-//! channel. Queued changes are committed together, each caller's as a whole or not at all: sixteen concurrent creates
-//! cost two commits instead of thirty-two.
+//! Commits block on fsync: queued ones are committed together, each caller's as a whole or not at all. Sixteen
+//! concurrent creates cost two commits instead of thirty-two.
 
 pub mod check;
 mod error;
@@ -33,21 +32,19 @@ use file::File;
 use opening::CACHE_BYTES;
 use tables::{read_lives, read_one_life, read_snapshot, write_meta};
 
-/// The admission limit is lower, so a full channel means a stuck disk. Callers then wait until their deadlines.
+/// Above the admission limit: a full channel means a stuck disk.
 const QUEUE: usize = 256;
-/// Reserved with one write, so that a create needs no commit for its epoch.
+/// Reserved with one write, so that creates need no commit for their epoch.
 const EPOCH_BLOCK: u64 = 4096;
 
-/// Ended lives kept for [`Store::take_untold`].
 const MAX_UNTOLD: usize = 256;
 
-/// Interval of file checks while idle. The store is lost only if the agent is killed between the loss and the next
-/// check.
+/// Interval of file checks while idle; bounds the time in which a kill loses a lost file's content.
 pub const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// How long status shows a failed commit or a rewrite.
+/// How long the status shows a failed commit or a rewrite.
 const RECENT: std::time::Duration = std::time::Duration::from_secs(30);
-/// Status shows longer commits.
+/// The status shows longer commits.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
 
 enum Job {
@@ -58,7 +55,7 @@ enum Job {
     Life { id: EndpointId, epoch: Epoch, reply: oneshot::Sender<Result<Option<Life>, StoreError>> },
 }
 
-/// Handle to the writer thread. When the last clone is dropped, the thread commits the queue and ends.
+/// Handle to the writer thread, which commits the queue and ends after the last clone.
 #[derive(Clone)]
 pub struct Store {
     jobs: mpsc::Sender<Job>,
@@ -68,31 +65,29 @@ pub struct Store {
     stats: Arc<Stats>,
 }
 
-/// Counters for status and metrics.
+/// Counters.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Commits that succeeded.
+    /// Succeeded commits.
     pub commits: AtomicU64,
-    /// Commits that failed.
+    /// Failed commits.
     pub failures: AtomicU64,
     /// The last commit succeeded.
     pub healthy: AtomicBool,
-    /// Last failed commit, monotonic milliseconds; 0 for none.
+    /// Monotonic milliseconds; 0 for none.
     pub last_failure: AtomicU64,
-    /// Start of the writer's current work, monotonic milliseconds; 0 when idle.
+    /// Start of the writer's work, monotonic milliseconds; 0 when idle.
     pub busy_since: AtomicU64,
-    /// Change sets committed without their timeline changes.
+    /// Change sets committed without timeline changes.
     pub timeline_dropped: AtomicU64,
     timeline_lost: AtomicBool,
     last_cause: Mutex<String>,
-    /// Time of the rewrite, and how the file was lost.
     rewritten: Mutex<Option<(std::time::Instant, String)>>,
-    /// Lives dropped from their commits, until the next timeline batch.
     untold: Mutex<VecDeque<Life>>,
 }
 
 impl Stats {
-    /// Age and cause of a recent failed commit. On a nearly full disk, small commits succeed between failures.
+    /// Recent failed commit: on a full disk, small commits succeed in between.
     #[must_use]
     pub fn failed_recently(&self) -> Option<(std::time::Duration, String)> {
         let last = self.last_failure.load(Ordering::Relaxed);
@@ -100,7 +95,7 @@ impl Stats {
         (last > 0 && ago < RECENT).then(|| (ago, lock(&self.last_cause).clone()))
     }
 
-    /// Age of a recent rewrite, and how the file was lost.
+    /// Recent rewrite.
     #[must_use]
     pub fn rewritten_recently(&self) -> Option<(std::time::Duration, String)> {
         let rewritten = lock(&self.rewritten);
@@ -114,7 +109,6 @@ impl Stats {
         *lock(&self.last_cause) = error.cause.to_string();
     }
 
-    /// Keeps the ended lives of a commit without timeline.
     fn keep_untold(&self, changes: Vec<Change>) {
         let mut untold = lock(&self.untold);
         for change in changes {
@@ -129,7 +123,7 @@ impl Stats {
         }
     }
 
-    /// How long the writer has been busy, beyond `SLOW`.
+    /// Time beyond `SLOW` that the writer has been busy.
     #[must_use]
     pub fn writing_for(&self) -> Option<std::time::Duration> {
         let since = self.busy_since.load(Ordering::Relaxed);
@@ -143,31 +137,30 @@ struct Epochs {
     reserved: tokio::sync::Mutex<u64>,
 }
 
-/// Result of opening the store.
+/// An opened store.
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// Content at the start.
+    /// Content at start.
     pub snapshot: Snapshot,
     /// Why a file was set aside.
     pub set_aside: Option<String>,
-    /// The boot's records were lost, or there was no file: unknown endpoints may exist.
+    /// Unknown endpoints may exist: records of this boot were lost, or there was no file.
     pub lost: bool,
-    /// The writer thread; ends after every [`Store`] is dropped.
+    /// Ends after every [`Store`] is dropped.
     pub writer: std::thread::JoinHandle<()>,
 }
 
 impl Store {
-    /// Opens or creates the file. Sets aside a damaged file, and a file of another boot, whose endpoints ended with
-    /// it.
+    /// Opens or creates the file. Sets aside a damaged file, and one of another boot, whose endpoints ended with it.
     ///
     /// # Errors
-    /// When the file cannot be opened or created, is held by another agent, or has a newer schema.
+    /// Not openable, in use by another agent, or of a newer schema.
     pub fn open(path: &Path, boot_id: &str) -> Result<Opened, StoreError> {
         Self::open_with(path, boot_id, |path| Database::builder().set_cache_size(CACHE_BYTES).create(path))
     }
 
-    /// [`Self::open`] with a custom opener, for tests.
+    /// [`Self::open`] with an opener, for tests.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -202,7 +195,7 @@ impl Store {
     /// Makes all changes durable, or none.
     ///
     /// # Errors
-    /// When the commit failed; the store is unchanged.
+    /// Failed commit; the store is unchanged.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         if changes.is_empty() {
             return Ok(());
@@ -213,7 +206,7 @@ impl Store {
     /// Reads the store, after all earlier jobs.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Unreadable file.
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
         self.ask("read", |reply| Job::Read { reply }).await
     }
@@ -221,32 +214,32 @@ impl Store {
     /// All lives, and the number of unreadable rows.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Unreadable file.
     pub async fn lives(&self) -> Result<(Vec<Life>, u64), StoreError> {
         self.ask("read", |reply| Job::Lives { reply }).await
     }
 
-    /// One life; `None` when absent or unreadable.
+    /// `None` if absent or unreadable.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Unreadable file.
     pub async fn life(&self, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, StoreError> {
         self.ask("read", |reply| Job::Life { id, epoch, reply }).await
     }
 
-    /// Ended lives dropped from their commits. The caller must write them now.
+    /// Ended lives dropped from their commits, which the caller must write.
     #[must_use]
     pub fn take_untold(&self) -> Vec<Life> {
         lock(&self.stats.untold).drain(..).collect()
     }
 
-    /// Whether the timeline was lost since the last call. The caller must rewrite it.
+    /// Whether the timeline was lost since the last call: the caller must rewrite it.
     #[must_use]
     pub fn take_timeline_lost(&self) -> bool {
         self.stats.timeline_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// An ended life, until [`Self::take_untold`].
+    /// One that [`Self::take_untold`] would return.
     #[must_use]
     pub fn untold(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
         lock(&self.stats.untold).iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
@@ -263,11 +256,11 @@ impl Store {
         answer.await.map_err(|_| ended())?
     }
 
-    /// Answers after all earlier jobs, which proves that thread and disk respond. Reopens a file closed after a
-    /// failure, and rewrites a file removed, replaced or modified by another process.
+    /// Answers after all earlier jobs. Reopens a file closed after a failure, and rewrites one that another process
+    /// removed, replaced or modified.
     ///
     /// # Errors
-    /// When the file cannot be reopened, was lost since the last check, or the thread has ended.
+    /// Not reopenable, lost since the last check, or the thread has ended.
     pub async fn ping(&self) -> Result<(), StoreError> {
         self.ask("read", |reply| Job::Ping { reply }).await
     }
@@ -275,10 +268,10 @@ impl Store {
     /// The next epoch, reserved durably first, so that a crash never reissues it.
     ///
     /// # Errors
-    /// When a block of epochs cannot be reserved.
+    /// No block of epochs can be reserved.
     pub async fn next_epoch(&self) -> Result<Epoch, StoreError> {
         let epoch = self.epochs.next.fetch_add(1, Ordering::Relaxed);
-        // Only one in EPOCH_BLOCK creates holds the lock across a commit.
+        // One in EPOCH_BLOCK creates commits here.
         let mut reserved = self.epochs.reserved.lock().await;
         if epoch >= *reserved {
             let high = epoch + EPOCH_BLOCK;
@@ -288,7 +281,7 @@ impl Store {
         Ok(Epoch(epoch))
     }
 
-    /// Never issues an epoch up to `up_to`, which a kernel object carries after the loss of its record.
+    /// Never issues an epoch up to `up_to`, which a kernel object without a record has.
     pub fn skip_epochs(&self, up_to: Epoch) {
         self.epochs.next.fetch_max(up_to.0.saturating_add(1), Ordering::Relaxed);
     }
@@ -299,7 +292,7 @@ impl Store {
         &self.stats
     }
 
-    /// Boot id of all records.
+    /// Boot of all records.
     #[must_use]
     pub fn boot_id(&self) -> &str {
         &self.boot_id
@@ -356,12 +349,11 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
         }
         stats.busy_since.store(0, Ordering::Relaxed);
     }
-    // Closing writes to the file, so a lost file is rewritten first.
+    // Before closing, which writes to the file.
     write_back(&mut file, stats);
 }
 
-/// Rewrites a file that was removed, replaced or modified by another process. Queued changes are refused, because the
-/// other process may interfere again.
+/// Rewrites a file that another process changed; refuses queued changes, because it may interfere again.
 fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
     let what = file.check().err()?;
     let cause = match file.write_anew() {
@@ -392,7 +384,6 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
         return 0;
     }
     let count = commits.iter().map(|(changes, _)| changes.len() as u64).sum();
-    // Even if the caller no longer waits.
     let all = file.commit(commits.iter().flat_map(|(changes, _)| changes));
     if all.is_ok() {
         stats.commits.fetch_add(1, Ordering::Relaxed);
@@ -400,10 +391,10 @@ fn commit_all(file: &mut File, commits: Vec<Commit>, stats: &Stats) -> u64 {
         commits.into_iter().for_each(|(_, reply)| drop(reply.send(Ok(()))));
         return count;
     }
-    // One change set may be the cause.
+    // One may be at fault.
     for (changes, reply) in commits {
         let mut result = file.commit(changes.iter());
-        // The timeline must not block a create or a delete.
+        // Timelines must not block creates or deletes.
         if result.is_err() && changes.iter().any(Change::is_of_timeline) {
             let needed = || changes.iter().filter(|c| !c.is_of_timeline());
             if needed().next().is_some() {

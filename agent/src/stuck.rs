@@ -1,6 +1,4 @@
-//! Steps that overran their deadline.
-//!
-//! The deadline releases the caller; this module reports the step until it ends.
+//! Reports steps that overran their deadline, until they end.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -12,16 +10,15 @@ use wharf_core::{
 
 use crate::node::{jobs::Jobs, lifecycle::Lifecycle, registry::Registry};
 
-/// Interval of the check.
+/// Check interval.
 pub const TICK: Duration = Duration::from_secs(1);
-/// The step's own timeout is reported first.
+/// The step's timeout is reported first.
 const GRACE_MS: u64 = 1_000;
 
-/// Steps that overran, by endpoint.
+/// By endpoint.
 #[must_use]
 pub fn stuck(registry: &Registry, jobs: &Jobs, proxy_timeout: Duration) -> Vec<StuckStep> {
     let mut found = Vec::new();
-    // Only endpoints in flight run a step.
     for handle in jobs.in_flight().into_iter().filter_map(|id| registry.get(id)) {
         handle.shared.read(|v| {
             if v.status.phase.is_empty() {
@@ -40,7 +37,7 @@ pub fn stuck(registry: &Registry, jobs: &Jobs, proxy_timeout: Duration) -> Vec<S
             }
         });
     }
-    // Kernel calls that outlive their step.
+    // Calls outlive their step.
     for (id, job) in jobs.running() {
         let for_ms = u64::try_from(job.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (endpoint, bound_ms) = (id.get(), bound_ms(proxy_timeout, job.step));
@@ -54,7 +51,6 @@ pub fn stuck(registry: &Registry, jobs: &Jobs, proxy_timeout: Duration) -> Vec<S
     found
 }
 
-/// The longest deadline of the steps with this name.
 fn bound_ms(proxy_timeout: Duration, step: &str) -> u64 {
     if step == DeleteStep::AwaitProxy.name() {
         return u64::try_from(proxy_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -64,7 +60,7 @@ fn bound_ms(proxy_timeout: Duration, step: &str) -> u64 {
     create.chain(delete).max().unwrap_or(CreateStep::EnsurePrograms.deadline_ms())
 }
 
-/// Reports each stuck step once, in log, endpoint log and monitor, until the agent stops.
+/// Reports each stuck step once, until the agent stops.
 pub async fn watch(life: Arc<Lifecycle>) {
     let mut told: BTreeSet<(u16, String)> = BTreeSet::new();
     loop {

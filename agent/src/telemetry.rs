@@ -1,7 +1,7 @@
-//! Logs, whose filter and format may change at run time.
+//! Logs; filter and format may change at run time.
 //!
-//! A line inside an operation's span ([`operation`]) carries its id and endpoint. [`lines`] writes and escapes all
-//! lines, and limits floods ([`limit`]).
+//! A line inside an operation's span ([`operation`]) has its id and endpoint. [`lines`] writes and escapes, [`limit`]
+//! limits floods.
 
 mod directives;
 pub mod limit;
@@ -21,11 +21,11 @@ use self::lines::{Lines, Shape};
 pub use self::{directives::FilterError, lines::LogFormat};
 use crate::{log_ring::LogRing, sync::lock};
 
-/// Changes filter and format; cheap to clone.
+/// Changes filter and format.
 #[derive(Clone)]
 pub struct LogFilter {
     handle: reload::Handle<EnvFilter, Registry>,
-    /// As requested; the filter in force also enables the operations' spans.
+    /// As requested, without the operations' spans.
     text: Arc<Mutex<String>>,
     shape: Arc<Shape>,
     ring: LogRing,
@@ -35,15 +35,15 @@ impl LogFilter {
     /// Checks a filter.
     ///
     /// # Errors
-    /// The problem, and the allowed forms.
+    /// Problem, and allowed forms.
     pub fn check(filter: &str) -> Result<(), FilterError> {
         directives::parse(filter).map(drop)
     }
 
-    /// Applies a new filter.
+    /// Applies a filter.
     ///
     /// # Errors
-    /// When the filter does not parse; the old one stays.
+    /// Invalid filter; the old one stays.
     pub fn set(&self, filter: &str) -> Result<(), FilterError> {
         let parsed = directives::parse(filter)?;
         let mut text = lock(&self.text);
@@ -58,25 +58,25 @@ impl LogFilter {
         lock(&self.text).clone()
     }
 
-    /// The last lines that were written.
+    /// The last lines.
     #[must_use]
     pub fn ring(&self) -> LogRing {
         self.ring.clone()
     }
 
-    /// Sets the format of all further lines.
+    /// Sets the format.
     pub fn set_format(&self, format: LogFormat) {
         self.shape.set(format);
     }
 
-    /// The current line format.
+    /// The format.
     #[must_use]
     pub fn format(&self) -> LogFormat {
         self.shape.get()
     }
 }
 
-/// Summarises suppressed lines each second until `stop` ("suppressed N like this").
+/// Summarises suppressed lines each second until `stop`.
 pub async fn tell_suppressed(log: LogFilter, stop: CancellationToken) {
     while tokio::time::timeout(limit::WINDOW, stop.cancelled()).await.is_err() {
         log.shape.sweep();
@@ -86,7 +86,7 @@ pub async fn tell_suppressed(log: LogFilter, stop: CancellationToken) {
 /// Sends logs to standard error.
 ///
 /// # Errors
-/// When the filter does not parse.
+/// Invalid filter.
 pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<LogFilter> {
     let parsed = directives::parse(filter).map_err(|e| anyhow!("setting log-level: {e}"))?;
     let (layer, handle) = reload::Layer::new(parsed);

@@ -8,28 +8,24 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// A sysctl with one inode per network namespace, which only its administrator may open (mode 0600). The file is only
-/// locked.
+/// One inode per network namespace, which only its administrator may open. Only locked.
 const NAMESPACE: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
-/// Lock file of the state directory, which other users may be able to open.
+/// Other users may be able to open the state directory.
 pub const STATE_LOCK: &str = "lock";
 
-/// Exclusive use of a network namespace, a bpffs and a state directory. The kernel releases the locks when the
-/// process ends.
-///
-/// Only root may open the lock files, so no other user can prevent the agent's start.
+/// Exclusive use of a network namespace, a bpffs and a state directory, until the process ends. Only root may open the
+/// lock files: no other user prevents a start.
 #[derive(Debug)]
 pub struct Turn {
     _locks: Vec<File>,
 }
 
 impl Turn {
-    /// Locks this thread's network namespace. Two agents would each remove objects that only the other's records
-    /// explain.
+    /// Locks this thread's network namespace: a second agent would remove the first one's objects.
     ///
     /// # Errors
-    /// When another agent holds the lock, or this process may not administer the namespace.
+    /// Locked, or not administrable.
     pub fn take() -> anyhow::Result<Self> {
         let file = File::open(NAMESPACE).with_context(|| {
             format!("open {NAMESPACE} (the agent needs root and a /proc of its own network namespace)")
@@ -41,7 +37,7 @@ impl Turn {
     /// Also locks a bpffs.
     ///
     /// # Errors
-    /// When another agent holds the lock, or the path is not a bpffs.
+    /// Locked, or no bpffs.
     pub fn and_bpffs(mut self, bpffs: &Path) -> anyhow::Result<Self> {
         let root = wharf_datapath::ensure_pin_root(bpffs)?;
         let taken =
@@ -54,7 +50,7 @@ impl Turn {
     /// Also locks a state directory: two agents would overwrite each other's files.
     ///
     /// # Errors
-    /// When another agent holds the lock, or the directory is not writable.
+    /// Locked, or not writable.
     pub fn and_state(mut self, directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(STATE_LOCK);
         let file = OpenOptions::new()
@@ -96,7 +92,6 @@ mod tests {
             refused.contains("another agent uses the state directory") && refused.contains("--state-dir"),
             "{refused}"
         );
-        // Another user may lock the directory itself without effect.
         drop(held);
         let _others = File::open(directory.path()).map(|d| d.lock()).expect("lock the directory");
         take().expect("free again");

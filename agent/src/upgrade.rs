@@ -1,7 +1,4 @@
-//! Takes over endpoints of other ABI versions before the agent serves.
-//!
-//! `wharf_core::upgrade` selects them. `wharf-datapath` takes them over, or restores the other version. The agent
-//! never serves with endpoints of another version.
+//! Takes over endpoints of other ABI versions before the agent serves, or restores the other version.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +13,11 @@ use wharf_datapath::LinuxKernel;
 
 use crate::{config::AgentConfig, endpoint::build};
 
-/// Extension of systemd's TimeoutStartSec=, and interval of requests.
+/// Extension of systemd's TimeoutStartSec=, and its interval.
 const MORE_TIME: Duration = Duration::from_secs(60);
 const ASKED_EVERY: Duration = Duration::from_secs(5);
 
-/// Called after each endpoint: ten thousand take longer than the start timeout (sd_notify(3), EXTEND_TIMEOUT_USEC=).
+/// Called after each endpoint, because ten thousand exceed the timeout (sd_notify(3), EXTEND_TIMEOUT_USEC=).
 fn more_time() -> impl Fn() + Send {
     let asked = std::cell::Cell::new(None::<Instant>);
     let usec = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
@@ -32,10 +29,10 @@ fn more_time() -> impl Fn() + Send {
     }
 }
 
-/// Takes over the endpoints of other ABI versions.
+/// Takes over endpoints of other ABI versions.
 ///
 /// # Errors
-/// When an endpoint cannot be taken over. The previous programs are in force again; the message has the remedy.
+/// An endpoint cannot be taken over; the previous programs are in force. Has the remedy.
 pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snapshot) -> anyhow::Result<()> {
     let others = kernel.other_versions().await?;
     if others.is_empty() {
@@ -49,7 +46,7 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
     let plan = plan_upgrade(&others, snapshot, &links, &gone.into_iter().collect());
     let takeover = |record: EndpointRecord| Takeover {
         programs: ProgramSpec { keep: true, ..build::desired_programs(config, &record) },
-        // The previous agent's tracing is not carried over.
+        // Tracing is not carried over.
         config: build::config_of(config, &record, false),
         record,
     };

@@ -1,5 +1,4 @@
-//! systemd's watchdog (sd_watchdog_enabled(3)), notified while the important parts make progress. It runs on the
-//! unwatched admin thread.
+//! systemd's watchdog (sd_watchdog_enabled(3)), fed from the admin thread while important parts make progress.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +7,7 @@ use crate::{endpoint::deletions, node::Node, notify, pulse::Pulse, status};
 /// Their hang damages the node while the agent looks alive.
 pub const CRITICAL: [&str; 2] = ["node-datapath", deletions::CONTROLLER];
 
-/// Notifies three times per interval, until the agent stops.
+/// Notifies three times per interval.
 pub async fn feed(node: Arc<Node>, interval: Duration) {
     let work = || async {
         moves(&node, interval).await?;
@@ -31,7 +30,6 @@ enum Stalled {
 }
 
 async fn moves(node: &Arc<Node>, interval: Duration) -> Result<(), Stalled> {
-    // The rest is time to recover before systemd acts.
     let bound = interval / 2;
     beats("the main runtime", &node.pulses.runtime, bound)?;
     beats("the API's listener", &node.pulses.api, bound)?;

@@ -36,7 +36,7 @@ use crate::{
 
 /// Covers a build, a repair, or a delete that waits for the proxy.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Timeout of `status`. Probes call it; an agent that does not answer in this time counts as unhealthy.
+/// For probes, a slower agent is unhealthy.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A command that runs longer reports its current wait.
@@ -53,12 +53,9 @@ impl Context {
     }
 }
 
-/// Runs the command. Reports its current wait on standard error after `QUIET`.
-///
-/// # Errors
-/// When the agent cannot be reached or refuses, or the answer cannot be written.
+/// Reports the current wait on standard error after `QUIET`.
 pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
-    // These commands run without a time limit or report progress themselves.
+    // Without a time limit, or with their own reports.
     let is_long = match &cli.command {
         Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) | Command::Sandbox(_) => {
             true
@@ -79,10 +76,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
     work.await
 }
 
-/// Runs a command for scripts and packages.
-///
-/// # Errors
-/// As [`run`].
+/// Commands for scripts and packages.
 pub(crate) async fn internal(Internal { global, command }: Internal) -> Result<Exit, CliError> {
     match command {
         InternalCommand::Candidates { words } => {

@@ -1,4 +1,4 @@
-//! `wharf-crash`: the CLI with crash points enabled, only for the crash tests.
+//! `wharf` with its crash points armed, for the crash tests.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

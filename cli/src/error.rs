@@ -10,16 +10,16 @@ use wharf_sandbox::SandboxError;
 
 use crate::{args::BadLabel, render::text::safe};
 
-/// Exit status. Scripts depend on the numbers; they must not change.
+/// Scripts depend on the numbers; they must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     Ok,
     /// The subject is unhealthy or not found, or the request was refused.
     Unwell,
-    /// The agent cannot be reached; for `status`, also: the agent is down.
+    /// For `status`, also: the agent is down.
     Unreachable,
     Usage,
-    /// Exit status of the command that `sandbox run` ran, or the reason why it did not run.
+    /// Status of the command of `sandbox run`, or why it did not run.
     Command(u8),
 }
 
@@ -51,7 +51,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command failed. Printed as `wharf: MESSAGE`, with the hint on a second line.
+/// Printed as `wharf: MESSAGE`, with the hint on a second line.
 #[derive(Debug)]
 pub(crate) struct CliError {
     pub(crate) exit: Exit,
@@ -61,12 +61,11 @@ pub(crate) struct CliError {
 }
 
 impl CliError {
-    /// The request was refused, the subject was not found, or the operation failed.
     pub(crate) fn refused(message: impl Into<String>) -> Self {
         Self { exit: Exit::Unwell, message: message.into(), hint: None }
     }
 
-    /// A usage error found after parsing.
+    /// Found after parsing.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, message: message.into(), hint: None }
     }
@@ -76,7 +75,7 @@ impl CliError {
         self
     }
 
-    /// Standard output cannot be written. A closed pipe (`wharf ... | head`) is a silent success.
+    /// A closed pipe (`wharf ... | head`) is a silent success.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             Self { exit: Exit::Ok, message: String::new(), hint: None }
@@ -116,12 +115,12 @@ impl From<ClientError> for CliError {
     fn from(error: ClientError) -> Self {
         let exit = match error.code() {
             _ if error.is_unreachable() => Exit::Unreachable,
-            // A usage error: the agent, not the CLI, parses labels and filters.
+            // The agent parses labels and filters.
             Some(ErrorCode::InvalidRequest) => Exit::Usage,
             _ => Exit::Unwell,
         };
         match error {
-            // The agent's message names the operation; the hint is printed on a separate line.
+            // The agent's message names the operation.
             ClientError::Api { error, .. } => Self { exit, message: error.message, hint: error.hint },
             ClientError::Connect { ref socket, .. } if error.is_no_permission() => {
                 Self { exit, hint: Some(permission_hint(group_of(socket).as_deref())), message: error.to_string() }
@@ -136,7 +135,7 @@ impl From<ClientError> for CliError {
     }
 }
 
-/// The group of the socket's file: its name, or its number if it has none.
+/// Name of the socket's group, or its number.
 fn group_of(socket: &Path) -> Option<String> {
     let number = fs::metadata(socket).ok()?.gid().to_string();
     let groups = fs::read("/etc/group").unwrap_or_default();
@@ -149,7 +148,7 @@ fn group_of(socket: &Path) -> Option<String> {
     Some(groups.lines().find_map(named).unwrap_or(number))
 }
 
-/// The hint for a user without permission; `group`: the group of the socket, if the socket is visible.
+/// `group`: the group of the socket, if visible.
 fn permission_hint(group: Option<&str>) -> String {
     match group {
         Some("root") => {

@@ -1,4 +1,4 @@
-//! The kind of value expected at the cursor, derived from the clap command tree.
+//! The kind of value expected at the cursor, from clap's command tree.
 
 use std::any::TypeId;
 
@@ -10,16 +10,16 @@ use crate::{
     target::Target,
 };
 
-/// A kind of value whose candidates are objects of the node.
+/// Candidates are objects of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
     Endpoint,
-    /// A policy name without a namespace.
+    /// Without a namespace.
     PolicyName,
-    /// `[NAMESPACE/]NAME` of a policy.
+    /// `[NAMESPACE/]NAME`.
     QualifiedPolicyName,
     Namespace,
-    /// A sandbox; not known to the agent.
+    /// Not known to the agent.
     Sandbox,
     Map,
     SettingName,
@@ -44,8 +44,7 @@ impl Expected {
     }
 }
 
-/// The kind of value expected for the last word. `words` follow the program name up to the cursor; the last word may
-/// be empty or incomplete.
+/// `words` follow the program name up to the cursor; the last one may be incomplete.
 pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
     let (current, before) = words.split_last()?;
     let (mut command, mut position, mut only_values) = (root, 0, false);
@@ -80,7 +79,7 @@ pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
     Expected::of(positionals.get(position).or(last)?).filter(|_| command.get_name() != "create")
 }
 
-/// The option named by a word, if the option takes a value.
+/// `None` for an option without a value.
 fn find_option<'a>(root: &'a Command, command: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.split('=').next().unwrap_or(word);
     let is_named = |a: &&Arg| match name.strip_prefix("--") {

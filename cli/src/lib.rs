@@ -1,9 +1,7 @@
 //! `wharf`: the operator's CLI of a Wharf node.
 //!
-//! `args` parses arguments, `commands` sends requests to the agent, `render` turns answers into text. The CLI only
-//! shows the agent's answers, with these exceptions: `debuginfo` reads kernel files and lists names;
-//! `policy validate` and `policy import` read the operator's files; `sandbox` changes the node through
-//! `wharf_sandbox` without the agent; `candidates` reads the names of sandboxes.
+//! `args` parses arguments, `commands` sends requests to the agent, `render` turns answers into text. `debuginfo`,
+//! `policy validate`, `policy import` and `candidates` also read files; `sandbox` does not use the agent.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -29,7 +27,7 @@ use crate::{
     error::{CliError, Exit},
 };
 
-/// The entry point of the program.
+/// The program.
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -39,8 +37,7 @@ pub fn main() -> ExitCode {
         Cli::try_parse_from(arguments).map(|cli| run(commands::run(cli)))
     };
     exit.unwrap_or_else(|error| {
-        // Help and version are successful answers; everything else is a usage error. The write fails on a closed
-        // output.
+        // Help and version are answers. The write fails on a closed output.
         let _ = error.print();
         if error.use_stderr() { Exit::Usage } else { Exit::Ok }
     })
@@ -57,7 +54,7 @@ fn run(command: impl Future<Output = Result<Exit, CliError>>) -> Exit {
         Ok(exit) => exit,
         Err(error) => {
             if !error.is_silent() {
-                // Standard error may be closed; the exit status still reports the failure.
+                // Standard error may be closed.
                 let _ = writeln!(io::stderr(), "{error}");
             }
             error.exit

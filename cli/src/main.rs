@@ -1,4 +1,4 @@
-//! `wharf`, the operator's CLI. The code is in the library.
+//! `wharf`, the operator's CLI.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

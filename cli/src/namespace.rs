@@ -2,19 +2,19 @@
 
 use wharf_api::Endpoint;
 
-/// Label with the namespace of a container that is not a pod.
+/// Of a container that is not a pod.
 const NAMESPACE_LABEL: &str = "k8s:io.kubernetes.pod.namespace=";
-/// Namespace of an endpoint or a document without one.
+/// Of an endpoint or a document without a namespace.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 const HEALTH_LABEL: &str = "reserved:health";
 
-/// The endpoint's namespace as policies see it.
+/// As policies see it.
 pub(crate) fn namespace_of(e: &Endpoint) -> &str {
     let by_label = || e.labels.iter().filter_map(|l| l.strip_prefix(NAMESPACE_LABEL)).find(|name| !name.is_empty());
     e.pod_namespace.as_deref().or_else(by_label).unwrap_or(DEFAULT_NAMESPACE)
 }
 
-/// Whether this is the node's health endpoint, which is not a container.
+/// Not a container.
 pub(crate) fn is_health(e: &Endpoint) -> bool {
     e.labels.iter().any(|l| l.trim_end_matches('=') == HEALTH_LABEL)
 }

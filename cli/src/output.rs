@@ -17,10 +17,10 @@ use crate::{
 };
 
 const DEFAULT_WIDTH: u16 = 100;
-/// Minimum width: below it, columns would be one letter wide.
+/// Below it, columns would be one letter wide.
 const MIN_WIDTH: u16 = 60;
 
-/// Moves the cursor to the top and clears the screen (ECMA-48: CUP, ED).
+/// ECMA-48: CUP, ED.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
 #[derive(Debug)]
@@ -60,10 +60,7 @@ impl Output {
         Style { width: self.width, color: self.color, now_unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// Writes `value` in the selected format; `table` renders it for people.
-    ///
-    /// # Errors
-    /// The output cannot be written.
+    /// `table` renders `value` for people.
     pub(crate) fn emit<T: Serialize>(&self, value: &T, table: impl FnOnce(&Style) -> String) -> Result<(), CliError> {
         let written = match self.format {
             Format::Table | Format::Wide => write_text(&table(&self.style())),
@@ -77,10 +74,7 @@ impl Output {
         }
     }
 
-    /// Writes one object of a stream: a line, or a YAML document.
-    ///
-    /// # Errors
-    /// The output cannot be written.
+    /// One object of a stream: a line, or a YAML document.
     pub(crate) fn emit_line<T: Serialize>(
         &self,
         value: &T,
@@ -89,10 +83,7 @@ impl Output {
         write_text(&self.line(value, |style| line(style) + "\n")?)
     }
 
-    /// One object of a stream as text: the result of `table`, a line of JSON, or a YAML document.
-    ///
-    /// # Errors
-    /// The object cannot be serialized.
+    /// As [`Self::emit_line`], but returned.
     pub(crate) fn line<T: Serialize>(
         &self,
         value: &T,
@@ -106,9 +97,6 @@ impl Output {
     }
 
     /// Replaces the last text: a table clears a terminal; other output follows after an empty line.
-    ///
-    /// # Errors
-    /// The output cannot be written.
     pub(crate) fn replace(&self, text: &str, is_first: bool) -> Result<(), CliError> {
         let lead = match (self.is_table(), self.terminal, is_first) {
             (true, true, _) => CLEAR,
@@ -120,14 +108,11 @@ impl Output {
 }
 
 pub(crate) fn remark(text: &str) {
-    // Standard error may be closed; the answer and the exit status do not depend on it.
+    // Standard error may be closed.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Writes to standard output and flushes, so that an error shows here and not at exit.
-///
-/// # Errors
-/// The output cannot be written.
+/// Flushes, so that an error shows here and not at exit.
 pub(crate) fn write_text(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| CliError::output(&e))
@@ -138,8 +123,7 @@ fn to_json<T: Serialize>(value: &T, pretty: bool) -> Result<String, CliError> {
     text.map(|t| escape_in_json(&t)).map_err(|e| CliError::refused(format!("writing JSON: {e}")))
 }
 
-/// YAML escapes control characters, but not characters that reorder or hide text. A document with such characters is
-/// written in YAML's JSON subset, which can escape all.
+/// YAML escapes control characters, but not characters that reorder or hide text; its JSON subset can escape all.
 fn to_yaml<T: Serialize>(value: &T) -> Result<String, CliError> {
     let yaml = serde_norway::to_string(value).map_err(|e| CliError::refused(format!("writing YAML: {e}")))?;
     if is_safe(&yaml) { Ok(yaml) } else { Ok(to_json(value, true)? + "\n") }

@@ -1,4 +1,4 @@
-//! Renders API objects and policies as text. Pure: reads no clock, terminal or socket.
+//! Renders API objects and policies as text. Pure.
 //!
 //! All text from outside must pass through [`text::safe`] or [`text::cut`]: a container's label must not control the
 //! operator's terminal.
@@ -33,12 +33,11 @@ pub(crate) struct Style {
     pub(crate) now_unix_ms: u64,
 }
 
-/// The meaning of a text, rendered as a colour.
+/// Rendered as a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
     Good,
-    /// Needs attention.
     Warn,
     Bad,
     Dim,
@@ -46,7 +45,6 @@ pub(crate) enum Tone {
 }
 
 impl Style {
-    /// Wraps `text` in the tone's colour if colour is on.
     pub(crate) fn paint(&self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Plain => return text.to_owned(),

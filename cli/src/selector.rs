@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// A label selector. All requirements must hold; an empty selector matches everything.
+/// All requirements must hold; an empty selector matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector(Vec<Requirement>);
 
@@ -102,7 +102,7 @@ impl Requirement {
 }
 
 impl Selector {
-    /// Whether the labels, each `source:key=value`, match.
+    /// Each label is `source:key=value`.
     pub(crate) fn matches<'a>(&self, labels: impl Iterator<Item = &'a str> + Clone) -> bool {
         let parts = labels.map(|label| {
             let (name, value) = label.split_once('=').unwrap_or((label, ""));

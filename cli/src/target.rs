@@ -1,8 +1,8 @@
-//! An operator's name for an endpoint. The agent resolves it, for all commands alike.
+//! An operator's name for an endpoint, which the agent resolves.
 
 use std::str::FromStr;
 
-/// Longest name, bytes; the agent's limit.
+/// Bytes; the agent's limit.
 const MAX: usize = 600;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,5 @@
-//! Settings of one container: `CNI_ARGS`, netconf's `args.cni` and `runtimeConfig`.
-//!
-//! A runtime may use several at once (podman does). Equal values are merged; contradictions are an error.
+//! Settings of one container: `CNI_ARGS`, netconf's `args.cni` and `runtimeConfig`. A runtime may use several at once
+//! (podman does). Equal values are merged; contradictions are an error.
 
 use std::net::IpAddr;
 
@@ -15,9 +14,9 @@ use crate::{
     rules::{self, cut},
 };
 
-/// The pod's annotations, if netconf's `capabilities` ask for them.
+/// Present if netconf's `capabilities` request it.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// IPAM pool; overrides netconf's `pool`.
+/// Overrides netconf's `pool`.
 const ANNOTATION_POOL: &str = "wharf/pool";
 const ANNOTATION_IPS: &str = "wharf/ips";
 const ANNOTATION_MAC: &str = "wharf/mac";
@@ -59,8 +58,7 @@ impl ContainerArgs {
         Ok(found)
     }
 
-    /// `CNI_ARGS`: `KEY=VALUE` separated by `;`. Ignores unknown keys: runtimes add their own without
-    /// `IgnoreUnknown`.
+    /// `KEY=VALUE` separated by `;`. Ignores unknown keys: runtimes add theirs without `IgnoreUnknown`.
     fn add_environment(&mut self, cni_args: &str) -> Result<(), Fault> {
         for pair in cni_args.split(';').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair
@@ -100,7 +98,7 @@ impl ContainerArgs {
         self.add_address_keys(args)
     }
 
-    /// `runtimeConfig`: values requested by netconf's `capabilities`.
+    /// Values requested by netconf's `capabilities`.
     fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
         self.add_address_keys(runtime)?;
         self.ports = ports::parse(runtime)?;

@@ -1,7 +1,5 @@
-//! DEL without the agent: writes a deletion record and removes the container's link.
-//!
-//! The record comes first: once it is on disk, the agent will finish the delete. Without it no process would clean
-//! up.
+//! DEL without the agent: writes a deletion record, then removes the container's link. Once the record is on disk, the
+//! agent will finish the delete.
 
 use std::{
     fs, io,
@@ -20,10 +18,9 @@ use crate::{
     request::Target,
 };
 
-/// Identifies this boot (random(4)).
+/// random(4).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// `why` is the agent's failure to answer.
 pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: &ClientError) -> Result<Done, Fault> {
     let say = |level, text: String| conf.log.say(level, format_args!("{subject}: {text}"));
     say(Level::Info, format!("{why}; going on without the agent"));
@@ -56,13 +53,12 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
     Ok(Done { deferred: true, ..Done::default() })
 }
 
-/// Delegated mode: a service makes the networks.
 pub(crate) fn is_delegated(conf: &NetConf) -> bool {
     Queue::unfinished(Queue::of_socket(&conf.socket).run_dir()).path().exists()
 }
 
-/// Whether the service of a delegated agent has not accepted a DEL yet, and may still use the addresses. Without
-/// delegated mode there is no directory of unfinished ADDs, and a recorded attachment has no interface.
+/// Whether a delegated agent's service has yet to accept a DEL, and may still use the addresses. Only delegated mode
+/// has a directory of unfinished ADDs.
 pub(crate) fn is_owed(conf: &NetConf, target: &Target) -> bool {
     let deletions = Queue::of_socket(&conf.socket);
     let unfinished = Queue::unfinished(deletions.run_dir());
@@ -75,7 +71,6 @@ fn is_missing(queue: &Queue) -> bool {
     fs::symlink_metadata(queue.run_dir()).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
-/// The error is problem and hint.
 fn put(queue: &Queue, conf: &NetConf, target: &Target, links: &[Marked]) -> Result<String, (String, String)> {
     let boot_id = fs::read_to_string(BOOT_ID)
         .map_err(|e| (format!("read {BOOT_ID}: {e}"), "mount /proc where the runtime runs its plugins".to_owned()))?;
@@ -93,7 +88,7 @@ fn put(queue: &Queue, conf: &NetConf, target: &Target, links: &[Marked]) -> Resu
     queue.put(&deletion).map_err(|e| (e.problem(), e.hint().to_owned()))
 }
 
-/// Several links name no endpoint: the agent then deletes any endpoint of the attachment.
+/// Several links name no endpoint: the agent deletes any endpoint of the attachment.
 fn endpoint(links: &[Marked]) -> Option<EndpointRef> {
     match links {
         [link] => Some(EndpointRef { id: link.mark.id, epoch: link.mark.epoch }),

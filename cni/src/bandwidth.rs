@@ -1,5 +1,5 @@
-//! Bandwidth limits of the network (netconf's keys, as in the reference plugin) and of one container
-//! (`runtimeConfig.bandwidth`), in bits and bits per second.
+//! Bandwidth limits of network (netconf's keys, as in the reference plugin) and container (`runtimeConfig.bandwidth`),
+//! in bits and bits per second.
 
 use wharf_api::{Bandwidth, BandwidthLimit};
 
@@ -7,7 +7,7 @@ use crate::{fault::Fault, json::Object};
 
 const KEY: &str = "bandwidth";
 
-/// The network's limit overrides the runtime's, because more people may write a pod's annotations.
+/// The network's limit wins, because more people may write a pod's annotations.
 pub(crate) fn parse(netconf: &Object<'_>, runtime: Option<&Object<'_>>) -> Result<Bandwidth, Fault> {
     let network = limits(netconf)?;
     let asked = match runtime.map(|runtime| runtime.object(KEY)).transpose()?.flatten() {

@@ -1,4 +1,4 @@
-//! ADD behind another plugin: `prevResult` names the interface to take over, and is ADD's result.
+//! ADD behind another plugin, whose result (`prevResult`) is ADD's result.
 
 use std::net::IpAddr;
 
@@ -17,13 +17,13 @@ const KEY: &str = "prevResult";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// One or two, at most one per family.
+    /// At most one per family.
     pub(crate) ips: Vec<IpAddr>,
     result: Map<String, Value>,
 }
 
 impl Chain {
-    /// `None` if wharf-cni is the first plugin in its list and makes the interface.
+    /// `None` if wharf-cni makes the interface.
     pub(crate) fn parse(conf: &NetConf, target: &Target, netns: &str) -> Result<Option<Self>, Fault> {
         let root = conf.document();
         let Some(prev) = root.object(KEY)? else { return Ok(None) };
@@ -58,7 +58,7 @@ impl Chain {
         if version <= Version::V0_4_0
             && let Some(Value::Array(ips)) = result.get_mut("ips")
         {
-            // [`Self::parse`] has checked that each is an object.
+            // Checked by [`Self::parse`].
             for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
                 let is_ipv6 = ip.get("address").and_then(Value::as_str).is_some_and(|text| text.contains(':'));
                 ip.entry("version").or_insert_with(|| Value::from(if is_ipv6 { "6" } else { "4" }));
@@ -77,7 +77,7 @@ fn interface(prev: &Object<'_>, target: &Target, netns: &str) -> Result<usize, F
             fitting.push((at, sandbox == netns));
         }
     }
-    // Runtimes spell one path in several ways, so the path only decides between several namespaces.
+    // Runtimes spell one path in several ways: it only decides between several namespaces.
     let exact: Vec<usize> = fitting.iter().filter(|(_, same)| *same).map(|(at, _)| *at).collect();
     match (exact.as_slice(), fitting.as_slice()) {
         ([at], _) | ([], [(at, _)]) => Ok(*at),

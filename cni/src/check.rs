@@ -1,4 +1,4 @@
-//! CHECK: compares the result of the ADD, the agent's record and the kernel; [`kernel`] without an agent.
+//! CHECK: compares the ADD's result, the agent's record and the kernel ([`kernel`]).
 
 pub(crate) mod kernel;
 
@@ -14,12 +14,12 @@ use crate::{
     rules::{self, cut},
 };
 
-/// The part of `prevResult` that CHECK reads; later plugins may have added to it.
+/// Only what CHECK reads; later plugins may have added to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PrevResult {
     interfaces: Vec<Interface>,
     ips: Vec<Ip>,
-    /// Destination and gateway, without unparsable routes and routes without a gateway.
+    /// Destination and gateway; omits routes without a gateway.
     routes: Vec<(IpNet, IpAddr)>,
 }
 
@@ -38,7 +38,6 @@ struct Ip {
 }
 
 impl PrevResult {
-    /// `None` if the runtime has no result of an ADD.
     pub(crate) fn parse(root: &Object<'_>) -> Result<Option<Self>, Fault> {
         let Some(prev) = root.object("prevResult")? else { return Ok(None) };
         let mut parsed = Self::default();
@@ -54,7 +53,7 @@ impl PrevResult {
                 Fault::config(format!("netconf: key {:?}: {:?} {rule}", item.path_of("address"), cut(text)))
             })?;
             let interface = item.u32("interface")?.and_then(|index| usize::try_from(index).ok());
-            // Only read without an agent, so an unparsable value is no error here.
+            // Only read without an agent: an unparsable value is no error.
             let gateway = item.value("gateway").and_then(|gateway| gateway.as_str()?.parse().ok());
             parsed.ips.push(Ip { address, gateway, interface });
         }
@@ -83,8 +82,8 @@ impl PrevResult {
             ),
             Some(_) => {}
         }
-        // The name of Wharf's host side contains the epoch, so it distinguishes a later attachment. Another plugin's
-        // name does not; a delegated network may have no host side.
+        // The epoch in the name of Wharf's host side distinguishes a later attachment. Another plugin's name has none;
+        // a delegated network may have no host side.
         let (host, own) =
             (&endpoint.host_ifname, endpoint.mode == EndpointMode::Own && !endpoint.host_ifname.is_empty());
         if own && !self.interfaces.iter().any(|i| i.name == *host && i.sandbox.is_empty()) {
@@ -106,7 +105,6 @@ impl PrevResult {
     }
 }
 
-/// The ADD result of an existing endpoint is missing.
 pub(crate) fn without_result(subject: &str, network: &str, endpoint: &Endpoint) -> Fault {
     let id = name_of(endpoint);
     if endpoint.network != network {
@@ -121,7 +119,7 @@ pub(crate) fn without_result(subject: &str, network: &str, endpoint: &Endpoint) 
     )
 }
 
-/// Ignores an unreadable path: the runtime may see other mounts than the agent.
+/// Ignores an unreadable path: the runtime may see other mounts.
 pub(crate) fn same_namespace(subject: &str, netns: &str, endpoint: &Endpoint) -> Result<(), Fault> {
     let id = |path: &str| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     match (id(netns), id(&endpoint.netns)) {
@@ -148,7 +146,7 @@ pub(crate) fn verdict(
     if !differences.is_empty() {
         return Err(fault(subject, Code::OtherAttachment, endpoint, &differences));
     }
-    // Pending is a running build, normal right after ADD.
+    // Normal right after ADD: a build runs.
     if health.overall < Health::Degraded {
         return Ok(());
     }

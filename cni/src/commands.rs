@@ -31,19 +31,18 @@ use crate::{
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// For changes. Runtimes allow two minutes and more for a sandbox.
+    /// Runtimes allow two minutes and more for a sandbox.
     pub(crate) change: Duration,
-    /// For reads.
     pub(crate) look: Duration,
-    /// Time beyond ADD's deadline in which the agent reports the timeout and the rollback.
+    /// The agent reports ADD's timeout and rollback in this time.
     pub(crate) grace: Duration,
-    /// Wait of ADD for an absent agent. The runtime retries after CNI error 11.
+    /// For an absent agent. The runtime retries after CNI error 11.
     pub(crate) add_absent: Duration,
-    /// Wait of DEL for an absent agent, before it writes a deletion record.
+    /// For an absent agent, before a deletion record is written.
     pub(crate) del_absent: Duration,
-    /// Wait of CHECK for an absent agent, when the kernel does not match the result of the ADD.
+    /// For an absent agent, when the kernel does not match the ADD's result.
     pub(crate) check_absent: Duration,
-    /// Wait of DEL for one answer of a running agent, whose steps are bounded below it.
+    /// For one answer of a running agent, whose steps are bounded below it.
     pub(crate) del_answer: Duration,
     /// For changes by an IPAM plugin: some ask a server.
     pub(crate) ipam: Duration,
@@ -67,7 +66,6 @@ impl Default for Limits {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) stdout: Option<String>,
-    /// The agent did not answer, and a deletion record was written.
     pub(crate) deferred: bool,
     pub(crate) found_nothing: bool,
 }
@@ -100,7 +98,6 @@ pub(crate) fn run(ask: &Ask, limits: &Limits, told: Option<&Run>) -> Result<Done
     outcome
 }
 
-/// Hint when only this process finds the namespace.
 const OTHER_MOUNTS: &str = "the plugin finds a namespace at this path and the agent does not: the agent runs in a mount \
     namespace of its own; start it in the runtime's (a unit without PrivateTmp=, ProtectSystem= and the like; a container \
     with /run and /var/run mounted with propagation)";
@@ -116,15 +113,15 @@ struct Agent<'a> {
     client: Client,
     conf: &'a NetConf,
     runtime: Option<&'a str>,
-    /// The plugin that leases the addresses; `None` when the agent does.
+    /// `None` when the agent leases the addresses.
     ipam: Option<&'a Ipam>,
     limits: &'a Limits,
     told: Option<&'a Run>,
 }
 
 impl Agent<'_> {
-    /// The IPAM plugin runs first, because the agent needs the addresses. A later failure releases the lease; after a
-    /// kill, the DEL that follows every ADD does.
+    /// The IPAM plugin runs first: the agent needs the addresses. A later failure releases the lease; after a kill, the
+    /// DEL that follows every ADD does.
     async fn add(
         &self,
         target: &Target,
@@ -147,7 +144,6 @@ impl Agent<'_> {
             Err(fault) => Err(fault),
         };
         match created {
-            // The DEL that follows each ADD releases the lease once the service has stopped using it.
             Err(fault) if away::is_owed(self.conf, target) => {
                 self.tell_kept(ipam);
                 Err(fault)
@@ -157,13 +153,12 @@ impl Agent<'_> {
         }
     }
 
-    /// Refuses an existing attachment, whose lease an undo would release. Reports an absent agent before anything is
-    /// leased.
+    /// An undo would release an existing attachment's lease. Also detects an absent agent before anything is leased.
     async fn must_be_new(&self, subject: &str, target: &Target) -> Result<(), Fault> {
         let id = id(target);
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         let deadline = Instant::now() + self.limits.look;
-        // This query does not end the ADD, so it is not counted.
+        // Not counted: this query does not end the ADD.
         let ask = async |left| self.client.clone().with_timeout(left).endpoint(&id).await;
         let there = retry::until(deadline, absence, self.conf.log, ask);
         match there.await {
@@ -226,14 +221,14 @@ impl Agent<'_> {
             }
         }
         let id = id(target);
-        // Retries only if the agent surely has not begun, which is unknown after a disconnect.
+        // After a disconnect, the agent may have begun: no retry.
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         wharf_crash::point("shim/add/before-ask");
         let mut ask = async |left: Duration| {
             create.deadline_ms = u64::try_from(left.as_millis()).ok();
             let agent = self.within(left.saturating_add(self.limits.grace));
             match agent.put_endpoint(&id, &create).await {
-                // An older agent, during an upgrade or after a downgrade.
+                // An older agent (upgrade, downgrade).
                 Err(e) if e.to_string().contains("unknown field `runtime`") && create.runtime.take().is_some() => {
                     agent.put_endpoint(&id, &create).await
                 }
@@ -258,12 +253,11 @@ impl Agent<'_> {
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
 
-    /// The IPAM plugin runs after the agent or the queue, except when a retry may resolve an error: the interface may
-    /// still hold its address, which another node could receive. The lease then stays until the next DEL or GC.
+    /// The IPAM plugin runs after the agent or the queue, except after an error that a retry may resolve: the interface
+    /// may still have the address, so the lease stays until the next DEL or GC.
     ///
-    /// A queued deletion releases the lease, because no other DEL would follow, and the agent reuses the address only
-    /// after the deletion. A deletion that a delegated service has not accepted keeps it, because the interface
-    /// exists.
+    /// A queued deletion releases the lease: no other DEL would follow, and the agent reuses the address only after the
+    /// deletion. A deletion that a delegated service has not accepted keeps it: the interface exists.
     async fn del(&self, target: &Target) -> Result<Done, Fault> {
         let subject = self.subject("DEL", target);
         let _turn = match self.ipam {
@@ -339,13 +333,12 @@ impl Agent<'_> {
         }
     }
 
-    /// The agent used DEL's whole limit without an answer. A shorter wait after "not now" answers does not count.
     fn is_stuck(&self, error: &ClientError) -> bool {
         matches!(error, ClientError::Timeout { after, .. } if *after >= self.limits.del_answer)
     }
 
-    /// The kernel is inspected before a wait for the agent: a starting runtime checks containers one by one, so only
-    /// a network that looks wrong is worth the wait.
+    /// The kernel first: a starting runtime checks containers one by one, so only a network that looks wrong is worth a
+    /// wait for the agent.
     async fn check(&self, target: &Target, netns: &str, prev: Option<&PrevResult>) -> Result<(), Fault> {
         let subject = self.subject("CHECK", target);
         let deadline = Instant::now() + self.limits.look;
@@ -369,7 +362,6 @@ impl Agent<'_> {
         }
         answer.unwrap_or_else(|e| {
             Err(match &e {
-                // The service of delegated mode words its own errors.
                 ClientError::Api { error: ApiError { cni_code: None, .. }, .. } if e.is_not_found() => {
                     Fault::new(Code::UnknownContainer, format!("{subject}: the agent knows no such attachment"))
                 }
@@ -404,7 +396,6 @@ impl Agent<'_> {
         Ok(check::verdict(subject, &self.conf.name, target, prev, &endpoint, &health.await?))
     }
 
-    /// The verdict from the kernel; `why` is the agent's failure to answer.
     async fn look(
         &self,
         subject: &str,
@@ -415,7 +406,7 @@ impl Agent<'_> {
     ) -> Result<(), Fault> {
         let is_delegated = away::is_delegated(self.conf);
         let has_said = matches!(why, ClientError::Api { .. });
-        // The agent answered: the delegated service is away.
+        // The delegated service is away.
         let Some(prev) = prev.filter(|_| !(is_delegated && has_said)) else {
             return Err(Fault::of_client(subject, why));
         };
@@ -433,7 +424,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Same order as DEL, for the same reason.
+    /// In DEL's order.
     async fn gc(&self, valid: &[GcAttachment]) -> Result<(), Fault> {
         let subject = format!("GC of network {}", self.conf.name);
         let done = self.collect(&subject, valid).await;
@@ -501,7 +492,7 @@ fn id(target: &Target) -> String {
     format!("cni-attachment-id:{}:{}", target.container_id, target.ifname)
 }
 
-/// The agent ended during the request. DEL is idempotent and may be repeated.
+/// DEL is idempotent and may be repeated.
 fn went_away(error: &ClientError) -> bool {
     matches!(error, ClientError::Closed { .. })
 }
@@ -515,7 +506,7 @@ fn is_unanswered(error: &ClientError) -> bool {
     is_late || is_absent(error) || went_away(error)
 }
 
-/// Adds the variable at fault, which code 4 requires.
+/// Code 4 requires the name of the variable.
 fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientError) -> Fault {
     let mut fault = Fault::of_client(subject, error);
     let origin = match error.code() {
@@ -534,7 +525,6 @@ fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientE
     fault
 }
 
-/// Whether the path is a namespace other than the node's, for this process.
 fn is_container_namespace(path: &str) -> bool {
     let own = fs::metadata("/proc/self/ns/net");
     let there = fs::metadata(path);

@@ -12,7 +12,6 @@ use wharf_handover::queue::{Deletion, MAX_RECORDS, Queue};
 
 use super::*;
 
-/// No link of this container exists in the namespace of the tests.
 const CONTAINER: &str = "wharf-cni-unit-test";
 const DEFERRED: Done = Done { stdout: None, deferred: true, found_nothing: false };
 
@@ -43,8 +42,8 @@ impl Machine {
         entries.remove(0).content.unwrap()
     }
 
-    /// An agent that answers with these bytes in turn and ends. An empty answer closes the connection; `None` waits
-    /// until the caller closes it. Returns the number of requests.
+    /// Answers with these bytes in turn and ends. An empty answer closes the connection; `None` waits for the caller to
+    /// close it. Returns the number of requests.
     fn agent(&self, answers: Vec<Option<String>>) -> JoinHandle<usize> {
         let listener = UnixListener::bind(self.socket()).unwrap();
         let socket = self.socket();
@@ -52,7 +51,6 @@ impl Machine {
             let mut requests = 0;
             for answer in answers {
                 let (mut stream, _) = listener.accept().unwrap();
-                // A request without a body arrives in one piece.
                 assert_ne!(stream.read(&mut [0; 4096]).unwrap(), 0);
                 requests += 1;
                 match answer {
@@ -80,7 +78,6 @@ fn ask(socket: &Path, command: Command) -> Ask {
     }
 }
 
-/// Short limits, except those that must not expire early.
 fn impatient() -> Limits {
     Limits {
         add_absent: Duration::from_millis(50),
@@ -126,7 +123,6 @@ fn del_waits_for_an_agent_that_comes_back() {
                 ..Limits::default()
             })
         });
-        // The first agent dies with the request accepted.
         let first = machine.agent(vec![Some(String::new())]);
         assert_eq!(first.join().unwrap(), 1);
         let second = machine.agent(vec![answer(200, &json!({"deleted": [7], "errors": []}))]);
@@ -158,7 +154,6 @@ fn del_of_an_agent_that_dies_each_time_goes_by_the_queue() {
 #[test]
 fn del_of_an_agent_that_says_later_is_to_be_tried_again() {
     let machine = Machine::new();
-    // Without a retry delay, the second answer ends the retries.
     let full = answer(429, &json!({"code": "overloaded", "message": "full"}));
     let agent = machine.agent(vec![later(), full]);
     let fault = machine.del(&Limits::default()).unwrap_err();
@@ -218,7 +213,7 @@ fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
     assert!(fault.details.contains(wharf_api::client::why_agent_is_away()), "{}", fault.details);
     assert!(!machine.queue().path().exists(), "an ADD leaves nothing");
 
-    // The agent may have made the endpoint, so only the runtime may retry, after a DEL.
+    // The agent may have made the endpoint: only the runtime may retry.
     let agent = machine.agent(vec![Some(String::new())]);
     let patient = Limits { add_absent: Duration::from_secs(600), ..Limits::default() };
     assert_eq!(add(&machine, &patient).unwrap_err().code, Code::TryAgain);
@@ -236,7 +231,7 @@ fn only_a_whole_wait_without_an_answer_says_that_the_agent_is_stuck() {
     assert!(!agent.is_stuck(&timeout(Duration::from_secs(3))), "the rest of a minute of \"not now\"");
 }
 
-/// Starts a child, records its process id, and does not end.
+/// Starts a child, records its process id, and hangs.
 const HANGS: &str = "#!/bin/sh\nsleep 600 &\necho $! >> \"${0%/*}/started\"\nwait\n";
 
 #[test]

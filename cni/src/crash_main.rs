@@ -1,4 +1,4 @@
-//! `wharf-cni-crash`: the plugin with its crash points armed, only for the crash tests.
+//! `wharf-cni` with its crash points armed, for the crash tests.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

@@ -1,4 +1,4 @@
-//! CNI errors: a code, a short message, details.
+//! CNI errors.
 
 use std::{fmt, path::PathBuf};
 
@@ -10,13 +10,13 @@ use wharf_api::{
 
 use crate::{netconf::Version, retry::NOT_NOW};
 
-/// Below 100 the specification's codes (CNI 1.1.0, section 5, "Error"), from 100 on Wharf's.
+/// Codes below 100 are the specification's (CNI 1.1.0, section 5, "Error").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// Unsupported version, or one without the command.
+    /// Unsupported version, also for the command.
     IncompatibleVersion,
     UnknownContainer,
-    /// A wrong or missing `CNI_*` variable; the message names it.
+    /// A wrong or missing `CNI_*` variable, which the message names.
     Environment,
     /// A read failed, or the peer is not the agent.
     Io,
@@ -25,13 +25,11 @@ pub(crate) enum Code {
     TryAgain,
     /// STATUS: ADD would fail.
     NotAvailable,
-    /// STATUS: existing containers may be limited.
     Limited,
-    /// CHECK: the state differs from the desired state.
+    /// CHECK: the state differs.
     NotAsItShouldBe,
-    /// CHECK: `prevResult` describes another attachment.
     OtherAttachment,
-    /// The code of an IPAM plugin or a delegated service.
+    /// Code of an IPAM plugin or a delegated service.
     Delegate(u32),
 }
 
@@ -61,7 +59,6 @@ impl Code {
     }
 }
 
-/// Maximum list items in a message.
 const MAX_TOLD: usize = 5;
 
 pub(crate) fn first_of(items: &[String]) -> String {
@@ -77,7 +74,7 @@ pub struct Fault {
     pub(crate) code: Code,
     pub(crate) msg: String,
     pub(crate) details: String,
-    /// The agent reported the error and counted the command.
+    /// The agent counted the command.
     pub(crate) counted: bool,
 }
 
@@ -100,7 +97,6 @@ impl Fault {
         Self::new(Code::Environment, msg)
     }
 
-    /// Joins two failures under the first one's code.
     pub(crate) fn and(self, other: Self) -> Self {
         let details: Vec<String> = [self.details, other.details].into_iter().filter(|text| !text.is_empty()).collect();
         Self {
@@ -116,13 +112,13 @@ impl Fault {
         self
     }
 
-    /// The cause comes first; `subject` names the command and its object.
+    /// `subject`: the command and its object.
     pub(crate) fn of_client(subject: &str, error: &ClientError) -> Self {
         let message = message_of(error);
         // The agent's message names the attachment.
         let msg = if message.contains("create endpoint ") { message } else { format!("{message} ({subject})") };
         let mut fault = Self::new(code_of(error), msg);
-        // "Not now" does not end the command: the shim retries, or reports that it gave up.
+        // The shim retries, or reports that it gave up.
         fault.counted = matches!(error, ClientError::Api { status, .. } if !NOT_NOW.contains(status));
         match error {
             ClientError::Api { error, .. } => {
@@ -140,7 +136,7 @@ pub(crate) fn is_absent(error: &ClientError) -> bool {
     matches!(error, ClientError::Connect { cause, .. } if matches!(cause.kind(), NotFound | ConnectionRefused))
 }
 
-/// Without the hint, which goes to the details.
+/// Without the hint.
 fn message_of(error: &ClientError) -> String {
     match error {
         ClientError::Api { error, .. } => error.message.clone(),
@@ -148,8 +144,8 @@ fn message_of(error: &ClientError) -> String {
     }
 }
 
-/// 11: a retry may succeed. 4 and 7: the runtime or the configuration must change. 5: the peer is not the agent.
-/// `docs/cni.md` has the table: change both together.
+/// 11: a retry may succeed. 4 and 7: the runtime or the configuration must change. 5: the peer is not the agent. As in
+/// `docs/cni.md`.
 fn code_of(error: &ClientError) -> Code {
     match error {
         ClientError::Connect { cause, .. } if cause.kind() == std::io::ErrorKind::PermissionDenied => Code::Io,
@@ -157,9 +153,8 @@ fn code_of(error: &ClientError) -> Code {
         ClientError::Protocol { .. } => Code::Io,
         ClientError::Api { error: ApiError { cni_code: Some(code), .. }, .. } => Code::of_service(code.get()),
         ClientError::Api { error, .. } => match error.code {
-            // The delegated service gave no code, or an unusable answer.
             ErrorCode::Delegate => Code::Io,
-            // NotFound is a pool here: unknown endpoints are handled earlier.
+            // NotFound is a pool: endpoints are handled earlier.
             ErrorCode::InvalidRequest | ErrorCode::NotFound | ErrorCode::Unsupported => Code::Config,
             ErrorCode::InvalidNetns | ErrorCode::Exists => Code::Environment,
             ErrorCode::PoolExhausted
@@ -175,7 +170,7 @@ fn code_of(error: &ClientError) -> Code {
     }
 }
 
-/// A fault and the version to print it in.
+/// A fault and its CNI version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub(crate) version: String,
@@ -183,10 +178,9 @@ pub struct Failure {
     pub(crate) origin: Box<Origin>,
 }
 
-/// Network and socket of a possibly invalid configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// Network; empty without a valid name.
+    /// Empty without a valid name.
     pub(crate) network: String,
     pub(crate) socket: Option<PathBuf>,
 }
@@ -214,12 +208,11 @@ impl Failure {
         Self { origin: Box::new(origin), ..self }
     }
 
-    /// The error as JSON, for stdout.
+    /// JSON for stdout.
     #[must_use]
     pub fn to_json(&self) -> String {
         let Fault { code, msg, details, counted: _ } = &self.fault;
         let body = Body { cni_version: &self.version, code: code.number(), msg, details };
-        // Four plain fields cannot fail to serialise.
         serde_json::to_string(&body).unwrap_or_else(|_| format!(r#"{{"code":{},"msg":"error"}}"#, code.number()))
     }
 }

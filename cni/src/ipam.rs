@@ -1,7 +1,5 @@
-//! Delegated IPAM: runs the plugin of netconf's `ipam.type` (CNI 1.1.0, section 4).
-//!
-//! The plugin gets this process's environment and the unchanged netconf. Its output and run time are bounded, so that
-//! a hang cannot block the runtime.
+//! Delegated IPAM: runs the plugin of netconf's `ipam.type` (CNI 1.1.0, section 4) with this process's environment and
+//! netconf. Its output and time are bounded, so that it cannot block the runtime.
 
 use std::{
     env,
@@ -29,9 +27,9 @@ use crate::{
     rules::cut,
 };
 
-/// Longest answer, bytes; usual ones have a few hundred.
+/// Bytes; usual answers have a few hundred.
 const MAX_ANSWER: usize = 1 << 20;
-/// Longest copied stderr, bytes.
+/// Bytes.
 const MAX_STDERR: usize = 64 << 10;
 /// Longest reported message and details, characters.
 const MAX_TOLD: usize = 1_000;
@@ -69,14 +67,14 @@ struct Versions {
 }
 
 impl Ipam {
-    /// A failure releases a lease that the plugin may have made.
+    /// A failure releases the lease.
     pub(crate) async fn add(&self, subject: &str, limit: Duration) -> Result<Leased, Fault> {
         let answer = self.run(subject, "ADD", &self.netconf, limit).await;
         let leased = match answer {
             Ok(answer) => {
                 Leased::parse(&answer).map_err(|why| self.fault(subject, why.code, &why.msg).with_details(why.details))
             }
-            // The plugin did not run, so it leased nothing.
+            // It leased nothing.
             Err(Failed::NotRun(fault)) => return Err(fault),
             Err(Failed::Ran(fault)) => Err(fault),
         };
@@ -86,7 +84,7 @@ impl Ipam {
         }
     }
 
-    /// DEL after a failed ADD. An error of the DEL is added to the details.
+    /// DEL after a failed ADD. The details get its error.
     pub(crate) async fn undo(&self, subject: &str, fault: Fault, limit: Duration) -> Fault {
         let Err(failed) = self.run(subject, "DEL", &self.netconf, limit).await else { return fault };
         let text = format!("giving the lease back failed as well: {}", failed.into_fault().msg);
@@ -99,13 +97,12 @@ impl Ipam {
         self.run(subject, command, &self.netconf, limit).await.map(drop).map_err(Failed::into_fault)
     }
 
-    /// A plugin older than CNI 1.1.0 does not know GC and collects nothing.
+    /// Before CNI 1.1.0 plugins know no GC, and collect nothing.
     pub(crate) async fn gc(&self, subject: &str, limit: Duration) -> Result<(), Fault> {
         self.known(self.ask(subject, "GC", limit).await).map(drop)
     }
 
-    /// A plugin older than CNI 1.1.0 does not know STATUS; its VERSION shows whether ADD would accept netconf's
-    /// version.
+    /// Before CNI 1.1.0 plugins know no STATUS; VERSION shows whether ADD would accept netconf's version.
     pub(crate) async fn status(&self, subject: &str, limit: Duration) -> Result<(), Fault> {
         if self.known(self.ask(subject, "STATUS", limit).await)? {
             return Ok(());
@@ -127,8 +124,8 @@ impl Ipam {
     fn known(&self, answer: Result<(), Fault>) -> Result<bool, Fault> {
         match answer {
             Ok(()) => Ok(true),
-            // The reference plugins' library before CNI 1.1.0 reports an unknown command (4) or a missing container
-            // (3), which neither command has. Some compare versions first (1).
+            // The reference library before CNI 1.1.0 reports an unknown command (4) or a missing container (3). Some
+            // plugins compare versions first (1).
             Err(Fault { code: Code::Delegate(code @ (1 | 3 | 4)), msg, .. })
                 if code != 4 || msg.contains("CNI_COMMAND") =>
             {
@@ -178,7 +175,6 @@ impl Ipam {
         }))
     }
 
-    /// An executable regular file in a directory of `CNI_PATH`.
     fn find(&self, subject: &str) -> Result<PathBuf, Fault> {
         let Some(path) = self.path.as_ref().filter(|path| !path.is_empty()) else {
             let why = "CNI_PATH is not set, and names the directories that it is looked for in";
@@ -242,7 +238,6 @@ async fn converse(child: &mut Child, stdin: &[u8]) -> io::Result<Said> {
     Ok(Said { status: status?, out, err: err?.0, too_long })
 }
 
-/// Reads to the end; returns the first bytes and whether more followed.
 async fn read(mut stream: impl AsyncRead + Unpin, most: usize) -> io::Result<(Vec<u8>, bool)> {
     let mut kept = Vec::new();
     let mut piece = [0; 8192];
@@ -259,7 +254,7 @@ async fn read(mut stream: impl AsyncRead + Unpin, most: usize) -> io::Result<(Ve
 }
 
 async fn kill(child: &mut Child) {
-    // Not reaped yet, so the number still names the group.
+    // Not reaped yet: the number still names the group.
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(group) = group {
         let _gone_already = kill_process_group(group, Signal::KILL);

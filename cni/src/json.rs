@@ -1,7 +1,5 @@
-//! Typed access to JSON objects; errors name the key's path and both types.
-//!
-//! Unknown keys are ignored, as CNI requires. `null` is an absent key, because runtimes written in Go send it for
-//! empty lists and maps.
+//! Typed access to JSON objects; errors name the key's path and both types. Unknown keys are ignored, as CNI requires;
+//! `null` is absent, as Go programs send it for empty lists and maps.
 
 use serde_json::{Map, Value};
 
@@ -26,8 +24,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Ignores case for keys without an exact match. containerd sends `HostPort` and `IngressRate`
-    /// (github.com/containerd/go-cni, namespace opts), which Go's JSON package accepts.
+    /// For keys without an exact match: containerd sends `HostPort` and `IngressRate` (github.com/containerd/go-cni,
+    /// namespace opts).
     pub(crate) fn in_any_case(self) -> Self {
         Self { any_case: true, ..self }
     }
@@ -44,7 +42,6 @@ impl<'a> Object<'a> {
         self.map.contains_key(key)
     }
 
-    /// `None` if absent or null.
     pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
         let value = match self.map.get(key) {
             None if self.any_case => {
@@ -89,7 +86,6 @@ impl<'a> Object<'a> {
         value.as_u64().map(Some).ok_or_else(|| mismatch(&self.path_of(key), wanted, value))
     }
 
-    /// Elements with their paths; an absent list is empty.
     pub(crate) fn list(&self, key: &str) -> Result<Vec<(String, &'a Value)>, Fault> {
         match self.value(key) {
             None => Ok(Vec::new()),

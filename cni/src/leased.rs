@@ -13,14 +13,13 @@ use crate::{
     rules::{self, cut},
 };
 
-/// Addresses leased by an IPAM plugin, with gateways, routes and DNS settings.
+/// Leased addresses, with gateways, routes and DNS settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leased {
-    /// One or two, at most one per family.
+    /// At most one per family.
     pub(crate) ips: Vec<IpAddr>,
-    /// At most one per family that has an address.
+    /// At most one per family of the addresses.
     pub(crate) gateways: Vec<IpAddr>,
-    /// `None` if the result has no routes.
     pub(crate) routes: Option<Vec<ContainerRoute>>,
     pub(crate) dns: Dns,
 }
@@ -38,10 +37,10 @@ impl Leased {
         &self.gateways
     }
 
-    /// Parses a result. Interfaces are ignored: an IPAM plugin makes none.
+    /// Parses a result, without its interfaces: an IPAM plugin makes none.
     ///
     /// # Errors
-    /// Code 6 for an invalid result, 7 for a result that an endpoint cannot have.
+    /// Code 6 for an invalid result, 7 for one that an endpoint cannot have.
     pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
         let document = match serde_json::from_slice(bytes) {
             Ok(Value::Object(document)) => document,
@@ -49,7 +48,6 @@ impl Leased {
             Err(e) => return Err(Fault::new(Code::Decode, format!("its answer is no JSON: {e}"))),
         };
         Self::read(&Object::root(&document)).map_err(|fault| {
-            // The reader's messages name the configuration.
             let what = fault.msg.strip_prefix("netconf: ").unwrap_or(&fault.msg);
             Fault { msg: format!("its answer: {what}"), ..fault }
         })

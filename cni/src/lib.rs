@@ -1,17 +1,13 @@
 //! The CNI plugin `wharf-cni`: turns environment and stdin into one request to the agent, and the answer into stdout.
-//!
-//! It has no policy and no state. In order of use:
+//! It has no policy and no state.
 //! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), with `netconf` (the network
 //!   configuration), `args` (settings of one container), `json` and `rules`;
 //! - `commands`: the requests of each command, with `retry`; `check` and `status` evaluate the answer;
 //! - `ipam`: the network's IPAM plugin, serialised by `turn`; [`leased`]: its result; `routes`;
-//! - `away`: DEL without an agent, through `link`, the shim's only netlink; `check::kernel`: CHECK without an agent,
-//!   through `link::sides`;
-//! - `runtime`: the program that runs the plugin;
-//! - `result`: ADD's result in the version asked for; [`fault`]: errors and their CNI codes;
-//! - `report`: the description of this run for the agent; `log`: lines on stderr.
+//! - `away`: DEL without an agent, through `link`; `check::kernel`: CHECK without an agent, through `link::sides`;
+//! - `result`: ADD's result; [`fault`]: errors and their CNI codes; `report`: the description of this run.
 //!
-//! Stdout holds the result, the error, or nothing. The exit status is 0 or 1. The library exists for fuzz targets.
+//! The exit status is 0 or 1. The library exists for fuzz targets.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking"))]
 

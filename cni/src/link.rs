@@ -1,8 +1,5 @@
-//! The shim's only netlink: finds the container's link in the node's namespace.
-//!
-//! A DEL enters no namespace, so a stale `CNI_NETNS` does no harm. The link must be a veth whose alias is the mark of
-//! the attachment and whose name matches the mark. Removing the host side removes the pair. [`sides`] reads both
-//! sides for a CHECK.
+//! The shim's only netlink: finds the container's link in the node's namespace. A DEL enters no namespace, so a stale
+//! `CNI_NETNS` does no harm. The link is a veth whose alias is the attachment's mark and whose name matches it.
 
 pub(crate) mod sides;
 
@@ -25,7 +22,7 @@ use wharf_names::{
 
 use crate::{netconf::NetConf, request::Target};
 
-/// The kernel takes milliseconds, or a second on a busy node.
+/// Milliseconds, or a second on a busy node.
 const KERNEL_LIMIT: Duration = Duration::from_secs(10);
 /// A dump that changed while it was read is repeated.
 const LIST_TRIES: usize = 5;
@@ -46,7 +43,7 @@ impl fmt::Display for Marked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     Removed,
-    /// The link was gone, or another link has its index.
+    /// Or another link has its index.
     Gone,
 }
 
@@ -78,7 +75,7 @@ pub(crate) enum Cause {
     Kernel(#[from] io::Error),
 }
 
-/// One or none, or several after an earlier failure.
+/// Several after an earlier failure.
 pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, LinkError> {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
@@ -92,7 +89,6 @@ pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>,
     Ok(links.iter().filter_map(ours).collect())
 }
 
-/// Removes the link, if unchanged.
 pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Result<Removal, LinkError> {
     let removed = in_kernel(async |handle| {
         // Indexes are reused.
@@ -115,7 +111,7 @@ pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Re
     removed.await.map_err(|cause| LinkError::Remove(link.name.clone(), cause))
 }
 
-/// Runs `work` while polling its connection.
+/// Polls the connection meanwhile.
 async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, Cause>) -> Result<T, Cause> {
     // Unsolicited messages are dropped with the receiver.
     let (mut connection, handle, _unasked) = new_connection_with_strict_check().map_err(Cause::Socket)?;

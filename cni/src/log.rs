@@ -1,4 +1,4 @@
-//! Log lines on stderr, which runtimes keep with the plugin's answer.
+//! Log lines on stderr, which runtimes keep.
 
 use std::{fmt, io::Write};
 

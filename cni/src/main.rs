@@ -1,4 +1,4 @@
-//! The CNI plugin `wharf-cni`; its code is in the library.
+//! The CNI plugin `wharf-cni`.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

@@ -13,10 +13,10 @@ use crate::{
     rules::{self, cut},
 };
 
-/// Longest path of a unix socket, bytes: `sun_path` without its terminator.
+/// Bytes: `sun_path` without its terminator.
 const MAX_SOCKET_BYTES: usize = 107;
 
-/// Supported versions, oldest first.
+/// Oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
     V0_3_1,
@@ -83,16 +83,15 @@ impl From<&EndpointDns> for Dns {
     }
 }
 
-/// A checked configuration, except for keys of one container ([`crate::args`]) and of single commands.
+/// Without keys of one container ([`crate::args`]) and of single commands.
 #[derive(Debug, Clone)]
 pub(crate) struct NetConf {
     pub(crate) version: Version,
     pub(crate) name: String,
-    /// The agent's socket, absolute.
+    /// Absolute.
     pub(crate) socket: PathBuf,
-    /// MTU, bytes; `None` for the agent's default.
+    /// Bytes; `None` for the agent's default.
     pub(crate) mtu: Option<u32>,
-    /// IPAM pool; `None` for the agent's default.
     pub(crate) pool: Option<String>,
     /// `None` for the pool's setting in the agent.
     pub(crate) ip_masq: Option<bool>,
@@ -102,7 +101,7 @@ pub(crate) struct NetConf {
 }
 
 impl NetConf {
-    /// `deletes` names a deleting command, for which unneeded keys may be invalid.
+    /// `deletes`: a deleting command, for which unneeded keys may be invalid.
     pub(crate) fn parse(document: Map<String, Value>, deletes: Option<&str>) -> Result<Self, Fault> {
         let root = Object::root(&document);
         let version = root.string("cniVersion")?.unwrap_or_default();
@@ -129,7 +128,7 @@ impl NetConf {
         })
     }
 
-    /// `None` when the agent leases the addresses.
+    /// `None`: the agent leases the addresses.
     pub(crate) fn ipam_type(&self) -> Result<Option<&str>, Fault> {
         let root = self.document();
         let hint = "name an IPAM plugin, or remove the key: the agent then leases from the pool that \"pool\" names";
@@ -159,7 +158,7 @@ impl Origin {
     }
 }
 
-/// A key that a deletion does not need. A changed configuration must not prevent the deletion of living containers.
+/// A changed configuration must not prevent the deletion of living containers.
 fn or_pass<T>(read: Result<T, Fault>, otherwise: T, deletes: Option<&str>, log: Level) -> Result<T, Fault> {
     match (read, deletes) {
         (Err(fault), Some(command)) => {
@@ -277,7 +276,6 @@ mod tests {
             let fault = with(key, value.clone()).expect_err(&format!("{key} = {value}"));
             assert_eq!(fault.code, Code::Config, "{key} = {value}");
             assert!(fault.msg.contains(key), "{}", fault.msg);
-            // A deletion needs only name, type and socket.
             let document = json!({"cniVersion": "1.1.0", "name": "net", "type": "wharf-cni", key: value});
             let deletes = NetConf::parse(document.as_object().unwrap().clone(), Some("DEL"));
             assert_eq!(deletes.is_err(), ["name", "type", "socket"].contains(&key), "{key}: {deletes:?}");

@@ -1,4 +1,4 @@
-//! `runtimeConfig.portMappings`: the ports that a runtime asks to publish.
+//! `runtimeConfig.portMappings`.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -12,7 +12,7 @@ use crate::{fault::Fault, json::Object, rules::cut};
 
 const KEY: &str = "portMappings";
 
-/// Rejects two entries for one port of one address, even if identical: one is a mistake of the runtime.
+/// Rejects two entries for one port of one address, even if identical.
 pub(crate) fn parse(runtime: &Object<'_>) -> Result<Vec<PublishedPort>, Fault> {
     let mut ports: Vec<(String, PublishedPort)> = Vec::new();
     for (path, item) in runtime.list(KEY)? {

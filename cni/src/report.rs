@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Run {
     command: Command,
     chained: Cell<bool>,
-    /// The shim reports the outcome, because the agent's answer does not end the command.
+    /// The agent's answer does not end the command, so the shim reports the outcome.
     is_judge: bool,
     began: Instant,
 }
@@ -71,7 +71,6 @@ impl Run {
         Self { is_judge: self.command.verb != Verb::Add, ..self }
     }
 
-    /// The request header; `None` if the shim reports the outcome.
     pub(crate) fn header(&self) -> Option<String> {
         (!self.is_judge).then(|| self.command().to_header(self.began.elapsed()))
     }
@@ -114,7 +113,6 @@ impl Run {
 
 pub(crate) enum End<'a> {
     Success {
-        /// The agent answered and counted the command.
         counted: bool,
         found_nothing: bool,
     },
@@ -123,7 +121,7 @@ pub(crate) enum End<'a> {
     Failure(&'a Fault),
 }
 
-/// A value of `CNI_ARGS`; empty if absent or too long for a pod.
+/// Empty if absent or too long for a pod.
 fn pod(args: &str, key: &str) -> String {
     let value = args.split(';').find_map(|pair| pair.split_once('=').filter(|(name, _)| *name == key));
     value.map(|(_, value)| value.to_owned()).filter(|value| value.len() <= MAX_POD_BYTES).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Parses environment and stdin. Only [`Env::of_process`] and the reader of [`Request::read`] touch the system.
+//! Parses environment and stdin.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use crate::{
     runtime,
 };
 
-/// Longest netconf, bytes; a GC of 5,000 attachments takes half.
+/// Bytes; a GC of 5,000 attachments takes half.
 const MAX_STDIN_BYTES: u64 = 1 << 20;
 /// The specification's key, and the key of libcni 1.2.0 to 1.2.2.
 const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
@@ -71,7 +71,7 @@ pub(crate) struct Target {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Command {
-    /// With `chain`, another plugin made the interface.
+    /// `chain`: another plugin made the interface.
     Add {
         target: Target,
         netns: String,
@@ -92,13 +92,12 @@ pub(crate) enum Command {
     Status,
 }
 
-/// A command for the agent, with its configuration.
+/// A command for the agent.
 #[derive(Debug, Clone)]
 pub struct Ask {
     pub(crate) conf: NetConf,
     pub(crate) command: Command,
     pub(crate) runtime: Option<String>,
-    /// The plugin that leases the network's addresses.
     pub(crate) ipam: Option<Ipam>,
 }
 
@@ -118,7 +117,7 @@ impl Request {
     /// Checks the environment, then stdin.
     ///
     /// # Errors
-    /// When either breaks a rule, in the version that stdin asks for if known.
+    /// The broken rule, in stdin's version if known.
     pub fn read(env: &Env, stdin: &mut dyn Read) -> Result<Self, Failure> {
         let Some(verb) = Verb::of(env).map_err(Failure::unversioned)? else {
             return Ok(Self::Version { cni_version: version_of_probe(stdin) });
@@ -135,7 +134,6 @@ impl Request {
     }
 }
 
-/// A command with a configuration: all but VERSION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
     Add,
@@ -174,7 +172,6 @@ impl Verb {
         }
     }
 
-    /// The first supported version with the command.
     const fn since(self) -> Version {
         match self {
             Self::Add | Self::Del => Version::V0_3_1,
@@ -266,7 +263,6 @@ impl Subject {
                 Command::Gc { valid }
             }
             Verb::Status => {
-                // Reports early what ADD would refuse.
                 self.container_args(&conf, ipam.as_ref())?;
                 Command::Status
             }
@@ -274,7 +270,7 @@ impl Subject {
         Ok(Ask { conf, command, runtime: None, ipam })
     }
 
-    /// Rejects settings for the agent's IPAM if a plugin leases the addresses.
+    /// If a plugin leases the addresses, rejects settings for the agent's IPAM.
     fn container_args(&self, conf: &NetConf, ipam: Option<&Ipam>) -> Result<ContainerArgs, Fault> {
         let args = ContainerArgs::parse(&self.cni_args()?, conf)?;
         let Some(Ipam { plugin, .. }) = ipam else { return Ok(args) };
@@ -307,7 +303,7 @@ impl Subject {
 /// The error is the broken rule.
 type Rule = fn(&str) -> Result<(), &'static str>;
 
-/// Collects problems, so that one error names all.
+/// One error names all problems.
 fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec<String>) -> String {
     let Some(value) = value.filter(|value| !value.is_empty()) else {
         problems.push(format!("{name} is not set"));
@@ -321,11 +317,10 @@ fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec
     text.into_owned()
 }
 
-/// The union of both keys: the next GC corrects an entry too many, but not a wrong deletion. For the same reason an
-/// invalid entry is an error.
+/// The union of both keys; an invalid entry is an error. The next GC corrects an entry too many, but not a wrong
+/// deletion.
 ///
-/// An absent list is empty, as in the reference plugins: libcni omits the key when its caller names no attachments
-/// (`cnitool gc`), and every attachment is then stale.
+/// An absent list is empty, as in the reference plugins: libcni omits the key without attachments (`cnitool gc`).
 fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
     let mut valid = BTreeSet::new();
     for key in GC_KEYS {
@@ -364,7 +359,6 @@ fn decode(netconf: &[u8]) -> Result<Map<String, Value>, Fault> {
     }
 }
 
-/// The configuration's version, supported or not, if it looks like one.
 fn echoed_version(document: &Map<String, Value>) -> String {
     match document.get("cniVersion").and_then(Value::as_str) {
         Some(text) if !text.is_empty() && text.len() <= 32 && text.bytes().all(is_version_byte) => text.to_owned(),
@@ -376,7 +370,6 @@ fn is_version_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+')
 }
 
-/// The input's version if supported, else the newest.
 fn version_of_probe(stdin: &mut dyn Read) -> String {
     let version = match read_all(stdin).and_then(|netconf| decode(&netconf)) {
         Ok(document) => document.get("cniVersion").and_then(Value::as_str).and_then(Version::parse),

@@ -1,4 +1,4 @@
-//! Output of ADD in the version asked for, and of VERSION.
+//! Output of ADD and VERSION.
 
 use std::net::IpAddr;
 

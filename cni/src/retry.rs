@@ -10,20 +10,20 @@ use wharf_api::client::ClientError;
 use crate::log::Level;
 
 const MIN_WAIT: Duration = Duration::from_millis(20);
-/// Longest wait, even when the agent asks for more; a deadline of one minute leaves several attempts.
+/// A deadline of one minute leaves several attempts.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 const LONG_WAIT: Duration = Duration::from_secs(1);
-/// Longest backoff for an absent agent, without jitter; short, so that a returned agent is found soon.
+/// Without jitter; a returned agent is found soon.
 const MAX_ABSENT_WAIT: Duration = Duration::from_millis(130);
-/// "Not now": too many requests, service unavailable.
+/// Too many requests, service unavailable.
 pub(crate) const NOT_NOW: [u16; 2] = [429, 503];
 
-/// The wait for an absent agent. A restart takes a second or two.
+/// For an absent agent. A restart takes a second or two.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Absence {
-    /// Total wait; zero means none.
+    /// Zero means none.
     pub(crate) patience: Duration,
-    /// Whether the error means an absent agent and allows a retry.
+    /// An absent agent, and a retry is safe.
     pub(crate) shows: fn(&ClientError) -> bool,
 }
 
@@ -31,7 +31,7 @@ impl Absence {
     pub(crate) const FINAL: Self = Self { patience: Duration::ZERO, shows: |_| false };
 }
 
-/// Calls `ask` with the remaining time until the answer is not "not now", or the next wait would pass the deadline.
+/// Calls `ask` with the remaining time until the answer is not "not now", or no time is left.
 pub(crate) async fn until<T>(
     deadline: Instant,
     absence: Absence,
@@ -68,8 +68,7 @@ pub(crate) async fn until<T>(
         };
         let Some(wait) = wait.filter(|wait| *wait < left) else { return Err(error) };
         tokio::time::sleep(wait).await;
-        // A sleep may pass the deadline on a busy machine. The last error then says more than a call without time
-        // left.
+        // On a busy machine, a sleep may pass the deadline.
         if Instant::now() >= deadline {
             return Err(error);
         }
@@ -83,7 +82,6 @@ struct Streak {
 }
 
 impl Streak {
-    /// Returns the start of the streak and its previous length.
     fn again(&mut self, now: Instant) -> (Instant, u32) {
         let before = self.length;
         self.length = before.saturating_add(1);
@@ -91,8 +89,8 @@ impl Streak {
     }
 }
 
-/// The longer of the agent's retry delay and an exponential backoff, so that shims do not retry together; `None` when
-/// a retry is useless.
+/// The longer of the agent's retry delay and an exponential backoff with jitter (shims must not retry together); `None`
+/// when a retry is useless.
 fn wait_after(error: &ClientError, tries: u32, jitter: u8) -> Option<Duration> {
     let ClientError::Api { status, .. } = error else { return None };
     if !NOT_NOW.contains(status) {
@@ -105,7 +103,6 @@ fn doubled(tries: u32) -> Duration {
     MIN_WAIT.saturating_mul(2_u32.saturating_pow(tries))
 }
 
-/// Adds up to a half, by `jitter`.
 fn spread(wait: Duration, jitter: u8) -> Duration {
     wait.saturating_add(wait.saturating_mul(u32::from(jitter)) / 512)
 }
@@ -167,7 +164,6 @@ mod tests {
             Err(error(429, Some(10)))
         }));
         assert!(answer.is_err_and(|e| e.code() == Some(ErrorCode::Overloaded)), "the agent's own answer is told");
-        // Waits double from 20 ms on.
         assert!((2..=6).contains(&tries), "{tries} tries");
     }
 
@@ -175,7 +171,7 @@ mod tests {
         ClientError::Connect { socket: "/s".into(), cause: std::io::ErrorKind::NotFound.into() }
     }
 
-    /// Answers in turn, repeating the last. Returns the answer and the number of calls.
+    /// Repeats the last answer. Also returns the number of calls.
     fn calls(patience: Duration, answers: &[fn() -> Result<(), ClientError>]) -> (Result<(), ClientError>, usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let absence = Absence { patience, shows: |e| matches!(e, ClientError::Connect { .. }) };
@@ -194,7 +190,7 @@ mod tests {
         assert!(answer.is_ok() && made == 3, "{answer:?} after {made}");
         let (answer, made) = calls(Duration::ZERO, &[|| Err(absent())]);
         assert!(matches!(answer, Err(ClientError::Connect { .. })) && made == 1, "{answer:?} after {made}");
-        // Waits of 20, 40, 80 and 130 ms at least, so 300 ms hold five calls.
+        // Waits of 20, 40, 80 and 130 ms at least.
         let (answer, made) = calls(Duration::from_millis(300), &[|| Err(absent())]);
         assert!(answer.is_err() && (2..=5).contains(&made), "{made}");
     }

@@ -1,4 +1,4 @@
-//! Routes of a container, from netconf's `routes` or an IPAM plugin's result.
+//! Routes from netconf's `routes` or an IPAM plugin's result.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -10,8 +10,7 @@ use crate::{fault::Fault, json::Object, rules::cut};
 /// Same limit as in the agent.
 const MAX_ROUTES: usize = 64;
 
-/// Parses a list of `{dst, gw?}`; `None` for an absent key, unlike an empty list. Other keys of CNI 1.1.0 (`mtu`,
-/// `advmss`, `priority`, `table`, `scope`) are ignored; ADD's result shows what is installed.
+/// A list of `{dst, gw?}`; `None` for an absent key. Ignores other keys of CNI 1.1.0.
 pub(crate) fn parse(root: &Object<'_>, key: &str) -> Result<Option<Vec<ContainerRoute>>, Fault> {
     if root.value(key).is_none() {
         return Ok(None);

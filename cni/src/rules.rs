@@ -1,11 +1,11 @@
-//! Rules for texts from outside, so that the error can name the variable or key. Each error is the broken rule.
+//! Rules for texts from outside. An error is the broken rule.
 
 use std::net::IpAddr;
 
 use wharf_names::ids::MacAddr;
 pub(crate) use wharf_names::rules::{ifname, name};
 
-/// The agent opens the path in another working directory than the runtime's.
+/// The agent's working directory differs from the runtime's.
 pub(crate) fn netns(path: &str) -> Result<(), &'static str> {
     if path.starts_with('/') { Ok(()) } else { Err("must be an absolute path") }
 }
@@ -14,7 +14,7 @@ pub(crate) fn mac(text: &str) -> Result<String, &'static str> {
     text.parse().map(|mac: MacAddr| mac.to_string()).map_err(|e| e.reason)
 }
 
-/// Ignores a prefix length, which other plugins require: endpoints have whole addresses.
+/// Ignores the prefix length that other plugins require.
 pub(crate) fn address(text: &str) -> Result<IpAddr, &'static str> {
     let rule = "is not an IP address";
     let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
@@ -27,7 +27,6 @@ pub(crate) fn address(text: &str) -> Result<IpAddr, &'static str> {
     }
 }
 
-/// At most 80 characters of hostile text.
 pub(crate) fn cut(text: &str) -> String {
     text.chars().take(80).collect()
 }
@@ -46,7 +45,6 @@ mod tests {
             assert!(ifname(text).is_err(), "{text}");
         }
         assert!(ifname("fifteen-bytes-x").is_ok() && ifname("sixteen-bytes-xx").is_err());
-        // The limit counts bytes, not characters.
         assert!(ifname("ééééééé").is_ok() && ifname("éééééééé").is_err());
     }
 

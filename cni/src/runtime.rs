@@ -4,7 +4,7 @@ use std::{fs::File, io::Read as _, os::unix::process::parent_id};
 
 use wharf_names::rules::{MAX_PROGRAM_BYTES, is_program_byte};
 
-/// Name of the parent program (`/proc/PID/comm`, proc_pid_comm(5)), for comparison and display.
+/// Parent's `/proc/PID/comm` (proc_pid_comm(5)).
 pub(crate) fn of_process() -> Option<String> {
     let parent = parent_id();
     // 0: another PID namespace. 1 adopts orphans: the runtime has ended.
@@ -17,7 +17,7 @@ pub(crate) fn of_process() -> Option<String> {
     name(&comm)
 }
 
-/// Replaces bytes that the agent does not accept by `_`.
+/// The agent does not accept these bytes.
 fn name(comm: &[u8]) -> Option<String> {
     let comm = comm.strip_suffix(b"\n").unwrap_or(comm);
     let name: String = comm

@@ -1,4 +1,4 @@
-//! STATUS: whether an ADD with this configuration would succeed now.
+//! STATUS: whether an ADD would succeed now.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,9 @@ use crate::{
 
 /// Components whose failure limits existing endpoints.
 const CARRIES_TRAFFIC: [&str; 1] = ["datapath"];
-/// The agent's pool when netconf names none.
 const DEFAULT_POOL: &str = "default";
 
-/// Code 51 when existing endpoints are limited, 50 when ADD would fail. `delegated`: an IPAM plugin leases the
-/// addresses.
+/// Code 51: existing endpoints are limited; 50: ADD would fail. `delegated`: an IPAM plugin leases the addresses.
 pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &AgentStatus) -> Result<(), Fault> {
     if let Some(refusal) = status.delegate.as_ref().and_then(|service| service.refusal.as_ref()) {
         let code = Code::of_service(refusal.code);
@@ -28,7 +26,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
         .map(|c| format!("{}: {}", c.name, c.message))
         .collect();
     let reasons = if unwell.is_empty() { "it is starting or stopping".into() } else { first_of(&unwell) };
-    // A silent component does not limit traffic: the programs run without the agent.
+    // Programs run without the agent, so a silent component does not limit traffic.
     let limited = (status.components.iter())
         .any(|c| c.health >= Health::Degraded && c.stale_ms.is_none() && CARRIES_TRAFFIC.contains(&c.name.as_str()));
     if limited {
@@ -47,7 +45,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
     Ok(())
 }
 
-/// ADD takes an address of each family of the pool. Pools of pod annotations are unknown here.
+/// ADD takes an address of each family of the pool; pools of pod annotations are unknown.
 fn addresses(subject: &str, conf: &NetConf, rows: &[PoolView]) -> Result<(), Fault> {
     let pool = conf.pool.as_deref().unwrap_or(DEFAULT_POOL);
     let mut families = rows.iter().filter(|row| row.name == pool).peekable();

@@ -1,7 +1,5 @@
-//! Serialises the commands of an attachment with an IPAM plugin.
-//!
-//! The lease belongs to the attachment: a refused ADD or a late DEL would release the lease of another ADD. The
-//! plugin inherits the lock, so a plugin that outlives a killed `wharf-cni` is waited for.
+//! Serialises an attachment's commands with an IPAM plugin: a refused ADD or a late DEL would release the lease of
+//! another ADD. The plugin inherits the lock, which it keeps after a killed `wharf-cni`.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -23,7 +21,7 @@ use crate::{
 
 const TRIED_EACH: Duration = Duration::from_millis(10);
 
-/// The lock, held until this process and the IPAM plugin have ended.
+/// Held until this process and the IPAM plugin have ended.
 pub(crate) struct Turn {
     path: PathBuf,
     _locked: File,
@@ -31,9 +29,6 @@ pub(crate) struct Turn {
 
 impl Turn {
     /// `None` if no lock can be taken: commands then run unserialised.
-    ///
-    /// # Errors
-    /// When another command has not ended within the limit.
     pub(crate) async fn take(
         conf: &NetConf,
         subject: &str,
@@ -65,7 +60,6 @@ impl Turn {
         }
     }
 
-    /// `None` while another process holds the lock.
     fn try_take(directory: &Path, path: &Path) -> io::Result<Option<Self>> {
         match DirBuilder::new().mode(0o700).create(directory) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -77,7 +71,7 @@ impl Turn {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(e)) => return Err(e),
         }
-        // The last holder may have removed the file after it was opened here.
+        // The last holder may have removed the file.
         let own = file.metadata()?;
         if !fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
             return Ok(None);
@@ -88,7 +82,7 @@ impl Turn {
 }
 
 impl Drop for Turn {
-    /// Removes the file under the lock; a waiter then creates a new file.
+    /// Under the lock; a waiter then creates a new file.
     fn drop(&mut self) {
         let _gone_already = fs::remove_file(&self.path);
     }
@@ -110,7 +104,7 @@ mod tests {
 
         let mut turn = take().expect("free again");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        // As if this process were killed: the file stays.
+        // As if this process were killed.
         turn.path = directory.path().join("another");
         drop(turn);
         assert!(take().is_none());

@@ -1,7 +1,5 @@
-//! Finds the BPF objects and says where they are, so that `bpf/objects.rs` can embed them.
-//!
-//! They come from another target and another workspace (`ebpf/`), which `cargo xtask build` builds first and places in
-//! `target/bpf`; `WHARF_BPF_DIR` names another place.
+//! Finds the BPF objects for `bpf/objects.rs` to embed: in `target/bpf`, where `cargo xtask build` puts them, or in
+//! `WHARF_BPF_DIR`.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -22,13 +20,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("cargo::error=BPF object {} is missing; run `cargo xtask build`", path.display());
         }
     }
-    // Programs with log records: only in builds that asked for them.
     let debug = dir.join("endpoint-debug.o");
     if debug.is_file() {
         println!("cargo::rerun-if-changed={}", debug.display());
         code += &format!("static ENDPOINT_DEBUG: Option<&[u8]> = Some(aya::include_bytes_aligned!({debug:?}));\n");
     } else {
-        // Cargo would take a file that is not there for one that has changed, in each build.
+        // Cargo would treat a missing file as changed, in each build.
         code += "static ENDPOINT_DEBUG: Option<&[u8]> = None;\n";
     }
     fs::write(PathBuf::from(env::var("OUT_DIR")?).join("objects.rs"), code)?;

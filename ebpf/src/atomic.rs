@@ -1,4 +1,4 @@
-//! The only atomic operation in every kernel's BPF: an addition without a result.
+//! Atomic addition without a result, the only atomic operation in every kernel's BPF.
 
 use core::intrinsics::{AtomicOrdering::Relaxed, atomic_xadd};
 
@@ -9,7 +9,7 @@ pub trait Word: Copy {
     ///
     /// # Safety
     ///
-    /// The word lies in a map value.
+    /// `word` is in a map value.
     unsafe fn add(word: *mut Self, value: Self);
 }
 

@@ -1,13 +1,9 @@
 //! Bandwidth limits of an endpoint: a token bucket per direction.
 //!
-//! A bucket is the time at which it is empty: it contains the rate multiplied by the time since then, at most the
-//! burst. A packet passes when the bucket is not empty, and is charged its length on the wire (a GSO packet with each
-//! segment's headers). So a GSO packet larger than the burst passes too; the time is then in the future, and packets
-//! drop until that time.
-//!
-//! **Two CPUs** can charge one bucket at once: the charge is an atomic addition, and later packets pay. One race
-//! loses a charge: while a CPU advances the time of a full bucket, another CPU's charge is overwritten. A full bucket
-//! thus passes one uncharged packet per other CPU; under load a bucket is not full.
+//! A bucket stores the time at which it is empty: it contains the rate multiplied by the time since then, at most the
+//! burst. A packet passes when the bucket is not empty, even if larger than the burst; packets then drop until the
+//! stored time. One race loses a charge: while a CPU advances the time of a full bucket, another CPU's charge is
+//! overwritten.
 
 use core::{intrinsics, ptr};
 
@@ -19,8 +15,7 @@ use crate::{config::Config, maps::BANDWIDTH, test_packet};
 const NANOSECONDS: u64 = 1_000_000_000;
 const BITS: u64 = 8;
 
-/// Charges a forwarded packet to its direction's bucket, except test packets and neighbour messages; true: the packet
-/// must be dropped. Without a limit this costs a flag check.
+/// Charges a forwarded packet to its bucket, except test packets and neighbour messages; true: drop the packet.
 #[inline(always)]
 pub fn exceeds(ctx: &TcContext, config: Config, row: u32) -> bool {
     let direction = row / REASONS;
@@ -30,8 +25,8 @@ pub fn exceeds(ctx: &TcContext, config: Config, row: u32) -> bool {
         && unsafe { wharf_bandwidth(ctx.skb.skb, direction) } == EXCEEDS
 }
 
-/// Header bytes per further segment of a GSO packet on the wire, for IPv6 with TCP; IPv4 and UDP are overcharged. The
-/// container's own segment count is not trusted.
+/// Header bytes per further GSO segment, for IPv6 with TCP; others are overcharged. The container's segment count is
+/// not trusted.
 const SEGMENT_HEADERS: u64 = 14 + 40 + 20;
 
 /// Length on the wire, bytes.
@@ -61,8 +56,7 @@ pub unsafe extern "C" fn wharf_bandwidth(skb: *mut __sk_buff, direction: u32) ->
         return PASSES;
     }
     let Some(bucket) = BANDWIDTH.get_ptr_mut(direction) else { return PASSES };
-    // SAFETY: a map value from a lookup, shared with user space: words are accessed whole, and added to atomically. A
-    // helper without arguments; the context's length.
+    // SAFETY: a map value, shared with user space: words are accessed whole, or atomically.
     unsafe {
         let rate = ptr::read_volatile(&raw const (*bucket).rate);
         if rate == 0 {

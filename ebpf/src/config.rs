@@ -1,4 +1,4 @@
-//! The endpoint's data for its programs: constants, and the row that user space changes.
+//! The endpoint's data for its programs: constants, and the row of `CONFIG`.
 
 use core::{
     mem::{offset_of, size_of},
@@ -13,7 +13,7 @@ use wharf_common::{
 
 use crate::{maps::CONFIG, parse::Ipv6Address};
 
-/// Set by the loader and frozen before verification, so the verifier knows every value.
+/// Frozen before verification, so the verifier knows every value.
 #[unsafe(no_mangle)]
 static CONSTS: Global<EndpointConsts> = Global::new(EndpointConsts {
     abi_version: wharf_common::ABI_VERSION,
@@ -23,7 +23,6 @@ static CONSTS: Global<EndpointConsts> = Global::new(EndpointConsts {
     debug: 0,
 });
 
-// The casts below rely on these offsets and on the first fields' alignment.
 const _: () = {
     assert!(offset_of!(EndpointConsts, container_mac).is_multiple_of(align_of::<u32>()));
     assert!(offset_of!(EndpointConsts, host_mac) == offset_of!(EndpointConsts, container_mac) + 6);
@@ -33,11 +32,11 @@ const _: () = {
     assert!(size_of::<EndpointConfig>().is_multiple_of(size_of::<u64>()));
 };
 
-/// Reads a constant; volatile, because the loader writes it without the compiler's knowledge.
+/// Volatile, because the loader writes the constant without the compiler's knowledge.
 macro_rules! constant {
     ($field:ident as $t:ty) => {{
         let consts = (&raw const CONSTS).cast::<EndpointConsts>();
-        // SAFETY: `Global` is transparent over the struct; the field is aligned (asserted above).
+        // SAFETY: `Global` is transparent over the struct; aligned (asserted above).
         unsafe { ptr::read_volatile((&raw const (*consts).$field).cast::<$t>()) }
     }};
 }
@@ -52,7 +51,7 @@ pub fn endpoint_id() -> u32 {
 pub fn macs(index: usize) -> u32 {
     let all = const { offset_of!(EndpointConsts, container_mac) / size_of::<u32>() };
     debug_assert!(index < 3);
-    // SAFETY: `Global` is transparent over the struct; three aligned words of it (asserted above).
+    // SAFETY: `Global` is transparent over the struct; three aligned words (asserted above).
     unsafe { ptr::read_volatile((&raw const CONSTS).cast::<u32>().add(all + index)) }
 }
 
@@ -62,13 +61,12 @@ pub fn debug() -> bool {
     constant!(debug as u32) != 0
 }
 
-/// The endpoint's row of `CONFIG`. Every read goes to the map: user space replaces fields at any time, flags before
-/// addresses, so a half-written row refuses packets.
+/// Of `CONFIG`. User space replaces flags before addresses, so a half-written row refuses packets.
 #[derive(Clone, Copy)]
 pub struct Config(*const EndpointConfig);
 
 impl Config {
-    /// `None` only if the map lacks the row, which this version's map does not.
+    /// `None` only if the map lacks the row.
     #[inline(always)]
     pub fn load() -> Option<Self> {
         CONFIG.get_ptr(CONFIG_ROW).map(Self)
@@ -97,7 +95,7 @@ impl Config {
 
     #[inline(always)]
     pub fn flags(self) -> u32 {
-        // SAFETY: a map value from a lookup, valid for this run.
+        // SAFETY: a map value, valid for this run.
         unsafe { (*self.0).flags }
     }
 
@@ -122,14 +120,14 @@ impl Config {
     /// Network byte order; zero for none.
     #[inline(always)]
     pub fn ipv4(self) -> u32 {
-        // SAFETY: as in `flags`; aligned for u32 (asserted above).
+        // SAFETY: as in `flags`; aligned (asserted above).
         unsafe { (&raw const (*self.0).ipv4).cast::<u32>().read() }
     }
 
     /// Unspecified for none.
     #[inline(always)]
     pub fn ipv6(self) -> Ipv6Address {
-        // SAFETY: as in `flags`; aligned for Ipv6Address (asserted above).
+        // SAFETY: as in `flags`; aligned (asserted above).
         unsafe { (&raw const (*self.0).ipv6).cast::<Ipv6Address>().read() }
     }
 

@@ -1,25 +1,15 @@
-//! Node program `egress`: judges packets that a container sends, and decides where they go. Packets that the endpoint
-//! program has judged ([`crate::shortcut`], by the same rules) come here only for their flow.
+//! Node program `egress`: judges packets that a container sends, and decides where they go. Packets that
+//! [`crate::shortcut`] has judged come here only for their flow.
 //!
-//! Every packet that leaves here is provably the endpoint's: its Ethernet source is the container's MAC, its IP
-//! source the endpoint's address of that family. Link-local IPv6 sources pass only in neighbour messages, which the
-//! node program `neighbour` ends. An IPv6 destination that embeds an IPv4 address is refused: in `ENDPOINTS` it would
-//! match the row of an IPv4 address.
+//! A packet that leaves here has the container's MAC and the endpoint's IP as sources. Link-local IPv6 sources pass
+//! only in neighbour messages (node program `neighbour`). An IPv6 destination that embeds an IPv4 address is refused:
+//! it would match an IPv4 row of `ENDPOINTS`.
 //!
-//! Between two endpoints the node is a router: the receiver's side decrements the TTL, also so that no neighbour
-//! message of one endpoint (valid only with hop limit 255) works on another. This program writes to no packet, so the
-//! kernel skips a call that unshares the packet's head. A packet on its last hop goes into the stack, which drops it
-//! and informs the sender (traceroute then shows the node) under the kernel's rate limit. A packet that arrives with
-//! TTL 0 is dropped.
+//! Between endpoints the node is a router: the receiver's side decrements the TTL. A packet on its last hop goes to the
+//! stack, which informs the sender. This program writes to no packet, so the kernel need not unshare the packet's head.
 //!
-//! A flow that began through the stack stays there: its row says so.
-//!
-//! A **chained** endpoint's link belongs to another plugin and may be a bridge port: a proven packet passes to any
-//! Ethernet destination. A flow that the rules hand to the proxy is dropped, because a bridge would forward its
-//! packets past the node's stack.
-//!
-//! An endpoint that sends to its address through the link gets the packet delivered; its stack, which would never
-//! send one, judges it.
+//! A **chained** endpoint's link may be a bridge port: a proven packet passes to any Ethernet destination. A redirected
+//! flow is dropped, because a bridge would forward it past the proxy.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
@@ -37,8 +27,7 @@ use crate::{
     test_packet,
 };
 
-/// Runs the program; `track` finds the packet's way. An untracked test packet takes the direct way, as the desired
-/// state says; one that asks policy ends here.
+/// `track` finds the packet's way. An untracked test packet takes the direct way; one that asks policy ends here.
 #[inline(always)]
 pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
     let words = Words::of(ctx);
@@ -76,7 +65,7 @@ fn go_on(
     Verdict::new(ctx, own, Direction::Egress, reason, action).after(asked.peer.forwarded()).hand_over(ctx)
 }
 
-/// Result of [`way`] for a packet to the proxy. No endpoint id.
+/// Result of [`way`]; not an endpoint id.
 const TO_PROXY: u32 = u32::MAX;
 
 /// The endpoint for direct delivery; zero for the node's stack.
@@ -99,7 +88,6 @@ fn way(
     }
 }
 
-/// The destination of a packet with proven source. Neighbour messages continue in `neighbour`.
 #[inline(always)]
 fn judge(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason> {
     parse::gather(ctx, HEADERS_BYTES)?;
@@ -114,7 +102,6 @@ fn judge(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason
     }
 }
 
-/// Returns only where the program is missing.
 #[inline(always)]
 fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
     handoff::call(ctx, NodeCall::Neighbour as u32, own);
@@ -130,7 +117,7 @@ fn ipv4(ctx: &TcContext, profile: Profile) -> Result<Peer, DropReason> {
     if !profile.owns4(packet.source()) {
         return Err(DropReason::InvalidSourceIp);
     }
-    // A published port needs `route_localnet` on the host side, so the node's stack would accept this packet.
+    // A published port's `route_localnet` makes the node's stack accept this packet.
     if parse::is_loopback4(packet.destination()) {
         return Err(DropReason::InvalidDestinationIp);
     }
@@ -140,7 +127,7 @@ fn ipv4(ctx: &TcContext, profile: Profile) -> Result<Peer, DropReason> {
 
 #[inline(always)]
 fn ipv6(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason> {
-    // Before the multicast and source rules: solicitations are multicast from link-local sources.
+    // First, because solicitations are multicast from link-local sources.
     if parse::ipv6(ctx)?.is_icmp() {
         parse::gather(ctx, MESSAGE_BYTES)?;
         if is_discovery(ctx)? {
@@ -161,8 +148,8 @@ fn ipv6(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason>
     to(profile, packet.destination(), packet.hop_limit())
 }
 
-/// The stack would ignore a frame to another unicast MAC, which would count as forwarded. Chained endpoints can have
-/// other neighbours.
+/// The stack ignores a frame to another unicast MAC, which would count as forwarded. Chained endpoints can have other
+/// neighbours.
 #[inline(always)]
 fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropReason> {
     if packet.destination_mac().equals(profile.host_mac()) || profile.chained() {
@@ -172,7 +159,6 @@ fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropR
     }
 }
 
-/// `hops`: remaining hops.
 #[inline(always)]
 fn to(profile: Profile, destination: Ipv6Address, hops: u8) -> Result<Peer, DropReason> {
     let Some(peer) = endpoint(destination) else { return Ok(Peer::STACK) };

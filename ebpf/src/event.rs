@@ -1,5 +1,4 @@
-//! Sends an event about a packet to user space, by the `EVENTS` ring and within the endpoint's budget. A node program
-//! writes the record, because few packets need one.
+//! Reports a packet through the `EVENTS` ring, within the endpoint's budget. A node program writes the record.
 
 use core::ptr;
 
@@ -21,12 +20,11 @@ use crate::{
 const WINDOW_NS: u64 = 1_000_000_000;
 /// `BPF_RB_AVAIL_DATA` of linux/bpf.h: unread bytes.
 const UNREAD: u64 = 0;
-/// `BPF_RB_RING_SIZE` of linux/bpf.h: bytes of the ring.
+/// `BPF_RB_RING_SIZE` of linux/bpf.h, bytes.
 const SIZE: u64 = 1;
 
-/// Sends an event with direction and reason of this counter row. Then the packet goes to the endpoint `receiver`; if
-/// zero, the hook returns `action`. Returns the hook's return value; `None` for a test packet, and without an event,
-/// which is counted.
+/// Sends an event with this counter row's direction and reason; then the packet goes to endpoint `receiver`, or if zero
+/// the hook returns `action`. Returns the hook's return value; `None` if no event is sent.
 #[inline(always)]
 pub fn emit(ctx: &TcContext, kind: EventKind, row: u32, receiver: u32, action: i32) -> Option<i32> {
     let told = kind as u32 | row << 8 | (action as u32) << 16;
@@ -37,11 +35,10 @@ pub fn emit(ctx: &TcContext, kind: EventKind, row: u32, receiver: u32, action: i
     }
 }
 
-/// Result of [`wharf_event`] without an event; no `TC_ACT_*` has this number.
+/// Not a `TC_ACT_*`.
 const NOT_SENT: u32 = u32::MAX;
 
-/// [`emit`] as a global function, with a [`Told`] as numbers. It looks up the configuration, so that it is verified
-/// once and not per verdict. A tail call ends the function: its caller gets the called program's result.
+/// [`emit`] as a global function. A tail call ends it, with the called program's result.
 ///
 /// # Safety
 ///
@@ -63,8 +60,7 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
     // SAFETY: the helper takes the map and reads its positions.
     let query = |what| unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), what) };
     let size = query(SIZE);
-    // The last sixteenth is room for the record of each CPU between check and write, so that no record is lost
-    // uncounted.
+    // The last sixteenth is room for one record per CPU between check and write.
     if query(UNREAD) + (size >> 4) <= size {
         let Some(config) = Config::load() else { return not_sent() };
         let words = handoff::with_epoch(config, receiver, [config.identity(), told]);
@@ -74,7 +70,7 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
     not_sent()
 }
 
-/// Volatile: a compiler that knows the value takes it for the result of every call.
+/// Volatile: a compiler that knows the value uses it as the result of every call.
 #[inline(always)]
 fn not_sent() -> u32 {
     let value = NOT_SENT;
@@ -82,7 +78,7 @@ fn not_sent() -> u32 {
     unsafe { ptr::read_volatile(&raw const value) }
 }
 
-/// The arguments of [`emit`] as the node program reads them.
+/// The arguments of [`emit`] for the node program.
 pub struct Told {
     pub words: Words,
     pub kind: u32,
@@ -111,11 +107,11 @@ impl Told {
     }
 }
 
-/// Takes one event of this second's budget. CPUs that meet at the window's end can each exceed it by one.
+/// Takes one event of this second's budget. Racing CPUs can each exceed it by one.
 #[inline(always)]
 fn within_budget(now: u64) -> bool {
     let Some(budget) = EVENT_BUDGET.get_ptr_mut(0) else { return false };
-    // SAFETY: a map value from a lookup, shared by CPUs: words are accessed whole, and added to atomically.
+    // SAFETY: a map value, shared by CPUs: words are accessed whole, or atomically.
     unsafe {
         if now.wrapping_sub(ptr::read_volatile(&raw const (*budget).window_ns)) >= WINDOW_NS {
             ptr::write_volatile(&raw mut (*budget).window_ns, now);

@@ -1,17 +1,16 @@
-//! The object `floor`, for benchmarks only: the minimal program that passes a packet between containers, as the
-//! reference for Wharf's cost.
+//! The object `floor`, for benchmarks: the minimal program that passes a packet between containers.
 #![no_std]
 #![no_main]
 
 use aya_ebpf::{helpers::bpf_redirect_peer, macros::classifier, programs::TcContext};
 
-/// Ifindex of the receiver's host side; set by the loader.
+/// Ifindex of the receiver's host side.
 #[unsafe(no_mangle)]
 static RECEIVER: u32 = 0;
 
 #[classifier]
 pub fn floor(_ctx: TcContext) -> i32 {
-    // SAFETY: the address of a static of this program; the loader writes it before load.
+    // SAFETY: a static; the loader writes it before load.
     let receiver = unsafe { core::ptr::read_volatile(&raw const RECEIVER) };
     // SAFETY: a helper without pointers.
     unsafe { bpf_redirect_peer(receiver, 0) as i32 }
@@ -21,7 +20,7 @@ pub fn floor(_ctx: TcContext) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual BSD/GPL\0";
 
-/// Never reached, as in the library.
+/// As in the library.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

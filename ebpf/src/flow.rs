@@ -1,4 +1,4 @@
-//! Requests of the node programs for the way of a packet whose source or destination is proven.
+//! Requests for the way of a packet with proven source or destination.
 
 use wharf_common::{Direction, DropReason};
 
@@ -7,9 +7,9 @@ use crate::profile::Profile;
 /// The endpoint at the other end of a packet.
 #[derive(Clone, Copy)]
 pub struct Peer {
-    /// Endpoint id; zero for none, and for an endpoint that only the stack reaches.
+    /// Zero for none, and for an endpoint that only the stack reaches.
     pub endpoint_id: u32,
-    /// Low half of the epoch, also for an endpoint behind the stack, so that the flow's row is right at both ends.
+    /// Low half, also for an endpoint behind the stack: the flow's row is right at both ends.
     pub epoch: u32,
 }
 
@@ -23,15 +23,15 @@ impl Peer {
     }
 }
 
-/// Flag in [`Asked::numbers`]: the packet comes from the stack ([`Direction::Ingress`]).
+/// Flags in [`Asked::numbers`].
 const INGRESS: u32 = 1 << 14;
-/// Flag in [`Asked::numbers`]: packets between endpoints always take the stack, so no path is recorded.
+/// Packets between endpoints always take the stack, so no path is recorded.
 const LOCAL_BY_STACK: u32 = 1 << 15;
 
 /// A request for a packet's way.
 #[derive(Clone, Copy)]
 pub struct Asked {
-    /// Endpoint whose hook the packet is at.
+    /// Endpoint of the hook.
     pub own: u32,
     /// Low half of the epoch.
     pub own_epoch: u32,
@@ -46,7 +46,7 @@ impl Asked {
         Self { own, own_epoch: profile.epoch(), peer, direction, local_by_stack: profile.local_by_stack() }
     }
 
-    /// Ids and flags, and both epochs, for a global function.
+    /// Ids and flags, then both epochs.
     #[inline(always)]
     pub fn numbers(self) -> [u32; 3] {
         let direction = if matches!(self.direction, Direction::Ingress) { INGRESS } else { 0 };
@@ -67,8 +67,8 @@ impl Asked {
     }
 }
 
-/// The way of a packet. As wide as a [`DropReason`], so that a result has one payload slot for both: with two, the
-/// verifier rejects computations with the unwritten one.
+/// As wide as a [`DropReason`]: a result has one payload slot for both. With two, the verifier rejects computations
+/// with the unwritten one.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {

@@ -1,11 +1,10 @@
-//! Data that a program passes to the program it tail-calls: the five words of `__sk_buff.cb`.
+//! Data for a tail-called program: the five words of `__sk_buff.cb`.
 //!
-//! Endpoint programs do only the work that needs their endpoint's maps. The rest is in node programs
-//! ([`NODE_CALLS`]), verified once. They know an endpoint by the id in the words and by its [`crate::profile`], and
-//! return a verdict to its `deliver`, which records it ([`Verdict`]).
+//! Node programs ([`NODE_CALLS`]) know an endpoint by the id in the words and its [`crate::profile`], and return a
+//! [`Verdict`] to its `deliver`.
 //!
-//! Words 0 and 1 take a test packet's verdict ([`crate::test_packet`]). They are passed only to the program `event`,
-//! and by [`track`] for packets from the stack; neither handles test packets.
+//! Words 0 and 1 take a test packet's verdict. Only events, and [`track`] for packets from the stack, put other data
+//! there; neither handles test packets.
 
 use core::ptr;
 
@@ -30,18 +29,17 @@ use crate::{
 
 const WORDS: usize = 5;
 const _: () = assert!((MAX_ENDPOINT_ID + 1).is_power_of_two(), "a mask for endpoint ids");
-/// High half of the last word: a [`Verdict`]. A sender of another build can leave the container stack's words there;
-/// a packet mistaken for a verdict is miscounted, and reaches at most the node's stack.
+/// High half of the last word: a [`Verdict`]. A sender of another build can leave other words there; a packet mistaken
+/// for a verdict reaches at most the node's stack.
 const IS_VERDICT: u32 = 0x5746_0000;
-/// High half of the last word: an unjudged packet at this endpoint's hook. The low half has the [`Direction`] (one
-/// bit) and [`FROM_STACK`].
+/// High half of the last word: unjudged, at this endpoint's hook. Low half: the [`Direction`] and [`FROM_STACK`].
 const IS_UNJUDGED: u32 = 0x5755_0000;
 /// Last word of a [`Verdict`]: counted as forwarded.
 const COUNTED: u32 = 1 << 5;
-/// With [`COUNTED`]: from or to the stack.
+/// With [`COUNTED`]: as [`DropReason::ForwardedStack`].
 const COUNTED_STACK: u32 = 1 << 6;
 const _: () = assert!(DropReason::ForwardedLocal as u32 == 0 && DropReason::ForwardedStack as u32 == 1);
-/// Shift of the row in a [`Verdict`]'s last word.
+/// Shift of the `METRICS` row in a [`Verdict`]'s last word.
 const ROW_SHIFT: u32 = 8;
 const _: () = assert!(METRICS_MAX <= 1 << 8);
 /// Flag with the ids: from the node's stack.
@@ -56,9 +54,9 @@ impl Words {
     #[inline(always)]
     pub fn of(ctx: &TcContext) -> Self {
         let mut words = [0; WORDS];
-        // Volatile: the verifier wants each word of the context accessed separately.
+        // Volatile: the verifier wants each word accessed separately.
         for (index, word) in words.iter_mut().enumerate() {
-            // SAFETY: the program's context; a classifier may read `cb`, of five words.
+            // SAFETY: the program's context; a classifier may read `cb`.
             *word = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).cb[index]) };
         }
         Self(words)
@@ -71,13 +69,11 @@ impl Words {
         }
     }
 
-    /// True if the word with the ids has this flag.
     #[inline(always)]
     pub fn has(self, flag: u32) -> bool {
         self.0[2] & flag != 0
     }
 
-    /// Endpoint of the caller.
     #[inline(always)]
     pub fn sender(self) -> u32 {
         self.0[2] & MAX_ENDPOINT_ID
@@ -95,8 +91,8 @@ impl Words {
         self.0[4] & 0xffff_0000 != IS_UNJUDGED
     }
 
-    /// For a packet from another endpoint or from [`judge`]: direction, the judging node program ([`NodeCall`] as a
-    /// number), and the program's flags. Branch-free: the verifier walks the following code once per known callee.
+    /// Direction, judging node program ([`NodeCall`] as a number), and its flags. Branch-free: the verifier walks the
+    /// following code once per known callee.
     #[inline(always)]
     pub fn judged_by(self) -> (Direction, u32, u32) {
         const { assert!(NodeCall::Ingress as u32 == NodeCall::Egress as u32 + Direction::Egress as u32) };
@@ -105,7 +101,7 @@ impl Words {
         (direction, NodeCall::Ingress as u32 - is_egress, self.0[4] & FROM_STACK)
     }
 
-    /// Ethernet destination of a packet from the stack, by [`track`].
+    /// Of a packet from the stack, by [`track`].
     #[inline(always)]
     pub fn container_mac(self) -> Mac {
         Mac::of([self.0[0], self.0[1]])
@@ -126,12 +122,11 @@ impl Words {
 
 #[inline(always)]
 fn put(ctx: &TcContext, index: usize, word: u32) {
-    // Volatile: as in `Words::of`.
-    // SAFETY: as in `Words::of`; a classifier may also write `cb`.
+    // SAFETY: as in `Words::of`, also volatile.
     unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[index], word) };
 }
 
-/// Word 2: this endpoint and the receiver (or zero). Ids have 14 bits, and the two bits above each are free.
+/// Word 2. Ids have 14 bits, and the two bits above each are free.
 #[inline(always)]
 pub fn pair(receiver: u32) -> u32 {
     config::endpoint_id() | receiver << 16
@@ -144,8 +139,7 @@ pub fn with_epoch(config: Config, receiver: u32, rest: [u32; 2]) -> Words {
     Words([epoch as u32, (epoch >> 32) as u32, pair(receiver), rest[0], rest[1]])
 }
 
-/// Continues in this endpoint's `deliver` with an unjudged packet. Without a `deliver` the packet is dropped,
-/// uncounted.
+/// Continues in this endpoint's `deliver` with an unjudged packet. Without `deliver`, it is dropped, uncounted.
 #[inline(always)]
 pub fn judge(ctx: &TcContext, direction: Direction, flags: u32) -> i32 {
     put(ctx, 2, config::endpoint_id());
@@ -153,9 +147,8 @@ pub fn judge(ctx: &TcContext, direction: Direction, flags: u32) -> i32 {
     to_own_deliver(ctx)
 }
 
-/// Continues in the `deliver` of the endpoint in word 2. The id is read back: for an index that the verifier knows,
-/// the kernel compiles a direct jump, and changing a slot with such callers waits for a grace period, 20 ms of each
-/// DEL.
+/// Continues in the `deliver` of the endpoint in word 2. The id is read back: for an index known to the verifier, the
+/// kernel compiles a direct jump, and changing the slot waits for a grace period (20 ms of each DEL).
 #[inline(always)]
 fn to_own_deliver(ctx: &TcContext) -> i32 {
     // SAFETY: as in `Words::of`.
@@ -165,17 +158,15 @@ fn to_own_deliver(ctx: &TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Continues in a node program ([`NodeCall`] as a number) with this endpoint's id and flags. Returns only if it is
-/// missing.
+/// Continues in a node program ([`NodeCall`] as a number). Returns only if it is missing.
 #[inline(always)]
 pub fn call(ctx: &TcContext, program: u32, ids: u32) {
     put(ctx, 2, ids);
     jump(ctx, program);
 }
 
-/// Continues in the node program that finds the flow of a proven packet, counted as forwarded to `peer` or from the
-/// stack. The words are [`Asked::numbers`], for a packet from the stack after the container's MAC. Returns only if
-/// the program is missing.
+/// Continues in the node program that finds the flow of a packet already counted as forwarded. Words:
+/// [`Asked::numbers`], after the container's MAC if from the stack. Returns only if the program is missing.
 #[inline(always)]
 pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) {
     let asked = Asked {
@@ -205,29 +196,27 @@ pub fn call_event(ctx: &TcContext, words: Words) {
 
 #[inline(always)]
 fn jump(ctx: &TcContext, program: u32) {
-    // SAFETY: this run's data is on its stack; a successful call does not return.
+    // SAFETY: a successful call does not return.
     unsafe { NODE_CALLS.tail_call(ctx, program) };
 }
 
 /// Passes the packet to an endpoint's `deliver`. Returns only if it is missing.
 #[inline(always)]
 pub fn deliver(ctx: &TcContext, receiver: u32) {
-    // Zero is not a verdict.
     put(ctx, 4, 0);
     // SAFETY: as in `jump`.
     unsafe { CALLS.tail_call(ctx, receiver) };
 }
 
-/// Redirects the packet to the container's side of the veth with host side `ifindex`, as if it arrived there, without
-/// queue or second hook. Returns the hook's return value.
+/// To the container's side of the veth with host side `ifindex`, without queue or second hook.
 #[inline(always)]
 pub fn redirect_peer(ifindex: u32) -> i32 {
-    // SAFETY: a helper without pointers. It returns `TC_ACT_REDIRECT`, or `TC_ACT_SHOT` for unknown flags.
+    // SAFETY: a helper without pointers.
     unsafe { bpf_redirect_peer(ifindex, 0) as i32 }
 }
 
-/// A decision for the endpoint's `deliver` to record. Stored encoded: every number with two values would be a branch,
-/// and the verifier follows both ways.
+/// A decision for the endpoint's `deliver`. Encoded: each two-valued number would be a branch, and the verifier follows
+/// both ways.
 #[derive(Clone, Copy)]
 pub struct Verdict {
     ids: u32,
@@ -244,13 +233,13 @@ impl Verdict {
         Self { ids: endpoint, bytes: ctx.len(), last }
     }
 
-    /// Sets the next endpoint; zero for none.
+    /// Zero for none.
     #[inline(always)]
     pub fn to(self, receiver: u32) -> Self {
         Self { ids: self.ids | receiver << 16, ..self }
     }
 
-    /// Already counted under this reason, [`DropReason::ForwardedLocal`] or [`DropReason::ForwardedStack`].
+    /// Already counted as `counted`, [`DropReason::ForwardedLocal`] or [`DropReason::ForwardedStack`].
     #[inline(always)]
     pub fn after(self, counted: DropReason) -> Self {
         let stack = if matches!(counted, DropReason::ForwardedStack) { COUNTED_STACK } else { 0 };
@@ -263,7 +252,7 @@ impl Verdict {
         (last & 0xffff_0000 == IS_VERDICT).then_some(Self { ids, bytes, last })
     }
 
-    /// Passes the verdict to the endpoint's `deliver`. Without a `deliver` the packet is dropped, uncounted.
+    /// Passes the verdict to the endpoint's `deliver`.
     #[inline(always)]
     pub fn hand_over(self, ctx: &TcContext) -> i32 {
         put(ctx, 2, self.ids);
@@ -289,14 +278,14 @@ impl Verdict {
         (self.last & 0x07) as i32
     }
 
-    /// The node program has already redirected packets to the proxy.
+    /// False for packets already redirected to the proxy.
     #[inline(always)]
     pub fn is_for_container(self) -> bool {
         let to_proxy = metrics_index(Direction::Ingress, DropReason::Redirected);
         self.action() == TC_ACT_REDIRECT && self.receiver() == 0 && self.row() != to_proxy
     }
 
-    /// Row of `METRICS` that already counted the packet.
+    /// `METRICS` row that already counted the packet.
     #[inline(always)]
     pub fn counted(self) -> Option<u32> {
         (self.last & COUNTED != 0).then_some(direction_of(self.row()) | ((self.last & COUNTED_STACK) / COUNTED_STACK))

@@ -1,14 +1,11 @@
-//! Entry of the endpoint programs, which do only the work that needs the endpoint's maps.
+//! Entry of the endpoint programs.
 //!
 //! - Ordinary packets are judged here ([`shortcut`]), counted optimistically as forwarded, and continue in the node
-//!   program for their flow. A different verdict returns to the endpoint's `deliver` ([`handoff::Verdict`]) and is
-//!   corrected there.
-//! - Other packets go to the endpoint's `deliver`, to the node program that judges them, and back to `deliver` with
-//!   the verdict. Only `deliver` has the code for that, because the verifier walks each program of each endpoint.
+//!   program for their flow. A different verdict returns to `deliver`, which corrects the counters.
+//! - Other packets go through `deliver` to the node program that judges them, and back. Only `deliver` has the code for
+//!   that, because the verifier walks each program of each endpoint.
 //!
-//! Only packets with judged headers are counted early, because counters should not go backward under a reader. They
-//! still do for a local packet whose flow takes the node's stack (only the flow's row says so), and for a denied
-//! flow.
+//! Counters thus decrease only for a denied flow, and for a local packet whose flow takes the node's stack.
 
 use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
 use wharf_common::{Direction, DropReason, drop_reason::metrics_index};
@@ -20,7 +17,7 @@ use crate::{
     metrics, profile, shortcut, test_packet, verdict,
 };
 
-/// Handles a packet from the container. Returns the hook's return value.
+/// Handles a packet from the container; returns the hook's return value.
 #[inline(always)]
 pub fn send(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
@@ -31,7 +28,7 @@ pub fn send(ctx: &TcContext) -> i32 {
     handoff::judge(ctx, Direction::Egress, 0)
 }
 
-/// Handles a packet from the node's stack. Returns the hook's return value.
+/// Handles a packet from the node's stack; returns the hook's return value.
 #[inline(always)]
 pub fn receive(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
@@ -42,12 +39,11 @@ pub fn receive(ctx: &TcContext) -> i32 {
     handoff::judge(ctx, Direction::Ingress, FROM_STACK)
 }
 
-/// Counts the packet as forwarded, and continues with its flow.
 #[inline(always)]
 fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i32 {
     let forwarded = peer.forwarded();
     let row = metrics_index(direction, forwarded);
-    // `shortcut::received` leaves out test packets.
+    // `shortcut::received` excludes test packets.
     if matches!(direction, Direction::Egress) && test_packet::is_test(ctx) {
         test_packet::report(ctx, row);
     } else {

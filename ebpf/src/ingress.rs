@@ -1,6 +1,5 @@
 //! Node program `ingress`: judges packets to a container, from the stack or another endpoint. Only IP packets to the
-//! container's address pass. Packets from the stack that the endpoint program has judged ([`crate::shortcut`]) need
-//! only their flow and Ethernet destination.
+//! container's address pass. Packets that [`crate::shortcut`] has judged need only their flow and Ethernet destination.
 //!
 //! Packets to a chained endpoint keep their Ethernet addresses; its neighbour messages continue in `neighbour`.
 
@@ -20,7 +19,7 @@ use crate::{
     turn::turn,
 };
 
-/// Runs the program; `track` finds the flow of a tracked packet from the stack.
+/// `track` finds the flow of a tracked packet from the stack.
 #[inline(always)]
 pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
     let words = Words::of(ctx);
@@ -68,13 +67,11 @@ fn judge(
     Ok(Way::Direct)
 }
 
-/// Decides whether the packet may enter, and sets its Ethernet addresses.
+/// Decides whether the packet may enter, and sets its Ethernet addresses. Decrements the TTL (more than one) of a
+/// packet from another endpoint.
 ///
-/// Decrements the TTL of a packet from another endpoint, whose program checked that it is more than one; the node's
-/// stack decrements its packets.
-///
-/// Neighbour messages need no rule: the decrement invalidates those of other endpoints (receivers require hop limit
-/// 255), the node's interface sends none, and a privileged process on the node may forge them.
+/// Neighbour messages need no rule: the decrement invalidates those of other endpoints (valid only with hop limit 255),
+/// the node's interface sends none, and a privileged process on the node may forge them.
 #[inline(always)]
 fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
     parse::gather(ctx, if profile.chained() { MESSAGE_BYTES } else { HEADERS_BYTES })?;
@@ -91,7 +88,8 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
         }
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
-            // Before the address check: solicitations are multicast. Before policy: neighbours must be resolvable.
+            // Before the address check (solicitations are multicast), and before policy (neighbours must be
+            // resolvable).
             if profile.chained() && packet.is_icmp() && is_discovery(ctx)? {
                 return Err(to_neighbour(ctx, own));
             }
@@ -113,7 +111,6 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
     Ok(())
 }
 
-/// Returns only where the program is missing.
 #[inline(always)]
 fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
     handoff::call(ctx, NodeCall::Neighbour as u32, own | FROM_STACK);

@@ -1,25 +1,24 @@
-//! Shared parts of Wharf's BPF programs. An *endpoint program* is loaded per endpoint; a *node program* is loaded
-//! once and serves all endpoints by tail call. A *global function* has an exported name and takes only the context and
-//! numbers, so that the verifier checks it once and not at every call. Modules use only modules further down:
+//! Shared parts of Wharf's BPF programs. An *endpoint program* is loaded per endpoint; a *node program* is loaded once
+//! and serves all endpoints by tail call. A *global function* is exported and takes only the context and numbers, so
+//! that the verifier checks it once and not at every call. Modules use only modules further down:
 //!
 //! | module | content |
 //! |---|---|
-//! | [`head`] | start of the endpoint programs: work with the endpoint's maps, then a tail call to a node program |
-//! | [`egress`], [`ingress`] | decisions of the node programs of these names |
-//! | [`shortcut`] | packets that an endpoint program judges without a node program |
-//! | [`verdict`] | records every decision, in the endpoint's `deliver` |
+//! | [`head`] | start of the endpoint programs |
+//! | [`egress`], [`ingress`] | decisions of these node programs |
+//! | [`shortcut`] | packets that endpoint programs judge |
+//! | [`verdict`] | records every decision |
 //! | [`event`], [`metrics`], [`test_packet`] | events; counters; test packets, which leave neither |
 //! | [`bandwidth`] | token buckets |
 //! | [`neighbour`], [`flow`] | neighbour messages; requests for a packet's flow |
-//! | [`handoff`] | data that a program passes to the program it tail-calls |
-//! | [`turn`] | packets of the node's stack that go to the proxy |
+//! | [`handoff`] | data for a tail-called program |
+//! | [`turn`] | packets from the stack to the proxy |
 //! | [`endpoints`] | addresses of local endpoints |
-//! | [`profile`] | the endpoint's data for node programs |
-//! | [`config`] | the endpoint's data for its own programs: constants, and the row that user space changes |
+//! | [`profile`], [`config`] | the endpoint's data for node programs; for its own |
 //! | [`maps`] | the maps |
 //! | [`parse`], [`atomic`] | packet headers; atomic additions |
 #![no_std]
-// `atomic_xadd` is the only atomic addition in every kernel's BPF; `core::sync::atomic` lacks it here.
+// `core::sync::atomic` lacks `atomic_xadd`.
 #![feature(core_intrinsics)]
 #![allow(internal_features)]
 
@@ -43,7 +42,7 @@ pub mod test_packet;
 pub mod turn;
 pub mod verdict;
 
-/// Never reached: no path panics, and the verifier would reject this loop.
+/// No path panics: the verifier would reject this loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,4 +1,4 @@
-//! The maps; `wharf_common::map` describes them. The loader uses the names of the statics. All but the last four are
+//! The maps (`wharf_common::map` describes them). The loader uses the statics' names. All but the last four are
 //! node-wide.
 
 use aya_ebpf::{

@@ -20,8 +20,7 @@ pub fn beside(row: u32, reason: DropReason) -> u32 {
 #[inline(always)]
 pub fn count(row: u32, bytes: u32) {
     if let Some(row) = METRICS.get_ptr_mut(row) {
-        // SAFETY: this CPU's row of a per-CPU map. Programs at these hooks run with bottom halves off, so no other
-        // run on this CPU interleaves.
+        // SAFETY: this CPU's row. Bottom halves are off at these hooks, so no other run interleaves.
         unsafe {
             (*row).packets = (*row).packets.wrapping_add(1);
             (*row).bytes = (*row).bytes.wrapping_add(u64::from(bytes));

@@ -1,4 +1,4 @@
-//! ARP and IPv6 neighbour discovery: layouts and recognition. The node program `neighbour` judges and answers.
+//! ARP and IPv6 neighbour discovery: layouts and recognition.
 
 use aya_ebpf::programs::TcContext;
 use wharf_common::DropReason;
@@ -19,7 +19,7 @@ pub struct Arp {
     pub target: [u16; 2],
 }
 
-/// Neighbour solicitation or advertisement (RFC 4861, 4.3 and 4.4) without options.
+/// Neighbour solicitation or advertisement (RFC 4861, 4.3 and 4.4).
 #[repr(C)]
 pub struct Message {
     pub ip: Ipv6,
@@ -30,7 +30,7 @@ pub struct Message {
     pub target: Ipv6Address,
 }
 
-/// [`Message`] with one option, a link-layer address (RFC 4861, 4.6.1).
+/// [`Message`] with a link-layer address (RFC 4861, 4.6.1).
 #[repr(C)]
 pub struct MessageWithOption {
     pub message: Message,
@@ -57,7 +57,7 @@ const _: () = {
     assert!(ETHERNET_BYTES + size_of::<Arp>() <= HEADERS_BYTES);
 };
 
-/// Bytes of the longest message that is read in place, with Ethernet header and one option.
+/// Longest message read in place, with Ethernet header.
 pub const MESSAGE_BYTES: usize = ETHERNET_BYTES + size_of::<MessageWithOption>();
 
 #[inline(always)]
@@ -69,7 +69,7 @@ pub fn joined(address: [u16; 2]) -> u32 {
 ///
 /// # Errors
 ///
-/// `Malformed` when the packet is too short for ICMPv6.
+/// `Malformed` if too short for ICMPv6.
 #[inline(always)]
 pub fn is_discovery(ctx: &TcContext) -> Result<bool, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;

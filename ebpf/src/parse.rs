@@ -1,8 +1,7 @@
-//! Packet headers: bounds, layouts, and validity. Reads no more than a decision needs.
+//! Packet headers: bounds, layouts, and validity.
 //!
-//! Headers are read in place. Their fields have the alignment of a frame that starts two bytes past a multiple of
-//! four (`NET_IP_ALIGN`, the kernel's assumption for its structs), so the compiler emits whole loads; BPF on Wharf's
-//! platforms loads from any address.
+//! Fields have the alignment of a frame that starts two bytes past a multiple of four (`NET_IP_ALIGN`), so the compiler
+//! emits whole loads; BPF on Wharf's platforms loads from any address.
 
 use core::ptr;
 
@@ -11,7 +10,7 @@ use wharf_common::{DropReason, EndpointKey};
 
 pub const ETHERNET_BYTES: usize = size_of::<Ethernet>();
 
-/// A MAC address in words, in frame order.
+/// In frame order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Mac([u16; 3]);
@@ -35,7 +34,7 @@ impl Mac {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 16 | u64::from(self.0[2]) << 32
     }
 
-    /// The link-local address that the kernel derives from it (RFC 4291, appendix A).
+    /// As the kernel derives it (RFC 4291, appendix A).
     #[inline(always)]
     pub fn link_local(self) -> Ipv6Address {
         const { assert!(cfg!(target_endian = "little"), "bytes are shifted as a little-endian word has them") };
@@ -66,8 +65,7 @@ pub enum EtherType {
 }
 
 impl EtherType {
-    /// The frame's protocol. A VLAN tag that the kernel removed before this hook counts as present: the packet is for
-    /// another network.
+    /// A VLAN tag that the kernel removed counts as present.
     #[inline(always)]
     pub fn of<T>(ctx: &TcContext, frame: Framed<T>) -> Result<Self, DropReason> {
         // SAFETY: the program's context.
@@ -102,7 +100,7 @@ pub struct Ipv4 {
     pub destination: u32,
 }
 
-/// An address as two words in memory order.
+/// Two words in memory order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ipv6Address([u64; 2]);
@@ -127,7 +125,7 @@ impl Ipv6Address {
 
     #[inline(always)]
     pub fn as_shared(&self) -> &EndpointKey {
-        // SAFETY: same size, and a byte array needs no alignment.
+        // SAFETY: same size; a byte array needs no alignment.
         unsafe { &*(&raw const *self).cast() }
     }
 
@@ -157,8 +155,8 @@ impl Ipv6Address {
         self.bits() == 0
     }
 
-    /// `::/96` or `::ffff:0:0/96`: unspecified, loopback, IPv4-compatible and IPv4-mapped addresses (RFC 4291, 2.5.2
-    /// to 2.5.5), invalid as destination on a link. The last are the IPv4 keys of `ENDPOINTS`.
+    /// `::/96` or `::ffff:0:0/96` (RFC 4291, 2.5.2 to 2.5.5), invalid as destination on a link. The latter are IPv4
+    /// keys of `ENDPOINTS`.
     #[inline(always)]
     pub fn is_host_internal(self) -> bool {
         let third = self.0[1] as u32;
@@ -178,7 +176,6 @@ impl Ipv6Address {
     }
 }
 
-// The shifts and masks above assume the lowest byte first.
 const _: () = assert!(cfg!(target_endian = "little"), "the programs are built for little-endian BPF");
 
 #[repr(C)]
@@ -200,8 +197,7 @@ const _: () = {
     assert!(size_of::<Ipv6>() == 40);
 };
 
-/// An Ethernet header and its payload within the packet's bounds. Stale after any call that may move the packet (the
-/// verifier rejects its use).
+/// An Ethernet header and its payload within the packet's bounds, until a call that may move the packet.
 pub struct Framed<T> {
     pub ethernet: *mut Ethernet,
     pub payload: *mut T,
@@ -216,7 +212,7 @@ impl<T> Clone for Framed<T> {
 impl<T> Copy for Framed<T> {}
 
 impl<T> Framed<T> {
-    /// `None` when the packet is shorter (after [`gather`], the only reason).
+    /// `None` when the packet is shorter, or before [`gather`].
     #[inline(always)]
     pub fn at_start(ctx: &TcContext) -> Option<Self> {
         let (start, end) = bounds(ctx);
@@ -247,7 +243,7 @@ impl<T> Framed<T> {
         u32::from(unsafe { (*self.ethernet).ethertype })
     }
 
-    /// Both addresses in words of two, four, four and two bytes, as the alignment allows.
+    /// Both addresses, in words of 2, 4, 4 and 2 bytes.
     #[inline(always)]
     pub fn words(self) -> [u32; 4] {
         let frame = self.ethernet.cast::<u8>();
@@ -262,7 +258,7 @@ impl<T> Framed<T> {
         }
     }
 
-    /// Sets both addresses, like [`Self::words`].
+    /// As [`Self::words`].
     #[inline(always)]
     pub fn set_words(self, words: [u32; 4]) {
         let frame = self.ethernet.cast::<u8>();
@@ -291,12 +287,10 @@ impl<T> Framed<T> {
     }
 }
 
-/// Bounds of the packet's linear part.
 #[inline(always)]
 fn bounds(ctx: &TcContext) -> (usize, usize) {
     let context = ctx.skb.skb;
-    // Volatile: a bound kept by the compiler passes through a 32-bit register, and the verifier no longer knows it as
-    // the packet's end.
+    // Volatile: a bound kept in a 32-bit register is no longer the packet's end to the verifier.
     // SAFETY: the program's context.
     unsafe {
         (
@@ -306,10 +300,10 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
     }
 }
 
-/// Reads a `T` at `offset`: in place in the linear part, which is much faster, else by helper. `None` when the packet
-/// is shorter.
+/// Reads a `T` at `offset`: in place in the linear part (much faster), else by helper. `None` when the packet is
+/// shorter.
 ///
-/// Not for a single byte: the compiler then compares with `<`, from which the verifier learns nothing.
+/// Not for a byte: the compiler then compares with `<`, from which the verifier learns nothing.
 #[inline(always)]
 pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
     let (start, end) = bounds(ctx);
@@ -321,20 +315,18 @@ pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
     ctx.load(offset).ok()
 }
 
-/// `__sk_buff.protocol` for `ETH_P_IP` and `ETH_P_IPV6`: network byte order.
+/// `__sk_buff.protocol` is in network byte order.
 pub const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
 pub const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
-/// Bits of a fragment: more follow, or not the first (RFC 791, 3.1).
+/// More follow, or not the first (RFC 791, 3.1).
 const IS_FRAGMENT: u16 = 0x3fff;
 
-/// Bytes of the longest headers that are always read: Ethernet and IPv6.
+/// Longest headers that are always read.
 pub const HEADERS_BYTES: usize = ETHERNET_BYTES + size_of::<Ipv6>();
 
-/// Pulls the first `wanted` bytes into the linear part, because a sender controls the layout. Call it before any
-/// read: it may move the packet.
+/// Pulls the first `wanted` bytes into the linear part. Call it before any read: it may move the packet.
 ///
-/// Ask for no more than needed: TCP keeps its payload in other parts, and to pull one byte of it the kernel copies
-/// the head.
+/// Ask for no more than needed: to pull a byte of TCP's payload, the kernel copies the head.
 ///
 /// # Errors
 ///
@@ -362,7 +354,7 @@ pub fn ethernet(ctx: &TcContext) -> Result<Framed<()>, DropReason> {
 
 /// # Errors
 ///
-/// `Malformed` unless version, header length and total length agree with each other and with the packet.
+/// `Malformed` unless version and lengths agree with each other and the packet.
 #[inline(always)]
 pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     let packet: Framed<Ipv4> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -372,7 +364,7 @@ pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     let room = ctx.len() - ETHERNET_BYTES as u32;
     let mut total = u32::from(total);
     if total == 0 && is_gso(ctx) {
-        // "BIG TCP": the length exceeds the field, which is zero.
+        // "BIG TCP".
         total = room;
     }
     if first >> 4 != 4 || header < size_of::<Ipv4>() as u32 || total < header || total > room {
@@ -429,7 +421,7 @@ impl Framed<Ipv4> {
         unsafe { (*self.payload).destination }
     }
 
-    /// Length in the header, bytes.
+    /// Bytes.
     #[inline(always)]
     pub fn total_bytes(self) -> u16 {
         // SAFETY: bounds checked.
@@ -450,9 +442,8 @@ impl Framed<Ipv4> {
         unsafe { (*self.payload).ttl }
     }
 
-    /// Decrements a TTL above zero and updates the checksum (RFC 1141): the word with the TTL in its high byte loses
-    /// 0x0100, so the complement sum gains it, plus one on a carry from 0xffff on (branch-free). A wrong checksum
-    /// stays wrong.
+    /// The TTL must be above zero. Updates the checksum (RFC 1141): the complement sum gains 0x0100, plus one on a
+    /// carry from 0xffff on (branch-free).
     #[inline(always)]
     pub fn decrement_ttl(self) {
         // SAFETY: bounds checked.
@@ -477,8 +468,7 @@ impl Framed<Ipv6> {
         unsafe { (*self.payload).destination }
     }
 
-    /// True for ICMPv6 directly after the header. Behind extension headers ICMPv6 gets no exception: its source must
-    /// be the endpoint's, and it loses hop limit 255 on the way to another endpoint.
+    /// Directly after the header. Behind extension headers, ICMPv6 gets no exception.
     #[inline(always)]
     pub fn is_icmp(self) -> bool {
         // SAFETY: bounds checked.
@@ -491,7 +481,7 @@ impl Framed<Ipv6> {
         unsafe { (*self.payload).next_header }
     }
 
-    /// Payload length in the header, bytes.
+    /// Bytes.
     #[inline(always)]
     pub fn payload_bytes(self) -> u16 {
         // SAFETY: bounds checked.

@@ -1,13 +1,9 @@
-//! The endpoint's data for the node programs: a row of `PROFILES`, by endpoint id.
+//! The endpoint's data for the node programs: a row of `PROFILES`, by endpoint id. An endpoint's `deliver` updates a
+//! differing row before it passes a packet to a node program ([`publish`]).
 //!
-//! An endpoint's `deliver` updates the row, if different, before it passes a packet to a node program ([`publish`]):
-//! the packet is judged by the values that the endpoint's program has just read. The row of an endpoint without such
-//! packets is zero.
-//!
-//! **Why per endpoint, not per CPU:** only that endpoint's programs write the row, so no packet is judged by another
-//! endpoint's addresses, even when another run comes between write and read: under PREEMPT_RT since Linux 6.18, runs
-//! on one CPU interleave, and a packet can interrupt a test run. Old and new values of one endpoint can mix while
-//! user space changes its `CONFIG`. An id is reused only when no program of its old endpoint runs.
+//! Not per CPU, because runs on one CPU can interleave (PREEMPT_RT since Linux 6.18; a packet interrupting a test run):
+//! no packet may be judged by another endpoint's addresses. Old and new values can mix while user space changes
+//! `CONFIG`. An id is reused only when no program of its old endpoint runs.
 
 use core::{
     mem::{offset_of, size_of},
@@ -25,7 +21,7 @@ use crate::{
     parse::{Ipv6Address, Mac},
 };
 
-// `publish` and the casts below rely on these offsets.
+// For `publish` and the casts below.
 const _: () = {
     assert!(offset_of!(EndpointProfile, config) == 0);
     assert!(offset_of!(EndpointProfile, container_mac) == size_of::<EndpointConfig>());
@@ -49,14 +45,14 @@ fn word(config: Config, index: usize) -> u64 {
     }
 }
 
-/// Updates this endpoint's row, also for a test packet: the write is not about the packet.
+/// Also for a test packet: the write is not about the packet.
 #[inline(always)]
 pub fn publish(config: Config) {
     let Some(row) = PROFILES.get_ptr_mut(config::endpoint_id()) else { return };
     let row = row.cast::<u64>();
     let mut difference = 0;
     for index in 0..WORDS {
-        // SAFETY: a map value of `WORDS` words, shared by CPUs: words are accessed whole.
+        // SAFETY: a map value of `WORDS` words, shared by CPUs: accessed whole.
         difference |= unsafe { ptr::read_volatile(row.add(index)) } ^ word(config, index);
     }
     // Otherwise the compiler branches on every word, and the verifier follows both ways.
@@ -68,12 +64,12 @@ pub fn publish(config: Config) {
     }
 }
 
-/// An endpoint's row. Every read goes to the map.
+/// Read from the map each time.
 #[derive(Clone, Copy)]
 pub struct Profile(*const EndpointProfile);
 
 impl Profile {
-    /// `None` only for a number that is no endpoint id.
+    /// `None` only for an invalid id.
     #[inline(always)]
     pub fn of(endpoint: u32) -> Option<Self> {
         PROFILES.get_ptr(endpoint).map(Self)
@@ -82,7 +78,7 @@ impl Profile {
     /// Low half of the epoch.
     #[inline(always)]
     pub fn epoch(self) -> u32 {
-        // SAFETY: a map value from a lookup, valid for this run.
+        // SAFETY: a map value, valid for this run.
         unsafe { (*self.0).config.epoch as u32 }
     }
 
@@ -99,7 +95,7 @@ impl Profile {
         flags & FLAG_LOCAL_BY_STACK != 0
     }
 
-    /// Read each time: a kept value is spilled, and the stack is full (see [`Self::owns6`]).
+    /// Volatile: a kept value is spilled, and the stack is full (see [`Self::owns6`]).
     #[inline(always)]
     pub fn chained(self) -> bool {
         // SAFETY: as in `epoch`.
@@ -109,7 +105,7 @@ impl Profile {
 
     #[inline(always)]
     pub fn container_mac(self) -> Mac {
-        // SAFETY: as in `epoch`; aligned for Mac (asserted above).
+        // SAFETY: as in `epoch`; aligned (asserted above).
         unsafe { (&raw const (*self.0).container_mac).cast::<Mac>().read() }
     }
 
@@ -119,25 +115,24 @@ impl Profile {
         unsafe { (&raw const (*self.0).host_mac).cast::<Mac>().read() }
     }
 
-    /// `address`: network byte order. Never true without IPv4.
+    /// `address`: network byte order. False without IPv4.
     #[inline(always)]
     pub fn owns4(self, address: u32) -> bool {
-        // SAFETY: as in `epoch`; aligned for u32 (asserted above).
+        // SAFETY: as in `epoch`; aligned (asserted above).
         let own = unsafe { (&raw const (*self.0).config.ipv4).cast::<u32>().read() };
         address == own && address != 0
     }
 
-    /// Never true without IPv6.
+    /// False without IPv6.
     #[inline(always)]
     pub fn owns6(self, address: Ipv6Address) -> bool {
-        // SAFETY: as in `epoch`; aligned for Ipv6Address (asserted above).
+        // SAFETY: as in `epoch`; aligned (asserted above).
         let own = unsafe { (&raw const (*self.0).config.ipv6).cast::<Ipv6Address>().read() };
-        // One number each: the compiler spills four words, and kernels before 6.7 round each stack frame up to 32
-        // bytes.
+        // Otherwise the compiler spills four words, and kernels before 6.7 round each stack frame up to 32 bytes.
         core::hint::black_box(address.difference(own)) == 0 && own.bits() != 0
     }
 
-    /// `address`: network byte order. Never true without an IPv4 gateway.
+    /// `address`: network byte order. False without an IPv4 gateway.
     #[inline(always)]
     pub fn has_gateway4(self, address: u32) -> bool {
         // SAFETY: as in `owns4`.
@@ -145,7 +140,7 @@ impl Profile {
         address == gateway && address != 0
     }
 
-    /// Never true without an IPv6 gateway.
+    /// False without an IPv6 gateway.
     #[inline(always)]
     pub fn has_gateway6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `owns6`.

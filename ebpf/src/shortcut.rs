@@ -1,11 +1,9 @@
-//! Packets that endpoint programs judge without a node program: whole, well-formed IP packets without IPv4 options,
-//! from or to the endpoint's address. Nearly all packets are of this kind, and each saves two or three tail calls.
+//! Packets that endpoint programs judge themselves, which saves two or three tail calls: whole, well-formed IP packets
+//! without IPv4 options, from or to the endpoint's address. Nothing is refused here: other packets go to the node
+//! programs `egress` and `ingress`.
 //!
-//! Nothing is refused here. Other packets go to the node programs `egress` and `ingress`, which have all rules and
-//! name drop reasons; a packet that passes here would pass there.
-//!
-//! The verifier follows both ways of each branch, for each endpoint. So comparisons are joined: differing bits are
-//! gathered in one number.
+//! The verifier follows both ways of each branch, for each endpoint. So differing bits are gathered in one number and
+//! compared once.
 
 use core::hint::black_box;
 
@@ -27,8 +25,7 @@ use crate::{
 const IPV4: u32 = parse::PROTOCOL_IPV4;
 const IPV6: u32 = parse::PROTOCOL_IPV6;
 
-/// The destination of a packet with proven source that is certainly forwarded. Its flow decides the way to another
-/// endpoint.
+/// The destination of a packet with proven source that is certainly forwarded.
 #[inline(always)]
 pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
     if !applies(ctx, config, FLAG_CHAINED | FLAG_LOCAL_BY_STACK | FLAG_TRACE | FLAG_LIMIT_EGRESS) {
@@ -69,8 +66,8 @@ pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
     })
 }
 
-/// True for an unfragmented packet from the stack that is certainly for this container and has the right Ethernet
-/// source. The destination is set later: the node resolves no neighbours on the link, so its frames have none.
+/// True for an unfragmented packet from the stack that is certainly for this container. Its Ethernet destination is set
+/// later.
 #[inline(always)]
 pub fn received(ctx: &TcContext, config: Config) -> bool {
     try_receive(ctx, config).is_some()
@@ -78,7 +75,7 @@ pub fn received(ctx: &TcContext, config: Config) -> bool {
 
 #[inline(always)]
 fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
-    // A test packet's verdict uses the words that carry the container's MAC from here.
+    // Word 0 of `cb`, here the container's MAC, would be a test packet's verdict.
     if test_packet::is_test(ctx) || !applies(ctx, config, FLAG_CHAINED | FLAG_TRACE | FLAG_LIMIT_INGRESS) {
         return None;
     }
@@ -100,8 +97,7 @@ fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
     (black_box(different) == 0 && own != 0).then_some(())
 }
 
-/// If a packet from another endpoint, whose program proved it, may enter: sets its Ethernet addresses, decrements its
-/// TTL, returns true.
+/// If a packet from another endpoint may enter: sets its Ethernet addresses, decrements its TTL, returns true.
 #[inline(always)]
 pub fn delivered(ctx: &TcContext, config: Config) -> bool {
     try_deliver(ctx, config).is_some()
@@ -135,7 +131,7 @@ fn try_deliver(ctx: &TcContext, config: Config) -> Option<()> {
     Some(())
 }
 
-/// The bits that differ from a packet for this container, and the bits of the container's address, zero for none.
+/// Bits that differ from a packet for this container; the container's address (zero for none).
 #[inline(always)]
 fn for_container4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>) -> Option<(u64, u64)> {
     let own = config.ipv4();
@@ -157,14 +153,14 @@ fn applies(ctx: &TcContext, config: Config, but: u32) -> bool {
     black_box(flags | tagged) == 0 && !event::wants_log()
 }
 
-/// Ethernet addresses of a frame to the gateway, as [`Framed::words`].
+/// Of a frame to the gateway, as [`Framed::words`].
 #[inline(always)]
 fn from_container() -> [u32; 4] {
     let [container, both, host] = [0, 1, 2].map(config::macs);
     [both >> 16, host, container, both & 0xffff]
 }
 
-/// Ethernet addresses of a frame from the gateway, as [`Framed::words`].
+/// Of a frame from the gateway, as [`Framed::words`].
 #[inline(always)]
 fn to_container() -> [u32; 4] {
     let [container, both, host] = [0, 1, 2].map(config::macs);

@@ -1,6 +1,5 @@
-//! The object `sink`: replaces an endpoint's programs on both hooks during its deletion, so that no packet passes
-//! unpoliced. (The endpoint's empty `CALLS` slot drops too.) It can outlive all maps, so it uses none, nor the
-//! library, which brings maps.
+//! The object `sink`: replaces an endpoint's programs on both hooks during its deletion. It can outlive all maps, so it
+//! uses neither maps nor the library, which brings maps.
 #![no_std]
 #![no_main]
 
@@ -15,7 +14,7 @@ pub fn sink(_ctx: TcContext) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual BSD/GPL\0";
 
-/// Never reached, as in the library.
+/// As in the library.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

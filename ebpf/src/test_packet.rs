@@ -1,7 +1,5 @@
-//! Test packets get the verdict of any packet and leave no trace; see `wharf_common::test_packet`.
-//!
-//! Check [`is_test`] before writing a packet's data to a map. [`crate::verdict`] and [`crate::head`] do for counters
-//! and events; [`crate::egress`] and [`crate::ingress`] before the flow lookup, which changes rows.
+//! Test packets get the verdict of any packet and leave no trace (`wharf_common::test_packet`): check [`is_test`]
+//! before writing a packet's data to a map, [`is_untracked`] before the flow lookup.
 
 use core::{mem::offset_of, ptr};
 
@@ -22,7 +20,7 @@ pub fn is_test(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).ifindex == TEST_IFINDEX }
 }
 
-/// True for a test packet without flow lookup.
+/// A test packet without flow lookup.
 #[inline(always)]
 pub fn is_untracked(ctx: &TcContext) -> bool {
     is_test(ctx) && !asks_policy(ctx)
@@ -34,15 +32,14 @@ pub fn asks_policy(ctx: &TcContext) -> bool {
     is_test(ctx) && unsafe { (*ctx.skb.skb).mark == POLICY_MARK }
 }
 
-/// Reports this endpoint's verdict, a counter row; a later report replaces it.
+/// This endpoint's verdict, a counter row; a later report replaces it.
 #[inline(always)]
 pub fn report(ctx: &TcContext, row: u32) {
     let (direction, reason) = (row / REASONS, row % REASONS);
     let word = TestReport::word(config::endpoint_id(), reason);
     for each in Direction::ALL {
-        // Both words are accessed: the verifier allows no variable offset into the context. Volatile: it wants each
-        // word accessed separately.
-        // SAFETY: the program's context, whose `cb` a classifier may read and write.
+        // Both words are accessed, separately (volatile): the verifier allows no variable offset into the context.
+        // SAFETY: the program's context; a classifier may read and write `cb`.
         unsafe {
             let before = ptr::read_volatile(&raw const (*ctx.skb.skb).cb[each as usize]);
             let after = if each as u32 == direction { word } else { before };

@@ -1,5 +1,5 @@
-//! The object `untracked`, for benchmarks only: replaces the node programs `egress` and `ingress` to measure the cost
-//! of tracking. Packets take the direct way, without access to rows.
+//! The object `untracked`, for benchmarks: replaces the node programs `egress` and `ingress` to measure the cost of
+//! tracking.
 #![no_std]
 #![no_main]
 

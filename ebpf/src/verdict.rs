@@ -1,4 +1,4 @@
-//! Records decisions about packets; only the endpoint's `deliver` does this.
+//! Records decisions about packets, in the endpoint's `deliver`.
 
 use aya_ebpf::{
     bindings::{__sk_buff, TC_ACT_SHOT},
@@ -14,8 +14,7 @@ use crate::{
     metrics, test_packet,
 };
 
-/// Counts a drop for this row and sends the event, or reports a test packet's verdict. Returns the hook's return
-/// value.
+/// Counts a drop and sends its event, or reports a test packet's verdict.
 #[inline(always)]
 fn drop(ctx: &TcContext, row: u32, bytes: u32) -> i32 {
     // SAFETY: the program's context.
@@ -34,7 +33,6 @@ pub unsafe extern "C" fn wharf_drop(skb: *mut __sk_buff, row: u32, bytes: u32) -
     event::debug(ctx, row);
     // SAFETY: the caller's contract.
     unsafe { wharf_record(skb, row, bytes) };
-    // The packet is dropped with or without an event.
     let _ = event::emit(ctx, EventKind::Drop, row, 0, TC_ACT_SHOT);
     TC_ACT_SHOT as u32
 }
@@ -63,7 +61,7 @@ pub unsafe extern "C" fn wharf_record(skb: *mut __sk_buff, row: u32, bytes: u32)
     0
 }
 
-/// Subtracts the packet from this row; a test packet was not counted. A global function.
+/// Subtracts the packet from this row, unless it is a test packet.
 ///
 /// # Safety
 ///
@@ -77,7 +75,6 @@ pub unsafe extern "C" fn wharf_take_back(skb: *mut __sk_buff, row: u32, bytes: u
     0
 }
 
-/// Subtracts the packet from the row that counted it before.
 #[inline(always)]
 fn correct(ctx: &TcContext, verdict: Verdict) {
     if let Some(counted) = verdict.counted() {
@@ -93,14 +90,11 @@ pub fn refuse(ctx: &TcContext, verdict: Verdict) -> i32 {
     drop(ctx, verdict.row(), verdict.bytes)
 }
 
-/// Applies a verdict: counts the packet, and sends the event if due; of a test packet it only reports the verdict.
-/// Returns the hook's return value.
+/// Applies a verdict: counts the packet and sends a due event, or reports a test packet's verdict. Returns the hook's
+/// return value.
 ///
-/// Except for the counts of [`crate::head`], all map writes of endpoint programs about a packet happen here, in
-/// [`refuse`] or in their callees, so a test packet leaves no trace.
-///
-/// Forwarded packets are charged to their direction's limit here, after all other decisions; drops and neighbour
-/// messages are not.
+/// Except for [`crate::head`]'s counts, all map writes of endpoint programs about a packet happen here, in [`refuse`]
+/// or in their callees, so a test packet leaves no trace. Bandwidth is charged last.
 #[inline(always)]
 pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     let (row, bytes, action, receiver) = (verdict.row(), verdict.bytes, verdict.action(), verdict.receiver());
@@ -115,7 +109,7 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     event::debug(ctx, row);
     record(ctx, row, bytes);
     if verdict.is_for_container() {
-        // It returns this same action.
+        // Its result equals `action`.
         handoff::redirect_peer(config.ifindex());
     }
     if config.trace()
@@ -127,7 +121,7 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
         return action;
     }
     handoff::deliver(ctx, receiver);
-    // The receiver has no program: the packet is a drop, not forwarded.
+    // The receiver has no program.
     // SAFETY: the program's context.
     unsafe { wharf_take_back(ctx.skb.skb, row, bytes) };
     drop(ctx, metrics::beside(row, DropReason::NoTailCallTarget), bytes)

@@ -1,4 +1,4 @@
-//! `docs`: renders docs/ with mdBook as a searchable book under target/docs. The packages contain it.
+//! `docs`: renders docs/ with mdBook under target/docs. The packages contain it.
 
 use std::{fs, path::PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{
     workspace::{Workspace, bare_cargo},
 };
 
-/// Pinned, because another mdBook release may render different bytes.
+/// Pinned, because another release may render different bytes.
 const VERSION: &str = "0.5.4";
 
 const STEP: &str = "The documentation (a minute the first time)";
@@ -36,7 +36,6 @@ pub(crate) fn build(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     Ok(book)
 }
 
-/// Installs mdBook under target/mdbook if it is missing; returns its path.
 fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let prefix = workspace.target().join("mdbook");
     let program = prefix.join(format!("{VERSION}/bin/mdbook"));
@@ -50,11 +49,11 @@ fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         .args(["install", "mdbook", "--version", VERSION, "--locked", "--force"])
         .args(["--no-default-features", "--features", "search", "--root"])
         .arg(prefix.join(VERSION))
-        // It runs for a second; an optimised build would take three times as long.
+        // A release build would take three times as long.
         .arg("--debug")
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .env("CARGO_TARGET_DIR", &scratch)
-        // Keeps the build settings of the checkout and the user away from mdBook.
+        // Keeps build settings of the checkout and the user away from mdBook.
         .current_dir(&prefix)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

@@ -19,10 +19,9 @@ pub(crate) const STEPS: usize = 2;
 
 const BPF_TARGET: &str = "bpfel-unknown-none";
 
-/// Packages of the product's binaries.
 pub(crate) const PRODUCT: &[&str] = &["wharf-agent", SHIM, "wharf", "wharf-node"];
 
-/// Builds objects, programs, and `extra` binaries of the scenarios' package.
+/// `extra`: binaries of the scenarios' package.
 pub(crate) fn ensure(
     progress: &mut Progress,
     workspace: &Workspace,
@@ -38,13 +37,11 @@ pub(crate) fn objects(progress: &mut Progress, workspace: &Workspace, toolchain:
     progress.step("BPF programs (half a minute the first time)", |step| build_objects(step, workspace, toolchain))
 }
 
-/// Builds the product's programs, and `extra` binaries of the scenarios' package.
 pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[&str]) -> Result<()> {
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// Builds the programs with crash points from the product's libraries, and the objects of the next ABI version. The
-/// agent with crash points uses these objects; the upgrade tests upgrade to it.
+/// Programs with crash points, and the objects of the next ABI version, to which the upgrade tests upgrade.
 pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("Programs with crash points, and the next ABI version", |step| {
         let copies = NEXT_OBJECTS.map(|name| (name.trim_end_matches(".o"), name));
@@ -52,7 +49,7 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, too
         for package in ["wharf-agent", "wharf-cni", "wharf"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();
-            // One command each, as for the product: cargo would unify the features of packages built together.
+            // Cargo would unify the features of packages built together.
             command.args(["build", "--release", "--locked", "--package", package, "--bin", &binary]);
             step.run(&mut command)?;
             if !workspace.release().join(&binary).is_file() {
@@ -63,10 +60,10 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, too
     })
 }
 
-/// The objects of the next ABI version, in [`Workspace::next_bpf_objects`].
+/// In [`Workspace::next_bpf_objects`].
 pub(crate) const NEXT_OBJECTS: [&str; 3] = ["endpoint.o", "node.o", "sink.o"];
 
-/// BPF programs and object names in `target/bpf`.
+/// Programs, and their names in `target/bpf`.
 const OBJECTS: [(&str, &str); 5] = [
     ("endpoint", "endpoint.o"),
     ("node", "node.o"),
@@ -77,7 +74,7 @@ const OBJECTS: [(&str, &str); 5] = [
 
 fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     let mut changed = 0;
-    // The second build differs in one feature; cargo compiles the shared crates once.
+    // They differ in one feature; cargo compiles the shared crates once.
     for (features, copies) in
         [(None, OBJECTS.as_slice()), (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice())]
     {
@@ -87,7 +84,7 @@ fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> R
     Ok(())
 }
 
-/// Builds the BPF programs once and copies objects from it; returns how many objects are new.
+/// Returns how many objects are new.
 fn build_object(
     step: &Step,
     workspace: &Workspace,
@@ -111,8 +108,7 @@ fn build_object(
     Ok(changed)
 }
 
-/// `cargo VERB` for the BPF programs. Sets, only for this child, the variables that let a stable compiler build core,
-/// and that select linker and instruction set.
+/// Only this child gets the variables that let a stable compiler build core and that select linker and instruction set.
 pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str) -> Result<Command> {
     // cpu v3 has the atomics; --btf keeps the types that maps and line info need.
     let flags = format!(
@@ -138,7 +134,7 @@ pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str
     Ok(command)
 }
 
-/// Fails when a program of the product is missing in `release`, and says how to build it. For `--prebuilt`.
+/// For `--prebuilt`.
 pub(crate) fn must_be_there(release: &Path) -> Result<()> {
     match PRODUCT.iter().map(|name| release.join(name)).find(|program| !program.is_file()) {
         Some(missing) => bail!(
@@ -155,15 +151,13 @@ fn bpf_target(workspace: &Workspace) -> PathBuf {
 
 const SHIM: &str = "wharf-cni";
 
-/// Whether the C library can be linked statically.
 pub(crate) fn static_libc() -> bool {
     let output = Command::new("cc").arg("-print-file-name=libc.a").output();
     // The compiler prints the bare name when it does not find the file.
     output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_absolute())
 }
 
-/// Links the product statically, so that the tested programs are those that `dist` packs for every distribution. The
-/// flags apply only to the programs' crates; dependencies are compiled as for other builds.
+/// Statically linked, so that the tested programs are the packed ones. Dependencies are compiled as for other builds.
 fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<()> {
     let is_static = static_libc();
     if !is_static {
@@ -176,13 +170,13 @@ fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<
             command.arg("-Ctarget-feature=+crt-static");
         }
         if is_static && *package == SHIM {
-            // It starts once for each ADD and DEL; a third of its run time would be self-relocation.
+            // Self-relocation would be a third of its run time, at each ADD and DEL.
             command.arg("-Crelocation-model=static");
         }
         step.run(&mut command)?;
     }
     if !extra.is_empty() {
-        // A separate command, so that the product's binaries do not depend on `extra`.
+        // A separate command: the product's binaries must not depend on `extra`.
         let mut command = workspace.cargo();
         command.args(["build", "--release", "--locked", "--package", "wharf-tests"]);
         for name in extra {

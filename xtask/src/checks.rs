@@ -1,4 +1,4 @@
-//! Checks without a running test: formatting, licences, links, clippy.
+//! Checks that run no tests.
 
 use std::process::ExitCode;
 
@@ -16,10 +16,9 @@ use crate::{
 
 pub(crate) type Check = (&'static str, fn(&Step, &Workspace) -> Result<()>);
 
-/// Checks that take a second and need no build; they run first.
+/// Checks that take a second and need no build.
 pub(crate) const QUICK: &[Check] = &[("Formatting", formatting), ("Licences", licences), ("Links in documents", links)];
 
-/// Formats the sources; with `check`, only reports differences.
 pub(crate) fn fmt(workspace: &Workspace, verbose: bool, check: bool) -> Result<ExitCode> {
     let mut progress = Progress::new(1, verbose, &Privilege::Root);
     progress
@@ -65,7 +64,7 @@ fn licences(step: &Step, workspace: &Workspace) -> Result<()> {
         crates += licences::check(&mut metadata)?;
     }
     step.note(format!("{crates} crates"));
-    // cargo-deny checks more. Advisories need its database, so only the offline checks run.
+    // cargo-deny checks more; advisories would need its database.
     if find_program("cargo-deny").is_some() {
         step.run(workspace.cargo().args(["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
         step.note(format!("{crates} crates, cargo deny too"));
@@ -78,7 +77,7 @@ fn links(step: &Step, workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Runs clippy on every target with warnings denied. Needs the BPF objects, which the agent's build embeds.
+/// Needs the BPF objects, which the agent's build embeds.
 pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     if find_program("cargo-clippy").is_none() {
         step.note("not checked: no clippy (`rustup component add clippy`)");
@@ -92,10 +91,9 @@ pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) 
     step.run(&mut command)
 }
 
-/// Builds the documentation with broken intra-doc links denied.
 pub(crate) fn rustdoc(step: &Step, workspace: &Workspace) -> Result<()> {
     let mut command = workspace.cargo();
-    // The same features as clippy's targets, so that the libraries are not checked again.
+    // Clippy's features, so that libraries are not checked again.
     command.args([
         "doc",
         "--workspace",

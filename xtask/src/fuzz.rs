@@ -1,8 +1,5 @@
-//! Fuzz targets in `fuzz/`, run with libFuzzer.
-//!
-//! The build sets cargo-fuzz's coverage flags without cargo-fuzz, whose installation takes longer; a stable compiler
-//! accepts all of them. It rejects sanitizers, but the targets run safe Rust, where the faults to find are panics,
-//! broken properties and endless loops.
+//! Fuzz targets in `fuzz/`, run with libFuzzer. The build sets cargo-fuzz's coverage flags without cargo-fuzz, whose
+//! installation takes longer. A stable compiler has no sanitizers, but the targets are safe Rust.
 
 use std::{
     fs, io,
@@ -27,10 +24,10 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                         -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 
-/// Profile of the targets' build, and its directory name.
+/// Also the directory's name.
 const PROFILE: &str = "fuzz";
 
-/// An input that takes longer is a finding; generous, because the machine may be busy.
+/// Generous, because the machine may be busy.
 const INPUT_SECONDS: u32 = 60;
 
 pub(crate) fn run(
@@ -82,7 +79,7 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// A separate target directory: other builds have no counters.
+/// A separate directory, because other builds have no counters.
 fn target_directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("fuzz")
 }
@@ -95,12 +92,11 @@ fn build_targets(step: &Step, workspace: &Workspace, rustc: &Rustc) -> Result<()
         .args(["--locked", "--target", &rustc.host])
         .env("CARGO_TARGET_DIR", target_directory(workspace))
         .env("RUSTFLAGS", COVERAGE)
-        // This would override the flags above.
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     step.run(&mut command)
 }
 
-/// A command that runs the target in a new scratch directory.
+/// The command runs in a new scratch directory.
 fn target(workspace: &Workspace, rustc: &Rustc, name: &str) -> Result<(Command, Scratch)> {
     let scratch = Scratch::make(name)?;
     let program = target_directory(workspace).join(&rustc.host).join(PROFILE).join(name);
@@ -140,7 +136,7 @@ fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, input: 
     step.run(command.arg(input))
 }
 
-/// A temporary directory, in memory if possible: a target makes thousands of files a second.
+/// In memory if possible: thousands of files a second.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,5 +1,5 @@
-//! `install`: reads and checks everything, then writes the manifest, then the files, each atomically. Never replaces
-//! a file that it did not install.
+//! `install`: checks everything, then writes the manifest, then the files, each atomically. Never replaces a file that
+//! it did not install.
 
 use std::{
     fs, io,
@@ -19,13 +19,13 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Group whose members may use the agent's socket.
+/// Its members may use the agent's socket.
 pub(crate) const GROUP: &str = "wharf";
 
-/// The user that the agent starts Envoy as, with a group of the same name.
+/// User and group of Envoy.
 pub(crate) const ENVOY: &str = "wharf-envoy";
 
-/// The command that creates [`ENVOY`], without the name.
+/// Creates [`ENVOY`], without the name.
 pub(crate) const USERADD: [&str; 6] =
     ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"];
 
@@ -40,7 +40,7 @@ pub(crate) fn manifest_file(prefix: &Path) -> PathBuf {
     share(prefix).join("manifest")
 }
 
-/// The delivered copy of a configuration file, to detect edits.
+/// To detect edits of a configuration file.
 pub(crate) fn delivered(prefix: &Path, config: &Path) -> PathBuf {
     let name = config.file_name().unwrap_or(config.as_os_str());
     share(prefix).join("delivered").join(name)
@@ -104,7 +104,7 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs
 
 struct Decision<'a> {
     kept: Vec<&'a Path>,
-    /// Foreign files at the paths of the install; with any, nothing is installed.
+    /// With any foreign file, nothing is installed.
     foreign: Vec<&'a Path>,
     manifest: Manifest,
     /// Items of an earlier install that this one no longer has.
@@ -153,7 +153,7 @@ fn decide<'a>(items: &'a [Item], arguments: &InstallArgs) -> Result<Decision<'a>
     Ok(Decision { kept, foreign, manifest, obsolete })
 }
 
-/// The report of a dry run. Lists files that are not built yet too.
+/// Report of a dry run, including files that are not built yet.
 fn preview(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<String>> {
     let prefix = &arguments.layout.prefix;
     let root = arguments.layout.root.as_deref();
@@ -197,7 +197,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
         bail!("install: these files are there and are not Wharf's; move them away first: {}", foreign.join(", "));
     }
 
-    // The manifest first, so that an interrupted install can be repeated or uninstalled.
+    // First: an interrupted install can be repeated or uninstalled.
     put(&below(root, &manifest_file(prefix)), manifest.text().as_bytes(), 0o644)?;
     let mut report = Vec::new();
     for item in items {
@@ -208,7 +208,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
         let bytes =
             item.bytes.as_deref().with_context(|| format!("install {}: it is not built", item.path.display()))?;
         put(&below(root, &item.path), bytes, item.mode)?;
-        // The report omits the many pages, and copies that only uninstall reads.
+        // Omits the many pages, and copies that only uninstall reads.
         if !item.path.starts_with(prefix.join("share")) {
             report.push(format!("installed {}", item.path.display()));
         }
@@ -218,7 +218,6 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
     Ok(report)
 }
 
-/// Items of an earlier install that this one no longer has.
 fn obsolete(earlier: &Manifest, now: &Manifest) -> Manifest {
     let mut obsolete = Manifest::default();
     for kind in [Kind::File, Kind::Config] {
@@ -236,7 +235,7 @@ fn differs(path: &Path, bytes: Option<&[u8]>) -> bool {
     }
 }
 
-/// Creates the socket's group and Envoy's user; the manifest lists only those that did not exist.
+/// The manifest lists only accounts that did not exist.
 fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<()> {
     if ensure_account(arguments, Kind::Group, GROUP, "group", &["groupadd", "--system"])? {
         report.push(format!("made      the group {GROUP}; its members may use the socket: usermod -aG {GROUP} USER"));
@@ -247,7 +246,7 @@ fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<
     Ok(())
 }
 
-/// Creates the account with the command `add`; false if the `database` (getent) already has it.
+/// False if the `database` (getent) already has the account.
 fn ensure_account(arguments: &InstallArgs, kind: Kind, name: &str, database: &str, add: &[&str]) -> Result<bool> {
     let known = Command::new("getent").args([database, name]).stdout(Stdio::null()).status();
     if known.with_context(|| format!("look for {name}: run getent"))?.success() {

@@ -7,7 +7,6 @@ use clap::Parser;
 use super::*;
 use crate::args::{Cli, Task, UninstallArgs};
 
-/// A source tree and a root directory in a temporary folder.
 struct Machine {
     folder: tempfile::TempDir,
 }
@@ -78,7 +77,7 @@ impl Machine {
         )
     }
 
-    /// Everything below the root: contents of files, `/` for folders.
+    /// Contents of files; `/` for folders.
     fn tree(&self) -> Result<BTreeMap<String, String>> {
         let mut tree = BTreeMap::new();
         let mut folders = vec![self.root()];
@@ -284,7 +283,7 @@ fn a_missing_piece_or_a_bad_path_is_an_error_before_anything_is_written() -> Res
     Ok(())
 }
 
-/// A stand-in for the agent: records its arguments and exits with `status`.
+/// Records its arguments and exits with `status`.
 fn stand_in(prefix: &Path, status: u8) -> Result<Manifest> {
     let agent = prefix.join("bin/wharf-agent");
     fs::create_dir_all(prefix.join("bin"))?;

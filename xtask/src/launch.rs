@@ -1,4 +1,4 @@
-//! Commands that build and start one program: the demo, the bench, the agent.
+//! Builds and starts the demo, the bench, or the agent.
 
 use std::{
     ffi::OsString,
@@ -52,7 +52,7 @@ pub(crate) fn bench(
     Ok(status)
 }
 
-/// Builds, then replaces this process by the agent. Returns only on failure.
+/// Replaces this process by the agent. Returns only on failure.
 pub(crate) fn agent(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -62,7 +62,7 @@ pub(crate) fn agent(
     privilege.confirm("the agent (it configures this machine's network)")?;
     prepare(workspace, privilege, verbose)?;
     let mut command = as_root(workspace, privilege, "wharf-agent", passed);
-    // sudo does not pass on its caller's environment; root's environment reaches the agent.
+    // sudo does not pass on its caller's environment.
     let variable = *privilege == Privilege::Root && std::env::var_os("WHARF_CONFIG").is_some();
     if !variable && Path::new(CONFIG).exists() && takes_installed_settings(&passed.args) {
         eprintln!("\nthe settings of {CONFIG} apply; other ones: `cargo xtask run -- --config FILE`");
@@ -73,7 +73,7 @@ pub(crate) fn agent(
     Err(error).with_context(|| format!("start `{}`", describe(&command)))
 }
 
-/// Whether the installed settings file applies: the arguments are options, without `--config`.
+/// The installed settings apply when the arguments are options, without `--config`.
 fn takes_installed_settings(arguments: &[String]) -> bool {
     arguments.first().is_none_or(|first| first.starts_with('-'))
         && !arguments.iter().any(|argument| argument == "--config" || argument.starts_with("--config="))

@@ -18,13 +18,11 @@ use crate::{
     workspace::find_program,
 };
 
-/// Silence after which tests count as hung; longer than the slowest test.
+/// Longer than the slowest test.
 const SILENCE: Duration = Duration::from_secs(300);
 
-/// Runs the tests and passes their output through while counting.
-///
-/// libtest has no time limit. After [`SILENCE`], the test binary is killed; cargo counts it as failed and continues
-/// with the next.
+/// Passes the output through while counting. libtest has no time limit: after [`SILENCE`], the test binary is killed,
+/// and cargo continues.
 pub(crate) fn run(step: &Step, privilege: &Privilege, command: &mut Command) -> Result<(Tally, bool)> {
     step.clear_line();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start `{}`", describe(command)))?;
@@ -73,19 +71,19 @@ pub(crate) fn run(step: &Step, privilege: &Privilege, command: &mut Command) -> 
     Ok((tally, status.success()))
 }
 
-/// Kills the descendants of a process, as root if the tests ran as root.
+/// As root if the tests ran as root.
 fn end_descendants(privilege: &Privilege, parent: u32) -> Result<()> {
     let processes = descendants(parent)?;
     if processes.is_empty() {
         return Ok(());
     }
     let mut kill = privilege.command(&find_program("kill").context("end a test that hangs: there is no `kill`")?, &[]);
-    // Some may exit meanwhile; a survivor shows as further silence.
+    // A survivor shows as further silence.
     kill.arg("-KILL").args(processes.iter().map(u32::to_string)).status().context("end a test that hangs: run kill")?;
     Ok(())
 }
 
-/// All descendants, parents before children.
+/// Parents before children.
 fn descendants(parent: u32) -> Result<Vec<u32>> {
     let mut pairs = Vec::new();
     for entry in fs::read_dir("/proc").context("list /proc")? {
@@ -115,7 +113,7 @@ mod tests {
 
     #[test]
     fn what_hangs_below_a_runner_is_found_and_ended() -> Result<()> {
-        // The runner continues when its test was killed, as cargo does; the test would run for an hour.
+        // Like cargo, the runner continues when its test was killed.
         let script = "echo ready; sh -c 'sleep 3600; true'; echo went on";
         let mut runner = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn()?;
         let mut lines = BufReader::new(runner.stdout.take().context("output")?).lines();

@@ -1,5 +1,4 @@
-//! Checks the licences of dependencies against an allow list. Runs without `cargo deny`; deny.toml has the same list
-//! for it.
+//! Checks the licences of dependencies against an allow list, which deny.toml repeats for `cargo deny`.
 
 use std::process::Command;
 
@@ -22,12 +21,11 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Licences allowed for these crates only. libFuzzer is part of LLVM and in no product program. MPL-2.0 covers only
-/// its files (section 3.3); deny.toml has the reason.
+/// libFuzzer is part of LLVM and in no product program. MPL-2.0 covers only its files (section 3.3).
 const EXCEPTIONS: &[(&str, &str)] =
     &[("libfuzzer-sys", "NCSA"), ("imbl", "MPL-2.0+"), ("imbl-sized-chunks", "MPL-2.0+")];
 
-/// Checks all crates in the output of this `cargo metadata` command; returns their number.
+/// Returns the number of crates.
 pub(crate) fn check(metadata: &mut Command) -> Result<usize> {
     let output = metadata.output().context("check licences: run cargo metadata")?;
     if !output.status.success() {
@@ -64,7 +62,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("?")
 }
 
-/// Whether allowed licences satisfy an SPDX expression. An expression that does not parse is rejected.
+/// Rejects an SPDX expression that does not parse.
 fn allowed(name: &str, expression: &str) -> bool {
     // Crates from before SPDX wrote a slash for OR.
     let expression = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");

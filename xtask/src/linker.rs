@@ -1,5 +1,4 @@
-//! bpf-linker, built against the compiler's LLVM: it can always read the compiler's bitcode, and no LLVM must be
-//! installed.
+//! bpf-linker, built against the compiler's LLVM, so that it can always read the compiler's bitcode.
 
 use std::{
     fs,
@@ -16,7 +15,7 @@ use crate::{
     workspace::{bare_cargo, write_if_changed},
 };
 
-/// The bpf-linker release for the aya releases in use.
+/// For the aya releases in use.
 const VERSION: &str = "0.13.0";
 
 pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<PathBuf> {
@@ -32,7 +31,7 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
 
     fs::create_dir_all(prefix.join("lib")).with_context(|| format!("create {}/lib", prefix.display()))?;
     let file_name = library.file_name().with_context(|| format!("{} has no name", library.display()))?;
-    // llvm-sys looks for libLLVM.so; the linker then asks the loader for the library's real name.
+    // llvm-sys looks for libLLVM.so, the loader for the library's real name.
     link(&library, &prefix.join("lib").join(file_name))?;
     link(Path::new(file_name), &prefix.join("lib/libLLVM.so"))?;
 
@@ -46,7 +45,7 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
         .env("LLVM_PREFIX", &prefix)
         .env("CARGO_TARGET_DIR", &scratch)
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
-        // Keeps the build settings of the checkout and the user away from this program.
+        // Keeps build settings of the checkout and the user away.
         .current_dir(toolchain)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
@@ -61,8 +60,7 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
     Ok(linker)
 }
 
-/// The inputs of the built linker. Its search path for libLLVM is absolute, so a moved or copied checkout needs a
-/// rebuild even while the old path exists.
+/// The inputs of the built linker. Its search path for libLLVM is absolute, so a moved checkout needs a rebuild.
 fn stamp_text(rustc: &Rustc, prefix: &Path, library: &Path) -> String {
     format!(
         "bpf-linker {VERSION}\nrustc {} {}\nprefix {}\nllvm {}\n",
@@ -83,7 +81,7 @@ fn works(linker: &Path) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Makes `place` a link to `target`, replacing an existing file.
+/// Replaces an existing file.
 fn link(target: &Path, place: &Path) -> Result<()> {
     match fs::remove_file(place) {
         Ok(()) => {}

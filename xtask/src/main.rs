@@ -1,5 +1,4 @@
-//! All commands for users and developers of Wharf. `cargo xtask --help` is the manual; docs/toolchain.md describes
-//! the build of the BPF programs.
+//! The commands for users and developers of Wharf; `cargo xtask --help` is the manual.
 
 mod args;
 mod book;
@@ -82,7 +81,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A child's exit status as an exit code; death by a signal is a failure.
+/// Death by a signal is a failure.
 fn exit_code(status: ExitStatus) -> ExitCode {
     match status.code().map(u8::try_from) {
         Some(Ok(code)) => ExitCode::from(code),

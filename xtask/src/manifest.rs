@@ -1,7 +1,5 @@
-//! The manifest of an installation: written by `install`, read by `uninstall`.
-//!
-//! One item a line, `kind path`. Paths are those on the final machine (without `--root`), so that a staged tree can
-//! be packed unchanged. The file is `<prefix>/share/wharf/manifest`.
+//! The manifest of an installation, `<prefix>/share/wharf/manifest`: one item a line, `kind path`, with paths of the
+//! final machine (without `--root`).
 
 use std::{
     collections::BTreeSet,
@@ -11,14 +9,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Kind of an item; determines its removal.
+/// Determines an item's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// A folder that the install created; removed when empty.
+    /// Created by the install; removed when empty.
     Directory,
-    /// An installed file: replaced by the next install, removed by uninstall.
+    /// Replaced by the next install, removed by uninstall.
     File,
-    /// A configuration file; kept if edited.
+    /// Kept if edited.
     Config,
     Group,
     User,
@@ -37,7 +35,6 @@ impl Kind {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, word)| word)
     }
 
-    /// Whether the item has a name instead of a path.
     fn is_named(self) -> bool {
         matches!(self, Self::Group | Self::User)
     }
@@ -61,13 +58,12 @@ impl Manifest {
         self.items.contains(&(kind, path.to_path_buf()))
     }
 
-    /// Items of one kind, folders before their content.
+    /// Folders before their content.
     pub(crate) fn of(&self, kind: Kind) -> impl DoubleEndedIterator<Item = &Path> {
         self.items.iter().filter(move |(found, _)| *found == kind).map(|(_, path)| path.as_path())
     }
 
-    /// The manifest after the files were removed: the manifest file, the remaining configuration, and every folder,
-    /// group and user.
+    /// What an uninstall leaves: this file, remaining configuration, folders, groups and users.
     pub(crate) fn left(&self, own: &Path, is_there: impl Fn(&Path) -> bool) -> Self {
         let stays = |(kind, path): &&(Kind, PathBuf)| match kind {
             Kind::File => path == own,
@@ -89,7 +85,7 @@ impl Manifest {
         let mut manifest = Self::default();
         for line in text.lines() {
             let item = line.split_once(' ').and_then(|(word, path)| Some((Kind::from_word(word)?, Path::new(path))));
-            // Root acts on the manifest, so an ambiguous line is rejected, not repaired.
+            // Root acts on the manifest: never guess.
             match item {
                 Some((kind, name)) if kind.is_named() && name.components().count() == 1 => manifest.add(kind, name),
                 Some((kind, path)) if !kind.is_named() && plain(path) => manifest.add(kind, path),
@@ -111,7 +107,6 @@ pub(crate) fn plain(path: &Path) -> bool {
         && path.to_str().is_some_and(|text| !text.chars().any(char::is_control))
 }
 
-/// `path` below `root`, or `path` without a root.
 pub(crate) fn below(root: Option<&Path>, path: &Path) -> PathBuf {
     match root {
         Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),

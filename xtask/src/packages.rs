@@ -17,7 +17,6 @@ enum Probe {
     PythonModule(&'static str),
 }
 
-/// A package, and the part of it that is used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
     package: &'static str,
@@ -46,18 +45,17 @@ impl Need {
     }
 }
 
-/// To build: Rust links with the C compiler. (dpkg-deb and apt's download helper, which may fetch core's sources, are
-/// part of every Debian.)
+/// Rust links with the C compiler. (Every Debian has dpkg-deb and apt's download helper.)
 pub(crate) const BUILD: &[Need] =
     &[Need::program("gcc", "cc"), Need::program("libc6-dev", "cc"), Need::program("make", "make")];
 
 pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip"), VENV];
 
-/// For tests in guests, which get copies of these programs.
+/// Guests get copies of these programs.
 pub(crate) const VM: &[Need] =
     &[Need::program("iproute2", "ip"), Need::program("nftables", "nft"), Need::program("iptables", "iptables")];
 
-/// For all tests, with container runtimes, their image, and other CNI plugins.
+/// With container runtimes, their image, and other CNI plugins.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),
     // Commands in the documents use it.
@@ -70,7 +68,7 @@ pub(crate) const TEST: &[Need] = &[
     Need::program("containerd", "containerd"),
     Need::program("runc", "runc"),
     Need::program("conmon", "conmon"),
-    // The package busybox has a program of the same name that is not static and cannot serve as an image.
+    // The package busybox has a program of the same name that is not static.
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
     Need::program("systemd", "systemd-analyze"),
@@ -82,13 +80,13 @@ pub(crate) const SCHEMATHESIS: &[Need] = &[Need::program("iproute2", "ip"), VENV
 
 pub(crate) const ENVOY: &[Need] = &[VENV];
 
-/// Python with virtual environments and pip.
+/// With virtual environments and pip.
 const VENV: Need = Need { package: "python3-venv", probe: Probe::PythonModule("ensurepip") };
 
-/// To fuzz: libFuzzer is C++ source.
+/// libFuzzer is C++ source.
 pub(crate) const FUZZ: &[Need] = &[Need::program("g++", "c++")];
 
-/// To benchmark other CNI plugins, also in pods of a container runtime.
+/// Other CNI plugins, also in pods of a container runtime.
 pub(crate) const BENCH: &[Need] = &[
     Need::program("iproute2", "ip"),
     Need::program("iptables", "iptables"),
@@ -124,7 +122,7 @@ pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> R
         command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
         command
     };
-    // The index is fetched only when the install fails: most machines have a usable one.
+    // Most machines have a usable index.
     if step.run_quietly(&mut install())?.is_err() {
         step.run(apt(privilege, &apt_get).arg("update"))?;
         step.run(&mut install())?;
@@ -137,10 +135,10 @@ pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> R
     Ok(())
 }
 
-/// apt-get as root, non-interactive.
+/// Non-interactive.
 pub(crate) fn apt(privilege: &Privilege, apt_get: &Path) -> Command {
     let mut command = privilege.command(apt_get, &[("DEBIAN_FRONTEND", "noninteractive".into())]);
-    // Another apt (unattended upgrades on a fresh machine) may hold the lock.
+    // Unattended upgrades may hold the lock.
     command.args(["-o", "DPkg::Lock::Timeout=300"]);
     command
 }

@@ -42,7 +42,7 @@ impl Sources {
 pub(crate) struct Item {
     pub(crate) kind: Kind,
     pub(crate) path: PathBuf,
-    /// Content; `None` in a dry run if it is not built yet.
+    /// `None` in a dry run if it is not built yet.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) mode: u32,
 }
@@ -93,7 +93,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Reads all files of the installation. Writes nothing.
+/// Writes nothing.
 pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Item>> {
     let prefix = &arguments.layout.prefix;
     for path in [prefix, &arguments.cni_bin_dir, &arguments.cni_conf_dir, &arguments.unit_dir] {
@@ -148,7 +148,7 @@ pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Ite
     Ok(items)
 }
 
-/// Path of a manual page; its extension is the section.
+/// The page's extension is the section.
 fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
     let name = page.file_name().unwrap_or_default();
     let section = page.extension().and_then(|section| section.to_str()).filter(|section| ["1", "8"].contains(section));
@@ -157,7 +157,7 @@ fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
     Ok(prefix.join(format!("share/man/man{section}")).join(name))
 }
 
-/// Writes a file by rename: a running program keeps its old file, and a reader sees a complete file.
+/// By rename: a running program keeps its old file, and a reader sees a complete file.
 pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = path.parent().with_context(|| format!("write {}: it has no directory", path.display()))?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;

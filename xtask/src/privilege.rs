@@ -22,7 +22,7 @@ pub(crate) enum Privilege {
 }
 
 impl Privilege {
-    /// Detects the access without asking for a password.
+    /// Does not ask for a password.
     pub(crate) fn detect() -> Result<Self> {
         // The owner of /proc/self is the effective user; needs no libc.
         let user = fs::metadata("/proc/self").context("find out which user this is: read /proc/self")?.uid();
@@ -33,7 +33,7 @@ impl Privilege {
         })
     }
 
-    /// Checks access before long work starts; asks for the password now.
+    /// Asks for the password now, before long work starts.
     pub(crate) fn confirm(&self, what_for: &str) -> Result<()> {
         let Self::Sudo(sudo) = self else {
             if *self == Self::None {
@@ -55,7 +55,7 @@ impl Privilege {
         Ok(())
     }
 
-    /// Keeps sudo's password cached during a long build. Best effort: on failure, sudo asks again.
+    /// Keeps sudo's password cached during a long build, if possible.
     pub(crate) fn refresh(&self) {
         if let Self::Sudo(sudo) = self {
             let quiet = Command::new(sudo)
@@ -64,12 +64,12 @@ impl Privilege {
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .status();
-            // On failure, the next use of sudo asks for the password.
+            // The next use of sudo then asks.
             drop(quiet);
         }
     }
 
-    /// A command that runs as root with these variables (sudo would drop them).
+    /// With these variables, which sudo would drop.
     pub(crate) fn command(&self, program: &Path, variables: &[(&str, OsString)]) -> Command {
         match self {
             Self::Root | Self::None => {
@@ -92,7 +92,7 @@ impl Privilege {
         }
     }
 
-    /// Prefix of cargo and nextest for test binaries, to run them as root; `None` for root.
+    /// Prefix of cargo and nextest for test binaries; `None` for root.
     pub(crate) fn test_runner(&self) -> Option<String> {
         match self {
             Self::Sudo(sudo) => Some(format!("{} --non-interactive --preserve-env --", sudo.display())),
@@ -100,7 +100,7 @@ impl Privilege {
         }
     }
 
-    /// Returns the ownership of files that a root command wrote in the checkout to the user.
+    /// A root command wrote these files.
     pub(crate) fn give_back(&self, path: &Path) -> Result<()> {
         if !matches!(self, Self::Sudo(_)) || !path.exists() {
             return Ok(());

@@ -14,13 +14,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::privilege::Privilege;
 
-/// Output lines kept for a failure. An error of rustc is at the end.
+/// For a failure: an error of rustc is at the end.
 const KEPT_LINES: usize = 1_000;
 
-/// Refresh interval of a running step on a terminal.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Interval of progress lines in a log.
+/// In a log.
 const LOG_BEAT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -33,12 +32,11 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Progress over `total` steps. Refreshes `privilege` before each.
+    /// Refreshes `privilege` before each step.
     pub(crate) fn new(total: usize, verbose: bool, privilege: &Privilege) -> Self {
         Self { total, current: 0, verbose, terminal: io::stderr().is_terminal(), privilege: privilege.clone() }
     }
 
-    /// Runs one step; prints its name, time and note.
     pub(crate) fn step<T>(&mut self, title: &str, work: impl FnOnce(&Step) -> Result<T>) -> Result<T> {
         self.current += 1;
         self.privilege.refresh();
@@ -74,7 +72,7 @@ impl Step {
         self.started.elapsed()
     }
 
-    /// Runs a child to completion. Shows its output when it fails, or with `--verbose`.
+    /// Shows the child's output when it fails, or with `--verbose`.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         let (status, output) =
             if self.verbose { (self.run_open(command)?, VecDeque::new()) } else { self.run_captured(command)? };
@@ -88,13 +86,12 @@ impl Step {
         bail!("`{}` failed ({status})", describe(command));
     }
 
-    /// Runs a child that may fail; returns its last output lines if it does.
+    /// Returns the last output lines of a child that fails.
     pub(crate) fn run_quietly(&self, command: &mut Command) -> Result<std::result::Result<(), Vec<String>>> {
         let (status, output) = self.run_captured(command)?;
         Ok(if status.success() { Ok(()) } else { Err(output.into()) })
     }
 
-    /// Runs a child with visible output.
     pub(crate) fn run_open(&self, command: &mut Command) -> Result<ExitStatus> {
         self.clear_line();
         command.status().with_context(|| format!("start `{}`", describe(command)))
@@ -108,7 +105,7 @@ impl Step {
         }
         command.env("CARGO_TERM_PROGRESS_WHEN", "never").stdin(Stdio::null()).stdout(writer).stderr(second);
         let mut child = command.spawn().with_context(|| format!("start `{}`", describe(command)))?;
-        // `command` holds the write ends; the reader would never reach the end of the pipe.
+        // It holds the write ends; the pipe would never end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
 
         // Bounded: a slow terminal slows the child, as a pipe would.
@@ -180,7 +177,7 @@ impl Step {
         eprintln!("{}: {verdict}{note} ({})", self.label, spell(self.elapsed()));
     }
 
-    /// Redraws the step's line, cut to the usual terminal width.
+    /// Cut to the usual terminal width.
     fn draw(&self, doing: &str) {
         let line: String = format!("{} ... {doing}", self.label).chars().take(79).collect();
         eprint!("\r\x1b[K{line}");
@@ -215,7 +212,7 @@ pub(crate) fn describe(command: &Command) -> String {
     text
 }
 
-/// Removes terminal escapes; a truncated one would garble the line.
+/// A truncated escape would garble the line.
 fn strip_escapes(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();

@@ -1,5 +1,5 @@
-//! promtool, which checks metrics and alert rules: the machine's, or from Debian's package `prometheus`, unpacked
-//! under target/ because installing the package would start a server.
+//! promtool, which checks metrics and alert rules, from Debian's package `prometheus`, unpacked: an installation would
+//! start a server.
 
 use std::{fs, process::Command};
 
@@ -13,11 +13,10 @@ use crate::{
     workspace::{Workspace, find_program},
 };
 
-/// The package, and the program's path in it.
 const PACKAGE: &str = "prometheus";
 const PROGRAM: &str = "usr/bin/promtool";
 
-/// Provides the program, on the PATH or where the tests look next.
+/// On the PATH, or where the tests look next.
 pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     if find_program("promtool").is_some() {
         step.note("the machine's own");
@@ -31,7 +30,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) 
     let Some(apt_get) = find_program("apt-get") else {
         bail!("get promtool: this machine has no apt-get; install promtool (it comes with Prometheus), then try again");
     };
-    // Unpacked next to the target and renamed, so that an existing directory is complete.
+    // Renamed when complete.
     let fresh = directory.with_extension("new");
     core_sources::remove_directory(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
@@ -40,7 +39,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) 
         command.current_dir(&fresh).args(["download", PACKAGE]);
         command
     };
-    // The index is fetched only when the download fails: most machines have a usable one.
+    // Most machines have a usable index.
     if step.run_quietly(&mut download())?.is_err() {
         step.run(apt(privilege, &apt_get).arg("update"))?;
         step.run(&mut download())?;

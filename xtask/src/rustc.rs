@@ -51,12 +51,12 @@ impl Rustc {
         })
     }
 
-    /// Sources of core from rustup's component `rust-src`.
+    /// From rustup's component `rust-src`.
     pub(crate) fn own_library(&self) -> PathBuf {
         self.sysroot.join("lib/rustlib/src/rust/library")
     }
 
-    /// The compiler's LLVM library, for the BPF linker: always the version that wrote the bitcode.
+    /// For the BPF linker: always the version that wrote the bitcode.
     pub(crate) fn llvm_library(&self) -> Result<PathBuf> {
         if !LINKER_LLVM.contains(&self.llvm_major) {
             bail!(
@@ -93,7 +93,6 @@ impl Rustc {
     }
 }
 
-/// The environment variable for cargo's `setting` of `target`.
 pub(crate) fn cargo_target_variable(target: &str, setting: &str) -> String {
     format!("CARGO_TARGET_{}_{setting}", target.to_uppercase().replace('-', "_"))
 }

@@ -1,5 +1,4 @@
-//! Tests the REST API against its OpenAPI document with schemathesis, installed under target/. The tests'
-//! `wharf-schemathesis` runs it, with an agent in a network namespace.
+//! Tests the REST API against its OpenAPI document with schemathesis, by the tests' `wharf-schemathesis`.
 
 use std::{
     fs, io,
@@ -54,7 +53,7 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The check in `test`, on the existing build.
+/// Uses the existing build.
 pub(crate) fn check(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let st = install(step, workspace)?;
     step.run(&mut command(workspace, privilege, &st))
@@ -71,7 +70,7 @@ fn install(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let directory = workspace.target().join("schemathesis");
     let (stamp, versions, venv) = (directory.join("installed"), directory.join("versions.txt"), directory.join("venv"));
     let st = venv.join("bin/st");
-    // The stamp is written last. A virtual environment whose interpreter was upgraded away does not start.
+    // Written last. A virtual environment whose interpreter was upgraded away does not start.
     let whole = fs::read_to_string(&stamp).is_ok_and(|installed| installed == VERSIONS);
     if whole && step.run_quietly(Command::new(&st).arg("--version"))?.is_ok() {
         step.note("there");

@@ -26,7 +26,7 @@ pub(crate) struct Toolchain {
     pub(crate) linker: PathBuf,
 }
 
-/// Provides the toolchain, and the packages `needs` in addition.
+/// `needs`: more packages.
 pub(crate) fn ensure(
     progress: &mut Progress,
     workspace: &Workspace,

@@ -1,8 +1,6 @@
-//! `soak`: runs tests at random for a given time.
-//!
-//! Three parts share the time: churn with an agent that is killed at random, the crash matrix at random passes of the
-//! points, and the model's histories. A part is a sequence of runs of about a minute; a run that would exceed the
-//! part's share does not start. The first failure ends the soak, and prints the seed that repeats it.
+//! `soak`: runs tests at random for a given time. The parts share it: churn with an agent that is killed at random, the
+//! crash matrix at random passes of the points, and the model's histories. A part is a sequence of runs of about a
+//! minute, none beyond the part's share. A failure prints its seed.
 
 use std::{
     process::{Command, ExitCode},
@@ -23,12 +21,11 @@ use crate::{
     workspace::Workspace,
 };
 
-/// A part of the soak: runs of one test binary.
 struct Part {
     title: &'static str,
     package: &'static str,
     test: &'static str,
-    /// Percent of the time.
+    /// Percent.
     share: u32,
     seed: &'static str,
     runs: Runs,
@@ -37,8 +34,7 @@ struct Part {
 enum Runs {
     /// The whole binary with these variables.
     Whole { variables: &'static [(&'static str, &'static str)], does: &'static str },
-    /// As many tests of the binary as there are processors. The next run takes the next tests, and another share of
-    /// their points.
+    /// A test for each processor. The next run takes the next tests, and another share of their points.
     Turns { does: &'static str },
 }
 
@@ -77,7 +73,7 @@ const PARTS: [Part; 3] = [
     },
 ];
 
-/// Runs every part for its share of the time, at least once.
+/// Every part runs at least once.
 pub(crate) fn run(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -117,8 +113,7 @@ struct Soak<'a> {
 }
 
 impl Soak<'_> {
-    /// Runs a part for about `time`; returns the number of runs. Each run increments the seed, so a part that starts
-    /// with the seed of a failed run starts with that run.
+    /// Returns the number of runs, each with the next seed: a failed run's seed repeats that run.
     fn part(&self, step: &Step, privilege: &Privilege, part: &Part, seed: u64, time: Duration) -> Result<u64> {
         let tests = self.tests(part)?;
         let (mut runs, mut longest) = (0_u64, Duration::ZERO);
@@ -142,7 +137,7 @@ impl Soak<'_> {
         Ok(runs)
     }
 
-    /// The tests to choose from; empty when a run takes the whole binary.
+    /// Empty when a run takes the whole binary.
     fn tests(&self, part: &Part) -> Result<Vec<String>> {
         let Runs::Turns { .. } = part.runs else { return Ok(Vec::new()) };
         let mut command = self.cargo_test(part);
@@ -166,18 +161,17 @@ impl Soak<'_> {
     }
 }
 
-/// The share of each operation's crash points that a run kills at: an eighth, selected by the number; eight
-/// consecutive numbers cover all points. All points take an hour.
+/// An eighth of the crash points; eight consecutive numbers cover all, which take an hour.
 pub(crate) fn share(number: u64) -> String {
     format!("{}/8", number % 8)
 }
 
-/// Whether another run, as long as the longest so far, ends in time.
+/// As long as the longest run so far.
 fn fits(elapsed: Duration, longest: Duration, time: Duration) -> bool {
     elapsed + longest <= time
 }
 
-/// The tests of the run with this seed. The next seed continues after them.
+/// The next seed continues after these tests.
 fn chosen(tests: &[String], seed: u64, count: usize) -> impl Iterator<Item = &String> {
     let place = usize::try_from(seed % tests.len() as u64).unwrap_or(0);
     tests.iter().cycle().skip(place * count % tests.len()).take(count.min(tests.len()))

@@ -19,7 +19,7 @@ impl AddAssign for Tally {
     }
 }
 
-/// Removes the report of an earlier run, which could be mistaken for this one's.
+/// An earlier report could be mistaken for this run's.
 pub(crate) fn forget_junit(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -55,7 +55,7 @@ fn parse_junit(report: &str) -> Result<Tally> {
     Ok(Tally { passed, failed, ignored: 0 })
 }
 
-/// Parses libtest's lines like `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; ...`.
+/// `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; ...`.
 pub(crate) fn parse_libtest(line: &str) -> Option<Tally> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut tally = Tally::default();

@@ -1,4 +1,4 @@
-//! `test` and `lint`: quick checks first, then the long ones; the last line summarizes.
+//! `test` and `lint`: quick checks first; the last line summarizes.
 
 use std::{
     process::{Command, ExitCode},
@@ -27,7 +27,7 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Runs a check; a failure is reported and counted, not returned.
+    /// A failure is reported and counted, not returned.
     fn check(&mut self, name: &'static str, work: impl FnOnce(&Step, &Workspace) -> Result<()>) {
         let started = Instant::now();
         let workspace = self.workspace;
@@ -54,7 +54,7 @@ impl Report<'_> {
             let (tally, good) = work(step, workspace)?;
             counted = tally;
             step.note(format!("{} passed, {} failed, {} ignored", tally.passed, tally.failed, tally.ignored));
-            // The runner failed without a failed test: a build failed, or it was stopped.
+            // A build failed, or the runner was stopped.
             anyhow::ensure!(good, if tally.failed > 0 { "some tests failed" } else { "the test runner failed" });
             Ok(())
         });
@@ -72,7 +72,7 @@ impl Report<'_> {
         self.phases.push((name, started.elapsed(), verdict));
     }
 
-    /// Runs a prerequisite of all later steps; a failure ends the run.
+    /// A failed prerequisite ends the run.
     fn prepare<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Progress) -> Result<T>) -> Result<T> {
         let started = Instant::now();
         let result = work(&mut self.progress);
@@ -107,8 +107,8 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, Envoy, packages, crash points, test build and tests; for all tests also clippy, rustdoc,
-    // schemathesis, the demo, and with nextest the documentation's tests.
+    // promtool, Envoy, packages, crash points, test build and tests; for all tests also clippy, rustdoc, schemathesis,
+    // the demo, and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
         (false, _) => 6,
         (true, false) => 10,
@@ -178,7 +178,7 @@ fn phases(
         // nextest does not run documentation tests.
         report.tests("Examples in documentation", |step, workspace| {
             let mut command = workspace.cargo();
-            // A single package would have other features, and its libraries be rebuilt.
+            // One package would have other features, and rebuild its libraries.
             command.args(["test", "--doc", "--workspace", "--locked", "--quiet"]);
             libtest::run(step, privilege, &mut command)
         });
@@ -211,7 +211,7 @@ pub(crate) fn lint(workspace: &Workspace, privilege: &Privilege, verbose: bool) 
     Ok(report.finish(started.elapsed()))
 }
 
-/// Runs the README's demo with the release binaries; the test build has built the demo.
+/// The test build has built the demo.
 fn demo(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let program = workspace.target().join("debug/wharf-demo");
     step.run(&mut privilege.command(&program, &[("WHARF_BIN_DIR", workspace.release().into())]))
@@ -221,12 +221,11 @@ fn has_nextest() -> bool {
     find_program("cargo-nextest").is_some()
 }
 
-/// The command that builds and runs all tests: nextest if installed, else cargo's runner.
+/// nextest if installed, else cargo's runner.
 fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: &[String]) -> Command {
     let mut command = workspace.cargo();
     if has_nextest() {
-        // Most tests wait for the kernel, a timer or a proxy: with one thread a processor, the processors are idle
-        // half of the time.
+        // Most tests wait for the kernel, a timer or a proxy.
         let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
         command.args(["nextest", "run", "--test-threads", &threads.to_string()]);
     } else {
@@ -235,7 +234,7 @@ fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: 
     command
         .args(["--workspace", "--locked"])
         .env("WHARF_BIN_DIR", workspace.release())
-        // A differing snapshot fails the test; a test run never rewrites snapshots.
+        // Never rewrites snapshots.
         .env("INSTA_UPDATE", "no");
     if let Some(runner) = privilege.test_runner() {
         command.env(cargo_target_variable(&rustc.host, "RUNNER"), runner);
@@ -273,10 +272,10 @@ fn run_tests(
     Ok((read_junit(&junit)?, status.success()))
 }
 
-/// Histories of the model in a run of all tests: about a minute of a processor. `cargo xtask soak` runs thousands.
+/// About a minute of a processor. `cargo xtask soak` runs thousands.
 const MODEL_CASES: &str = "96";
 
-/// Number of commits up to this one, so that consecutive commits test all shares; 0 without git.
+/// The number of commits selects the share of crash points; 0 without git.
 fn commits(workspace: &Workspace) -> u64 {
     let output = Command::new("git").arg("-C").arg(workspace.root()).args(["rev-list", "--count", "HEAD"]).output();
     let told = output.ok().filter(|output| output.status.success());

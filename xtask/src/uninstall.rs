@@ -16,10 +16,9 @@ use crate::{
     workspace::find_program,
 };
 
-/// The agent's persistent state.
 const STATE: &str = "/var/lib/wharf";
 
-/// The agent's configuration, which names its directories.
+/// Names the agent's directories.
 pub(crate) const CONFIG: &str = "/etc/wharf/agent.toml";
 
 pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
@@ -74,8 +73,7 @@ fn as_root(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
     Ok(())
 }
 
-/// Runs the installed agent's cleanup of the node: links, routes, pins, run and state directory. Fails while
-/// endpoints live or an agent runs, unless `--force`.
+/// The installed agent's cleanup of the node; fails while endpoints live or an agent runs, unless `--force`.
 pub(crate) fn clean_up(manifest: &Manifest, arguments: &UninstallArgs, only_look: bool) -> Result<()> {
     let agent = arguments.layout.prefix.join("bin/wharf-agent");
     if !manifest.contains(Kind::File, &agent) || !agent.exists() {
@@ -134,7 +132,6 @@ fn is_empty(directory: &Path) -> bool {
     fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Whether a configuration file equals the delivered copy.
 pub(crate) fn unedited(root: Option<&Path>, prefix: &Path, config: &Path) -> bool {
     let read = |path: &Path| fs::read(below(root, path)).ok();
     read(config).is_some_and(|now| read(&delivered(prefix, config)).is_some_and(|then| then == now))
@@ -165,8 +162,7 @@ pub(crate) fn remove_items(
             kept.push(format!("kept      {} (edited; --purge removes it)", config.display()));
         }
     }
-    // The manifest is the last file, and is removed only when nothing is left: `uninstall --purge` uses it to find
-    // the kept files.
+    // Last, and only when nothing is left: `uninstall --purge` finds the kept files by it.
     let own = manifest_file(prefix);
     for file in manifest.of(Kind::File).filter(|file| **file != *own) {
         remove(file)?;

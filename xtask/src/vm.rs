@@ -1,7 +1,5 @@
-//! `vm`: runs the kernel tests on other kernels.
-//!
-//! Each kernel is Debian's cloud kernel in QEMU with an emulated processor: slow, but the same on every machine. A
-//! guest has no network card and no disk. All files are under `target/vm`; nothing is installed.
+//! `vm`: runs the kernel tests on Debian's cloud kernels, in QEMU with an emulated processor: slow, but the same
+//! everywhere. A guest has no network card and no disk.
 
 mod apt;
 mod guest;
@@ -62,10 +60,7 @@ impl Run {
     }
 }
 
-/// Runs the chosen tests on the chosen kernels, one guest at a time.
-///
-/// # Errors
-/// A prerequisite of all kernels cannot be prepared. A kernel that fails is reported in the table.
+/// Runs one guest at a time. A kernel that fails is reported in the table.
 pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, arguments: &VmArgs) -> Result<ExitCode> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("run guests: they are x86-64 and run this machine's builds, which are {}", std::env::consts::ARCH);

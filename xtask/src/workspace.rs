@@ -9,8 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The checkout, with absolute paths. All build output is under its `target/`, independent of the user's cargo
-/// settings, so that root's commands find it.
+/// Absolute paths. Build output is always under `target/`, where root's commands find it.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspace {
     root: PathBuf,
@@ -36,12 +35,12 @@ impl Workspace {
         self.root.join("target")
     }
 
-    /// BPF objects, where the build of `wharf-datapath` looks for them.
+    /// Where the build of `wharf-datapath` looks for them.
     pub(crate) fn bpf_objects(&self) -> PathBuf {
         self.target().join("bpf")
     }
 
-    /// BPF objects of the next ABI version, for the upgrade tests.
+    /// For the upgrade tests.
     pub(crate) fn next_bpf_objects(&self) -> PathBuf {
         self.bpf_objects().join("next")
     }
@@ -54,7 +53,7 @@ impl Workspace {
         self.target().join("release")
     }
 
-    /// `cargo` in the checkout's root, without settings that redirect or change its output.
+    /// In the checkout's root, without settings that redirect or change cargo's output.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = bare_cargo();
         command.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target());
@@ -62,7 +61,7 @@ impl Workspace {
     }
 }
 
-/// `cargo` without the environment that the outer `cargo run` and the user's shell set for builds.
+/// Without the environment that the outer `cargo run` and the user's shell set for builds.
 pub(crate) fn bare_cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
     for name in ["CARGO_BUILD_TARGET", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "WHARF_BPF_DIR"] {
@@ -77,9 +76,8 @@ pub(crate) fn bare_cargo() -> Command {
     command
 }
 
-/// Writes a file atomically if its bytes differ; returns whether it did.
-///
-/// An unchanged file keeps its mtime, so that cargo does not rebuild crates that include it.
+/// Returns whether the bytes differ. An unchanged file keeps its mtime, so that cargo does not rebuild crates that
+/// include it.
 pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<bool> {
     match fs::read(path) {
         Ok(present) if present == bytes => return Ok(false),
@@ -97,7 +95,7 @@ pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-/// Finds a program, also in root's directories: a user's PATH often has no sbin.
+/// Also searches root's directories: a user's PATH often has no sbin.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

@@ -1,4 +1,4 @@
-//! Leases, releases, rests, and overlaps with the node's networks.
+//! Leases of addresses, rests after their release, and overlaps with the node's networks.
 
 pub mod pools;
 pub mod resting;
@@ -14,17 +14,14 @@ use wharf_core::{
 
 use crate::{config::AgentConfig, proxy::Redirects, store::Store};
 
-/// Addresses, with the kernel, store and proxy of the checks.
+/// Leases and pools.
 pub struct Addresses {
-    /// Leases, rests and pools. Locked for one decision at a time.
+    /// Locked for one decision at a time.
     pub ipam: Mutex<Ipam>,
-    /// Overlaps of pools, as last observed.
     overlaps: Mutex<Arc<Vec<Overlap>>>,
-    /// Serializes checks, so that no address is woken by an observation from before its last lease. Held across
-    /// kernel calls and a commit, each bounded.
+    /// Held during a check: an observation from before an address's last lease must not wake it.
     checks: tokio::sync::Mutex<()>,
     pools: Vec<PoolConfig>,
-    /// The node announces the pools' addresses.
     announce: bool,
     default_pool: PoolName,
     kernel: Arc<dyn Kernel>,
@@ -33,7 +30,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Combines the parts.
+    /// From its parts.
     #[must_use]
     pub fn new(
         ipam: Ipam,

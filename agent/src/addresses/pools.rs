@@ -1,7 +1,6 @@
 //! Overlaps of pools with the node's networks.
 //!
-//! An overlap refuses the start. A later one is logged and reported by status and audit, and its addresses are
-//! withheld. The node is observed with each datapath round, and for each leased address.
+//! An overlap refuses the start. A later one is logged and shown, and its addresses are withheld.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -19,10 +18,10 @@ use wharf_core::{
 
 use crate::{addresses::Addresses, config::AgentConfig, sync::lock};
 
-/// Checks the pools before the agent creates anything.
+/// Checks the pools at start.
 ///
 /// # Errors
-/// When a pool overlaps a network of the node.
+/// A pool overlaps a network of the node.
 pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     let cidrs: Vec<IpNet> = config.pools.iter().flat_map(|p| p.cidrs.iter().copied()).collect();
     let seen = wharf_datapath::observe_networks(&cidrs).context("look at the node's addresses and routes")?;
@@ -30,10 +29,10 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Withholds addresses that the node's networks share with pools.
+/// Observes the node's networks and withholds their addresses.
 ///
 /// # Errors
-/// When the kernel cannot be read; the last overlaps stay.
+/// The kernel cannot be read.
 pub async fn look(addresses: &Addresses) -> Result<(), KernelError> {
     let cidrs = lock(&addresses.ipam).cidrs();
     let seen = addresses.kernel.observe_networks(&cidrs).await?;
@@ -52,8 +51,7 @@ fn apply(addresses: &Addresses, now: Vec<Overlap>) {
     }
 }
 
-/// Whether the node has a leased address or reaches it over its own link. Releases such a lease and withholds the
-/// overlap.
+/// Whether the node has or directly reaches a leased address. If so, releases the lease.
 pub async fn is_taken_by_node(addresses: &Addresses, leased: &Leased, owner: &LeaseOwner) -> bool {
     let ips: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
     let mut found = Vec::new();
@@ -63,7 +61,6 @@ pub async fn is_taken_by_node(addresses: &Addresses, leased: &Leased, owner: &Le
                 .iter()
                 .for_each(|network| found.extend(overlaps(&addresses.pools, network.as_slice(), addresses.announce)));
         }
-        // The next steps report the kernel's error with more context.
         Err(error) => tracing::warn!(?ips, "{error}; whether the node has them is not known"),
     }
     if found.is_empty() {
@@ -80,13 +77,13 @@ pub async fn is_taken_by_node(addresses: &Addresses, leased: &Leased, owner: &Le
     true
 }
 
-/// The overlaps as audit problems.
+/// As audit problems.
 #[must_use]
 pub fn problems(addresses: &Addresses) -> Vec<NodeProblem> {
     lock(&addresses.overlaps).iter().cloned().map(NodeProblem::PoolOverlap).collect()
 }
 
-/// The overlaps in words, for status; `None` without overlaps.
+/// In words.
 #[must_use]
 pub fn told(addresses: &Addresses) -> Option<String> {
     let overlaps = Arc::clone(&lock(&addresses.overlaps));

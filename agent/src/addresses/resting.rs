@@ -1,8 +1,7 @@
 //! Resting addresses: released and not yet free.
 //!
-//! An address rests until nothing on the node uses it for its old owner: rows of the shared maps, routes, proxy
-//! redirects. Conntrack rows are removed. The checks run after the rest. When a pool runs out, the oldest rests are
-//! cut short and checked at once, so an address is never leased unchecked.
+//! An address rests until no shared map, route or proxy redirect uses it for its old owner. An exhausted pool checks
+//! its oldest rests early: no address is leased unchecked.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -23,17 +22,15 @@ use crate::{
 
 /// Interval of the checks.
 pub const TICK: Duration = Duration::from_secs(1);
-/// Addresses per tick; conntrack is read once for all.
 const BATCH: usize = 512;
-/// Addresses woken early for one request: enough for several concurrent creates.
+/// Addresses woken early for one request.
 const EARLY: usize = 8;
-/// Time limit for the checks of a waiting request.
 const EARLY_BOUND: Duration = Duration::from_secs(1);
 
-/// Releases leases: first in the store, together with `also`, then in memory.
+/// Releases leases in the store, with `also`, then in memory.
 ///
 /// # Errors
-/// When the store refuses; nothing is released.
+/// The store refuses.
 pub async fn release(addresses: &Addresses, leases: &[Lease], also: Vec<Change>) -> Result<(), StoreError> {
     let mut changes = also;
     changes.extend(changes_of(addresses, leases));
@@ -64,10 +61,9 @@ pub fn in_memory(addresses: &Addresses, leases: &[Lease]) {
     }
 }
 
-/// Attempts when the node itself has the addresses.
 const TRIES: usize = 4;
 
-/// Leases addresses that the node does not have; wakes resting ones when no other is free.
+/// Leases addresses that the node does not have; wakes resting ones if no other is free.
 ///
 /// # Errors
 /// As [`wharf_core::ipam::Ipam::lease`].
@@ -84,8 +80,7 @@ pub async fn lease(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseO
     })
 }
 
-/// Transfers requested addresses that a delete kept for this attachment to the new owner, in memory; returns the old
-/// leases. The create's commit stores it.
+/// Gives requested addresses that a delete kept for the attachment to the new owner, in memory. Returns the old leases.
 pub fn take_over(
     addresses: &Addresses,
     request: &LeaseRequest,
@@ -154,7 +149,6 @@ fn exact<A>(wanted: Wanted<A>) -> Option<A> {
     }
 }
 
-/// Without a check against the node; wakes resting addresses when no other is free.
 async fn lease_any(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseOwner) -> Result<Leased, IpamError> {
     let lease = || lock(&addresses.ipam).lease(request, owner.clone(), clock::unix_ms());
     let first = lease();
@@ -166,7 +160,6 @@ async fn lease_any(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseO
     }
     let woken = timeout(EARLY_BOUND, async {
         let _turn = addresses.checks.lock().await;
-        // The lock's previous holder may have woken enough.
         let again = lease();
         let Err(IpamError::Exhausted { .. } | IpamError::Resting { .. }) = again else { return again };
         let candidates = lock(&addresses.ipam).early(request, EARLY);
@@ -184,8 +177,7 @@ async fn lease_any(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseO
     })
 }
 
-/// Its last owner may lease an address at once (a reloaded network, a pod with a fixed address), others after the
-/// rest.
+/// The last owner may lease an address at once (a reloaded network, a pod with a fixed address).
 fn may_return(addresses: &Addresses, ip: IpAddr, owner: &LeaseOwner) -> bool {
     let (view, has_rested) = {
         let mut ipam = lock(&addresses.ipam);
@@ -203,25 +195,24 @@ fn may_return(addresses: &Addresses, ip: IpAddr, owner: &LeaseOwner) -> bool {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum WakeError {
-    /// The kernel could not report the users of an address.
+    /// The kernel.
     Kernel(#[from] KernelError),
-    /// The end of a rest could not be stored.
+    /// The store.
     Store(#[from] StoreError),
 }
 
 /// Wakes rested, unused addresses.
 ///
 /// # Errors
-/// When conntrack cannot be read or the store refuses: the addresses keep resting.
+/// Kernel or store; the addresses keep resting.
 pub async fn wake(addresses: &Addresses) -> Result<(), WakeError> {
     let _turn = addresses.checks.lock().await;
     let rested = lock(&addresses.ipam).rested(clock::unix_ms(), BATCH);
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
 }
 
-/// Frees unused addresses. The rest is removed from the store first: an address leased and released at once begins a
-/// new rest, which this must not remove. The caller holds `checks`, so no address is woken by an observation from
-/// before its last lease.
+/// The store removes rests first: an address that is leased and released at once begins a new rest, which must stay.
+/// The caller holds `checks`.
 async fn check_and_wake(addresses: &Addresses, ips: &[IpAddr]) -> Result<(), WakeError> {
     addresses.kernel.end_proxy_connections(ips).await?;
     let removed = addresses.kernel.remove_connections(ips).await?;

@@ -13,39 +13,39 @@ use crate::{
     store::StoreError,
 };
 
-/// Failure of an audit.
+/// Audit failure.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AuditError {
-    /// The kernel cannot be read.
+    /// Kernel unreadable.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The store cannot be read.
+    /// Store unreadable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Orphans whose link is gone cannot be removed.
+    /// Orphans without a link remain.
     #[error(transparent)]
     Orphan(#[from] RemoveError),
 }
 
-/// Failure of a repair.
+/// Repair failure.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RepairError {
-    /// The kernel.
+    /// Kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A kernel call for an endpoint failed.
+    /// Kernel call for an endpoint.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The store.
+    /// Store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The regeneration failed.
+    /// Regeneration.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// Leftovers remain.
     #[error(transparent)]
     Remove(#[from] RemoveError),
-    /// The deletion queue; shared, because the error cannot be cloned.
+    /// Deletion queue; shared, because it is not `Clone`.
     #[error("{0}")]
     Queue(Arc<QueueFailure>),
     /// Deletion records remain.
@@ -54,13 +54,13 @@ pub enum RepairError {
     /// The endpoint was deleted.
     #[error("the endpoint is gone")]
     Gone,
-    /// The build took too long.
+    /// Build timeout.
     #[error("the build is still waiting for {0} after {1:?}")]
     Waits(&'static str, Duration),
-    /// The build did not change it.
+    /// The build had no effect.
     #[error("a regeneration does not change it")]
     Unchanged,
-    /// The intent explains objects that may exist.
+    /// It explains objects that may exist.
     #[error("what it tells of may still be there")]
     Explains,
     /// The id is in use again.

@@ -1,8 +1,5 @@
-//! CNI commands: each is counted, logged and exported once.
-//!
-//! The process that observes the outcome reports it: the agent for its final answers to ADD, DEL and GC
-//! (`rest::command`), otherwise the shim ([`reports`]), as for CHECK, whose verdict it makes. After a disconnect the
-//! agent waits a while for a report, then counts the command without one.
+//! CNI commands: each is counted, logged and exported once, by the process that observes its outcome: the agent for its
+//! final answers to ADD, DEL and GC (`rest::command`), else the shim ([`reports`]).
 
 #[cfg(feature = "otlp")]
 pub mod otlp;
@@ -24,10 +21,10 @@ use crate::{
     sync::lock,
 };
 
-/// Disconnected commands that wait for a report; beyond it, the oldest is counted without one.
+/// Disconnected commands; above it, the oldest is counted without a report.
 const MAX_ABANDONED: usize = 1_024;
 
-/// The maker of this agent's attachments.
+/// Maker of the attachments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The agent.
@@ -37,7 +34,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The mode in metrics and logs.
+    /// Name in metrics and logs.
     #[must_use]
     pub const fn of(self, command: &Command) -> &'static str {
         match self {
@@ -48,22 +45,22 @@ impl Mode {
     }
 }
 
-/// A command that has ended.
+/// An ended command.
 #[derive(Debug, Clone)]
 pub struct Ended {
     /// The command.
     pub command: Command,
     /// The outcome.
     pub outcome: Outcome,
-    /// A DEL without an attachment. Runtimes send several per pod.
+    /// A DEL without an attachment, usual for runtimes.
     pub found_nothing: bool,
     /// API code or CNI error number.
     pub code: Option<String>,
-    /// Cause of the failure.
+    /// Failure cause.
     pub message: String,
     /// Time from the shim's start to the end.
     pub took: Duration,
-    /// Milliseconds since the Unix epoch.
+    /// Unix time, milliseconds.
     pub ended_unix_ms: u64,
 }
 
@@ -77,13 +74,13 @@ pub struct Commands {
 
 #[derive(Default)]
 struct Recent {
-    /// Commands with the time of their disconnect, the oldest first.
+    /// With the time of their disconnect, oldest first.
     abandoned: VecDeque<(Instant, Ended)>,
     last_failure: Option<CommandFailure>,
 }
 
 impl Commands {
-    /// Commands of an agent in this mode.
+    /// An agent's commands.
     #[must_use]
     pub fn new(mode: Mode, metrics: Arc<CommandMetrics>, exporter: Option<mpsc::Sender<Arc<Ended>>>) -> Self {
         Self { mode, metrics, recent: Mutex::default(), exporter }
@@ -95,7 +92,7 @@ impl Commands {
         Running { commands: Arc::clone(self), command: Some(command), age, began: Instant::now() }
     }
 
-    /// Counts, logs and exports an ended command.
+    /// Counts, logs and exports.
     pub fn ended(&self, ended: Ended) {
         let Ended { command, outcome, found_nothing, code, message, took, ended_unix_ms } = &ended;
         let mode = self.mode.of(command);
@@ -103,7 +100,6 @@ impl Commands {
         let Command { verb, network, container_id, ifname, pod_name, pod_namespace, .. } = command;
         let verb = verb.as_str();
         let duration_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        // One line, at the level of the outcome.
         macro_rules! line {
             ($level:ident, $($text:tt)*) => {
                 tracing::$level!(
@@ -146,13 +142,13 @@ impl Commands {
         }
     }
 
-    /// Counts a command that the plugin reported.
+    /// Counts a plugin's report.
     pub fn reported(&self, ended: Ended) {
         lock(&self.recent).abandoned.retain(|(_, abandoned)| abandoned.command.id != ended.command.id);
         self.ended(ended);
     }
 
-    /// Counts commands without a report for this long: the plugin was killed.
+    /// Counts commands without a report after `patience`.
     pub fn settle(&self, patience: Duration) {
         let is_due = |(since, _): &mut (Instant, Ended)| since.elapsed() >= patience;
         while let Some((_, ended)) = self.oldest_if(is_due) {
@@ -171,7 +167,7 @@ impl Commands {
         }
     }
 
-    /// The lock is released before the command is counted.
+    /// Releases the lock before counting.
     fn oldest_if(&self, holds: impl FnOnce(&mut (Instant, Ended)) -> bool) -> Option<(Instant, Ended)> {
         lock(&self.recent).abandoned.pop_front_if(holds)
     }
@@ -182,7 +178,7 @@ impl Commands {
         &self.metrics
     }
 
-    /// Totals and last failure, for the status.
+    /// Totals and last failure.
     #[must_use]
     pub fn status(&self) -> CommandStatus {
         let [succeeded, failed, deferred] = self.metrics.outcomes();
@@ -203,14 +199,14 @@ pub struct Running {
 }
 
 impl Running {
-    /// The request's answer ends the command.
+    /// The answer ends the command.
     pub fn end(mut self, outcome: Outcome, code: Option<String>, message: String) {
         if let Some(ended) = self.take(outcome, code, message) {
             self.commands.ended(ended);
         }
     }
 
-    /// Ends the command; there was no attachment.
+    /// Ends a command without an attachment.
     pub fn end_with_nothing(mut self) {
         if let Some(ended) = self.take(Outcome::Success, None, String::new()) {
             self.commands.ended(Ended { found_nothing: true, ..ended });

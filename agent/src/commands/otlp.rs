@@ -1,7 +1,6 @@
-//! OTLP export over gRPC: one span per CNI command, to `--otlp-endpoint`.
+//! OTLP export over gRPC: one span per CNI command.
 //!
-//! Commands never wait: the queue is bounded, and the overflow counts as lost. A batch is retried with backoff, under
-//! the same span ids, unless the collector rejects it.
+//! The queue is bounded. A batch is retried with the same span ids, unless the collector rejects it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,11 +24,10 @@ use crate::metrics::{CommandMetrics, Loss};
 
 /// A span takes about 1 KiB.
 const MAX_BATCH: usize = 256;
-/// How long a batch gathers.
 const GATHER: Duration = Duration::from_millis(200);
-/// Time limit for an answer, and for a connection.
+/// Per answer and per connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for the last batch at a stop.
+/// For the last batch at a stop.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Sends commands to a collector.
@@ -42,10 +40,10 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// An exporter to `http://HOST:PORT`, which connects at the first batch.
+    /// Connects to `http://HOST:PORT` at the first batch.
     ///
     /// # Errors
-    /// When the endpoint is no URI.
+    /// Invalid URI.
     pub fn new(
         endpoint: &str,
         node: &str,
@@ -81,7 +79,6 @@ impl Exporter {
                 () = self.deliver(&batch) => batch.clear(),
             }
         }
-        // One bounded attempt for the last commands.
         queue.close();
         while let Ok(ended) = queue.try_recv() {
             batch.push(ended);
@@ -92,7 +89,6 @@ impl Exporter {
         }
     }
 
-    /// Retries while the collector cannot accept the batch.
     async fn deliver(&mut self, batch: &[Arc<Ended>]) {
         let mut failures = 0_u32;
         while let Err(status) = self.send(batch).await {
@@ -207,7 +203,6 @@ fn span(ended: &Ended, mode: Mode) -> Span {
     }
 }
 
-/// `None` for an empty value.
 fn attribute(key: &str, value: &str) -> Option<KeyValue> {
     (!value.is_empty()).then(|| KeyValue {
         key: key.to_owned(),
@@ -234,7 +229,6 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Answers with these codes, then accepts everything.
     #[derive(Default)]
     struct Collector {
         refusals: Vec<Code>,
@@ -373,7 +367,7 @@ mod tests {
         living.running.await.expect("ended");
         assert_eq!(spans(living.taken.recv().await.expect("a request")).len(), 1);
 
-        // The port is bound, but never answers.
+        // Bound, but never answers.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
         let (metrics, stop) = (Arc::new(CommandMetrics::default()), CancellationToken::new());

@@ -1,7 +1,7 @@
-//! Reports of shims: counted on arrival and at the start, then removed.
+//! Reports of shims: counted, then removed.
 //!
-//! The watch begins before the directory is listed, so no report is missed; a slow tick lists it again. After a crash
-//! between count and removal, the next agent counts the report; its counters begin at zero.
+//! The watch begins before the listing, so no report is missed. After a crash between count and removal, the next agent
+//! counts the report; its counters begin at zero.
 
 use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -13,13 +13,12 @@ use wharf_handover::report::{Entry, Report, Reports};
 use super::{Commands, Ended};
 use crate::{controller::Controllers, metrics::Loss};
 
-/// Name of the controller.
+/// Controller name.
 pub const CONTROLLER: &str = "command-reports";
-/// Interval of listing the directory, for lost events.
+/// Listing interval, for lost events.
 const TICK: Duration = Duration::from_secs(10);
-/// Pause before a failed watch is renewed.
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
-/// How long a command waits for a report after a disconnect; the plugin needs milliseconds.
+/// Wait for a report after a disconnect.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Age of an abandoned temporary file.
 const LEFTOVER: Duration = Duration::from_secs(60);
@@ -27,18 +26,18 @@ const LEFTOVER: Duration = Duration::from_secs(60);
 /// Why reports do not arrive.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportsError {
-    /// The file system refused.
+    /// File system error.
     #[error("{0} {path}: {2}", path = .1.display())]
     Io(&'static str, PathBuf, #[source] io::Error),
-    /// The blocking task panicked or was cancelled.
+    /// Blocking task panicked or cancelled.
     #[error("take reports from {path}: {1}", path = .0.display())]
     Task(PathBuf, #[source] tokio::task::JoinError),
-    /// The directory is no longer at its path.
+    /// Directory removed or moved.
     #[error("watch {path}: the directory was removed or moved", path = .0.display())]
     Moved(PathBuf),
 }
 
-/// Processes reports until `stop`, then counts the commands without one.
+/// Counts reports until `stop`, then commands without one.
 pub async fn watch(commands: Arc<Commands>, reports: Reports, controllers: Controllers, stop: CancellationToken) {
     loop {
         let result = tokio::select! {
@@ -90,7 +89,7 @@ async fn watch_once(
 /// Counts and removes all reports; returns their number.
 ///
 /// # Errors
-/// When a directory or file operation fails.
+/// File system errors.
 pub async fn take(commands: &Commands, reports: &Reports) -> Result<usize, ReportsError> {
     let entries = blocking(reports, "take reports from", |reports| {
         reports.sweep(LEFTOVER)?;
@@ -170,7 +169,6 @@ mod tests {
             reports.put(&report(id, outcome, dropped)).expect("put");
         }
         std::fs::write(reports.path().join("junk"), "{").expect("written");
-        // The caller disconnected.
         drop(commands.begin(command(4, Verb::Del), Duration::ZERO));
         reports.put(&report(4, Outcome::Failure, 0)).expect("put");
         assert_eq!(take(&commands, &reports).await.expect("taken"), 5);
@@ -194,7 +192,6 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
-            // Shorter than a tick.
             tokio::time::timeout(Duration::from_secs(20), arrives).await.expect("the report arrives");
             std::fs::remove_dir_all(reports.path()).expect("removed");
         }

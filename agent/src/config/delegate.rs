@@ -1,4 +1,4 @@
-//! Delegated mode: excluded settings.
+//! Settings excluded in delegated mode.
 
 use std::{
     os::unix::ffi::OsStrExt as _,
@@ -7,8 +7,7 @@ use std::{
 
 use super::{AgentConfig, ConfigError, error::setting};
 
-/// Settings that apply in delegated mode. Packages set the state directory and the bpffs, in which nothing is
-/// created.
+/// Settings of delegated mode; packages set state directory and bpffs.
 const ALLOWED: [&str; 11] = [
     "bpffs",
     "check-config",
@@ -27,7 +26,7 @@ pub(super) fn is_allowed(name: &str) -> bool {
     ALLOWED.contains(&name)
 }
 
-/// Longest path of a unix socket, bytes (`sun_path` without its terminator).
+/// Bytes; `sun_path` without its terminator.
 const MAX_SOCKET: usize = 107;
 
 pub(super) fn socket(path: PathBuf) -> Result<PathBuf, ConfigError> {
@@ -39,7 +38,6 @@ pub(super) fn socket(path: PathBuf) -> Result<PathBuf, ConfigError> {
     Ok(path)
 }
 
-/// Rejects settings of the agent's own network.
 pub(super) fn alone(config: &AgentConfig) -> Result<(), ConfigError> {
     let Some(service) = config.delegate.as_deref() else { return Ok(()) };
     match config.origins.keys().find(|name| !is_allowed(name)) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
+    /// Unreadable file.
     #[error("read configuration {}: {cause}", path.display())]
     Read {
         /// The file.
@@ -13,7 +13,7 @@ pub enum ConfigError {
         /// The cause.
         cause: std::io::Error,
     },
-    /// The file does not parse.
+    /// Unparsable file.
     #[error("parse configuration {}: {message}", path.display())]
     Parse {
         /// The file.
@@ -21,19 +21,19 @@ pub enum ConfigError {
         /// Problem and position.
         message: String,
     },
-    /// A setting breaks a rule.
+    /// Invalid setting.
     #[error("setting {name}{}: {message}", origin.as_ref().map_or_else(String::new, |o| format!(" ({o})")))]
     Setting {
-        /// The flag's name without the dashes.
+        /// Flag name without dashes.
         name: &'static str,
-        /// Source of the value: a flag, an environment variable or the file.
+        /// Flag, environment variable or file.
         origin: Option<String>,
         /// The broken rule.
         message: String,
     },
 }
 
-/// An error whose origin is filled in later.
+/// The origin is filled in later.
 pub(super) fn setting(name: &'static str, message: String) -> ConfigError {
     ConfigError::Setting { name, origin: None, message }
 }

@@ -65,10 +65,10 @@ pub(super) struct FilePool {
     pub(super) masquerade: Option<Switch>,
 }
 
-/// Largest file, bytes: reading a device would not end.
+/// Bytes; bounds the read of a device.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The file, and the names of its settings.
+/// With the names of its settings.
 pub(super) fn read_file(path: &Path) -> Result<(File, Vec<String>), ConfigError> {
     let mut text = String::new();
     std::fs::File::open(path)

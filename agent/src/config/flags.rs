@@ -167,7 +167,7 @@ pub struct Flags {
     pub check_config: bool,
 }
 
-/// The CIDRs of one flag.
+/// CIDRs of a flag.
 #[derive(Debug, Clone)]
 pub struct Cidrs(pub(super) Vec<IpNet>);
 
@@ -177,7 +177,7 @@ fn cidrs(text: &str) -> Result<Cidrs, CidrError> {
     parts.map(|cidr| cidr.parse::<Cidr>().map(|cidr| cidr.0)).collect::<Result<_, _>>().map(Cidrs)
 }
 
-/// Wish for the attach mode.
+/// Requested attach mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachChoice {
@@ -244,16 +244,15 @@ impl LocalDelivery {
     }
 }
 
-/// Parses the command line, then the environment for missing flags.
+/// Parses the command line, then the environment.
 ///
 /// # Errors
-/// clap's, including `--help` and `--version`. The error for a value from an environment variable names the variable.
+/// clap's, including `--help` and `--version`; names an invalid value's variable.
 pub fn parse(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
     Flags::command().try_get_matches_from(arguments).map_err(|error| name_variable(error, arguments))
 }
 
-/// clap names the flag even if the value came from its environment variable. The flag itself is wrong only if the
-/// same command line also fails without the environment.
+/// clap names the flag even for a value from the environment. The flag is at fault if it also fails alone.
 fn name_variable(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let of_flags = Flags::command().mut_args(|a| a.env(None::<&'static str>)).try_get_matches_from(arguments).err();
     let invalid = |e: &clap::Error| e.get(ContextKind::InvalidArg).map(ToString::to_string);
@@ -270,7 +269,6 @@ fn name_variable(mut error: clap::Error, arguments: &[OsString]) -> clap::Error 
     error
 }
 
-/// Settings from the command line or the environment.
 pub(super) fn given(matches: &ArgMatches) -> BTreeMap<String, SettingOrigin> {
     let mut origins = BTreeMap::new();
     for argument in Flags::command().get_arguments() {

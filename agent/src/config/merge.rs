@@ -23,7 +23,7 @@ use super::{
 };
 use crate::telemetry::{LogFilter, LogFormat};
 
-/// Rejects the root and nameless paths, because the agent creates the directories, sets their modes and empties them.
+/// Rejects the root and nameless paths: the agent empties these directories.
 pub(super) fn directories_of(flags: &Flags, file: &File) -> Result<Directories, ConfigError> {
     let of = |name, flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &str| {
         let directory = flag.as_ref().or(file.as_ref()).map_or_else(|| default.into(), PathBuf::clone);
@@ -226,10 +226,10 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
     }
 }
 
-/// Longest wait for labels, milliseconds.
+/// One day.
 const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;
 
-/// Bound and default: the limit of that step of a delete.
+/// Bound and default: that delete step's deadline.
 const MAX_PROXY_TIMEOUT_MS: u64 = DeleteStep::AwaitProxy.deadline_ms();
 
 pub(super) const DEFAULT_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(10, 87, 0, 0), 16));

@@ -1,4 +1,4 @@
-//! Parses the service's answers, hostile input.
+//! Parses the service's answers: hostile input.
 
 use std::{
     collections::BTreeSet,
@@ -25,9 +25,9 @@ const MAX_DOMAINS: usize = 32;
 const MAX_FINDINGS: usize = 64;
 /// Least MTU of IPv4 (RFC 791), bytes.
 const MIN_MTU: u32 = 68;
-/// Longest path of a namespace, bytes (`PATH_MAX`).
+/// `PATH_MAX`, bytes.
 const MAX_PATH: usize = 4_096;
-/// Longest retry delay, milliseconds; the plugin bounds it again.
+/// Milliseconds; the plugin bounds it again.
 const MAX_RETRY_MS: u32 = 60_000;
 
 /// A broken rule of the interface.
@@ -36,88 +36,88 @@ pub enum AnswerError {
     /// No outcome, or one of a later version.
     #[error("it has no outcome that is known here")]
     Empty,
-    /// The answer exceeds the size limit.
+    /// Longer than the limit.
     #[error("it is longer than {} bytes", crate::delegate::service::MAX_ANSWER)]
     TooLong,
-    /// A field is missing.
+    /// A missing field.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// A field breaks a rule: name, first 80 characters, rule.
+    /// A field: name, first 80 characters, broken rule.
     #[error("{0} {1:?}: {2}")]
     Field(&'static str, String, String),
-    /// A list is too long: name, length, limit.
+    /// A list: name, length, limit.
     #[error("{0}: {1} of them, at most {2} are taken")]
     Many(&'static str, usize, usize),
-    /// Addresses or gateways differ from the lease: actual, leased.
+    /// Addresses or gateways: actual, leased.
     #[error("it has {0}, and the IPAM plugin leased {1}")]
     NotLeased(String, String),
-    /// The answer is about another attachment.
+    /// It is about another attachment.
     #[error("it is about {0}, which was not asked for")]
     Other(String),
 }
 
-/// A failure reported by the service.
+/// A failure that the service reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
     /// CNI error code, not 0.
     pub code: u32,
     /// Cause.
     pub message: String,
-    /// A hint, or empty.
+    /// A hint; may be empty.
     pub details: String,
-    /// Retry delay, milliseconds.
+    /// Delay, milliseconds.
     pub retry_after_ms: Option<u32>,
 }
 
-/// An attachment that the service made.
+/// An attachment of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
-    /// The attachment's key.
+    /// Key.
     pub attachment: Attachment,
-    /// Path of its network namespace.
+    /// Network namespace.
     pub netns: PathBuf,
-    /// The interface in the container.
+    /// In the container.
     pub container: Link,
-    /// The interface on the node.
+    /// On the node.
     pub host: Option<(IfName, Link)>,
-    /// IPv4 address.
+    /// IPv4.
     pub v4: Option<Address>,
-    /// IPv6 address.
+    /// IPv6.
     pub v6: Option<Address>,
     /// Routes.
     pub routes: Vec<ContainerRoute>,
-    /// Resolver settings of the container.
+    /// The container's resolver settings.
     pub dns: EndpointDns,
 }
 
 /// Properties of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// MAC address, if any.
+    /// If any.
     pub mac: Option<MacAddr>,
-    /// MTU, bytes.
+    /// Bytes.
     pub mtu: u32,
 }
 
-/// An address of a container.
+/// A container's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The address with its prefix length.
+    /// With prefix length.
     pub net: IpNet,
-    /// Gateway of the same family.
+    /// Of the same family.
     pub gateway: Option<IpAddr>,
 }
 
-/// Result of a Check.
+/// Result of Check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// The attachment.
+    /// Attachment.
     pub made: Made,
     /// Problems found.
     pub findings: Vec<String>,
 }
 
-/// An answer's content, or the service's failure.
+/// Content, or the service's failure.
 pub type Read<T> = Result<Result<T, Failed>, AnswerError>;
 
 /// Parses the answer of Add.
@@ -192,7 +192,7 @@ fn failed(failure: v1::Failure) -> Result<Failed, AnswerError> {
     })
 }
 
-/// Must match the requested key; an empty network matches every network.
+/// The key must be the requested one, which may lack the network.
 fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, AnswerError> {
     let v1::Attachment { key, netns, container, host, addresses, routes, dns } = there;
     let v1::AttachmentKey { network, container_id, interface } = key.ok_or(AnswerError::Missing("key"))?;
@@ -222,7 +222,6 @@ fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, An
             Some((name, link("host", &host)?))
         }
     };
-    // The number is checked before any address is parsed.
     few("addresses", addresses.len(), 2)?;
     let (mut v4, mut v6) = (None, None);
     for address in &addresses {
@@ -244,10 +243,10 @@ fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, An
     })
 }
 
-/// Checks that the addresses equal the IPAM plugin's lease.
+/// The addresses must equal the IPAM plugin's lease.
 ///
 /// # Errors
-/// When the addresses differ.
+/// They differ.
 pub fn as_leased(made: &Made, request: &v1::AddRequest) -> Result<(), AnswerError> {
     if request.ipam.is_none() {
         return Ok(());
@@ -261,7 +260,7 @@ pub fn as_leased(made: &Made, request: &v1::AddRequest) -> Result<(), AnswerErro
     if addresses != leased {
         return Err(AnswerError::NotLeased(told(addresses), told(leased)));
     }
-    // The service may choose a gateway that the plugin did not name.
+    // The service may choose a gateway.
     let family = |text: &String| text.contains(':');
     let other = has().filter_map(|a| a.gateway).map(|gateway| gateway.to_string()).find(|gateway| {
         let mut named = request.gateways.iter().filter(|there| family(there) == family(gateway)).peekable();
@@ -368,7 +367,7 @@ fn field(name: &'static str, value: &str, rule: impl ToString) -> AnswerError {
     AnswerError::Field(name, value.chars().take(80).collect(), rule.to_string())
 }
 
-/// The displayed part of a text from the service.
+/// The part to display.
 pub fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(400).collect()
 }

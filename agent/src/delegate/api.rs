@@ -1,4 +1,4 @@
-//! A delegated agent's routes: the applicable part of the API.
+//! The part of the API in delegated mode.
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 
@@ -35,10 +35,10 @@ use crate::{
     },
 };
 
-/// Largest request body, bytes, as in the other mode.
+/// Bytes.
 const MAX_BODY: usize = 2 * 1024 * 1024;
 
-/// All routes, for the socket.
+/// All routes.
 pub fn router(this: &Arc<Delegation>) -> Router {
     use axum::routing::{get, post, put};
     Router::new()
@@ -58,12 +58,12 @@ pub fn router(this: &Arc<Delegation>) -> Router {
         .with_state(Arc::clone(this))
 }
 
-/// Only metrics, for the TCP listener.
+/// For the TCP listener.
 pub fn metrics_router(this: &Arc<Delegation>) -> Router {
     Router::new().route("/metrics", axum::routing::get(prometheus)).with_state(Arc::clone(this))
 }
 
-/// Answers routes about the agent's own network.
+/// Routes about the agent's own network.
 async fn not_here(State(this): State<Arc<Delegation>>, request: Request) -> Failure {
     let path: String = request.uri().path().chars().take(200).collect();
     let message = format!(
@@ -77,7 +77,6 @@ async fn not_here(State(this): State<Arc<Delegation>>, request: Request) -> Fail
 
 /// The status; also asks the service.
 async fn healthz(State(this): State<Arc<Delegation>>, Query(query): Query<StatusQuery>) -> Response {
-    // The result is part of the status.
     this.look().await.ok();
     status::answer(this.status(), query)
 }
@@ -135,7 +134,6 @@ async fn health(State(this): State<Arc<Delegation>>, Segment(text): Segment) -> 
     let connected = if findings.is_empty() { Health::Ok } else { Health::Failing };
     Ok(Json(EndpointHealth {
         overall: connected,
-        // This agent has no programs and no policy.
         bpf: Health::Pending,
         policy: Health::Pending,
         connected,
@@ -200,7 +198,7 @@ async fn gc(State(this): State<Arc<Delegation>>, Body(body): Body<GcRequest>) ->
     Ok(Json(DeleteResult::default()))
 }
 
-/// The network is unknown.
+/// The path lacks the network.
 fn named(text: &str) -> Answer<v1::AttachmentKey> {
     match id::parse(text)? {
         IdRef::Attachment(container_id, ifname) => Ok(v1::AttachmentKey {
@@ -221,7 +219,7 @@ fn invalid(message: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, message)
 }
 
-/// Refuses work before the last agent's records were read, and at a stop.
+/// Refuses work before the last agent's records are read, and at a stop.
 fn accepts_work(this: &Delegation, what: &str) -> Answer<()> {
     if this.serves() {
         return Ok(());
@@ -232,7 +230,6 @@ fn accepts_work(this: &Delegation, what: &str) -> Answer<()> {
 
 const START_IT: &str = "see why the service of the agent's setting `delegate` does not answer: `wharf status`";
 
-/// Without a retry delay the plugin reports it at once.
 fn failure(what: &str, error: &WorkError) -> Failure {
     let says = |code| Failure::new(code, format!("{error} ({what})"));
     match error {

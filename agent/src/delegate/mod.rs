@@ -1,19 +1,7 @@
-//! Delegated mode: a service at a unix socket makes the containers' networks, and the agent passes the runtimes'
-//! commands on to it (docs/delegation.md). The plugin's interface is unchanged.
+//! Delegated mode: the agent passes CNI commands to a service, which makes the containers' networks
+//! (docs/delegation.md).
 //!
-//! The agent creates only its socket and run directory files, and needs only the capability to set the socket's
-//! group.
-//!
-//! | file | content |
-//! |---|---|
-//! | [`service`] | the client: connection, deadlines, meaning of each gRPC status |
-//! | [`request`], [`answer`] | messages to and from parsed types |
-//! | [`turns`] | order: one call at a time about an attachment |
-//! | [`records`] | calls owed to the service, across restarts |
-//! | [`work`] | ADD, DEL, CHECK, GC |
-//! | [`reach`], [`status`] | whether the service is reached; status and metrics |
-//! | [`api`] | the routes |
-//! | this one | the composition: starts and stops the tasks |
+//! The agent creates only its socket and files, and needs only the capability to set the socket's group.
 //!
 //! Order of a stop: no new work; running requests are answered, for at most 4 s; calls to the service are cancelled,
 //! and recorded before their tasks end.
@@ -64,17 +52,15 @@ use crate::{
     turn::Turn,
 };
 
-/// Name of the controller that polls the service.
+/// Controller that polls the service.
 pub const CONTROLLER: &str = "delegate";
-/// Interval of polls while the service is reached.
 const LOOK: Duration = Duration::from_secs(10);
-/// Concurrent ADDs; further ones wait, within their deadlines.
+/// Further ADDs wait within their deadlines.
 const ADDS: u32 = 64;
 /// Other concurrent calls, except for records.
 pub const CALLS: usize = 64;
-/// Time limit for running requests at a stop, then for the tasks.
+/// For running requests at a stop, then for tasks.
 const GRACE: Duration = Duration::from_secs(4);
-/// CNI commands for the OTLP exporter, as in the other mode.
 const EXPORTS: usize = 1_024;
 
 /// A delegated agent.
@@ -95,7 +81,7 @@ pub struct Delegation {
 }
 
 impl Delegation {
-    /// Builds the parts, without connecting or writing.
+    /// Connects and writes nothing.
     #[must_use]
     pub fn new(
         config: AgentConfig,
@@ -127,10 +113,10 @@ impl Delegation {
     }
 }
 
-/// Runs a delegated agent until SIGTERM or SIGINT, for the service at `service`.
+/// Runs until SIGTERM or SIGINT; `service` is the socket.
 ///
 /// # Errors
-/// When the agent cannot start, for which it does not need the service.
+/// A failed start; the service may be absent.
 pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -162,8 +148,8 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
             () = owned.pulses.runtime.keep() => {}
         }
     });
-    // An attachment deleted while no agent ran must be gone before its container is added again. An absent service
-    // does not prevent the start: each ADD checks its own records.
+    // A container deleted while no agent ran must be gone before it is added again. Without a service, each ADD checks
+    // its records.
     let drained = this.drain(Cause::Start).await.map(drop);
     if let Err(why) = &drained {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
@@ -192,7 +178,7 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
     Ok(())
 }
 
-/// Refuses a store, whose endpoints would not be served or deleted.
+/// The store's endpoints would not be served.
 fn has_no_store(config: &AgentConfig) -> anyhow::Result<()> {
     let store = config.store();
     if store.exists() {
@@ -237,7 +223,7 @@ fn start_controllers(this: &Arc<Delegation>) {
     }
 }
 
-/// Ignores the service, which a restart of the agent would not help.
+/// Ignores the service: a restart of the agent would not help it.
 fn moves(this: &Delegation, bound: Duration) -> Result<(), String> {
     let beats = |what: &str, pulse: &Pulse| match pulse.age() {
         Some(age) if age <= bound => Ok(()),
@@ -247,7 +233,7 @@ fn moves(this: &Delegation, bound: Duration) -> Result<(), String> {
     beats("the API's listener", &this.pulses.api)
 }
 
-/// Polls the service slowly, or with backoff while it is away. Drains the records when it is reached.
+/// Polls with backoff while the service is away. Drains records when it is reached.
 async fn watch_service(this: Arc<Delegation>) {
     let Tasks { controllers, stop, .. } = &this.tasks;
     let mut failures: u32 = 0;
@@ -255,7 +241,6 @@ async fn watch_service(this: Arc<Delegation>) {
         let run = controllers.begin(CONTROLLER);
         let result = this.look().await;
         failures = if result.is_ok() { 0 } else { failures.saturating_add(1) };
-        // The service's component reports its absence.
         run.end(Ok::<_, String>(()));
         if result.is_ok()
             && this.records.any_waits()
@@ -275,7 +260,7 @@ async fn watch_service(this: Arc<Delegation>) {
     }
 }
 
-/// A silent service delays the stop by at most twice [`GRACE`].
+/// A silent service delays it by at most twice [`GRACE`].
 async fn stop(tasks: &Tasks, mut api: tokio::task::JoinHandle<()>) {
     tasks.stop.cancel();
     if tokio::time::timeout(GRACE, &mut api).await.is_err() {

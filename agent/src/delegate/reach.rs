@@ -1,4 +1,4 @@
-//! Whether the service is reached, from its last call.
+//! Whether the service is reached.
 
 use std::{
     sync::{
@@ -21,12 +21,12 @@ use crate::{
 
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 
-/// The known state of the service.
+/// State from the last call.
 #[derive(Debug, Default)]
 pub struct Reach {
     known: Mutex<Known>,
     in_flight: AtomicU64,
-    /// One Status at a time; held across an await, for at most [`STATUS_LIMIT`].
+    /// One Status at a time; held for at most [`STATUS_LIMIT`].
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -49,7 +49,7 @@ impl Known {
     }
 }
 
-/// A call that waits for its answer.
+/// A waiting call.
 #[derive(Debug)]
 pub struct InFlight<'a>(&'a Reach);
 
@@ -60,13 +60,13 @@ impl Drop for InFlight<'_> {
 }
 
 impl Reach {
-    /// Registers a call.
+    /// Counts a call in flight.
     pub fn call(&self) -> InFlight<'_> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlight(self)
     }
 
-    /// Updates the state. Timeouts are ignored, because Status measures the reach.
+    /// Updates the state. Timeouts do not count: Status measures the reach.
     pub fn note<T>(&self, result: &Result<T, CallError>) {
         match result {
             Ok(_) | Err(CallError::Failed(_)) => self.set(true, None),
@@ -98,7 +98,7 @@ impl Reach {
         }
     }
 
-    /// The state for status and metrics.
+    /// For status and metrics.
     #[must_use]
     pub fn status(&self, service: &Service, unfinished: u64) -> DelegateStatus {
         let known = lock(&self.known);
@@ -116,10 +116,10 @@ impl Reach {
 }
 
 impl Delegation {
-    /// Asks for the status, or shares an answer to a Status sent since this call began.
+    /// Asks the service, or shares an answer to a later Status.
     ///
     /// # Errors
-    /// When the service is not reached, or its answer invalid. A refusal of ADDs is not an error.
+    /// An unreached service or invalid answer; a refusal of ADDs is none.
     pub async fn look(&self) -> Result<(), String> {
         let began = Instant::now();
         let _asking = self.reach.asking.lock().await;

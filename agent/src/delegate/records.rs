@@ -1,8 +1,7 @@
-//! Calls owed to the service: deletions that it has not accepted, and ADDs with unknown outcome.
+//! Calls owed to the service.
 //!
-//! Deletions are in the shim's queue. An ADD has a separate record until its outcome is known: after a crash, the
-//! next agent sends the DEL. Only the holder of the attachment's turn removes a record, after the service has
-//! answered the DEL.
+//! Deletions are in the shim's queue. An ADD has a record until its outcome is known: after a crash, the next agent
+//! sends the DEL. The holder of the attachment's turn removes records, after the service's answer to the DEL.
 
 use std::{
     collections::HashSet,
@@ -30,25 +29,23 @@ use crate::{
 /// Deadline of a DEL, whose record remains after it.
 pub const DEL_LIMIT: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 8;
-/// Age of an abandoned temporary file; no writer needs this long.
+/// No writer needs this long.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
-/// The records.
+/// Records in the run directory.
 pub struct Records {
-    /// Deletions of the shim and of the agent.
+    /// Deletions of shim and agent.
     pub deletions: Deletions,
     unfinished: Queue,
-    /// Unfinished ADDs left by the last drain.
     waiting: AtomicU64,
-    /// Files tried without success in this pass, sorted last. At most one per record.
+    /// Files that failed in this pass; sorted last.
     tried: Mutex<HashSet<(String, bool)>>,
-    /// Why the last ADD was not recorded.
     unwritable: Mutex<Option<String>>,
     boot_id: String,
 }
 
 impl Records {
-    /// The records of a run directory.
+    /// Records of a run directory.
     #[must_use]
     pub fn new(run_dir: &Path, boot_id: String) -> Self {
         Self {
@@ -61,25 +58,25 @@ impl Records {
         }
     }
 
-    /// The boot of the records.
+    /// Boot of the records.
     #[must_use]
     pub fn boot_id(&self) -> &str {
         &self.boot_id
     }
 
-    /// Unfinished ADDs that wait for their DEL.
+    /// ADDs that await a DEL.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Whether records remained after the last drain.
+    /// Whether the last drain left records.
     #[must_use]
     pub fn any_waits(&self) -> bool {
         self.waiting() > 0 || self.deletions.status().0.records > 0
     }
 
-    /// Tests whether an ADD could be recorded; otherwise none is passed on.
+    /// Tests whether ADDs can be recorded; otherwise none is sent.
     pub async fn probe(&self) {
         let queue = self.unfinished.clone();
         let tried = self.deletions.blocking(move |_| queue.probe()).await;
@@ -108,16 +105,16 @@ impl Records {
     /// Records an ADD before it is sent.
     ///
     /// # Errors
-    /// When the file system refuses, or the queue is full.
+    /// The file system, or a full queue.
     pub async fn begin(&self, a: &Attachment) -> Result<(), QueueFailure> {
         let record = self.record(a);
         self.put(&self.unfinished, record).await
     }
 
-    /// Removes the record of a finished ADD.
+    /// Removes a finished ADD's record.
     ///
     /// # Errors
-    /// When the file system refuses; the DEL is still owed.
+    /// The file system; the DEL is still owed.
     pub async fn end(&self, a: &Attachment) -> Result<(), QueueFailure> {
         self.remove(&self.unfinished, file_name(a)).await
     }
@@ -125,7 +122,7 @@ impl Records {
     /// Records a DEL that the service did not accept.
     ///
     /// # Errors
-    /// When the file system refuses, or the queue is full.
+    /// The file system, or a full queue.
     pub async fn defer(&self, a: &Attachment) -> Result<(), QueueFailure> {
         let record = self.record(a);
         self.put(&self.deletions.queue, record).await
@@ -134,7 +131,7 @@ impl Records {
     /// Removes an attachment's records after its DEL.
     ///
     /// # Errors
-    /// When the file system refuses; the DEL is harmlessly repeated.
+    /// The file system; the DEL is harmlessly repeated.
     pub async fn served(&self, a: &Attachment) -> Result<(), QueueFailure> {
         for queue in [&self.deletions.queue, &self.unfinished] {
             if is_in(queue, a) {
@@ -144,7 +141,7 @@ impl Records {
         Ok(())
     }
 
-    /// Whether a DEL is owed. Costs two `lstat`s in tmpfs.
+    /// Whether a DEL is owed: two `lstat`s in tmpfs.
     #[must_use]
     pub fn is_owed(&self, a: &Attachment) -> bool {
         [&self.deletions.queue, &self.unfinished].into_iter().any(|queue| is_in(queue, a))
@@ -175,32 +172,31 @@ impl Records {
     }
 }
 
-/// Marks the run directory as delegated, until [`leave`], by the directory of unfinished ADDs.
+/// Marks the run directory as delegated until [`leave`].
 ///
 /// # Errors
-/// When the file system refuses.
+/// The file system.
 pub fn enter(run_dir: &Path) -> Result<(), QueueError> {
     Queue::unfinished(run_dir).ensure_directory()
 }
 
-/// Prepares the run directory for an agent without delegation, which would drop pending deletions.
+/// Prepares for an agent without delegation, which would drop owed deletions.
 ///
 /// # Errors
-/// When deletions are owed, or a directory cannot be read or removed.
+/// Owed deletions, or the file system.
 pub fn leave(run_dir: &Path) -> anyhow::Result<()> {
     must_owe_nothing(run_dir).context("start")?;
     let unfinished = Queue::unfinished(run_dir);
     if !unfinished.path().exists() {
         return Ok(());
     }
-    // The rest was set aside.
     std::fs::remove_dir_all(unfinished.path()).with_context(|| format!("remove {}", unfinished.path().display()))
 }
 
-/// Fails while deletions are owed.
+/// Refuses owed deletions.
 ///
 /// # Errors
-/// When deletions are owed, or a directory cannot be read.
+/// Owed deletions, or an unreadable directory.
 pub fn must_owe_nothing(run_dir: &Path) -> anyhow::Result<()> {
     let unfinished = Queue::unfinished(run_dir);
     if !unfinished.path().exists() {
@@ -225,7 +221,6 @@ fn is_in(queue: &Queue, a: &Attachment) -> bool {
     queue.contains(a.network.as_str(), a.container_id.as_str(), a.ifname.as_str())
 }
 
-/// The record's parser has checked the names.
 fn attachment(deletion: &Deletion) -> Option<Attachment> {
     Some(Attachment {
         network: deletion.network.parse().ok()?,
@@ -248,11 +243,11 @@ impl Owed {
 }
 
 impl Delegation {
-    /// Sends the owed DELs, except for attachments with a running operation; returns the number of remaining records.
-    /// A service may hold leases across boots, so records of earlier boots count.
+    /// Sends owed DELs of attachments without a running operation; returns how many records remain. Those of earlier
+    /// boots count: a service may hold leases across boots.
     ///
     /// # Errors
-    /// When a directory cannot be read.
+    /// An unreadable directory.
     pub async fn drain(&self, cause: Cause) -> Result<usize, QueueFailure> {
         use tracing::Instrument as _;
         self.drain_once(cause).instrument(OpId::next(Kind::Drain).span()).await
@@ -292,7 +287,7 @@ impl Delegation {
             }
             owed.sort_by_key(|owed| tried.contains(&owed.file()));
         }
-        // After a failure to reach the service, the rest waits for the next drain.
+        // If the service is away, the rest waits.
         let away = AtomicBool::new(false);
         let served = stream::iter(owed).map(|owed| self.serve(owed, &away)).buffer_unordered(AT_ONCE);
         let stay: Vec<Owed> = served.filter_map(std::future::ready).collect().await;
@@ -307,12 +302,11 @@ impl Delegation {
         problem.map_or(Ok(stay.len()), Err)
     }
 
-    /// Returns the record if it remains.
+    /// Returns a remaining record.
     async fn serve(&self, owed: Owed, away: &AtomicBool) -> Option<Owed> {
         let a = &owed.attachment;
-        // A running ADD removes its record.
         let Some(_turn) = self.turns.try_take(a) else { return (!owed.unfinished).then_some(owed) };
-        // Served since it was listed; the attachment may belong to a later ADD.
+        // Already served; a later ADD may have the attachment.
         if !self.records.is_owed(a) {
             return None;
         }
@@ -338,7 +332,7 @@ impl Delegation {
     /// Sends an owed DEL. The caller holds the turn.
     ///
     /// # Errors
-    /// When the service does not accept it, or a record remains.
+    /// The service refuses, or a record remains.
     pub(super) async fn settle(&self, a: &Attachment) -> Result<(), Unsettled> {
         if !self.records.is_owed(a) {
             return Ok(());
@@ -380,7 +374,6 @@ mod tests {
             canary: None,
         };
         let queue = Queue::new(run_dir);
-        // The other mode's deletions do not count.
         let name = queue.put(&owed)?;
         leave(run_dir)?;
         enter(run_dir)?;

@@ -1,4 +1,4 @@
-//! Builds requests to the service from parsed values.
+//! Requests to the service.
 
 use wharf_core::{
     bandwidth::Limit,

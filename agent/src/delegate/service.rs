@@ -1,4 +1,4 @@
-//! The client: one connection, made again when lost, and validation of answers.
+//! The client: one connection, and validation of answers.
 
 use std::{
     error::Error as _,
@@ -21,18 +21,17 @@ use wharf_delegate::v1::{self, delegate_client::DelegateClient};
 
 use crate::delegate::answer::{self, AnswerError, Failed, Made, Seen};
 
-/// Largest answer, bytes; an attachment with full lists takes half.
+/// Bytes; an attachment with full lists takes half.
 pub const MAX_ANSWER: usize = 64 * 1024;
 
-/// The client's wait beyond a call's deadline.
+/// Wait beyond a call's deadline.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Keep-alive interval. After this and [`PONG`] the client leaves a stopped service whose socket was taken over.
+/// Keep-alive interval. After it and [`PONG`], the client leaves a stopped service whose socket was taken over.
 const PING: Duration = Duration::from_secs(10);
-/// Time limit of a ping's answer.
 const PONG: Duration = Duration::from_secs(5);
 
-/// Why a call has no result.
+/// A failed call.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// Nothing was sent.
@@ -43,20 +42,20 @@ pub enum CallError {
         /// The kernel's error, or why the socket is not trusted.
         why: String,
     },
-    /// The request may have been executed.
+    /// The request may have run.
     #[error("the service at {} did not take it to its end: {why}", socket.display())]
     Broken {
         /// Its socket.
         socket: PathBuf,
-        /// The message of the transport or the service.
+        /// Message of transport or service.
         why: String,
     },
-    /// The request may still be executed.
+    /// The request may still run.
     #[error("the service at {} gave no answer within {} ms", socket.display(), after.as_millis())]
     TimedOut {
         /// Its socket.
         socket: PathBuf,
-        /// The call's deadline.
+        /// Deadline.
         after: Duration,
     },
     /// The agent stops.
@@ -70,7 +69,7 @@ pub enum CallError {
     Unimplemented {
         /// Its socket.
         socket: PathBuf,
-        /// The message of the responder.
+        /// Message of the responder.
         why: String,
     },
     /// A status that no service should use.
@@ -80,7 +79,7 @@ pub enum CallError {
         socket: PathBuf,
         /// gRPC code.
         code: Code,
-        /// The message of the service.
+        /// Message of the service.
         why: String,
     },
     /// An invalid answer.
@@ -88,16 +87,16 @@ pub enum CallError {
     Unusable {
         /// Its socket.
         socket: PathBuf,
-        /// The broken rule.
+        /// Broken rule.
         why: AnswerError,
     },
-    /// The service's own failure.
+    /// The service's failure.
     #[error("{}", .0.message)]
     Failed(Failed),
 }
 
 impl CallError {
-    /// Whether a later call may reach the service.
+    /// Whether later calls may reach the service.
     #[must_use]
     pub fn is_away(&self) -> bool {
         match self {
@@ -106,14 +105,14 @@ impl CallError {
         }
     }
 
-    /// Whether the request was certainly not begun, or undone. [`Self::Unimplemented`] is no proof: the client also
-    /// reports it for an answer that it cannot decompress.
+    /// Whether the request was not begun, or undone. [`Self::Unimplemented`] may also be an answer that the client
+    /// cannot decompress.
     #[must_use]
     pub fn made_nothing(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Failed(_))
     }
 
-    /// Whether the attachment does not exist.
+    /// The attachment does not exist.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Failed(Failed { code: answer::UNKNOWN_CONTAINER, .. }))
@@ -128,10 +127,10 @@ pub struct Service {
 }
 
 impl Service {
-    /// The client for a socket. Does not connect yet.
+    /// Connects later.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        // A name, meaningless over a unix socket, is required by HTTP/2.
+        // HTTP/2 requires a name.
         let endpoint = Endpoint::from_static("http://delegate")
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG)
@@ -149,7 +148,7 @@ impl Service {
     /// Attaches a container.
     ///
     /// # Errors
-    /// As [`CallError`]; unless it [made nothing](CallError::made_nothing), a Del is owed.
+    /// As [`CallError`]; a Del is owed unless it [made nothing](CallError::made_nothing).
     pub async fn add(&self, request: v1::AddRequest, limit: Duration) -> Result<Made, CallError> {
         let key = request.key.clone().unwrap_or_default();
         let mut client = self.client.clone();
@@ -192,7 +191,7 @@ impl Service {
         self.read(answer::collected(answer))
     }
 
-    /// Whether an Add would succeed; returns the service's name.
+    /// The service's name, if an Add would succeed.
     ///
     /// # Errors
     /// As [`CallError`].
@@ -223,7 +222,7 @@ impl Service {
         }
     }
 
-    /// A status made by the transport has a source; a status from the service has none.
+    /// Only the transport's statuses have a source.
     fn failed(&self, status: &Status, limit: Duration, took: Duration) -> CallError {
         let socket = self.socket.clone();
         if let Some(away) = cause::<Away>(status) {
@@ -286,7 +285,7 @@ impl TowerService<Uri> for Connector {
         Box::pin(async move {
             trusted(&socket)?;
             let stream = UnixStream::connect(&socket).await.map_err(Away::Io)?;
-            // The file may have been replaced since the check.
+            // Another process may have replaced the file since.
             let peer = stream.peer_cred().map_err(Away::Io)?;
             if !is_ours(peer.uid()) {
                 return Err(Away::Untrusted(format!("a process of user {} answers there", peer.uid())));
@@ -315,12 +314,11 @@ impl fmt::Display for Away {
 
 impl std::error::Error for Away {}
 
-/// The agent's user has all rights of the agent.
 fn is_ours(uid: u32) -> bool {
     uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
 
-/// Refuses a socket that another user owns, or could have created.
+/// Another user must not own the socket, nor write to it.
 fn trusted(socket: &Path) -> Result<(), Away> {
     let file = std::fs::symlink_metadata(socket).map_err(Away::Io)?;
     let refused = |why: String| Err(Away::Untrusted(why));

@@ -6,7 +6,6 @@ use wharf_api::{AgentStatus, ComponentStatus, DelegateStatus, Health, KernelStat
 
 use crate::{delegate::Delegation, memory, pulse::Pulse};
 
-/// A longer silence counts as dead, as in the other mode.
 const LIFELESS: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Delegation {
@@ -87,7 +86,7 @@ impl Delegation {
     }
 }
 
-/// An absent service, or one that refuses ADDs, is a failing component.
+/// Failing if the service is absent or refuses ADDs.
 fn service(s: &DelegateStatus) -> ComponentStatus {
     let name = if s.service.is_empty() { String::new() } else { format!("{} ", s.service) };
     let (health, words) = match (s.reachable, &s.refusal, &s.last_error) {

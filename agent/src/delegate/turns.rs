@@ -10,24 +10,22 @@ use wharf_core::ids::{Attachment, ContainerId, IfName, NetworkName};
 
 use crate::sync::lock;
 
-/// Interface names are unique in a container, so its networks share the turn.
+/// Interface names are unique in a container.
 type Place = (ContainerId, IfName);
 
-/// The turns of attachments with an operation, in order of arrival. Bounded by the number of operations.
+/// Turns of attachments, in order of arrival; bounded by the operations.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Turns are held across awaits; each call of an operation is bounded.
+    /// Held across awaits, which are bounded.
     places: Mutex<HashMap<Place, Arc<Turn<()>>>>,
-    /// One lock for both: an Add is on a Gc's list, or sees that Gc. Held for a lookup.
+    /// One lock: an Add is on a Gc's list, or sees the Gc.
     under_way: Mutex<UnderWay>,
     collected: Notify,
 }
 
 #[derive(Debug, Default)]
 struct UnderWay {
-    /// Running and waiting Adds.
     adding: BTreeSet<Attachment>,
-    /// One entry per running Gc; bounded by the calls other than ADD.
     collecting: Vec<NetworkName>,
 }
 
@@ -36,7 +34,7 @@ impl Turns {
     pub async fn take(self: &Arc<Self>, attachment: &Attachment) -> Held {
         let place = place(attachment);
         let turn = Arc::clone(lock(&self.places).entry(place.clone()).or_default());
-        // First, so that a cancelled wait also releases the place.
+        // First: a cancelled wait releases the place.
         let mut held = Held { turns: Arc::clone(self), place, turn: None };
         held.turn = Some(turn.lock_owned().await);
         held
@@ -47,13 +45,13 @@ impl Turns {
     pub fn try_take(self: &Arc<Self>, attachment: &Attachment) -> Option<Held> {
         let place = place(attachment);
         let mut places = lock(&self.places);
-        // Under the lock, so that a dropped holder does not count this reference.
+        // Under the lock: a dropped holder does not count this reference.
         let turn = Arc::clone(places.entry(place.clone()).or_default()).try_lock_owned().ok()?;
         drop(places);
         Some(Held { turns: Arc::clone(self), place, turn: Some(turn) })
     }
 
-    /// Registers an Add, sent after [`Adding::listed`].
+    /// Registers an Add; send it after [`Adding::listed`].
     #[must_use]
     pub fn add(self: &Arc<Self>, attachment: &Attachment) -> Adding {
         let mut under_way = lock(&self.under_way);
@@ -62,7 +60,7 @@ impl Turns {
         Adding { turns: Arc::clone(self), attachment: attachment.clone(), is_listed }
     }
 
-    /// Registers a Gc, whose list must include the returned running Adds. Later Adds wait.
+    /// Registers a Gc, whose list must include the returned Adds. Later Adds wait.
     #[must_use]
     pub fn collect(self: &Arc<Self>, network: &NetworkName) -> (Collecting, Vec<Attachment>) {
         let mut under_way = lock(&self.under_way);
@@ -76,7 +74,7 @@ fn place(attachment: &Attachment) -> Place {
     (attachment.container_id.clone(), attachment.ifname.clone())
 }
 
-/// The turn of an attachment.
+/// An attachment's turn.
 #[derive(Debug)]
 pub struct Held {
     turns: Arc<Turns>,
@@ -100,7 +98,6 @@ impl Drop for Held {
 pub struct Adding {
     turns: Arc<Turns>,
     attachment: Attachment,
-    /// Every running Gc lists it.
     is_listed: bool,
 }
 
@@ -172,7 +169,6 @@ mod tests {
         assert!(turns.try_take(&attachment("net", "a")).is_none(), "the waiter is first");
         drop(waiter.await.expect("joined"));
         assert!(lock(&turns.places).is_empty());
-        // A cancelled wait also leaves nothing.
         let held = turns.take(&attachment("net", "a")).await;
         let a = attachment("net", "a");
         let gives_up = turns.take(&a);

@@ -1,4 +1,4 @@
-//! ADD, DEL, CHECK, GC, passed on to the service.
+//! ADD, DEL, CHECK and GC.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,43 +27,43 @@ use crate::{
     telemetry::operation::{self, Kind, OpId},
 };
 
-/// How long an ADD waits for an absent service. The runtime retries after CNI error 11.
+/// An ADD's wait for an absent service. The runtime retries after CNI error 11.
 const ADD_ABSENT: Duration = Duration::from_secs(1);
-/// How long a DEL waits for an absent service before it is recorded.
+/// A DEL's wait for an absent service, before it is recorded.
 const DEL_ABSENT: Duration = Duration::from_secs(2);
-/// How long a DEL waits for a running operation; with [`DEL_LIMIT`] and [`DEL_ABSENT`] below the shim's 30 s.
+/// A DEL's wait for a running operation; with [`DEL_LIMIT`] and [`DEL_ABSENT`] below the shim's 30 s.
 const DEL_TURN: Duration = Duration::from_secs(14);
-/// Deadline of a Check; CHECK waits at most 10 s.
+/// CHECK waits at most 10 s.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 const GC_LIMIT: Duration = Duration::from_secs(25);
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Why an operation failed.
+/// A failed operation.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// The call to the service failed.
+    /// The call to the service.
     #[error(transparent)]
     Call(#[from] CallError),
     /// Too many ADDs wait.
     #[error(transparent)]
     Overloaded(#[from] Refusal),
-    /// The records failed.
+    /// The records.
     #[error(transparent)]
     Records(#[from] QueueFailure),
-    /// An owed DEL could not be sent.
+    /// An owed DEL was not sent.
     #[error("an earlier DEL of it is owed to the service first, and could not be sent: {0}")]
     DeletePending(Box<WorkError>),
-    /// An owed DEL of a listed attachment could not be sent.
+    /// An owed DEL of a listed attachment was not sent.
     #[error("a DEL of {0}, which is listed as valid, is owed to the service first, and could not be sent")]
     CollectPending(Attachment),
-    /// The deadline passed before a call was sent.
+    /// The deadline passed; nothing was sent.
     #[error("its deadline passed while it waited for {0}; nothing was sent")]
     Deadline(&'static str),
     /// The agent stops.
     #[error("the agent is stopping")]
     Stopping,
-    /// Too many calls wait for the service.
+    /// Too many calls wait.
     #[error("{0} calls wait for the service already")]
     Busy(usize),
 }
@@ -77,12 +77,12 @@ impl From<Unsettled> for WorkError {
     }
 }
 
-/// Outcome of a successful DEL.
+/// Outcome of a DEL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deleted {
     /// The service has answered.
     Done,
-    /// The service knew no such attachment.
+    /// The service knew no attachment.
     Unknown,
     /// The DEL is recorded.
     Deferred,
@@ -93,7 +93,7 @@ struct Added {
     unclaimed: Unclaimed,
 }
 
-/// Undoes an ADD when dropped with its turn: the caller disconnected, and no DEL would follow.
+/// Undoes an ADD when dropped with its turn: a disconnected caller sends no DEL.
 struct Unclaimed {
     this: Arc<Delegation>,
     attachment: Attachment,
@@ -104,7 +104,7 @@ impl Drop for Unclaimed {
     fn drop(&mut self) {
         let Some(turn) = self.turn.take() else { return };
         if tokio::runtime::Handle::try_current().is_err() {
-            // The connection closes with the process, and the runtime's DEL follows.
+            // The connection closes; the runtime sends a DEL.
             return;
         }
         let (this, a, op) = (Arc::clone(&self.this), self.attachment.clone(), OpId::next(Kind::Delete));
@@ -112,7 +112,7 @@ impl Drop for Unclaimed {
         operation::about(&span, None, &a);
         let work = async move {
             tracing::info!("the caller of an ADD went away before its answer; it is undone");
-            // The agent may end before the DEL does.
+            // The agent may end first.
             if let Err(error) = this.records.begin(&a).await {
                 tracing::error!("record an ADD that is to be undone: {error}; the runtime's DEL undoes it");
             }
@@ -128,7 +128,7 @@ impl Delegation {
     /// Attaches a container, in a task. If the caller disconnects, the ADD is undone.
     ///
     /// # Errors
-    /// The container is not attached, or a DEL is owed and recorded.
+    /// Not attached, or a DEL is owed and recorded.
     pub async fn add(self: &Arc<Self>, spec: CreateSpec) -> Result<Made, WorkError> {
         let place = self.gate.offer(spec.deadline.saturating_duration_since(Instant::now()))?;
         let (owned, a) = (Arc::clone(self), spec.attachment.clone());
@@ -141,12 +141,11 @@ impl Delegation {
     /// Detaches a container, in a task that does not need the caller.
     ///
     /// # Errors
-    /// The service's failure, or a record that cannot be written.
+    /// The service, or the record.
     pub async fn del(self: &Arc<Self>, attachment: Attachment) -> Result<Deleted, WorkError> {
         let owned = Arc::clone(self);
         self.as_task(Kind::Delete, &attachment.clone(), async move |reply: Reply<Deleted>| {
             let result = owned.del_task(&attachment).await;
-            // Complete even if the caller has gone.
             drop(reply.send(result));
         })
         .await
@@ -173,7 +172,7 @@ impl Delegation {
         let (end, a) = (spec.deadline, spec.attachment.clone());
         let began = Instant::now();
         let adding = self.turns.add(&a);
-        // Nothing is sent before this await ends, so a cancelled wait needs no DEL.
+        // A cancelled wait needs no DEL: nothing is sent yet.
         let begun = async {
             adding.listed().await;
             (place.start().await, self.turns.take(&a).await)
@@ -191,17 +190,16 @@ impl Delegation {
         };
         let result = self.add_in_turn(&a, spec, end, &reply).await;
         self.metrics.operation("create", began.elapsed(), result.is_ok());
-        // This ADD was not sent; the record is an older DEL's.
+        // Nothing was sent: the record is an older DEL's.
         let owes = !matches!(result, Err(WorkError::DeletePending(_))) && self.records.is_owed(&a);
         match result {
             Ok(made) => {
                 let unclaimed = Unclaimed { this: Arc::clone(&self), attachment: a, turn: Some(turn) };
-                // Dropping an unclaimed result undoes the ADD.
                 drop(reply.send(Ok(Added { made, unclaimed })));
             }
             Err(error) => {
                 tracing::debug!("ADD failed: {error}");
-                // Answers first, because the caller waits only until its deadline.
+                // Answers first: the caller waits only until its deadline.
                 drop(reply.send(Err(error)));
                 if owes {
                     self.undo(&a, turn).await;
@@ -217,7 +215,7 @@ impl Delegation {
         end: Instant,
         reply: &Reply<Added>,
     ) -> Result<Made, WorkError> {
-        // An older DEL must not follow this ADD.
+        // An older DEL must not follow.
         self.settle(a).await.map_err(|e| WorkError::DeletePending(Box::new(e.into())))?;
         self.records.begin(a).await?;
         wharf_crash::point("delegate/add/after-record");
@@ -238,7 +236,6 @@ impl Delegation {
                     _ => false,
                 };
                 if nothing {
-                    // A leftover record costs one needless DEL.
                     if let Err(why) = self.records.end(a).await {
                         tracing::warn!("remove the record of a failed ADD: {why}; a DEL is sent for it");
                     }
@@ -267,7 +264,7 @@ impl Delegation {
         }
     }
 
-    /// Sends the DEL; its record remains after a failure.
+    /// A failure leaves the record.
     async fn undo(&self, a: &Attachment, _turn: Held) {
         match self.settle(a).await {
             Ok(()) => tracing::info!("an ADD whose end was not known is undone"),
@@ -328,8 +325,8 @@ impl Delegation {
         Ok(self.ask(self.service.check(key, CHECK_LIMIT)).await?)
     }
 
-    /// Passes a GC on, after owed DELs, which may be of listed attachments. Running ADDs are added to the list,
-    /// because the runtime cannot know them yet; later ADDs wait.
+    /// Owed DELs, which may be of listed attachments, precede a GC. Running ADDs join the list, because the runtime
+    /// does not know them; later ADDs wait.
     ///
     /// # Errors
     /// As [`WorkError`].
@@ -352,13 +349,12 @@ impl Delegation {
 
     async fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>, WorkError> {
         match timeout(CHECK_LIMIT, self.places.acquire()).await {
-            // The semaphore is never closed.
             Ok(place) => place.map_err(|_| WorkError::Stopping),
             Err(_) => Err(WorkError::Busy(super::CALLS)),
         }
     }
 
-    /// Awaits a call until the agent must end, and records the reach.
+    /// Ends with the agent; records the reach.
     pub(super) async fn ask<T>(&self, call: impl Future<Output = Result<T, CallError>>) -> Result<T, CallError> {
         let _in_flight = self.reach.call();
         let result = tokio::select! {
@@ -382,7 +378,6 @@ impl Pause {
         Self { end: Instant::now() + patience, next: LEAST_PAUSE }
     }
 
-    /// False when the patience is over.
     async fn again(&mut self) -> bool {
         let left = self.end.saturating_duration_since(Instant::now());
         if left <= self.next {

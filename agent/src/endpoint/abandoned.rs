@@ -1,9 +1,8 @@
-//! Endpoints whose container is gone and whose DEL never came, because the plugin or the runtime was killed.
+//! Endpoints whose container is gone and whose DEL never came: the plugin or the runtime was killed.
 //!
-//! Proof needs two facts: the network namespace is not at its path, and the link's host side is gone. The kernel
-//! destroys a veth pair with either namespace, so a namespace that the agent merely cannot see still has its link.
-//! Such an endpoint is disconnecting, and is deleted after a grace time for the DEL. Links of other plugins are
-//! included; delegated mode is not, because its service knows the attachments.
+//! Proof needs two facts: no network namespace at its path, and no host side of the link. The kernel destroys a veth
+//! pair with either namespace, so a namespace that the agent merely cannot see still has its link. The agent deletes
+//! such an endpoint after a grace time for the DEL.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,19 +24,19 @@ use crate::{
     },
 };
 
-/// Name of the controller.
+/// The controller's name.
 pub const CONTROLLER: &str = "abandoned-endpoints";
-/// Interval, unless the grace time is shorter. A run looks up each link by name.
+/// A run looks up each link by name.
 const INTERVAL: Duration = Duration::from_secs(5);
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A look or some deletes failed.
+/// A failed look or delete.
 #[derive(Debug, thiserror::Error)]
 pub enum AbandonedError {
-    /// The kernel could not be read.
+    /// The kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Failed deletes, with step and cause. [`super::resume`] retries them.
+    /// Failed deletes; [`super::resume`] retries them.
     #[error("delete endpoints whose network namespace is gone: {}", .0.join("; "))]
     Delete(Vec<String>),
 }
@@ -48,10 +47,10 @@ pub fn interval(grace: Duration) -> Duration {
     grace.clamp(MIN_INTERVAL, INTERVAL)
 }
 
-/// Finds endpoints whose container is gone, and deletes them after their grace time.
+/// Deletes endpoints whose container is gone, after their grace time.
 ///
 /// # Errors
-/// The kernel could not be read, or a delete failed.
+/// The kernel, or a delete.
 pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
     let found = find(life).await;
     let now = clock::monotonic_ms();
@@ -71,7 +70,7 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
         handle.shared.note(Operation::Delete, "netns-gone", None, Outcome::Warning, &text);
         life.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
     }
-    // Concurrent and separate, so that a slow delete delays no other.
+    // A slow delete delays no other.
     let delete = |handle| delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished);
     let results = futures::future::join_all(due.into_iter().map(delete)).await;
     let failure = |e: wharf_api::StepError| format!("{}: {}: {}", e.endpoint, e.step, e.message);
@@ -80,7 +79,7 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
 }
 
 async fn find(life: &Lifecycle) -> Result<(), KernelError> {
-    // The health task recreates the health endpoint.
+    // The health task handles the health endpoint.
     let is_watched = |v: &View| v.is_settled() && !health::is_reserved(&v.record.attachment);
     let idle = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(is_watched);
     let handles: Vec<Handle> = life.registry.list().into_iter().filter(idle).collect();
@@ -96,12 +95,11 @@ async fn find(life: &Lifecycle) -> Result<(), KernelError> {
                 continue;
             }
         };
-        // Concurrent work on the endpoint explains a missing link.
+        // Other work may explain a missing link.
         if !is_gone(&found) || !idle(&handle) || !handle.shared.read(|v| v.is_as(&before)) {
             continue;
         }
         match handle.mailbox.try_send(Command::Abandon) {
-            // The next look retries.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Closed(_)) => {}
         }
     }

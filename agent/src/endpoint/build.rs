@@ -1,8 +1,8 @@
 //! Build: brings realized to desired.
 //!
-//! Level *policy* changes map rows only; level *datapath* loads new programs and replaces the old ones by one atomic
-//! update of each link and of the program array. Nothing is detached, so no packet is lost or passes without policy.
-//! A failed step leaves the old state in force.
+//! Level *policy* changes map rows only; level *datapath* replaces programs by one atomic update of each link and of
+//! the program array. Nothing is detached, so no packet is lost or passes without policy. A failed step leaves the old
+//! state in force.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ use crate::{
     node::{endpoint::Shared, error::BuildError, lifecycle::Lifecycle},
 };
 
-/// An endpoint's configuration row. `trace_all` traces every endpoint, `trace` this one.
+/// An endpoint's configuration row; `trace_all` traces every endpoint.
 #[must_use]
 pub fn desired_config(
     config: &AgentConfig,
@@ -61,7 +61,7 @@ pub fn config_of(config: &AgentConfig, record: &EndpointRecord, trace: bool) -> 
     }
 }
 
-/// An endpoint's programs; pinned ones are not kept.
+/// An endpoint's programs.
 #[must_use]
 pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> ProgramSpec {
     ProgramSpec {
@@ -73,11 +73,11 @@ pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> Progra
     }
 }
 
-/// Runs a build; a delete ends it before its next step. With `keep_programs`, pinned programs that a load would
-/// reproduce are attached without a load.
+/// A delete ends a build before its next step. With `keep_programs`, attaches pinned programs that equal the desired
+/// ones without a load.
 ///
 /// # Errors
-/// The step that failed or hung; the last good state is in force.
+/// The failed step; the last good state is in force.
 pub async fn build(
     life: &Arc<Lifecycle>,
     shared: &Arc<Shared>,
@@ -121,7 +121,6 @@ async fn steps(
         let mut connected =
             run.step(CreateStep::EnsureAttached, |k| async move { k.ensure_attached(&link).await }).await;
         if connected.is_ok() {
-            // Restores missing addresses and routes only.
             let asked = record.clone();
             connected =
                 run.step(CreateStep::EnsureConnected, |k| async move { k.ensure_connected(&asked).await }).await;
@@ -138,7 +137,6 @@ async fn steps(
     run.step(CreateStep::EnsureReachable, |k| async move { k.ensure_reachable(&record).await }).await
 }
 
-/// Whether the container renamed, replaced, deleted or moved its interface.
 async fn has_no_interface(kernel: &dyn Kernel, record: &EndpointRecord) -> bool {
     let found = kernel.observe_endpoint(record).await.map(joined);
     found.is_ok_and(|all| all.iter().any(|p| p.mender() == Mender::Container { regenerable: false }))
@@ -149,12 +147,12 @@ struct Run<'a> {
     shared: &'a Shared,
     cancel: &'a CancellationToken,
     id: EndpointId,
-    /// Finished steps with their durations, for one timeline entry.
+    /// Finished, with durations.
     steps: Vec<String>,
 }
 
 impl Run<'_> {
-    /// Bounds the step: a hanging build must not delay a delete.
+    /// Bounded: a hanging build must not delay a delete.
     async fn step<T, F>(
         &mut self,
         step: CreateStep,

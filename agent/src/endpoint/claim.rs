@@ -1,4 +1,4 @@
-//! Claim on a new endpoint, until its creator accepts it.
+//! A new endpoint until its creator accepts it.
 
 use std::sync::Arc;
 
@@ -12,8 +12,7 @@ use crate::{
     },
 };
 
-/// An endpoint that its creator has not accepted. Dropping the claim (the caller left before it read the answer)
-/// deletes the endpoint, because no caller knows of it.
+/// Deletes the endpoint when dropped: no caller knows of it.
 pub(super) struct Claim {
     endpoint: Option<(Arc<Lifecycle>, Handle)>,
     answer: wharf_api::Endpoint,
@@ -25,7 +24,6 @@ impl Claim {
         Self { endpoint: Some((Arc::clone(life), handle)), answer }
     }
 
-    /// Hands over the endpoint to the caller, who deletes it.
     pub(super) fn accept(mut self) -> wharf_api::Endpoint {
         self.endpoint = None;
         self.answer.clone()
@@ -35,7 +33,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let Some((life, handle)) = self.endpoint.take() else { return };
-        // Without a tokio runtime the agent is ending; the runtime's DEL deletes the endpoint after the restart.
+        // The agent ends; the runtime's DEL deletes the endpoint after the restart.
         if tokio::runtime::Handle::try_current().is_ok() {
             handle.shared.log(LogStatus::Warning, "unclaimed", "the caller went away before the answer; taken back");
             delete::spawn_unclaimed(&life, handle);

@@ -1,7 +1,6 @@
-//! CNI GC: deletes attachments of a network that the runtime no longer lists.
+//! CNI GC: deletes attachments that the runtime no longer lists.
 //!
-//! A list covers one runtime, and runtimes may share a network name: endpoints that another runtime added stay while
-//! their network namespaces exist.
+//! Runtimes may share a network name. Endpoints that another runtime added stay while their namespaces exist.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -25,8 +24,7 @@ use crate::{
     sync::lock,
 };
 
-/// Deletes the network's unlisted endpoints and leftovers: orphans, records out of service, unfinished undos, leases
-/// without an endpoint. `runtime` sent the list, if known.
+/// Deletes the network's unlisted endpoints and leftovers. `runtime` sent the list, if known.
 pub async fn collect(
     life: &Arc<Lifecycle>,
     network: &NetworkName,
@@ -38,7 +36,7 @@ pub async fn collect(
             && !health::is_reserved(a)
             && !valid.contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
     };
-    // The runtime cannot list an endpoint under creation yet.
+    // The runtime does not list endpoints under creation.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
     let unlisted = life.registry.list().into_iter().filter(stale).collect();
     let (handles, kept) = spare_others(&*life.kernel, network, unlisted, runtime).await;
@@ -53,7 +51,6 @@ pub async fn collect(
         LeaseOwner::Attachment { attachment, .. } => Some(attachment),
         LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
     }));
-    // An attachment with an endpoint in the registry is not a leftover.
     left.retain(|a| is_stale(a) && life.registry.by_interface(&a.container_id, &a.ifname).is_none());
     for attachment in left {
         unknown::join(&mut result, unknown::remove(life, &Wanted::of(&attachment)).await);
@@ -61,14 +58,13 @@ pub async fn collect(
     result
 }
 
-/// Maximum time of each of the two rounds of namespace look-ups in a GC.
+/// Bound of each of a GC's two rounds of namespace look-ups.
 const LOOKS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Living,
     Gone,
-    /// The look-up failed or ran out of time.
     Unknown,
 }
 
@@ -82,7 +78,7 @@ async fn look(kernel: &dyn Kernel, handle: &Handle, until: Instant) -> Seen {
     }
 }
 
-/// Keeps other runtimes' endpoints unless their namespaces are certainly gone: a later GC can still delete them.
+/// Keeps other runtimes' endpoints unless their namespaces are certainly gone.
 async fn spare_others(
     kernel: &dyn Kernel,
     network: &NetworkName,
@@ -119,8 +115,7 @@ async fn spare_others(
     (stale, kept)
 }
 
-/// Records endpoints whose namespace still exists: if runtimes share a network name and their endpoints cannot be
-/// told apart, each GC deletes the other runtime's endpoints.
+/// Records endpoints whose namespace still exists: another runtime may have added them.
 async fn warn_of_living(kernel: &dyn Kernel, network: &NetworkName, handles: &[Handle]) {
     let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {

@@ -1,5 +1,5 @@
-//! Create: runs the plan's steps, and undoes them in reverse order when one fails, the deadline passes, the caller
-//! disconnects or a delete arrives.
+//! Create: runs the plan's steps, and undoes them in reverse order after a failure, a deadline, a disconnect or a
+//! delete.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -36,15 +36,15 @@ use crate::{
 
 pub use crate::endpoint::reserve::{CreateSpec, External};
 
-/// Delay of the answer at the deadline: the endpoint's task answers first, because it knows the step.
+/// The endpoint's task answers a deadline first: it knows the step.
 const ANSWER_GRACE: Duration = Duration::from_millis(100);
 
 type Reply = oneshot::Sender<Result<Claim, CreateCause>>;
 
-/// Creates an endpoint and answers when traffic can flow. Dropping the future undoes or deletes the endpoint.
+/// Creates an endpoint and answers when traffic can flow. Dropping the future undoes the create.
 ///
 /// # Errors
-/// Why the create failed; its steps are undone.
+/// The cause; the steps are undone.
 pub async fn create(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
     let attachment = spec.attachment.clone();
     begin(life, spec).await.map_err(|cause| CreateError { attachment, cause })
@@ -69,7 +69,7 @@ async fn begin(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::End
 
 async fn run(life: Arc<Lifecycle>, spec: CreateSpec, reply: Reply, place: Place, span: tracing::Span) {
     let started = Instant::now();
-    // May be dropped at any await: `reserve` makes its reservations after the last one.
+    // May be dropped at any await: `reserve` reserves after its last one.
     let begun = timeout_at(spec.deadline, reserve(&life, &spec).instrument(span.clone())).await;
     let begun = begun.unwrap_or_else(|_| Err(CreateCause::NotBegun(spec.netns.clone())));
     let mut task = match begun {
@@ -125,7 +125,6 @@ async fn steps(
             return Err(task.undo_create(&[], given_up).await);
         }
     };
-    // Earlier creates may have used the memory.
     if let Err(refused) = life.memory.admit() {
         return Err(task.undo_create(&[], refused.into()).await);
     }
@@ -156,7 +155,7 @@ async fn steps(
     Ok(())
 }
 
-/// Waits for the identity of the labels; no earlier step needs it. Endpoints that await labels share one identity.
+/// No earlier step needs the identity. Endpoints that await labels share one.
 async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
     if task.shared.read(|v| v.record.awaits_labels) {
         task.transition(Event::IdentityResolved);
@@ -176,7 +175,7 @@ async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option
     Ok(())
 }
 
-/// Returns when the create must give up a wait; `late` describes it.
+/// Waits for a reason to give up; `late` describes a deadline.
 async fn gives_up(
     task: &EndpointTask,
     spec: &CreateSpec,
@@ -213,8 +212,8 @@ fn give_up(task: &EndpointTask, spec: &CreateSpec, reply: &Option<Reply>) -> Opt
     (Instant::now() >= spec.deadline).then_some(CreateCause::Deadline("its deadline passed"))
 }
 
-/// Runs a step. At the deadline the caller is answered, but the step is awaited: a kernel call cannot be cancelled,
-/// and a concurrent undo would miss its effects.
+/// Runs a step. At the deadline the caller is answered, but the step is awaited: a kernel call cannot be cancelled, and
+/// an undo would miss its effects.
 async fn watch(
     task: &mut EndpointTask,
     spec: &CreateSpec,
@@ -266,7 +265,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             let lease = async || resting::lease_besides(&life.addresses, &kept, &request, &owner(&record)).await;
             let some_leave = life.registry.someone_leaves();
             let leased = match lease().await {
-                // Endpoints under deletion still have addresses, or had them a moment ago.
+                // Endpoints under deletion may release addresses.
                 Err(IpamError::Exhausted { .. }) if life.registry.settled(|_| true).await || some_leave => {
                     lease().await
                 }
@@ -274,7 +273,6 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             }?;
             shared.update(|v| {
                 (v.record.ipv4, v.record.ipv6, v.record.pool) = (leased.ipv4, leased.ipv6, leased.pool);
-                // A family without an address has no gateway.
                 v.record.gateway4 = v.record.gateway4.filter(|_| leased.ipv4.is_some());
                 v.record.gateway6 = v.record.gateway6.filter(|_| leased.ipv6.is_some());
             });
@@ -285,7 +283,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             let spec = build::desired_programs(&life.config, &record);
             life.jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
-        // Still the link that `reserve` observed.
+        // `reserve` observed the link.
         CreateStep::EnsureLink if !record.link_owner.is_wharf() => {
             life.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }
@@ -314,7 +312,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             let (spec, prepared) = (build::desired_programs(&life.config, &record), task.prepared);
             let call = move |k: Arc<dyn Kernel>| async move {
                 match k.ensure_config(id, &config).await {
-                    // The set's pins were removed externally.
+                    // The set's pins were removed.
                     Err(e) if prepared && e.kind == KernelErrorKind::NotFound => {
                         k.ensure_programs(&spec).await?;
                         k.ensure_config(id, &config).await
@@ -346,7 +344,6 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
     }
 }
 
-/// Requested addresses exactly; any address of other families.
 fn lease_request(spec: &CreateSpec) -> LeaseRequest {
     let v4 = spec.ips.iter().find_map(|ip| if let IpAddr::V4(a) = ip { Some(*a) } else { None });
     let v6 = spec.ips.iter().find_map(|ip| if let IpAddr::V6(a) = ip { Some(*a) } else { None });

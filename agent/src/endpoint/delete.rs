@@ -1,11 +1,9 @@
 //! Delete, in the order of the plan.
 //!
-//! *Teardown* of each endpoint: detach programs, remove rows, await the proxy, unpin, remove the link. Steps are
-//! idempotent; a failure is recorded and the next step runs. A proxy without an answer does not fail the delete. The
-//! endpoint is then unreachable and unlisted, and the delete may be answered ([`Answer`]). *Release* of all
-//! endpoints: when the kernel has released their links, one transaction removes addresses and records. An endpoint
-//! that left something in the kernel keeps record, addresses and id for the next delete: no address is leased while
-//! the kernel uses it for its old owner.
+//! *Teardown* of each endpoint: detach programs, remove rows, await the proxy, unpin, remove the link. Each step runs
+//! even after a failed one. *Release* of all endpoints: when the kernel has released their links, one transaction
+//! removes addresses and records. An endpoint that left something in the kernel keeps record, addresses and id for the
+//! next delete: no address is leased while the kernel uses it for its old owner.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,15 +44,14 @@ use crate::{
 /// When a delete is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// When the endpoints are unreachable and unlisted. The kernel releases their links 15 ms and more later, then
-    /// addresses and records go; [`crate::node::registry::Registry::settled`] waits for that.
+    /// Endpoints are unreachable and unlisted. Links and records go 15 ms or more later;
+    /// [`crate::node::registry::Registry::settled`] waits for them.
     Unlisted,
-    /// When addresses and records are gone.
+    /// Addresses and records are gone.
     Finished,
 }
 
-/// Deletes endpoints; returns when they are gone or need a retry. Runs as a task, so that a disconnecting client does
-/// not interrupt it.
+/// Deletes endpoints; a disconnecting client does not interrupt it.
 pub async fn delete(
     life: &Arc<Lifecycle>,
     mut handles: Vec<Handle>,
@@ -63,11 +60,11 @@ pub async fn delete(
 ) -> DeleteResult {
     let leave = |h: &Handle| life.registry.is_leaving(h);
     if when == Answer::Unlisted {
-        // Another delete is already answered for them.
+        // An answered delete removes them.
         handles.retain(|h| !leave(h));
     } else if handles.iter().any(leave) {
         life.registry.settled(|_| true).await;
-        // The endpoint of an ended task is gone; an intent for it would never close.
+        // An intent for an ended task's endpoint would never close.
         handles.retain(|h| !h.mailbox.is_closed());
     }
     if handles.is_empty() {
@@ -81,7 +78,6 @@ pub async fn delete(
         [one] => one.span(op),
         _ => op.span(),
     };
-    // The delete continues without the client.
     let work = async move { delete_all(&owned, handles, options, when, |result| drop(reply.send(result))).await };
     life.tasks.operations.spawn(operation::within(op, span, work));
     answer.await.unwrap_or_else(|_| {
@@ -91,7 +87,7 @@ pub async fn delete(
     })
 }
 
-/// Deletes an endpoint whose creator left before it read the answer.
+/// Deletes an endpoint whose creator left.
 pub fn spawn_unclaimed(life: &Arc<Lifecycle>, handle: Handle) {
     let owned = Arc::clone(life);
     let op = OpId::next(Kind::Delete);
@@ -137,7 +133,7 @@ async fn delete_all(
     }
 }
 
-/// Phase one; returns the clean endpoints.
+/// Phase one; returns clean endpoints.
 async fn tear_down(
     store: &Store,
     metrics: &Metrics,
@@ -147,7 +143,7 @@ async fn tear_down(
     result: &mut DeleteResult,
 ) -> Vec<(Handle, Torn)> {
     for handle in &handles {
-        // A resumed delete uses the same options.
+        // For a resumed delete.
         handle.shared.update(|v| v.delete_options = options);
         handle.cancel.cancel();
     }
@@ -165,17 +161,17 @@ async fn tear_down(
     metrics.phase(Operation::Delete.name(), DeleteStep::WriteIntent.name(), took);
     handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, Some(took), outcome, &text));
     if let Err(error) = intended {
-        // Without the intent, a restore after a crash finishes the delete but loses NoIPRelease.
+        // After a crash, a restore finishes the delete but loses NoIPRelease.
         handles.iter().for_each(|h| result.errors.push(step_error(h, DeleteStep::WriteIntent, error.to_string())));
     }
 
-    // One deadline, because teardowns run concurrently.
+    // Teardowns run concurrently.
     let until = started + TEARDOWN_BOUND;
     let mut asked = Vec::with_capacity(handles.len());
     for handle in handles {
         let (reply, answer) = oneshot::channel();
         let span = handle.span(OpId::current_or_next(Kind::Delete));
-        // An endpoint whose task has ended is gone.
+        // The task ended with the endpoint.
         match timeout_at(until, handle.mailbox.send(Command::Teardown(span, reply))).await {
             Ok(Ok(())) => asked.push((handle, answer)),
             Ok(Err(_)) => {}
@@ -198,7 +194,6 @@ async fn tear_down(
     clean
 }
 
-/// Phase two: awaits the kernel, then removes addresses and records.
 async fn release(
     life: &Arc<Lifecycle>,
     torn: Vec<(Handle, Torn)>,
@@ -208,7 +203,7 @@ async fn release(
 ) {
     crash_point("delete", DeleteStep::AwaitKernel.name());
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
-    // Concurrent, so that the step's bound holds for all.
+    // Concurrent: the step's bound holds for all.
     let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.metrics, handle, torn))).await;
     if life.proxy.redirects.count() > 0 {
         end_proxy_connections(&*life.kernel, &torn).await;
@@ -282,8 +277,7 @@ async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result
     result
 }
 
-/// Ends the proxies' connections with the endpoints as clients: otherwise they would count for the next owner of the
-/// address. A failure does not stop the delete: [`resting`] retries before the address is leased again.
+/// The proxies' connections would count for the address's next owner. [`resting`] retries before the next lease.
 async fn end_proxy_connections(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     let ips: Vec<_> = torn.iter().flat_map(|(_, torn)| torn.record.addresses()).collect();
     let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
@@ -294,9 +288,8 @@ async fn end_proxy_connections(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     }
 }
 
-/// Removes connections to published ports, so that a client that keeps sending reaches the port's next owner, not a
-/// dead address. They never reach another container, so a failure is tolerated; [`resting`] retries before the
-/// address is leased.
+/// Clients that keep sending to published ports must reach the ports' next owners. [`resting`] retries before the next
+/// lease.
 async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     let published = torn.iter().filter(|(_, torn)| !torn.record.ports.is_empty());
     let ips: Vec<_> = published.flat_map(|(_, torn)| torn.record.addresses()).collect();
@@ -338,7 +331,7 @@ pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
                     "delete: {message}"
                 );
                 shared.log(LogStatus::Failure, step.name(), message.clone());
-                // Nothing is left for another delete: the addresses rest until the proxy has forgotten them.
+                // Another delete has nothing to do: the addresses rest until the proxy has forgotten them.
                 if step != DeleteStep::AwaitProxy {
                     errors.push(StepError {
                         step: step.name().into(),
@@ -372,8 +365,7 @@ fn awaits_another(v: &mut View) {
     );
 }
 
-/// NoIPRelease for addresses that the endpoint leased: the leases pass to a caller name kept for the attachment, so
-/// that each has an owner. `DELETE /v1/ipam/{ip}` releases them; a create of the attachment may request them.
+/// NoIPRelease: leases pass to a caller name kept for the attachment, for `DELETE /v1/ipam/{ip}` or its next create.
 fn kept_leases(ipam: &Ipam, record: &EndpointRecord) -> Vec<Lease> {
     let old = owner(record);
     let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());

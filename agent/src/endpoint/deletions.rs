@@ -1,8 +1,8 @@
-//! Deletion records, which CNI shims write when they cannot reach the agent.
+//! Deletion records: written by CNI shims that cannot reach the agent.
 //!
 //! The watch precedes the first listing, so no record is missed. A slow tick lists again, for failed deletes and lost
-//! events. A record is removed after its delete succeeded. At every start the agent writes a record as a shim would,
-//! the canary; `wharf status` reports if no inotify event delivers it.
+//! events. A delete precedes the removal of its record. At start the agent writes a record as a shim would, the canary;
+//! `wharf status` reports it if no inotify event delivers it.
 
 use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -29,20 +29,20 @@ use crate::{
     telemetry::operation::{Kind, OpId},
 };
 
-/// Name of the controller; the watchdog checks it.
+/// The controller's name; the watchdog checks it.
 pub const CONTROLLER: &str = "deletion-queue";
-/// Interval of listings without an event: the longest wait after a lost event.
+/// The longest wait after a lost event.
 const TICK: Duration = Duration::from_secs(10);
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
-/// Age at which a temporary file is removed: its writer was killed.
+/// Age of a killed writer's temporary file.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
-/// Serves all records; returns how many stay after a failed delete.
+/// Serves all records; returns how many stay.
 ///
 /// # Errors
 /// The directory is unreadable.
 pub async fn drain(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueFailure> {
-    // Each record is another container's, so its delete is a separate operation.
+    // Each record's delete is a separate operation.
     drain_once(life, cause).instrument(OpId::next(Kind::Drain).span()).await
 }
 
@@ -71,7 +71,7 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
     }
     wharf_crash::point("drain/after-list");
     let stay = serve(life, asked, cause).await;
-    // Files put aside stay until an operator removes them.
+    // An operator removes files put aside.
     let aside = life.deletions.blocking(Queue::aside).await?.len() as u64;
     life.deletions.drained(&stay, unusable, aside);
     match problems.into_iter().next() {
@@ -80,13 +80,13 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
     }
 }
 
-/// Serves an attachment's deletion record before its create: it must not delete the new endpoint.
+/// Serves an attachment's record before its create: it must not delete the new endpoint.
 ///
 /// # Errors
 /// The delete did not finish.
 pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
-    // One stat in the run directory (tmpfs).
+    // One stat, on tmpfs.
     if !life.deletions.queue.contains(network, container, ifname) {
         return Ok(());
     }
@@ -99,7 +99,6 @@ pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateC
     Ok(())
 }
 
-/// Runs the deletes; returns the records that stay, with write times.
 async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause: Cause) -> Vec<(String, u64)> {
     let (mut stay, mut done) = (Vec::new(), Vec::new());
     let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
@@ -108,7 +107,6 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
             life.deletions.canary_came(nonce, cause);
             done.push((name, written));
         } else if deletion.boot_id != life.store.boot_id() {
-            // Endpoints of an earlier boot are gone.
             done.push((name, written));
         } else {
             match find(&life.registry, &deletion) {
@@ -154,7 +152,7 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
 
 enum Found {
     Endpoint(Box<Handle>),
-    /// The interface has an endpoint of another network or epoch: the recorded one is gone.
+    /// The recorded endpoint is gone; the interface has another.
     Other,
     Nothing(Attachment),
 }
@@ -190,7 +188,7 @@ enum WatchError {
     Ended,
 }
 
-/// Watches the directory until the agent stops.
+/// Serves the queue until the agent stops.
 pub async fn watch(life: Arc<Lifecycle>) {
     let drains = |cause| {
         let life = Arc::clone(&life);
@@ -199,7 +197,7 @@ pub async fn watch(life: Arc<Lifecycle>) {
     follow(&life.deletions, life.store.boot_id(), &life.tasks, drains).await;
 }
 
-/// Calls `drain` for each change of the directory and at a slow tick, until the agent stops.
+/// Calls `drain` for changes of the directory and at a slow tick.
 pub async fn follow<F>(deletions: &Deletions, boot_id: &str, tasks: &Tasks, drain: impl Fn(Cause) -> F + Sync)
 where
     F: Future<Output = Result<usize, QueueFailure>> + Send,
@@ -233,7 +231,6 @@ where
     D: Fn(Cause) -> F + Sync,
     F: Future<Output = Result<usize, QueueFailure>> + Send,
 {
-    /// Runs until the watch fails.
     async fn once(&self, canary_sent: &mut bool) -> Result<Infallible, WatchError> {
         self.deletions.blocking(|queue| queue.ensure_directory()).await?;
         let path = self.deletions.queue.path();
@@ -273,7 +270,6 @@ where
                 },
                 _ = tick.tick() => {
                     self.look(Cause::Tick).await;
-                    // The disk may have room now.
                     if self.deletions.canary_failed() {
                         send_canary(self.deletions, self.boot_id).await;
                     }

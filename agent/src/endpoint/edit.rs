@@ -1,4 +1,4 @@
-//! Changes of an endpoint's labels, policy enforcement and named ports.
+//! Changes of labels, policy enforcement and named ports.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,26 +18,24 @@ use crate::{
     node::{edit::Edit, endpoint::Done, error::CommandError},
 };
 
-/// Pause before [`EndpointTask::on_labels_due`] is retried.
 const AGAIN: Duration = Duration::from_secs(5);
 
 impl EndpointTask {
-    /// Answers new labels after the build that realizes them, other edits when the kernel has the policy rows.
+    /// Answers new labels after their build, other edits when the kernel has the policy rows.
     pub(super) async fn on_edit(&mut self, edit: Edit, done: Done) {
         let relabels = edit.labels.is_some();
         match self.edit(edit).await {
             Ok(()) if relabels => self.request(Level::Policy, done),
-            // The client may have gone.
             result => drop(done.send(result)),
         }
     }
 
-    /// Rows for a new enforcement and new ports precede the commit: if the kernel refuses them, nothing changes.
-    /// Labels are committed first; the build that follows is retried until the kernel takes them.
+    /// The kernel may refuse rows of enforcement and ports, so they precede the commit. Labels precede their
+    /// build, which is retried.
     async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
-            // A delete may have removed the record, and a commit would restore it.
+            // A delete may have removed the record; a commit would restore it.
             return Err(CommandError::Refused { command: "change", state });
         }
         let old = self.shared.read(|v| v.record.clone());
@@ -76,9 +74,9 @@ impl EndpointTask {
         Ok(())
     }
 
-    /// Waits for the identity of new labels; the old one stays in force. A delete ends the wait.
+    /// The old identity stays in force meanwhile; a delete ends the wait.
     async fn identity_of(&mut self, labels: &BTreeSet<Label>) -> Result<Identity, CommandError> {
-        // Other states stay: a rebuild after a restart is still to come.
+        // Other states await a rebuild after a restart.
         let waits = self.shared.read(|v| matches!(v.fsm.state, State::Ready | State::WaitingToRegenerate));
         if waits {
             self.transition(Event::IdentityLost);
@@ -89,19 +87,17 @@ impl EndpointTask {
             acquired = timeout(identity::BOUND, self.life.identities.acquire(labels)) => acquired,
         };
         if waits {
-            // On a failure, the endpoint keeps the old identity.
             self.transition(Event::IdentityResolved);
         }
         Ok(acquired.map_err(|_| CommandError::NoIdentity(identity::BOUND))??)
     }
 
-    /// When the present labels count as complete. Starts at the end of the create and again at each start of the
-    /// agent, because the time is not stored.
+    /// When the present labels count as complete.
     pub(super) fn labels_due(&self) -> Option<Instant> {
         self.shared.read(|v| v.record.awaits_labels).then(|| Instant::now() + self.life.config.labels_timeout)
     }
 
-    /// No labels came, so the present ones are complete. Returns when to retry.
+    /// The present labels are complete. Returns when to retry.
     pub(super) async fn on_labels_due(&mut self) -> Option<Instant> {
         let record = self.shared.read(|v| v.record.clone());
         if !record.awaits_labels || self.cancel.is_cancelled() {

@@ -19,28 +19,28 @@ use crate::{memory::NoRoom, node::error::JobError, policy::error::PolicyError, p
 /// Failure of a removal.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RemoveError {
-    /// Kernel call of the step.
+    /// A kernel call.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The kernel did not report or release an object.
+    /// The kernel kept or did not report an object.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The policy rows could not be written.
+    /// The policy rows.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The proxy still has redirects.
+    /// Remaining redirects.
     #[error("{}", .0.iter().map(|(redirect, why)| format!("redirect {redirect}: {why}")).collect::<Vec<_>>().join("; "))]
     Proxy(Vec<(String, ProxyError)>),
-    /// No answer in time.
+    /// A timeout.
     #[error("no answer within {0:?}")]
     NoAnswer(Duration),
-    /// Steps of a removal.
+    /// Failed steps.
     #[error("{}", steps(.0))]
     Removal(Vec<(DeleteStep, Self)>),
-    /// Steps of an undo.
+    /// Failed steps.
     #[error("{}", steps(.0))]
     Undo(Vec<(UndoStep, Self)>),
 }
@@ -55,7 +55,7 @@ fn steps(failed: &[(impl std::fmt::Display, RemoveError)]) -> String {
 pub struct CreateError {
     /// The attachment.
     pub attachment: Attachment,
-    /// Cause.
+    /// The cause.
     pub cause: CreateCause,
 }
 
@@ -65,7 +65,7 @@ pub enum CreateCause {
     /// The memory limit.
     #[error(transparent)]
     Memory(#[from] NoRoom),
-    /// Too many creates wait.
+    /// Too many wait.
     #[error("{} creates wait, and this one would wait about {} ms", .0.waiting, .0.predicted_wait_ms)]
     Overloaded(Refusal),
     /// The agent stops.
@@ -83,16 +83,16 @@ pub enum CreateCause {
     /// A delete came; `0` says when.
     #[error("{0}")]
     Deleted(&'static str),
-    /// A queued delete of the attachment's last endpoint failed.
+    /// A queued delete of the last endpoint failed.
     #[error("a delete of the one before is still to be finished")]
     DeletePending,
-    /// The path is not a container's network namespace.
+    /// The path is no container's network namespace.
     #[error(transparent)]
     Netns(KernelError),
-    /// A step failed in the kernel.
+    /// A step's kernel call.
     #[error("{1}")]
     Kernel(CreateStep, KernelError),
-    /// The policy rows could not be written.
+    /// The policy rows.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The store.
@@ -101,10 +101,10 @@ pub enum CreateCause {
     /// The addresses.
     #[error(transparent)]
     Ipam(#[from] IpamError),
-    /// The labels have no identity.
+    /// The labels' identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The requested addresses have several owners.
+    /// Requested addresses of several owners.
     #[error("of the addresses asked for some are leased by the caller and some are not")]
     MixedOwners,
     /// Every id is taken.
@@ -113,63 +113,63 @@ pub enum CreateCause {
     /// The interface's endpoint is being created or deleted.
     #[error("endpoint {id} of this interface is being {doing}")]
     InterfaceBusy {
-        /// That endpoint.
+        /// Its endpoint.
         id: EndpointId,
-        /// Its operation.
+        /// Operation.
         doing: &'static str,
     },
     /// The interface has an endpoint.
     #[error("endpoint {id} has this interface already ({state})")]
     InterfaceTaken {
-        /// That endpoint.
+        /// Its endpoint.
         id: EndpointId,
-        /// Its state.
+        /// State.
         state: State,
     },
     /// Another endpoint has the address.
     #[error("endpoint {id} has the address {ip} already")]
     AddressTaken {
-        /// That endpoint.
+        /// Its endpoint.
         id: EndpointId,
-        /// The address.
+        /// Address.
         ip: IpAddr,
     },
-    /// Another IPAM leased an address that it may not lease.
+    /// An address that another IPAM may not lease.
     #[error("the address {ip}, leased by {by}: {why}")]
     External {
-        /// Who leased it.
+        /// Plugin.
         by: String,
-        /// The address.
+        /// Address.
         ip: IpAddr,
         /// Cause.
         why: String,
     },
-    /// Another IPAM leased an address that is in use here.
+    /// An address of another IPAM, in use here.
     #[error("the address {ip}, leased by {by}: {why}")]
     ExternalHeld {
-        /// Who leased it.
+        /// Plugin.
         by: String,
-        /// The address.
+        /// Address.
         ip: IpAddr,
-        /// User of the address.
+        /// User.
         why: String,
     },
-    /// Masquerading of addresses that another IPAM leased.
+    /// `ipMasq` for another IPAM's addresses.
     #[error(
         "masquerading is asked for (`ipMasq`), and the node masquerades its own pools, not addresses that {by} leased"
     )]
     ExternalNotMasqueraded {
-        /// Who leased it.
+        /// Plugin.
         by: String,
     },
-    /// A route by another gateway than the endpoint's.
+    /// A route by another gateway.
     #[error("the route to {route} is to go by {asked}, and the gateway is {gateway}")]
     RouteGateway {
         /// Destination.
         route: IpNet,
-        /// Requested gateway.
+        /// Requested.
         asked: IpAddr,
-        /// The endpoint's gateway.
+        /// Actual.
         gateway: IpAddr,
     },
     /// A route of a family without an address.
@@ -178,66 +178,66 @@ pub enum CreateCause {
         /// Destination.
         route: IpNet,
     },
-    /// Masquerading is off on this node.
+    /// Masquerading is off.
     #[error("masquerading is asked for (`ipMasq`), and this node's agent runs with --masquerade off")]
     MasqueradeOff,
-    /// Masquerading is off for the pool.
+    /// The pool's masquerading is off.
     #[error("masquerading is asked for (`ipMasq`), and containers of pool {0} keep their addresses")]
     PoolNotMasqueraded(PoolName),
-    /// No masquerading, and so no table for ports.
+    /// Masquerading is off, and so is publishing.
     #[error("{0}: this node publishes no ports, because its agent runs with --masquerade off")]
     PortsOff(Publish),
-    /// No address of the host IP's family.
+    /// The pool lacks the host IP's family.
     #[error("{0}: the container gets no {1} address, because pool {2} has none")]
     PortFamily(Publish, &'static str, PoolName),
     /// Another endpoint publishes the port.
     #[error("{port}: endpoint {id} ({attachment}) has published this port already")]
     PortTaken {
-        /// Requested port.
+        /// Requested.
         port: Publish,
-        /// That endpoint.
+        /// Its endpoint.
         id: EndpointId,
-        /// Its attachment.
+        /// Attachment.
         attachment: Attachment,
     },
-    /// Another endpoint is on the plugin's link.
+    /// The plugin's link has an endpoint.
     #[error("another plugin made the interface, and endpoint {id} of {attachment} is on its link already")]
     LinkTaken {
-        /// That endpoint.
+        /// Its endpoint.
         id: EndpointId,
-        /// Its attachment.
+        /// Attachment.
         attachment: Attachment,
     },
-    /// The plugin reported an address that its interface lacks.
+    /// The plugin's interface lacks a reported address.
     #[error("the plugin that made the interface told the address {ip}, and {ifname} in the container does not have it")]
     NotOnLink {
-        /// The address.
+        /// Address.
         ip: IpAddr,
-        /// The interface.
+        /// Interface.
         ifname: IfName,
     },
-    /// The plugin's interface has another MAC address.
+    /// The plugin's interface has another MAC.
     #[error("MAC address {asked} is asked for, and the plugin that made {ifname} in the container gave it {has}")]
     OtherMac {
         /// Requested.
         asked: MacAddr,
         /// Actual.
         has: MacAddr,
-        /// The interface.
+        /// Interface.
         ifname: IfName,
     },
-    /// The plugin's interface cannot be used.
+    /// The plugin's link is unusable.
     #[error(transparent)]
     PluginLink(KernelError),
-    /// An address to publish on is missing, or a process holds a port.
+    /// No address to publish on, or a port in use.
     #[error(transparent)]
     Ports(KernelError),
-    /// The create failed, and so did its undo.
+    /// Create and undo failed.
     #[error("{cause}; and undoing it: {left}")]
     NotUndone {
-        /// Cause of the failure.
+        /// Why it failed.
         cause: Box<Self>,
-        /// What the undo left.
+        /// Failed undo.
         left: RemoveError,
     },
 }

@@ -1,7 +1,6 @@
 //! Addresses that another IPAM leased.
 //!
-//! Agent and IPAM do not know each other's addresses, so each address is compared with the agent's pools, leases,
-//! endpoints, records out of service, and the node's networks.
+//! Agent and IPAM do not know each other's addresses.
 
 use std::net::IpAddr;
 
@@ -20,7 +19,7 @@ use crate::{
     sync::lock,
 };
 
-/// Refuses addresses that another IPAM may not lease. The registry refuses addresses of endpoints.
+/// Refuses addresses in use; the registry does so for endpoints.
 pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
     let Some(external) = &spec.external else { return Ok(()) };
     let refused = |ip: IpAddr, why: String| CreateCause::External { by: external.to_string(), ip, why };
@@ -37,7 +36,7 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
             let why = format!("it is held for another endpoint; `wharf explain {ip}` says which");
             return Err(CreateCause::ExternalHeld { by: external.to_string(), ip: *ip, why });
         }
-        // The plugin that made the interface also made its routes.
+        // The link's plugin also made its routes.
         let External::Ipam { gateways, .. } = external else { continue };
         if !router {
             let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
@@ -53,12 +52,12 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
     let networks =
         life.kernel.observe_networks_of(&spec.ips).await.map_err(|e| CreateCause::Kernel(CreateStep::Lease, e))?;
     for (ip, network) in spec.ips.iter().zip(networks) {
-        // The default route covers every address.
+        // Except the default route.
         let Some(network) = network.filter(|network| conflicts(&(*ip).into(), network)) else { continue };
         let is_free = match network.way {
             // The network behind a gateway may have this host; only the operator knows.
             Way::Gateway(_) | Way::Nowhere => true,
-            // The node could not reach a host on a link, unless it is the container.
+            // The node could not reach this host on a link, unless it is the container.
             Way::OnLink { .. } => *external == External::Chain,
             Way::Address | Way::Local => false,
         };

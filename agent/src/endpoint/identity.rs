@@ -1,4 +1,4 @@
-//! Acquires and releases an endpoint's identity, within bounds: identities may come from another machine.
+//! An endpoint's identity, which may come from another machine.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use wharf_core::{endpoint::EndpointRecord, identity::Identity};
 
 use crate::node::lifecycle::Lifecycle;
 
-/// Maximum wait for the identity of new labels. API clients wait 30 s or more.
+/// For new labels. API clients wait 30 s or more.
 pub const BOUND: Duration = Duration::from_secs(10);
-/// Maximum wait in a delete, and for each endpoint at a start.
+/// In a delete, and for each endpoint at a start.
 const SHORT_BOUND: Duration = Duration::from_secs(1);
 
-/// Releases a reference to an identity.
+/// Releases a reference.
 pub async fn release(life: &Lifecycle, identity: Identity) {
     if timeout(SHORT_BOUND, life.identities.release(identity)).await.is_err() {
         tracing::warn!(%identity, "release identity: no answer within {SHORT_BOUND:?}; its number stays in use");
     }
 }
 
-/// Identity of a restored endpoint: its old one, unless that has other labels.
+/// A restored endpoint's identity: the old one, unless it has other labels.
 pub async fn restored(life: &Lifecycle, record: &EndpointRecord) -> Identity {
     let endpoint = record.id.get();
     if record.awaits_labels {

@@ -1,4 +1,4 @@
-//! Watches links, and restores the network of containers whose interface was down.
+//! Restores the network of containers whose interface was down.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 const CONTROLLER: &str = "links";
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Watches links until the agent stops.
+/// Runs until the agent stops.
 pub async fn watch(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     let (mut known, mut relinks) = (Carriers::default(), Relinks::default());
     loop {
@@ -38,7 +38,7 @@ pub async fn watch(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     }
 }
 
-/// Follows a watch to its error; `None` when the agent stops.
+/// `None` when the agent stops.
 async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Relinks) -> Option<KernelError> {
     loop {
         let next = relinks.next();
@@ -56,8 +56,7 @@ async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Reli
             },
             () = due => {
                 for link in relinks.take(Instant::now()) {
-                    // Neither a stop nor, beyond `LIMIT`, other containers wait for the kernel, whose call cannot be
-                    // cancelled.
+                    // The call cannot be cancelled: a stop does not wait for it, others at most `LIMIT`.
                     let restored = tokio::select! {
                         () = life.tasks.stop.cancelled() => return None,
                         restored = tokio::time::timeout(relink::LIMIT, relink::restore(life, link)) => restored,

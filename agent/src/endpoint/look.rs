@@ -1,4 +1,4 @@
-//! Compares an endpoint's kernel state with its record. A running build is not a fault.
+//! Compares an endpoint's kernel state with its record; a running build is no fault.
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
@@ -18,18 +18,18 @@ use crate::node::{
 /// Result of a look.
 #[derive(Debug)]
 pub struct Look {
-    /// The endpoint before the look.
+    /// The endpoint beforehand.
     pub view: View,
-    /// Problems, with notices.
+    /// With notices.
     pub problems: Vec<Problem>,
-    /// No build ran or is pending, so the problems are faults; a build may repair others.
+    /// No build, which may repair the problems, ran or is pending.
     pub settled: bool,
 }
 
 /// Looks at one endpoint.
 ///
 /// # Errors
-/// The kernel does not answer.
+/// The kernel.
 pub async fn once(kernel: &dyn Kernel, handle: &Handle) -> Result<Look, KernelError> {
     let mut looks = each(kernel, std::slice::from_ref(handle)).await?;
     looks.pop().ok_or_else(|| KernelError {
@@ -40,10 +40,10 @@ pub async fn once(kernel: &dyn Kernel, handle: &Handle) -> Result<Look, KernelEr
     })
 }
 
-/// Looks at several endpoints; results are in the order of `handles`.
+/// Looks at several endpoints, in the order of `handles`.
 ///
 /// # Errors
-/// The kernel does not answer.
+/// The kernel.
 pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
     let views: Vec<View> = handles.iter().map(|handle| handle.shared.view()).collect();
     let records: Vec<EndpointRecord> = views.iter().map(|view| view.record.clone()).collect();
@@ -58,29 +58,28 @@ pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, 
     Ok(handles.iter().zip(views).zip(found).map(look).collect())
 }
 
-/// Endpoints whose link is gone, for example with the network namespace. The leak audit also finds them, at its next
-/// round.
+/// Endpoints whose link is gone.
 ///
 /// # Errors
-/// The kernel does not answer.
+/// The kernel.
 pub async fn unlinked(life: &Lifecycle, handles: &[Handle]) -> Result<BTreeSet<EndpointId>, KernelError> {
     let settled = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<&Handle> = handles.iter().filter(|h| settled(h)).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
     let missing: BTreeSet<_> = life.kernel.observe_missing(&links).await?.into_iter().collect();
-    // A delete that began meanwhile explains the missing link.
+    // A delete may have begun.
     Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }
 
-/// Looks until there is no problem or no build explains it, at most for `patience`.
+/// Looks until no build explains the problems, at most for `patience`.
 ///
 /// # Errors
-/// The kernel does not answer.
+/// The kernel.
 pub async fn settled(kernel: &dyn Kernel, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
     let until = Instant::now() + patience;
     loop {
         let mut changed = pin!(handle.shared.changed());
-        // Registered before the kernel is read, so that no change is missed.
+        // Registered before the read, so that no change is missed.
         changed.as_mut().enable();
         let look = once(kernel, handle).await?;
         if look.settled || verdict(&look.problems) == Verdict::Well || timeout_at(until, changed).await.is_err() {

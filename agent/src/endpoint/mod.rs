@@ -1,12 +1,4 @@
-//! Life of an endpoint: one task owns it; other tasks send it commands and read its view.
-//!
-//! | task | inputs | outputs |
-//! |---|---|---|
-//! | endpoint | mailbox ([`Command`]), build permits, stop token | kernel and store changes, [`Shared`], replies |
-//! | deleter ([`delete`]) | the endpoints to delete | one store transaction for all of them, the client's answer |
-//!
-//! [`Command`]: crate::node::endpoint::Command
-//! [`Shared`]: crate::node::endpoint::Shared
+//! Life of an endpoint: one task owns it and serves its mailbox. [`delete`] ends several endpoints in one transaction.
 
 pub mod abandoned;
 pub mod build;

@@ -1,4 +1,4 @@
-//! MTU of the node's links; endpoints follow it unless their creator requested one.
+//! MTU of the node's links; endpoints follow it unless created with another.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::{
     sync::lock,
 };
 
-/// Name of the controller.
+/// The controller's name.
 pub const CONTROLLER: &str = "mtu";
 
-/// Observes the uplinks and derives the MTU of new links. Returns whether it changed.
+/// Derives new links' MTU from the uplinks; returns whether it changed.
 ///
 /// # Errors
-/// The kernel does not answer; the MTU stays.
+/// The kernel; the MTU stays.
 pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
     let uplinks = match life.config.mtu {
         Some(_) => Vec::new(),
@@ -33,10 +33,10 @@ pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
     Ok(before.bytes != now.bytes)
 }
 
-/// [`observe`], then applies the MTU to the router's pair and to endpoints that follow it.
+/// [`observe`], then applies the MTU to the router's pair and the endpoints that follow it.
 ///
 /// # Errors
-/// The uplinks are unreadable, or some endpoints kept their MTU: their number and the first cause.
+/// The uplinks are unreadable, or endpoints kept their MTU.
 pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     if observe(&life).await.map_err(|e| e.to_string())? {
         life.kernel.ensure_node(&life.spec()).await.map_err(|e| e.to_string())?;
@@ -47,7 +47,6 @@ pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     for handle in life.registry.list().into_iter().filter(differs) {
         let (done, answer) = oneshot::channel();
         match handle.mailbox.try_send(Command::Mtu(mtu, done)) {
-            // The next run retries.
             Err(TrySendError::Full(_) | TrySendError::Closed(_)) => continue,
             Ok(()) => {}
         }

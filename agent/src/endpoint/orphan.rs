@@ -1,8 +1,8 @@
-//! Orphans: endpoints whose records were lost with a damaged store.
+//! Orphans: endpoints whose records were lost.
 //!
-//! Their containers run and their programs enforce policy, so they stay unchanged: ids reserved, addresses leased
-//! under the link's name. `wharf audit` reports them, `wharf audit --repair` removes them. The link's mark names the
-//! attachment, so the runtime's DEL removes an orphan too.
+//! Their containers run under policy, so they stay: ids reserved, addresses leased under the link's name. `wharf audit`
+//! shows them. The link's mark names the attachment, so the runtime's DEL removes an orphan; so does
+//! `wharf audit --repair`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,8 +30,7 @@ use crate::{
     sync::lock,
 };
 
-/// Closes links of other plugins that have no record, because their containers' policy is unknown. Skips links of
-/// endpoints made since.
+/// Closes other plugins' links without a record: their policy is unknown.
 pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
     let links = match life.kernel.observe_plugin_links().await {
         Ok(links) => links,
@@ -48,7 +47,7 @@ pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
         let (number, host) = (link.id.get(), link.host_ifname.clone());
         let rows = dump.endpoint_rows.iter().filter(|row| Some(row.ifindex) == link.host_ifindex);
         let rows = rows.map(|row| (row.address, row.epoch)).collect();
-        // A link that was closed long ago may name an id that is in use again.
+        // An old closed link may name an id in use.
         let is_reused = life.registry.get(link.id).is_some()
             || dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).any(|(id, _)| id == link.id);
         let removed = match is_reused {
@@ -65,7 +64,7 @@ pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
     }
 }
 
-/// Keeps every orphan in the kernel; removes program sets that no link uses.
+/// Keeps every orphan; removes unused program sets.
 pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
     let mut living = BTreeSet::new();
     let mut held = Vec::new();
@@ -73,7 +72,7 @@ pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
         let Some(mut orphan) = orphan(dump, link) else { continue };
         let id = orphan.link.id;
         living.insert(id);
-        // An earlier start failed to commit `LossHandled`.
+        // An earlier start did not commit `LossHandled`.
         if life.registry.get(id).is_some() || life.orphans.get(id).is_some() {
             continue;
         }
@@ -104,7 +103,7 @@ pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
     }
 }
 
-/// Finds the orphans of an earlier start by their leases.
+/// Finds an earlier start's orphans by their leases.
 pub fn recognise(registry: &Registry, orphans: &Aside<Orphan>, dump: &KernelDump, leases: &[Lease]) {
     let mut held: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
     for lease in leases {
@@ -127,9 +126,9 @@ fn set_aside(orphans: &Aside<Orphan>, orphan: Orphan) {
 fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let host_ifname = IfName::parse(&link.name).ok()?;
-    // A name does not prove that Wharf made the link. The previous version wrote marks without an owner.
+    // The name does not prove that Wharf made the link. Earlier versions wrote marks without an owner.
     let alias = link.alias.as_deref().filter(|alias| alias.starts_with(&format!("wharf:{id}:")))?;
-    // The alias may be foreign text: the mark's id and epoch must match the link's name.
+    // The alias may be foreign: id and epoch must match the link's name.
     let mark = Mark::parse(alias);
     let mark = mark.filter(|m| m.id == id.get() && m.epoch & 0xffff_ffff == u64::from(low));
     let epoch = Epoch(mark.as_ref().map_or(u64::from(low), |m| m.epoch));
@@ -146,7 +145,7 @@ fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     Some(Orphan { link, attachment, rows, held: Vec::new() })
 }
 
-/// Endpoints in the kernel without a record or open intent.
+/// Kernel endpoints without record or intent.
 pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iterator<Item = Orphan> + 'a {
     let recorded = snapshot.endpoints.iter().map(|r| (r.id, r.epoch));
     let known: BTreeSet<_> = recorded.chain(snapshot.intents.iter().map(|(id, epoch, _)| (*id, *epoch))).collect();
@@ -157,7 +156,7 @@ pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iter
 /// Removes an orphan; returns the released addresses.
 ///
 /// # Errors
-/// What could not be removed; the container's next delete retries.
+/// What stays; the next delete retries.
 pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(orphan) = life.orphans.get(id) else { return Ok(Vec::new()) };
     let _guard = life.jobs.working_on(id);
@@ -175,10 +174,10 @@ pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// Removes orphans whose link is gone: no delete will come for them.
+/// Removes orphans without a link: no delete will come.
 ///
 /// # Errors
-/// What could not be removed.
+/// What stays.
 pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
     if life.orphans.list().is_empty() {
         return Ok(());
@@ -193,10 +192,10 @@ pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
     Ok(())
 }
 
-/// Leases an orphan's address in memory; returns the change for the store.
+/// Leases an address in memory; returns the store's change.
 fn hold(addresses: &Addresses, config: &AgentConfig, ip: IpAddr, link: &str) -> Option<Change> {
     let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)));
-    // In no pool, if another IPAM leased it. The lease still identifies the orphan.
+    // Another IPAM's address is in no pool.
     let pool = pool.map_or(&config.default_pool, |pool| &pool.name).clone();
     let owner = LeaseOwner::lost_record(link);
     let lease = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };

@@ -1,8 +1,8 @@
 //! Records out of service.
 //!
-//! A record whose restore failed at three starts in a row keeps id, addresses and kernel objects; `wharf status` and
-//! `wharf audit` show it. A delete of the container or `wharf audit --repair` removes it. An unreadable record is out
-//! of service from the first start; its row stays until the third, for an agent version that can read it.
+//! A record whose restore failed at three starts in a row keeps id, addresses and kernel objects, until a delete or
+//! `wharf audit --repair` removes it. An unreadable record's row stays until the third start, for an agent that can
+//! read it.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -28,13 +28,13 @@ use crate::{
 /// Failed starts before a record is out of service.
 pub const PATIENCE: u32 = 3;
 
-/// The endpoint record, if readable.
+/// The record, if readable.
 #[must_use]
 pub fn record_of(out_of_service: &OutOfService) -> Option<EndpointRecord> {
     serde_json::from_str::<EndpointRecord>(&out_of_service.record).ok().filter(|r| r.id == out_of_service.id)
 }
 
-/// Reserves the ids and enters the records into the table.
+/// Reserves the records' ids.
 pub fn hold(life: &Lifecycle, out_of_service: Vec<OutOfService>) {
     for q in out_of_service {
         life.registry.claim_id(q.id);
@@ -44,7 +44,7 @@ pub fn hold(life: &Lifecycle, out_of_service: Vec<OutOfService>) {
     }
 }
 
-/// The attachment, from the record or from its leases.
+/// From the record or its leases.
 pub fn attachment_of(addresses: &Addresses, out_of_service: &OutOfService) -> Option<Attachment> {
     if let Some(record) = record_of(out_of_service) {
         return Some(record.attachment);
@@ -56,15 +56,15 @@ pub fn attachment_of(addresses: &Addresses, out_of_service: &OutOfService) -> Op
     })
 }
 
-/// Whether a record out of service holds this address.
+/// Whether a record holds the address.
 pub fn holds(out_of_service: &Aside<OutOfService>, ip: IpAddr) -> bool {
     out_of_service.list().iter().any(|q| q.addresses.contains(&ip))
 }
 
-/// Removes the kernel objects, the leases and the record; returns the released addresses.
+/// Removes kernel objects, leases and record; returns the released addresses.
 ///
 /// # Errors
-/// What could not be removed; the record stays.
+/// What stays, with the record.
 pub async fn release(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let Some(out_of_service) = life.out_of_service.get(id) else { return Ok(Vec::new()) };
     let _guard = life.jobs.working_on(id);
@@ -85,7 +85,7 @@ pub async fn release(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// Kernel objects of an unreadable record, by id.
+/// Kernel objects of an unreadable record.
 async fn remnant(kernel: &dyn Kernel, id: EndpointId) -> Result<Subject, RemoveError> {
     let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
     let dump = timeout(bound, kernel.dump()).await.map_err(|_| KernelError {

@@ -1,8 +1,7 @@
-//! Program sets that are loaded ahead of need.
+//! Program sets loaded ahead of need.
 //!
-//! Verification of an endpoint's three programs is the largest part of an ADD. They do not depend on the container:
-//! their constants are an id and a MAC pair, which the agent chooses. A controller keeps some sets loaded and pinned;
-//! a create takes one or, without a ready set, loads programs.
+//! Verifying an endpoint's three programs is the largest part of an ADD. Their constants are an id and a MAC pair,
+//! which the agent chooses, so a controller keeps loaded and pinned sets for creates.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -25,17 +24,16 @@ use crate::{
     },
 };
 
-/// Loads sets until the target number is ready.
+/// Loads sets up to the target number.
 ///
 /// # Errors
-/// A set does not load; earlier sets stay ready.
+/// A set does not load; others stay.
 pub async fn refill(life: &Arc<Lifecycle>) -> Result<(), LoadError> {
     loop {
         let (ready, target) = life.prepared.fill();
         if ready >= target || life.tasks.stop.is_cancelled() {
             return Ok(());
         }
-        // Creates load their programs when there is room again.
         if life.registry.is_full() || life.memory.admit().is_err() {
             return Ok(());
         }
@@ -45,8 +43,8 @@ pub async fn refill(life: &Arc<Lifecycle>) -> Result<(), LoadError> {
     }
 }
 
-/// Waits for a moment without creates, because verifying a set takes 3 ms of CPU time. Does not wait with at most a
-/// quarter of the target left: the next creates would have to verify programs.
+/// Waits for a moment without creates: verifying a set takes 3 ms of CPU time. At most a quarter of the target left
+/// ends the wait: creates would have to verify programs.
 async fn quiet(life: &Arc<Lifecycle>) {
     const QUIET: Duration = Duration::from_millis(50);
     loop {
@@ -66,28 +64,28 @@ async fn quiet(life: &Arc<Lifecycle>) {
     }
 }
 
-/// A set, its loaded programs, and the in-flight guard of the id.
+/// The guard keeps the id in flight.
 pub type Loaded = (ProgramSet, Programs, InFlight);
 
-/// Why a set was not loaded.
+/// A failed load.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// Every id is taken.
+    /// No id.
     #[error("every endpoint id is in use")]
     NoId,
-    /// The kernel failed.
+    /// The kernel.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The kernel failed, and so did the cleanup.
+    /// The kernel, and the cleanup.
     #[error("{0}; and undoing it: {1} (it is tried again)")]
     NotUndone(JobError, JobError),
 }
 
-/// Loads a set under a new id, which is in flight while the guard lives. The caller keeps the guard until the set is
-/// in the table: otherwise the audit reports unexplained pins.
+/// Loads a set under a new id. The caller keeps the guard until the set is in the table: the audit reports unexplained
+/// pins.
 ///
 /// # Errors
-/// No id is free, or the programs do not load; a failed cleanup is retried.
+/// No id, or no programs; a failed cleanup is retried.
 pub async fn load(life: &Arc<Lifecycle>) -> Result<Loaded, LoadError> {
     let id = life.registry.take_id().ok_or(LoadError::NoId)?;
     let guard = life.jobs.working_on(id);
@@ -108,13 +106,13 @@ pub async fn load(life: &Arc<Lifecycle>) -> Result<Loaded, LoadError> {
     }
 }
 
-/// Unpins every ready set, at a graceful stop.
+/// Unpins ready sets at a graceful stop.
 pub async fn drain(life: &Arc<Lifecycle>) {
     loop {
         let Some(set) = life.prepared.take() else { return };
         match life.jobs.remove_programs(set.id).await {
             Ok(()) => life.registry.free_id(set.id),
-            // The next start removes these pins, which no record explains.
+            // The next start removes pins without a record.
             Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),
         }
     }

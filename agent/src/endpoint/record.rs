@@ -1,4 +1,4 @@
-//! Leases and store changes of an endpoint's record.
+//! An endpoint's leases, and store changes of its record.
 
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -13,7 +13,7 @@ pub fn owner(record: &EndpointRecord) -> LeaseOwner {
     LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch }
 }
 
-/// Leases of an endpoint.
+/// An endpoint's leases.
 #[must_use]
 pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
     let lease =
@@ -21,12 +21,12 @@ pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
     record.addresses().map(lease).collect()
 }
 
-/// Store changes that remove an endpoint.
+/// Changes that remove an endpoint.
 #[must_use]
 pub fn removals(addresses: &Addresses, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
     let mut changes =
         vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
-    // A restore failure would count against the id's next endpoint.
+    // The failure would count against the id's next endpoint.
     changes.push(Change::RemoveRestoreFailure(record.id));
     if release_ips {
         changes.extend(resting::changes_of(addresses, &leases(record)));

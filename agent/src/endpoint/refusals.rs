@@ -1,4 +1,4 @@
-//! Logs listeners that the proxy refused at the endpoints that use them.
+//! Logs refused listeners at the endpoints that use them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -9,10 +9,10 @@ use crate::node::lifecycle::Lifecycle;
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// Logged refusals: the reason for each endpoint and listener.
+/// Reasons by endpoint and listener.
 pub type Told = BTreeMap<(EndpointId, Epoch, String), String>;
 
-/// Looks until the agent stops.
+/// Runs until the agent stops.
 pub async fn watch(life: Arc<Lifecycle>) {
     let mut told = Told::new();
     loop {
@@ -24,7 +24,7 @@ pub async fn watch(life: Arc<Lifecycle>) {
     }
 }
 
-/// Logs new refusals, and forgets ended ones.
+/// Logs new refusals, forgets ended ones.
 pub fn tell(life: &Lifecycle, told: &mut Told) {
     if life.proxy.redirects.outstanding().is_empty() {
         told.clear();

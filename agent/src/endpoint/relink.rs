@@ -1,4 +1,4 @@
-//! Restores the network of a container whose interface was down: the kernel removed routes and IPv6 addresses.
+//! Restores routes and IPv6 addresses, which the kernel removes when a container's interface is down.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -26,25 +26,25 @@ use crate::{
     },
 };
 
-/// Delay of a look, so that several toggles of an interface cause one look.
+/// Delay of a look: several toggles cause one.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Minimum time between two looks at an endpoint. Doubles up to [`MAX_PACE`] for a container that keeps toggling its
-/// interface, because a look may cost a regeneration and a log line.
+/// Minimum between two looks at a link. Doubles up to [`MAX_PACE`] while the container toggles its interface: a look
+/// may cost a regeneration and a log line.
 const PACE: Duration = Duration::from_secs(10);
 const MAX_PACE: Duration = Duration::from_secs(80);
-/// Maximum time of a look.
+/// Bound of a look.
 pub const LIMIT: Duration = Duration::from_secs(5);
 
-/// Planned looks at links.
+/// Planned looks.
 #[derive(Debug, Default)]
 pub struct Relinks {
     due: BTreeMap<IfIndex, Instant>,
-    /// Time of each link's last look, and minimum time until the next.
+    /// Last look, and minimum time until the next.
     looked: BTreeMap<IfIndex, (Instant, Duration)>,
 }
 
 impl Relinks {
-    /// Plans a look at links that are up again.
+    /// Plans looks at links that are up again.
     pub fn plan(&mut self, links: Vec<IfIndex>, now: Instant) {
         self.looked.retain(|_, (looked, pace)| now.duration_since(*looked) < *pace * 2);
         for link in links {
@@ -58,18 +58,18 @@ impl Relinks {
         }
     }
 
-    /// Plans another look after a failed one.
+    /// Plans another look.
     pub fn retry(&mut self, link: IfIndex, now: Instant) {
         self.due.entry(link).or_insert(now + PACE);
     }
 
-    /// When the next look is due.
+    /// The earliest look.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         self.due.values().min().copied()
     }
 
-    /// Removes and returns the due links.
+    /// Removes and returns due links.
     pub fn take(&mut self, now: Instant) -> Vec<IfIndex> {
         let due: Vec<IfIndex> = self.due.iter().filter(|(_, due)| **due <= now).map(|(link, _)| *link).collect();
         for link in &due {
@@ -80,11 +80,10 @@ impl Relinks {
     }
 }
 
-/// Looks at the endpoint of a host side, and regenerates it if something is missing. False if the endpoint is busy:
-/// look again later.
+/// Regenerates the link's endpoint if something is missing. False: busy, look again.
 ///
 /// # Errors
-/// The kernel does not answer.
+/// The kernel.
 pub async fn restore(life: &Lifecycle, link: IfIndex) -> Result<bool, KernelError> {
     let of_link = |handle: &Handle| handle.shared.read(|v| v.record.host_ifindex == link);
     let Some(handle) = life.registry.list().into_iter().find(of_link) else { return Ok(true) };

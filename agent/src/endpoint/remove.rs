@@ -1,5 +1,4 @@
-//! Removes an endpoint from kernel and proxy in the order of [`DeleteStep::REMOVAL`]: for deletes, undos of creates,
-//! and endpoints without a readable record.
+//! Removes an endpoint from kernel and proxy, for deletes, undos and endpoints without a readable record.
 
 use std::{
     net::IpAddr,
@@ -24,24 +23,24 @@ use crate::{
     },
 };
 
-/// An endpoint to remove.
+/// What to remove.
 #[derive(Debug, Clone)]
 pub enum Subject {
-    /// An endpoint with a record.
+    /// From a record.
     Recorded(Box<EndpointRecord>),
-    /// Without a readable record; its kernel objects were found by id.
+    /// Found by id, without a readable record.
     Remnant {
         /// Id.
         id: EndpointId,
-        /// Links with this id: one, unless a mark was copied.
+        /// One, unless a mark was copied.
         links: Vec<LinkRef>,
-        /// Rows of `ENDPOINTS`.
+        /// In `ENDPOINTS`.
         rows: Vec<(IpAddr, Epoch)>,
     },
 }
 
 impl Subject {
-    /// Subject of a record.
+    /// From a record.
     #[must_use]
     pub fn of(record: &EndpointRecord) -> Self {
         Self::Recorded(Box::new(record.clone()))
@@ -61,7 +60,6 @@ impl Subject {
         }
     }
 
-    /// Epochs under which proxy and policy may know the endpoint.
     fn epochs(&self) -> Vec<Epoch> {
         match self {
             Self::Recorded(record) => vec![record.epoch],
@@ -75,10 +73,10 @@ impl Subject {
     }
 }
 
-/// Runs all steps, also after a failure.
+/// Runs all steps of [`DeleteStep::REMOVAL`], also after a failure.
 ///
 /// # Errors
-/// Failed steps that must succeed; others are logged.
+/// Failed steps that must succeed.
 pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveError> {
     let mut left = Vec::new();
     for step in DeleteStep::REMOVAL {
@@ -92,10 +90,10 @@ pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveE
     if left.is_empty() { Ok(()) } else { Err(RemoveError::Removal(left)) }
 }
 
-/// Runs one step within its bound. Steps outside [`DeleteStep::REMOVAL`] do nothing.
+/// Runs one bounded step; others than [`DeleteStep::REMOVAL`] do nothing.
 ///
 /// # Errors
-/// The step failed or timed out.
+/// A failure or timeout.
 pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
     let (id, name, links) = (subject.id(), step.name(), subject.links());
     let bound = match step {
@@ -149,11 +147,11 @@ pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) ->
     }
 }
 
-/// Removes the links from every look-up, within [`DeleteStep::RemoveLink`]'s bound, then the policy rows: without
-/// rows, programs that are still attached accept everything. The kernel releases the links later.
+/// Removes links from every look-up, then policy rows: without rows, attached programs accept everything. The kernel
+/// releases the links later.
 ///
 /// # Errors
-/// The step failed or timed out.
+/// A failure or timeout.
 pub async fn unlist(life: &Lifecycle, subject: &Subject) -> Result<Release, RemoveError> {
     let (id, step, links) = (subject.id(), DeleteStep::RemoveLink, subject.links());
     let call = move |k: Arc<dyn Kernel>| async move {
@@ -173,16 +171,15 @@ pub async fn unlist(life: &Lifecycle, subject: &Subject) -> Result<Release, Remo
 async fn remove_policy(life: &Lifecycle, id: EndpointId, epochs: Vec<Epoch>) {
     for epoch in epochs {
         if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
-            // Policy's controller retries.
             tracing::warn!(endpoint = id.get(), epoch = epoch.0, "remove rows of policy: {why}");
         }
     }
 }
 
-/// Undoes a create's changes to another plugin's link; then as [`unlist`].
+/// Undoes a create's changes to another plugin's link, then removes policy rows.
 ///
 /// # Errors
-/// The step failed or timed out.
+/// A failure or timeout.
 pub async fn restore_link(life: &Lifecycle, record: &EndpointRecord, bound: Duration) -> Result<(), RemoveError> {
     let (id, link) = (record.id, LinkRef::of(record));
     let call = move |k: Arc<dyn Kernel>| async move { k.remove_from_plugin_link(&link).await };
@@ -191,16 +188,16 @@ pub async fn restore_link(life: &Lifecycle, record: &EndpointRecord, bound: Dura
     Ok(())
 }
 
-/// Waits for the kernel to release links, within [`DeleteStep::AwaitKernel`]'s bound.
+/// Waits for the kernel to release links.
 ///
 /// # Errors
-/// The kernel refused or timed out.
+/// A refusal or timeout.
 pub async fn await_kernel(release: &Release) -> Result<(), RemoveError> {
     let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
     Ok(timeout(bound, release.clone()).await.map_err(|_| RemoveError::NoAnswer(bound))??)
 }
 
-/// Waits for all redirects' completions concurrently. A missing completion counts as timed out.
+/// Waits concurrently. A dropped wait counts as timed out.
 async fn await_proxy(proxy: &Proxy, subject: &Subject) -> Result<(), RemoveError> {
     struct Pending<'a> {
         counters: &'a Proxy,

@@ -1,4 +1,4 @@
-//! Before a create's first step: checks without side effects, then reservation of epoch, id and registry entry.
+//! Before a create's first step: checks, then reservation of epoch, id and registry entry.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -41,13 +41,13 @@ pub struct CreateSpec {
     pub attachment: Attachment,
     /// Network namespace.
     pub netns: PathBuf,
-    /// Pool; default if absent.
+    /// The default if absent.
     pub pool: Option<PoolName>,
-    /// Requested MTU, bytes.
+    /// In bytes.
     pub mtu: Option<u32>,
     /// Requested MAC.
     pub mac: Option<MacAddr>,
-    /// Requested addresses, at most one of each family.
+    /// At most one of each family.
     pub ips: Vec<IpAddr>,
     /// Labels.
     pub labels: std::collections::BTreeSet<Label>,
@@ -59,29 +59,29 @@ pub struct CreateSpec {
     pub runtime: Option<RuntimeName>,
     /// Ports to publish.
     pub ports: Vec<Publish>,
-    /// Masquerading; the pool's if absent.
+    /// The pool's if absent.
     pub masquerade: Option<bool>,
-    /// Bandwidth limits.
+    /// Limits.
     pub bandwidth: Bandwidth,
-    /// Other owner of the requested addresses.
+    /// Who leased the addresses, if not the agent.
     pub external: Option<External>,
-    /// Destinations reached through its gateways; everything if absent.
+    /// Destinations by its gateways; everything if absent.
     pub routes: Option<Vec<ContainerRoute>>,
     /// The caller's deadline.
     pub deadline: Instant,
 }
 
-/// Owner of addresses that the agent did not lease.
+/// Who leased addresses outside the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum External {
-    /// An IPAM plugin of the network.
+    /// A plugin.
     Ipam {
-        /// Type of the plugin.
+        /// Type.
         plugin: String,
-        /// Gateways, at most one of each family.
+        /// At most one of each family.
         gateways: Vec<IpAddr>,
     },
-    /// The plugin that made the interface.
+    /// The interface's plugin.
     Chain,
 }
 
@@ -97,7 +97,7 @@ impl std::fmt::Display for External {
 pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<EndpointTask, CreateCause> {
     let a = &spec.attachment;
     deletions::settle(life, a).await?;
-    // A delete is answered before its endpoint's name and addresses are free.
+    // A delete is answered before names and addresses are free.
     let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
     let same_port = |r: &EndpointRecord| r.ports.iter().any(|p| spec.ports.iter().any(|wanted| p.overlaps(wanted)));
     let concerns =
@@ -134,7 +134,6 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     let epoch = life.store.next_epoch().await?;
     let set = match (&plugin, spec.mac) {
         (None, None) => life.prepared.take(),
-        // MAC addresses are constants of the programs.
         _ => None,
     };
     let (set, prepared) = match set {
@@ -154,8 +153,8 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     let give_back = || if prepared { life.prepared.give_back(set) } else { life.registry.free_id(set.id) };
     let (gateway4, gateway6) = {
         let ipam = lock(&life.addresses.ipam);
-        // The families of caller-leased addresses are known here, others after the lease step. Another plugin's link
-        // has that plugin's gateways.
+        // Families of caller-leased addresses are known now, others after the lease. Another plugin's link keeps
+        // its gateways.
         let speaks = |known: bool| plugin.is_none() && (known || ip_owner == IpOwner::Endpoint);
         (
             ipam.router4().filter(|_| speaks(requested.0.is_some())),
@@ -189,7 +188,6 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         mtu_follows: plugin.is_none() && spec.mtu.is_none(),
         container_mtu: None,
         labels: spec.labels.clone(),
-        // Until the labels have an identity.
         identity: Identity::INIT,
         pod_name: spec.pod_name.clone(),
         pod_namespace: spec.pod_namespace.clone(),
@@ -201,7 +199,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         policy_enforcement: None,
         named_ports: std::collections::BTreeMap::new(),
         link_owner: plugin.map_or(LinkOwner::Wharf, |p| LinkOwner::Plugin { hooks: p.hooks }),
-        // Runtimes send the pod's name without its labels.
+        // Runtimes send a pod's name without labels.
         awaits_labels: !life.config.labels_timeout.is_zero() && spec.pod_name.is_some() && !says_what(&spec.labels),
         ipam: match &spec.external {
             Some(External::Ipam { plugin, .. }) => Some(plugin.clone()),
@@ -234,8 +232,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     Ok(task)
 }
 
-/// Refuses masquerading where the pool has none. The node masquerades only its pools, never addresses of another
-/// IPAM.
+/// The node masquerades only its pools.
 fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
     if let Some(external) = spec.external.as_ref().filter(|_| spec.masquerade == Some(true)) {
         return Err(CreateCause::ExternalNotMasqueraded { by: external.to_string() });
@@ -244,7 +241,7 @@ fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause
     let Some(masquerade) = life.config.masquerade.as_ref() else {
         return if spec.masquerade == Some(true) { Err(CreateCause::MasqueradeOff) } else { Ok(()) };
     };
-    // The lease step refuses an unknown pool.
+    // The lease step refuses unknown pools.
     let pool = life.config.pools.iter().find(|pool| pool.name == *name);
     match pool {
         Some(pool) if spec.masquerade == Some(true) && !masquerade.covers(&pool.cidrs) => {
@@ -254,8 +251,6 @@ fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause
     }
 }
 
-/// Whether the node can publish the ports. Unless the caller leased them, only the families of the addresses are
-/// known yet.
 async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -> Result<(), CreateCause> {
     let Some(first) = spec.ports.first() else { return Ok(()) };
     if life.config.masquerade.is_none() {
@@ -282,14 +277,13 @@ async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -
     life.kernel.observe_ports(&spec.attachment.container_id, &mappings).await.map_err(CreateCause::Ports)
 }
 
-/// At most one address of each family.
 type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
-/// The owner of the requested addresses, and the addresses if the caller leased them.
+/// Owner of the requested addresses, and the addresses if the caller leased them.
 fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), CreateCause> {
-    // Leases of the health endpoint stay reserved while it is relaunched.
+    // The health endpoint's leases stay reserved during a relaunch.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
-    // A lease kept by a delete is not the caller's; the lease step may take it over.
+    // The lease step may take over a kept lease.
     let lent = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { .. }) && owner.kept().is_none();
     let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| lent(&l.owner) && fits(&l.owner));
     let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
@@ -308,8 +302,7 @@ fn pair(ips: &[IpAddr]) -> AddressPair {
     (v4, v6)
 }
 
-/// Refuses a route by another gateway than the endpoint's: nothing else answers on its link. [`routes_have_gateways`]
-/// refuses families without an address once they are known.
+/// Refuses other gateways: only the endpoint's answers on its link.
 fn routes_fit(routes: &Option<Vec<ContainerRoute>>, record: &EndpointRecord) -> Result<(), CreateCause> {
     for route in routes.iter().flatten() {
         if let (Some(asked), Some(gateway)) = (route.gw, record.gateway_of(route.dst.addr()))
@@ -321,7 +314,6 @@ fn routes_fit(routes: &Option<Vec<ContainerRoute>>, record: &EndpointRecord) -> 
     routes_have_gateways(record)
 }
 
-/// Refuses a route of a family without a gateway.
 pub(super) fn routes_have_gateways(record: &EndpointRecord) -> Result<(), CreateCause> {
     match record.routes.iter().flatten().find(|to| record.gateway_of(to.addr()).is_none()) {
         Some(route) => Err(CreateCause::RouteFamily { route: *route }),

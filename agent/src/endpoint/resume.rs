@@ -1,5 +1,4 @@
-//! Resumes failed deletes and undos without a request: a runtime that stopped retrying must not leave an endpoint
-//! disconnecting or an id taken.
+//! Resumes failed deletes and undos: a runtime may stop retrying.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,21 +7,21 @@ use crate::{
     node::{endpoint::Handle, lifecycle::Lifecycle},
 };
 
-/// Interval of [`resume`]. Clients retry a delete sooner.
+/// Interval of [`resume`]; clients retry sooner.
 pub const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Deletes and undos that failed again, with step and cause.
+/// Deletes and undos that failed again.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("deletes and undos that cannot finish: {}", .0.join("; "))]
 pub struct Unfinished(Vec<String>);
 
-/// Resumes every delete and undo that failed or did not begin, unless its id is in flight.
+/// Resumes deletes and undos, unless their id is in flight.
 ///
 /// # Errors
 /// Deletes and undos that failed again.
 pub async fn resume(life: &Arc<Lifecycle>) -> Result<(), Unfinished> {
     let busy = life.jobs.in_flight();
-    // Only a delete sets the cancel token, also one that found the mailbox full; builds are refused since.
+    // Only deletes cancel, even if the mailbox is full.
     let idle = |h: &Handle| !busy.contains(&h.id) && h.cancel.is_cancelled();
     let mut failed = Vec::new();
     for handle in life.registry.list().into_iter().filter(idle) {

@@ -36,25 +36,24 @@ use crate::{
 
 const REGENERATION: &str = "regeneration";
 
-/// The wait for labels, and what ends it.
 const LABELS: (&str, &str) = ("its labels", "they are set (PATCH), or --labels-timeout-ms has passed");
 
 /// Owns an endpoint.
 pub struct EndpointTask {
-    /// Shared by all tasks.
+    /// Shared part of the agent.
     pub life: Arc<Lifecycle>,
-    /// Visible to other tasks.
+    /// For other tasks.
     pub shared: Arc<Shared>,
     /// Set by a delete.
     pub cancel: CancellationToken,
-    /// The programs come from a prepared set.
+    /// From a prepared set.
     pub prepared: bool,
-    /// Prepared set of a create that failed before its first step.
+    /// Set of a create that failed before its first step.
     unused: Option<ProgramSet>,
     left: Vec<StepError>,
-    /// Remains of a failed undo; they keep the id taken.
+    /// A failed undo, which keeps the id.
     remains: Option<Remains>,
-    /// After a restart, until a datapath build is requested: keeps programs that this agent would load again.
+    /// After a restart: keeps programs that equal the desired ones.
     pub keep_programs: bool,
     handle: Handle,
     mailbox: mpsc::Receiver<Command>,
@@ -64,7 +63,7 @@ pub struct EndpointTask {
 }
 
 impl EndpointTask {
-    /// Task of a registered endpoint.
+    /// For a registered endpoint.
     #[must_use]
     pub fn new(life: Arc<Lifecycle>, handle: &Handle, mailbox: mpsc::Receiver<Command>, prepared: bool) -> Self {
         Self {
@@ -84,13 +83,13 @@ impl EndpointTask {
         }
     }
 
-    /// Handle.
+    /// The endpoint's handle.
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Steps the state machine and runs its actions. A rejected transition is counted and logged.
+    /// Runs the actions of a state change. A rejected transition is counted and logged.
     pub fn transition(&mut self, event: Event) -> bool {
         let now = clock::monotonic_ms();
         let step = self.shared.read(|v| v.fsm.step_with_jitter(event, now, rand::random()));
@@ -128,12 +127,11 @@ impl EndpointTask {
                 self.queued = Some((level, Instant::now() + wait));
             }
             Action::CancelBuild => self.queued = None,
-            // The `Teardown` command runs the delete; `Finish` publishes the removal.
             Action::RunDelete | Action::PublishRemoval => {}
         }
     }
 
-    /// Serves commands and builds until the endpoint is gone or the agent ends.
+    /// Runs until the endpoint is gone or the agent ends.
     pub async fn run(mut self) {
         self.queued = self.queued.filter(|_| self.shared.read(|v| v.fsm.state) != State::Ready);
         let life = Arc::clone(&self.life);
@@ -154,7 +152,6 @@ impl EndpointTask {
                 () = life.tasks.halt.cancelled() => return,
                 command = self.mailbox.recv() => match command {
                     Some(command) => if self.on_command(command).await { return },
-                    // Unreachable: `handle` keeps the mailbox open.
                     None => return,
                 },
                 () = tokio::time::sleep_until(labels_due.unwrap_or_else(Instant::now)), if labels_due.is_some() => {
@@ -180,7 +177,7 @@ impl EndpointTask {
         let started = Instant::now();
         let run = life.tasks.controllers.begin_for(self.handle.id, REGENERATION);
         let result = build::build(&life, &self.shared, &self.cancel, level, self.keep_programs).await;
-        // Later datapath builds are repairs or requests.
+        // Later builds are repairs or requests.
         self.keep_programs = false;
         life.metrics.regeneration(level, started.elapsed(), result.is_ok());
         if result.is_ok() || !self.cancel.is_cancelled() {
@@ -228,7 +225,7 @@ impl EndpointTask {
         }
     }
 
-    /// Returns whether the task ends.
+    /// Whether the task ends.
     async fn on_command(&mut self, command: Command) -> bool {
         match command {
             Command::Regenerate(level, done) => {
@@ -244,7 +241,7 @@ impl EndpointTask {
             Command::Abandon => self.abandon(),
             Command::Teardown(span, reply) => {
                 self.answer_waiting(&Err(CommandError::Deleted));
-                // A release that the kernel refused needs another removal.
+                // The kernel may have refused the release.
                 let refused = |torn: &Torn| torn.release.as_ref().and_then(|r| r.peek()).is_some_and(Result::is_err);
                 let torn = match self.torn.take() {
                     Some(torn) if torn.clean && !refused(&torn) => torn,
@@ -270,7 +267,7 @@ impl EndpointTask {
         false
     }
 
-    /// Waits for the delete of a container that is gone.
+    /// Waits for the DEL.
     fn abandon(&mut self) {
         let state = self.shared.read(|v| v.fsm.state);
         if self.cancel.is_cancelled() || state == State::Disconnecting || !self.transition(Event::NetnsGone) {
@@ -295,7 +292,7 @@ impl EndpointTask {
 
     pub(super) fn request(&mut self, level: Level, done: Done) {
         if self.transition(Event::BuildRequested(level)) {
-            // Bounded by the listener's limit on clients.
+            // Bounded by the limit on clients.
             self.waiting.push(done);
         } else {
             let state = self.shared.read(|v| v.fsm.state);
@@ -303,8 +300,7 @@ impl EndpointTask {
         }
     }
 
-    /// Sets the link's MTU, then the record's: the record says what the container was given, and so whether the
-    /// container changed it.
+    /// The record's MTU shows whether the container changed it, so the link's comes first.
     async fn set_mtu(&mut self, mtu: u32) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
@@ -351,14 +347,13 @@ impl EndpointTask {
         answer
     }
 
-    /// Ends the task after a failed create; pending deletes get the result of the undo.
+    /// Pending deletes get the undo's result.
     pub async fn end_after_failed_create(mut self) {
         self.mailbox.close();
         self.life.registry.remove(self.handle.id);
         self.life.tasks.controllers.forget(self.handle.id);
         match (self.remains.take(), self.unused.take()) {
             (None, None) => self.life.registry.free_id(self.handle.id),
-            // The set keeps its id.
             (None, Some(set)) => self.life.prepared.give_back(set),
             (Some(remains), _) => {
                 unfinished::keep(&self.life.unfinished, self.handle.id, Unfinished::Create(Box::new(remains)));

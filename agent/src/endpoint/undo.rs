@@ -25,18 +25,17 @@ use crate::{
 
 struct Undone {
     failed: Vec<(UndoStep, RemoveError)>,
-    /// The store no longer has the create intent.
+    /// The store has no intent.
     closed: bool,
 }
 
 pub(super) struct Failed {
-    /// The caller's error: why the create failed, and which undo steps failed.
     pub(super) answer: CreateCause,
     pub(super) errors: Vec<StepError>,
     pub(super) remains: Option<Remains>,
 }
 
-/// Undoes the begun steps. After a failure the intent stays open. `prepared`: the programs come from a prepared set.
+/// Undoes the begun steps; a failure leaves the intent open. `prepared`: from a prepared set.
 pub(super) async fn undo(
     life: &Arc<Lifecycle>,
     shared: &Arc<Shared>,
@@ -52,7 +51,6 @@ pub(super) async fn undo(
     }
     let Undone { failed, closed } = run(life, shared, &undos).await;
     if !closed {
-        // No commit of this endpoint writes its timeline.
         life.timelines.later(timeline::create_failed(shared));
     }
     let left = failed.iter().filter(|(undo, _)| undo.must_succeed());
@@ -70,10 +68,10 @@ pub(super) async fn undo(
     Failed { answer, errors, remains }
 }
 
-/// Retries failed undo steps; returns the released addresses.
+/// Retries failed steps; returns the released addresses.
 ///
 /// # Errors
-/// The steps that failed again; `remains` has them.
+/// Steps that failed again; `remains` has them.
 pub(crate) async fn again(life: &Arc<Lifecycle>, remains: &mut Remains) -> Result<Vec<IpAddr>, RemoveError> {
     let undone = run(life, &remains.shared, &remains.undos).await;
     if !undone.failed.is_empty() {
@@ -98,8 +96,7 @@ fn step_error(undo: UndoStep, endpoint: &str, why: &RemoveError) -> StepError {
 
 async fn run(life: &Arc<Lifecycle>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
     let record = shared.read(|v| v.record.clone());
-    // Taken before the leases end in memory. Stored, because the proxy may use the addresses for longer than this
-    // agent lives.
+    // Before the leases end in memory. Stored, because the proxy may use the addresses longer than this agent lives.
     let rests = resting::changes_of(&life.addresses, &leases(&record));
     let (mut failed, mut closed): (Vec<(UndoStep, RemoveError)>, _) = (Vec::new(), false);
     for undo in undos.iter().copied() {
@@ -127,8 +124,7 @@ async fn run(life: &Arc<Lifecycle>, shared: &Arc<Shared>, undos: &[UndoStep]) ->
     Undone { failed, closed }
 }
 
-/// Runs one undo step. `all_gone`: every earlier step that must succeed did. `rests`: the leases' rests, for the
-/// store.
+/// `all_gone`: every earlier step that must succeed did.
 async fn take_back(
     life: &Arc<Lifecycle>,
     shared: &Shared,
@@ -157,7 +153,7 @@ async fn take_back(
             resting::in_memory(&life.addresses, &leases(record));
             Ok(())
         }
-        // A remaining kernel object may use the address.
+        // Leased while a kernel object may use the address.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
             let ended = timeline::create_failed(shared);

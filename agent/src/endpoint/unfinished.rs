@@ -1,7 +1,6 @@
-//! Unfinished undos of failed creates and program preparations.
+//! Unfinished undos of creates and program preparations.
 //!
-//! Id, leases and intent stay until the undo succeeds. [`crate::endpoint::resume`] retries it every 30 s, and so does
-//! a delete of the container.
+//! They keep id, leases and intent. [`crate::endpoint::resume`] and deletes of the container retry them.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -16,7 +15,7 @@ use crate::{
     },
 };
 
-/// Keeps a failed undo; its id stays taken.
+/// Keeps a failed undo and its id.
 pub fn keep(unfinished: &Aside<Unfinished>, id: EndpointId, left: Unfinished) {
     let attachment = match &left {
         Unfinished::Programs => None,
@@ -25,7 +24,7 @@ pub fn keep(unfinished: &Aside<Unfinished>, id: EndpointId, left: Unfinished) {
     unfinished.put(id, attachment, left);
 }
 
-/// Whether an unfinished undo holds leases of this attachment and epoch.
+/// Whether an undo holds this endpoint's leases.
 pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epoch) -> bool {
     unfinished.find(&Wanted::of(attachment)).into_iter().any(|id| match unfinished.get(id) {
         Some(Unfinished::Create(remains)) => remains.shared.read(|v| v.record.epoch) == epoch,
@@ -33,10 +32,10 @@ pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epo
     })
 }
 
-/// Finishes an undo and frees the id. Returns the released addresses.
+/// Finishes an undo; returns the released addresses.
 ///
 /// # Errors
-/// The failed steps; the undo stays unfinished.
+/// Failed steps; the undo stays.
 pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
     let _working = life.jobs.working_on(id);
     let Some(mut work) = Work::take(life, id) else { return Ok(Vec::new()) };
@@ -52,7 +51,7 @@ pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
     Ok(released)
 }
 
-/// An undo taken out of the table by one worker; dropping it unfinished puts it back.
+/// An undo in work; dropped unfinished, it returns to the table.
 struct Work {
     life: Arc<Lifecycle>,
     id: EndpointId,

@@ -1,7 +1,6 @@
-//! Deletes of attachments that the registry does not know.
+//! Deletes of attachments without an endpoint in the registry.
 //!
-//! They succeed, and remove the container's leftovers, for which no other delete will come: an orphan, a record out
-//! of service, an unfinished undo, leases without an endpoint.
+//! They succeed, and remove leftovers that no other delete removes.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -18,7 +17,7 @@ use crate::{
     sync::lock,
 };
 
-/// Removes matching leftovers; an empty success if there are none.
+/// Removes leftovers, if any.
 pub async fn remove(life: &Arc<Lifecycle>, wanted: &Wanted) -> DeleteResult {
     let mut result = DeleteResult::default();
     for id in life.unfinished.find(wanted) {
@@ -66,7 +65,6 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
     }
 }
 
-/// The container's leases of no endpoint, unfinished undo or record out of service.
 fn leases(life: &Lifecycle, wanted: &Wanted) -> Vec<Lease> {
     let mut leases = lock(&life.addresses.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {

@@ -13,8 +13,7 @@ use crate::{
     sync::lock,
 };
 
-/// Network or broadcast address (IPv4), subnet-router anycast address (IPv6, RFC 4291 section 2.6.1). Point-to-point
-/// prefixes have none.
+/// Network or broadcast address (IPv4), subnet-router anycast (IPv6, RFC 4291 2.6.1).
 fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
     cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
 }

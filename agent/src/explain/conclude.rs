@@ -12,24 +12,20 @@ use crate::findings::{endpoint_health, in_words};
 #[derive(Debug, Clone)]
 pub(super) struct Known<'a> {
     pub(super) state: EndpointState,
-    /// Start of the state, milliseconds since the Unix epoch.
     pub(super) since_unix_ms: u64,
-    /// Running step; empty when none runs.
     pub(super) phase: &'a str,
-    /// What the endpoint waits for, and what ends the wait; empty when it does not wait.
+    /// Cause and end of a wait.
     pub(super) waits: (&'a str, &'a str),
     /// Of a build, or of the running delete.
     pub(super) last_error: Option<&'a str>,
-    /// Findings including notices, or why the kernel could not be observed.
+    /// Includes notices.
     pub(super) kernel: Result<&'a [Problem], &'a Unknown>,
-    /// Packets dropped because of a foreign source address or MAC, by reason.
+    /// Drops for a foreign source address or MAC, by reason.
     pub(super) in_anothers_name: &'a [(String, u64)],
     pub(super) to_be_deleted: bool,
-    /// Now, milliseconds since the Unix epoch.
     pub(super) now_ms: u64,
 }
 
-/// Health and sentence.
 #[must_use]
 pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     let since = since(k.now_ms, k.since_unix_ms);
@@ -76,7 +72,7 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     (health, sentence)
 }
 
-/// `None` when there is no problem.
+/// `None`: no problem.
 fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a Unknown> {
     let problems = k.kernel?;
     let Some(worst) = worst(problems) else { return Ok(None) };
@@ -96,7 +92,7 @@ fn worst(problems: &[Problem]) -> Option<&Problem> {
     problems.iter().find(|p| p.verdict() == verdict && verdict > Verdict::Well)
 }
 
-/// `None` when no action is needed.
+/// `None`: no action needed.
 #[must_use]
 pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
     let found = k.kernel.ok().and_then(worst);
@@ -167,7 +163,7 @@ fn word(state: EndpointState) -> &'static str {
     }
 }
 
-/// `for 3m12s (since 12:01:02 UTC)`, without the date, which the duration implies.
+/// `for 3m12s (since 12:01:02 UTC)`.
 #[must_use]
 pub(super) fn since(now_ms: u64, then_ms: u64) -> String {
     if then_ms == 0 {

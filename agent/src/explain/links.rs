@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// API views with link problems. The kernel has [`super::DEADLINE`].
+/// API views with link problems, within [`super::DEADLINE`].
 pub async fn with_problems(node: &Arc<Node>, purpose: Purpose, handles: &[Handle]) -> Vec<Endpoint> {
     let unlinked = unlinked(node, purpose, handles.to_vec()).await;
     let masquerades = node.life.config.masquerade.is_some();

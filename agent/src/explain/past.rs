@@ -1,4 +1,4 @@
-//! Explains ended lives, and records and kernel objects without an endpoint.
+//! Explains ended lives, records and kernel objects without an endpoint.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ pub(super) async fn left_in_kernel(
     attachment: &Attachment,
 ) -> KernelLook {
     let kernel = Arc::clone(&node.life.kernel);
-    // Before and after the observation: a job or a prepared program set may reuse the id meanwhile.
+    // Before and after: a job or a prepared program set may reuse the id meanwhile.
     let is_others = || match node.life.registry.get(id) {
         Some(there) => there.epoch != epoch,
         None => node.life.jobs.is_in_flight(id) || node.life.prepared.ids().contains(&id),
@@ -94,7 +94,7 @@ pub(super) async fn left_in_kernel(
     }
 }
 
-/// Links and rows carry the epoch; pins and slots only the id, which may be another endpoint's by now.
+/// Links and rows carry the epoch; pins and slots may be another endpoint's.
 fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &Attachment) -> Vec<Finding> {
     let finding = |object: &str, subject: String| Finding {
         object: object.to_owned(),
@@ -119,7 +119,7 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
     left
 }
 
-/// Explains an orphan or a record out of service; exactly one was found.
+/// `found` has exactly one.
 pub(super) async fn out_of_service(node: &Arc<Node>, found: &Found) -> Explanation {
     if let Some(orphan) = found.orphans.first() {
         let summary = "its record was lost with a damaged store: its container has its network as before, and its DEL takes \

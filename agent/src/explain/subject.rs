@@ -15,19 +15,19 @@ use crate::{
     node::{endpoint::Handle, leftovers::Orphan, lifecycle::Lifecycle, registry::Registry},
 };
 
-/// Longest query, bytes: several container ids and interface names.
+/// Bytes; fits several container ids and interface names.
 const MAX_SUBJECT: usize = 600;
 
-/// Subject of a query.
+/// Query subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// `7`
     Number(EndpointId),
     /// `10.87.0.9`
     Address(IpAddr),
-    /// `wh00070000002a`: a link's host side, with the low half of the epoch.
+    /// `wh00070000002a`: host side of a link; low half of the epoch.
     Link(EndpointId, u32),
-    /// `3f9c51aa`: a container id or its beginning, a pod or a sandbox, with an optional interface.
+    /// `3f9c51aa`: container id or its beginning, pod or sandbox; optional interface.
     Container(String, Option<String>),
     /// `pod-name:default/web`
     Pod(Option<String>, String),
@@ -36,13 +36,13 @@ pub enum Subject {
 const FORMS: &str = "it is an endpoint's number, an address, a sandbox's name, a container id or the beginning of one \
     (with /INTERFACE if it has several), pod-name:[NAMESPACE/]NAME, or the name of a link (wh...)";
 
-/// Why a query is rejected; with its first characters.
+/// Why a query is rejected; its first characters.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
-    /// The query is empty or too long.
+    /// Empty or too long.
     #[error("read subject {0:?}: it must have 1 to {MAX_SUBJECT} bytes; {FORMS}")]
     Length(String),
-    /// The query has no known form, for this reason.
+    /// No known form, and why.
     #[error("read subject {0:?}: {1}; {FORMS}")]
     Form(String, &'static str),
 }
@@ -50,7 +50,7 @@ pub enum SubjectError {
 /// Parses a query.
 ///
 /// # Errors
-/// The problem, and the known forms.
+/// No known form.
 pub fn parse(text: &str) -> Result<Subject, SubjectError> {
     let shown = || text.chars().take(80).collect();
     let bad = |why| Err(SubjectError::Form(shown(), why));
@@ -63,11 +63,11 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(Subject::Address(ip));
     }
-    // CNI results print a prefix length.
+    // As in CNI results.
     if let Some(Ok(ip)) = text.strip_suffix("/32").or(text.strip_suffix("/128")).map(str::parse::<IpAddr>) {
         return Ok(Subject::Address(ip));
     }
-    // A larger number may begin a container id.
+    // A larger one may begin a container id.
     if text.bytes().all(|b| b.is_ascii_digit())
         && let Ok(id) = text.parse()
     {
@@ -99,7 +99,7 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
             None if !rest.is_empty() => Ok(Subject::Pod(None, rest.to_owned())),
             _ => bad("the pod's name is missing"),
         },
-        // An attachment in messages, NETWORK/CONTAINER:INTERFACE.
+        // NETWORK/CONTAINER:INTERFACE, as in messages.
         _ if !prefix.is_empty() => match prefix.split_once('/') {
             Some((_, id)) => container(id, Some(rest)),
             None => bad("that prefix is not known"),
@@ -114,7 +114,6 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
 /// Weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
-    /// Beginning of a container id.
     Beginning,
     /// Whole name of a pod or sandbox.
     Name,
@@ -175,7 +174,7 @@ pub struct Found {
     pub past: Vec<PastLife>,
 }
 
-/// The best matching endpoints. Also the REST API's search, so that every command accepts the same names.
+/// Best matches, also for the REST API.
 #[must_use]
 pub fn living(registry: &Registry, subject: &Subject) -> Vec<Handle> {
     let all = fitting(registry, subject);
@@ -199,7 +198,7 @@ fn fitting(registry: &Registry, subject: &Subject) -> Vec<(Fit, Handle)> {
     fits.collect()
 }
 
-/// The best matching deletion record.
+/// Best matching deletion record.
 #[must_use]
 pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a Deletion> {
     let Subject::Container(text, ifname) = subject else { return None };
@@ -208,8 +207,7 @@ pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a De
     of_interface.filter_map(|d| fit(d).map(|fit| (fit, d))).max_by_key(|(fit, _)| *fit).map(|(_, d)| d)
 }
 
-/// Searches only memory, so that it always answers. Returns the best matches of all kinds: a longer name does not
-/// make a whole name ambiguous, even if the life of the whole name has ended.
+/// Best matches of all kinds, from memory only. A whole name, even of an ended life, wins over longer ones.
 #[must_use]
 pub fn find(life: &Lifecycle, subject: &Subject) -> Found {
     let living = fitting(&life.registry, subject);

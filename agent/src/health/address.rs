@@ -1,7 +1,6 @@
-//! The health endpoint's addresses, in `<state-dir>/health.json`; they survive a reinstallation and a reboot.
+//! The health endpoint's addresses, in `<state-dir>/health.json`, which survives a reboot.
 //!
-//! The leases belong to a caller name, so a delete of the endpoint keeps them. They are claimed before the agent
-//! serves, so only an existing lease can conflict.
+//! A caller name owns the leases, so a delete keeps them. They are claimed before the agent serves.
 
 use std::{
     fs, io,
@@ -33,7 +32,6 @@ use crate::{
 };
 
 const VERSION: u32 = 1;
-/// Bytes; a valid file has a few hundred.
 const MAX_FILE: u64 = 4_096;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,10 +57,7 @@ fn path(config: &AgentConfig) -> PathBuf {
     config.state_dir.join("health.json")
 }
 
-/// Releases the leases when the health endpoint is turned off, but keeps the file.
-///
-/// # Errors
-/// When the store refuses; the addresses stay leased.
+/// Releases the leases when the health endpoint is turned off; the file stays.
 pub(super) async fn let_go(addresses: &Addresses) -> Result<(), HealthError> {
     let leases = lock(&addresses.ipam).owned_by(holds);
     if leases.is_empty() {
@@ -71,12 +66,9 @@ pub(super) async fn let_go(addresses: &Addresses) -> Result<(), HealthError> {
     resting::release(addresses, &leases, Vec::new()).await.map_err(|e| HealthError::Store("give its addresses back", e))
 }
 
-/// Leases an address of each family in the default pool, the kept one if possible.
-///
-/// # Errors
-/// When no address can be leased, or the store refuses.
+/// Leases an address of each family, the kept one if possible.
 pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept, HealthError> {
-    // An endpoint whose record was lost or is out of service may still hold the addresses.
+    // A lost or out-of-service record may have the addresses.
     if let Ok(attachment) = health::attachment() {
         for error in unknown::remove(life, &aside::Wanted::of(&attachment)).await.errors {
             tracing::warn!(step = error.step, "take away what is left of the health endpoint: {}", error.message);
@@ -122,7 +114,7 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
             IpAddr::V6(ip) => got.ipv6 = Some(ip),
         }
     }
-    // Leases from before a change of the file.
+    // From before a change of the file.
     let mut stale = lock(&life.addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
@@ -142,7 +134,7 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
     Ok(got)
 }
 
-/// Leases a previous address, even while it rests: no other owner had it since. Refuses an address outside the pools.
+/// Leases a previous address of a pool, even while it rests: it had no other owner.
 fn claim(life: &Lifecycle, ip: IpAddr) -> Result<Lease, IpamError> {
     let pool = pool_of(&life.config, ip);
     let in_a_pool = pool.is_some();
@@ -160,7 +152,7 @@ fn pool_of(config: &AgentConfig, ip: IpAddr) -> Option<PoolName> {
     config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
 }
 
-/// A pool address that the store holds, if the file has none.
+/// If the file has none.
 fn held(life: &Lifecycle, v6: bool) -> Option<IpAddr> {
     let leases = lock(&life.addresses.ipam).owned_by(holds);
     leases.into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6 && pool_of(&life.config, *ip).is_some())
@@ -175,7 +167,6 @@ async fn take(addresses: &Addresses, v6: bool) -> Result<Lease, HealthError> {
     lease.ok_or(HealthError::NoAddress)
 }
 
-/// An unusable file is set aside.
 async fn read_back(path: PathBuf) -> (Option<Kept>, Vec<String>) {
     let read = move || match read(&path) {
         Ok(kept) => (kept, Vec::new()),

@@ -41,10 +41,8 @@ use crate::{
 };
 
 const CONTROLLER: &str = "health-endpoint";
-/// A create takes milliseconds.
 const CREATE_BOUND: Duration = Duration::from_secs(20);
 const OBSERVE_BOUND: Duration = Duration::from_secs(2);
-/// How long the first launch waits for a prepared program set.
 const PREPARED_BOUND: Duration = Duration::from_secs(10);
 
 struct Running<P> {
@@ -61,13 +59,13 @@ struct Controller<H: Host> {
     host: H,
     attachment: Attachment,
     running: Option<Running<H::Process>>,
-    /// Launches since the last successful round; each increases the backoff.
+    /// Launches since the last successful round, for the backoff.
     fruitless: u32,
     not_before: Instant,
     last_error: String,
 }
 
-/// Runs until the agent stops, then ends process and endpoint. The addresses stay leased.
+/// Runs until the agent stops. The addresses stay leased.
 pub async fn run(life: Arc<Lifecycle>, health: Arc<Health>, host: impl Host) {
     let inbox = health.take_inbox();
     let (Some(inbox), Ok(attachment)) = (inbox, attachment()) else { return };
@@ -87,7 +85,7 @@ pub async fn run(life: Arc<Lifecycle>, health: Arc<Health>, host: impl Host) {
     controller.shut_down().await;
 }
 
-/// The first launch must not occupy the verifier while a container's create may need it.
+/// The first launch must not occupy the verifier while a create may need it.
 async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     let ready = async {
         while prepared.fill().0 == 0 && prepared.fill().1 > 0 {
@@ -96,7 +94,7 @@ async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     };
     tokio::select! {
         () = stop.cancelled() => {}
-        // After a timeout the launch loads its programs itself.
+        // The launch then loads its programs.
         _ = timeout(PREPARED_BOUND, ready) => {}
     }
 }
@@ -121,7 +119,7 @@ impl<H: Host> Controller<H> {
             self.life.tasks.controllers.plan(CONTROLLER, interval, wait);
             let ended = async {
                 match &self.running {
-                    // After an error, the next round examines the endpoint.
+                    // The next round examines the endpoint.
                     Some(running) => drop(running.process.ended().wait_for(Option::is_some).await),
                     None => std::future::pending().await,
                 }
@@ -142,7 +140,6 @@ impl<H: Host> Controller<H> {
         self.health.set_on(false);
     }
 
-    /// Probes the endpoint, or relaunches it if it is gone.
     async fn round(&mut self) -> Result<(), HealthError> {
         let amiss = match self.look().await {
             Look::Gone(why) => {
@@ -178,7 +175,7 @@ impl<H: Host> Controller<H> {
                 match problems.iter().find(|p| p.is_of_a_lost_link()) {
                     Some(lost) => Look::Gone(words(lost)),
                     None => {
-                        // A route that shadows the endpoint's is foreign; a relaunch would not help.
+                        // A foreign route shadows the endpoint's: a relaunch would not help.
                         let own = |p: &&EndpointProblem| !matches!(p, EndpointProblem::NodeRouteShadowed { .. });
                         Look::There(Some(problems.iter().filter(own).map(words).collect()))
                     }
@@ -206,7 +203,6 @@ impl<H: Host> Controller<H> {
         let (windows, failed) = (running.windows.status(), running.judge.failed);
         let (state, message) = match &verdict {
             Verdict::Well => (HealthState::Ok, format!("{answered} of {answered} probes answered")),
-            // Still down since the relaunch.
             Verdict::Wait(why) if self.fruitless > 0 => {
                 (HealthState::Down, format!("relaunched without success: {why}"))
             }
@@ -244,7 +240,7 @@ impl<H: Host> Controller<H> {
         }
     }
 
-    /// Deletes the endpoint with NoIPRelease and ends its process.
+    /// Keeps the addresses.
     async fn take_down(&mut self, why: String) {
         let Some(running) = self.running.take() else { return };
         let id = running.handle.id;
@@ -262,7 +258,6 @@ impl<H: Host> Controller<H> {
         self.fruitless = self.fruitless.saturating_add(1);
     }
 
-    /// The first retry has no backoff.
     fn pause(&self) -> Instant {
         Instant::now() + Duration::from_millis(retry_delay_ms(self.fruitless, rand::random()))
     }
@@ -320,7 +315,7 @@ impl<H: Host> Controller<H> {
 
     async fn try_launch(&self) -> Result<Running<H::Process>, HealthError> {
         let life = &self.life;
-        // An endpoint of an earlier agent, or of a launch that was not cleaned up.
+        // From an earlier agent, or a failed launch.
         let old = || life.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         if let Some(old) = old() {
             self.remove(old).await;
@@ -372,7 +367,6 @@ impl<H: Host> Controller<H> {
         Err(HealthError::AnotherProcess)
     }
 
-    /// The addresses stay leased.
     async fn shut_down(&mut self) {
         let Some(running) = self.running.take() else { return };
         running.process.end().await;
@@ -406,10 +400,8 @@ impl<H: Host> Controller<H> {
 }
 
 enum Look {
-    /// Not launched yet.
     Nothing,
-    /// Gone; no probe is needed.
     Gone(String),
-    /// Kernel findings; `None` when the kernel could not be observed.
+    /// Kernel findings, if observed.
     There(Option<Vec<String>>),
 }

@@ -1,4 +1,4 @@
-//! The controller's interface to the host: process and probes.
+//! The controller's interface to process and probes.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -11,30 +11,30 @@ use super::{
     probe::{self, Probed},
 };
 
-/// Starts the process and probes its addresses. Tests use an in-memory host instead of [`ThisHost`].
+/// Process and probes; tests implement it in memory.
 pub trait Host: Send + Sync + 'static {
-    /// The process behind the endpoint.
+    /// Process behind the endpoint.
     type Process: Responder;
 
-    /// Starts a process and waits until it answers probes.
+    /// Starts a process and waits until it listens.
     ///
     /// # Errors
-    /// When no process is ready; a started one has been ended.
+    /// No process is ready; a started one has ended.
     fn launch(&self, node: &str) -> impl Future<Output = Result<Self::Process, HealthError>> + Send;
 
-    /// Sends every kind of probe to every address. Only this process's answer is correct.
+    /// Sends every probe to every address; only this process's answer is correct.
     fn probe(&self, process: &Self::Process, addresses: &[IpAddr]) -> impl Future<Output = Vec<Probed>> + Send;
 }
 
-/// A process that answers probes in a separate network namespace.
+/// Answers probes in a separate network namespace.
 pub trait Responder: Send + Sync + 'static {
     /// Process id.
     fn pid(&self) -> u32;
 
-    /// The network namespace; valid while the process lives.
+    /// Network namespace, valid while the process lives.
     fn netns_path(&self) -> PathBuf;
 
-    /// Whether `netns` is this process's namespace; another process may get the pid later.
+    /// Whether `netns` is this process's; the pid may be reused.
     fn is_in(&self, netns: &NetnsRef) -> bool;
 
     /// How the process ended; `None` while it lives.
@@ -44,7 +44,7 @@ pub trait Responder: Send + Sync + 'static {
     fn end(self) -> impl Future<Output = ()> + Send;
 }
 
-/// The agent's host: its binary as the process, and sockets.
+/// Runs the agent's binary, and sends real probes.
 #[derive(Debug, Clone, Copy)]
 pub struct ThisHost;
 

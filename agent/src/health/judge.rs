@@ -1,31 +1,31 @@
-//! Derives a verdict from a round of probes. Pure.
+//! The verdict on a round of probes. Pure.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::probe::{Outcome, Probed};
 
-/// Failed rounds before a relaunch; one lost packet must not suffice.
+/// Failed rounds before a relaunch, because packets may be lost.
 pub(super) const PATIENCE: u64 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     Well,
     Wait(String),
-    /// Another responder has the address of an intact endpoint. A relaunch would not help.
+    /// Another responder has the address; a relaunch would not help.
     Foreign(String),
     Relaunch(String),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Judge {
-    /// Failed rounds since the last successful one.
+    /// Since the last successful round.
     pub(super) failed: u64,
-    /// Failed rounds in a row that a relaunch may fix.
+    /// In a row, and a relaunch may help.
     due: u64,
 }
 
 impl Judge {
-    /// `amiss`: kernel findings; `None` when the kernel could not be observed.
+    /// `amiss`: kernel findings, if observed.
     pub(super) fn round(&mut self, probed: &[Probed], amiss: Option<&[String]>) -> Verdict {
         let failures: Vec<String> = probed.iter().filter_map(Probed::failure).collect();
         if failures.is_empty() {
@@ -37,7 +37,7 @@ impl Judge {
         let foreign = |p: &&Probed| matches!(p.outcome, Outcome::WrongAnswer(_));
         let strangers: BTreeSet<IpAddr> = probed.iter().filter(foreign).map(|p| p.address).collect();
         let silent = probed.iter().any(|p| p.failure().is_some() && !strangers.contains(&p.address));
-        // With intact kernel objects, a relaunch would change nothing.
+        // Intact kernel objects: a relaunch would change nothing.
         let is_behind = amiss.is_some_and(<[String]>::is_empty);
         if !strangers.is_empty() && !silent && is_behind {
             self.due = 0;

@@ -1,7 +1,5 @@
-//! The agent's handle to the health endpoint's process.
-//!
-//! A dedicated thread starts the process: the kernel kills it when that thread ends (`PR_SET_PDEATHSIG`), and pool
-//! threads end when idle.
+//! The handle to the health endpoint's process. A dedicated thread starts it: the kernel kills it when that thread ends
+//! (`PR_SET_PDEATHSIG`), and pool threads end when idle.
 
 use std::{
     fs,
@@ -39,13 +37,12 @@ use crate::sync::lock;
 
 /// Listening takes milliseconds.
 const READY_BOUND: Duration = Duration::from_secs(10);
-/// Time for the kernel to end a killed process.
 const END_BOUND: Duration = Duration::from_secs(5);
 
 /// This agent's binary, even if replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// While present, the pid cannot be reused. Keeps the process's standard input open.
+/// While present, the pid cannot be reused. Keeps standard input open.
 type Reapable = Arc<Mutex<Option<Child>>>;
 
 /// A running process; killed when dropped.
@@ -61,10 +58,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process and waits until it listens.
-    ///
-    /// # Errors
-    /// When no process is ready; a started one has been ended.
+    /// Waits until the process listens; ends it on an error.
     pub(super) async fn launch(node: &str) -> Result<Self, HealthError> {
         let nonce: String = rand::random::<[u8; 16]>().iter().map(|b| format!("{b:02x}")).collect();
         let hello = Hello { node: node.to_owned(), nonce: nonce.clone() };
@@ -94,7 +88,6 @@ impl Process {
         }
     }
 
-    /// The nonce in this process's answers.
     pub(super) fn nonce(&self) -> &str {
         &self.nonce
     }
@@ -140,12 +133,10 @@ impl Responder for Process {
 
     async fn end(mut self) {
         self.kill();
-        // The kernel kills the process with its thread.
         if timeout(END_BOUND, self.ended.wait_for(Option::is_some)).await.is_err() {
             tracing::error!(pid = self.pid, "the health endpoint's process was killed, but does not end");
             return;
         }
-        // The end was reported, so the join is short.
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -156,7 +147,6 @@ impl Responder for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The thread ends after the process.
         self.kill();
     }
 }
@@ -174,7 +164,6 @@ fn tend(
             return;
         }
     };
-    // The caller has gone.
     if started.send(Ok((pid, Arc::clone(&child)))).is_err() {
         drop(lock(&child).as_mut().map(Child::kill));
     }
@@ -185,8 +174,7 @@ fn tend(
 
 fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), HealthError> {
     let mut command = Command::new(PROGRAM);
-    // The process is reachable from containers and must not know the environment. A separate process group keeps
-    // terminal interrupts to the agent.
+    // Containers reach the process: it must not know the environment. The terminal's interrupts must not reach it.
     command.arg0("wharf-agent").arg(MODE).env_clear().current_dir("/").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().map_err(|e| HealthError::Io("start its process", e))?;
@@ -217,7 +205,7 @@ fn first_word(output: ChildStdout) -> Result<(), HealthError> {
     }
 }
 
-/// Reaps under the lock, so no kill can hit a reused pid.
+/// Reaps under the lock: no kill hits a reused pid.
 fn reap(pid: u32, child: &Reapable) -> String {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap_or_default());
     while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {}

@@ -1,5 +1,4 @@
-//! The health endpoint: a process of the agent in a separate network namespace, attached and probed through the
-//! programs of containers.
+//! The health endpoint: a process in a separate network namespace, attached and probed like a container.
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
@@ -35,7 +34,7 @@ fn label() -> Label {
     Label { source: RESERVED_SOURCE.to_owned(), key: "health".to_owned(), value: String::new() }
 }
 
-/// Leases the kept addresses before the agent serves. The controller retries after a failure.
+/// Leases the addresses before the agent serves; the controller retries.
 pub async fn reserve(life: &Arc<Lifecycle>, health: &Health) {
     let done = if life.config.health_interval.is_zero() {
         address::let_go(&life.addresses).await
@@ -49,7 +48,7 @@ pub async fn reserve(life: &Arc<Lifecycle>, health: &Health) {
     }
 }
 
-/// The component of the status.
+/// Status component.
 #[must_use]
 pub fn component(health: &Health) -> ComponentStatus {
     use wharf_api::Health as Level;

@@ -17,21 +17,21 @@ use wharf_api::{ProbeKind, ProbeOutcome};
 
 use super::server::{Hello, PORT};
 
-/// An answer takes a fraction of a millisecond.
+/// An answer takes far less.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
-/// Bytes; a foreign process may answer.
+/// Bytes; the responder may be foreign.
 const MAX_ANSWER: u64 = 4_096;
-/// Identifies an echo reply, bytes.
+/// Bytes; identifies an echo reply.
 const TOKEN: usize = 16;
 
-/// Result of a probe.
+/// Probe result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// With round-trip time.
     Answered(Duration),
     /// With cause.
     NoAnswer(String),
-    /// From another responder, with a description.
+    /// From another responder, described.
     WrongAnswer(String),
     /// Not sent, with cause.
     NotTried(String),
@@ -48,26 +48,25 @@ impl Outcome {
     }
 }
 
-/// One probe of a round.
+/// A probe and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probed {
     /// Probed address.
     pub address: IpAddr,
     /// Kind of probe.
     pub kind: ProbeKind,
-    /// Result of the probe.
+    /// Result.
     pub outcome: Outcome,
 }
 
 impl Probed {
-    /// `HTTP to 10.87.0.2: no answer within 1s`.
     pub(super) fn failure(&self) -> Option<String> {
         let (Outcome::NoAnswer(why) | Outcome::WrongAnswer(why)) = &self.outcome else { return None };
         Some(format!("{} to {}: {why}", self.kind.as_str(), self.address))
     }
 }
 
-/// Concurrent probes; takes at most two deadlines.
+/// Within two deadlines.
 pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
     let one = |address: IpAddr| async move {
         let (icmp, (tcp, http)) = tokio::join!(echo(address), hello(address, nonce));
@@ -80,7 +79,6 @@ pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
     futures::future::join_all(addresses.iter().copied().map(one)).await.into_iter().flatten().collect()
 }
 
-/// A timeout is no answer.
 async fn in_time(work: impl Future<Output = Outcome>) -> Outcome {
     timeout(DEADLINE, work).await.unwrap_or_else(|_| Outcome::NoAnswer(format!("no answer within {DEADLINE:?}")))
 }
@@ -103,7 +101,7 @@ async fn echo(address: IpAddr) -> Outcome {
     .await
 }
 
-/// A raw socket (true), or a ping socket if raw ones are not allowed.
+/// Raw (true), or a ping socket if not allowed.
 fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
     let (family, protocol) = match address {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
@@ -115,12 +113,12 @@ fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
         Ok(fd) => (fd, true),
         Err(refused) => (open(SockType::Datagram).map_err(|_| refused)?, false),
     };
-    // Tokio has no raw socket; a UDP socket makes the same system calls.
+    // Tokio has no raw socket; UDP makes the same system calls.
     Ok((UdpSocket::from_std(std::net::UdpSocket::from(fd))?, raw))
 }
 
 async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
-    // A connected socket receives packets only from that address.
+    // Receives only from that address.
     socket.connect(SocketAddr::new(address, 0)).await?;
     socket.send(&echo_request(address, token)).await?;
     let mut buffer = [0; 512];
@@ -132,11 +130,10 @@ async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; T
     }
 }
 
-/// RFC 792 and RFC 4443: type, code, checksum, identifier, sequence number, data. The kernel fills in the checksum of
-/// ICMPv6, because it knows the pseudo-header.
+/// RFC 792 and RFC 4443. The kernel fills in ICMPv6's checksum, which covers the pseudo-header.
 fn echo_request(address: IpAddr, token: &[u8; TOKEN]) -> Vec<u8> {
     let mut packet = vec![if address.is_ipv6() { 128 } else { 8 }, 0, 0, 0];
-    // Ping sockets replace the identifier. The sequence number is 1.
+    // Ping sockets replace the identifier.
     packet.extend([token[0], token[1], 0, 1]);
     packet.extend(token);
     if address.is_ipv4() {
@@ -154,7 +151,7 @@ fn checksum(packet: &[u8]) -> u16 {
     !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(u16::MAX)
 }
 
-/// A raw IPv4 socket also receives the IP header.
+/// A raw IPv4 socket receives the IP header too.
 fn is_answer(packet: &[u8], raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> bool {
     let header = match (raw && address.is_ipv4(), packet.first()) {
         (true, Some(first)) => usize::from(first & 0x0f) * 4,
@@ -170,7 +167,7 @@ async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
     let began = Instant::now();
     let mut stream = match timeout(DEADLINE, TcpStream::connect((address, PORT))).await {
         Ok(Ok(stream)) => stream,
-        // The process always listens, so another responder refuses.
+        // The process always listens: another responder refuses.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             let why = "something else answers (it refuses the connection; does the node itself have the address?)";
             return unconnected(Outcome::WrongAnswer(why.to_owned()));

@@ -1,8 +1,7 @@
-//! The process of the health endpoint, `wharf-agent health-endpoint`.
+//! The health endpoint's process, `wharf-agent health-endpoint`.
 //!
 //! It enters a new network namespace, listens, drops every capability, reports readiness, and answers `GET /hello`
-//! until its standard input closes. The kernel answers ICMP. Containers may connect too, so connections are limited
-//! in time and size, and the oldest is closed when too many are open.
+//! until its standard input closes. Containers may connect too, so time, size and number of connections are limited.
 
 use std::{
     collections::VecDeque,
@@ -33,28 +32,27 @@ use tokio::{
 pub const MODE: &str = "health-endpoint";
 /// Listening port, host byte order.
 pub const PORT: u16 = 4240;
-/// Line that reports readiness; any other is an error.
+/// Any other line is an error.
 pub(super) const READY: &str = "ready";
-/// Longest line between agent and process, bytes.
+/// Between agent and process, bytes.
 pub(super) const MAX_LINE: u64 = 4_096;
 
 const MAX_CONNECTIONS: usize = 32;
-/// Connections, listener and the runtime's files.
 const MAX_FILES: u64 = 64;
-/// From accept to the last byte.
+/// For a connection.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
 const MAX_HEAD: usize = 2_048;
 
-/// From the agent to the process, and from the process to clients. The nonce identifies the process.
+/// Sent to the process, and by it to clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Node name.
     pub node: String,
-    /// Random, new for each launch.
+    /// Random for each launch; identifies the process.
     pub nonce: String,
 }
 
-/// Read by the agent as one line.
+/// Sent to the agent.
 #[derive(Debug, thiserror::Error)]
 enum ChildError {
     #[error("{0}: {1}")]
@@ -93,11 +91,11 @@ fn run() -> Result<(), ChildError> {
 
 fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // Fails only if the agent is gone; standard input then closes.
+    // Fails without an agent; standard input then closes.
     writeln!(out, "{line}").and_then(|()| out.flush()).ok();
 }
 
-/// Everything that needs a capability or a single thread; drops all capabilities at the end.
+/// All that needs capabilities or a single thread.
 fn prepare() -> Result<(TcpListener, String), ChildError> {
     let io = |what| move |e| ChildError::Io(what, e);
     let kernel = |what| move |e| ChildError::Kernel(what, e);
@@ -112,12 +110,11 @@ fn prepare() -> Result<(TcpListener, String), ChildError> {
     drop_capabilities()?;
     prctl::set_no_new_privs().map_err(kernel("refuse new privileges"))?;
     prctl::set_name(c"wharf-health").map_err(kernel("set its name"))?;
-    // Sent when the agent's thread ends. If it already has, standard input is closed.
+    // When the agent's thread ends; if it has, standard input is closed.
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(kernel("ask to end with the agent"))?;
     Ok((listener, hello))
 }
 
-/// Both families, or IPv4 if the kernel has no IPv6.
 fn listen() -> io::Result<TcpListener> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
@@ -125,14 +122,13 @@ fn listen() -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Keeps the agent's user: otherwise an agent without CAP_KILL could not kill this process, and one without
-/// CAP_SYS_PTRACE could not open its namespace.
+/// Keeps the user, so that an agent without CAP_KILL and CAP_SYS_PTRACE can kill the process and open its namespace.
 fn drop_capabilities() -> Result<(), CapsError> {
     // Permitted last: it must include the effective set.
     [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted].into_iter().try_for_each(|set| caps::clear(None, set))
 }
 
-/// Ends with the agent, which closes standard input.
+/// Exits when the agent closes standard input.
 fn watch_parent() -> io::Result<()> {
     let watch = || {
         let mut buffer = [0; 64];
@@ -162,11 +158,10 @@ async fn serve(listener: TcpListener, hello: &str) -> io::Result<()> {
                 }
                 let hello = hello.to_owned();
                 order.push_back(connections.spawn(async move {
-                    // A slow or silent peer gets no answer.
                     timeout(TIME_LIMIT, answer(stream, &hello)).await.ok();
                 }));
             }
-            // Out of files or memory; open connections end soon.
+            // Out of files or memory.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
@@ -186,7 +181,6 @@ async fn answer(mut stream: TcpStream, hello: &str) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// `None` until the request is complete.
 fn respond(head: &[u8], ended: bool, hello: &str) -> Option<String> {
     let is_whole = head.windows(4).any(|w| w == b"\r\n\r\n");
     if !is_whole && !ended && head.len() < MAX_HEAD {

@@ -1,4 +1,4 @@
-//! The last probes of one kind to one address: round-trip times and losses.
+//! Round-trip times and losses of the last probes, by kind and address.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -6,10 +6,8 @@ use wharf_api::{IpFamily, ProbeStatus};
 
 use super::probe::{Outcome, Probed};
 
-/// Ten minutes at the default interval.
 const SIZE: usize = 60;
 
-/// Since the last launch.
 #[derive(Debug, Default)]
 pub(super) struct Windows(Vec<Window>);
 

@@ -19,11 +19,11 @@ use wharf_handover::{command::Verb, report::Outcome};
 use super::buckets;
 use crate::sync::lock;
 
-/// Networks with separate series. A node has a handful; callers may invent names.
+/// Callers may invent names.
 const MAX_NETWORKS: usize = 32;
-/// All further networks; no valid network name.
+/// No valid network name.
 const OTHER: &str = "_other";
-/// No valid network; no network name either.
+/// No valid network name.
 const UNKNOWN: &str = "_unknown";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -47,14 +47,14 @@ struct Lost {
     reason: &'static str,
 }
 
-/// Why a record of a command was lost.
+/// Why a command's record was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// Too many reports waited.
     Full,
     /// The file is no report.
     Unusable,
-    /// The OTLP collector did not accept it in time.
+    /// Not accepted by the OTLP collector in time.
     Export,
 }
 
@@ -68,21 +68,21 @@ impl Loss {
     }
 }
 
-/// Counters of CNI commands.
+/// CNI command counters.
 #[derive(Debug)]
 pub struct CommandMetrics {
     total: Family<Total, Counter>,
     durations: Family<Timed, Histogram, fn() -> Histogram>,
     lost: Family<Lost, Counter>,
     networks: Mutex<BTreeSet<String>>,
-    /// By outcome, for the status.
+    /// For the status.
     outcomes: [AtomicU64; 3],
 }
 
 impl Default for CommandMetrics {
     fn default() -> Self {
         let lost: Family<Lost, Counter> = Family::default();
-        // The first increase of a missing series is invisible to a rate.
+        // A rate misses the first increase of a new series.
         for why in [Loss::Full, Loss::Unusable, Loss::Export] {
             drop(lost.get_or_create(&Lost { reason: why.as_str() }));
         }

@@ -2,7 +2,7 @@
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 
-/// A text format.
+/// Text format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// For `curl`, `promtool check metrics` and older scrapers.
@@ -12,7 +12,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format for an `Accept` header.
+    /// By `Accept` header.
     #[must_use]
     pub fn accepted(accept: Option<&str>) -> Self {
         if accept.is_some_and(|types| types.contains(OPENMETRICS)) { Self::OpenMetrics } else { Self::Prometheus }
@@ -35,8 +35,7 @@ impl Format {
     }
 }
 
-/// A counter's family ends in `_total` only in Prometheus: HELP and TYPE get the suffix. UNIT and EOF exist only in
-/// OpenMetrics. The encoder writes HELP right before TYPE.
+/// Adds `_total` to a counter's HELP and TYPE, and drops UNIT and EOF. The encoder writes HELP right before TYPE.
 fn prometheus(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());
     let mut help = None;
@@ -77,7 +76,7 @@ mod tests {
 
     #[test]
     fn openmetrics_is_for_who_asks_for_it() {
-        // The headers of Prometheus 2 and of curl.
+        // Prometheus 2 and curl.
         let scraper = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(Format::accepted(Some(scraper)), Format::OpenMetrics);
         assert_eq!(Format::accepted(Some("*/*")), Format::Prometheus);

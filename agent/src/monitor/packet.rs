@@ -9,7 +9,6 @@ const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const ARP: u16 = 0x0806;
 
-/// `None` for a kind of another version.
 pub(super) fn readable(event: &Event, rule: Option<String>, offset_ms: i64) -> Option<MonitorEvent> {
     let kind = EventKind::from_u32(event.kind)?;
     let time = i64::try_from(event.timestamp_ns / 1_000_000).unwrap_or(i64::MAX).saturating_add(offset_ms);
@@ -49,7 +48,7 @@ pub(super) fn readable(event: &Event, rule: Option<String>, offset_ms: i64) -> O
     })
 }
 
-/// `None` when the packet has no address, or is shorter than its header.
+/// `None`: no address, or a truncated header.
 fn address(ethertype: u16, length: u32, bytes: [u8; 16]) -> Option<IpAddr> {
     const ETHERNET: u32 = 14;
     let address = Ipv6Addr::from(bytes);
@@ -70,7 +69,7 @@ const ICMPV6: u8 = 58;
 /// Protocol or extension header (IANA, "Assigned Internet Protocol Numbers").
 fn protocol(number: u8) -> String {
     match number {
-        // Only for a header that is cut off: the programs parse behind a whole one.
+        // Only if truncated: the programs parse behind a whole one.
         0 => "IPv6-hop-by-hop".into(),
         ICMP => "ICMP".into(),
         2 => "IGMP".into(),
@@ -93,7 +92,7 @@ fn protocol(number: u8) -> String {
     }
 }
 
-/// `None` for a protocol without message types.
+/// `None`: a protocol without message types.
 fn message(ethertype: u16, protocol: u8, bytes: [u8; 2]) -> Option<String> {
     let [kind, code] = bytes;
     let name = match (ethertype, protocol) {

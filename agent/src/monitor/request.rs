@@ -1,4 +1,4 @@
-//! Proxy records of requests and queries: counters and API events.
+//! Proxy records: counters and API events.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -14,12 +14,12 @@ use wharf_proxy::{Content, Record, Verdict};
 
 use crate::clock;
 
-/// Requests by verdict, without those counted by Envoy.
+/// Requests by verdict, without Envoy's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Allowed and sent to the server.
+    /// Sent to the server.
     pub forwarded: u64,
-    /// Not allowed by a rule.
+    /// Denied by rules.
     pub denied: u64,
     /// Malformed, or server not reached.
     pub failed: u64,
@@ -48,7 +48,7 @@ impl Counters {
     }
 }
 
-/// A proxy's record of a request.
+/// A proxied request's record.
 pub trait Judged {
     /// The verdict.
     fn verdict(&self) -> Verdict;
@@ -58,7 +58,7 @@ pub trait Judged {
         false
     }
 
-    /// The record as an API event.
+    /// Converts to an API event.
     fn readable(self) -> RequestEvent;
 }
 

@@ -1,4 +1,4 @@
-//! Table of leftovers (orphans, records out of service, unfinished undos) by endpoint id and by container.
+//! Leftovers by endpoint id and by container.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -9,14 +9,14 @@ use wharf_core::ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName};
 
 use crate::sync::lock;
 
-/// Selects leftovers by attachment.
+/// Selects leftovers.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// Any network when absent.
+    /// Any when absent.
     pub network: Option<NetworkName>,
     /// Container.
     pub container_id: ContainerId,
-    /// Any interface when absent.
+    /// Any when absent.
     pub ifname: Option<IfName>,
 }
 
@@ -36,7 +36,7 @@ impl Wanted {
     }
 }
 
-/// The table: at most a row for each id. The lock is held for map operations only.
+/// At most one row for each id.
 #[derive(Debug)]
 pub struct Aside<T>(Mutex<Rows<T>>);
 
@@ -53,7 +53,7 @@ impl<T> Default for Aside<T> {
 }
 
 impl<T: Clone> Aside<T> {
-    /// Inserts or replaces the row of an id. `attachment`: owner, if known.
+    /// Inserts or replaces a row. `attachment`: if known.
     pub fn put(&self, id: EndpointId, attachment: Option<Attachment>, row: T) {
         let mut rows = lock(&self.0);
         rows.remove(id);
@@ -68,13 +68,13 @@ impl<T: Clone> Aside<T> {
         lock(&self.0).remove(id)
     }
 
-    /// The row of an id.
+    /// An id's row.
     #[must_use]
     pub fn get(&self, id: EndpointId) -> Option<T> {
         lock(&self.0).by_id.get(&id).map(|(_, row)| row.clone())
     }
 
-    /// Ids of matching rows.
+    /// Matching ids.
     #[must_use]
     pub fn find(&self, wanted: &Wanted) -> Vec<EndpointId> {
         let rows = lock(&self.0);

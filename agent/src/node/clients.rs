@@ -1,4 +1,4 @@
-//! Clients of the node's proxies with an exhausted share of connections.
+//! Clients of the proxies with an exhausted share of connections.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -7,22 +7,21 @@ use wharf_core::ids::EndpointId;
 
 use crate::sync::lock;
 
-/// Time for which the status names a client after a count that found its share exhausted.
+/// How long the status names a client after its last count.
 const TOLD: Duration = Duration::from_secs(60);
 
-/// Clients with an exhausted share, each with the time of the last such count.
+/// With the time of the last count that found them.
 #[derive(Debug, Default)]
 pub struct Clients(Mutex<BTreeMap<EndpointId, Instant>>);
 
 impl Clients {
-    /// Adds the clients of a count.
     pub(crate) fn note(&self, spent: Vec<EndpointId>, now: Instant) {
         let mut told = lock(&self.0);
         told.retain(|_, at| now.saturating_duration_since(*at) < TOLD);
         told.extend(spent.into_iter().map(|id| (id, now)));
     }
 
-    /// Clients with an exhausted share in the last minute.
+    /// In the last minute.
     pub fn spent(&self, now: Instant) -> Vec<EndpointId> {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < TOLD;
         lock(&self.0).iter().filter(|(_, at)| is_recent(at)).map(|(id, _)| *id).collect()

@@ -1,4 +1,4 @@
-//! Changes of an endpoint that a client requests.
+//! Changes that a client requests of an endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,14 @@ use wharf_core::{
     policy::{NamedPort, OwnEnforcement},
 };
 
-/// Requested changes; `None` keeps a value.
+/// `None` keeps a value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Edit {
     /// All labels.
     pub labels: Option<BTreeSet<Label>>,
-    /// Overrides the node's policy enforcement; `Some(None)` follows it.
+    /// `Some(None)` follows the node.
     pub enforcement: Option<Option<OwnEnforcement>>,
-    /// Named ports to set or, with `None`, remove.
+    /// `None` removes a port.
     pub named_ports: BTreeMap<PortName, Option<NamedPort>>,
 }
 
@@ -33,7 +33,7 @@ impl Edit {
         *self == Self::default()
     }
 
-    /// The record with new enforcement and named ports, but its old labels.
+    /// The changed record, with its old labels.
     #[must_use]
     pub fn without_labels(&self, record: &EndpointRecord) -> EndpointRecord {
         let mut record = record.clone();

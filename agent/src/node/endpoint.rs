@@ -1,4 +1,4 @@
-//! Shared state of an endpoint: written by its task, read by REST handlers and the audit.
+//! State of an endpoint: written by its task, read by others.
 
 use std::{
     collections::VecDeque,
@@ -37,32 +37,32 @@ use crate::{
     telemetry::operation::{self, OpId},
 };
 
-/// Maximum log lines; about 10 KiB.
+/// About 10 KiB.
 const LOG_LINES: usize = 64;
 
-/// State of an endpoint.
+/// A snapshot.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// The record; interface indexes are 0 until the link exists.
+    /// Interface indexes are 0 until the link exists.
     pub record: EndpointRecord,
     /// State machine.
     pub fsm: Fsm,
-    /// Status for the API.
+    /// For the API.
     pub status: EndpointStatus,
-    /// When the current step began.
+    /// Begin of the current step.
     pub step_since: Instant,
     /// Forwarded packets are traced.
     pub trace: bool,
-    /// The record is in the store.
+    /// The record is stored.
     pub committed: bool,
     /// Of the last delete.
     pub delete_options: DeleteOptions,
-    /// Leases kept by an earlier delete, as they were before the create took them over; its undo restores them.
+    /// Leases before the create took them over; its undo restores them.
     pub taken_over: Vec<Lease>,
 }
 
 impl View {
-    /// State before the first step. `committed`: the record is in the store.
+    /// Before the first step. `committed`: in the store.
     #[must_use]
     pub fn new(record: EndpointRecord, fsm: Fsm, committed: bool) -> Self {
         Self {
@@ -83,8 +83,8 @@ impl View {
         self.step_since = Instant::now();
     }
 
-    /// Whether the record is stored and no build runs or is queued, so that a difference in the kernel is a fault. A
-    /// failed build that awaits its retry counts as settled.
+    /// Whether a difference in the kernel is a fault: stored, and no build runs or is queued. A failed build that
+    /// awaits its retry counts.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let quiet = match self.fsm.state {
@@ -100,7 +100,7 @@ impl View {
         self.committed && quiet
     }
 
-    /// Whether no build, transition or record change happened since `before`.
+    /// Whether no build, transition or change happened since.
     #[must_use]
     pub fn is_as(&self, before: &Self) -> bool {
         self.fsm == before.fsm
@@ -109,17 +109,15 @@ impl View {
     }
 }
 
-/// Shared state of an endpoint.
+/// Shared with other tasks.
 #[derive(Debug)]
 pub struct Shared {
     view: Mutex<View>,
-    /// Notified of changes of the view.
     changed: Notify,
     log: Mutex<VecDeque<EndpointLogEntry>>,
     line: Mutex<Line>,
 }
 
-/// Timeline entries, and whether some are unwritten.
 #[derive(Debug, Default)]
 struct Line {
     entries: Entries,
@@ -134,13 +132,13 @@ impl Shared {
         Arc::new(Self { view: Mutex::new(view), changed, log, line })
     }
 
-    /// A copy of the view.
+    /// A copy.
     #[must_use]
     pub fn view(&self) -> View {
         lock(&self.view).clone()
     }
 
-    /// Reads the view without a copy.
+    /// Reads without a copy.
     pub fn read<T>(&self, f: impl FnOnce(&View) -> T) -> T {
         f(&lock(&self.view))
     }
@@ -152,16 +150,15 @@ impl Shared {
         result
     }
 
-    /// Waits for a change of the view.
+    /// Waits for the next change.
     pub fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
-    /// Adds a line to the log.
+    /// Adds a line.
     pub fn log(&self, status: LogStatus, event: &str, message: impl Into<String>) {
         let (state, committed) = self.read(|v| (v.fsm.state, v.committed));
         let message = message.into();
-        // Warnings and failures also go to the timeline.
         if status != LogStatus::Ok {
             let outcome = if status == LogStatus::Failure { Outcome::Failed } else { Outcome::Warning };
             let operation = match state {
@@ -186,7 +183,7 @@ impl Shared {
         });
     }
 
-    /// Adds a timeline entry; the next batch or commit of the endpoint writes it.
+    /// Adds a timeline entry for the next batch or commit.
     pub fn note(&self, operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) {
         let mut line = lock(&self.line);
         line.entries.push(entry(operation, phase, took, outcome, text));
@@ -205,68 +202,68 @@ impl Shared {
         Life { who: self.read(|v| Who::of(&v.record)), ended, entries: self.entries() }
     }
 
-    /// Prepends timeline entries of earlier runs of the agent.
+    /// Prepends an earlier run's entries.
     pub fn adopt(&self, before: Entries) {
         let mut line = lock(&self.line);
         let since = std::mem::replace(&mut line.entries, before);
         since.list().iter().cloned().for_each(|entry| line.entries.push(entry));
     }
 
-    /// Marks all entries as written; returns whether some were not.
+    /// Marks all as written; returns whether some were not.
     #[must_use]
     pub fn take_unwritten(&self) -> bool {
         std::mem::take(&mut lock(&self.line).unwritten)
     }
 
-    /// Marks entries as unwritten.
+    /// Undoes [`Self::take_unwritten`].
     pub fn set_unwritten(&self) {
         lock(&self.line).unwritten = true;
     }
 
-    /// The log, oldest first.
+    /// Log lines, oldest first.
     #[must_use]
     pub fn log_lines(&self) -> Vec<EndpointLogEntry> {
         lock(&self.log).iter().cloned().collect()
     }
 }
 
-/// Maximum waiting commands; a client beyond gets "busy".
+/// Commands beyond it answer "busy".
 pub const MAILBOX: usize = 8;
 
-/// Answer to a command that changes the endpoint.
+/// Answer to a change.
 pub type Done = oneshot::Sender<Result<(), CommandError>>;
 
 /// Commands to an endpoint's task.
 #[derive(Debug)]
 pub enum Command {
-    /// Regenerate; answered when realized.
+    /// Answered when realized.
     Regenerate(Level, Done),
-    /// Change labels, enforcement or named ports.
+    /// Labels, enforcement or named ports.
     Edit(Box<Edit>, Done),
-    /// Trace forwarded packets.
+    /// Of forwarded packets.
     Trace(bool, Done),
-    /// Set the link's MTU.
+    /// The link's MTU.
     Mtu(u32, Done),
     /// The container is gone without a delete.
     Abandon,
-    /// Phase one of a delete, in its span: remove everything but addresses and record. The intent is written.
+    /// A delete's phase one, in its span and with a written intent: removes all but addresses and record.
     Teardown(Span, oneshot::Sender<Torn>),
-    /// Phase two ended and the record is gone: end the task.
+    /// The record is gone: ends the task.
     Finish(Span, oneshot::Sender<()>),
-    /// The record is out of service and the endpoint not registered: end the task.
+    /// The record is out of service: ends the task.
     Retire,
 }
 
 /// Result of a teardown.
 #[derive(Debug, Clone)]
 pub struct Torn {
-    /// Record of the endpoint.
+    /// Of the endpoint.
     pub record: EndpointRecord,
     /// Failed steps.
     pub errors: Vec<StepError>,
-    /// The endpoint is unreachable and unlisted: addresses and record may be released after [`Self::release`].
+    /// Unreachable and unlisted: addresses and record may go after [`Self::release`].
     pub clean: bool,
-    /// The kernel's release of the link; `None` if the link was not removed.
+    /// `None` if the link was not removed.
     pub release: Option<Release>,
 }
 
@@ -289,7 +286,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Handle to a new endpoint, and its task's mailbox.
+    /// With the task's mailbox.
     #[must_use]
     pub fn new(view: View) -> (Self, mpsc::Receiver<Command>) {
         let (id, epoch) = (view.record.id, view.record.epoch);
@@ -297,13 +294,13 @@ impl Handle {
         (Self { id, epoch, mailbox, shared: Shared::new(view), cancel: CancellationToken::new() }, commands)
     }
 
-    /// Whether the container is gone and no delete has begun: deletes set [`Self::cancel`] first.
+    /// Whether the container is gone and no delete has begun.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         !self.cancel.is_cancelled() && self.shared.read(|v| v.fsm.state == State::Disconnecting)
     }
 
-    /// Span of an operation on the endpoint.
+    /// Span of an operation.
     #[must_use]
     pub fn span(&self, op: OpId) -> Span {
         let span = op.span();
@@ -313,7 +310,7 @@ impl Handle {
     }
 }
 
-/// A timeline entry with the current time.
+/// An entry with the current time.
 #[must_use]
 pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome: Outcome, text: &str) -> Entry {
     Entry {
@@ -326,7 +323,7 @@ pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome:
     }
 }
 
-/// A state for the API.
+/// For the API.
 #[must_use]
 pub fn api_state(state: State) -> wharf_api::EndpointState {
     use wharf_api::EndpointState as Api;
@@ -368,7 +365,7 @@ fn bandwidth(limits: &Bandwidth) -> wharf_api::Bandwidth {
     wharf_api::Bandwidth { ingress: of(limits.ingress), egress: of(limits.egress) }
 }
 
-/// An endpoint for the API.
+/// For the API.
 #[must_use]
 pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
     let r = &view.record;

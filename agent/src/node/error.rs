@@ -14,15 +14,15 @@ pub enum JobError {
     /// The kernel refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Another call for this id did not end.
+    /// Another call for this id runs.
     #[error("not begun within {bound:?}: it waits for {}", call(*.running))]
     NotBegun {
         /// Time waited.
         bound: Duration,
-        /// Step and age of the other call, if known.
+        /// Step and age, if known.
         running: Option<(&'static str, Duration)>,
     },
-    /// No end within the bound; the call continues.
+    /// The bound; the call continues.
     #[error("no answer within {0:?}")]
     NoAnswer(Duration),
 }
@@ -32,21 +32,21 @@ fn call(running: Option<(&'static str, Duration)>) -> String {
     known.unwrap_or_else(|| "another step".to_owned())
 }
 
-/// Failure of a build; the last good state is in force.
+/// A failed build; the last good state is in force.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BuildError {
-    /// Ended by a delete before this step.
+    /// A delete came before this step.
     #[error("{0}: not begun, a delete came")]
     Cancelled(CreateStep),
     /// A step failed.
     #[error("{0}: {1}")]
     Step(CreateStep, JobError),
-    /// The policy rows could not be written.
+    /// The policy rows.
     #[error(transparent)]
     Policy(#[from] PolicyError),
 }
 
-/// Failure of a command to an endpoint.
+/// A refused or failed command.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommandError {
     /// Not allowed in this state.
@@ -57,7 +57,7 @@ pub enum CommandError {
         /// The state.
         state: State,
     },
-    /// Preceded by a delete.
+    /// A delete came first.
     #[error("the endpoint is being deleted")]
     Deleted,
     /// The create failed.
@@ -66,24 +66,24 @@ pub enum CommandError {
     /// The build failed.
     #[error("{0}; the last good state stays in force, and it is retried")]
     Build(#[from] BuildError),
-    /// The labels have no identity.
+    /// The labels' identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// No identity in time.
+    /// A timeout.
     #[error("no identity for the labels within {0:?}; the endpoint keeps its labels")]
     NoIdentity(Duration),
     /// Too many named ports.
     #[error("{0} named ports, at most {MAX_NAMED_PORTS} are taken; remove some")]
     NamedPorts(usize),
-    /// The policy rows could not be written.
+    /// The policy rows.
     #[error("{}; the endpoint has the rules of before", refusal(.0))]
     Policy(#[from] PolicyError),
-    /// The commit failed.
+    /// The commit.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The reason without the retry that [`PolicyError::Kernel`] announces.
+/// Without the retry that [`PolicyError::Kernel`] announces.
 fn refusal(why: &PolicyError) -> String {
     match why {
         PolicyError::Kernel(kernel) => format!("put policy into the kernel: {kernel}"),

@@ -1,4 +1,4 @@
-//! Results of the last flow collections.
+//! Last flow collections.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -6,7 +6,7 @@ use wharf_core::flow::FlowUsage;
 
 use crate::sync::lock;
 
-/// Collections kept for the status: one minute, so that it shows bursts between two looks.
+/// One minute, so that the status shows bursts between two looks.
 const KEPT: usize = 7;
 
 /// The last collections.
@@ -16,7 +16,7 @@ pub struct Flows(Mutex<VecDeque<Collection>>);
 /// A collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collection {
-    /// Remaining flows, and counts until then.
+    /// Remaining flows, and counts.
     pub usage: FlowUsage,
     /// End, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
@@ -29,7 +29,7 @@ impl Flows {
         kept.push_front(collection);
     }
 
-    /// The newest and the oldest kept collection.
+    /// The newest and the oldest.
     #[must_use]
     pub fn recent(&self) -> Option<(Collection, Collection)> {
         let kept = lock(&self.0);

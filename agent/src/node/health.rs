@@ -1,4 +1,4 @@
-//! State of the health endpoint, and its reserved names.
+//! The health endpoint's state and reserved names.
 
 use std::sync::{
     Mutex,
@@ -14,20 +14,19 @@ use wharf_core::{
 
 use crate::{clock, config::AgentConfig, sync::lock};
 
-/// The health endpoint's network, container id and lease owner; reserved.
+/// Reserved network, container id and lease owner.
 pub const NAME: &str = "wharf-health";
 const IFNAME: &str = "eth0";
-/// Maximum clients that wait for a round; others must retry.
+/// Others must retry.
 const ASKERS: usize = 16;
 
 pub(crate) type Asker = oneshot::Sender<()>;
 
-/// State of the health endpoint, written by its controller.
+/// Written by the controller.
 pub struct Health {
     view: Mutex<NodeHealth>,
     asks: mpsc::Sender<Asker>,
     inbox: Mutex<Option<mpsc::Receiver<Asker>>>,
-    /// The controller serves requests.
     is_on: AtomicBool,
 }
 
@@ -50,7 +49,7 @@ impl Health {
         Self { view: Mutex::new(view), asks, inbox: Mutex::new(Some(inbox)), is_on: AtomicBool::new(false) }
     }
 
-    /// A copy of the state.
+    /// A copy.
     #[must_use]
     pub fn view(&self) -> NodeHealth {
         lock(&self.view).clone()
@@ -62,7 +61,7 @@ impl Health {
         HealthReport { nodes: vec![self.view()] }
     }
 
-    /// Requests a round; the receiver resolves at its end. `None` if the controller is off or too many clients wait.
+    /// Requests a round; resolves at its end. `None`: the controller is off, or too many wait.
     pub fn ask(&self) -> Option<oneshot::Receiver<()>> {
         if !self.is_on.load(Ordering::Acquire) {
             return None;
@@ -71,7 +70,6 @@ impl Health {
         self.asks.try_send(asker).ok().map(|()| answer)
     }
 
-    /// Requests, for the controller.
     pub(crate) fn take_inbox(&self) -> Option<mpsc::Receiver<Asker>> {
         lock(&self.inbox).take()
     }
@@ -91,10 +89,10 @@ impl Health {
     }
 }
 
-/// The attachment of the health endpoint.
+/// The health endpoint's attachment.
 ///
 /// # Errors
-/// Never: a test checks the constants.
+/// Never; tested.
 pub fn attachment() -> Result<Attachment, IdError> {
     Ok(Attachment {
         network: NetworkName::parse(NAME)?,
@@ -103,13 +101,13 @@ pub fn attachment() -> Result<Attachment, IdError> {
     })
 }
 
-/// Whether an attachment has the reserved network or container id.
+/// Whether network or container id is reserved.
 #[must_use]
 pub fn is_reserved(attachment: &Attachment) -> bool {
     attachment.network.as_str() == NAME || attachment.container_id.as_str() == NAME
 }
 
-/// Whether a lease is the health endpoint's: others must not use or release it, also during a relaunch.
+/// Only the health endpoint may use or release its leases, also during a relaunch.
 #[must_use]
 pub fn holds(owner: &LeaseOwner) -> bool {
     matches!(owner, LeaseOwner::Caller { name } if name == NAME)

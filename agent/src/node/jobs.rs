@@ -1,9 +1,8 @@
 //! Kernel calls for an endpoint, one at a time.
 //!
-//! A kernel call cannot be cancelled and continues after its bound; a late load could pin programs that a concurrent
-//! delete has just unpinned. So each call runs to completion in a task and holds its endpoint id's turn. The id's
-//! next call waits for the turn within its bound; its error names the running call. The audit skips ids in flight. A
-//! delete that fails this way is resumed.
+//! A kernel call continues after its bound; a late load could pin programs that a concurrent delete has just unpinned.
+//! So each call runs to completion in a task and holds its endpoint id's turn. The id's next call waits within its
+//! bound. The audit skips ids in flight.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,45 +25,45 @@ use wharf_core::{
 
 use crate::{node::error::JobError, sync::lock};
 
-/// Endpoint ids in flight, and their kernel calls.
+/// Ids in flight, and their kernel calls.
 pub struct Jobs {
     kernel: Arc<dyn Kernel>,
-    /// Tasks of the calls; awaited at a stop.
+    /// Awaited at a stop.
     tasks: TaskTracker,
-    /// Turns, held across a call so that the next one waits. An entry lives while a task holds or awaits its turn.
+    /// An entry lives while a task holds or awaits its turn.
     turns: Mutex<BTreeMap<EndpointId, Weak<Turn>>>,
     running: Mutex<BTreeMap<EndpointId, Job>>,
-    /// Number of guards by id: a delete may start before a build has ended.
+    /// Guards by id: a delete may start before a build has ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
 }
 
 type Turn = tokio::sync::Mutex<()>;
 
-/// A running kernel call.
+/// A running call.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
-    /// Name of the step.
+    /// The step's name.
     pub step: &'static str,
     /// When it began.
     pub since: Instant,
 }
 
 impl Jobs {
-    /// `tasks`: tracks the calls.
+    /// `tasks` tracks the calls.
     #[must_use]
     pub fn new(kernel: Arc<dyn Kernel>, tasks: TaskTracker) -> Arc<Self> {
         let (turns, running, in_flight) = (Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self { kernel, tasks, turns, running, in_flight })
     }
 
-    /// Marks an id as in flight while the guard lives.
+    /// Keeps an id in flight while the guard lives.
     #[must_use]
     pub fn working_on(self: &Arc<Self>, id: EndpointId) -> InFlight {
         *lock(&self.in_flight).entry(id).or_default() += 1;
         InFlight { jobs: Arc::clone(self), id }
     }
 
-    /// Whether a create, build, delete or refill works on the id.
+    /// Whether work on the id runs.
     #[must_use]
     pub fn is_in_flight(&self, id: EndpointId) -> bool {
         lock(&self.in_flight).contains_key(&id)
@@ -96,10 +95,10 @@ impl Jobs {
         turn.lock_owned().await
     }
 
-    /// Runs a kernel call as the only one of its endpoint id, to completion even if the returned future is dropped.
+    /// Runs an endpoint's only kernel call, to completion even if the future is dropped.
     ///
     /// # Errors
-    /// The call's error.
+    /// The call failed.
     pub async fn run<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
@@ -117,7 +116,7 @@ impl Jobs {
     /// [`Self::run`] with a bound.
     ///
     /// # Errors
-    /// The call failed or exceeded the bound, or an earlier call for the id did.
+    /// The call failed or exceeded the bound.
     pub async fn bounded<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
@@ -140,7 +139,7 @@ impl Jobs {
         }
     }
 
-    /// Unpins the programs of an id without an endpoint.
+    /// Unpins an id's programs.
     ///
     /// # Errors
     /// As [`Self::bounded`].
@@ -166,7 +165,7 @@ impl Jobs {
         lock(&self.running).insert(id, Job { step, since: Instant::now() });
         let call = call(Arc::clone(&self.kernel));
         let job = async move {
-            // Dropped in reverse order: the turn is passed on after the entry is removed.
+            // Reverse drop order: the turn is passed on after the entry is removed.
             let _held = (running, turn, working);
             call.await
         };
@@ -192,7 +191,6 @@ impl Drop for InFlight {
     }
 }
 
-/// Removes a call's entry at its end or panic.
 struct Running {
     jobs: Arc<Jobs>,
     id: EndpointId,

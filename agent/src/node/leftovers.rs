@@ -1,4 +1,4 @@
-//! Leftovers of endpoints: orphans and failed undos.
+//! Orphans and failed undos.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -15,18 +15,18 @@ use crate::node::endpoint::Shared;
 pub struct Orphan {
     /// Link.
     pub link: LinkRef,
-    /// Attachment in the link's mark, if any.
+    /// From the link's mark.
     pub attachment: Option<Attachment>,
-    /// Rows of `ENDPOINTS`.
+    /// In `ENDPOINTS`.
     pub rows: Vec<(IpAddr, Epoch)>,
-    /// Addresses leased under the link's name.
+    /// Leased under the link's name.
     pub held: Vec<IpAddr>,
 }
 
-/// Subject of an unfinished undo.
+/// Failed undos.
 #[derive(Debug, Clone)]
 pub enum Unfinished {
-    /// A prepared program set.
+    /// A prepared set.
     Programs,
     /// A create.
     Create(Box<Remains>),

@@ -1,4 +1,4 @@
-//! Shared state of the life of endpoints.
+//! State that the life of endpoints needs.
 
 use std::{
     net::IpAddr,
@@ -41,7 +41,7 @@ use crate::{
     sync::lock,
 };
 
-/// Shared state for creating, building, deleting and restoring endpoints; one for each agent.
+/// One for each agent.
 pub struct Lifecycle {
     /// Settings.
     pub config: AgentConfig,
@@ -51,27 +51,27 @@ pub struct Lifecycle {
     pub store: Store,
     /// Addresses.
     pub addresses: Addresses,
-    /// MTU of links without a requested one.
+    /// Of links without a requested MTU.
     pub mtu: Mutex<NodeMtu>,
     /// Allocates identities.
     pub identities: Arc<dyn Identities>,
     /// Endpoints.
     pub registry: Registry,
-    /// Prepared program sets.
+    /// Sets ahead of need.
     pub prepared: Prepared,
-    /// Kernel calls for endpoints.
+    /// One at a time for each endpoint.
     pub jobs: Arc<Jobs>,
     /// Network policy.
     pub policy: Policy,
     /// The proxy.
     pub proxy: Proxy,
-    /// Admission of creates.
+    /// Admits creates.
     pub gate: Arc<Gate>,
-    /// Concurrent regenerations: the number of cores, at least 2.
+    /// Regenerations at once: the number of cores, at least 2.
     pub build_permits: Semaphore,
-    /// Memory of the process, and its control group's limit.
+    /// Memory, and its limit.
     pub memory: Memory,
-    /// Traces forwarded packets of every endpoint.
+    /// Traces every endpoint's forwarded packets.
     pub trace_all: AtomicBool,
     /// Deletion records.
     pub deletions: Deletions,
@@ -79,7 +79,7 @@ pub struct Lifecycle {
     pub orphans: Aside<Orphan>,
     /// Records out of service.
     pub out_of_service: Aside<OutOfService>,
-    /// Unfinished undos, by id.
+    /// By id.
     pub unfinished: Aside<Unfinished>,
     /// Timelines of ended endpoints.
     pub timelines: Timelines,
@@ -87,37 +87,37 @@ pub struct Lifecycle {
     pub monitor: Monitor,
     /// Metrics.
     pub metrics: Metrics,
-    /// The agent's tasks.
+    /// Of the agent.
     pub tasks: Tasks,
 }
 
-/// The proxy, with counts of completions.
+/// With counts of completions.
 pub struct Proxy {
     /// Redirects.
     pub redirects: Arc<dyn Redirects>,
     /// Awaited completions.
     pub pending: AtomicU64,
-    /// Completions that exceeded their bound.
+    /// Completions past their bound.
     pub timed_out: AtomicU64,
 }
 
-/// The agent's tasks and their stop tokens; cheap to clone.
+/// Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Tasks {
     /// Deletes, controllers, readers; awaited at a stop.
     pub operations: TaskTracker,
-    /// Endpoint tasks; they end after the operations, which need them.
+    /// End after the operations, which need them.
     pub endpoints: TaskTracker,
     /// Controllers.
     pub controllers: Controllers,
-    /// Set when the agent stops: no new work.
+    /// No new work.
     pub stop: CancellationToken,
-    /// Set after the operations: endpoint tasks end, endpoints stay in the kernel.
+    /// After the operations: endpoint tasks end, endpoints stay in the kernel.
     pub halt: CancellationToken,
 }
 
 impl Lifecycle {
-    /// Combines the parts.
+    /// From its parts.
     #[must_use]
     pub fn new(
         config: AgentConfig,
@@ -157,7 +157,7 @@ impl Lifecycle {
         }
     }
 
-    /// The node's part of the datapath.
+    /// The node's datapath.
     #[must_use]
     pub fn spec(&self) -> NodeSpec {
         let ipam = lock(&self.addresses.ipam);
@@ -173,13 +173,13 @@ impl Lifecycle {
         }
     }
 
-    /// MTU of links without a requested one, bytes.
+    /// In bytes, without a requested MTU.
     #[must_use]
     pub fn mtu(&self) -> u32 {
         lock(&self.mtu).bytes
     }
 
-    /// Router addresses, IPv4 first.
+    /// IPv4 first.
     #[must_use]
     pub fn routers(&self) -> Vec<IpAddr> {
         let ipam = lock(&self.addresses.ipam);

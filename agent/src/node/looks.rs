@@ -1,24 +1,24 @@
-//! Permits for kernel look-ups that clients wait for.
+//! Permits for clients' reads of the kernel.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Concurrent looks of a purpose. A look runs until the kernel answers, even without its client.
+/// For each purpose. A look runs until the kernel answers, even without its client.
 pub const LOOKS: usize = 4;
 
-/// Purpose of a look. Purposes do not wait for each other.
+/// Purposes do not wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Explanation, or read of the flow tables: up to a second.
+    /// An explanation, or the flow tables: up to a second.
     Explanation,
-    /// List of endpoints: a look-up for each link.
+    /// A look-up for each link.
     List,
-    /// One endpoint: one look-up. A CHECK starts with it.
+    /// A CHECK starts with it.
     Endpoint,
 }
 
-/// The permits of each purpose.
+/// By purpose.
 #[derive(Debug)]
 pub struct Looks {
     explanations: Arc<Semaphore>,
@@ -34,14 +34,12 @@ impl Default for Looks {
 }
 
 impl Looks {
-    /// Waits for a permit, which is held during the look.
     pub(crate) async fn turn(&self, purpose: Purpose) -> Option<OwnedSemaphorePermit> {
         let permits = match purpose {
             Purpose::Explanation => &self.explanations,
             Purpose::List => &self.lists,
             Purpose::Endpoint => &self.endpoints,
         };
-        // The semaphore is never closed.
         Arc::clone(permits).acquire_owned().await.ok()
     }
 }

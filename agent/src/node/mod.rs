@@ -1,4 +1,4 @@
-//! State shared by the agent's tasks, and its invariants. Starts no tasks and does not depend on its users.
+//! State shared by the agent's tasks, and its invariants.
 
 pub mod aside;
 pub mod clients;
@@ -40,7 +40,7 @@ use crate::{
     store::Store,
 };
 
-/// The whole agent. Only the composition root and the rooms that answer the outside take it.
+/// The whole agent, for the composition root and the rooms that answer requests.
 pub struct Node {
     /// The life of endpoints.
     pub life: Arc<Lifecycle>,
@@ -50,13 +50,13 @@ pub struct Node {
     pub health: Arc<Health>,
     /// Self-checks of endpoints.
     pub self_checks: Arc<SelfChecks>,
-    /// The last collections of the flow tables.
+    /// Last collections.
     pub flows: Arc<Flows>,
-    /// Clients of the proxies with an exhausted share.
+    /// With an exhausted share.
     pub proxy_clients: Arc<Clients>,
-    /// Findings of the last leak audit; `None` before the first.
+    /// Of the last leak audit; `None` before the first.
     pub audit_findings: Mutex<Option<Left>>,
-    /// Permits for kernel look-ups.
+    /// For reads of the kernel.
     pub looks: Looks,
     /// Settings changed at run time.
     pub changed_settings: Mutex<BTreeSet<&'static str>>,
@@ -66,12 +66,12 @@ pub struct Node {
     pub pulses: Pulses,
     /// Parts of the status.
     pub parts: Parts,
-    /// When the agent started.
+    /// Start of the agent.
     pub started: Instant,
 }
 
 impl Node {
-    /// Combines the parts.
+    /// From its parts.
     #[must_use]
     pub fn new(
         config: AgentConfig,

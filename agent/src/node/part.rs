@@ -1,7 +1,7 @@
 //! A part of the status, with its last answer.
 //!
-//! A reader gets the answer of a look that began after its request or, on timeout, the last answer and its age. One
-//! look runs at a time and readers wait for it, so a stuck part blocks one thread.
+//! A read answers with a look that began after the request or, on timeout, with the last answer and its age. One look
+//! runs at a time: a stuck part blocks one thread.
 
 use std::{
     collections::BTreeMap,
@@ -19,10 +19,10 @@ use wharf_core::kernel::KernelError;
 
 use crate::sync::lock;
 
-/// Maximum looks of a read: a look may panic, and a stopped runtime drops looks.
+/// Per read: a look may panic, and a stopped runtime drops looks.
 const LOOKS: u32 = 2;
 
-/// Writes a part's answer into a status.
+/// Writes an answer into a status.
 pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
 
 /// All parts.
@@ -30,19 +30,18 @@ pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
 pub struct Parts {
     fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
     pub(crate) counters: Arc<Part<Result<Vec<MetricRow>, KernelError>>>,
-    /// Runtime of the admin thread, so that looks do not depend on the main one.
+    /// The admin thread's: independent of the main runtime.
     runtime: OnceLock<Handle>,
     pub(crate) stale: AtomicU64,
 }
 
 impl Parts {
-    /// Sets the runtime for looks. Later calls have no effect.
+    /// Sets the looks' runtime once.
     pub fn look_on(&self, runtime: Handle) {
-        // A second admin thread would be a bug.
         let _ = self.runtime.set(runtime);
     }
 
-    /// Parts without an answer at the last status.
+    /// Unanswered at the last status.
     #[must_use]
     pub fn stale(&self) -> u64 {
         self.stale.load(Ordering::Relaxed)
@@ -60,25 +59,25 @@ impl Parts {
 /// Result of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading<T> {
-    /// From a look that began after the request.
+    /// From a look after the request.
     Fresh(T),
-    /// Not answering.
+    /// A timeout.
     Stale {
-        /// The last answer.
+        /// Last answer.
         value: T,
-        /// Age of the last answer.
+        /// Its age.
         age: Duration,
-        /// Duration of the running look.
+        /// Of the running look.
         waiting: Duration,
     },
-    /// Not answering, and never has.
+    /// A timeout, without an earlier answer.
     Unknown {
-        /// Duration of the running look.
+        /// Of the running look.
         waiting: Duration,
     },
 }
 
-/// Shared by readers and the running look.
+/// Shared by readers and the look.
 #[derive(Debug)]
 pub struct Part<T> {
     slot: Mutex<Slot<T>>,
@@ -105,7 +104,7 @@ impl<T> Default for Part<T> {
 }
 
 impl<T: Clone + Send + 'static> Part<T> {
-    /// Reads the part until `until`. A look runs on a blocking thread of `runtime`, and continues without readers.
+    /// A look runs on a blocking thread of `runtime`, and continues without readers.
     pub async fn read<F>(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -120,7 +119,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         loop {
             let ended = self.ended.notified();
             tokio::pin!(ended);
-            // Registered before the slot is read, so that no end is missed.
+            // Registered before the read, so that no end is missed.
             ended.as_mut().enable();
             let is_free = {
                 let mut slot = lock(&self.slot);
@@ -156,7 +155,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         }
     }
 
-    /// The thread is not joined: its look may never end. At most one for each part.
+    /// Not joined: a look may never end.
     fn start<F>(self: &Arc<Self>, runtime: &Handle, look: F)
     where
         F: Future<Output = T> + Send + 'static,
@@ -166,7 +165,7 @@ impl<T: Clone + Send + 'static> Part<T> {
     }
 }
 
-/// A running look; its end is recorded also after a drop or panic.
+/// Recorded also after a drop or panic.
 struct Look<T> {
     part: Arc<Part<T>>,
     found: Option<T>,
@@ -217,7 +216,6 @@ mod tests {
         }
     }
 
-    /// A look that blocks its thread until released, and counts its starts.
     struct Stuck {
         begun: Arc<AtomicU64>,
         go: Arc<Mutex<mpsc::Receiver<u64>>>,
@@ -248,7 +246,6 @@ mod tests {
         }
         tell.send(1).expect("somebody listens");
         tell.send(2).expect("somebody listens");
-        // The first look began before this request, so the second answers it.
         assert_eq!(part.read(&runtime, patient(), || stuck.look()).await, Reading::Fresh(2));
         for _ in 0..3 {
             let reading = part.read(&runtime, soon(), || stuck.look()).await;
@@ -264,7 +261,6 @@ mod tests {
         let (stuck, tell) = Stuck::new();
         let ask = || part.read(&runtime, patient(), || stuck.look());
         let answer = async {
-            // The first look runs before any answer; others need at most one more.
             for n in 0..10 {
                 tell.send(n).expect("somebody listens");
             }

@@ -1,4 +1,4 @@
-//! Table of prepared program sets: loaded and verified before a create needs them.
+//! Loaded and verified program sets, for creates.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -10,18 +10,18 @@ use wharf_core::ids::{EndpointId, MacAddr};
 
 use crate::sync::lock;
 
-/// A loaded and pinned program set without an endpoint.
+/// Pinned, without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProgramSet {
-    /// Id of the pins, taken in the registry.
+    /// Taken in the registry.
     pub id: EndpointId,
-    /// Constant of the programs.
+    /// A program constant.
     pub container_mac: MacAddr,
-    /// Constant of the programs.
+    /// A program constant.
     pub host_mac: MacAddr,
 }
 
-/// Ready sets; the controller loads up to `target`.
+/// The controller loads up to `target`.
 pub struct Prepared {
     ready: Mutex<VecDeque<ProgramSet>>,
     taken: Notify,
@@ -52,13 +52,13 @@ impl Prepared {
         lock(&self.ready).push_back(set);
     }
 
-    /// Ids of the ready sets.
+    /// Of ready sets.
     #[must_use]
     pub fn ids(&self) -> BTreeSet<EndpointId> {
         lock(&self.ready).iter().map(|s| s.id).collect()
     }
 
-    /// Number of ready sets, and the target.
+    /// Ready sets, and the target.
     #[must_use]
     pub fn fill(&self) -> (usize, usize) {
         (lock(&self.ready).len(), self.target)
@@ -70,7 +70,7 @@ impl Prepared {
     }
 }
 
-/// A random pair of locally administered unicast addresses (IEEE 802: bit 1 of the first octet set, bit 0 clear).
+/// Random, locally administered, unicast (IEEE 802: bit 1 of the first octet set, bit 0 clear).
 #[must_use]
 pub fn random_macs() -> (MacAddr, MacAddr) {
     let one = || {

@@ -1,4 +1,4 @@
-//! State of the deletion queue: waiting records and the canary.
+//! The deletion queue's waiting records and canary.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +15,14 @@ use crate::{clock, sync::lock};
 
 /// Age at which a missing canary is reported.
 const CANARY_PATIENCE: Duration = Duration::from_secs(5);
-/// Age of a record at which the queue is degraded, milliseconds.
+/// Age of a record that degrades the queue, milliseconds.
 const OLD_MS: u64 = 60_000;
 
-/// State of the deletion queue.
+/// The queue.
 pub struct Deletions {
     /// The directory.
     pub queue: Queue,
-    /// Serializes drains, which would otherwise repeat deletes. Held across awaits, which the deletes bound.
+    /// Serializes drains, which would otherwise repeat deletes. Held across deletes, which are bounded.
     turn: tokio::sync::Mutex<()>,
     seen: Mutex<Seen>,
     since: Instant,
@@ -32,14 +32,12 @@ pub struct Deletions {
 struct Seen {
     waiting: BTreeMap<String, Waiting>,
     unusable: u64,
-    /// Files put aside, also by earlier runs.
     aside: u64,
     drained: u64,
     canary: Canary,
 }
 
-/// A record whose delete failed. Its age follows the monotonic clock; writer's and agent's wall clocks are compared
-/// when the agent first reads it.
+/// A failed delete. Its age starts with the difference of wall clocks, and follows the monotonic clock.
 struct Waiting {
     age_ms: u64,
     met: Instant,
@@ -74,30 +72,30 @@ enum Canary {
     Failed(QueueFailure),
 }
 
-/// Failure of work on the queue.
+/// A failure.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueFailure {
     /// The queue refused.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// The blocking task panicked or was cancelled.
+    /// A panicked or cancelled task.
     #[error("deletion queue {queue}: {1}", queue = .0.display())]
     Task(PathBuf, #[source] tokio::task::JoinError),
 }
 
-/// Trigger of a drain.
+/// Why a drain runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Start of the agent.
+    /// The agent's.
     Start,
-    /// A written record.
+    /// A record.
     Event,
     /// The tick.
     Tick,
 }
 
 impl Deletions {
-    /// Queue of a run directory.
+    /// In a run directory.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self {
@@ -108,19 +106,19 @@ impl Deletions {
         }
     }
 
-    /// A record's age, milliseconds.
+    /// In milliseconds.
     #[must_use]
     pub fn age_ms(&self, entry: &Entry) -> u64 {
         let seen = lock(&self.seen);
         seen.waiting.get(&entry.name).map_or_else(|| Waiting::meet(entry.written_unix_ms).age_ms, Waiting::age_ms)
     }
 
-    /// Waits for the turn to drain.
+    /// The turn to drain.
     pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
     }
 
-    /// Records a drain: remaining records (file name and write time), number put aside by it, and in total.
+    /// Remaining records (file name, write time), files put aside now, and in total.
     pub fn drained(&self, stay: &[(String, u64)], unusable: u64, aside: u64) {
         let mut seen = lock(&self.seen);
         let mut before = std::mem::take(&mut seen.waiting);
@@ -137,7 +135,7 @@ impl Deletions {
         lock(&self.seen).drained += 1;
     }
 
-    /// Records that the canary was sent, or why not.
+    /// The canary was sent, or why not.
     pub fn canary_sent(&self, sent: Result<String, QueueFailure>) {
         lock(&self.seen).canary = match sent {
             Ok(nonce) => Canary::Out { nonce, since: Instant::now() },
@@ -145,12 +143,12 @@ impl Deletions {
         };
     }
 
-    /// Whether sending the canary failed.
+    /// The canary was not sent.
     pub fn canary_failed(&self) -> bool {
         matches!(lock(&self.seen).canary, Canary::Failed(_))
     }
 
-    /// Records a canary from the queue.
+    /// The queue delivered a canary.
     pub fn canary_came(&self, nonce: &str, cause: Cause) {
         let mut seen = lock(&self.seen);
         if let Canary::Out { nonce: ours, since } = &seen.canary
@@ -161,14 +159,14 @@ impl Deletions {
         }
     }
 
-    /// Puts aside a record that the audit found unusable.
+    /// Puts aside an unusable record.
     ///
     /// # Errors
     /// The file cannot be moved.
     pub async fn discard(&self, name: &str) -> Result<(), QueueFailure> {
         let name = name.to_owned();
         let set_aside = self.blocking(move |queue| {
-            // A drain may have put it aside already.
+            // A drain may have been first.
             let is_there = queue.list()?.iter().any(|entry| entry.name == name);
             queue.set_aside(&name).map(|()| is_there)
         });
@@ -180,7 +178,7 @@ impl Deletions {
         Ok(())
     }
 
-    /// Removes records of attachments that a direct delete has deleted.
+    /// Removes records of deleted attachments.
     pub async fn served(&self, attachments: &[Attachment]) {
         let waiting = attachments.iter().filter(|a| {
             let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
@@ -194,7 +192,7 @@ impl Deletions {
         }
     }
 
-    /// Runs file operations on a blocking thread.
+    /// Runs on a blocking thread.
     ///
     /// # Errors
     /// The operation's error.

@@ -1,8 +1,8 @@
-//! Registry: endpoints by id and by interface, and free ids.
+//! Endpoints by id and by interface, and free ids.
 //!
-//! The lock is held for map operations only. A create reserves id and interface before its first side effect, a
-//! delete frees them after its last: creates of one attachment cannot overlap, and a late clean-up cannot hit a new
-//! endpoint with the id.
+//! A create reserves id and interface before its first side effect, a delete frees them after its last: creates of one
+//! attachment cannot overlap, and a late clean-up cannot hit the id's next endpoint. The lock is held for map
+//! operations only.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -23,13 +23,13 @@ use crate::{node::endpoint::Handle, sync::lock};
 /// Why an insertion is refused.
 #[derive(Debug)]
 pub enum Taken {
-    /// Endpoint with the interface.
+    /// Has the interface.
     Interface(Box<Handle>),
-    /// Endpoint with the address.
+    /// Has the address.
     Address(IpAddr, Box<Handle>),
-    /// Endpoint on the other plugin's link.
+    /// On the plugin's link.
     Link(Box<Handle>),
-    /// Endpoint that publishes the port.
+    /// Publishes the port.
     Port(Publish, Box<Handle>),
 }
 
@@ -37,7 +37,6 @@ pub enum Taken {
 #[derive(Default)]
 pub struct Registry {
     inner: Mutex<Inner>,
-    /// Notified when an endpoint has left.
     left: Notify,
 }
 
@@ -45,12 +44,12 @@ pub struct Registry {
 struct Inner {
     by_id: BTreeMap<EndpointId, Handle>,
     by_interface: HashMap<(ContainerId, IfName), EndpointId>,
-    /// Ids of endpoints, prepared program sets and clean-ups.
+    /// By endpoints, prepared sets and clean-ups.
     taken: BTreeSet<EndpointId>,
-    /// Freed ids, oldest first, so that reuse is late.
+    /// Oldest first, so that reuse is late.
     released: VecDeque<EndpointId>,
     next_unused: u16,
-    /// Endpoints whose delete is answered while the kernel releases their links.
+    /// Endpoints with answered deletes.
     leaving: BTreeSet<(EndpointId, Epoch)>,
 }
 
@@ -68,8 +67,7 @@ impl Drop for Leaving<'_> {
 }
 
 impl Registry {
-    /// Marks an endpoint whose delete is answered before its record is removed. [`Self::settled`] waits for the
-    /// guard's end.
+    /// Until the guard drops, an answered delete's endpoint is leaving.
     #[must_use]
     pub fn leaves(&self, handle: &Handle) -> Leaving<'_> {
         let who = (handle.id, handle.epoch);
@@ -77,7 +75,7 @@ impl Registry {
         Leaving { registry: self, who }
     }
 
-    /// Whether the delete is answered and the record remains.
+    /// Whether its answered delete is unfinished.
     #[must_use]
     pub fn is_leaving(&self, handle: &Handle) -> bool {
         lock(&self.inner).leaving.contains(&(handle.id, handle.epoch))
@@ -89,8 +87,7 @@ impl Registry {
         !lock(&self.inner).leaving.is_empty()
     }
 
-    /// Waits for leaving endpoints that `concern` the caller; returns whether there was one. Bounded by the deletes;
-    /// the kernel releases a link within tens of milliseconds.
+    /// Waits for leaving endpoints of `concern`; returns whether there was one. The kernel takes tens of milliseconds.
     pub async fn settled(&self, concern: impl Fn(&EndpointRecord) -> bool) -> bool {
         let wanted: Vec<_> = {
             let inner = lock(&self.inner);
@@ -108,7 +105,7 @@ impl Registry {
         }
     }
 
-    /// Takes a free id: an unused one, else the earliest freed.
+    /// Unused, else the earliest freed.
     #[must_use]
     pub fn take_id(&self) -> Option<EndpointId> {
         let mut inner = lock(&self.inner);
@@ -128,31 +125,31 @@ impl Registry {
         None
     }
 
-    /// Whether no id is free.
+    /// No id is free.
     #[must_use]
     pub fn is_full(&self) -> bool {
         lock(&self.inner).taken.len() >= usize::from(MAX_ENDPOINT_ID)
     }
 
-    /// Takes an earlier run's id; false if it is taken.
+    /// An earlier run's; false if taken.
     pub fn claim_id(&self, id: EndpointId) -> bool {
         lock(&self.inner).taken.insert(id)
     }
 
-    /// Frees an id, as the last step of a delete.
+    /// The last step of a delete.
     pub fn free_id(&self, id: EndpointId) {
         let mut inner = lock(&self.inner);
-        // An id above `next_unused` counts as unused.
+        // Higher ids count as unused.
         if inner.taken.remove(&id) && id.get() <= inner.next_unused {
             inner.released.push_back(id);
         }
     }
 
-    /// Inserts an endpoint unless its interface, link, addresses or ports are in use. A port is in use until its
-    /// endpoint leaves the registry, because the kernel may still have it.
+    /// Inserts an endpoint unless interface, link, addresses or ports are in use. Ports are until their endpoint
+    /// leaves: the kernel may still have them.
     ///
     /// # Errors
-    /// The other endpoint. Only caller-leased addresses are known here; IPAM leases others later.
+    /// The other endpoint. IPAM leases most addresses later.
     pub fn insert(&self, handle: Handle) -> Result<(), Taken> {
         let key = interface_key(&handle);
         let addresses: Vec<IpAddr> = addresses_of(&handle).collect();
@@ -187,7 +184,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The id stays taken until [`Self::free_id`].
+    /// Keeps the id until [`Self::free_id`].
     pub fn remove(&self, id: EndpointId) -> Option<Handle> {
         let mut inner = lock(&self.inner);
         let handle = inner.by_id.remove(&id)?;
@@ -198,13 +195,13 @@ impl Registry {
         Some(handle)
     }
 
-    /// The endpoint of an id.
+    /// By id.
     #[must_use]
     pub fn get(&self, id: EndpointId) -> Option<Handle> {
         lock(&self.inner).by_id.get(&id).cloned()
     }
 
-    /// The endpoint of a container and interface.
+    /// In a container.
     #[must_use]
     pub fn by_interface(&self, container: &ContainerId, ifname: &IfName) -> Option<Handle> {
         let inner = lock(&self.inner);
@@ -212,7 +209,7 @@ impl Registry {
         inner.by_id.get(id).cloned()
     }
 
-    /// The endpoint with the next id; wraps around.
+    /// The next id's; wraps around.
     #[must_use]
     pub fn next_after(&self, id: EndpointId) -> Option<Handle> {
         let inner = lock(&self.inner);
@@ -220,7 +217,7 @@ impl Registry {
         above.next().or_else(|| inner.by_id.first_key_value()).map(|(_, handle)| handle.clone())
     }
 
-    /// All endpoints, ordered by id.
+    /// By id.
     #[must_use]
     pub fn list(&self) -> Vec<Handle> {
         lock(&self.inner).by_id.values().cloned().collect()
@@ -243,12 +240,11 @@ fn addresses_of(handle: &Handle) -> impl Iterator<Item = IpAddr> + use<> {
     handle.shared.read(|v| v.record.addresses())
 }
 
-/// Host side of another plugin's link.
 fn plugin_link(handle: &Handle) -> Option<IfIndex> {
     handle.shared.read(|v| (!v.record.link_owner.is_wharf()).then_some(v.record.host_ifindex))
 }
 
-/// Without the network: interface names are unique in a container.
+/// Interface names are unique in a container.
 fn interface_key(handle: &Handle) -> (ContainerId, IfName) {
     handle.shared.read(|v| (v.record.attachment.container_id.clone(), v.record.attachment.ifname.clone()))
 }

@@ -1,4 +1,4 @@
-//! Results of endpoints' self-checks.
+//! Endpoints' self-checks.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -11,32 +11,30 @@ use wharf_core::ids::{EndpointId, Epoch};
 
 use crate::{node::endpoint::Handle, sync::lock};
 
-/// Minimum time between background batches, which take about 1 ms.
+/// Between background batches of about 1 ms.
 pub const PACE: Duration = Duration::from_millis(20);
 
-/// Concurrent checks of a lane: each blocks a thread for about 1 ms, so a hundred CHECKs take about 25 ms.
+/// For each lane. A check blocks a thread for about 1 ms.
 pub const AT_ONCE: usize = 4;
 
-/// Requester of a check.
+/// Who checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// The agent: one batch every [`PACE`].
+    /// The agent, every [`PACE`].
     Background,
-    /// A CHECK: no pace, [`AT_ONCE`] concurrent.
+    /// A CHECK, unpaced.
     Check,
-    /// Other clients, such as `wharf endpoint health`: as CHECK, with separate permits.
+    /// As CHECK, with separate permits.
     Client,
 }
 
-/// The last self-check of every endpoint.
+/// Last results.
 #[derive(Debug)]
 pub struct SelfChecks {
     rows: Mutex<BTreeMap<EndpointId, Row>>,
-    /// Start of the last background batch. Held while a task waits, so that batches are [`PACE`] apart.
+    /// The last background batch's start. Held during the wait, so that batches are [`PACE`] apart.
     turn: tokio::sync::Mutex<Option<Instant>>,
-    /// Permits of [`Lane::Check`].
     checks: Semaphore,
-    /// Permits of [`Lane::Client`].
     clients: Semaphore,
 }
 
@@ -49,22 +47,22 @@ impl Default for SelfChecks {
 
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// Epoch of the endpoint: the id may be reused.
+    /// The id may be reused.
     epoch: Epoch,
     pub(crate) seen: SelfCheck,
-    /// This alarm already caused a regeneration.
+    /// This alarm caused a regeneration.
     pub(crate) asked: bool,
 }
 
 impl SelfChecks {
-    /// The last result for an endpoint.
+    /// Last result.
     #[must_use]
     pub fn last(&self, id: EndpointId, epoch: Epoch) -> SelfCheck {
         let rows = lock(&self.rows);
         rows.get(&id).filter(|row| row.epoch == epoch).map(|row| row.seen.clone()).unwrap_or_default()
     }
 
-    /// Number of active alarms.
+    /// With an alarm.
     #[must_use]
     pub fn failing(&self) -> u64 {
         lock(&self.rows).values().filter(|row| row.seen.alarm.is_some()).count() as u64
@@ -84,8 +82,7 @@ impl SelfChecks {
         change(row)
     }
 
-    /// Endpoints with an alarm, number of checked endpoints, and time of the oldest check in milliseconds since the
-    /// Unix epoch.
+    /// Endpoints with an alarm, number checked, oldest check (milliseconds since the Unix epoch).
     pub(crate) fn summary(&self) -> (Vec<EndpointId>, u64, u64) {
         let (mut failing, mut checked, mut oldest) = (Vec::new(), 0_u64, u64::MAX);
         for (id, row) in lock(&self.rows).iter() {
@@ -98,10 +95,9 @@ impl SelfChecks {
         (failing, checked, oldest)
     }
 
-    /// Waits for the lane's next batch; a permit is held during it.
+    /// Waits for the lane; a permit is held during the batch.
     pub(crate) async fn turn(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
         match lane {
-            // The semaphores are never closed.
             Lane::Check => self.checks.acquire().await.ok(),
             Lane::Client => self.clients.acquire().await.ok(),
             Lane::Background => {

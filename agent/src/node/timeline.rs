@@ -1,8 +1,7 @@
-//! Durable timelines of endpoints, for `wharf explain`.
+//! Stored timelines of endpoints, for `wharf explain`.
 //!
-//! [`crate::node::endpoint::Shared`] collects entries. Transactions that commit an endpoint, remove its record or
-//! close a failed create's intent also write its timeline, without another commit. A slow batch ([`write()`]) writes
-//! the rest and removes old lives; a killed agent loses only entries since the last batch.
+//! A transaction of an endpoint also writes its timeline. A slow batch ([`write()`]) writes the rest and removes old
+//! lives; a killed agent loses only entries since the last batch.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -33,12 +32,12 @@ use crate::{
 
 /// Interval of [`write()`].
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Lives per transaction, so that other commits are not delayed.
+/// Small, so that other commits are not delayed.
 const BATCH: usize = 512;
-/// Maximum ended lives waiting for a batch: failed creates while the store refuses writes.
+/// For failed creates while the store refuses writes.
 const MAX_LATER: usize = 1_024;
 
-/// Lives without an endpoint in memory: ended, or loaded before restore.
+/// Without an endpoint in memory: ended, or loaded before restore.
 #[derive(Default)]
 pub struct Timelines {
     inner: Mutex<Inner>,
@@ -47,32 +46,31 @@ pub struct Timelines {
 
 #[derive(Default)]
 struct Inner {
-    /// As JSON: one allocation each instead of one per string and list of a [`PastLife`].
+    /// As JSON: one allocation each.
     past: Past<Box<[u8]>>,
-    /// Unwritten ended lives, oldest first.
+    /// Unwritten, oldest first.
     later: VecDeque<Life>,
-    /// Entries loaded at the start, until restore takes them.
+    /// At the start, for restore.
     loaded: HashMap<(EndpointId, Epoch), Entries>,
 }
 
 impl Timelines {
-    /// Adds an ended life of the store.
+    /// Adds a stored life.
     pub fn ended(&self, life: &Life) {
         if let Some(ended) = life.ended {
             let past = PastLife { who: life.who.clone(), ended };
-            // Text and numbers always serialize.
             let packed = serde_json::to_vec(&past).unwrap_or_default().into_boxed_slice();
             lock(&self.inner).past.insert(&past, packed);
         }
     }
 
-    /// At the limit, the change that removes the oldest ended life; for the transaction that ends another.
+    /// At the limit, removes the oldest ended life; for the transaction that ends another.
     #[must_use]
     pub fn make_room(&self) -> Option<Change> {
         lock(&self.inner).past.make_room(MAX_PAST).map(|(id, epoch)| Change::RemoveLife(id, epoch))
     }
 
-    /// Adds an ended life for the next batch.
+    /// Adds a life for the next batch.
     pub fn later(&self, life: Life) {
         self.ended(&life);
         let mut inner = lock(&self.inner);
@@ -83,13 +81,13 @@ impl Timelines {
         inner.later.push_back(life);
     }
 
-    /// Takes a restored endpoint's entries.
+    /// A restored endpoint's entries.
     #[must_use]
     pub fn take(&self, id: EndpointId, epoch: Epoch) -> Option<Entries> {
         lock(&self.inner).loaded.remove(&(id, epoch))
     }
 
-    /// Matching ended lives, the latest first.
+    /// Matching lives, latest first.
     #[must_use]
     pub fn past(&self, fits: impl Fn(&PastLife) -> bool) -> Vec<PastLife> {
         let inner = lock(&self.inner);
@@ -102,20 +100,20 @@ impl Timelines {
         lock(&self.inner).past.len()
     }
 
-    /// An unwritten ended life.
+    /// An unstored life.
     #[must_use]
     pub fn unwritten(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
         lock(&self.inner).later.iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
     }
 
-    /// Number of ended lives dropped unwritten.
+    /// Dropped unwritten.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 }
 
-/// Records the end of a phase in metrics and timeline.
+/// A phase's end, in metrics and timeline.
 pub fn phase(
     metrics: &Metrics,
     shared: &Shared,
@@ -132,18 +130,18 @@ pub fn phase(
     shared.note(operation, phase, Some(took), outcome, &text);
 }
 
-/// Life of a deleted endpoint, for the transaction that removes the record.
+/// A deleted endpoint's life, for the transaction that removes the record.
 #[must_use]
 pub fn deleted(shared: &Shared, took: Duration) -> Life {
     let text = "nothing of it is left; time of the whole delete";
     let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Deleted }));
-    // Not added to the endpoint, because the transaction may fail.
+    // Not the endpoint's: the transaction may fail.
     life.entries.push(entry(Operation::Delete, "remove-record", Some(took), Outcome::Ok, text));
     life.trim();
     life
 }
 
-/// Life of a failed create.
+/// A failed create's life.
 #[must_use]
 pub fn create_failed(shared: &Shared) -> Life {
     let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::CreateFailed }));
@@ -151,7 +149,7 @@ pub fn create_failed(shared: &Shared) -> Life {
     life
 }
 
-/// Life of a create that the agent's end interrupted and restore undid.
+/// A create that the agent's end interrupted and restore undid.
 #[must_use]
 pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Life {
     let now = clock::unix_ms();
@@ -172,7 +170,7 @@ pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Lif
     Life { who, ended: Some(Ended { at_unix_ms: now, how: End::CreateFailed }), entries }
 }
 
-/// Loads the timelines before endpoints are restored. After a failure the agent starts without them.
+/// Loads timelines before restore. After a failure, the agent starts without them.
 pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     let (lives, unreadable) = match store.lives().await {
         Ok(found) => found,
@@ -202,11 +200,10 @@ pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     }
 }
 
-/// In one transaction, writes new entries and removes lives that ended longer than `keep` before `now_ms`
-/// (milliseconds since the Unix epoch).
+/// Writes new entries and removes lives that ended longer than `keep` before `now_ms` (Unix epoch), in one transaction.
 ///
 /// # Errors
-/// The store refused; the next batch retries.
+/// The store; the next batch retries.
 pub async fn write(
     timelines: &Timelines,
     store: &Store,
@@ -220,7 +217,7 @@ pub async fn write(
     store.take_untold().into_iter().for_each(|life| timelines.later(life));
     let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
     let (later, old) = {
-        // Kept in `later` for explanations until the store has them.
+        // Explanations read `later` until then.
         let inner = lock(&timelines.inner);
         let later: Vec<Life> = inner.later.iter().take(BATCH).cloned().collect();
         (later, inner.past.outdated(now_ms, keep_ms, MAX_PAST, BATCH))

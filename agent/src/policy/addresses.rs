@@ -8,7 +8,7 @@ use crate::controller::Controllers;
 
 const NOTIFICATIONS: &str = "node-addresses";
 
-/// Updates the rows for the node's addresses until `stop`.
+/// Runs until `stop`.
 pub async fn follow(policy: &Policy, mut changes: AddressChanges, controllers: &Controllers, stop: &CancellationToken) {
     loop {
         let changed = tokio::select! {

@@ -1,9 +1,8 @@
-//! The policy directory: the policies of its files are wanted while the files exist.
+//! The policy directory: its files' policies are wanted while the files exist.
 //!
-//! `*.yaml`, `*.yml` and `*.json` are read in order of their names; subdirectories and hidden files are skipped. A
-//! refused or unreadable file leaves its last good text in force, also across a start; a start without that text
-//! fails, and the kernel's rules stay in force. A file modified in the last two seconds may be half-written: only a
-//! start reads it.
+//! `*.yaml`, `*.yml` and `*.json` are read in order of name, without subdirectories and hidden files. The last good
+//! text of a bad file stays in force, also across a start, which fails without one. Only a start reads files modified
+//! in the last two seconds: they may be half-written.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,25 +25,21 @@ use super::{
 use crate::kept;
 
 const MAX_FILES: usize = 10_000;
-/// Minimum time since the last modification before a file is read.
+/// Minimum age of a modification.
 const SETTLES: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Age {
-    /// Every file; for a start.
     Any,
-    /// Files not modified within [`SETTLES`].
     Settled,
 }
 
-/// Device, inode, size, modification time, change time (seconds, nanoseconds). Writers can set the modification time
-/// (`touch`, `cp -p`), but not the change time.
+/// Device, inode, size, modification time; change time (s, ns), which writers cannot set.
 type Stamp = (u64, u64, u64, SystemTime, (i64, i64));
 
 #[derive(Debug, Default)]
 struct File {
     stamp: Option<Stamp>,
-    /// Last good text.
     text: Arc<str>,
     policies: Vec<Policy>,
     refused: Option<String>,
@@ -59,7 +54,7 @@ pub(super) struct Found {
 /// Whether a start without saved policies can use the directory.
 ///
 /// # Errors
-/// The directory is unreadable, or a file is refused.
+/// Unreadable directory or refused file.
 pub fn check(directory: &Path) -> Result<(), PolicyError> {
     let mut files = Files::default();
     files.look(directory, Age::Any)?;
@@ -70,19 +65,16 @@ pub fn check(directory: &Path) -> Result<(), PolicyError> {
 #[derive(Debug, Default)]
 pub(super) struct Files {
     files: BTreeMap<PathBuf, File>,
-    /// The files' last good texts are known.
     known: bool,
     changes: u64,
     unreadable: Option<PolicyError>,
-    /// Why the directory's policies are not wanted yet.
     pub(super) not_taken: Option<PolicyError>,
     /// Policies that another file or an import has.
     taken: BTreeMap<PolicyName, String>,
 }
 
 impl Files {
-    /// Restores texts from before the agent's start. A text that this agent refuses is skipped; its file must then be
-    /// good.
+    /// Restores saved texts. A refused one is skipped; its file must then be good.
     pub(super) fn remember(&mut self, directory: &Path, kept: &Texts) {
         self.known = true;
         for (path, text) in kept.iter().filter(|(path, _)| Path::new(path).parent() == Some(directory)) {
@@ -99,10 +91,6 @@ impl Files {
         }
     }
 
-    /// Reads changed files and returns all policies.
-    ///
-    /// # Errors
-    /// The directory is unreadable, or a start finds a refused file without a last good text.
     pub(super) fn look(&mut self, directory: &Path, age: Age) -> Result<Found, PolicyError> {
         let read = self.read(directory, age);
         self.unreadable = read.as_ref().err().cloned();
@@ -173,12 +161,10 @@ impl Files {
         found
     }
 
-    /// Differs when the policies may differ.
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Refuses policies that are also imported.
     pub(super) fn refuse(&mut self, imported: BTreeSet<PolicyName>) {
         for name in imported {
             let why =
@@ -187,7 +173,6 @@ impl Files {
         }
     }
 
-    /// All refusals, one a line.
     pub(super) fn problem(&self) -> Option<String> {
         let of_files = self.files.values().filter_map(|file| file.refused.clone());
         let whole = self.unreadable.iter().chain(&self.not_taken).map(ToString::to_string);
@@ -197,7 +182,7 @@ impl Files {
 }
 
 impl File {
-    /// Reads a changed file, up to `room` bytes. Returns whether the content changed.
+    /// Reads up to `room` bytes; returns whether the content changed.
     fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age, room: usize) -> bool {
         let Ok(modified) = metadata.modified() else { return false };
         let changed = (metadata.ctime(), metadata.ctime_nsec());
@@ -223,7 +208,6 @@ impl File {
                 Err(refusals) => self.say(told(&refusals)),
             },
             Ok(Some(Err(_))) => self.refuse(path, "it is not UTF-8".to_owned()),
-            // Removed since the directory was listed.
             Ok(None) => {}
             Err(error) => self.refuse(path, error.to_string()),
         }
@@ -309,7 +293,7 @@ mod tests {
             "{problem}"
         );
 
-        // Without the directory, its last policies stay in force; texts of another directory are ignored.
+        // Its last policies stay in force; texts of another directory are ignored.
         let kept = files.look(directory.path(), Age::Any).expect("policies").texts;
         let gone = directory.path().join("gone");
         let elsewhere: Texts =

@@ -1,5 +1,5 @@
-//! The wanted policies and namespaces' labels. `<state-dir>/policy.json` keeps imported texts and the directory's
-//! last good texts; it outlives a reboot.
+//! Wanted policies and namespace labels. `<state-dir>/policy.json` keeps imported texts and the directory's last good
+//! texts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use super::{directory::Found, error::PolicyError};
 use crate::kept;
 
 const VERSION: u32 = 1;
-/// Maximum bytes of the imported texts, and of the directory's texts.
+/// Bytes, of imported texts and of the directory's.
 pub(super) const MAX_TEXTS: usize = 16 << 20;
 const MAX_FILE: u64 = 5 * MAX_TEXTS as u64;
 const MAX_NAMESPACES: usize = 10_000;
@@ -33,7 +33,7 @@ pub(super) enum Source {
     Directory,
 }
 
-/// A document: a policy, or several of one name (`specs`).
+/// A policy, or several of one name (`specs`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Document {
     pub(super) policies: Arc<Vec<Policy>>,
@@ -46,16 +46,16 @@ pub(super) type Texts = BTreeMap<String, Arc<str>>;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Documents {
     pub(super) revision: u64,
-    /// The policy file was lost, and no import or removal of all policies replaced it.
+    /// The policy file was lost and not replaced.
     pub(super) lost: bool,
     imports: Vec<Arc<Import>>,
-    /// `None` if unknown: there was no file, or an older agent wrote it.
+    /// `None`: no file, or an older agent's.
     pub(super) texts: Option<Texts>,
     documents: OrdMap<PolicyName, Document>,
     namespaces: Arc<BTreeMap<String, Labels>>,
 }
 
-/// A text, and its documents that are still in force.
+/// A text, and its policies in force.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Import {
     file: String,
@@ -63,7 +63,6 @@ struct Import {
     names: BTreeSet<Name>,
 }
 
-/// [`PolicyName`] in the file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Name {
     kind: String,
@@ -103,8 +102,6 @@ pub(super) struct Parsed {
 }
 
 impl Parsed {
-    /// # Errors
-    /// The text is refused.
     pub(super) fn new(file: &str, text: &str) -> Result<Self, PolicyError> {
         let policies = read(file, text).map_err(PolicyError::Refused)?;
         Ok(Self { file: file.to_owned(), text: text.into(), policies })
@@ -112,7 +109,7 @@ impl Parsed {
 }
 
 impl Documents {
-    /// Loads the file. If it is missing, sets `lost`, which the kernel's rows confirm or refute.
+    /// A missing file sets `lost`, which the kernel's rows confirm or refute.
     pub(super) fn load(path: &Path) -> Result<Self, PolicyError> {
         let unusable = |why: String| PolicyError::Unusable { path: path.to_owned(), why };
         let text = kept::read(path, MAX_FILE).map_err(|e| unusable(e.to_string()))?;
@@ -160,7 +157,7 @@ impl Documents {
         self.documents.is_empty()
     }
 
-    /// Imports a text. Replaces imported policies of the same names; names of the policy directory are refused.
+    /// Replaces imports of the same names; refuses the directory's.
     pub(super) fn import(&mut self, Parsed { file, text, policies }: Parsed) -> Result<Changed, PolicyError> {
         let mut changed = Changed::default();
         for (name, policies) in by_name(policies) {
@@ -206,7 +203,6 @@ impl Documents {
         Ok(Changed { removed: BTreeSet::from([name.clone()]), ..Changed::default() })
     }
 
-    /// Removes all imported policies, also lost ones.
     pub(super) fn delete_all(&mut self) -> Changed {
         let gone = self.documents.iter().filter(|(_, document)| document.source == Source::Import);
         let removed: BTreeSet<PolicyName> = gone.map(|(name, _)| name.clone()).collect();
@@ -219,7 +215,7 @@ impl Documents {
         Changed { removed, ..Changed::default() }
     }
 
-    /// Replaces the directory's policies. Imported policies stay; returns their names.
+    /// Imported policies stay; their names are returned.
     pub(super) fn set_directory(&mut self, Found { policies: wanted, texts }: Found) -> BTreeSet<PolicyName> {
         self.texts = Some(texts);
         let before = self.documents.clone();
@@ -243,7 +239,7 @@ impl Documents {
         refused
     }
 
-    /// A namespace's labels, and its name as a label.
+    /// With the namespace's name.
     pub(super) fn labels_of(&self, namespace: &str) -> Labels {
         let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
@@ -254,7 +250,7 @@ impl Documents {
         self.namespaces.keys().map(|name| (name.as_str(), self.labels_of(name)))
     }
 
-    /// Replaces a namespace's labels; `None` removes them.
+    /// `None` removes the labels.
     pub(super) fn set_namespace(&mut self, name: &str, labels: Option<Labels>) -> Result<(), PolicyError> {
         let bad = |why: String| Err(PolicyError::Namespace { name: name.chars().take(80).collect(), why });
         let is_dns_label = |name: &str| {
@@ -292,12 +288,10 @@ impl Documents {
         Ok(())
     }
 
-    /// Whether endpoints see no difference from `before`.
     pub(super) fn says_the_same_of_endpoints(&self, before: &Self) -> bool {
         self.namespaces == before.namespaces && self.is_empty() == before.is_empty()
     }
 
-    /// Events that lead from `before` to this state.
     pub(super) fn events_since(&self, before: &Self) -> Vec<Event> {
         let mut events = Vec::new();
         for item in before.documents.diff(&self.documents) {
@@ -335,7 +329,6 @@ impl Documents {
     }
 }
 
-/// A unique name for a spec of a document: the first has the document's name.
 fn numbered(name: &PolicyName, spec: usize) -> PolicyName {
     match spec {
         0 => name.clone(),
@@ -355,7 +348,6 @@ fn file_of(policies: &[Policy]) -> String {
     policies.first().map(|policy| policy.origin.file.to_string()).unwrap_or_default()
 }
 
-/// Refusals, one a line.
 pub(super) fn told(refusals: &[Refusal]) -> String {
     refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }

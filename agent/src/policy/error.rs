@@ -10,10 +10,10 @@ use super::documents::told;
 /// Failure of a change of policy.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PolicyError {
-    /// A text was refused.
+    /// Refused text.
     #[error("{}", told(.0))]
     Refused(Vec<Refusal>),
-    /// The imported texts are too long.
+    /// Imported texts are too long.
     #[error("import policies: {bytes} bytes of text, at most {most} are kept; delete policies, or shorten the texts")]
     Texts {
         /// Bytes with the new text.
@@ -21,7 +21,7 @@ pub enum PolicyError {
         /// Limit.
         most: usize,
     },
-    /// There is no such policy.
+    /// Unknown policy.
     #[error("delete {name}: there is no such policy")]
     Unknown {
         /// Policy.
@@ -29,7 +29,7 @@ pub enum PolicyError {
         /// Namespaces with a policy of this kind and name.
         elsewhere: Vec<String>,
     },
-    /// The policy comes from the directory.
+    /// A policy of the directory.
     #[error("change {name}: it is of the policy directory's file {file}; change or remove that file")]
     OfDirectory {
         /// Policy.
@@ -37,7 +37,7 @@ pub enum PolicyError {
         /// File.
         file: String,
     },
-    /// A namespace's name or labels are invalid.
+    /// Invalid namespace or labels.
     #[error("set labels of namespace {name}: {why}")]
     Namespace {
         /// Name as given.
@@ -45,7 +45,7 @@ pub enum PolicyError {
         /// The rule.
         why: String,
     },
-    /// There is no such namespace.
+    /// Unknown namespace.
     #[error("delete namespace {0}: it was given no labels")]
     UnknownNamespace(String),
     /// The rows do not fit; nothing has changed.
@@ -54,12 +54,12 @@ pub enum PolicyError {
     /// The proxy refused a listener; nothing has changed.
     #[error("{0}; the policies of before stay in force")]
     Proxy(String),
-    /// The kernel lacks some rows.
+    /// The kernel lacks rows.
     #[error(
         "put policy into the kernel: {0}; it is tried again every 2 s, and endpoints that wait for it are refused until then"
     )]
     Kernel(#[from] KernelError),
-    /// Saving failed; nothing has changed.
+    /// Not saved; nothing has changed.
     #[error("keep policies in {}: {why}; nothing has changed", .path.display())]
     NotKept {
         /// File.
@@ -67,7 +67,7 @@ pub enum PolicyError {
         /// Cause.
         why: Arc<std::io::Error>,
     },
-    /// The policy directory is unusable.
+    /// Unusable policy directory.
     #[error("read the policy directory {}: {why}; what its files said stays in force", .path.display())]
     Directory {
         /// Directory.
@@ -75,7 +75,7 @@ pub enum PolicyError {
         /// Cause.
         why: String,
     },
-    /// The kernel has rules, and the policy file is gone.
+    /// The kernel has rules, but the policy file is gone.
     #[error(
         "the kernel has rules of policies, and {}, which kept the policies, is gone; the rules stay in force as they are, new \
          containers are refused and new labels wait, until the policies are imported again (`wharf policy import`) or given up, which opens \
@@ -86,7 +86,7 @@ pub enum PolicyError {
         /// File.
         path: PathBuf,
     },
-    /// The policy file is unusable.
+    /// Unusable policy file.
     #[error(
         "read policies of {}: {why}; restore the file, or remove it and import the policies again: until then the kernel's rules \
          stay in force",

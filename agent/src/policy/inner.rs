@@ -1,4 +1,4 @@
-//! The state of policy, and the rows that follow from a change.
+//! State of policy, and the rows of a change.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -31,9 +31,8 @@ use crate::{
     proxy::Wanted,
 };
 
-/// A full trie refuses a new value for an existing row (Linux before 6.13), so `IPCACHE` keeps one entry free; rows
-/// of `POLICY_PORTS`, the other trie, never change their value. An endpoint has up to two rule sets, and twice as
-/// many during a change.
+/// Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE` keeps one entry free;
+/// `POLICY_PORTS` changes no values. An endpoint has two rule sets, and four during a change.
 pub(super) const LIMITS: Limits = Limits {
     ipcache: IPCACHE_MAX as usize - 1,
     ports: POLICY_PORTS_MAX as usize,
@@ -47,35 +46,28 @@ pub(super) struct Inner {
     pub(super) wanted: Documents,
     pub(super) members: Members,
     pub(super) node: BTreeSet<IpAddr>,
-    /// Addresses of names, from DNS answers.
     pub(super) names: Cache,
-    /// The file of names is out of date.
+    /// Their file is out of date.
     pub(super) names_stale: bool,
-    /// There was a policy since the agent's start, or the kernel had rows then.
+    /// There was a policy since the agent's start, or rows then.
     pub(super) active: bool,
-    /// The policy file exists.
     pub(super) kept: bool,
-    /// What the kernel has; `None` if unknown. With lost policies, the rows that they left.
+    /// The kernel's rows, if known.
     pub(super) engine: Option<Engine>,
     pub(super) kept_ports: Ports,
     pub(super) rounds: Rounds,
-    /// State last sent to the proxy.
     pub(super) told: Wanted,
     /// Members in `told` that rows no longer lead to.
     pub(super) outgoing: Outgoing,
-    /// Since when the proxy has no listeners.
     pub(super) left_proxy: Option<Instant>,
-    /// Ports that other programs held: no new listener gets one.
+    /// Used by other programs: no new listener gets one.
     pub(super) taken: Arc<BTreeSet<u16>>,
     pub(super) owed: Owed,
-    /// Changes of the kernel's rows since the agent's start.
     pub(super) writes: u64,
-    /// Revision in force.
     pub(super) realized: u64,
-    /// Why the wanted state is not in force.
     pub(super) problem: Option<String>,
     pub(super) files: directory::Files,
-    /// Why the directory's policies do not fit, with its change count, the wanted revision and `writes`.
+    /// Why the directory's policies do not fit, with change count, wanted revision and `writes`.
     pub(super) too_large: Option<((u64, u64, u64), PolicyError)>,
 }
 
@@ -110,7 +102,7 @@ impl Inner {
         self.enforcement == Enforcement::Always || !self.wanted.is_empty() || self.members.is_any_isolated()
     }
 
-    /// Adds or updates an endpoint; `None` if unchanged.
+    /// `None` if unchanged.
     pub(super) fn put(&mut self, record: &EndpointRecord) -> Option<Event> {
         let Self { members, wanted, enforcement, .. } = self;
         let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
@@ -123,7 +115,6 @@ impl Inner {
         members.renew(Surroundings { wanted, mode: *enforcement })
     }
 
-    /// The whole wanted state.
     pub(super) fn all(&self, services: &[IpNet]) -> Vec<Event> {
         let mut events = vec![Event::Node(self.node.clone())];
         if self.enforcement != Enforcement::Never {
@@ -141,13 +132,13 @@ impl Inner {
         self.engine.as_ref().map(Engine::tables)
     }
 
-    /// When the next member leaves or the next round begins; `None` also while the kernel's rows are unknown.
+    /// When the next member leaves or round begins; `None` while the kernel's rows are unknown.
     pub(super) fn next_to_go(&self) -> Option<Instant> {
         self.outgoing.values().copied().chain(self.rounds.next()).min().filter(|_| self.engine.is_some())
     }
 }
 
-/// Whether the events are cheap at any table size: one new endpoint that differs from a known one only by address.
+/// One new endpoint that differs from a known one only by address: cheap at any table size.
 pub(super) fn is_quick(engine: &Engine, events: &[Event]) -> bool {
     match events {
         [Event::Endpoint(key, member)] => engine.knows(*key, member) && !engine.tables().sets.contains_key(key),
@@ -176,7 +167,7 @@ pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, serv
     (inner, computed.map_err(PolicyError::Rows))
 }
 
-/// `--policy-enforcement always`: endpoints without a policy accept nothing.
+/// For `--policy-enforcement always`.
 fn isolates_all() -> Document {
     let origin =
         Origin { file: "--policy-enforcement".into(), line: 0, document: "always".into(), field: String::new() };

@@ -1,4 +1,4 @@
-//! Views of policy, from the tables that the kernel was given.
+//! Views of policy, from the kernel's tables.
 
 use std::{
     collections::BTreeMap,
@@ -31,11 +31,11 @@ use crate::{config::Enforcement, proxy};
 /// A packet to explain.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask {
-    /// The sender, if it is an endpoint.
+    /// Sender, if an endpoint.
     pub from: Option<EndpointId>,
     /// Source address.
     pub source: IpAddr,
-    /// The receiver, if it is an endpoint.
+    /// Receiver, if an endpoint.
     pub to: Option<EndpointId>,
     /// Destination address.
     pub destination: IpAddr,
@@ -43,10 +43,10 @@ pub struct Ask {
     pub to_port: Destination,
 }
 
-/// "No next header" (RFC 8200, 4.7), for any protocol without ports.
+/// RFC 8200, 4.7; for protocols without ports.
 const NO_NEXT_HEADER: u8 = 59;
 
-/// `None` for an ICMP type over 255 (eight bits: RFC 792, RFC 4443).
+/// `None` for an ICMP type over 255 (RFC 792, RFC 4443).
 #[must_use]
 pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
     let icmp = |v6| Some(Destination::Icmp { v6, kind: u8::try_from(port).ok()? });
@@ -63,7 +63,7 @@ pub fn destination(protocol: PolicyProtocol, port: u16) -> Option<Destination> {
 }
 
 impl Policy {
-    /// The policies and revisions.
+    /// Policies and revisions.
     pub async fn list(&self) -> PolicyList {
         let inner = self.lock().await;
         let sizes = inner.engine.as_ref().map(Engine::sizes).unwrap_or_default();
@@ -98,7 +98,7 @@ impl Policy {
         inner.wanted.namespaces().map(|(name, labels)| Namespace { name: name.to_owned(), labels }).collect()
     }
 
-    /// Explains the verdict on a flow's first packet.
+    /// The verdict on a flow's first packet.
     pub async fn explain(&self, ask: Ask) -> PolicyExplanation {
         let inner = self.lock().await;
         let look = self.redirects.look();
@@ -151,7 +151,7 @@ impl Policy {
         PolicyExplanation { verdict, egress, ingress, note }
     }
 
-    /// Counts, revisions and the current problem.
+    /// Counts, revisions and problem.
     pub async fn summary(&self) -> Summary {
         let inner = self.lock().await;
         Summary {
@@ -165,7 +165,7 @@ impl Policy {
         }
     }
 
-    /// Why policy dropped each event's packet: by the current rules, as a flow's first packet.
+    /// Why current rules drop each event's packet.
     pub async fn why(&self, events: &[Event]) -> Vec<Option<String>> {
         if !events.iter().any(of_policy) {
             return vec![None; events.len()];
@@ -174,10 +174,10 @@ impl Policy {
         events.iter().map(|event| why(&inner, event)).collect()
     }
 
-    /// The rule sets of an endpoint, with rows and counters.
+    /// An endpoint's rule sets, with rows and counters.
     ///
     /// # Errors
-    /// The kernel's rows cannot be read.
+    /// Unreadable rows.
     pub async fn endpoint(&self, id: EndpointId) -> Result<EndpointPolicy, PolicyError> {
         let inner = self.lock().await;
         let kernel = if inner.active { self.kernel.observe_policy().await? } else { PolicyRows::default() };
@@ -230,7 +230,6 @@ fn why(inner: &Inner, event: &Event) -> Option<String> {
     let (source, target) = (address(event.source), address(event.destination));
     let sends = event.direction == EventDirection::Egress as u32;
     let by_own = event.reason == DropReason::PolicyDenied as u32;
-    // Whether the sender's rules decide; otherwise the receiver's.
     let by_sender = sends == by_own;
     let peer = if by_sender { target } else { source };
     let judges = if by_own { own } else { inner.members.by_address(if by_sender { source } else { target })? };
@@ -291,7 +290,6 @@ const fn tier(tier: Tier) -> &'static str {
     }
 }
 
-/// The judgement without rules.
 fn open(id: EndpointId) -> PolicyJudgement {
     PolicyJudgement {
         endpoint: id.get(),
@@ -408,7 +406,6 @@ fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: boo
     PolicyRow { verdict, rule, tier: tier(tier_of).to_owned(), ..row }
 }
 
-/// The ports of a class: `TCP 80`, `UDP 8000-8015`.
 fn ports(rows: &Rows, class: PortClass) -> Vec<String> {
     match class {
         PortClass::ANY => return vec!["any".to_owned()],
@@ -438,7 +435,7 @@ fn ports(rows: &Rows, class: PortClass) -> Vec<String> {
     ranges.into_iter().map(told).collect()
 }
 
-/// An endpoint's enforcement for the API.
+/// Enforcement for the API.
 #[must_use]
 pub fn api_enforcement(own: OwnEnforcement) -> wharf_api::PolicyEnforcement {
     match own {

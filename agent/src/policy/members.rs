@@ -23,16 +23,15 @@ use wharf_policy::{
 use super::{documents::Documents, rows::key};
 use crate::config::Enforcement;
 
-/// Namespace of documents that name none (Kubernetes).
+/// Of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Label (source `k8s`) of a pod's namespace, in Cilium-style documents.
+/// Source `k8s`, in Cilium-style documents.
 const NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
 const INIT: &str = "reserved:init";
 
-/// Labels that policy selects by. A container that is no pod gets its labels as pod labels too, because
-/// `NetworkPolicy` selects only those.
+/// Labels that policy selects by; without a pod, also as pod labels, the only ones of `NetworkPolicy`.
 fn labels_for(record: &EndpointRecord) -> Labels {
     let mut labels = Labels::new();
     for Label { source, key, value } in security_relevant(&record.labels) {
@@ -44,7 +43,7 @@ fn labels_for(record: &EndpointRecord) -> Labels {
     labels
 }
 
-/// From the ADD or a label. A container with neither is no pod, and in the default namespace.
+/// From the ADD or a label.
 fn namespace_of(record: &EndpointRecord) -> String {
     let of_label = |label: &&Label| label.source == "k8s" && label.key == NAMESPACE_LABEL && !label.value.is_empty();
     let by_label = || record.labels.iter().find(of_label).map(|label| label.value.clone());
@@ -58,7 +57,7 @@ pub(super) struct Surroundings<'a> {
 }
 
 impl Surroundings<'_> {
-    /// `init`: the labels are unknown, so a policy may isolate the endpoint.
+    /// `init`: the labels are unknown, and policies may isolate.
     fn enforcement(self, own: Option<OwnEnforcement>, init: bool) -> model::Enforcement {
         let always = |kind: &str, name: &str| {
             let (kind, name) = (kind.to_owned(), name.to_owned());
@@ -86,15 +85,14 @@ fn ports_of(record: &EndpointRecord) -> BTreeMap<(Protocol, String), u16> {
     record.named_ports.iter().map(port).collect()
 }
 
-/// The endpoints, and a number for each set of endpoint and namespace labels. Numbers are not reused.
+/// Endpoints, and a number for each set of labels; numbers are not reused.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Members {
     endpoints: OrdMap<EndpointId, Place>,
     addresses: OrdMap<(IpAddr, u16), EndpointId>,
-    /// Endpoints that are isolated regardless of policies.
+    /// Isolated regardless of policies.
     isolated: usize,
     numbers: OrdMap<Arc<(Labels, Option<Labels>)>, u32>,
-    /// Security identities by number.
     identities: OrdMap<u32, Identity>,
     last: u32,
 }
@@ -105,13 +103,12 @@ pub(super) struct Place {
     pub(super) namespace: Option<String>,
     /// Overrides the node's mode.
     pub(super) own: Option<OwnEnforcement>,
-    /// The labels are unknown.
     init: bool,
     pub(super) member: Member,
 }
 
 impl Members {
-    /// Adds or updates an endpoint; `None` if unchanged.
+    /// `None` if unchanged.
     pub(super) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
         let (health, init) = (record.identity == Identity::HEALTH, record.identity == Identity::INIT);
         // Rules about pods of a namespace require known labels.
@@ -172,7 +169,6 @@ impl Members {
         self.set(id, before);
     }
 
-    /// Returns the previous entry.
     fn set(&mut self, id: EndpointId, place: Option<Place>) -> Option<Place> {
         let before = self.endpoints.remove(&id);
         for address in before.iter().flat_map(|place| &place.member.endpoint.addresses) {
@@ -189,7 +185,6 @@ impl Members {
         before
     }
 
-    /// `None` if there is no endpoint of that epoch.
     pub(super) fn remove(&mut self, id: EndpointId, epoch: Epoch) -> Option<Event> {
         if self.endpoints.get(&id)?.epoch != epoch {
             return None;
@@ -198,7 +193,6 @@ impl Members {
         Some(Event::NoEndpoint(key(id)))
     }
 
-    /// Updates namespace labels and enforcement.
     pub(super) fn renew(&mut self, node: Surroundings<'_>) -> Vec<Event> {
         let mut changed = Vec::new();
         for (id, place) in &self.endpoints {

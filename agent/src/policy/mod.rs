@@ -1,38 +1,36 @@
-//! Network policy: the wanted documents, the rows computed from them (`wharf_policy`), and the rows in the kernel.
+//! Network policy: wanted documents, the rows computed from them (`wharf_policy`), and the kernel's rows.
 //!
 //! | file | content |
 //! |---|---|
-//! | `documents` | policies, namespaces' labels, and their file |
+//! | `documents` | policies, namespace labels, and their file |
 //! | `members` | endpoints as policy sees them |
-//! | `inner` | the state, and the rows that follow from a change |
-//! | `proxied` | keeps the proxy in step with the rows |
+//! | `inner` | the state, and the rows of a change |
+//! | `proxied` | keeps the proxy in step |
 //! | `names` | addresses of names, from DNS answers |
-//! | `redirects` | listeners and members, and the file of their ports |
-//! | `rounds` | members whose connections restart although their listener stays |
-//! | `rows` | conversion to and from the kernel's rows |
+//! | `redirects` | listeners, members, and the file of ports |
+//! | `rounds` | members that restart connections |
+//! | `rows` | conversion from and to the kernel's rows |
 //! | `look` | views for the API |
 //! | `probes` | test packets for the self-check |
 //! | `directory` | the policy directory |
 //!
-//! **Order.** Changes run one at a time: compute the rows, save the wanted state, change the kernel's rows in an
-//! order that never lets pass what both states deny. A change is answered when the kernel has it. After a partial
-//! failure, the next change starts from the kernel's rows.
+//! **Order.** Changes run one at a time: compute the rows, save the wanted state, change the kernel's rows in an order
+//! that never lets pass what both states deny. After a partial failure, the next change starts from the kernel's rows.
 //!
-//! **The proxy.** Rules with requests redirect to listeners of the proxy. Before rows change, the proxy gets the
-//! listeners and members of both states, and the agent waits for its acknowledgement, unless the proxy does not
-//! answer. Then the proxy gets only the new state; where a listener loses a member, half a second later, so that open
-//! handshakes complete ([`redirects`]). If the proxy refuses a listener, the whole change is refused. A revision is
-//! realized when the proxy has acknowledged and connections judged by earlier requests have ended. Where a listener
-//! stays but the change leads some of a member's connections elsewhere, the member begins another round: the proxy
-//! ends its earlier connections, also half a second later. A connection to a proxy without its listener is dropped,
-//! or passes if the rule says so.
+//! **The proxy.** Rules with requests redirect to its listeners. Before rows change, the proxy gets listeners and
+//! members of both states, and the agent waits for its acknowledgement, unless it does not answer; a refused listener
+//! refuses the change. Then the proxy gets the new state; a listener keeps a lost member for another half second, so
+//! that open handshakes complete ([`redirects`]). If rows lead some of a member's connections away from a listener that
+//! stays, the member begins another round: half a second later, the proxy ends its earlier connections. A revision is
+//! realized when the proxy has acknowledged and connections judged by earlier requests have ended. A connection to a
+//! missing listener is dropped, or passes if the rule says so.
 //!
-//! Nothing is computed or written until there is a policy, or an endpoint that is isolated without one.
-//! [`Policy::put_endpoint`] precedes the attachment of programs, so that they find their rows.
+//! Nothing is computed until there is a policy, or an endpoint that is isolated without one. [`Policy::put_endpoint`]
+//! precedes the attachment of programs, so that they find their rows.
 //!
-//! **A lost file.** The wanted state is saved before any row is written, so rules in the kernel without that file
-//! mean lost policies. The agent then keeps the kernel's rows and refuses changes ([`PolicyError::Lost`]) until an
-//! import or the removal of all policies; otherwise isolated containers would become reachable.
+//! **A lost file.** The wanted state is saved before any row is written: rules in the kernel without that file mean
+//! lost policies. The agent then keeps the rows and refuses changes ([`PolicyError::Lost`]) until an import or the
+//! removal of all policies; otherwise isolated containers would become reachable.
 
 pub mod addresses;
 mod directory;
@@ -93,7 +91,7 @@ pub use look::{Ask, Summary, api_enforcement, destination};
 pub use names::{CONTROLLER as NAMES_CONTROLLER, INTERVAL as NAMES_INTERVAL};
 pub use probes::Probes;
 
-/// Name of the controller that retries failures and polls the node's addresses and the policy directory.
+/// Retries failures, and polls addresses and the policy directory.
 pub const CONTROLLER: &str = "policy";
 
 /// Policy of the node.
@@ -102,24 +100,21 @@ pub struct Policy {
     file: PathBuf,
     directory: Option<PathBuf>,
     redirects_file: PathBuf,
-    /// Lowest port of listeners.
     first_port: u16,
     names_file: PathBuf,
     redirects: Arc<dyn Redirects>,
-    /// Rows redirect to the proxy, or may soon.
     uses_proxy: AtomicBool,
     mode: Mode,
     services: Arc<[IpNet]>,
-    /// Held across kernel calls, which the caller bounds, to order the changes of rows.
+    /// Orders the changes of rows: held across kernel calls, which the caller bounds.
     inner: Arc<Mutex<Inner>>,
 }
 
 type Guard = OwnedMutexGuard<Inner>;
 
-/// `None` before there is a policy.
 type Computed = Result<Option<Change>, PolicyError>;
 
-/// A computed change. `moved`: members whose connections partly leave a listener that stays.
+/// `moved`: members whose connections partly leave a listener that stays.
 struct Change {
     engine: Engine,
     rows: Vec<RowChange>,
@@ -145,11 +140,10 @@ impl Policy {
         }
     }
 
-    /// Loads the saved state, before the agent changes anything: without it, isolated containers would become
-    /// reachable.
+    /// Loads the saved state, before the agent changes anything.
     ///
     /// # Errors
-    /// The policy file, or a directory without saved texts, is unusable.
+    /// Unusable policy file, or directory without saved texts.
     pub async fn load(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         inner.kept_ports = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
@@ -180,16 +174,16 @@ impl Policy {
         Ok(())
     }
 
-    /// At a start, writes the rows of all endpoints in one change. Until then the earlier rows are in force.
+    /// At a start, writes all rows in one change.
     ///
     /// # Errors
-    /// The rows do not fit, or the kernel refused; the earlier rows stay in force.
+    /// Rows do not fit, or the kernel refused; the earlier rows stay.
     pub async fn start(&self, records: impl IntoIterator<Item = EndpointRecord>) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         for record in records {
             inner.put(&record);
         }
-        // Assumed until the kernel's rows are read, so that a failure is retried.
+        // Until the rows are read, so that a failure is retried.
         inner.active = true;
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
@@ -201,7 +195,7 @@ impl Policy {
     /// Adds or updates an endpoint and its rows.
     ///
     /// # Errors
-    /// The rows do not fit, or the kernel refused.
+    /// As [`Policy::start`].
     pub async fn put_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let before = inner.members.get(record.id).cloned();
@@ -213,39 +207,36 @@ impl Policy {
         result
     }
 
-    /// Rolls back a [`Policy::put_endpoint`].
+    /// Rolls back [`Policy::put_endpoint`].
     ///
     /// # Errors
-    /// The kernel refused; it is retried.
+    /// The kernel refused: retried.
     pub async fn put_back_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let event = inner.put(record);
         self.realize(inner, event.into_iter().collect()).await.1
     }
 
-    /// Removes the rows of an endpoint of this epoch, after its link left every look-up: without rows its programs
-    /// accept everything.
+    /// Removes an endpoint's rows, after its link left every look-up: without rows its programs accept everything.
     ///
     /// # Errors
-    /// The kernel refused; it is retried.
+    /// The kernel refused: retried.
     pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let Some(event) = inner.members.remove(id, epoch) else { return Ok(()) };
         match self.realize(inner, vec![event]).await.1 {
-            // The lost policies' removal takes these rows along. Until then no new endpoint takes this id or address.
+            // These rows go with the lost policies; before, no endpoint gets the id or address.
             Err(PolicyError::Lost { .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// Imports a text: all of its policies or none.
+    /// Imports all policies of a text, or none.
     ///
     /// # Errors
-    /// The text, a row or a listener is refused, or saving fails: nothing has changed. The kernel refused: it is
-    /// retried.
+    /// Text, row or listener refused, or saving failed: nothing has changed. The kernel refused: retried.
     pub async fn import(&self, file: &str, text: &str) -> Result<PolicyChange, PolicyError> {
         let (file, text) = (file.to_owned(), text.to_owned());
-        // Parsing must block neither other tasks nor endpoints that wait for the lock.
         let parsed = tokio::task::spawn_blocking(move || Parsed::new(&file, &text));
         let parsed = parsed.await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))?;
         self.change(|wanted| wanted.import(parsed)).await
@@ -254,7 +245,7 @@ impl Policy {
     /// Removes an imported policy.
     ///
     /// # Errors
-    /// The policy is unknown or of the directory, or as [`Policy::import`].
+    /// Unknown, of the directory, or as [`Policy::import`].
     pub async fn delete(&self, name: &PolicyName) -> Result<PolicyChange, PolicyError> {
         self.change(|wanted| wanted.delete(name)).await
     }
@@ -267,10 +258,10 @@ impl Policy {
         self.change(|wanted| Ok(wanted.delete_all())).await
     }
 
-    /// Replaces a namespace's labels; `None` removes them. Its endpoints change without a gap.
+    /// Replaces a namespace's labels; `None` removes them.
     ///
     /// # Errors
-    /// The name or a label is invalid, or as [`Policy::import`].
+    /// Invalid name or label, or as [`Policy::import`].
     pub async fn set_namespace(&self, name: &str, labels: Option<Labels>) -> Result<Namespace, PolicyError> {
         self.change(|wanted| wanted.set_namespace(name, labels).map(|()| Changed::default())).await?;
         let labels = self.lock().await.wanted.labels_of(name);
@@ -280,7 +271,7 @@ impl Policy {
     /// Sets when policy is enforced, until the agent ends.
     ///
     /// # Errors
-    /// The rows do not fit, or the kernel refused: it is retried.
+    /// Rows do not fit, or the kernel refused: retried.
     pub async fn set_enforcement(&self, enforcement: Enforcement) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         if inner.enforcement == enforcement {
@@ -290,7 +281,6 @@ impl Policy {
         inner.enforcement = enforcement;
         inner.renew();
         inner.active |= inner.is_needed();
-        // Computes everything from the kernel's rows.
         inner.engine = None;
         self.realize(inner, Vec::new()).await.1
     }
@@ -306,10 +296,10 @@ impl Policy {
         self.lock().await.enforcement
     }
 
-    /// Follows the node's addresses and the policy directory, and retries failures.
+    /// Follows addresses and the policy directory, and retries failures.
     ///
     /// # Errors
-    /// A failure that remains.
+    /// A remaining failure.
     pub async fn ensure(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let directory = match self.look_at_directory(&mut inner, directory::Age::Settled).await {
@@ -320,9 +310,7 @@ impl Policy {
             }
             other => other.map(drop),
         };
-        // A bad directory does not stop the rest.
         match self.check_lost(&mut inner).await {
-            // Reported as the problem of policy.
             Err(PolicyError::Lost { .. }) => return directory,
             result => result?,
         }
@@ -334,10 +322,10 @@ impl Policy {
         directory
     }
 
-    /// Updates the rows to the node's current addresses.
+    /// Follows the node's addresses.
     ///
     /// # Errors
-    /// The addresses cannot be read, the rows do not fit, or the kernel refused; [`Policy::ensure`] retries.
+    /// As [`Policy::start`]; [`Policy::ensure`] retries.
     pub async fn follow_addresses(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let Some(moved) = self.look_at_addresses(&mut inner).await? else { return Ok(()) };
@@ -347,7 +335,6 @@ impl Policy {
         }
     }
 
-    /// Returns an event if the node's addresses changed.
     async fn look_at_addresses(&self, inner: &mut Inner) -> Result<Option<Event>, PolicyError> {
         let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
         if node == inner.node {
@@ -357,8 +344,7 @@ impl Policy {
         Ok(Some(Event::Node(node)))
     }
 
-    /// Takes the directory's policies. Those that did not fit are retried when the files, the wanted revision or the
-    /// kernel's rows change.
+    /// Policies that did not fit are retried when files, wanted revision or rows change.
     async fn follow_directory(&self, mut inner: Guard, found: directory::Found) -> Result<(), PolicyError> {
         let mut wanted = inner.wanted.clone();
         let names = wanted.set_directory(found);
@@ -382,7 +368,7 @@ impl Policy {
         result
     }
 
-    /// Changes the kernel's rows, as read back, to the wanted rows.
+    /// Reads the kernel's rows back and corrects them.
     ///
     /// # Errors
     /// As [`Policy::start`].
@@ -429,15 +415,14 @@ impl Policy {
         Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
     }
 
-    /// Computes, saves and writes a wanted state. Reads the node's addresses first, so that a realized revision
-    /// covers them.
+    /// Reads the node's addresses first, so that a realized revision covers them.
     async fn take(&self, mut inner: Guard, wanted: Documents) -> Result<(), PolicyError> {
         let mut events =
             if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
         let node = inner.node.clone();
         match self.look_at_addresses(&mut inner).await {
             Ok(moved) => events.extend(moved),
-            // All rows are then computed, which reads the addresses again: if that fails, the change is retried.
+            // Computes everything, with another read of the addresses.
             Err(_) => inner.engine = None,
         }
         let before = std::mem::replace(&mut inner.wanted, wanted);
@@ -448,12 +433,11 @@ impl Policy {
         let was_active = inner.active;
         inner.active = was_active || inner.is_needed();
         if before.lost && !inner.wanted.lost {
-            // The engine has only the rows of the lost policies.
             inner.engine = None;
         }
         let known = inner.engine.clone();
         let (inner, computed) = self.compute(inner, events).await;
-        // `compute` may have sent the proxy redirects that it read from the kernel.
+        // `compute` may have sent the proxy the kernel's redirects.
         let told = inner.told.clone();
         let (mut inner, prepared) = self.propose(inner, computed).await;
         let prepared = match prepared {
@@ -474,9 +458,9 @@ impl Policy {
                 inner.realized = inner.wanted.revision;
                 return Ok(());
             }
-            // It applies once the lost policies are imported or given up.
+            // Applies once the lost policies are replaced.
             (Err(PolicyError::Lost { .. }), Ok(())) => return Ok(()),
-            // The change stays wanted and is retried.
+            // Stays wanted and is retried.
             (Err(kernel @ PolicyError::Kernel(_)), Ok(())) => {
                 inner.problem = Some(kernel.to_string());
                 return Err(kernel);
@@ -492,7 +476,6 @@ impl Policy {
         Err(refused)
     }
 
-    /// Changes the kernel's rows to the wanted rows.
     async fn realize(&self, inner: Guard, events: Vec<Event>) -> (Guard, Result<(), PolicyError>) {
         let (inner, computed) = self.compute(inner, events).await;
         let (mut inner, prepared) = self.propose(inner, computed).await;
@@ -511,8 +494,7 @@ impl Policy {
         (inner, result)
     }
 
-    /// The engine and the changes of rows; `None` before there is a policy. Without an engine, everything is
-    /// computed, from the kernel's rows.
+    /// Without an engine, computes everything from the kernel's rows.
     async fn compute(&self, mut inner: Guard, events: Vec<Event>) -> (Guard, Computed) {
         if let Err(why) = self.check_lost(&mut inner).await {
             return (inner, Err(why));
@@ -545,8 +527,8 @@ impl Policy {
         computed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 
-    /// Keeps the rows of lost policies. If the kernel has no rules, there were no policies; with enforcement `Never`
-    /// they do not matter.
+    /// Keeps the rows of lost policies. Without rules in the kernel there were none; with enforcement `Never` they do
+    /// not matter.
     async fn check_lost(&self, inner: &mut Inner) -> Result<(), PolicyError> {
         if !inner.wanted.lost {
             return Ok(());

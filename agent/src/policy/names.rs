@@ -1,8 +1,7 @@
-//! Addresses of names that containers looked up, for rules with `toFQDNs`, and `<state-dir>/names.json`, which keeps
-//! them over restarts.
+//! Addresses of names that containers looked up, for `toFQDNs`; `<state-dir>/names.json` keeps them over restarts.
 //!
-//! An answer waits until the kernel's rows have its addresses, so that its receiver can connect. The file is written
-//! before the rows, so that a restart removes no address in use.
+//! An answer waits until the kernel has its rows. The file is written before them, so that a restart removes no address
+//! in use.
 
 use std::{
     collections::BTreeSet,
@@ -28,28 +27,27 @@ use wharf_policy::compile::Event;
 use super::{Guard, Policy, error::PolicyError};
 use crate::{clock, kept, proxy::dns::Noted};
 
-/// Name of the controller that expires addresses.
+/// Controller that expires addresses.
 pub const CONTROLLER: &str = "names";
-/// Interval of the expiry. An expired address stays open up to this much longer.
+/// An expired address stays open up to this much longer.
 pub const INTERVAL: Duration = Duration::from_secs(15);
-/// Maximum answers in one change, which writes the file once.
+/// Answers in one change, which writes the file once.
 const AT_ONCE: usize = 64;
-/// Bytes: 10,000 addresses, each with a different name of maximum length, and 50,000 claims of containers.
+/// Bytes: 10,000 addresses with different names of maximum length, and 50,000 claims.
 const MAX_FILE: u64 = 16 << 20;
-/// Maximum addresses searched at once; each flow is compared with all of them.
+/// Addresses searched at once; each flow is compared with all.
 const LOOKED_FOR: usize = 256;
-/// Maximum flows searched. If there are more, all addresses count as used.
+/// Flows searched; beyond it, all addresses count as used.
 const FLOWS: usize = 100_000;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
-    /// Boot whose clock expires names. No name outlives it, because no connection does.
+    /// Boot whose clock expires names; no connection outlives it.
     boot: String,
     names: serde_json::Value,
 }
 
-/// Names of this boot.
 pub(super) fn load(path: &Path) -> io::Result<Cache> {
     let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Cache::default()) };
     let Kept { boot, names } = serde_json::from_slice(&text)?;
@@ -76,8 +74,8 @@ pub(super) fn all(names: &Cache, services: &[IpNet]) -> Vec<Event> {
     events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect(), services)
 }
 
-/// Whether a name may open the address. Services are reached by rules for their containers, and link-local addresses
-/// are the node's or its cloud's (169.254.169.254): a DNS answer must not open them.
+/// Whether a name may open the address: not services, nor link-local addresses of the node or its cloud
+/// (169.254.169.254).
 fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
     let is_near = match address {
         IpAddr::V4(ip) => matches!(ip.octets(), [0, ..]) || ip.is_link_local() || ip.is_broadcast(),
@@ -101,13 +99,12 @@ impl Policy {
             }
             let (answers, waiting): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
             for (noted, waits) in self.learn_each(&answers).await.into_iter().zip(waiting) {
-                // The query may have been given up.
                 waits.send(noted.map_err(|why| why.to_string())).ok();
             }
         }
     }
 
-    /// Learns answers as one change; one by one if they do not fit together.
+    /// As one change, or one by one if they do not fit.
     pub async fn learn_each(&self, answers: &[Answer]) -> Vec<Result<(), PolicyError>> {
         match self.learn(answers, self.names_now()).await {
             Err(PolicyError::Rows(_)) if answers.len() > 1 => {
@@ -121,16 +118,16 @@ impl Policy {
         }
     }
 
-    /// Milliseconds since the boot: setting the clock expires no name, also across restarts.
+    /// Milliseconds since the boot: setting the clock expires no name.
     #[must_use]
     pub fn names_now(&self) -> u64 {
         clock::boot_ms()
     }
 
-    /// Learns answers that came at `now` ([`Policy::names_now`]), and writes their rows.
+    /// Learns answers of `now` ([`Policy::names_now`]), and writes their rows.
     ///
     /// # Errors
-    /// The rows do not fit: nothing was learned. The kernel refused: it is retried.
+    /// Rows do not fit: nothing learned. The kernel refused: retried.
     pub async fn learn(&self, answers: &[Answer], now: u64) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let before = inner.names.clone();
@@ -139,7 +136,7 @@ impl Policy {
             changed.extend(inner.names.learn(*member, name, addresses.iter().copied(), now));
         }
         inner.names_stale = true;
-        // Without an engine, rows of an earlier change may be missing.
+        // Rows of an earlier change may be missing.
         if changed.is_empty() && (inner.engine.is_some() || !inner.active) {
             return Ok(());
         }
@@ -167,7 +164,7 @@ impl Policy {
         self.lock().await.names.len() as u64
     }
 
-    /// Every name with its addresses, by name.
+    /// Names with addresses, by name.
     pub async fn names(&self) -> Vec<ProxyName> {
         let inner = self.lock().await;
         let (unix, now) = (clock::unix_ms(), self.names_now());
@@ -183,7 +180,7 @@ impl Policy {
         all
     }
 
-    /// Writes the file. The lock moves along: writes keep their order even if the caller is cancelled.
+    /// Takes the lock along: writes keep their order even if cancelled.
     async fn keep_names(&self, mut inner: Guard) -> Guard {
         let file: PathBuf = self.names_file.clone();
         let kept = tokio::task::spawn_blocking(move || {
@@ -200,11 +197,11 @@ impl Policy {
 }
 
 impl Policy {
-    /// Expires addresses at `now` ([`Policy::names_now`]) that no flow uses. Otherwise saves names that the file
-    /// lacks; a repeated answer does not write it.
+    /// Expires addresses at `now` ([`Policy::names_now`]) that no flow uses; without any, saves names that the file
+    /// lacks.
     ///
     /// # Errors
-    /// The flows cannot be read, or the rows cannot be changed; it is retried.
+    /// Unreadable flows or refused rows: retried.
     pub async fn forget_names(&self, now: u64) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         let over: Vec<IpAddr> = inner.names.over(now).take(LOOKED_FOR).collect();

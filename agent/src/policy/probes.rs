@@ -15,7 +15,7 @@ use wharf_policy::{
 
 use super::{Inner, Policy, rows::key};
 
-/// Networks of each family searched for peers, and peers and ports tried: a check takes up to a millisecond.
+/// Bounds of a check, which takes up to a millisecond.
 const NETWORKS: usize = 256;
 const PEERS: usize = 12;
 const PORTS: usize = 8;
@@ -23,24 +23,24 @@ const EVERY_FAMILY: [bool; 2] = [true, false];
 /// No host has them (RFC 5737, RFC 3849).
 const NOBODY: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
-/// Rules rarely name it: discard (RFC 863).
+/// Discard (RFC 863); rules rarely name it.
 const PORT: u16 = 9;
 
 /// Result of [`Policy::probes`].
 #[derive(Debug, Default)]
 pub struct Probes {
-    /// For each enforced direction and family, a packet that passes and one that does not, if there is one.
+    /// For each enforced direction and family, a packet that passes and one that does not.
     pub probes: Vec<Probe>,
     /// Changes when the rules change.
     pub stamp: u64,
 }
 
 impl Policy {
-    /// Test packets, with the verdicts of the rules that the kernel was given.
+    /// Test packets, with verdicts of the kernel's rules.
     pub async fn probes(&self, record: &EndpointRecord) -> Probes {
         let inner = self.lock().await;
         let mut probes = Vec::new();
-        // The verdicts require that the kernel has the wanted rows.
+        // The kernel has the wanted rows.
         if let (Some(tables), None) = (inner.tables(), &inner.problem) {
             let peers = self.peers(&inner, tables);
             for own in record.addresses() {
@@ -59,13 +59,13 @@ impl Policy {
         Probes { probes, stamp: inner.writes }
     }
 
-    /// Grows with each change of rules in the kernel.
+    /// Grows with each change of rules.
     pub async fn stamp(&self) -> u64 {
         self.lock().await.writes
     }
 
-    /// Two peers of each class and family, because one may be the endpoint. Excluded are the node's addresses, which
-    /// always reach an endpoint, and services, which are decided elsewhere.
+    /// Two peers of each class and family, because one may be the endpoint; without the node's addresses, which always
+    /// pass, and services, decided elsewhere.
     fn peers(&self, inner: &Inner, tables: &Tables) -> Vec<IpAddr> {
         let mut taken = BTreeMap::new();
         let mut is_new = |ipv4: bool, class| {
@@ -94,12 +94,11 @@ fn first(net: &IpNet) -> IpAddr {
 fn is_bound_to_a_link(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_broadcast(),
-        // Also addresses that embed an IPv4 address.
+        // And addresses that embed an IPv4 address.
         IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
     }
 }
 
-/// The first packet that passes, and the first that does not.
 fn tried(tables: &Tables, record: &EndpointRecord, direction: Direction, peers: &[IpAddr]) -> Vec<Probe> {
     let key = key(record.id);
     let Some(set) = tables.sets.get(&key).map(|sets| sets.of(direction)).filter(|set| *set != SetId::NONE) else {

@@ -1,4 +1,4 @@
-//! Keeps the proxy in step with the rows: it has each listener before rows lead there, and as long as they do.
+//! Keeps the proxy in step: it has each listener before rows lead there, and as long as they do.
 
 use std::{
     collections::BTreeSet,
@@ -22,21 +22,18 @@ use super::{
 };
 use crate::proxy::{Completion, ProxyError, Redirect, Wanted};
 
-/// Time until connections have ended after the proxy acknowledged the end of their listener or member: Envoy takes 2
-/// s.
+/// Until connections end after an acknowledgement: Envoy takes 2 s.
 const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
-/// Maximum wait for the proxy's first answer after the agent's start.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
-/// Maximum ports of other programs that a change avoids before it is refused.
+/// Ports of other programs that a change avoids.
 const OTHER_PORTS: usize = 8;
 
-/// What the proxy must still do until the wanted policies are in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owed {
     Nothing,
-    /// Acknowledge. `ends`: then connections judged by earlier requests end.
+    /// Acknowledge; if `ends`, then end connections judged by earlier requests.
     Answer {
         ends: bool,
     },
@@ -50,20 +47,18 @@ impl Owed {
     }
 }
 
-/// A change that the proxy was sent.
 pub(super) struct Prepared {
     engine: Engine,
     rows: Vec<RowChange>,
-    /// What the proxy must have after it.
     after: Wanted,
-    /// Members some of whose connections the rows lead elsewhere.
+    /// As `moved` of [`Change`].
     moved: Vec<Place>,
     pub(super) acknowledged: Result<(), ProxyError>,
 }
 
 impl Policy {
-    /// Sends the proxy both states and waits for it, within its patience. The engine is unknown until the kernel has
-    /// the rows: after a failure or cancellation, the next change computes everything.
+    /// Sends the proxy both states and waits within its patience. The engine stays unknown until the kernel has the
+    /// rows: after a cancellation, the next change computes everything.
     pub(super) async fn prepare(&self, inner: &mut Inner, computed: Computed) -> Result<Option<Prepared>, PolicyError> {
         let Some(Change { engine, rows, moved }) = computed? else { return Ok(None) };
         inner.engine = None;
@@ -106,7 +101,7 @@ impl Policy {
             }
             tracing::warn!(port, "the proxy cannot have a port, and takes another one: {why}");
             drop(self.tell_proxy(&mut inner, told.clone()));
-            // Computes everything: `prepare` left the engine unknown.
+            // Computes everything.
             let (guard, computed) = self.compute(inner, Vec::new()).await;
             inner = guard;
             prepared = self.prepare(&mut inner, computed).await;
@@ -114,14 +109,13 @@ impl Policy {
         (inner, prepared)
     }
 
-    /// Changes the kernel's rows, then sends the proxy the new state.
     pub(super) async fn write(&self, inner: &mut Inner, prepared: Prepared) -> Result<(), PolicyError> {
         let Prepared { engine, rows, after, moved, acknowledged } = prepared;
         if !inner.kept && !rows.is_empty() {
             // Safe: a start that finds these rows and no file keeps them.
             self.keep_or_warn(inner, "the next start takes them for lost");
         }
-        // Saved before the rows change: the next agent ends the connections if this one does not.
+        // Saved first: the next agent ends the connections if this one does not.
         moved.iter().for_each(|place| inner.rounds.begin(*place, Instant::now() + HANDSHAKES));
         self.keep_ports(inner, redirects::listeners(&inner.told));
         inner.writes += 1;
@@ -134,7 +128,7 @@ impl Policy {
         Ok(())
     }
 
-    /// Sends the state for rows that lead only to `after`. `acknowledged`: the answer to the state before.
+    /// For rows that lead only to `after`. `acknowledged`: the answer to the previous state.
     async fn tell_after(&self, inner: &mut Inner, after: &Wanted, mut acknowledged: Result<(), ProxyError>) {
         let now = Instant::now();
         let Inner { told, members, outgoing, rounds, .. } = inner;
@@ -156,7 +150,7 @@ impl Policy {
         self.look_at_owed(inner);
     }
 
-    /// Removes due members and begins due rounds; not while the kernel's rows are unknown.
+    /// Removes due members and begins due rounds.
     async fn let_go(&self, inner: &mut Inner) {
         let is_due = inner.next_to_go().is_some_and(|until| until <= Instant::now());
         let after = inner.tables().filter(|_| is_due).map(|tables| redirects::wanted(tables, &inner.members));
@@ -180,7 +174,7 @@ impl Policy {
             owed => owed,
         };
         if inner.owed != Owed::Nothing || !inner.outgoing.is_empty() || inner.rounds.next().is_some() {
-            // Changes without a revision, such as new labels, also end connections.
+            // Changes without a revision also end connections.
             inner.realized = inner.realized.min(inner.wanted.revision.saturating_sub(1));
             let seconds = PROXY_DRAINS.as_secs() + 1;
             inner.problem = Some(format!("the proxy ends connections of before the change; that takes {seconds} s"));
@@ -192,9 +186,9 @@ impl Policy {
         }
     }
 
-    /// The realized revision, once connections judged by earlier rules have ended.
+    /// Returns once connections judged by earlier rules have ended.
     pub(super) async fn settled(&self, revision: u64) -> u64 {
-        // After a start, a running Envoy reconnects within a second.
+        // A running Envoy reconnects within a second.
         let mut first_answer = Some(Instant::now() + FIRST_ANSWER);
         loop {
             let mut inner = self.lock().await;
@@ -219,27 +213,25 @@ impl Policy {
         }
     }
 
-    /// Waits until no connection is judged by rules from before the changes so far.
+    /// Waits until no connection is judged by earlier rules.
     pub async fn settle(&self) {
         let revision = self.lock().await.wanted.revision;
         self.settled(revision).await;
     }
 
-    /// Checks for acknowledgements, and whether the proxy is needed.
     pub(super) async fn look_at_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {
         self.let_go(inner).await;
         if inner.owed != Owed::Nothing {
             self.look_at_owed(inner);
         }
         if matches!(inner.owed, Owed::Answer { .. }) {
-            // A refused listener is retried: the cause may be gone.
+            // The cause of a refusal may be gone.
             drop(self.redirects.set(inner.told.clone()));
         }
         self.leave_proxy(inner).await
     }
 
-    /// Removes the path to the proxy [`PROXY_DRAINS`] after its last listener: a busy Envoy needs that time to end
-    /// connections.
+    /// Removes the path [`PROXY_DRAINS`] after the last listener: a busy Envoy needs that time.
     async fn leave_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {
         if !inner.told.is_empty() || !self.uses_proxy() || matches!(inner.owed, Owed::Ends(_)) {
             inner.left_proxy = None;
@@ -255,13 +247,13 @@ impl Policy {
         Ok(())
     }
 
-    /// Converts the kernel's rows; the proxy keeps their redirects.
+    /// The proxy keeps the rows' redirects.
     pub(super) fn take_over(&self, inner: &mut Inner, rows: &PolicyRows) -> Tables {
         let tables = rows::tables(rows, &inner.kept_ports.listeners);
         let mut there = redirects::both(&inner.told, &redirects::wanted(&tables, &inner.members));
         inner.rounds.tell(&mut there);
         inner.told = there;
-        // Rows lead there already, so nothing waits.
+        // Rows lead there already.
         drop(self.redirects.set(inner.told.clone()));
         if inner.owed == Owed::Nothing && !self.redirects.outstanding().is_empty() {
             // The previous agent may not have sent the proxy a round.
@@ -285,7 +277,6 @@ impl Policy {
         }
     }
 
-    /// Saves the ports, then sends the proxy the state.
     pub(super) fn tell_proxy(&self, inner: &mut Inner, mut wanted: Wanted) -> Vec<(String, Completion)> {
         inner.rounds.tell(&mut wanted);
         self.keep_ports(inner, redirects::listeners(&wanted));
@@ -298,7 +289,6 @@ impl Policy {
         asked
     }
 
-    /// Waits within the proxy's patience; returns early on a refusal.
     async fn await_proxy(&self, asked: Vec<(String, Completion)>) -> Result<(), ProxyError> {
         if asked.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Redirects that follow from tables, and `<state-dir>/redirects.json`, which keeps their ports.
+//! Redirects of tables, and `<state-dir>/redirects.json`, which keeps their ports.
 
 use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
 
@@ -18,21 +18,19 @@ use crate::{
 
 const VERSION: u32 = 1;
 const MAX_FILE: u64 = 128 << 20;
-/// How long a listener keeps a member after rows last led there. An earlier connection reaches the listener after its
-/// handshake (a round trip) and the proxy's accept; a socket that closes resets the connections in its queue, and
-/// nothing reports that the queue stays empty.
+/// A listener keeps a member after rows last led there, for connections before the proxy's accept: a closed socket
+/// resets its queue, and nothing reports that the queue is empty.
 pub(super) const HANDSHAKES: Duration = Duration::from_millis(500);
 
-/// Members that rows no longer lead to, and until when their listener keeps them.
 pub(super) type Outgoing = BTreeMap<Place, Instant>;
 
 /// Listeners by port.
 pub type Listeners = BTreeMap<u16, Arc<Listener>>;
 
-/// Content of the file.
+/// The file's content.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ports {
-    /// The listener of each port.
+    /// By port.
     pub listeners: Listeners,
     /// Other numbers would end connections.
     pub(super) rounds: BTreeMap<Place, u32>,
@@ -71,8 +69,7 @@ pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
     wanted
 }
 
-/// The union of both states, for the time of the change. A port with two listeners is `other`'s: no row of `one`
-/// leads there, or the change would not have taken it.
+/// Union of both states. A port with two listeners is `other`'s: no row of `one` leads there.
 pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
     let mut both = one.clone();
     for (port, redirect) in other {
@@ -84,7 +81,7 @@ pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
     both
 }
 
-/// The proxy's state when rows lead to `after` alone: leaving members stay for [`HANDSHAKES`].
+/// Leaving members stay for [`HANDSHAKES`].
 pub(super) fn with_outgoing(
     after: &Wanted,
     told: &Wanted,
@@ -100,7 +97,7 @@ pub(super) fn with_outgoing(
         let listener =
             || Redirect { listener: Arc::clone(&redirect.listener), members: BTreeMap::new(), rounds: BTreeMap::new() };
         let staying = wanted.entry(port).or_insert_with(listener);
-        // Another listener on the port would judge the member by other rules.
+        // Another listener would judge by other rules.
         if let Some(addresses) = redirect.members.get(&member).filter(|_| staying.listener == redirect.listener) {
             staying.members.insert(member, addresses.clone());
             stay.insert((port, member), until);
@@ -110,7 +107,7 @@ pub(super) fn with_outgoing(
     wanted
 }
 
-/// Whether connections of an endpoint that stays end: its listener goes, loses it, or begins another round.
+/// Whether remaining endpoints' connections end: the listener goes, loses them, or begins another round.
 pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
     let is_envoys = |redirect: &Redirect| redirect.listener.requests.names.is_empty();
     let anew = |(port, redirect): (&u16, &Redirect)| {
@@ -124,7 +121,7 @@ pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
     losses(before, after, members).next().is_some() || after.iter().any(anew)
 }
 
-/// Endpoints that stay but lose a listener. The agent's DNS proxy judges each query, so no connection to it must end.
+/// Endpoints that lose a listener of Envoy's; the DNS proxy judges each query.
 fn losses<'a>(
     before: &'a Wanted,
     after: &'a Wanted,
@@ -147,7 +144,7 @@ pub(super) fn listeners(wanted: &Wanted) -> Listeners {
 /// Reads the file; empty without one.
 ///
 /// # Errors
-/// The file is unreadable, or has another format.
+/// Unreadable, or of another format.
 pub fn load(path: &Path) -> io::Result<Ports> {
     let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Ports::default()) };
     let File { version, listeners, rounds } = serde_json::from_slice(&text)?;
@@ -163,7 +160,7 @@ pub fn load(path: &Path) -> io::Result<Ports> {
 /// Writes the file.
 ///
 /// # Errors
-/// The file cannot be written, or would be too large to read.
+/// Unwritable, or too large to read.
 pub fn save(path: &Path, Ports { listeners, rounds }: &Ports) -> io::Result<()> {
     let rounds = rounds.iter().map(|((port, (id, epoch)), round)| (*port, id.get(), epoch.0, *round)).collect();
     let text = serde_json::to_vec(&File { version: VERSION, listeners: listeners.clone(), rounds })?;

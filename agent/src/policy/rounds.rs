@@ -1,8 +1,6 @@
-//! Rounds: how often a listener's member had to restart its connections, because rows led some elsewhere although the
-//! listener stayed.
+//! Rounds: how often a member restarted its connections because rows led some elsewhere although its listener stayed.
 //!
-//! A round is saved before the rows change: the next agent ends the connections if this one does not. The proxy is
-//! told when open handshakes are over.
+//! A round is saved before the rows change, for the next agent. The proxy gets it when open handshakes are over.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +12,14 @@ use crate::proxy::Wanted;
 /// Listener's port, and member.
 pub(super) type Place = (u16, (EndpointId, Epoch));
 
-/// Maximum pending rounds of a member. A further round joins the last, so that a member whose rows change constantly
-/// makes progress.
+/// Pending rounds of a member. A further one joins the last, so that constant changes do not delay it forever.
 const WAITING: usize = 2;
 
 /// Members without a number are in round zero.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
-    /// Wanted rounds of members.
     numbers: BTreeMap<Place, u32>,
-    /// Start times of pending rounds, earliest first, up to [`WAITING`].
+    /// Start times, earliest first.
     waiting: BTreeMap<Place, Vec<Instant>>,
 }
 
@@ -46,7 +42,6 @@ impl Rounds {
         waiting.push(at);
     }
 
-    /// Postpones the member's last pending round.
     pub(super) fn put_off(&mut self, place: Place, at: Instant) {
         if let Some(last) = self.waiting.get_mut(&place).and_then(|waiting| waiting.last_mut()) {
             *last = at;
@@ -63,7 +58,6 @@ impl Rounds {
         self.numbers.retain(|place, _| is_there(place));
     }
 
-    /// When the next round begins.
     pub(super) fn next(&self) -> Option<Instant> {
         self.waiting.values().flatten().min().copied()
     }

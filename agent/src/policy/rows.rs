@@ -26,7 +26,7 @@ use super::redirects::Listeners;
 pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
     let of = |change: &Change| {
         Some(match change {
-            // Without rows in the kernel: origins in documents, and listeners of the proxy.
+            // Not in the kernel.
             Change::PutOrigin(..) | Change::DropOrigin(_) | Change::PutListener(..) | Change::DropListener(_) => {
                 return None;
             }
@@ -50,8 +50,7 @@ pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity
     changes.iter().filter_map(of).collect()
 }
 
-/// Tables of the kernel's rows. Identities and origins of rules are unknown; a port that `listeners` lacks gets a
-/// listener that lets nothing pass.
+/// Identities and rule origins are unknown. A port that `listeners` lacks lets nothing pass.
 pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     let mut tables = Tables::default();
     let mut rules: BTreeMap<SetId, compile::Rows> = BTreeMap::new();
@@ -91,7 +90,7 @@ pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     tables
 }
 
-/// Placeholder for a listener that was not saved. Its content is unique, so no other cell leads there.
+/// For an unsaved listener; unique, so no other cell leads there.
 fn unknown(port: ListenerId) -> Listener {
     let nobody = ServerName::Exact(format!("port-{}.invalid", port.0));
     let requests = Requests { server_names: [nobody].into(), ..Requests::default() };

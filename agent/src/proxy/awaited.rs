@@ -17,13 +17,13 @@ pub struct Awaited {
     pub listener: String,
     /// Endpoint whose removal waits; `None` for a change of policy.
     pub endpoint: Option<EndpointId>,
-    /// Start, milliseconds since the Unix epoch.
+    /// Start, Unix time, milliseconds.
     pub since_unix_ms: u64,
-    /// Maximum; `None` if only the waiting task knows it.
+    /// Maximum, if known here.
     pub at_most: Option<Duration>,
 }
 
-/// Waits, oldest first: one for each completion that was not dropped.
+/// Oldest first, until dropped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Waits {
     /// Held for single map operations.

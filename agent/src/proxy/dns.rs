@@ -10,18 +10,18 @@ use wharf_policy::model::Direction;
 
 use super::{Completion, Leaving, ProxyError, Redirect, Redirects, Wanted, envoy::PATIENCE, look::name};
 
-/// Maximum answers that wait for policy: as many as concurrent queries.
+/// Answers that wait for policy: as many as concurrent queries.
 const ANSWERS: usize = 1_024;
-/// Retry interval for a port that could not be opened.
+/// Retry interval of a port that did not open.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A DNS answer, and the channel that reports when policy has learned it, or the error.
+/// A DNS answer, and the channel for policy's result.
 pub type Noted = (Answer, oneshot::Sender<Result<(), String>>);
 
-/// The node's redirects to its DNS proxy.
+/// Redirects to the DNS proxy.
 #[derive(Debug)]
 pub struct Dns {
-    /// A watch channel keeps only the last state: the server skips states in between.
+    /// Keeps only the last state: the server skips states in between.
     asked: watch::Sender<Asked>,
     done: watch::Receiver<Done>,
 }
@@ -35,16 +35,15 @@ pub struct Server {
 
 #[derive(Debug, Default)]
 struct Asked {
-    /// Number of changes.
+    /// Changes so far.
     number: u64,
-    /// Without leaving members.
     wanted: Wanted,
     leaving: Leaving,
 }
 
 #[derive(Debug, Default)]
 struct Done {
-    /// Number of the last change in force.
+    /// Last change in force.
     number: u64,
     refused: BTreeMap<u16, String>,
 }
@@ -64,7 +63,7 @@ impl Names for Teller {
 }
 
 impl Dns {
-    /// No redirects; the server, the answers that it learns, and the verdicts that it records.
+    /// No redirects; server, learned answers and recorded verdicts.
     #[must_use]
     pub fn new(records: usize) -> (Self, Server, mpsc::Receiver<Noted>, mpsc::Receiver<Record>) {
         let (sender, answers) = mpsc::channel(ANSWERS);
@@ -74,7 +73,7 @@ impl Dns {
         (Self { asked: of_asked.0, done: of_done.1 }, server, answers, records)
     }
 
-    /// The wanted redirects, and ports that could not be opened.
+    /// Wanted redirects, and ports that did not open.
     #[must_use]
     pub fn look(&self) -> (Wanted, BTreeMap<u16, String>) {
         let (wanted, done) = (self.asked.borrow().wanted.clone(), self.done.borrow());
@@ -83,7 +82,6 @@ impl Dns {
         (wanted, refused)
     }
 
-    /// Applies a change, which returns the affected listeners; one completion for each.
     fn ask(&self, change: impl FnOnce(&mut Asked) -> Vec<(u16, Direction)>) -> Vec<(String, Completion)> {
         let (mut number, mut changed) = (0, Vec::new());
         self.asked.send_if_modified(|asked| {
@@ -179,7 +177,7 @@ impl Redirects for Dns {
         !self.asked.borrow().wanted.is_empty()
     }
 
-    /// Queries of a removed member get no answer.
+    /// A removed member's queries get no answer.
     fn speakers(&self, _: IpAddr) -> Vec<String> {
         Vec::new()
     }

@@ -16,43 +16,40 @@ use wharf_proxy::{EnvoyError, Listener, ListenerKey, Member, Proxy, User, Wait, 
 use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
 use crate::{accounts, config::AgentConfig, sync::lock};
 
-/// Maximum wait for acknowledgements before rows change. A healthy Envoy needs milliseconds; a create has one second
-/// for its rows.
+/// Wait before rows change. A healthy Envoy needs milliseconds; a create has one second.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Envoy's user; `cargo xtask install` creates it.
+/// Created by `cargo xtask install`.
 const USER: &str = "wharf-envoy";
-/// User `nobody` (65534), if [`USER`] does not exist.
+/// If [`USER`] does not exist.
 const NOBODY: User = User { uid: 65_534, gid: 65_534 };
 
-/// The node's redirects to Envoy.
+/// Redirects to Envoy.
 #[derive(Debug)]
 pub struct Envoy {
     proxy: Proxy,
-    /// The agent starts Envoy.
     supervised: bool,
-    /// Held for map operations and while `proxy` gets resources, to keep their order.
+    /// Held while `proxy` gets resources, to keep their order.
     state: Mutex<State>,
     waits: Waits,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Without leaving members.
     wanted: Wanted,
     leaving: Leaving,
-    /// Since when Envoy owes an answer. A refusal is an answer.
+    /// Since when Envoy owes an answer; a refusal is one.
     unanswered_since: Option<Instant>,
 }
 
 impl Envoy {
-    /// `supervised`: the agent starts Envoy, so the proxy counts as present while none runs.
+    /// `supervised`: the agent starts Envoy, which counts as present.
     #[must_use]
     pub fn new(proxy: Proxy, supervised: bool) -> Self {
         Self { proxy, supervised, state: Mutex::default(), waits: Waits::default() }
     }
 
-    /// Completion of an endpoint's removal or, without `of`, of a change of policy.
+    /// Of an endpoint's removal or, without `of`, a change of policy.
     fn completion(&self, key: ListenerKey, wait: Wait, of: Option<EndpointId>) -> (String, Completion) {
         let name = key.to_string();
         let waiting = self.waits.begin(name.clone(), of, of.is_none().then_some(PATIENCE));
@@ -68,7 +65,7 @@ impl Envoy {
     }
 }
 
-/// Envoy's process with these settings.
+/// Envoy's process.
 #[must_use]
 pub fn process(config: &AgentConfig) -> wharf_proxy::Envoy {
     // Another supervisor chooses the user.
@@ -89,24 +86,24 @@ fn user(name: &str) -> User {
     NOBODY
 }
 
-/// Whether a start would find and execute Envoy. Returns why this process could not examine it.
+/// Whether Envoy can start, or why this process cannot check.
 ///
 /// # Errors
-/// The start would fail.
+/// It cannot.
 pub fn check_program(config: &AgentConfig) -> Result<Option<String>, EnvoyError> {
     if config.envoy.is_some() { process(config).check_program() } else { Ok(None) }
 }
 
-/// Envoy's directory below the run directory.
+/// Envoy's directory in the run directory.
 pub const DIRECTORY: &str = "proxy";
 
-/// Path of Envoy's bootstrap file for this run directory.
+/// Envoy's bootstrap file.
 #[must_use]
 pub fn bootstrap(run_dir: &Path) -> PathBuf {
     process_in(run_dir, None).bootstrap_path()
 }
 
-/// Envoy's process for this run directory. It outlives the agent, and so do its connections.
+/// Envoy's process, which outlives the agent with its connections.
 #[must_use]
 pub fn process_in(run_dir: &Path, program: Option<&Path>) -> wharf_proxy::Envoy {
     wharf_proxy::Envoy {
@@ -148,7 +145,7 @@ impl Redirects for Envoy {
         for (port, redirect) in &wanted {
             let listener = listener(*port, redirect);
             let name = listener.key().to_string();
-            // The cause of a refusal, such as a port in use, may be gone.
+            // The cause of a refusal may be gone.
             let refused = unacknowledged.get(&name).is_some_and(Option::is_some);
             if refused || state.wanted.get(port) != Some(redirect) {
                 waits.push(self.completion(listener.key(), self.proxy.ensure(listener), None));

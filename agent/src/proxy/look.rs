@@ -1,4 +1,4 @@
-//! State of the proxy for views.
+//! Views of the proxy.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{Awaited, Redirect, Wanted, words};
 /// State of the proxy.
 #[derive(Debug, Clone, Default)]
 pub struct Look {
-    /// Envoy's status; `None` without a proxy.
+    /// `None` without a proxy.
     pub status: Option<Status>,
     /// The agent starts Envoy.
     pub supervised: bool,
@@ -20,13 +20,13 @@ pub struct Look {
     pub wanted: Wanted,
     /// Wanted of the DNS proxy.
     pub dns: Wanted,
-    /// Ports that the DNS proxy could not open.
+    /// Ports that did not open.
     pub dns_refused: BTreeMap<u16, String>,
-    /// Listeners that Envoy has not acknowledged, with the reason of a refusal.
+    /// Unacknowledged listeners, with refusals.
     pub unacknowledged: BTreeMap<String, Option<String>>,
-    /// Time for which Envoy owes an answer.
+    /// How long Envoy has owed an answer.
     pub unanswered_for: Option<Duration>,
-    /// Waits, the longest first.
+    /// The longest first.
     pub awaited: Vec<Awaited>,
 }
 
@@ -42,7 +42,7 @@ impl Look {
         }
     }
 
-    /// Wanted listeners, by port.
+    /// Listeners by port.
     #[must_use]
     pub fn listeners(&self) -> Vec<ProxyListener> {
         let mut all: Vec<_> = self.all().map(|(port, redirect)| self.listener(*port, redirect)).collect();
@@ -54,7 +54,7 @@ impl Look {
         self.wanted.iter().chain(&self.dns)
     }
 
-    /// Listeners that are not served as wanted, with the reason if known.
+    /// Listeners not served as wanted, with reasons.
     #[must_use]
     pub fn outstanding(&self) -> Vec<(String, Option<String>)> {
         let unopened = self
@@ -65,13 +65,13 @@ impl Look {
         of_envoy.chain(unopened).collect()
     }
 
-    /// Number of listeners that Envoy refused, and of ports that could not be opened.
+    /// Refused listeners and unopened ports.
     #[must_use]
     pub fn refused(&self) -> usize {
         self.unacknowledged.values().flatten().count() + self.dns_refused.len()
     }
 
-    /// An endpoint's redirects, each with its direction.
+    /// An endpoint's redirects with direction.
     #[must_use]
     pub fn of_endpoint(&self, id: EndpointId) -> Vec<(String, PolicyRedirect)> {
         let own = self.all().filter(|(_, redirect)| redirect.members.keys().any(|(of, _)| *of == id));
@@ -82,13 +82,12 @@ impl Look {
         own.map(|(port, redirect)| told((*port, redirect))).collect()
     }
 
-    /// Redirect of a flow to a port.
+    /// A flow's redirect.
     #[must_use]
     pub fn redirect(&self, port: u16, passes: Vec<String>, fails_open: bool) -> PolicyRedirect {
         PolicyRedirect { port, passes, fails_open, problem: self.problem(port) }
     }
 
-    /// Why a port is not served as wanted.
     fn problem(&self, port: u16) -> Option<String> {
         if self.dns.contains_key(&port) {
             return self.dns_refused.get(&port).cloned();
@@ -162,7 +161,6 @@ mod tests {
         let [listener] = &look.listeners()[..] else { panic!("{look:?}") };
         assert_eq!((listener.name.as_str(), listener.endpoints.as_slice()), ("ingress-15000", [7].as_slice()));
         assert_eq!(listener.passes, ["every HTTP request"]);
-        // The name must equal the name under which the proxy keeps the listener.
         assert!(!listener.acknowledged && listener.refusal.is_none() && look.unanswered_for.is_some());
         let by: Vec<_> = look.awaited.iter().map(|wait| (wait.listener.as_str(), wait.endpoint)).collect();
         assert_eq!(by, [("ingress-15000", None)]);

@@ -1,8 +1,7 @@
 //! Interface to the L7 proxy.
 //!
-//! A redirect hands connections of endpoints to a port of the proxy. Policy sets all redirects ([`Redirects::set`]);
-//! a delete removes an endpoint from them ([`Redirects::remove_redirects`]). Completions resolve when the proxy has
-//! acknowledged. [`Proxies`] combines the node's two proxies; tests use others.
+//! A redirect hands endpoints' connections to a port of the proxy. Policy sets all redirects; a delete removes an
+//! endpoint from them. [`Proxies`] combines the node's two proxies.
 
 mod awaited;
 pub mod dns;
@@ -25,46 +24,46 @@ use wharf_policy::compile::Listener;
 
 pub use self::{awaited::Awaited, look::Look, proxies::Proxies, words::passes};
 
-/// Resolves when the proxy has acknowledged, or with the reason why it never will.
+/// Resolves when the proxy has acknowledged, or with the reason why not.
 pub type Completion = Pin<Box<dyn Future<Output = Result<(), ProxyError>> + Send>>;
 
 /// Why the proxy did not apply a change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyError {
-    /// Refused, with this reason; the previous state stays in force.
+    /// Refused, with the reason; the previous state stays.
     #[error("{0}")]
     Refused(String),
-    /// Refused, with this reason, because another program has the port.
+    /// Refused: another program has the port.
     #[error("{1}")]
     Taken(u16, String),
-    /// No answer, or the proxy has ended.
+    /// No answer, or no proxy.
     #[error("{0}")]
     NoAnswer(String),
 }
 
 impl ProxyError {
     fn refused(port: u16, why: String) -> Self {
-        // Both proxies append the kernel's message.
+        // With the kernel's message.
         if why.contains("Address already in use") { Self::Taken(port, why) } else { Self::Refused(why) }
     }
 }
 
-/// Redirects by the proxy's port, host byte order.
+/// By the proxy's port, host byte order.
 pub type Wanted = BTreeMap<u16, Redirect>;
 
-/// Handling of connections redirected to a port.
+/// Connections redirected to a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirect {
     /// What connections may carry.
     pub listener: Arc<Listener>,
     /// Endpoints and their addresses.
     pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
-    /// How often an endpoint's connections had to restart because rows led some of them elsewhere; zero if absent.
+    /// How often connections restarted because rows led some elsewhere.
     pub rounds: BTreeMap<(EndpointId, Epoch), u32>,
 }
 
 impl Redirect {
-    /// The listener's name (`ingress-15000`), as in completions.
+    /// The listener's name (`ingress-15000`).
     #[must_use]
     pub fn name(&self, port: u16) -> String {
         look::name(port, self.listener.direction)
@@ -80,7 +79,7 @@ impl Redirect {
     }
 }
 
-/// Endpoints removed from all redirects that policy still names.
+/// Removed endpoints that policy still names.
 #[derive(Debug, Default)]
 struct Leaving(BTreeSet<(EndpointId, Epoch)>);
 
@@ -89,7 +88,6 @@ impl Leaving {
         self.0.insert((id, epoch));
     }
 
-    /// Removes leaving endpoints from `wanted`, and drops endpoints that policy no longer names.
     fn leave_out_of(&mut self, wanted: &mut Wanted) {
         self.0.retain(|member| wanted.values().any(|redirect| redirect.members.contains_key(member)));
         for redirect in wanted.values_mut() {
@@ -100,17 +98,17 @@ impl Leaving {
 
 /// A proxy's redirects.
 pub trait Redirects: Send + Sync + 'static {
-    /// Replaces all redirects. Returns a completion for each redirect that is new, changed, removed, or was refused,
-    /// which is retried. Endpoints of [`Redirects::remove_redirects`] are left out.
+    /// Replaces all redirects. One completion for each that is new, changed, removed, or was refused. Omits endpoints
+    /// of [`Redirects::remove_redirects`].
     fn set(&self, wanted: Wanted) -> Vec<(String, Completion)>;
 
-    /// Maximum useful wait for completions of [`Redirects::set`]: zero while no proxy answers.
+    /// Maximum useful wait for completions; zero while no proxy answers.
     fn patience(&self) -> Duration;
 
-    /// Unacknowledged redirects, for the user; a refusal with its reason.
+    /// Unacknowledged redirects, with the reason of a refusal.
     fn outstanding(&self) -> Vec<String>;
 
-    /// Resolves when a running proxy has answered everything, or none runs.
+    /// Resolves when no running proxy owes an answer.
     fn answered(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(std::future::ready(()))
     }
@@ -118,22 +116,21 @@ pub trait Redirects: Send + Sync + 'static {
     /// Removes the endpoint from every redirect; one completion for each.
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)>;
 
-    /// Number of redirects in force.
+    /// Redirects in force.
     fn count(&self) -> u64;
 
     /// Whether there is a proxy.
     fn enabled(&self) -> bool;
 
-    /// Listeners that still use an address without an endpoint, for the user; the address is not leased meanwhile.
+    /// Listeners that use an address without an endpoint: it is not leased.
     fn speakers(&self, ip: IpAddr) -> Vec<String>;
 
-    /// Current state, for views.
+    /// Current state.
     fn look(&self) -> Look {
         Look::default()
     }
 
-    /// The proxy reports every request while the guard lives, otherwise only denied and failed ones. `None` if the
-    /// proxy has no such setting.
+    /// The proxy reports all requests while the guard lives, not only denied and failed ones.
     fn watch(&self) -> Option<wharf_proxy::Watching> {
         None
     }

@@ -10,7 +10,7 @@ use super::{
     envoy::{Envoy, PATIENCE},
 };
 
-/// Sends each redirect to the proxy that serves it.
+/// Sends redirects to their proxy.
 pub struct Proxies {
     /// HTTP requests and TLS handshakes.
     pub envoy: Envoy,
@@ -25,7 +25,7 @@ impl Redirects for Proxies {
         let mut waits = self.dns.set(names);
         let of_envoy = self.envoy.set(requests);
         let patience = self.envoy.patience();
-        // Each completion has a bound, because one proxy's answer must not wait for the other.
+        // One proxy's answer must not wait for the other.
         let bounded = |(name, completion): (String, Completion)| -> (String, Completion) {
             let ends = async move {
                 let late = |_| Err(ProxyError::NoAnswer("Envoy does not answer".to_owned()));

@@ -1,8 +1,8 @@
-//! What a listener lets pass, for the user.
+//! Listeners' rules in words.
 
 use wharf_policy::requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName};
 
-/// One entry for each rule, without header values, which may be secrets.
+/// One entry per rule, without header values, which may be secret.
 #[must_use]
 pub fn passes(requests: &Requests) -> Vec<String> {
     let names = requests.server_names.iter().map(|name| match name {

@@ -1,4 +1,4 @@
-//! Request bodies: read whole before the request is handled, within a common budget.
+//! Request bodies: read before the request is handled, within a budget.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use wharf_api::{ErrorCode, POLICY_TEXT_MOST};
 
 use crate::{rest::error::Failure, serve::Peer};
 
-/// Longest body, bytes: a policy text, lengthened by JSON. Routes have lower limits.
+/// Bytes: a policy text, lengthened by JSON. Routes have lower limits.
 pub const LONGEST: usize = 2 * POLICY_TEXT_MOST;
-/// Bytes of bodies held for root, and as many for other users.
+/// Bytes held for root, and as many for other users.
 const BUDGET: usize = 16 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The budget of bodies in memory.
+/// Memory for bodies.
 pub struct Bodies {
     root: Arc<Semaphore>,
     others: Arc<Semaphore>,
@@ -41,7 +41,7 @@ impl Bodies {
         Self { root: budget(), others: budget() }
     }
 
-    /// The permit holds the body's part of the budget.
+    /// The permit is the body's part of the budget.
     async fn read(&self, peer: Peer, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Failure> {
         let budget = if peer.is_root { &self.root } else { &self.others };
         let (mut text, mut permit, mut length, mut fits) = (Vec::new(), None::<OwnedSemaphorePermit>, 0_usize, true);
@@ -61,7 +61,7 @@ impl Bodies {
                         None => permit = Some(more),
                     }
                 }
-                // The rest is read and dropped, because a client that still sends may not see the answer.
+                // Reads on: a client that still sends may not see the answer.
                 None => (fits, text, permit) = (false, Vec::new(), None),
             }
         }
@@ -81,7 +81,7 @@ fn no_room(peer: Peer) -> Failure {
     Failure::new(ErrorCode::Overloaded, message).hint("try again in a second").retry(1_000)
 }
 
-/// Reads the body first, and holds its budget until the answer.
+/// Holds the body's budget until the answer.
 pub async fn hold(State(bodies): State<Arc<Bodies>>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;

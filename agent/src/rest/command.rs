@@ -1,4 +1,4 @@
-//! Counts requests of the CNI plugin by command.
+//! Counts the CNI plugin's requests by command.
 
 use std::sync::Arc;
 
@@ -17,24 +17,24 @@ use wharf_handover::{
 
 use crate::{commands::Commands, node::Node, rest::operation::Told};
 
-/// Marks an answer that the command's log line reports.
+/// The command's log line reports this answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Counted;
 
-/// Marks a command that succeeded by a durable record.
+/// A durable record made the command succeed.
 #[derive(Debug, Clone, Copy)]
 pub struct Deferred;
 
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// The plugin retries, or reports that it gave up.
+    /// The plugin retries, or reports the end.
     NotYet,
-    /// A DEL that found no endpoint.
+    /// A DEL without an endpoint.
     Nothing,
     Ended(Outcome, Option<ErrorCode>, String),
 }
 
-/// Counts a request that names its command; `node` is `None` in delegated mode.
+/// `node` is `None` in delegated mode.
 pub async fn measure(
     State((commands, node)): State<(Arc<Commands>, Option<Arc<Node>>)>,
     request: Request,
@@ -43,7 +43,7 @@ pub async fn measure(
     let Some(header) = request.headers().get(COMMAND_HEADER) else { return next.run(request).await };
     let (command, age) = match Command::of_header(header.as_bytes()) {
         Ok(named) => named,
-        // The request is handled as an operator's.
+        // Handled as an operator's.
         Err(why) => {
             tracing::warn!("read header {COMMAND_HEADER}: {why}; the request is not counted as a CNI command");
             return next.run(request).await;
@@ -72,7 +72,7 @@ pub async fn measure(
     response
 }
 
-/// Whether the attachment is on another plugin's link, which a DEL does not say.
+/// Whether the link is another plugin's, which a DEL does not say.
 fn is_chained(node: &Node, command: &Command) -> bool {
     let (Ok(container), Ok(ifname)) = (ContainerId::parse(&command.container_id), IfName::parse(&command.ifname))
     else {
@@ -82,7 +82,7 @@ fn is_chained(node: &Node, command: &Command) -> bool {
     there.is_some_and(|there| there.shared.read(|view| !view.record.link_owner.is_wharf()))
 }
 
-/// The command ends unless the plugin retries. `cni/src/retry.rs` has the same rule.
+/// `cni/src/retry.rs` has the same rule.
 fn end(verb: Verb, status: StatusCode, told: Option<&Told>) -> End {
     match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => End::NotYet,

@@ -30,7 +30,7 @@ const POLICY_ENFORCEMENT: &str = "policy-enforcement";
 const TRACE: &str = "trace";
 const TRACE_SAMPLING: &str = "trace-sampling";
 
-/// A higher value would hardly trace a packet.
+/// Higher values hardly trace a packet.
 const MAX_SAMPLING: u32 = 1_000_000;
 
 /// The settings in force, their sources, and whether they can be changed at run time.
@@ -50,7 +50,7 @@ pub async fn patch(
 ) -> Answer<Json<AgentConfigView>> {
     accepts_work(&node, "change configuration")?;
     check(&body)?;
-    // First, because the kernel may reject it.
+    // First: the kernel may reject it.
     if let Some(enforcement) = body.policy_enforcement {
         let enforcement = match enforcement {
             PolicyEnforcement::Default => Enforcement::Default,
@@ -103,7 +103,7 @@ fn invalid(why: &str) -> Failure {
         .hint("for example info, or wharf_agent=debug,info")
 }
 
-/// Reports a change in log, monitor and the origins of `GET /v1/config`.
+/// Reports a change in log, monitor and origins.
 fn changed(node: &Node, setting: &'static str, old: &str, new: &str) {
     lock(&node.changed_settings).insert(setting);
     tracing::info!(setting, old, new, "a setting was changed");

@@ -52,13 +52,12 @@ use crate::{
     serve::Peer,
 };
 
-/// Deadline of a create without one; runtimes allow a minute or more.
+/// Runtimes allow a minute or more.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
-/// How long a request waits for a running build, which takes some ten milliseconds, or longer behind other builds.
-/// CHECK waits at most 10 s.
+/// A build takes some ten milliseconds, longer behind others. CHECK waits at most 10 s.
 const BUILD_PATIENCE: Duration = Duration::from_secs(5);
 const MAX_DEADLINE: Duration = Duration::from_secs(600);
-/// Kubernetes objects carry a few dozen labels.
+/// Kubernetes objects have a few dozen.
 const MAX_LABELS: usize = 256;
 const MAX_PORTS: usize = 1_024;
 
@@ -161,7 +160,7 @@ pub async fn remove(
     if query.container_id.is_some() {
         return Err(invalid("delete endpoint: container-id belongs to DELETE /v1/endpoint".into()));
     }
-    // During a restore, not-found could be false, and the shim takes it for success.
+    // During a restore, not-found could be false; the shim takes it for success.
     accepts_work(&node, "delete endpoint")?;
     let handle = match handle(&node, &text) {
         Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
@@ -184,7 +183,7 @@ pub async fn remove(
     }
     let network = handle.shared.read(|v| v.record.attachment.network.to_string());
     if query.network.is_some() && handle.shared.read(|v| health::is_reserved(&v.record.attachment)) {
-        // A network in the query means a runtime, whose container the health endpoint is not.
+        // Only a runtime names a network; the health endpoint is no container of one.
         let message = format!("delete endpoint {text}: no container has it, it is the node's own");
         return Err(Failure::new(ErrorCode::NotFound, message));
     }
@@ -198,7 +197,7 @@ pub async fn remove(
     let options = DeleteOptions { no_ip_release: query.no_ip_release.unwrap_or(false) };
     let attachment = handle.shared.read(|v| v.record.attachment.clone());
     let mut result = delete::delete(&node.life, vec![handle], options, delete::Answer::Unlisted).await;
-    // A record of the same attachment may be out of service; no other delete removes it.
+    // No other delete removes its record out of service.
     unknown::join(&mut result, unknown::remove(&node.life, &Wanted::of(&attachment)).await);
     Ok(deleted(result))
 }
@@ -223,7 +222,7 @@ pub async fn remove_container(
     let fits = |h: &Handle| {
         h.shared.read(|v| {
             let a = &v.record.attachment;
-            // The health endpoint is deleted by its id only.
+            // Deleted by its id only.
             a.container_id == container
                 && !health::is_reserved(a)
                 && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
@@ -263,7 +262,7 @@ pub async fn log(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answe
     Ok(Json(handle(&node, &text)?.shared.log_lines()))
 }
 
-/// The lane of test packets: the plugin's CHECK does not wait for other clients.
+/// Of test packets: CHECK does not wait for other clients.
 pub struct CheckLane(Lane);
 
 impl<S: Send + Sync> FromRequestParts<S> for CheckLane {
@@ -366,7 +365,7 @@ pub async fn config(State(node): State<Arc<Node>>, Segment(text): Segment) -> An
 
 fn handle(node: &Node, text: &str) -> Answer<Handle> {
     match id::find(&node.life.registry, &id::parse(text)?, text) {
-        // The endpoint may not be restored yet, and a CHECK must not take it for gone.
+        // The endpoint may await its restore; a CHECK must not take it for gone.
         Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
             accepts_work(node, "find endpoint")?;
             Err(Failure(unknown))
@@ -427,7 +426,7 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
         Ok(label)
     };
     let labels = labels.iter().map(parse).collect::<Answer<std::collections::BTreeSet<Label>>>()?;
-    // The set is ordered, so labels of one key are adjacent. A selector would match only one of the values.
+    // Labels of one key are adjacent in the set. A selector would match only one value.
     let same_key = |(a, b): &(&Label, &Label)| (&a.source, &a.key) == (&b.source, &b.key);
     match labels.iter().zip(labels.iter().skip(1)).find(same_key) {
         Some((a, b)) => Err(invalid(format!("read labels: {a} and {b} are two values of one label; leave one out"))),
@@ -493,10 +492,10 @@ fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answ
     Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
 }
 
-/// Validates a create request; `text` is the id in the path.
+/// `text` is the path's id.
 ///
 /// # Errors
-/// 400 with the broken rule.
+/// 400 with the rule.
 pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
     let bad = |e: wharf_core::ids::IdError| invalid(format!("create endpoint: {e}"));
     let attachment = Attachment {

@@ -1,4 +1,4 @@
-//! Errors as HTTP responses.
+//! Errors as responses.
 
 use std::fmt::Display;
 
@@ -31,31 +31,31 @@ use crate::{
 #[derive(Debug)]
 pub struct Failure(pub ApiError);
 
-/// Result of a handler.
+/// A handler's result.
 pub type Answer<T> = Result<T, Failure>;
 
 impl Failure {
-    /// An error with a code and a message.
+    /// Without hint and retry.
     #[must_use]
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self(ApiError { code, message: message.into(), hint: None, retry_after_ms: None, cni_code: None, op: None })
     }
 
-    /// Adds a hint for the user.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, hint: &str) -> Self {
         self.0.hint = Some(hint.to_owned());
         self
     }
 
-    /// Adds the delay before a retry, milliseconds.
+    /// Adds a retry delay, milliseconds.
     #[must_use]
     pub fn retry(mut self, after_ms: u64) -> Self {
         self.0.retry_after_ms = Some(after_ms);
         self
     }
 
-    /// Appends operation and subject to the message.
+    /// Appends the subject.
     #[must_use]
     pub fn of(mut self, what: impl Display) -> Self {
         self.0.message = format!("{} ({what})", self.0.message);
@@ -268,14 +268,14 @@ impl From<CreateError> for Failure {
     }
 }
 
-/// The HTTP status of each code.
+/// HTTP status of a code.
 #[must_use]
 pub fn status(code: ErrorCode) -> StatusCode {
     match code {
         ErrorCode::InvalidRequest | ErrorCode::InvalidNetns => StatusCode::BAD_REQUEST,
         ErrorCode::Exists => StatusCode::CONFLICT,
         ErrorCode::NotFound => StatusCode::NOT_FOUND,
-        // The condition may end without a change to the request.
+        // It may end without a changed request.
         ErrorCode::PoolExhausted | ErrorCode::LimitReached | ErrorCode::Overloaded | ErrorCode::Busy => {
             StatusCode::TOO_MANY_REQUESTS
         }
@@ -303,10 +303,10 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Length kept at each end of a parser's message, bytes.
+/// Bytes kept at each end.
 const MAX_END: usize = 400;
 
-/// A parser's message may repeat a long field name in its middle, and ends with the expected input.
+/// A message may repeat a long field name in its middle, and ends with the expected input.
 fn unreadable(operation: &str, mut words: String) -> Failure {
     if words.len() > 2 * MAX_END {
         let middle = words.floor_char_boundary(MAX_END)..words.ceil_char_boundary(words.len() - MAX_END);
@@ -315,7 +315,7 @@ fn unreadable(operation: &str, mut words: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, format!("{operation}: {words}"))
 }
 
-/// A JSON body; invalid JSON is answered with 400 and the position.
+/// JSON; answers 400 with the position if invalid.
 pub struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -332,7 +332,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Query parameters; answers 400 if invalid.
+/// Answers 400 if invalid.
 pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -346,7 +346,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// A path parameter; answers 400 if not UTF-8.
+/// Answers 400 if not UTF-8.
 pub struct Segment(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Segment {

@@ -42,8 +42,7 @@ pub async fn remove(State(node): State<Arc<Node>>, Query(query): Query<FlowQuery
     Ok(Json(FlowsRemoved { removed }))
 }
 
-/// A read of the whole flow tables may take a second. Permits limit the concurrent calls; a call continues after its
-/// client disconnected.
+/// Reading all flow tables may take a second. Permits limit the calls, which continue without their clients.
 async fn bounded<T: Send + 'static>(
     node: &Node,
     call: impl Future<Output = Result<T, KernelError>> + Send + 'static,
@@ -61,7 +60,7 @@ async fn bounded<T: Send + 'static>(
 /// Filter and limit of a list.
 ///
 /// # Errors
-/// 400 for a bad limit and for `all`; 404 and 409 as for every endpoint.
+/// 400 for a bad limit or `all`; 404 and 409 for the endpoint.
 pub fn to_list(registry: &Registry, query: &FlowQuery) -> Answer<(FlowFilter, usize)> {
     const WHAT: &str = "list flows";
     if query.all.is_some() {
@@ -77,7 +76,7 @@ pub fn to_list(registry: &Registry, query: &FlowQuery) -> Answer<(FlowFilter, us
 /// Filter of a removal.
 ///
 /// # Errors
-/// 400 for neither or both of a filter and `all`, and for a limit; 404 and 409 as for every endpoint.
+/// 400 for a limit, and without exactly one of filter and `all`; 404 and 409 for the endpoint.
 pub fn to_remove(registry: &Registry, query: &FlowQuery) -> Answer<FlowFilter> {
     const WHAT: &str = "remove flows";
     if query.limit.is_some() {
@@ -96,7 +95,7 @@ fn filter(registry: &Registry, query: &FlowQuery, what: &str) -> Answer<FlowFilt
             let handle = id::parse(text).and_then(|id| id::find(registry, &id, text)).map_err(|e| e.of(what))?;
             let addresses: Vec<_> = handle.shared.read(|v| v.record.addresses().collect());
             if addresses.is_empty() {
-                // Without addresses the filter would match every flow.
+                // An empty filter would match every flow.
                 let message = format!("{what}: endpoint {} has no address yet", handle.id);
                 return Err(Failure::new(ErrorCode::NotFound, message));
             }

@@ -11,7 +11,7 @@ use crate::{
     rest::error::{Answer, Failure},
 };
 
-/// A running round ends first, and a launch may be under way.
+/// A running round ends first; a launch may also run.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// The health endpoints with their last probe results.

@@ -1,5 +1,5 @@
-//! Names of an endpoint. Numbers and names with a prefix are exact, as runtimes need them; other names are resolved
-//! as in `wharf explain`.
+//! Names of an endpoint. Runtimes need exact ones: numbers and prefixed names. Others are resolved as in
+//! `wharf explain`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,7 +22,7 @@ use crate::{
 pub enum IdRef {
     /// `7`
     Number(EndpointId),
-    /// `container-id:abc`: the container's only endpoint.
+    /// `container-id:abc`: its only endpoint.
     Container(ContainerId),
     /// `cni-attachment-id:abc:eth0`
     Attachment(ContainerId, IfName),
@@ -30,8 +30,8 @@ pub enum IdRef {
     Pod(Option<String>, String),
     /// `ipv4:10.0.0.7`, `ipv6:fd00::7`
     Ip(IpAddr),
-    /// `10.0.0.7`, `3f9c51aa`, `3f9c51aa/eth1`, `wh00070000002a`, `web`: an address, a container id or its beginning,
-    /// a link's host side, a pod's name.
+    /// `10.0.0.7`, `3f9c51aa`, `3f9c51aa/eth1`, `wh00070000002a`, `web`: address, container id or its beginning, host
+    /// side, pod.
     Name(Subject),
 }
 
@@ -45,7 +45,7 @@ const MAX_LISTED: usize = 8;
 /// Parses an id.
 ///
 /// # Errors
-/// 400 with the expected forms.
+/// 400 with the forms.
 pub fn parse(text: &str) -> Result<IdRef, Failure> {
     let bad = |why: String| Failure::new(ErrorCode::InvalidRequest, format!("read endpoint id: {why}")).hint(FORMS);
     let shown: String = text.chars().take(80).collect();
@@ -79,7 +79,7 @@ pub fn parse(text: &str) -> Result<IdRef, Failure> {
 /// Finds the endpoint.
 ///
 /// # Errors
-/// 404 when there is none, 409 when the name fits several.
+/// 404 for none, 409 for several.
 pub fn find(registry: &Registry, id: &IdRef, text: &str) -> Result<Handle, Failure> {
     let matches: Vec<Handle> = match id {
         IdRef::Number(id) => registry.get(*id).into_iter().collect(),
@@ -110,7 +110,7 @@ fn select(registry: &Registry, fits: impl Fn(&wharf_core::endpoint::EndpointReco
     registry.list().into_iter().filter(|h| h.shared.read(|v| fits(&v.record))).collect()
 }
 
-/// Describes `{id}`, `{ip}` and `{name}` in all paths of the document.
+/// Describes path parameters in the document.
 pub fn describe(document: &mut OpenApi) {
     for (path, item) in &mut document.paths.paths {
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];

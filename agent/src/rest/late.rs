@@ -1,7 +1,7 @@
 //! Rejects changes whose caller has given up.
 //!
-//! Requests wait in the socket of a stopped agent. A plugin that gives up a DEL leaves a deletion record, and the
-//! attachment may belong to a later ADD when the agent reads the request.
+//! Requests wait in a stopped agent's socket. A plugin that gives up a DEL leaves a deletion record; a later ADD may
+//! have the attachment when the agent reads the request.
 
 use axum::{
     extract::Request,
@@ -13,7 +13,7 @@ use wharf_api::{ErrorCode, UNTIL_HEADER};
 
 use crate::{clock, rest::error::Failure};
 
-/// Rejects a change after its caller gave up.
+/// Rejects late changes.
 pub async fn refuse(request: Request, next: Next) -> Response {
     match in_time(request.method(), request.headers().get(UNTIL_HEADER), clock::boot_ms()) {
         Ok(()) => next.run(request).await,
@@ -21,7 +21,7 @@ pub async fn refuse(request: Request, next: Next) -> Response {
     }
 }
 
-/// Without the header a caller waits without limit.
+/// No header: no limit.
 fn in_time(method: &Method, until: Option<&HeaderValue>, now_ms: u64) -> Result<(), Failure> {
     let Some(until) = until.filter(|_| !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)) else {
         return Ok(());

@@ -37,7 +37,6 @@ pub async fn get(State(node): State<Arc<Node>>, Segment(name): Segment) -> Answe
         _ => match node.life.kernel.dump_map(&name).await {
             Ok(rows) => rows,
             Err(e) if e.kind == KernelErrorKind::NotFound => return Err(no_such(&name, &maps)),
-            // Rows shown elsewhere, or not shown.
             Err(e) if e.kind == KernelErrorKind::Unsupported => {
                 return Err(Failure::new(ErrorCode::Unsupported, e.to_string()));
             }
@@ -56,7 +55,7 @@ fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
         .hint(&format!("there are {}; `wharf bpf map list` shows them", names.join(", ")))
 }
 
-/// Properties of the ring buffer, whose contents `GET /v1/monitor` shows.
+/// `GET /v1/monitor` shows the buffer's events.
 fn events(node: &Node) -> BTreeMap<String, String> {
     let facts = [
         ("bytes", u64::from(EVENTS_BYTES)),

@@ -1,4 +1,4 @@
-//! The REST API: routes and their OpenAPI document.
+//! The REST API: routes and document.
 
 mod addressing;
 pub mod audit;
@@ -28,7 +28,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{node::Node, telemetry::LogFilter};
 
-/// Largest request body, bytes; a GC of 10,000 attachments fits.
+/// Bytes; a GC of 10,000 attachments fits.
 const MAX_BODY: usize = 2 * 1024 * 1024;
 
 #[derive(OpenApi)]
@@ -82,7 +82,7 @@ fn routes() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(audit::gc))
 }
 
-/// The OpenAPI document, checked in as `crates/api/openapi.json`.
+/// Checked in as `crates/api/openapi.json`.
 #[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
     api().into_openapi()
@@ -91,7 +91,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
 /// All routes, for the socket.
 pub fn router(node: Arc<Node>, log: LogFilter) -> Router {
     let (router, document) = api().split_for_parts();
-    // As bytes: an object is a megabyte of small allocations, which every connection would copy.
+    // As bytes: every connection would copy an object's megabyte of small allocations.
     let document = Bytes::from(document.to_json().unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}")));
     let document = move || {
         let body = document.clone();
@@ -117,7 +117,7 @@ pub fn router(node: Arc<Node>, log: LogFilter) -> Router {
         .with_state(node)
 }
 
-/// Only metrics: the TCP listener must not expose the API.
+/// The TCP listener must not expose the API.
 pub fn metrics_router(node: Arc<Node>) -> Router {
     Router::new().route("/metrics", axum::routing::get(status::prometheus)).with_state(node)
 }

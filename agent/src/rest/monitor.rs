@@ -17,10 +17,10 @@ use crate::{
     rest::error::{Answer, Failure},
 };
 
-/// Each reader costs a copy of every event.
+/// A reader costs a copy of every event.
 const MAX_READERS: usize = 16;
 
-/// How long a reader waits for the proxy to enable request events.
+/// The proxy enables request events meanwhile.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Streams events from now on. A slow reader receives the number of lost events.
@@ -32,7 +32,7 @@ pub async fn stream_events(State(node): State<Arc<Node>>) -> Answer<Response> {
     }
     let watching = node.life.proxy.redirects.watch();
     if let Some(watching) = &watching {
-        // Without Envoy the reader gets all other events.
+        // Without Envoy, the reader gets other events.
         drop(tokio::time::timeout(PATIENCE, watching.begun()).await);
     }
     let receiver = node.life.monitor.subscribe();

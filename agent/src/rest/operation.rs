@@ -1,4 +1,4 @@
-//! Requests as operations, whose id is in log lines and error answers.
+//! Requests as operations: log lines and error answers name their ids.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,12 +18,12 @@ use crate::{
     telemetry::operation::{self, Kind, OpId},
 };
 
-/// The error of an answer, for the log.
+/// An error, for the log.
 #[derive(Debug, Clone)]
 pub struct Told {
-    /// Its code.
+    /// Code.
     pub code: ErrorCode,
-    /// Its message.
+    /// Message.
     pub message: String,
 }
 
@@ -31,17 +31,17 @@ tokio::task_local! {
     static CHANGES: bool;
 }
 
-/// Whether an answer is logged, and so names its operation. Failed reads of absent objects are not.
+/// Whether an answer is logged; failed reads of absent objects are not.
 #[must_use]
 pub fn is_told(status: StatusCode) -> bool {
     status.is_server_error() || CHANGES.try_with(|changes| *changes).unwrap_or(false)
 }
 
-/// Longest wait of a request for answered, unfinished deletes. The kernel needs tens of milliseconds; if it hangs,
-/// requests still show the endpoints.
+/// For answered, unfinished deletes. The kernel needs tens of milliseconds; if it hangs, requests still show the
+/// endpoints.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Runs a request as an operation. After the answer of a delete, requests do not see the endpoint.
+/// An answered delete's endpoint is invisible to later requests.
 pub async fn follow(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
     let settled = async move { timeout(SETTLE, node.life.registry.settled(|_| true)).await.ok() };
     run(request, next, settled).await
@@ -52,7 +52,6 @@ pub async fn follow_delegated(request: Request, next: Next) -> Response {
     run(request, next, std::future::ready(())).await
 }
 
-/// Reads begin after `settled`.
 async fn run<T>(request: Request, next: Next, settled: impl Future<Output = T>) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let changes = !matches!(method, Method::GET | Method::HEAD | Method::OPTIONS);

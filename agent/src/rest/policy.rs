@@ -43,7 +43,7 @@ pub async fn import(State(node): State<Arc<Node>>, Body(body): Body<PolicyImport
     Ok(Json(told(&node, change)))
 }
 
-/// Ends even if the client disconnects: desired state, store and kernel must stay consistent.
+/// Runs without the client too: desired state, store and kernel stay consistent.
 pub(super) async fn to_its_end<T, F>(node: &Node, work: impl FnOnce(Arc<Lifecycle>) -> F) -> Answer<T>
 where
     T: Send + 'static,
@@ -133,7 +133,7 @@ pub async fn explain(
     Ok(Json(told))
 }
 
-/// Families of the protocol, IPv4 first; `true` is IPv6.
+/// IPv4 first; `true` is IPv6.
 const fn families(protocol: PolicyProtocol) -> &'static [bool] {
     match protocol {
         PolicyProtocol::Icmp => &[false],
@@ -170,7 +170,6 @@ fn end(node: &Node, text: &str) -> Answer<End> {
         let all = node.life.registry.list();
         let there =
             all.into_iter().map(|handle| (handle.id, of(&handle))).find(|(_, addresses)| addresses.contains(&ip));
-        // Only the requested address.
         return Ok(there.map_or(End::Elsewhere(ip), |(id, _)| End::Endpoint(id, vec![ip])));
     }
     let handle = id::find(&node.life.registry, &id::parse(text)?, text)?;

@@ -29,7 +29,7 @@ pub async fn healthz(State(node): State<Arc<Node>>, Query(query): Query<StatusQu
     answer(status::status(&node).await, query)
 }
 
-/// The HTTP response for a status.
+/// The HTTP response.
 pub fn answer(mut status: AgentStatus, query: StatusQuery) -> Response {
     let code = if status.serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if query.brief == Some(true) {

@@ -1,4 +1,4 @@
-//! Limits the connections of users other than root.
+//! Limits connections of users other than root.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::sync::lock;
 
-/// When all are taken, a new connection replaces the longest idle one.
+/// When all are taken, a new connection replaces the longest idle.
 pub(super) struct Places {
     limit: usize,
     taken: Mutex<Taken>,
@@ -27,7 +27,7 @@ struct Taken {
 }
 
 struct Connection {
-    /// `None` while the connection has a request.
+    /// `None` during a request.
     idle: Option<Instant>,
     closed: CancellationToken,
 }
@@ -36,7 +36,6 @@ struct Connection {
 pub(super) struct Place {
     places: Arc<Places>,
     id: u64,
-    /// Another connection took the place.
     pub(super) closed: CancellationToken,
 }
 

@@ -1,4 +1,4 @@
-//! Controllers: their number, and the failing ones.
+//! Controllers, and the failing ones.
 
 use std::sync::Arc;
 

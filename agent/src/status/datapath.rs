@@ -46,7 +46,7 @@ pub(super) fn features(features: &KernelFeatures) -> BTreeMap<String, bool> {
     ])
 }
 
-/// A map as an API object.
+/// API object.
 #[must_use]
 pub fn api_map(m: MapInfo) -> BpfMap {
     BpfMap {
@@ -58,8 +58,7 @@ pub fn api_map(m: MapInfo) -> BpfMap {
     }
 }
 
-/// Shared maps, and one row per name of endpoints' maps (`*/CONFIG`), so that the list stays short. `GET /v1/map`
-/// lists all.
+/// Shared maps, and one row per name of endpoints' maps (`*/CONFIG`).
 fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     let (mut rows, mut sums) = (Vec::new(), BTreeMap::<String, BpfMap>::new());
     for map in maps {
@@ -82,10 +81,10 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     rows
 }
 
-/// Nonzero counters of endpoints, and totals of deleted ones.
+/// Nonzero counters of endpoints, and of deleted ones in total.
 ///
 /// # Errors
-/// When the kernel cannot be read.
+/// Unreadable kernel.
 pub async fn verdicts(life: &Lifecycle) -> Result<Vec<MetricRow>, KernelError> {
     let past = lock(&life.metrics.past_counters).clone();
     let mut rows: Vec<MetricRow> = past

@@ -47,7 +47,7 @@ fn in_api(collection: &Collection) -> FlowStatus {
     }
 }
 
-/// From the last collection and one a minute before.
+/// `before`: a minute earlier.
 fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
     let share = if last.limit > 0 { last.rows as f64 * 100.0 / last.limit as f64 } else { 0.0 };
     let mut message = format!("{} of {} tracked ({share:.1} %)", last.rows, last.limit);
@@ -66,7 +66,7 @@ fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
             message += &format!("; {packets} packets in the last minute {why}");
         }
     }
-    // Caused by containers, so the node's own health is Ok.
+    // By containers: the node's health is Ok.
     let amiss = nearly_full || quota + full + rate > 0;
     if amiss {
         message += ": `wharf bpf ct list` shows who opens them, `wharf bpf ct flush` removes them";

@@ -1,7 +1,7 @@
-//! The status of `wharf status`, `GET /v1/healthz` and the gauges of `/metrics`.
+//! Status for `wharf status`, `GET /v1/healthz` and gauges of `/metrics`.
 //!
-//! Each [`Source`] is observed separately, within a common [`PATIENCE`]. A hang makes only its part stale and never
-//! blocks the answer. A source returns a [`Fill`], which writes the observation into the status.
+//! [`Source`]s are observed separately, within a common [`PATIENCE`]: a hang makes only its part stale. A [`Fill`]
+//! writes the observation into the status.
 
 mod address;
 mod checks;
@@ -39,19 +39,19 @@ use crate::{
     sync::lock,
 };
 
-/// Time limit for all parts together; an idle node needs a millisecond.
+/// For all parts together; an idle node needs a millisecond.
 pub const PATIENCE: Duration = Duration::from_millis(1_500);
 
-/// A running observation of a part.
+/// An observation in progress.
 pub type Looking = Pin<Box<dyn Future<Output = Fill> + Send>>;
 
 /// A part of the status.
 pub struct Source {
-    /// The reported component, or the filled part.
+    /// Component or part.
     pub name: &'static str,
-    /// Observes the part. May block.
+    /// May block.
     pub look: fn(Arc<Node>) -> Looking,
-    /// What a silent source waits for, and its health. Must not block.
+    /// What a silent source waits for; must not block.
     pub silent: fn(&Node) -> (Health, String),
 }
 
@@ -73,7 +73,7 @@ fn sources() -> [Source; 13] {
     ]
 }
 
-/// The status, in little more than [`PATIENCE`] even if a part hangs.
+/// Takes little more than [`PATIENCE`].
 pub async fn status(node: &Arc<Node>) -> AgentStatus {
     let until = tokio::time::Instant::now() + PATIENCE;
     let mut status = beginning(node);
@@ -94,7 +94,7 @@ async fn read(node: &Arc<Node>, source: &Source, until: tokio::time::Instant) ->
     node.parts.part(source.name).read(&node.parts.runtime(), until, look).await
 }
 
-/// What the store waits for, without an answer before `until`.
+/// What the store waits for, if silent at `until`.
 pub async fn store_waits_for(node: &Arc<Node>, until: tokio::time::Instant) -> Option<String> {
     let source = store::source();
     match read(node, &source, until).await {
@@ -167,7 +167,6 @@ fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: imp
                 component.health = component.health.max(health).max(Health::Degraded);
                 component.message = format!("{}; no answer for {}: {why}", component.message, seconds(waiting));
                 component.stale_ms = Some(millis(age));
-                // Not caused by containers.
                 component.without_containers = None;
             }
             if !stale.is_empty() {
@@ -185,10 +184,10 @@ fn put(status: &mut AgentStatus, name: &str, reading: Reading<Fill>, silent: imp
     });
 }
 
-/// Why there are no counters.
+/// No counters.
 #[derive(Debug, thiserror::Error)]
 pub enum CountersError {
-    /// The kernel refused.
+    /// The kernel's error.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The kernel has never answered.
@@ -199,7 +198,7 @@ pub enum CountersError {
 /// All counters, possibly stale.
 ///
 /// # Errors
-/// The kernel's error, or that it has never answered.
+/// The kernel's error, or silence.
 pub async fn counters(node: &Arc<Node>) -> Result<Vec<MetricRow>, CountersError> {
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {
@@ -218,7 +217,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `12 s`, or `340 ms` below two seconds.
+/// `12 s`; `340 ms` below two seconds.
 fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(2) { format!("{} ms", time.as_millis()) } else { format!("{} s", time.as_secs()) }
 }

@@ -54,7 +54,7 @@ fn connections(tracked: Tracked) -> ComponentStatus {
                     net.netfilter.nf_conntrack_max (`sysctl -w`), or find who opens them (`conntrack -L`, \
                     /proc/net/nf_conntrack)";
     }
-    // Caused by containers, so the node's own health is Ok.
+    // By containers: the node's health is Ok.
     ComponentStatus::new("connections", of(tracked.is_nearly_full(), Health::Degraded), message)
         .by_containers(Health::Ok)
 }

@@ -15,14 +15,14 @@ use crate::{
     socket::Reach,
 };
 
-/// Twenty beats; a longer silence counts as dead.
+/// Twenty beats.
 pub(crate) const LIFELESS: Duration = Duration::from_secs(5);
 
 pub(super) fn serves(node: &Node) -> bool {
     node.serving.load(Ordering::Acquire) && !node.life.tasks.stop.is_cancelled()
 }
 
-/// Components read from plain atomics.
+/// From plain atomics.
 pub(super) fn components(node: &Node) -> Vec<ComponentStatus> {
     let (health, message) = if serves(node) {
         (Health::Ok, "serving")
@@ -34,7 +34,7 @@ pub(super) fn components(node: &Node) -> Vec<ComponentStatus> {
     let mut all = vec![ComponentStatus::new("agent", health, message)];
     let pulses = &node.pulses;
     all.push(lives("runtime", &pulses.runtime, "runs its tasks", "its workers are all blocked"));
-    // The listener ends first at a stop.
+    // The listener ends first.
     if !node.life.tasks.stop.is_cancelled() {
         let api = lives("api", &pulses.api, "takes connections", "connections are not taken");
         all.push(reached(&pulses.api_socket).map_or(api, |(health, why)| ComponentStatus::new("api", health, why)));
@@ -43,7 +43,6 @@ pub(super) fn components(node: &Node) -> Vec<ComponentStatus> {
     all
 }
 
-/// A socket's health while its file is lost or recently restored.
 fn reached(reach: &Reach) -> Option<(Health, String)> {
     let again = |ago| (Health::Degraded, format!("its socket was gone and is bound again since {}", seconds(ago)));
     reach.lost().map(|why| (Health::Failing, why)).or_else(|| reach.bound_again().map(again))

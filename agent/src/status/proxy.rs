@@ -63,7 +63,7 @@ fn look(life: &Lifecycle, name_addresses: u64, clients: &[EndpointId]) -> Fill {
     })
 }
 
-/// `clients`: endpoints that had their share of connections open; `name`: an endpoint's pod or container.
+/// `clients`: endpoints with an exhausted share; `name`: pod or container.
 fn component(
     look: &Look,
     clients: &[EndpointId],
@@ -99,7 +99,7 @@ fn words(record: &EndpointRecord) -> String {
     }
 }
 
-/// Exhausted shares of connections. Clients first: they open the connections.
+/// Clients first: they open the connections.
 fn spent(look: &Look, clients: &[EndpointId], name: &dyn Fn(u16) -> Option<String>) -> Option<String> {
     let status = look.status.as_ref()?;
     let Connections { all, of_listener, of_endpoint, of_client } = status.connections;
@@ -127,7 +127,7 @@ fn spent(look: &Look, clients: &[EndpointId], name: &dyn Fn(u16) -> Option<Strin
     (!spent.is_empty()).then(|| spent.join("; "))
 }
 
-/// No rule needs Envoy, so only a failure to start is a fault.
+/// Only a failed start is a fault.
 fn idle(look: &Look) -> Health {
     let since = look.status.as_ref().and_then(|status| SystemTime::now().duration_since(status.since).ok());
     let is_late = since.is_some_and(|since| since >= PATIENCE);

@@ -37,8 +37,7 @@ fn look(node: &Node) -> Fill {
     Arc::new(move |status| {
         status.components.push(ComponentStatus::new("deletion-queue", queue_health, queue_message.clone()));
         let health = of(findings.is_some_and(|n| n > 0), Health::Degraded);
-        // Leases outside the pools do not affect readiness: a rolling update after a change of the pools must not
-        // stop.
+        // Leases outside the pools must not stop a rolling update.
         let leaks = ComponentStatus::new("leaks", health, leaks.clone());
         status.components.push(leaks.by_containers(of(!is_ready, Health::Degraded)));
         if quarantined.len() + lost > 0 {

@@ -1,7 +1,7 @@
 //! Checks in a child process whether the file can be opened.
 //!
-//! redb panics on some damaged pages, and a panic ends the process. So a child opens and reads the whole file first;
-//! if it dies, the agent sets the file aside.
+//! redb panics on some damaged pages, and a panic ends the process. So a child reads the whole file first; if it dies,
+//! the agent sets the file aside.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -16,29 +16,28 @@ use nix::{
 
 use super::opening::{self, CACHE_BYTES};
 
-/// First argument that selects this mode; the file and the boot id follow.
+/// First argument; the file and the boot id follow.
 pub const MODE: &str = "store-check";
 
-/// The running binary, even if its file was replaced.
+/// The running binary, even if replaced.
 const PROGRAM: &str = "/proc/self/exe";
-/// Exit status after an unwinding panic.
 const PANICKED: i32 = 101;
 
-/// Entry point of the child. Only its death counts: the agent finds and reports other errors again.
+/// The child. Only its death counts: the agent finds other errors again.
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(2);
     let (Some(path), Some(boot_id)) = (arguments.next(), arguments.next()) else {
         return ExitCode::from(2);
     };
-    // Best effort: avoids a useless core file.
+    // Avoids a core file.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     let opener = |path: &Path| redb::Database::builder().set_cache_size(CACHE_BYTES).create(path);
     opening::try_open(&opener, Path::new(&path), &boot_id.to_string_lossy());
     ExitCode::SUCCESS
 }
 
-/// Runs the check. If the child dies, the next [`super::Store::open`] sets the file aside; if it cannot run, the file
-/// is opened unchecked.
+/// If the child dies, the next [`super::Store::open`] sets the file aside; if it cannot run, the file is opened
+/// unchecked.
 pub fn run(path: &Path, boot_id: &str) {
     if !path.exists() {
         return;
@@ -56,7 +55,7 @@ pub fn run(path: &Path, boot_id: &str) {
     }
 }
 
-/// The process crashed while it read the file. A process that was killed says nothing about the file.
+/// A killed process says nothing about the file.
 fn is_fatal(status: ExitStatus) -> bool {
     status.code() == Some(PANICKED)
         || matches!(status.signal(), Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE))

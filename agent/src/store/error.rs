@@ -8,7 +8,7 @@ use std::{
 
 use super::tables::{OLDEST_SCHEMA, SCHEMA_VERSION};
 
-/// Failure of a store operation.
+/// A failed operation.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("store {operation} {}: {cause}", path.display())]
 pub struct StoreError {
@@ -16,7 +16,7 @@ pub struct StoreError {
     pub operation: &'static str,
     /// The file.
     pub path: PathBuf,
-    /// Shared, because the loss of the file refuses every queued change.
+    /// Shared: the file's loss refuses every queued change.
     pub cause: Arc<Cause>,
 }
 
@@ -26,7 +26,7 @@ impl StoreError {
     }
 }
 
-/// Cause of a [`StoreError`], with the remedy if known.
+/// With the remedy, if known.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
     /// redb refused.
@@ -35,13 +35,13 @@ pub enum Cause {
     /// The system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A row is not valid JSON of its type.
+    /// An invalid row.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
     /// A cause, with its step or row.
     #[error("{0}: {1}")]
     At(String, #[source] Box<Self>),
-    /// The file or a row is not what an agent writes.
+    /// Not what an agent writes.
     #[error("{0}")]
     Damaged(String),
     /// A newer agent wrote the file.
@@ -53,7 +53,7 @@ pub enum Cause {
     /// Another agent uses the file.
     #[error("another agent has it open; stop that one, or use another --run-dir")]
     Held,
-    /// Another process uses the foreign file at the store's path.
+    /// A process uses the foreign file at the path.
     #[error("another process has the file at its path in use; stop that one")]
     PathHeld,
     /// The path names no file.
@@ -62,10 +62,10 @@ pub enum Cause {
     /// The path names another file.
     #[error("the file was replaced by another while the agent used it")]
     Replaced,
-    /// Another process wrote to the file; its state before and after.
+    /// Another process wrote; state before and after.
     #[error("somebody else wrote to the file while the agent used it ({0})")]
     Overwritten(String),
-    /// The file was lost and rewritten; queued changes are not in the new file.
+    /// The file was lost and rewritten, without queued changes.
     #[error("{0}; it has been written anew with every record: try again")]
     WrittenAnew(Box<Self>),
     /// The writer thread has ended.
@@ -79,7 +79,7 @@ impl Cause {
     }
 }
 
-/// Separate impls: `Into<redb::Error>` includes [`io::Error`], to whose text redb adds a prefix.
+/// Separate, because redb prefixes the text of [`io::Error`].
 macro_rules! from_redb {
     ($($error:ident)*) => {
         $(impl From<redb::$error> for Cause {

@@ -1,9 +1,8 @@
-//! The open file: detects the loss of its path or content, and rewrites it.
+//! The open file: detects its loss, and rewrites it.
 //!
-//! Commits to an unlinked file succeed and are lost with the process, so a second descriptor is compared with the
-//! path. The agent is the only writer: if size or modification time differ from the last commit's, another process
-//! wrote, and the content is not trusted. Records are rewritten from memory; only an unmodified file's timeline is
-//! copied.
+//! Commits to an unlinked file succeed and are lost with the process, so a second descriptor is compared with the path.
+//! The agent is the only writer: another size or modification time than the last commit's means that another process
+//! wrote. Then records are rewritten from memory, without the file's timeline.
 
 use std::{
     fmt, io,
@@ -25,28 +24,27 @@ use super::{
 
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
-/// Files up to this size are not compacted; an empty store takes slightly more than 1 MiB.
+/// Smaller files are not compacted; an empty store takes slightly more than 1 MiB.
 const SMALL: u64 = 2 << 20;
-/// Changes between two checks of the used size, which read the store's inner pages.
+/// Changes between two checks of the used size.
 const LOOK_EVERY: u64 = 512;
 
 pub(super) struct File {
-    /// `None` after a failure: after an I/O error redb refuses everything until a reopen, and a briefly full disk
-    /// must not cost the agent its store.
+    /// `None` after a failure: redb refuses everything after an I/O error until a reopen, and a briefly full disk must
+    /// not cost the store.
     database: Option<Database>,
-    /// The same file, independent of its path.
+    /// Independent of the path.
     held: std::fs::File,
     path: PathBuf,
     opener: Opener,
-    /// Content as of the last commit.
+    /// As of the last commit.
     rows: Rows,
-    /// After the last write of this process.
+    /// After this process's last write.
     stamp: Stamp,
-    /// Since the last check of the used size.
     changes: u64,
 }
 
-/// Detects writes. Not the inode change time, which links and modes change too.
+/// Not the inode change time, which links and modes change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     length: u64,
@@ -98,7 +96,7 @@ impl File {
         result.and(kept).map_err(|cause| self.error("commit", cause))
     }
 
-    /// After a failed operation, closes the file, which writes to it.
+    /// Closes the file after a failure, which writes.
     fn keep<T>(&mut self, database: Database, result: &Result<T, Cause>) -> Result<(), Cause> {
         if result.is_ok() {
             self.database = Some(database);
@@ -108,7 +106,7 @@ impl File {
         self.written()
     }
 
-    /// Records the state after a write of this process.
+    /// After each write of this process.
     fn written(&mut self) -> Result<(), Cause> {
         self.stamp = Stamp::of(&self.held)?;
         Ok(())
@@ -123,11 +121,11 @@ impl File {
         if let Some(database) = self.database.take() {
             return Ok(database);
         }
-        // Reopened by descriptor: the path may name another file, or none, which the opener would create.
+        // By descriptor: the path may name another file, or none, which the opener would create.
         let path = format!("/proc/self/fd/{}", self.held.as_raw_fd());
         let again = |cause: Cause| Cause::at("open it again after a failure", cause);
         let database = (self.opener)(Path::new(&path)).map_err(|e| again(e.into()));
-        // The open may repair the file, and may fail after a write.
+        // The open may repair the file, also when it fails.
         self.written()?;
         let database = database?;
         // The failed commit may be durable.
@@ -136,18 +134,15 @@ impl File {
         Ok(database)
     }
 
-    /// Fails if the path does not name the file, or its content is foreign.
     pub(super) fn check(&self) -> Result<(), Cause> {
         self.check_path().and_then(|()| self.check_content())
     }
 
-    /// Fails if another process wrote to the file.
     fn check_content(&self) -> Result<(), Cause> {
         let now = Stamp::of(&self.held)?;
         if now == self.stamp { Ok(()) } else { Err(Cause::Overwritten(format!("{} then, {now} now", self.stamp))) }
     }
 
-    /// Fails if the path no longer names this file.
     fn check_path(&self) -> Result<(), Cause> {
         let ours = look_at(&self.held)?;
         match std::fs::symlink_metadata(&self.path) {
@@ -158,24 +153,23 @@ impl File {
         }
     }
 
-    /// Writes everything into a new file that replaces the store at its path; a foreign file there is set aside. At
-    /// any time the directory holds the store or its complete copy. Returns whether the timeline was lost: it is not
-    /// copied from a modified file.
+    /// Replaces the store by a new file; a foreign file at its path is set aside. At any time the directory holds the
+    /// store or its complete copy. Returns whether the timeline was lost.
     pub(super) fn write_anew(&mut self) -> Result<bool, Cause> {
         let directory = self.path.parent().ok_or_else(|| io::Error::other("its path has no directory"))?.to_owned();
         crate::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
         let (new, old) = (self.path.with_extension(NEW), self.check_path().is_err());
         let overwritten = self.check_content().is_err();
         if overwritten {
-            // Closing accesses the file, and redb panics on foreign pages. So the database is leaked: a descriptor
-            // and up to 1 MiB of pages for each foreign write.
+            // Closing accesses the file, and redb panics on foreign pages. So the database is leaked: a descriptor and
+            // up to 1 MiB for each foreign write.
             std::mem::forget(self.database.take());
         } else {
             self.database = Some(self.take()?);
         }
         let copied = self.copy_to(&new);
         if !overwritten {
-            // Reading may have written to the old file.
+            // Reads may write.
             self.written()?;
         }
         let replaced = copied.and_then(|copied| {
@@ -187,7 +181,7 @@ impl File {
         });
         match replaced {
             Ok((database, held)) => {
-                // The old file stays in use until it is replaced.
+                // The old file stays in use until here.
                 (self.database, self.held) = (Some(database), held);
                 self.written()?;
                 std::fs::File::open(&directory)
@@ -196,7 +190,7 @@ impl File {
                 Ok(overwritten)
             }
             Err(cause) => {
-                // If this fails, the next attempt removes the new file.
+                // The next attempt removes what stays.
                 std::fs::remove_file(&new).ok();
                 Err(cause)
             }
@@ -222,7 +216,7 @@ impl File {
         self.changes = self.changes.saturating_add(changes);
     }
 
-    /// Rewrites a mostly unused file. Call only while no job waits.
+    /// Rewrites a mostly unused file, only while no job waits.
     pub(super) fn compact(&mut self) {
         if self.changes < LOOK_EVERY || self.database.is_none() {
             return;
@@ -238,12 +232,11 @@ impl File {
                 let now = used(&self.held).unwrap_or(0);
                 tracing::debug!(before = size, live, now, "compacted the store");
             }
-            // The store is valid, but larger than needed.
             Err(cause) => tracing::warn!("compact the store {}: {cause}", self.path.display()),
         }
     }
 
-    /// Size and live bytes, if the size exceeds twice the live bytes plus `SMALL`.
+    /// Size and live bytes, if mostly wasted.
     fn wasted(&mut self) -> Result<Option<(u64, u64)>, Cause> {
         let size = used(&self.held)?;
         if size <= SMALL {
@@ -254,7 +247,7 @@ impl File {
     }
 }
 
-/// Allocated bytes. redb doubles the length of a small file, but unwritten pages take no space.
+/// redb doubles a small file's length, but unwritten pages take no space.
 fn used(file: &std::fs::File) -> io::Result<u64> {
     file.metadata().map(|m| m.blocks().saturating_mul(512))
 }

@@ -1,4 +1,4 @@
-//! Opens the file in any state: absent, of this boot, of another boot, damaged.
+//! Opens the file in any state.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -13,27 +13,27 @@ use super::{
     tables::{Meta, OLDEST_SCHEMA, SCHEMA_VERSION, read_meta, read_snapshot},
 };
 
-/// Opens that may die before the file counts as damaged, if [`super::check`] proved nothing: an agent killed during a
-/// start must not lose its store at once.
+/// Opens that never ended before the file counts as damaged: an agent killed during a start must not lose its store at
+/// once.
 const FATAL_OPENINGS: usize = 3;
 
 const MARKER: &str = "opening";
 
 pub(super) const NEW: &str = "redb.new";
-/// redb's page cache. Its default is 1 GiB, but the file is in memory (tmpfs).
+/// redb's page cache. Its default is 1 GiB; the file is in memory (tmpfs).
 pub(super) const CACHE_BYTES: usize = 256 << 10;
 
 pub(super) struct Found {
     pub(super) database: Database,
     pub(super) meta: Meta,
     pub(super) snapshot: Snapshot,
-    /// The file put aside, with the reason.
+    /// With the reason.
     pub(super) set_aside: Option<String>,
-    /// The records of this boot were lost, or there was no file: endpoints may exist without a record.
+    /// Endpoints may exist without a record of this boot.
     pub(super) lost: bool,
 }
 
-/// Opens or creates the file; sets an unusable file aside.
+/// Sets an unusable file aside.
 pub(super) fn open(
     opener: &impl Fn(&Path) -> Result<Database, DatabaseError>,
     path: &Path,
@@ -52,7 +52,7 @@ pub(super) fn open(
         Ok(Found { database, meta, snapshot: Snapshot::default(), set_aside: Some(format!("{aside}: {what}")), lost })
     };
     let found = match loaded {
-        // A store without a schema is new: endpoints in the kernel lost their records with an earlier file.
+        // Without a schema it is new: endpoints lost their records with an earlier file.
         Ok((database, meta, snapshot)) => {
             let lost = meta.schema.is_none() || meta.lost;
             Ok(Found { database, meta, snapshot, set_aside: None, lost })
@@ -66,19 +66,19 @@ pub(super) fn open(
     Ok(found)
 }
 
-/// Opens and closes the file, which may end the process.
+/// Opens and closes the file; may end the process.
 pub(super) fn try_open(opener: &impl Fn(&Path) -> Result<Database, DatabaseError>, path: &Path, boot_id: &str) {
     if let Ok((database, ..)) = load(opener, path, boot_id) {
         drop(database);
     }
 }
 
-/// Marks the file as fatal; the next open sets it aside.
+/// The next open sets the file aside.
 pub(super) fn condemn(path: &Path) -> std::io::Result<()> {
     std::fs::write(path.with_extension(MARKER), [b'x'; FATAL_OPENINGS])
 }
 
-/// Marker next to the store; its length is the number of opens that never ended.
+/// The marker's length is the number of opens that never ended.
 struct Attempt {
     marker: PathBuf,
     earlier: usize,
@@ -96,7 +96,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        // The open has not ended if a panic unwinds.
+        // After a panic, the open has not ended.
         if !std::thread::panicking()
             && let Err(error) = std::fs::remove_file(&self.marker)
         {
@@ -106,11 +106,11 @@ impl Drop for Attempt {
 }
 
 enum Unusable {
-    /// The file stays, and the agent does not start.
+    /// The agent does not start.
     Refused(Cause),
-    /// Of another boot, whose endpoints ended with it.
+    /// Its endpoints ended with the boot.
     OtherBoot(Meta),
-    /// The damage, and the readable metadata.
+    /// With readable metadata.
     Damaged(Cause, Meta),
 }
 
@@ -123,20 +123,20 @@ fn load(
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(damaged(Cause::Damaged("it is not a regular file".into())));
     }
-    // Checked first: an open for writing changes the file.
+    // First: an open for writing changes the file.
     if let Some(schema) = peek_schema(path) {
         refuse_unknown(schema)?;
     }
     let mut database = opener(path).map_err(|error| match error {
         DatabaseError::DatabaseAlreadyOpen => Unusable::Refused(Cause::Held),
-        // No agent wrote an older format.
+        // No agent wrote older formats.
         DatabaseError::RepairAborted
         | DatabaseError::UpgradeRequired(_)
         | DatabaseError::Storage(redb::StorageError::Corrupted(_)) => damaged(error),
         error if is_not_a_database(&error) => damaged(error),
         error => Unusable::Refused(error.into()),
     })?;
-    // Reads every page, because redb later uses pages without verifying their checksums.
+    // Reads every page: redb later uses pages without verifying their checksums.
     match database.check_integrity() {
         Ok(_) => {}
         Err(DatabaseError::Storage(redb::StorageError::Io(error))) if !is_damage(&error) => {
@@ -161,7 +161,7 @@ fn damaged(cause: impl Into<Cause>) -> Unusable {
     Unusable::Damaged(cause.into(), Meta::default())
 }
 
-/// A read's I/O error may be temporary; other errors mean damage.
+/// An I/O error may be temporary; others mean damage.
 fn unreadable(cause: Cause, meta: Meta) -> Unusable {
     match &cause {
         Cause::Redb(e) if matches!(**e, redb::Error::Io(_) | redb::Error::PreviousIo) => Unusable::Refused(cause),
@@ -169,7 +169,7 @@ fn unreadable(cause: Cause, meta: Meta) -> Unusable {
     }
 }
 
-/// Schema version, if readable without a write. It is not if the file was never closed.
+/// If readable without a write: not if the file was never closed.
 fn peek_schema(path: &Path) -> Option<u64> {
     let database = ReadOnlyDatabase::open(path).ok()?;
     read_meta(&database).ok()?.schema
@@ -186,12 +186,12 @@ fn is_not_a_database(error: &DatabaseError) -> bool {
     matches!(error, DatabaseError::Storage(redb::StorageError::Io(e)) if is_damage(e))
 }
 
-/// redb's I/O errors for foreign and truncated files.
+/// redb's errors for foreign and truncated files.
 fn is_damage(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
 }
 
-/// Completes an interrupted rewrite: the new file replaces a missing store, otherwise it is removed.
+/// After an interrupted rewrite: the new file replaces a missing store, otherwise it is removed.
 fn finish_writing_anew(path: &Path) -> std::io::Result<()> {
     let new = path.with_extension(NEW);
     match std::fs::symlink_metadata(path) {

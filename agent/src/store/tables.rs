@@ -1,4 +1,4 @@
-//! Tables of the file; reads and changes of rows.
+//! Tables of the file.
 
 use std::{borrow::Borrow, cell::RefCell, collections::HashMap, net::IpAddr};
 
@@ -16,38 +16,35 @@ use wharf_core::{
 
 use super::error::Cause;
 
-/// Version of the content. A newer one is refused and left unchanged. Version 1 is migrated at the open: rests,
-/// restore failures and quarantine begin empty.
+/// A newer version is refused. Version 1 is migrated at the open: rests, restore failures and quarantine begin empty.
 pub(super) const SCHEMA_VERSION: u64 = 2;
 pub(super) const OLDEST_SCHEMA: u64 = 1;
 
 type Definition<K> = &'static TableDefinition<'static, K, &'static [u8]>;
 
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
-/// Row of `META`, see [`Meta::lost`].
+/// See [`Meta::lost`].
 const LOST: &str = "lost";
 const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
 const LEASES: TableDefinition<&str, &[u8]> = TableDefinition::new("leases");
 const INTENTS: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("intents");
-/// Since schema 2: resting addresses.
+/// Since schema 2.
 const RESTS: TableDefinition<&str, &[u8]> = TableDefinition::new("rests");
-/// Since schema 2: endpoints that could not be restored.
+/// Since schema 2: endpoints that were not restored.
 const FAILURES: TableDefinition<u16, &[u8]> = TableDefinition::new("restore-failures");
 /// Since schema 2: records out of service.
 const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine");
 
-/// By id and epoch. Added without a new schema version: an older agent leaves the table unchanged, and a newer
-/// agent's start ends the lives that were left open.
+/// Added without a new schema version: older agents leave it unchanged, newer ones end lives left open.
 const TIMELINE: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("timeline");
 
-/// Every row except the timeline's, as of the last commit. A rewrite uses them, so that foreign writes do not survive
-/// it.
+/// Every row except the timeline's, for a rewrite without foreign writes.
 #[derive(Default)]
 pub(super) struct Rows(HashMap<RowKey, Box<[u8]>>);
 
 type RowKey = (&'static str, Box<[u8]>);
 
-/// A changed row; `None` if removed.
+/// `None` if removed.
 type Changed = (RowKey, Option<Box<[u8]>>);
 
 impl Rows {
@@ -92,7 +89,7 @@ impl Rows {
     }
 }
 
-/// A table that records its changes for [`Rows`].
+/// A table that records changes for [`Rows`].
 struct Noted<'t, K: Key + 'static> {
     table: Table<'t, K, &'static [u8]>,
     name: &'static str,
@@ -140,7 +137,7 @@ pub(super) fn apply<'a>(
         let mut rests = Noted::open(&txn, &RESTS, &changed)?;
         let mut failures = Noted::open(&txn, &FAILURES, &changed)?;
         let mut quarantine = Noted::open(&txn, &QUARANTINE, &changed)?;
-        // Opened only for timeline changes, so that its damage affects nothing else.
+        // Only for its changes: its damage affects nothing else.
         let mut timeline = match changes.clone().any(Change::is_of_timeline) {
             true => Some(txn.open_table(TIMELINE)?),
             false => None,
@@ -174,7 +171,7 @@ pub(super) fn apply<'a>(
                 }
                 Change::PutIntent(id, epoch, intent) => intents.insert((id.get(), epoch.0), encode(intent)?.as_slice()),
                 Change::RemoveIntent(id, epoch) => intents.remove((id.get(), epoch.0)),
-                // With overlapping deletes, the address may have a new owner.
+                // After overlapping deletes, the address may have a new owner.
                 Change::PutRest(r) if leases.table.get(r.ip.to_string().as_str())?.is_some() => Ok(()),
                 Change::PutRest(r) => rests.insert(r.ip.to_string().as_str(), encode(r)?.as_slice()),
                 Change::RemoveRest(ip) => rests.remove(ip.to_string().as_str()),
@@ -215,7 +212,7 @@ pub(super) fn apply<'a>(
     Ok(())
 }
 
-/// Writes every row into an empty file in one transaction; copies the timeline from `old`.
+/// One transaction into an empty file; the timeline is from `old`.
 pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> Result<(), Cause> {
     let write = to.begin_write()?;
     rows.write_table(&write, &META)?;
@@ -227,7 +224,6 @@ pub(super) fn write_all(rows: &Rows, old: Option<&Database>, to: &Database) -> R
     rows.write_table(&write, &QUARANTINE)?;
     if let Some(old) = old {
         let read = old.begin_read()?;
-        // A table of another type is not copied.
         if !matches!(read.open_table(TIMELINE), Err(TableError::TableTypeMismatch { .. })) {
             copy_table(&read, &write, TIMELINE)?;
         }
@@ -259,7 +255,6 @@ fn has_record(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId
     Ok(row.is_some_and(|v| decode::<EndpointRecord>(v.value()).is_ok_and(|r| r.epoch == epoch)))
 }
 
-/// Whether the id has a row that is not a valid record.
 fn is_unreadable(endpoints: &impl ReadableTable<u16, &'static [u8]>, id: EndpointId) -> Result<bool, Cause> {
     let row = endpoints.get(id.get())?;
     Ok(row.is_some_and(|v| read_record(id.get(), v.value()).is_err()))
@@ -274,7 +269,7 @@ fn is_held_by(
     Ok(row.is_some_and(|v| decode::<Lease>(v.value()).is_ok_and(|l| l.owner == *owner)))
 }
 
-/// Highest epoch accepted from a file: counting on from it never wraps.
+/// Counting on from it never wraps.
 const MAX_EPOCH: u64 = u64::MAX / 2;
 
 #[derive(Default)]
@@ -282,7 +277,7 @@ pub(super) struct Meta {
     pub(super) schema: Option<u64>,
     pub(super) boot_id: Option<String>,
     pub(super) epoch_high: u64,
-    /// The records of this boot were lost, and no start has accounted for endpoints without a record.
+    /// No start has accounted for endpoints without a record.
     pub(super) lost: bool,
 }
 
@@ -307,8 +302,7 @@ pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, Cause>
     })
 }
 
-/// `lost` must outlive a start that has not accounted for endpoints without a record: the next start would take them
-/// for leaks.
+/// Without `lost`, the next start takes unaccounted endpoints for leaks.
 pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lost: bool) -> Result<(), Cause> {
     let txn = database.begin_write()?;
     {
@@ -344,7 +338,7 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, Cause> {
     let Some(endpoints) = existing(txn.open_table(ENDPOINTS))? else { return Ok(snapshot) };
     for row in endpoints.iter()? {
         let (key, value) = row?;
-        // An unreadable record affects only its endpoint.
+        // It affects only its endpoint.
         match read_record(key.value(), value.value()) {
             Ok(record) => snapshot.endpoints.push(record),
             Err(why) => {
@@ -398,7 +392,6 @@ pub(super) fn read_snapshot(database: &Database) -> Result<Snapshot, Cause> {
     Ok(snapshot)
 }
 
-/// Every life, and the number of unreadable rows.
 pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), Cause> {
     let txn = database.begin_read()?;
     let Some(table) = existing(txn.open_table(TIMELINE))? else { return Ok((Vec::new(), 0)) };
@@ -413,7 +406,6 @@ pub(super) fn read_lives(database: &Database) -> Result<(Vec<Life>, u64), Cause>
     Ok((lives, unreadable))
 }
 
-/// `None` if absent or unreadable.
 pub(super) fn read_one_life(database: &Database, id: EndpointId, epoch: Epoch) -> Result<Option<Life>, Cause> {
     let txn = database.begin_read()?;
     let Some(table) = existing(txn.open_table(TIMELINE))? else { return Ok(None) };
@@ -434,13 +426,13 @@ fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, Cause> {
     Ok(record)
 }
 
-/// Rejects a row whose key differs from its content: a write would duplicate it, and no remove would match it.
+/// Rejects rows under a wrong key: a write would duplicate them, and no remove would match.
 fn filed_under(table: &str, key: impl ToString, says: impl ToString) -> Result<(), Cause> {
     let (key, says) = (key.to_string(), says.to_string());
     if key == says { Ok(()) } else { Err(Cause::Damaged(format!("{table} row {key}: it says {says}"))) }
 }
 
-/// `None` if the table does not exist.
+/// `None` without the table.
 fn existing<T>(table: Result<T, TableError>) -> Result<Option<T>, Cause> {
     match table {
         Ok(table) => Ok(Some(table)),
@@ -449,7 +441,7 @@ fn existing<T>(table: Result<T, TableError>) -> Result<Option<T>, Cause> {
     }
 }
 
-/// JSON: readable with any redb tool, and extensible without a migration.
+/// JSON: readable with any redb tool, extensible without a migration.
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(value)
 }

@@ -14,27 +14,27 @@ const MAX_PARTS: usize = 32;
 
 const FORM: &str = "it is error, warn, info, debug, trace or off, or target=level pairs with commas between";
 
-/// Why a filter is rejected. Each message begins with the filter.
+/// Why a filter is rejected; begins with the filter.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// The filter exceeds a limit.
+    /// Beyond a limit.
     #[error("{0:?}: more than {MAX_BYTES} bytes or {MAX_PARTS} parts; {FORM}")]
     TooLong(String),
-    /// A part has no level.
+    /// A part without a level.
     #[error("{0:?}: {1:?} is no level; {FORM}")]
     Level(String, String),
-    /// A part has no target.
+    /// A part without a target.
     #[error("{0:?}: {1:?} is no target; {FORM}")]
     Target(String, String),
-    /// The filter's own parser refuses it.
+    /// Refused by the parser.
     #[error("{0:?}: {1}; {FORM}")]
     Parser(String, #[source] ParseError),
-    /// The filter cannot be put in force.
+    /// Not reloadable.
     #[error("{0:?}: {1}")]
     Reload(String, #[source] reload::Error),
 }
 
-/// A lone word must be a level: the filter's parser would take a misspelt level for a target and suppress all others.
+/// A lone word must be a level: the parser would take a misspelt one for a target.
 pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
     let beginning = |text: &str, most| text.chars().take(most).collect::<String>();
     let shown = || beginning(filter, 80);
@@ -46,7 +46,7 @@ pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
             Some((target, level)) => (Some(target), level),
             None => (None, part),
         };
-        // The parser also accepts numbers, which are unclear.
+        // The parser also accepts numbers.
         if level.is_empty() || level.parse::<LevelFilter>().is_err() || !level.chars().all(|c| c.is_ascii_alphabetic())
         {
             return Err(FilterError::Level(shown(), beginning(level, 40)));
@@ -57,7 +57,7 @@ pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
             return Err(FilterError::Target(shown(), beginning(target, 40)));
         }
     }
-    // Always enables the operations' spans, so that the remaining lines name their operation.
+    // Remaining lines must name their operation.
     let spans = format!("{filter},{TARGET}=error");
     EnvFilter::try_new(spans).map_err(|e| FilterError::Parser(shown(), e))
 }

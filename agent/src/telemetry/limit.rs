@@ -1,31 +1,28 @@
-//! Limits the rate of log lines, which any peer of the agent can cause.
-//!
-//! A place in the code may write [`PER_SUBJECT`] lines a second about one subject (an endpoint, an attachment, a
-//! file, ...) and [`PER_PLACE`] in total. Further lines are counted and summarised after the second.
+//! Limits the rate of log lines, which any peer can cause: [`PER_SUBJECT`] lines a second from a place in the code
+//! about a subject, and [`PER_PLACE`] in total. Further lines are counted and summarised.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-/// Lines a second from one place about one subject.
+/// Per second, place and subject.
 pub const PER_SUBJECT: u32 = 10;
-/// Lines a second from one place.
+/// Per second and place.
 pub const PER_PLACE: u32 = 50;
-/// Further subjects count only for their place.
 const MAX_SUBJECTS: usize = 1024;
-/// Length of a counting window.
+/// Counting window.
 pub const WINDOW: Duration = Duration::from_secs(1);
 
-/// Address of a place's static description.
+/// Address of a static description.
 pub type Place = usize;
 
-/// Suppressed lines of one place, for the summary line.
+/// Suppressed lines of one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suppressed<S> {
-    /// Number of suppressed lines.
+    /// Their number.
     pub count: u64,
-    /// The last suppressed line.
+    /// The last one.
     pub sample: S,
 }
 
@@ -36,7 +33,7 @@ struct Window<S> {
     suppressed: Option<Suppressed<S>>,
 }
 
-/// `S` is the kept form of a suppressed line.
+/// `S`: what is kept of a suppressed line.
 #[derive(Debug)]
 pub struct Limiter<S> {
     places: HashMap<Place, Window<S>>,
@@ -50,7 +47,7 @@ impl<S> Default for Limiter<S> {
 }
 
 impl<S> Limiter<S> {
-    /// Whether a line may be written, and the suppressed lines of an ended window.
+    /// Whether a line may be written, and an ended window's suppressed lines.
     pub fn admit(
         &mut self,
         place: Place,
@@ -87,7 +84,7 @@ impl<S> Limiter<S> {
         (pass, ended)
     }
 
-    /// Suppressed lines of ended windows; drops quiet places and subjects.
+    /// Ended windows' suppressed lines; drops quiet places and subjects.
     pub fn sweep(&mut self, now: Instant) -> Vec<Suppressed<S>> {
         let over = |began: Instant| now.saturating_duration_since(began) >= WINDOW;
         let mut ended = Vec::new();
@@ -102,7 +99,7 @@ impl<S> Limiter<S> {
         ended
     }
 
-    /// Number of subjects counted now.
+    /// Subjects counted now.
     #[must_use]
     pub fn subjects(&self) -> usize {
         self.subjects.len()

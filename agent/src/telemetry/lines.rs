@@ -1,7 +1,5 @@
-//! Writes log lines, as text or JSON.
-//!
-//! A line has the event's fields, then those of its operation. Foreign text (container ids, paths, file names) is
-//! escaped, so that it cannot end a line, drive a terminal or look like a field.
+//! Writes log lines: the event's fields, then its operation's. Foreign text is escaped: it cannot end a line, drive a
+//! terminal or look like a field.
 
 use std::{
     borrow::Cow,
@@ -38,7 +36,7 @@ use super::{
 };
 use crate::{log_ring::LogRing, sync::lock};
 
-/// Log line format.
+/// Line format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
@@ -59,15 +57,15 @@ impl LogFormat {
     }
 }
 
-/// Longest value, characters; a longer one is cut and marked.
+/// Characters; a longer value is cut and marked.
 const MAX_VALUE: usize = 4096;
 
-/// Fields that name the subject, by preference; the rate limit is per subject.
+/// Fields that name the rate limit's subject, by preference.
 const SUBJECTS: [&str; 7] = ["endpoint", "attachment", "container", "file", "controller", "ip", "path"];
 
 type Sink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Format and destination of lines.
+/// Lines' format and destination.
 pub struct Shape {
     json: AtomicBool,
     colour: bool,
@@ -76,12 +74,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Writes to standard error and into the ring, with coloured levels if `colour`.
+    /// Writes to standard error and the ring.
     #[must_use]
     pub fn to_stderr(format: LogFormat, colour: bool, ring: LogRing) -> Self {
         let sink = move |line: &str| {
             ring.push(line);
-            // A failed log write cannot be reported.
+            // A failed write cannot be reported.
             drop(std::io::stderr().lock().write_all(line.as_bytes()));
         };
         Self::new(format, colour, Box::new(sink))
@@ -217,7 +215,7 @@ impl Line {
         object.insert("level".to_owned(), Value::from(self.level.as_str()));
         object.insert("target".to_owned(), Value::from(&*self.target));
         let mut out = String::new();
-        // The JSON encoder only escapes characters below U+0020. Other hidden ones occur only inside strings.
+        // The encoder only escapes characters below U+0020.
         for c in Value::Object(object).to_string().chars() {
             if is_hidden(c) {
                 c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out += &format!("\\u{unit:04x}"));
@@ -255,7 +253,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Control characters, and characters that change how text is shown: directions, joiners, invisible characters.
+/// Control characters, and those that change how text is shown.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -280,13 +278,13 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// A layer that writes through `shape`.
+    /// Writes through `shape`.
     #[must_use]
     pub fn new(shape: Arc<Shape>) -> Self {
         Self { shape }
     }
 
-    /// Debug and trace lines are not limited, because they were requested.
+    /// Debug and trace lines are not limited: they were requested.
     fn passes(&self, metadata: &'static Metadata<'static>, line: &Line) -> bool {
         if line.level > Level::INFO {
             return true;
@@ -323,7 +321,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, cx: Context<'_, S>) {
         let mut own = Fields::default();
         event.record(&mut own);
-        // The crate `log` sends the origin as fields.
+        // The crate `log` sends these fields.
         let target = own.take("log.target").map(|target| plain(&target));
         for origin in ["log.module_path", "log.file", "log.line"] {
             own.take(origin);
@@ -332,7 +330,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
         if let Some(message) = own.take("message") {
             fields.set("message", message);
         }
-        // Inner spans win: a delete within a restore is logged as the delete.
+        // Inner spans win: a delete within a restore is a delete.
         let mut around = Fields::default();
         for span in cx.event_scope(event).into_iter().flatten() {
             if let Some(of_span) = span.extensions().get::<Fields>() {

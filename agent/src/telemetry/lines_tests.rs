@@ -109,7 +109,7 @@ fn a_flood_is_cut_short_and_its_rest_is_told() {
         let ended = lock(&shape.limiter).sweep(Instant::now() + std::time::Duration::from_secs(2));
         ended.into_iter().for_each(|s| shape.write(&told(s)));
     });
-    // A slow machine may begin a second window.
+    // A slow machine may begin another window.
     let suppressed: u64 =
         lines.iter().filter_map(|l| l.split_once("suppressed ")?.1.split_once(' ')?.0.parse::<u64>().ok()).sum();
     let written = lines.iter().filter(|l| !l.contains("suppressed ")).count() as u64;

@@ -1,7 +1,5 @@
-//! Operations: actions that can be followed through the log by an id.
-//!
-//! The id is unique within the process, and its letter gives the kind (`c-000012` is a create). Error answers carry
-//! it. Only this module defines the field names: `op`, `endpoint`, `epoch`, `attachment`.
+//! Operations: actions with an id, unique within the process, in log and error answers; its letter gives the kind
+//! (`c-000012` is a create).
 
 use std::{
     fmt,
@@ -11,26 +9,26 @@ use std::{
 use tracing::{Instrument, Span, field};
 use wharf_core::ids::{Attachment, EndpointId, Epoch};
 
-/// Span target, always enabled in the log filter.
+/// Target that the filter always enables.
 pub const TARGET: &str = "wharf_agent::operation";
 
-/// Span fields, in order.
+/// Span fields.
 pub const FIELDS: [&str; 4] = ["op", "endpoint", "epoch", "attachment"];
 
-/// Kinds of operations.
+/// Operation kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// An endpoint is created.
+    /// Create.
     Create,
-    /// Endpoints are deleted.
+    /// Delete.
     Delete,
-    /// An endpoint is regenerated.
+    /// Regeneration.
     Regenerate,
-    /// Endpoints of a previous agent are restored.
+    /// Restore at a start.
     Restore,
-    /// Deletion records are processed.
+    /// Processing of deletion records.
     Drain,
-    /// Any other request of the API.
+    /// Another API request.
     Request,
 }
 
@@ -47,7 +45,7 @@ impl Kind {
     }
 }
 
-/// Identifies one operation of this process.
+/// An operation's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpId {
     kind: Kind,
@@ -79,10 +77,10 @@ impl OpId {
         current().unwrap_or_else(|| Self::next(kind))
     }
 
-    /// The operation's span; [`about`] sets its subject.
+    /// Its span; [`about`] sets the subject.
     #[must_use]
     pub fn span(self) -> Span {
-        // A log of errors would not show a span of a lower level.
+        // A log of errors shows no span of a lower level.
         tracing::error_span!(
             target: TARGET,
             "operation",
@@ -94,7 +92,7 @@ impl OpId {
     }
 }
 
-/// The calling task's operation; not inherited by spawned tasks.
+/// The task's operation; spawned tasks do not inherit it.
 #[must_use]
 pub fn current() -> Option<OpId> {
     CURRENT.try_with(|op| *op).ok()
@@ -109,7 +107,7 @@ pub fn about(span: &Span, endpoint: Option<(EndpointId, Epoch)>, attachment: &At
     span.record("attachment", field::display(attachment));
 }
 
-/// Runs work in the operation's span; [`current`] returns `op`.
+/// Runs work in the span; [`current`] returns `op`.
 pub async fn within<F: Future>(op: OpId, span: Span, work: F) -> F::Output {
     CURRENT.scope(op, work).instrument(span).await
 }

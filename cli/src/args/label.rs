@@ -1,36 +1,34 @@
-//! Labels on a command line, in kubectl's syntax: `KEY=VALUE`, comma-separated, and `KEY-` to remove a label. A key
-//! may have a `SOURCE:` prefix.
+//! Labels on a command line, in kubectl's syntax: `[SOURCE:]KEY=VALUE`, comma-separated, and `KEY-` to remove a label.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use wharf_policy::read::{is_label_key, is_label_value};
 
-/// A label to set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Label {
-    /// The label's source, if given.
     pub(crate) source: Option<String>,
     pub(crate) key: String,
     pub(crate) value: String,
 }
 
-/// Comma-separated labels.
+/// Comma-separated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Labels(Vec<Label>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LabelChange {
-    /// Sets the label to this value.
     Set(Label),
-    /// Removes the labels with this key; with a source, only the label of that source.
-    Remove { source: Option<String>, key: String },
+    /// Removes the labels with this key; with a source, only that source's label.
+    Remove {
+        source: Option<String>,
+        key: String,
+    },
 }
 
-/// Comma-separated changes.
+/// Comma-separated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LabelChanges(pub(crate) Vec<LabelChange>);
 
-/// Why a text is not a valid label.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadLabel {
     #[error("{0:?} has no value: write KEY=VALUE, for example app=web")]
@@ -70,7 +68,6 @@ impl FromStr for Label {
     }
 }
 
-/// Splits a label's name into source, if any, and key.
 fn name_of(text: &str) -> Result<(Option<String>, String), BadLabel> {
     let (source, key) = match text.split_once(':') {
         Some((source, key)) => (Some(source), key),
@@ -142,14 +139,14 @@ impl Labels {
 }
 
 impl LabelChanges {
-    /// The changes of all arguments. Each label may be changed once.
+    /// Each label may be changed once.
     pub(crate) fn all(arguments: Vec<Self>) -> Result<Vec<LabelChange>, BadLabel> {
         let all: Vec<LabelChange> = arguments.into_iter().flat_map(|changes| changes.0).collect();
         each_once(&all)?;
         Ok(all)
     }
 
-    /// The labels of all arguments, which replace the existing labels. Each label may be set once.
+    /// The labels replace the existing ones. Each label may be set once.
     pub(crate) fn set(arguments: Vec<Labels>) -> Result<Vec<LabelChange>, BadLabel> {
         let all: Vec<LabelChange> = Labels::all(arguments).into_iter().map(LabelChange::Set).collect();
         each_once(&all)?;
@@ -163,10 +160,7 @@ impl LabelChange {
         (source.as_deref(), key)
     }
 
-    /// Checks the change against the only source of the labels of `subject`.
-    ///
-    /// # Errors
-    /// The change names another source.
+    /// Fails if the change names another source than the only one of `subject`.
     pub(crate) fn of_source(self, subject: &'static str, source: &'static str) -> Result<Self, BadLabel> {
         if self.name().0.is_none_or(|of| of == source) {
             return Ok(self);
@@ -179,7 +173,7 @@ impl LabelChange {
         Err(BadLabel::OtherSource { given, subject, source_name: source, plain: plain.to_string() })
     }
 
-    /// Applies the change to labels of one source, by key.
+    /// By key, to labels of one source.
     pub(crate) fn apply(self, labels: &mut BTreeMap<String, String>) {
         match self {
             Self::Set(Label { key, value, .. }) => drop(labels.insert(key, value)),
@@ -201,8 +195,8 @@ impl fmt::Display for LabelChange {
     }
 }
 
-/// Rejects two changes of one label. A change without a source may concern any source, so it conflicts with every
-/// other change of its key.
+/// Rejects two changes of one label. A change without a source may concern any source, so it conflicts with every other
+/// change of its key.
 fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
     let mut by_key: BTreeMap<&str, Vec<&LabelChange>> = BTreeMap::new();
     for change in changes {
@@ -222,7 +216,7 @@ fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
 }
 
 /// The labels of an endpoint (`source:key=value`) after the changes. A label without a source keeps the source of the
-/// endpoint's label with that key; a new label gets the source `k8s`.
+/// endpoint's label with that key; a new label gets `k8s`.
 pub(crate) fn changed(labels: &[String], changes: Vec<LabelChange>) -> Vec<String> {
     // The agent keeps its reserved labels; they need not be sent.
     let mut labels: Vec<String> = labels.iter().filter(|label| !label.starts_with("reserved:")).cloned().collect();

@@ -302,17 +302,16 @@ Examples:
 /// A setting that can be changed while the agent runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Setting {
-    /// A level or a filter.
     LogLevel(String),
     LogFormat(LogFormat),
     Trace(bool),
-    /// Show one in this many traced packets.
+    /// Shows one in this many traced packets.
     TraceSampling(u32),
     PolicyEnforcement(PolicyEnforcement),
 }
 
 impl Setting {
-    /// Examples for shell completion.
+    /// For shell completion.
     pub(crate) const EXAMPLES: [&str; 15] = [
         "log-level=error",
         "log-level=warn",
@@ -331,7 +330,7 @@ impl Setting {
         "policy-enforcement=never",
     ];
 
-    /// The name in `wharf config get`.
+    /// As in `wharf config get`.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::LogLevel(_) => "log-level",
@@ -346,7 +345,7 @@ impl Setting {
 const UNKNOWN_SETTING: &str = "the settings that can be changed while the agent runs are \
     log-level, log-format, trace, trace-sampling and policy-enforcement";
 
-/// A rejected value: the rule that it breaks.
+/// The broken rule.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadValue(pub(super) &'static str);
@@ -407,7 +406,7 @@ impl std::str::FromStr for SettingName {
     }
 }
 
-/// The name of a BPF map. It becomes a URL path segment, so it must not be able to name another path.
+/// It becomes a URL path segment, so it must not be able to name another path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MapName(pub(crate) String);
 
@@ -426,7 +425,7 @@ impl std::str::FromStr for MapName {
     }
 }
 
-/// Parses a whole number and a unit: `ms`, `s`, `m` or `h`.
+/// A whole number and a unit: `ms`, `s`, `m` or `h`.
 pub(super) fn duration(text: &str) -> Result<Duration, BadValue> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);

@@ -182,7 +182,6 @@ impl PolicyDeleteArgs {
     }
 }
 
-/// A policy name without its namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PolicyName(pub(crate) String);
 
@@ -194,7 +193,6 @@ impl FromStr for PolicyName {
     }
 }
 
-/// A policy name with or without its namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QualifiedPolicyName(pub(crate) String);
 

@@ -99,7 +99,7 @@ fn endpoints_are_named_in_many_ways() {
 fn every_list_can_be_followed() {
     fn walk(command: &clap::Command, path: &str, bare: &mut Vec<String>) {
         let path = format!("{path} {}", command.get_name());
-        // Sandboxes are files; the agent does not know them.
+        // Sandboxes are files, which the agent does not know.
         let is_list = command.get_name() == "list" && !path.contains(" sandbox ") && !path.contains(" events ");
         if is_list && !command.get_arguments().any(|a| a.get_short() == Some('w') && a.get_long() == Some("watch")) {
             bare.push(path.clone());

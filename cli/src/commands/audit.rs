@@ -14,9 +14,9 @@ use crate::{
 /// `wharf audit --repair -o json`.
 #[derive(Debug, Serialize)]
 struct Repair<'a> {
-    /// Findings, each with the repair's result.
+    /// Each with the repair's result.
     repaired: &'a AuditReport,
-    /// Findings of a second audit after the repair.
+    /// From a second audit after the repair.
     remaining: &'a AuditReport,
 }
 
@@ -40,7 +40,7 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         cx.out.emit(&report, |style| findings(&report, style))?;
         report
     };
-    // Standard output holds only findings: empty output means healthy.
+    // Standard output has only findings: empty output means healthy.
     if cx.out.is_table() {
         let summary = if report.findings.is_empty() {
             format!("nothing amiss ({})", examined(&report))

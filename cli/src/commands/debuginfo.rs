@@ -1,8 +1,7 @@
-//! `wharf debuginfo`: collects everything needed to find a fault in one archive.
+//! `wharf debuginfo`: collects in one archive what is needed to find a fault.
 //!
-//! Each part is collected separately with a time limit; an unreadable part becomes a file with the reason. Kernel
-//! facts and file names are read here, so the archive also works without an agent. It holds no secrets: no
-//! environment or command line of a process, no contents of the store, nothing from a container.
+//! Each part has a time limit; an unreadable part becomes a file with the reason. It works without an agent, and has no
+//! secrets: no environment or command line of a process, no contents of the store, nothing from a container.
 
 mod archive;
 mod facts;
@@ -29,11 +28,11 @@ use crate::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time limit for all explanations of endpoints together, and for all map dumps together.
+/// For all explanations of endpoints together, and for all map dumps together.
 const MANY: Duration = Duration::from_secs(30);
 /// Most endpoints explained, and most maps dumped.
 const MAX_MANY: usize = 512;
-/// A collection that takes longer prints the part that it waits for.
+/// A longer collection prints the part that it waits for.
 const QUIET: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize)]
@@ -41,7 +40,7 @@ struct Report {
     path: PathBuf,
     bytes: u64,
     files: usize,
-    /// Parts that could not be read, with reasons.
+    /// With reasons.
     failed: Vec<Failed>,
 }
 
@@ -74,7 +73,7 @@ struct Collection {
 }
 
 impl Collection {
-    /// Adds a part, or a file with the reason why it is missing.
+    /// A missing part becomes a file with the reason.
     fn add(&mut self, part: &str, content: Result<Vec<u8>, Missing>) -> Result<(), CliError> {
         match content {
             Ok(bytes) => self.archive.add(part, &bytes),
@@ -91,7 +90,6 @@ impl Collection {
         self.add(part, value.and_then(|v| Ok(serde_json::to_vec_pretty(&v)?)))
     }
 
-    /// Prints the current part once the collection takes longer than [`QUIET`].
     fn progress(&self, part: &str) {
         if self.began.elapsed() > QUIET {
             remark(&format!("wharf: collecting {part}"));
@@ -129,7 +127,7 @@ pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliE
     Ok(Exit::well(report.failed.is_empty()))
 }
 
-/// Picks the API, or the admin thread when only that answers, and returns the status answer.
+/// The API, or the admin thread when only that answers.
 async fn reach(api: &Client) -> (Client, Result<AgentStatus, ClientError>) {
     let api = api.clone().with_timeout(PATIENCE);
     let status = api.status().await;
@@ -148,7 +146,7 @@ async fn from_agent(
     client: &Client,
     status: Result<AgentStatus, ClientError>,
 ) -> Result<(), CliError> {
-    // Without an agent, skip further requests: each would fail, or hang until its timeout.
+    // Without an agent, each further request would fail, or hang until its timeout.
     let away = status.as_ref().err().filter(|e| e.is_unreachable()).map(ToString::to_string);
     all.json("agent/status.json", status.map_err(Missing::from))?;
     macro_rules! ask {
@@ -222,14 +220,14 @@ async fn from_agent(
     Ok(())
 }
 
-/// The file name of a map; `None` for a name that could escape the directory.
+/// `None` for a name that could escape the directory.
 fn file_name(map: &str) -> Option<String> {
     let name = map.replace('/', ".");
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
     (plain && !name.starts_with('.') && name.len() <= 80 && !name.is_empty()).then_some(name)
 }
 
-/// `wharf-debuginfo-NODE-20261120T174500Z.tar.gz`, relative to the current directory.
+/// `wharf-debuginfo-NODE-20261120T174500Z.tar.gz`.
 fn default_name(node: &str, unix_s: u64) -> String {
     let node: String = node.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).take(64).collect();
     let stamp: String = text::timestamp(unix_s.saturating_mul(1_000)).chars().filter(|c| !"-:".contains(*c)).collect();
@@ -237,7 +235,7 @@ fn default_name(node: &str, unix_s: u64) -> String {
     format!("wharf-debuginfo-{}-{stamp}Z.tar.gz", if node.is_empty() { "node" } else { &node })
 }
 
-/// The archive may replace a regular file only: no device, link, pipe or directory.
+/// The archive may replace a regular file only.
 fn replaceable(path: &Path) -> io::Result<()> {
     if path == Path::new("-") {
         return Err(io::Error::other("an archive goes to a file, not to standard output; name one"));

@@ -1,4 +1,4 @@
-//! `wharf endpoint describe`, `wharf policy describe`, `wharf namespace describe`.
+//! The `describe` commands.
 
 use std::collections::BTreeMap;
 

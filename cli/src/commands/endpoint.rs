@@ -53,7 +53,7 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
     }
 }
 
-/// The endpoint's name for the API. With a namespace, the ID is a pod name.
+/// With a namespace, the ID is a pod name.
 fn named(id: &Target, namespace: Option<&NamespaceName>) -> String {
     match namespace {
         Some(NamespaceName(namespace)) => format!("pod-name:{namespace}/{}", id.as_str()),
@@ -78,7 +78,7 @@ async fn table(cx: &Context, filter: &EndpointFilter, choice: &Choice, columns: 
     Ok(Exit::Ok)
 }
 
-/// What the proxy does for an endpoint. The proxy view is supplementary: a failed request is no error.
+/// Supplementary: a failed request is no error.
 pub(super) async fn redirects(cx: &Context, id: u16) -> Vec<String> {
     match cx.client.proxy().await {
         Ok(view) => proxy::of_endpoint(&view, id),
@@ -86,7 +86,7 @@ pub(super) async fn redirects(cx: &Context, id: u16) -> Vec<String> {
     }
 }
 
-/// Resolves the target to an endpoint id, for commands with two requests: both then address the same endpoint.
+/// Resolves the target, so that both requests of a command address the same endpoint.
 async fn one(cx: &Context, target: &Target) -> Result<String, CliError> {
     Ok(cx.client.endpoint(target.as_str()).await?.id.to_string())
 }
@@ -114,8 +114,7 @@ async fn regenerate(cx: &Context, id: &Target, level: Level) -> Result<Exit, Cli
     let e =
         patch(cx, id.as_str(), EndpointPatch { regenerate: Some(level.into()), ..EndpointPatch::default() }).await?;
     cx.out.emit(&e, |_| endpoint::regenerated(&e))?;
-    // A failed build keeps the last good state and is retried. Only a look at the kernel shows whether the build
-    // repaired the fault.
+    // A failed build keeps the last good state; only the kernel shows whether the fault is repaired.
     let health = cx.client.endpoint_health(&e.id.to_string()).await?;
     for f in health.findings.iter().filter(|f| f.mended_by != MendedBy::Nobody) {
         remark(&format!("still amiss: {}", words(f)));
@@ -158,7 +157,7 @@ async fn config(
     Ok(Exit::Ok)
 }
 
-/// Merges the settings into one patch. A setting given twice is an error; merging would hide the mistake.
+/// Rejects a setting given twice, because merging would hide the mistake.
 fn change(settings: Vec<EndpointSetting>, trace: Option<bool>) -> Result<EndpointPatch, CliError> {
     let mut patch = EndpointPatch { trace, ..EndpointPatch::default() };
     for setting in settings {

@@ -12,22 +12,21 @@ use crate::{
     render::{explain, status::FROM_ADMIN},
 };
 
-/// Time limit of the API before the admin thread is asked. It exceeds the agent's consecutive deadlines for the
-/// kernel, the store and the deletion queue.
+/// Exceeds the agent's consecutive deadlines for the kernel, the store and the deletion queue.
 const API_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(cx: &Context, args: &ExplainArgs) -> Result<Exit, CliError> {
     let e = ask(cx, args.subject.as_str()).await?;
     cx.out.emit(&e, |style| explain::explain(&e, style))?;
     Ok(match (e.kind, e.health) {
-        // The operator must ask again with a more specific name.
+        // A more specific name is needed.
         (SubjectKind::Several, _) => Exit::Usage,
         (SubjectKind::Unknown, _) => Exit::Unwell,
         (_, health) => Exit::well(health <= Health::Pending),
     })
 }
 
-/// Asks the API, or the admin thread on the socket in the same directory when the API does not answer.
+/// Falls back to the admin thread, on a socket in the same directory.
 async fn ask(cx: &Context, subject: &str) -> Result<Explanation, CliError> {
     let error = match cx.client.clone().with_timeout(API_PATIENCE).explain(subject).await {
         Err(e) if e.is_unreachable() => e,

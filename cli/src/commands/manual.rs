@@ -13,7 +13,7 @@ use crate::{
     error::{CliError, Exit},
 };
 
-/// Date of the last change of the pages' text.
+/// Last change of the pages' text.
 const DATE: &str = "2026-11-23";
 
 const ENVIRONMENT: &[(&str, &str)] = &[
@@ -35,7 +35,7 @@ pub(super) fn man(dir: &Path) -> Result<Exit, CliError> {
     Ok(Exit::Ok)
 }
 
-/// Writes the pages of a command and its subcommands. `above`: the parent pages' names.
+/// `above`: the parent pages' names.
 fn pages(command: &clap::Command, above: &[String], exit_status: &str, dir: &Path) -> io::Result<()> {
     let man = Man::new(command.clone()).manual("Wharf").date(DATE).source(concat!("wharf ", env!("CARGO_PKG_VERSION")));
     fs::write(dir.join(man.get_filename()), page(&man, command, above, exit_status)?)?;
@@ -44,8 +44,7 @@ fn pages(command: &clap::Command, above: &[String], exit_status: &str, dir: &Pat
     command.get_subcommands().filter(|sub| !sub.is_hide_set()).try_for_each(|sub| pages(sub, &above, exit_status, dir))
 }
 
-/// Sections in the order of man-pages(7). Text that clap has no field for comes from `after_help`, under the headings
-/// `Exit status:` and `Examples:`.
+/// In the order of man-pages(7). `after_help` has the sections `Exit status:` and `Examples:`.
 fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str) -> io::Result<String> {
     let mut text = Vec::new();
     man.render_title(&mut text)?;
@@ -55,7 +54,7 @@ fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str)
         let mut text = Vec::new();
         render(&mut text)?;
         let text = String::from_utf8_lossy(&text);
-        // Each rendered part repeats the preamble that the page already has.
+        // Each rendered part repeats the preamble.
         parts.push_str(text.strip_prefix(&preamble).unwrap_or(&text));
         io::Result::Ok(())
     };
@@ -96,7 +95,7 @@ fn with_dashes(synopsis: &str, command: &clap::Command) -> String {
         let names = argument.get_value_names().unwrap_or_default();
         let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
         let shown = Roff::new().text([italic(names.join(" "))]).to_roff();
-        // The preceding character is the bracket that marks the argument optional or required.
+        // After the bracket that marks the argument optional or required.
         let at = synopsis.rfind(shown.trim_end()).and_then(|at| synopsis.get(..at)?.char_indices().next_back());
         if let Some((at, _)) = at {
             synopsis.insert_str(at, "\\-\\- ");
@@ -105,7 +104,7 @@ fn with_dashes(synopsis: &str, command: &clap::Command) -> String {
     synopsis
 }
 
-/// The lines below a heading of a command's `after_help`; for an empty heading, the lines before the first heading.
+/// For an empty heading, the lines before the first heading.
 fn help_section(command: &clap::Command, heading: &str) -> String {
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let mut lines = String::new();
@@ -128,7 +127,7 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
     lines.trim_end().trim_start_matches('\n').to_owned()
 }
 
-/// A section with its lines unchanged.
+/// Keeps lines unchanged.
 fn as_written(to: &mut Roff, heading: &str, text: &str) {
     if text.is_empty() {
         return;

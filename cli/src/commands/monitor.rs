@@ -16,14 +16,14 @@ use crate::{
     render::monitor::line,
 };
 
-/// Drop reason that every container causes: it joins multicast groups when its interface comes up.
+/// Every container causes these drops: it joins multicast groups when its interface comes up.
 const MULTICAST: &str = "multicast-unsupported";
 const HIDDEN: &str =
     "wharf: drops with the reason multicast-unsupported are not shown; `--all` or `--reason` shows them";
 const NO_TRACING: &str = "wharf: no endpoint that is asked about traces its packets, so there are no trace events; `wharf endpoint \
     config ID --trace on` turns tracing on for one endpoint, `wharf config set trace=on` for all";
 
-/// Whether the endpoint traces, or any endpoint when `of` is `None`. Counts as tracing when a request fails.
+/// `None`: any endpoint. A failed request counts as tracing.
 async fn traces(cx: &Context, of: Option<&Of>) -> bool {
     const SETTING: &str = "trace";
     match cx.client.config().await {
@@ -47,7 +47,7 @@ async fn traces(cx: &Context, of: Option<&Of>) -> bool {
     false
 }
 
-/// Shows events until `count` were shown, `time` passed, or the agent ends the stream (exit 2: an unexpected end).
+/// Until `count` events, `time`, or the stream's end (exit 2).
 pub(super) async fn run(
     cx: &Context,
     filter: EventFilter,
@@ -89,15 +89,14 @@ pub(super) async fn run(
             has_hidden = true;
         } else if wanted.matches(&event) {
             cx.out.emit_line(&event, |style| line(&event, style))?;
-            // A gap in the stream is printed but does not count as an event.
+            // A gap in the stream is printed but is no event.
             shown += u64::from(!matches!(event, MonitorEvent::Lost { .. }));
         }
     }
     Ok(Exit::Ok)
 }
 
-/// Reason of a drop by the policy of the endpoint at the other end. The event and the count belong to the sending
-/// endpoint.
+/// A drop by the policy of the other end; event and count belong to the sending endpoint.
 pub(super) const BY_PEER: &str = "peer-policy-denied";
 
 #[derive(Debug, Clone)]
@@ -107,7 +106,7 @@ struct Of {
 }
 
 impl Of {
-    /// Whether the packet belongs to the endpoint, or the endpoint's policy dropped it at the other end.
+    /// It belongs to the endpoint, or the endpoint's policy dropped it at the other end.
     fn has(&self, p: &PacketEvent) -> bool {
         let is_end = |ip: Option<IpAddr>| ip.is_some_and(|ip| self.addresses.contains(&ip));
         u32::from(self.id) == p.endpoint || (p.reason == BY_PEER && (is_end(p.source) || is_end(p.destination)))
@@ -215,7 +214,7 @@ mod tests {
         }
     }
 
-    /// For a drop, a trace, an event about endpoint 7, an agent event and a loss: whether each is shown.
+    /// For a drop, a trace, an event about endpoint 7, an agent event and a loss.
     fn shown(wanted: &Wanted) -> [bool; 5] {
         let agent = |endpoint| AgentEvent { time_unix_ms: 0, endpoint, event: String::new(), message: String::new() };
         [

@@ -17,8 +17,7 @@ pub(super) fn completion(shell: Shell) -> Result<Exit, CliError> {
     Ok(Exit::Ok)
 }
 
-/// Adds names of objects (endpoints, policies, sandboxes, maps, settings) to clap's script. The script runs
-/// `wharf candidates` first, and uses clap's candidates where no name is expected.
+/// Adds names of objects to clap's script, which runs `wharf candidates` first.
 fn with_candidates(shell: Shell, script: &str) -> String {
     match shell {
         Shell::Bash => format!("{script}{BASH}"),
@@ -32,7 +31,7 @@ fn with_candidates(shell: Shell, script: &str) -> String {
     }
 }
 
-/// No word of an answer passes through the shell's expansion. Where a name is expected, files are never offered.
+/// The shell expands no word of an answer, and offers no files for a name.
 const BASH: &str = r#"
 _wharf_candidates() {
     local line answer
@@ -92,7 +91,6 @@ mod tests {
             assert_eq!(whole.matches("wharf candidates -- ").count(), 1, "{shell}");
             // clap omits the hidden commands; only the added lines call one.
             assert!(!made.contains("candidates") && !made.contains("__man"), "{shell}");
-            // All lines of clap's script remain.
             assert!(made.lines().all(|line| whole.contains(line)), "{shell}");
         }
     }

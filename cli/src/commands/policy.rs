@@ -47,10 +47,7 @@ async fn list(
     Ok(Exit::Ok)
 }
 
-/// The policies with this name and namespace.
-///
-/// # Errors
-/// No policy has the name.
+/// The policies with this name and namespace; an error without any.
 fn of_name(
     mut all: PolicyList,
     name: Option<&QualifiedPolicyName>,

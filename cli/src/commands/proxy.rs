@@ -41,7 +41,6 @@ pub(super) async fn run(cx: &Context, command: &ProxyCommand) -> Result<Exit, Cl
     Ok(Exit::Ok)
 }
 
-/// Scripts get only the listeners of the proxy view.
 struct Listeners(ProxyView);
 
 impl Serialize for Listeners {
@@ -50,7 +49,6 @@ impl Serialize for Listeners {
     }
 }
 
-/// Scripts get only the completions of the proxy view.
 struct Completions(ProxyView);
 
 impl Serialize for Completions {

@@ -11,7 +11,7 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Answer<T> {
     pub(super) value: T,
-    /// A line for people; omitted with `--watch` and in formats for scripts.
+    /// Omitted with `--watch` and in formats for scripts.
     pub(super) remark: Option<String>,
 }
 
@@ -21,10 +21,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// Asks and shows the answer; with `watch`, repeats until a request or a write fails.
-///
-/// # Errors
-/// A request failed, or the answer cannot be written.
+/// With `watch`, repeats until a request or a write fails.
 pub(super) async fn show<T: Serialize>(
     cx: &Context,
     watch: bool,

@@ -1,4 +1,4 @@
-//! `wharf sandbox ...`. `wharf_sandbox` does the work, on a separate thread.
+//! `wharf sandbox ...`, by `wharf_sandbox` on a separate thread.
 
 use std::{
     ffi::OsString,
@@ -25,10 +25,10 @@ use crate::{
     },
 };
 
-/// Minimum time between two printed lines of a running plugin.
+/// Between two printed lines of a running plugin.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
-/// Exit status when `run` has no sandbox for its command; other runtimes use the same.
+/// `run` has no sandbox for its command; as in other runtimes.
 const NO_SANDBOX: u8 = 125;
 
 #[derive(Debug, Serialize)]
@@ -71,7 +71,7 @@ impl Worker {
         Self { sandboxes: Arc::new(Sandboxes::new(args.places.dirs(), tell).no_wait(no_wait)), step }
     }
 
-    /// Runs the work on its thread; prints a step that takes longer than [`QUIET`].
+    /// Prints a step that takes longer than [`QUIET`].
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Sandboxes) -> Result<T, SandboxError> + Send + 'static,
@@ -166,7 +166,7 @@ fn remove(sandboxes: &Sandboxes, name: SandboxName, grace: GraceArgs, force: boo
     Ok(Done { name, outcome, told })
 }
 
-/// Runs the operation on each sandbox in order; a failure does not stop the rest.
+/// A failure does not stop the rest.
 async fn each(
     out: &Output,
     worker: &Worker,
@@ -194,7 +194,7 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
     let launch = launch(command, if detach { To::Detached(log) } else { To::Inherited })?;
     let of = name.clone();
     let made = worker.run(move |s| ensure(s, &of, &spec)).await.map_err(no_sandbox)?;
-    // From here on, signals do not end this process: it forwards them and cleans up.
+    // From here on, signals are forwarded.
     let signals = if detach { None } else { Some(Signals::new().map_err(|e| refused("run", &e))?) };
     let of = name.clone();
     let started = worker.run(move |s| Ok(s.launch(&of, &launch))).await.map_err(no_sandbox)?;
@@ -208,7 +208,7 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
             }
             Some(signals) => {
                 let handle = started.handle().map_err(not_awaited)?;
-                // On a terminal the command is in the same process group and gets interrupts directly.
+                // On a terminal, the command is in the process group and gets interrupts.
                 let is_alone = !io::stdin().is_terminal();
                 signals.wait(&handle, is_alone, None, move || started.wait()).await.map(Exit::Command)
             }
@@ -260,10 +260,10 @@ fn not_awaited(error: io::Error) -> CliError {
     refused("wait for the command", &error)
 }
 
-/// Time between SIGTERM and SIGKILL for processes that the command of `run --rm` left behind.
+/// Between SIGTERM and SIGKILL, for processes that the command of `run --rm` left behind.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Creates the sandbox if it does not exist; true when this call created it.
+/// True when this call created the sandbox.
 fn ensure(sandboxes: &Sandboxes, name: &SandboxName, spec: &Spec) -> Result<bool, SandboxError> {
     if sandboxes.exists(name) && spec.is_empty() {
         return Ok(false);
@@ -280,7 +280,6 @@ fn no_sandbox(error: CliError) -> CliError {
     CliError { exit: Exit::Command(NO_SANDBOX), ..error }
 }
 
-/// Signals to forward to the command, and changes of the terminal's size.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     hangup: tokio::signal::unix::Signal,
@@ -300,8 +299,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the command and returns its exit status. Forwards interrupts when the command does not get them from
-    /// its terminal.
+    /// Forwards interrupts unless the command gets them from its terminal.
     async fn wait(
         mut self,
         handle: &Handle,

@@ -19,8 +19,7 @@ use crate::{
     render::status::{self, Detail},
 };
 
-/// Time limit of the API before the admin thread is asked. The agent answers within half of it while its main runtime
-/// makes progress, even when parts are stuck.
+/// The agent answers within half of it while its main runtime makes progress.
 const API_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliError> {
@@ -35,7 +34,7 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     let verdict = if args.ready { AgentStatus::readiness } else { AgentStatus::verdict };
     let one_word = args.brief || args.ready;
     if one_word {
-        // A probe always gets one word on standard output; the reason goes to standard error.
+        // For a probe.
         write_text(&format!("{}\n", word(&answer, verdict)))?;
     }
     let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e.into() })?;
@@ -48,8 +47,7 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     Ok(verdict(&s).into())
 }
 
-/// The output of `--brief` and `--ready`: one word without white space. A missing permission does not prove that the
-/// agent is down.
+/// For `--brief` and `--ready`. A missing permission does not prove that the agent is down.
 fn word(answer: &Result<AgentStatus, ClientError>, verdict: fn(&AgentStatus) -> Verdict) -> &'static str {
     match answer {
         Ok(status) => verdict(status).as_str(),
@@ -58,7 +56,7 @@ fn word(answer: &Result<AgentStatus, ClientError>, verdict: fn(&AgentStatus) -> 
     }
 }
 
-/// Asks the API, or the admin thread on the socket in the same directory when the API does not answer.
+/// Falls back to the admin thread, on a socket in the same directory.
 async fn ask(cx: &Context, all_controllers: bool) -> Result<AgentStatus, ClientError> {
     let error = match cx.client.clone().with_timeout(API_PATIENCE).status_of(all_controllers).await {
         Err(e) if e.is_unreachable() => e,
@@ -88,7 +86,7 @@ struct AgentVersion {
 
 pub(super) async fn version(cx: &Context, client_only: bool) -> Result<Exit, CliError> {
     let client = env!("CARGO_PKG_VERSION");
-    // The client's version is printed even when the agent does not answer.
+    // Printed even when the agent does not answer.
     if cx.out.is_table() {
         write_text(&format!("wharf:        {client}\n"))?;
     }

@@ -13,7 +13,7 @@ use crate::{
     render::endpoint::{Columns, Following},
 };
 
-/// Change of an endpoint, named in `-o json` and `-o yaml`.
+/// Names for `-o json` and `-o yaml`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Change {
@@ -28,15 +28,14 @@ struct Told<'a> {
     endpoint: &'a Endpoint,
 }
 
-/// Shows the matching endpoints, then each addition, change and deletion until interrupted. Fails when a request
-/// fails.
+/// Shows the matching endpoints, then each change, until a request fails.
 pub(super) async fn run(
     cx: &Context,
     filter: EndpointFilter,
     choice: &Choice,
     columns: Columns,
 ) -> Result<Exit, CliError> {
-    // The agent is asked for all states: an endpoint that leaves `state` is shown once more with its new state.
+    // An endpoint that leaves `state` is shown once more.
     let state = filter.state;
     let filter = EndpointFilter { state: None, ..filter };
     let mut shown = BTreeMap::new();
@@ -63,7 +62,7 @@ pub(super) async fn run(
 
 type Key = (u16, u64);
 
-/// Compares with `shown` and updates it. With a `state`, follows only endpoints in that state.
+/// Updates `shown`. With a `state`, follows only endpoints in that state.
 fn changes(
     shown: &mut BTreeMap<Key, Endpoint>,
     all: &[Endpoint],
@@ -96,7 +95,7 @@ fn changes(
     changes
 }
 
-/// Whether nothing relevant changed. A regeneration that began and ended between two polls is no change.
+/// A regeneration that began and ended between two polls is no change.
 fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
     let settled = |e: &Endpoint| (e.state, e.identity, e.ipv4, e.ipv6, e.status.failures);
     let why = |e: &Endpoint| (e.status.last_error.clone(), e.status.problem.clone());

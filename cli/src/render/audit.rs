@@ -6,7 +6,7 @@ use super::{Style, Tone, screen::wrap, text};
 
 const INDENT: &str = "    ";
 
-/// A finding in one sentence.
+/// One sentence.
 pub(crate) fn words(f: &Finding) -> String {
     let mut out = format!("{} {}: {}", f.object, f.subject, f.problem);
     if let Some(owner) = &f.owner {
@@ -18,7 +18,7 @@ pub(crate) fn words(f: &Finding) -> String {
     text::safe(&out)
 }
 
-/// Every finding, wrapped. A remedy shared by consecutive findings is printed once, after the last of them.
+/// A remedy of consecutive findings is printed once, after the last one.
 pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
     let mut out = String::new();
     // An unindented line starts a finding.

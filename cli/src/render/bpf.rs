@@ -22,7 +22,7 @@ pub(crate) fn maps(maps: &[BpfMap], style: &Style) -> String {
     table(style, &["NAME", "KIND", "FILL", "MEMORY"], rows)
 }
 
-/// The rows of a map, with a column for each name that any row has.
+/// A column for each name that any row has.
 pub(crate) fn dump(dump: &BpfMapDump, style: &Style) -> String {
     let names: BTreeSet<&str> = dump.rows.iter().flat_map(|row| row.keys().map(String::as_str)).collect();
     if names.is_empty() {

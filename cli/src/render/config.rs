@@ -8,7 +8,7 @@ use super::{
     text,
 };
 
-/// Every setting; mutable settings are marked.
+/// Marks mutable settings.
 pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
     let rows = view
         .effective

@@ -13,7 +13,7 @@ use super::{
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointDetails {
     pub(crate) endpoint: Endpoint,
-    /// What the proxy does for the endpoint, in words.
+    /// In words.
     #[serde(skip)]
     pub(crate) redirects: Vec<String>,
     /// Absent in delegated mode, where the agent has no policies.
@@ -22,7 +22,7 @@ pub(crate) struct EndpointDetails {
     pub(crate) events: Vec<EndpointLogEntry>,
 }
 
-/// Names of the policies that select the endpoint, by direction.
+/// Names of the policies that select the endpoint.
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointPolicies {
     pub(crate) ingress: Vec<String>,

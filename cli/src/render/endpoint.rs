@@ -48,7 +48,7 @@ fn state_cell(e: &Endpoint) -> Cell {
     }
     if e.status.failures > 0 {
         let failures = text::count(u64::from(e.status.failures), "failure");
-        // `lines` keeps the line break, which escaping would remove; the text has no untrusted part.
+        // `lines` keeps the line break; the text has no untrusted part.
         return lines(&[word, &format!("({failures})")], 2).whole().tone(Tone::Bad);
     }
     token(word).tone(state_tone(e.state))
@@ -62,11 +62,11 @@ fn pod(e: &Endpoint) -> Option<String> {
     })
 }
 
-/// Shown when the endpoint lists ports that are not translated.
+/// For listed ports that are not translated.
 pub(crate) const PORTS_OFF: &str = "off: the agent runs with --masquerade off, so nothing translates these ports; restart it with \
      --masquerade on, or recreate the container without them";
 
-/// All facts of one endpoint; `redirects`: what the proxy does for it, in words.
+/// `redirects`: what the proxy does for the endpoint.
 pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     let mut screen = Screen::new(style);
     let now = style.now_unix_ms;
@@ -148,7 +148,6 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     screen.finish()
 }
 
-/// The current phase and wait, since when, what ends the wait, and the results of builds.
 fn activity(screen: &mut Screen<'_>, e: &Endpoint, now: u64) {
     let s = &e.status;
     let since = text::ago(now, s.since_unix_ms);
@@ -219,7 +218,6 @@ pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
     screen.finish()
 }
 
-/// The number of test packets that passed, and the time of the check.
 fn self_check_words(check: &SelfCheck, style: &Style) -> String {
     let well = check.cases.iter().filter(|case| case.ok).count();
     let when = check.checked_unix_ms.map(|then| {
@@ -238,7 +236,7 @@ fn self_check_row(case: &SelfCheckCase) -> Vec<Cell> {
     vec![token(&case.name), cell(&case.expected), got]
 }
 
-/// Labels of one endpoint; security-relevant labels are marked.
+/// Marks security-relevant labels.
 pub(crate) fn labels(l: &EndpointLabels, style: &Style) -> String {
     let rows = l
         .labels
@@ -254,7 +252,7 @@ pub(crate) fn labels(l: &EndpointLabels, style: &Style) -> String {
     screen.finish()
 }
 
-/// Desired and realized settings; a realized setting that differs is marked.
+/// Marks realized settings that differ.
 pub(crate) fn config(c: &EndpointConfigView, style: &Style) -> String {
     let mut keys: Vec<&String> = c.desired.keys().chain(c.realized.keys()).collect();
     keys.sort();
@@ -285,7 +283,7 @@ pub(crate) fn regenerated(e: &Endpoint) -> String {
 
 pub(crate) fn deleted(d: &DeleteResult) -> String {
     let mut out = String::new();
-    // Writing to a String cannot fail, here and below.
+    // Writing to a String cannot fail.
     for id in &d.deleted {
         let _ = writeln!(out, "endpoint {id} deleted");
     }

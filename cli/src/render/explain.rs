@@ -135,7 +135,7 @@ fn began(timeline: &[TimelineEntry]) -> String {
     timeline.first().map(|e| text::timestamp(e.time_unix_ms)).unwrap_or_default()
 }
 
-/// Each entry with its time, its offset from the first entry, and its duration.
+/// With time, offset from the first entry, and duration.
 fn timeline(entries: &[TimelineEntry], style: &Style) -> String {
     let first = entries.first().map_or(0, |e| e.time_unix_ms);
     let row = |e: &TimelineEntry| {
@@ -162,7 +162,7 @@ fn length_ms(ms: u64) -> String {
     if ms < 10_000 { format!("{ms}ms") } else { text::span(ms) }
 }
 
-/// A duration for people: `3us`, `1.2ms`, `3.4s`, `2m10s`.
+/// `3us`, `1.2ms`, `3.4s`, `2m10s`.
 fn length_us(us: u64) -> String {
     match us {
         0..1_000 => format!("{us}us"),

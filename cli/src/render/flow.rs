@@ -11,11 +11,11 @@ use super::{
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     wide: bool,
-    /// Both ends in one column, stacked.
+    /// Both ends in one column.
     stacked: bool,
 }
 
-/// A row for each flow, in the agent's order. The two addresses are stacked when they do not fit side by side.
+/// Addresses are stacked when they do not fit side by side.
 pub(crate) fn list(flows: &[Flow], style: &Style, wide: bool) -> String {
     let rows = |layout: Layout| flows.iter().map(|flow| layout.row(flow)).collect::<Vec<_>>();
     let flat = Layout { wide, stacked: false };

@@ -6,7 +6,6 @@ use wharf_api::{MonitorEvent, PacketEvent, RequestEvent};
 
 use super::{Style, Tone, text};
 
-/// Longest host, path or other word shown in full.
 const MAX_WORD: usize = 200;
 
 pub(crate) fn line(event: &MonitorEvent, style: &Style) -> String {
@@ -32,7 +31,7 @@ fn packet(p: &PacketEvent, style: &Style, verdict: String) -> String {
             format!(" {} -> {}", side(source, p.source_port), side(destination, p.destination_port))
         }
     };
-    // A packet too short for addresses may report any protocol; do not show it.
+    // A packet too short for addresses may report any protocol.
     let is_ip = !p.protocol.is_empty() && p.source.is_some();
     let mut kind = text::safe(if is_ip { &p.protocol } else { &p.ethertype });
     if let Some(message) = &p.message {
@@ -92,7 +91,7 @@ fn or_unknown(text: &str) -> String {
     if text.is_empty() { "?".to_owned() } else { word(text) }
 }
 
-/// A text from outside as one word: a blank in a path must not look like the end of the path.
+/// A blank in a path must not look like the end of the path.
 fn word(text: &str) -> String {
     text::cut(text, MAX_WORD).replace(' ', "\\u{20}")
 }

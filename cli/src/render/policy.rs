@@ -24,7 +24,7 @@ pub(crate) struct Row {
     namespace: Option<String>,
     name: String,
     tier: &'static str,
-    /// Order within the tier, lower first; `None` in the namespaced tier, which has no order.
+    /// Lower first; `None` in the namespaced tier, which has no order.
     priority: Option<u16>,
     subject: String,
     isolates: Vec<&'static str>,
@@ -112,7 +112,7 @@ mod tests {
         read("policies.yaml", text).unwrap().iter().map(Row::from).collect()
     }
 
-    /// Documents of every kind, tier and direction, and one with several specs.
+    /// Every kind, tier and direction, and a document with several specs.
     const EACH: &str = r#"
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

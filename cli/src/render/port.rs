@@ -45,7 +45,7 @@ pub(crate) fn of(endpoints: &[Endpoint]) -> Vec<Port<'_>> {
     all
 }
 
-/// A row for each port, and the reason if ports are not translated.
+/// And the reason if ports are not translated.
 pub(crate) fn list(ports: &[Port<'_>], style: &Style) -> String {
     let row = |p: &Port<'_>| {
         vec![

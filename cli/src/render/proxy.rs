@@ -9,7 +9,7 @@ use super::{
     text,
 };
 
-/// Most entries of a list shown; the wide form shows all.
+/// Most entries of a list; the wide form shows all.
 const SHOWN: usize = 4;
 
 /// Whether every listener that rules need is served.
@@ -136,7 +136,7 @@ pub(crate) fn completions(view: &ProxyView, style: &Style) -> String {
     table(style, &["LISTENER", "AWAITED BY", "FOR", "AT MOST"], rows.collect())
 }
 
-/// A row for each address; only the first row of a name shows the name.
+/// Only the first row of a name shows the name.
 pub(crate) fn names(names: &[ProxyName], style: &Style) -> String {
     let rows = names.iter().flat_map(|of| {
         of.addresses.iter().enumerate().map(|(at, address)| {
@@ -156,7 +156,7 @@ fn span(ms: u64) -> String {
     if ms < 10_000 { format!("{ms} ms") } else { text::span(ms) }
 }
 
-/// What the proxy does for an endpoint, a line for each redirect.
+/// A line for each redirect.
 pub(crate) fn of_endpoint(view: &ProxyView, id: u16) -> Vec<String> {
     let own = view.listeners.iter().filter(|listener| listener.endpoints.contains(&id));
     let told = |listener: &ProxyListener| {

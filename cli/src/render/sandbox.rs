@@ -9,10 +9,10 @@ use super::{
 };
 
 const MAX_SHOWN: usize = 6;
-/// Longest name shown in full, characters; the table then fits 100 columns.
+/// Characters; the table then fits 100 columns.
 const MAX_NAME: usize = 28;
 
-/// A row for each sandbox, and below the table the errors of the last operations.
+/// Errors of the last operations follow the table.
 pub(crate) fn list(sandboxes: &[Summary], style: &Style) -> String {
     let row = |s: &Summary| {
         let tone = match s.state {

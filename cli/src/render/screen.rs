@@ -29,8 +29,7 @@ impl<'a> Screen<'a> {
             _ => format!("{head}  {value}"),
         };
         let label = if key.is_empty() { String::new() } else { format!("{}:", text::safe(key)) };
-        // A key longer than the column is followed by one blank and its value. If the line would exceed the screen's
-        // width, the key gets a separate line.
+        // After a long key, its value or, if that exceeds the width, a new line.
         let (long, width) = (label.chars().count(), usize::from(self.style.width));
         let label = if long >= KEY_WIDTH && long + 1 + whole.chars().count() > width {
             self.push(&label);
@@ -72,7 +71,6 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Adds an indented line below an item.
     pub(super) fn below_item(&mut self, words: &str) {
         let room = usize::from(self.style.width).saturating_sub(6).max(20);
         for part in wrap(&text::safe(words), room) {
@@ -94,8 +92,8 @@ impl<'a> Screen<'a> {
     }
 }
 
-/// Wraps at blanks into at least one line; splits a word longer than a line. A command in backticks is never split,
-/// so that it can be copied: if longer than a line, it gets a separate line without its backticks.
+/// Wraps at blanks into at least one line; splits longer words. A command in backticks is never split, so that it can
+/// be copied: if longer than a line, it gets a separate line without its backticks.
 pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut line = String::new();

@@ -15,21 +15,20 @@ use super::{
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Detail {
     pub(crate) verbose: bool,
-    /// Every controller, not only failing ones.
+    /// Not only failing ones.
     pub(crate) all_controllers: bool,
 }
 
-/// Longest name and message shown of the last failed CNI command, characters; the log has them in full.
+/// Of the last failed CNI command, in characters; the log has both in full.
 const MAX_SUBJECT: usize = 40;
 const MAX_WHY: usize = 160;
-/// Longest path of a unix socket, bytes.
+/// Bytes.
 const MAX_SOCKET: usize = 107;
 
 /// Fill in percent at which a map gets a row, and at which it is a problem.
 const PRESSURE: u8 = 80;
 const NEARLY_FULL: u8 = 90;
 
-/// Printed when the answer comes from the admin thread.
 pub(crate) const FROM_ADMIN: &str = "the API does not answer; this is from the admin thread";
 
 pub(super) fn health(health: Health) -> (Tone, &'static str) {
@@ -220,7 +219,7 @@ fn service(s: &DelegateStatus, deletions: u64, now: u64) -> String {
     line
 }
 
-/// The counts of CNI commands and the last failure; `None` before the first command.
+/// `None` before the first command.
 fn commands(c: &CommandStatus, now: u64) -> Option<String> {
     if c.succeeded == 0 && c.failed == 0 && c.deferred == 0 {
         return None;
@@ -238,7 +237,7 @@ fn commands(c: &CommandStatus, now: u64) -> Option<String> {
     Some(line)
 }
 
-/// The memory of the maps, and a row for each map that is filling up; with `verbose`, for each map.
+/// With `verbose`, a row for each map.
 fn maps(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     let memory = s.bpf_maps.iter().fold(0u64, |sum, m| sum.saturating_add(m.memlock_bytes));
     screen.line("BPF maps", &format!("{} of kernel memory", text::bytes(memory)));
@@ -259,12 +258,12 @@ pub(super) fn map_fill(map: &BpfMap) -> String {
     }
 }
 
-/// True when a map has few free rows. A full map rejects new rows.
+/// A full map rejects new rows.
 pub(super) fn is_nearly_full(map: &BpfMap) -> bool {
     is_filled(map, NEARLY_FULL)
 }
 
-/// Whether at least `percent` of the rows are used. False for arrays, which are always full.
+/// False for arrays, which are always full.
 fn is_filled(map: &BpfMap, percent: u8) -> bool {
     let reaches = |n: u64| u128::from(n) * 100 >= u128::from(map.max_entries) * u128::from(percent);
     !map.kind.contains("array") && map.max_entries > 0 && map.entries.is_some_and(reaches)

@@ -13,29 +13,27 @@ pub(super) struct Cell {
     whole: bool,
 }
 
-/// Longest text in a cell: a text that a container chooses must not fill the screen.
+/// A text that a container chooses must not fill the screen.
 const MAX_CELL: usize = 200;
 
-/// Longest text that is never broken; an IPv6 address has 39 characters. Other words are broken only when they are
-/// longer, or when the table does not fit the screen.
+/// Longest text that is never broken; an IPv6 address has 39 characters.
 const MAX_TOKEN: usize = 40;
 
 const GAP: u16 = 2;
 
-/// Minimum readable column width for broken text.
 const READABLE: usize = 24;
 
-/// A cell with text from outside, which may be broken into lines.
+/// For text from outside, which may be broken into lines.
 pub(super) fn cell(text: impl AsRef<str>) -> Cell {
     Cell { text: text::cut(text.as_ref(), MAX_CELL), tone: Tone::Plain, right: false, whole: false }
 }
 
-/// A cell with a name, an address or a word from outside, which stays on one line.
+/// For a name, an address or a word from outside, which stays on one line.
 pub(super) fn token(text: impl AsRef<str>) -> Cell {
     Cell { text: text::cut(text.as_ref(), MAX_TOKEN), tone: Tone::Plain, right: false, whole: true }
 }
 
-/// A cell with at most `max` texts from outside, one a line.
+/// At most `max` texts from outside, one a line.
 pub(super) fn lines<S: AsRef<str>>(texts: &[S], max: usize) -> Cell {
     let mut shown: Vec<String> = texts.iter().take(max).map(|t| text::cut(t.as_ref(), 64)).collect();
     if texts.len() > max {
@@ -48,7 +46,7 @@ pub(super) fn number(n: impl ToString) -> Cell {
     Cell { text: n.to_string(), tone: Tone::Plain, right: true, whole: true }
 }
 
-/// A cell with an optional value; `-` for none.
+/// `-` for none.
 pub(super) fn maybe<T: ToString>(value: Option<T>) -> Cell {
     token(value.map_or_else(|| "-".to_owned(), |v| v.to_string()))
 }
@@ -64,7 +62,7 @@ impl Cell {
         self
     }
 
-    /// Width in screen columns when unbroken.
+    /// In screen columns when unbroken.
     pub(super) fn width(&self) -> usize {
         self.text.lines().map(|l| l.chars().count()).max().unwrap_or(0)
     }
@@ -74,27 +72,25 @@ impl Cell {
     }
 }
 
-/// The table with its header; the header is also shown without rows.
+/// The header is also shown without rows.
 pub(super) fn table(style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
     lay_out(style, header, true, columns(header, &rows), rows)
 }
 
-/// A table that is printed row by row, as rows become known.
+/// Printed row by row, as rows become known.
 #[derive(Debug)]
 pub(super) struct Growing {
-    /// Widths so far.
     widths: Vec<u16>,
-    /// The header was printed.
     begun: bool,
 }
 
 impl Growing {
-    /// Starts without output. `least`: minimum width of each column.
+    /// `least`: minimum width of each column.
     pub(super) fn new(least: Vec<u16>) -> Self {
         Self { widths: least, begun: false }
     }
 
-    /// The next rows, below the header on the first call.
+    /// The header is on the first call.
     pub(super) fn rows(&mut self, style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
         let mut columns = columns(header, &rows);
         for (column, width) in columns.iter_mut().zip(&self.widths) {
@@ -116,7 +112,7 @@ fn lay_out(
     mut columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
 ) -> String {
-    // If the minimum widths do not fit, the terminal wraps the lines; columns do not shrink to one letter.
+    // If the minimum widths do not fit, the terminal wraps the lines.
     let least = squeeze(&mut columns, style.width);
     let mut table = Table::new();
     table
@@ -150,8 +146,8 @@ fn lay_out(
     table.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
 }
 
-/// Makes columns narrower than their longest word, the widest first, until the table fits the screen or every column
-/// has its minimum readable width. Returns the width of the table.
+/// Makes columns narrower than their longest word, the widest first, until the table fits or every column is minimal.
+/// Returns the table's width.
 fn squeeze(columns: &mut [Column], width: u16) -> u16 {
     loop {
         let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);
@@ -163,12 +159,12 @@ fn squeeze(columns: &mut [Column], width: u16) -> u16 {
     }
 }
 
-/// Width of the table when nothing is broken.
+/// When nothing is broken.
 pub(super) fn natural_width(header: &[&str], rows: &[Vec<Cell>]) -> usize {
     columns(header, rows).iter().map(|c| c.widest + usize::from(GAP)).sum::<usize>().saturating_sub(GAP.into())
 }
 
-/// Measured widths of a column, without the gap, in screen columns.
+/// Without the gap, in screen columns.
 struct Column {
     right: bool,
     whole: bool,

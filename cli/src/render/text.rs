@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-/// Escapes everything in a text from outside that could act on a terminal or hide text: control characters (C0, DEL,
-/// C1), bidirectional overrides, zero-width and line-separating characters.
+/// Escapes characters that could act on a terminal or hide text: control characters (C0, DEL, C1), bidirectional
+/// overrides, zero-width and line-separating characters.
 pub(crate) fn safe(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -27,8 +27,7 @@ pub(crate) fn cut(text: &str, max: usize) -> String {
     }
 }
 
-/// [`safe`] text of at most `max` characters. A longer text loses its middle (`…`), because pod names differ at their
-/// end.
+/// The middle is cut, because pod names differ at their end.
 pub(crate) fn cut_middle(text: &str, max: usize) -> String {
     let out = safe(text);
     let length = out.chars().count();
@@ -40,7 +39,7 @@ pub(crate) fn cut_middle(text: &str, max: usize) -> String {
     out.chars().take(head).chain(['…']).chain(out.chars().skip(length.saturating_sub(tail))).collect()
 }
 
-/// True for characters that act on a terminal or hide text.
+/// Acts on a terminal or hides text.
 fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -48,12 +47,12 @@ fn acts(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// True when nothing but line breaks acts on a terminal.
+/// Nothing but line breaks acts on a terminal.
 pub(crate) fn is_safe(text: &str) -> bool {
     !text.chars().any(|c| c != '\n' && acts(c))
 }
 
-/// Escapes the characters of [`safe`] in JSON. They occur only inside strings, where `\u` is equivalent.
+/// Escapes the characters of [`safe`]. They occur only inside strings, where `\u` is equivalent.
 pub(crate) fn escape_in_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -70,7 +69,7 @@ pub(crate) fn escape_in_json(json: &str) -> String {
     out
 }
 
-/// `ago` in words; a time of zero means never.
+/// A time of zero means never.
 pub(crate) fn ago(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if then_unix_ms == 0 {
         return "never".to_owned();
@@ -79,12 +78,12 @@ pub(crate) fn ago(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if age < 1_000 { "just now".to_owned() } else { format!("{} ago", span(age)) }
 }
 
-/// Age as a column: `12s`, `5m12s`; `-` when the time is unknown.
+/// `12s`, `5m12s`; `-` when the time is unknown.
 pub(crate) fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if then_unix_ms == 0 { "-".to_owned() } else { span(now_unix_ms.saturating_sub(then_unix_ms)) }
 }
 
-/// A duration in its two largest units.
+/// In the two largest units.
 pub(crate) fn span(ms: u64) -> String {
     let s = ms / 1_000;
     let two = |a: u64, unit_a: char, b: u64, unit_b: char| {
@@ -118,7 +117,7 @@ pub(crate) fn bytes(n: u64) -> String {
     format!("{n} B")
 }
 
-/// A number with an SI prefix: `8 M`, `1.5 G`, `640 `; the unit follows.
+/// SI prefix: `8 M`, `1.5 G`, `640 `; the unit follows.
 pub(crate) fn decimal(n: u64) -> String {
     let prefixes = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     match prefixes.into_iter().find(|(unit, _)| n >= *unit) {
@@ -159,13 +158,13 @@ pub(crate) fn count(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-/// Date and time of day, UTC, with milliseconds: `2026-10-01T12:00:00.123Z`.
+/// UTC: `2026-10-01T12:00:00.123Z`.
 pub(crate) fn timestamp(unix_ms: u64) -> String {
     let (year, month, day) = civil(unix_ms / 86_400_000);
     format!("{year:04}-{month:02}-{day:02}T{}Z", time_of_day(unix_ms))
 }
 
-/// Time of day, UTC, with milliseconds.
+/// UTC, with milliseconds.
 pub(crate) fn time_of_day(unix_ms: u64) -> String {
     let ms = unix_ms % 86_400_000;
     format!("{:02}:{:02}:{:02}.{:03}", ms / 3_600_000, ms / 60_000 % 60, ms / 1_000 % 60, ms % 1_000)

@@ -1,4 +1,4 @@
-//! CHECK without an agent: compares the result of the ADD with the kernel. Programs and link outlive the agent.
+//! CHECK without an agent, which programs and link outlive.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub(crate) enum Seen {
     Failed(LinkError),
 }
 
-/// `has_host_side`: the agent makes the network, on a link of Wharf or of the plugin before it.
+/// `has_host_side`: the agent makes the network.
 pub(crate) async fn look(
     subject: &str,
     conf: &NetConf,
@@ -59,12 +59,10 @@ async fn both_sides(
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Differences {
-    /// Signs that `prevResult` describes another attachment.
     attachment: Vec<String>,
     kernel: Vec<String>,
 }
 
-/// `outside`: the host side, if one is expected.
 fn differences(
     prev: &PrevResult,
     target: &Target,

@@ -1,4 +1,4 @@
-//! Both sides of a container's link, for a CHECK without an agent.
+//! Both sides of a container's link, for CHECK.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -33,12 +33,12 @@ use crate::{netconf::NetConf, request::Target};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Inside {
     pub(crate) up: bool,
-    /// In lower case.
+    /// Lower case.
     pub(crate) mac: String,
     /// Index in the host side's namespace.
     pub(crate) peer: Option<u32>,
     pub(crate) addresses: Vec<IpAddr>,
-    /// Destination and gateway of the routes over the interface, in every table.
+    /// Destination and gateway, in every table.
     pub(crate) routes: Vec<(IpNet, Option<IpAddr>)>,
 }
 
@@ -67,10 +67,7 @@ pub(crate) enum Attached {
     Unknown,
 }
 
-/// `None` when the container has no such interface.
-///
-/// # Errors
-/// [`LinkError::Netns`] when the path is no network namespace.
+/// `None` without such an interface; [`LinkError::Netns`] for another file.
 pub(crate) fn inside(netns: &str, ifname: &str) -> Result<Option<Inside>, LinkError> {
     let not_one = |error| LinkError::Netns(netns.to_owned(), error);
     // A FIFO at the path must not block.
@@ -172,7 +169,6 @@ fn address(found: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// `None` when the node's namespace has no such link.
 pub(crate) async fn outside(index: u32, conf: &NetConf, target: &Target) -> Result<Option<Outside>, LinkError> {
     let seen = in_kernel(async |mut handle| {
         let Some(link) = one(handle.link().get().match_index(index).execute()).await? else { return Ok(None) };
@@ -193,7 +189,7 @@ pub(crate) async fn outside(index: u32, conf: &NetConf, target: &Target) -> Resu
         for (hook, minor) in hooks.iter_mut().zip([TcHandle::MIN_INGRESS, TcHandle::MIN_EGRESS]) {
             *hook = on_hook(&mut handle, index, minor).await?;
         }
-        // Programs are filters, or tcx links, which netlink does not show.
+        // tcx links are not shown by netlink.
         if hooks == [Attached::Nothing; 2]
             && let Some(mark) = mark
         {
@@ -224,7 +220,7 @@ fn program_name(message: &RouteNetlinkMessage) -> Option<&str> {
     })
 }
 
-/// From the filter's name: program name, and id and epoch on another plugin's link.
+/// Filter names begin with the program's; id and epoch follow on another plugin's link.
 fn attached(filter: &str) -> Option<Attached> {
     let program = filter.strip_prefix(FILTER_PREFIX)?.split(':').next()?;
     Some(if program == SINK { Attached::Sink } else { Attached::Program })
@@ -240,7 +236,7 @@ fn bpf_mounts() -> Vec<String> {
     mounts.lines().filter_map(is_bpf).collect()
 }
 
-/// Whether the tcx links are pinned, in any bpffs and under any ABI version.
+/// Of any bpffs and ABI version.
 fn pinned(mounts: &[String], id: u16) -> [Attached; 2] {
     let versions = mounts.iter().filter_map(|mount| fs::read_dir(Path::new(mount).join(PIN_ROOT)).ok()).flatten();
     let pins = versions.flatten().map(|version| version.path().join(PIN_ENDPOINTS).join(id.to_string()));
@@ -256,7 +252,6 @@ fn is_up(link: &LinkMessage) -> bool {
     link.header.flags.contains(LinkFlags::Up)
 }
 
-/// `None` when there is no such link.
 async fn one(
     answers: impl futures::Stream<Item = Result<LinkMessage, rtnetlink::Error>>,
 ) -> Result<Option<LinkMessage>, Cause> {
@@ -305,7 +300,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         for path in [directory.path().join("none"), file] {
             let error = inside(path.to_str().unwrap(), "eth0").unwrap_err();
-            // Without the capability to enter namespaces the error for a file is the same.
+            // Without the capability to enter namespaces, this error is the same.
             let refused =
                 matches!(&error, LinkError::Look(_, Cause::Kernel(e)) if e.raw_os_error() == Some(libc::EPERM));
             assert!(matches!(error, LinkError::Netns(..)) || refused, "{error}");

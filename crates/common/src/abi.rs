@@ -1,14 +1,13 @@
-//! The layout version of this process.
+//! The layout version of this process: [`crate::ABI_VERSION`], except in the agent of the upgrade tests.
 //!
-//! It is [`crate::ABI_VERSION`], except in the agent of the upgrade and downgrade tests. That agent loads programs of
-//! the next version, which read the second row of [`crate::map::CONFIG`]: with the other version's map they would
-//! drop every packet.
+//! That agent loads programs of the next version, which read the second row of [`crate::map::CONFIG`]: with the other
+//! version's map they would drop every packet.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 static IS_NEXT: AtomicBool = AtomicBool::new(false);
 
-/// Switches this process to the next version. Only for tests, before any use.
+/// Only for tests, before any other use.
 pub fn use_next() {
     IS_NEXT.store(true, Ordering::Relaxed);
 }
@@ -19,7 +18,7 @@ pub fn version() -> u32 {
     crate::ABI_VERSION + u32::from(IS_NEXT.load(Ordering::Relaxed))
 }
 
-/// The row of [`crate::map::CONFIG`] that the programs read: its last.
+/// The row of [`crate::map::CONFIG`] that the programs read.
 #[must_use]
 pub fn config_row() -> u32 {
     u32::from(IS_NEXT.load(Ordering::Relaxed))

@@ -4,9 +4,9 @@
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
-    /// A packet was dropped.
+    /// Packet dropped.
     Drop = 1,
-    /// A packet was forwarded (only under `FLAG_TRACE`).
+    /// Packet forwarded; only under `FLAG_TRACE`.
     Trace = 2,
 }
 
@@ -22,7 +22,7 @@ impl EventKind {
     }
 }
 
-/// A record of `EVENTS`. Unreadable fields (short packet) are zero.
+/// A record of `EVENTS`. Unreadable fields are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -30,9 +30,9 @@ impl EventKind {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct Event {
-    /// `bpf_ktime_get_ns`: nanoseconds since boot (CLOCK_MONOTONIC).
+    /// Nanoseconds since boot (`bpf_ktime_get_ns`).
     pub timestamp_ns: u64,
-    /// Epoch of the endpoint's configuration.
+    /// Epoch of the endpoint.
     pub epoch: u64,
     /// [`EventKind`] as a number.
     pub kind: u32,
@@ -42,22 +42,22 @@ pub struct Event {
     pub direction: u32,
     /// Endpoint whose program reports.
     pub endpoint_id: u32,
-    /// Identity of that endpoint.
+    /// Its identity.
     pub identity: u32,
-    /// Packet length, Ethernet header included, bytes.
+    /// Bytes, Ethernet header included.
     pub length: u32,
-    /// Source address; IPv4 as IPv4-mapped. Network byte order.
+    /// Network byte order; IPv4 as IPv4-mapped.
     pub source: [u8; 16],
-    /// Destination address; IPv4 as IPv4-mapped. Network byte order.
+    /// Like `source`.
     pub destination: [u8; 16],
     /// Source port (TCP, UDP), type and code (ICMP, ICMPv6), or operation (ARP); network byte order. Zero in later
     /// fragments.
     pub source_port: [u8; 2],
-    /// Destination port (TCP, UDP), else zero; network byte order.
+    /// Destination port (TCP, UDP) or zero; network byte order.
     pub destination_port: [u8; 2],
-    /// Ethertype, network byte order.
+    /// Network byte order.
     pub ethertype: [u8; 2],
-    /// IP protocol; for IPv6 the header behind the extension headers, or the first unreadable one.
+    /// IP protocol; for IPv6 behind the extension headers, or the first unreadable one.
     pub protocol: u8,
     /// Zero.
     pub _pad: u8,

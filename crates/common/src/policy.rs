@@ -1,10 +1,10 @@
-//! Policy tables: keys, values, and the choice among matching rules. `wharf-policy` makes the rows.
+//! Policy tables. `wharf-policy` makes the rows.
 //!
-//! A packet's *peer* is its other end, seen from one endpoint. The peer's address gives a *class* ([`PeerRow`]), the
-//! destination port another ([`PortKey`]). They select up to four cells of the endpoint's rule set, from which a
-//! [`Choice`] takes the deciding rule. 0 as a class means *any*, as a rule set *accept everything*, as a rule *none*.
+//! The address of a packet's other end gives a peer *class* ([`PeerRow`]), the destination port another ([`PortKey`]).
+//! They select up to four cells of the endpoint's rule set, from which a [`Choice`] takes the deciding rule. As a class
+//! 0 means *any*, as a rule set *accept everything*, as a rule *none*.
 
-/// Value of [`crate::map::IPCACHE`]: the peer behind the addresses of a prefix.
+/// Value of [`crate::map::IPCACHE`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -12,47 +12,45 @@
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct PeerRow {
-    /// Security identity; reserved for addresses of no endpoint.
+    /// Reserved for addresses of no endpoint.
     pub identity: u32,
     /// Peer class.
     pub class: u32,
 }
 
-/// Bit of [`PeerRow::identity`]: a service, which the node translates to endpoints. A deny of the sender's rules is
-/// decided only afterwards.
+/// Bit of [`PeerRow::identity`]: a service, which the node translates.
 pub const PEER_SERVICE: u32 = 1 << 31;
 
-/// Bit of a rule number: accepts by a service address ([`PEER_SERVICE`]), which stands for the backends.
+/// Bit of a rule number: accepts by a service address, not the backend's.
 pub const BY_SERVICE: u32 = 1 << 31;
 
-/// As a rule: no rule accepted the packet, but its destination is a service ([`PEER_SERVICE`]).
+/// No rule accepted the packet, but its destination is a service ([`PEER_SERVICE`]).
 pub const UNDECIDED: u32 = u32::MAX;
 
-/// `skb->mark` bit for [`UNDECIDED`]. The backend endpoint's programs judge the packet; the node's nftables table
-/// drops it if it goes elsewhere. Not used by Kubernetes (14, 15) or CNI's `portmap` (13).
+/// `skb->mark` bit for [`UNDECIDED`]: the backend's programs judge the packet; the node's nftables table drops it
+/// elsewhere. Not used by Kubernetes (14, 15) or CNI's `portmap` (13).
 pub const MARK_UNDECIDED: u32 = 1 << 6;
 
-/// `skb->mark` bit for [`BY_SERVICE`]: at the backend endpoint, the sender's isolation does not drop the packet.
+/// `skb->mark` bit for [`BY_SERVICE`]: the sender's isolation does not drop the packet.
 pub const MARK_BY_SERVICE: u32 = 1 << 11;
 
-/// `skb->mark` bit: the node delivers the packet locally for any destination. Set by programs for redirected flows,
-/// and by the node's nftables table for answers to the proxy.
+/// `skb->mark` bit: the node delivers the packet locally. Set by programs for redirected flows, by the node's nftables
+/// table for answers to the proxy.
 pub const MARK_TO_PROXY: u32 = 1 << 7;
-/// `skb->mark` bit of the proxy's packets to the server for the client's egress rules. Answers do not have it.
+/// `skb->mark` bit of the proxy's packets to the server: the client's egress rules are applied.
 pub const MARK_PROXIED_EGRESS: u32 = 1 << 8;
 /// Like [`MARK_PROXIED_EGRESS`], for the server's ingress rules.
 pub const MARK_PROXIED_INGRESS: u32 = 1 << 9;
-/// `skb->mark` bit, with [`MARK_TO_PROXY`]: a program at the path's end turned the packet back, so connection
-/// tracking has already seen it.
+/// With [`MARK_TO_PROXY`]: a program turned the packet back; connection tracking has seen it.
 pub const MARK_TURNED: u32 = 1 << 10;
-/// With [`MARK_TO_PROXY`], for the packets of a listening socket (a TCP connection's first, every UDP packet): shift
-/// of the port, network byte order. The node's nftables table clears the port before routing, or drops the packet.
+/// With [`MARK_TO_PROXY`], for a listening socket (a TCP connection's first packet, every UDP packet): shift of the
+/// port, network byte order. The node's nftables table clears it before routing, or drops the packet.
 pub const MARK_PORT_SHIFT: u32 = 16;
 
-/// [`PeerRow::identity`] of the node, whose packets pass to every endpoint under any policy, for probes.
+/// The node's [`PeerRow::identity`]: its probes pass under any policy.
 pub const IDENTITY_NODE: u32 = 1;
 
-/// Key of [`crate::map::POLICY_PORTS`] after the prefix length: [`PORT_PREFIX_BITS`] plus the ports' common bits.
+/// Key of [`crate::map::POLICY_PORTS`] after the prefix length.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
@@ -62,16 +60,15 @@ pub const IDENTITY_NODE: u32 = 1;
 pub struct PortKey {
     /// Rule set.
     pub set: u32,
-    /// Protocol number (IANA).
+    /// IANA number.
     pub protocol: u8,
     /// Zero.
     pub _pad: u8,
-    /// Network byte order: destination port of TCP, UDP and SCTP, or ICMP and ICMPv6 type.
+    /// Network byte order: destination port of TCP, UDP and SCTP, or ICMP type.
     pub port: [u8; 2],
 }
 
-/// [`CellKey::port`] without a found transport header ([`crate::flow::UNKNOWN_TRANSPORT`]). Its cells hold [`DENY`]
-/// at the rank of the first rule with ports.
+/// [`CellKey::port`] without a transport header. Its cells [`DENY`] at the rank of the first rule with ports.
 pub const PORT_UNKNOWN: u32 = u32::MAX;
 
 /// Bits of a [`PortKey`] before the port.
@@ -93,34 +90,33 @@ pub struct CellKey {
     pub port: u32,
 }
 
-/// The rank of no rule.
+/// Rank of no rule.
 pub const NO_RANK: u32 = u32::MAX;
 
-/// The packet passes.
+/// Passes the packet.
 pub const ACCEPT: u32 = 0;
-/// The packet is dropped.
+/// Drops the packet.
 pub const DENY: u32 = 1;
-/// The admin-tier rule defers to later tiers.
+/// An admin-tier rule defers to later tiers.
 pub const PASS: u32 = 2;
 
-/// In the low two bits: the flow (TCP or UDP) goes to the proxy on the node's loopback address. From bit
-/// [`REDIRECT_PORT_SHIFT`]: port, host byte order.
+/// The flow (TCP or UDP) goes to the proxy on loopback. From bit [`REDIRECT_PORT_SHIFT`]: port, host byte order.
 pub const REDIRECT: u32 = 3;
-/// Mask of the kind of a ruling.
+/// Mask of a ruling's kind.
 pub const RULING: u32 = 0b11;
-/// With [`REDIRECT`]: without the proxy the flow passes.
+/// With [`REDIRECT`]: the flow passes without the proxy.
 pub const REDIRECT_OPEN: u32 = 1 << 2;
-/// Shift of the port of a [`REDIRECT`].
+/// Shift of a [`REDIRECT`]'s port.
 pub const REDIRECT_PORT_SHIFT: u32 = 16;
 
-/// The ruling for a redirect; `open`: with [`REDIRECT_OPEN`].
+/// Ruling for a redirect; `open`: with [`REDIRECT_OPEN`].
 #[inline(always)]
 #[must_use]
 pub const fn redirect(port: u16, open: bool) -> u32 {
     REDIRECT | if open { REDIRECT_OPEN } else { 0 } | (port as u32) << REDIRECT_PORT_SHIFT
 }
 
-/// Port and `open` of [`redirect`]'s ruling; `None` for others.
+/// Inverse of [`redirect`]; `None` for other rulings.
 #[inline(always)]
 #[must_use]
 pub const fn redirected(ruling: u32) -> Option<(u16, bool)> {
@@ -128,7 +124,7 @@ pub const fn redirected(ruling: u32) -> Option<(u16, bool)> {
     if port != 0 && ruling == redirect(port, open) { Some((port, open)) } else { None }
 }
 
-/// Rank, number and ruling of a rule.
+/// A rule in a cell.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
@@ -136,9 +132,9 @@ pub const fn redirected(ruling: u32) -> Option<(u16, bool)> {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct Hit {
-    /// Order in the rule set, lower first; [`NO_RANK`] for no rule.
+    /// Lower first; [`NO_RANK`] for no rule.
     pub rank: u32,
-    /// Rule number; zero for isolation, which no rule states.
+    /// Rule number; zero for isolation.
     pub rule: u32,
     /// [`ACCEPT`], [`DENY`], [`PASS`], or a result of [`redirect`].
     pub ruling: u32,
@@ -149,7 +145,7 @@ impl Hit {
     pub const NONE: Self = Self { rank: NO_RANK, rule: 0, ruling: ACCEPT };
 }
 
-/// Value of [`crate::map::POLICY_CELLS`]: best rules of a peer class and a port class.
+/// Value of [`crate::map::POLICY_CELLS`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
@@ -157,14 +153,13 @@ impl Hit {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct CellRow {
-    /// The best rule of the admin tier.
+    /// Of the admin tier.
     pub admin: Hit,
-    /// The best rule of later tiers; never a pass.
+    /// Of later tiers; never a pass.
     pub rest: Hit,
-    /// Packets judged by this row: each flow's first, all of rejected flows, and each flow's next after a policy
-    /// change.
+    /// Packets judged: each flow's first, all of rejected flows, each flow's next after a policy change.
     pub packets: u64,
-    /// Their bytes, Ethernet header included.
+    /// Ethernet header included.
     pub bytes: u64,
 }
 
@@ -198,7 +193,7 @@ impl Choice {
     }
 }
 
-/// Value of [`crate::map::POLICY_SETS`]: the rule sets of an endpoint.
+/// Value of [`crate::map::POLICY_SETS`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -206,9 +201,9 @@ impl Choice {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct SetsRow {
-    /// Rule set for packets to the endpoint.
+    /// To the endpoint.
     pub ingress: u32,
-    /// Rule set for packets from the endpoint.
+    /// From the endpoint.
     pub egress: u32,
 }
 
@@ -220,16 +215,15 @@ pub struct SetsRow {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct PolicyState {
-    /// Increments after each change of the other tables: flows with another number are judged again. Zero before the
-    /// first policy.
+    /// Increments after each change of the other tables. Zero before the first policy.
     pub generation: u32,
     /// `POLICY_*` bits.
     pub flags: u32,
 }
 
-/// [`PolicyState::flags`]: flows that both ends use continue after a policy change that would reject them.
+/// [`PolicyState::flags`]: flows used by both ends survive a change that would reject them.
 pub const POLICY_KEEPS_FLOWS: u32 = 1 << 0;
-/// [`PolicyState::flags`]: packets that rules would drop pass, and [`CellRow::packets`] counts them.
+/// [`PolicyState::flags`]: packets that rules would drop pass and count in [`CellRow::packets`].
 pub const POLICY_AUDITS: u32 = 1 << 1;
 
 #[cfg(feature = "user")]

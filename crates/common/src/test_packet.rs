@@ -1,44 +1,41 @@
 //! Test packets: recognition, and place of the verdict.
 //!
 //! `BPF_PROG_TEST_RUN` builds its packet on the loopback interface of the caller's network namespace
-//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c), and then copies `__sk_buff.cb` to the caller. The programs write a
-//! test packet's verdict there, and no map. A packet on a hook is on the host side of a veth pair, so no sender can
-//! forge a test packet.
+//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c), then copies `__sk_buff.cb` to the caller. Programs write the verdict
+//! there, and to no map. A packet on a hook comes from a veth, so no sender can forge a test packet.
 
 use crate::{Direction, DropReason};
 
-/// `__sk_buff.ifindex` of test packets: always and only loopback's index (`LOOPBACK_IFINDEX` in
-/// include/net/net_namespace.h).
+/// `__sk_buff.ifindex` of test packets (`LOOPBACK_IFINDEX` in include/net/net_namespace.h).
 pub const TEST_IFINDEX: u32 = 1;
 
-/// Offset of `cb`, which has the reports, in `struct __sk_buff` (linux/bpf.h), bytes.
+/// Offset of `cb` in `struct __sk_buff` (linux/bpf.h), bytes.
 pub const REPORTS_OFFSET: usize = 48;
 
-/// `__sk_buff.mark` of a test packet for the endpoint's own policy rules: it passes, or is dropped. Policy does not
-/// judge others.
+/// `__sk_buff.mark` of a test packet for the endpoint's own policy rules; policy ignores others.
 pub const POLICY_MARK: u32 = 1;
 
 /// Offset of `mark` in `struct __sk_buff`, bytes.
 pub const MARK_OFFSET: usize = 8;
 
-/// A program's report, in the word of `cb` at its [`Direction`]'s number. Unwritten words are zero.
+/// A program's report, in the word of `cb` at its [`Direction`]'s number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TestReport {
-    /// Endpoint whose program gave the verdict.
+    /// Endpoint whose program decided.
     pub endpoint_id: u32,
     /// The verdict.
     pub reason: DropReason,
 }
 
 impl TestReport {
-    /// Encodes a word of `cb`; `reason`: a [`DropReason`] as a number.
+    /// Encodes a word of `cb`; `reason` is a [`DropReason`].
     #[inline(always)]
     #[must_use]
     pub const fn word(endpoint_id: u32, reason: u32) -> u32 {
         endpoint_id << 16 | reason
     }
 
-    /// `None` for an unwritten word, or an unknown reason.
+    /// `None` for an unwritten word or an unknown reason.
     #[must_use]
     pub const fn from_word(word: u32) -> Option<Self> {
         match (word >> 16, DropReason::from_u32(word & 0xffff)) {

@@ -1,11 +1,9 @@
 //! Admission of creates by measured cost.
 //!
-//! Below its limit, a node starts a create at once. At the limit, a create waits in a FIFO queue if the predicted
-//! wait is within the caller's patience; otherwise it is refused with a retry delay. The prediction uses the measured
-//! time between two create ends at the limit, because this is the rate of the queue. Deletes never wait and are never
-//! refused; running deletes lower the limit.
+//! Below its limit, a node starts a create at once. At the limit, a create waits in a FIFO queue if the predicted wait
+//! is within the caller's patience, else it is refused. Deletes never wait; running deletes lower the limit.
 //!
-//! Pure: the agent calls it under a short lock, with milliseconds of a monotonic clock.
+//! Pure: the agent calls it under a short lock, with a monotonic clock.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +13,7 @@ mod pace;
 
 use pace::Pace;
 
-/// Bounds of the retry delay, milliseconds: shorter causes a retry storm, longer wastes time.
+/// Milliseconds: shorter causes a retry storm, longer wastes time.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<u64> = 50..=5_000;
 
 /// Bounds of admission.
@@ -25,11 +23,11 @@ pub struct AdmissionConfig {
     pub parallel: u32,
     /// Most concurrent creates while a delete runs; clamped to `1..=parallel`.
     pub parallel_while_deleting: u32,
-    /// Longest queue wait, milliseconds, regardless of the caller's patience.
+    /// Longest queue wait, milliseconds.
     pub longest_wait_ms: u64,
     /// Most waiting creates: bounds memory.
     pub most_waiting: u32,
-    /// A create that waits this long, milliseconds, ignores running deletes.
+    /// After this wait, milliseconds, a create ignores running deletes.
     pub starved_ms: u64,
 }
 
@@ -45,7 +43,7 @@ impl Default for AdmissionConfig {
     }
 }
 
-/// A create's place in the queue, then among the running ones. Unique; consumed by the call that ends the create.
+/// A queued or running create.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
@@ -58,7 +56,7 @@ pub struct Ticket(u64);
 pub struct Refusal {
     /// Predicted wait, milliseconds.
     pub predicted_wait_ms: u64,
-    /// Delay before the caller retries, milliseconds: 50 to 5,000.
+    /// Milliseconds, 50 to 5,000.
     pub retry_after_ms: u64,
     /// Waiting creates.
     pub waiting: u32,
@@ -75,24 +73,22 @@ pub struct AdmissionView {
     pub running: u32,
     /// Running deletes.
     pub deletes: u32,
-    /// Time between two create ends at the limit, milliseconds, rounded up.
+    /// As [`Refusal::cost_ms`], at the limit.
     pub cost_ms: u64,
-    /// Time between two delete ends, milliseconds, rounded up.
+    /// As `cost_ms`, of deletes.
     pub delete_cost_ms: u64,
-    /// Wait of the first create in the queue, milliseconds; 0 when the queue is empty.
+    /// Milliseconds; 0 when the queue is empty.
     pub longest_waiting_ms: u64,
-    /// Age of the oldest running create, milliseconds; 0 when none runs.
+    /// Milliseconds; 0 when no create runs.
     pub longest_running_ms: u64,
 }
 
-/// Waiting and running creates, running deletes, and their measured pace.
+/// Creates, deletes, and their pace.
 #[derive(Debug, Clone)]
 pub struct Admission {
     config: AdmissionConfig,
     tickets: u64,
-    /// Wait start by ticket: the oldest first.
     waiting: BTreeMap<u64, u64>,
-    /// Run start by ticket.
     running: BTreeMap<u64, u64>,
     deletes: u32,
     creates_pace: Pace,
@@ -100,7 +96,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Creates the state of an idle node without measurements.
+    /// Of an idle node.
     #[must_use]
     pub fn new(config: AdmissionConfig) -> Self {
         Self {
@@ -114,14 +110,11 @@ impl Admission {
         }
     }
 
-    /// Queues a create for at most `patience_ms`. A ticket ends with [`Self::on_end`] or, also when the patience is
-    /// over, [`Self::on_abandon`].
+    /// Queues a create for at most `patience_ms`. End the ticket with [`Self::on_end`] or [`Self::on_abandon`].
     ///
     /// # Errors
-    /// When the predicted wait exceeds the patience or the configured maximum, or the queue is full; never on an idle
-    /// node.
+    /// The predicted wait exceeds the patience or the maximum, or the queue is full; never on an idle node.
     pub fn offer(&mut self, patience_ms: u64, now_ms: u64) -> Result<Ticket, Refusal> {
-        // 0 below the limit, so always on an idle node.
         let wait_ms = self.predicted_wait_ms(now_ms);
         let allowed_ms = patience_ms.min(self.config.longest_wait_ms);
         if wait_ms > allowed_ms || (wait_ms > 0 && count(&self.waiting) >= self.config.most_waiting) {
@@ -132,13 +125,13 @@ impl Admission {
         Ok(Ticket(self.tickets))
     }
 
-    /// Refusal figures, also for an admitted create that timed out.
+    /// Also for an admitted create that timed out.
     #[must_use]
     pub fn refusal(&self, patience_ms: u64, now_ms: u64) -> Refusal {
         let predicted_wait_ms = self.predicted_wait_ms(now_ms);
         let cost_us = self.creates_pace.cost_us(now_ms, count(&self.running));
         let allowed_ms = patience_ms.min(self.config.longest_wait_ms);
-        // The wait beyond the patience, and at least one create end, which frees a place in a full queue.
+        // At least one create end, which frees a place in a full queue.
         let room_ms = predicted_wait_ms.saturating_sub(allowed_ms).max(cost_us.div_ceil(1_000));
         Refusal {
             predicted_wait_ms,
@@ -148,8 +141,7 @@ impl Admission {
         }
     }
 
-    /// True when the first create may start. Call it after each change and periodically, because a starved create may
-    /// start while deletes run.
+    /// The first create may start. Call it periodically: a starved create starts despite deletes.
     #[must_use]
     pub fn may_start(&self, now_ms: u64) -> bool {
         let Some((_, since_ms)) = self.waiting.first_key_value() else { return false };
@@ -158,7 +150,7 @@ impl Admission {
         count(&self.running) < limit
     }
 
-    /// Starts the first create in the queue, after [`Self::may_start`].
+    /// Starts the first create, after [`Self::may_start`].
     #[must_use = "the ticket gives the place back"]
     pub fn on_start(&mut self, ticket: Ticket, now_ms: u64) -> Ticket {
         self.waiting.remove(&ticket.0);
@@ -167,7 +159,7 @@ impl Admission {
         ticket
     }
 
-    /// Ends a running create, on success and on failure.
+    /// Ends a running create, also a failed one.
     pub fn on_end(&mut self, ticket: Ticket, now_ms: u64) {
         let at_once = count(&self.running);
         if self.running.remove(&ticket.0).is_some() {
@@ -176,21 +168,21 @@ impl Admission {
         self.watch_pace(now_ms);
     }
 
-    /// Ends a create whose caller left or lost patience. A running one frees its place and is not measured.
+    /// The caller left or lost patience; not measured.
     pub fn on_abandon(&mut self, ticket: Ticket, now_ms: u64) {
         self.waiting.remove(&ticket.0);
         self.running.remove(&ticket.0);
         self.watch_pace(now_ms);
     }
 
-    /// Counts `n` new deletes.
+    /// Counts new deletes.
     pub fn delete_began(&mut self, n: u32, now_ms: u64) {
         self.deletes = self.deletes.saturating_add(n);
         self.deletes_pace.watch(self.deletes > 0, now_ms);
         self.watch_pace(now_ms);
     }
 
-    /// Removes `n` ended deletes.
+    /// Removes ended deletes.
     pub fn delete_ended(&mut self, n: u32, now_ms: u64) {
         for _ in 0..n.min(self.deletes) {
             self.deletes_pace.on_end(now_ms, self.deletes);
@@ -200,7 +192,7 @@ impl Admission {
         self.watch_pace(now_ms);
     }
 
-    /// State for status.
+    /// For status.
     #[must_use]
     pub fn view(&self, now_ms: u64) -> AdmissionView {
         let since = |all: &BTreeMap<u64, u64>| all.values().min().map_or(0, |since| now_ms.saturating_sub(*since));
@@ -215,7 +207,7 @@ impl Admission {
         }
     }
 
-    /// Predicted wait, milliseconds: running deletes, then earlier creates.
+    /// Milliseconds: running deletes, then earlier creates.
     #[must_use]
     pub fn predicted_wait_ms(&self, now_ms: u64) -> u64 {
         let (waiting, running) = (count(&self.waiting), count(&self.running));
@@ -237,7 +229,7 @@ impl Admission {
         self.config.parallel_while_deleting.clamp(1, self.config.parallel)
     }
 
-    /// Measures only at the limit; below it, the callers determine the pace.
+    /// Below the limit, the callers determine the pace.
     fn watch_pace(&mut self, now_ms: u64) {
         let no_room = count(&self.running) >= self.limit();
         self.creates_pace.watch(no_room, now_ms);

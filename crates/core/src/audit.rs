@@ -1,7 +1,7 @@
 //! Compares a dump of the kernel and bpffs ([`KernelDump`]) with a snapshot of the store ([`Snapshot`]).
 //!
-//! Both come from a running node, so endpoints that are being created or deleted are skipped. An object that is not
-//! provably Wharf's is reported without a repair.
+//! Both come from a running node: endpoints with a create or delete in flight are skipped. An object that is not
+//! provably Wharf's gets no repair.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,13 +30,13 @@ mod missing;
 /// A file of the deletion queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueFile {
-    /// File name in the queue directory.
+    /// Name in the queue directory.
     pub name: String,
     /// Age, milliseconds.
     pub age_ms: u64,
-    /// The attachment to delete, in words; none when the file is unreadable.
+    /// None when the file is unreadable.
     pub owner: Option<String>,
-    /// Why the file is unusable; none for a valid record.
+    /// Why the file is unusable.
     pub problem: Option<String>,
 }
 
@@ -47,32 +47,32 @@ pub struct AuditView<'a> {
     pub dump: &'a KernelDump,
     /// The store.
     pub snapshot: &'a Snapshot,
-    /// Ids of program sets loaded in advance: pins without an endpoint.
+    /// Loaded in advance: pins without an endpoint.
     pub prepared: &'a BTreeSet<EndpointId>,
-    /// Ids of endpoints that are being created or deleted; skipped.
+    /// Create or delete in flight; skipped.
     pub in_flight: &'a BTreeSet<EndpointId>,
-    /// Every CIDR of every pool; each has an unreachable route.
+    /// Each has an unreachable route.
     pub pool_cidrs: &'a [IpNet],
     /// Router addresses.
     pub router: [Option<IpAddr>; 2],
-    /// The node's problems, as the kernel layer reports them.
+    /// As the kernel layer reports them.
     pub node: &'a [NodeProblem],
     /// The deletion queue's files.
     pub queue: &'a [QueueFile],
 }
 
-/// Repair of a finding; identifies its object unambiguously, so that a late repair does no harm.
+/// A repair; identifies its object unambiguously: late, it does no harm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Repair {
-    /// Remove a veth pair. Its name holds only the low 32 bits of the epoch, so the full epoch may be unknown.
+    /// Remove a veth pair. Its name has only the epoch's low half.
     RemoveLink(LinkRef),
     /// Remove all pins of an id.
     RemovePins(EndpointId),
-    /// Remove an endpoint-table row if it still has this epoch.
+    /// Remove an endpoint-table row with this epoch.
     RemoveEndpointRow(IpAddr, Epoch),
     /// Clear a program-array slot.
     RemoveCallSlot(u32),
-    /// Remove an entry of the node's nftables table, unless an endpoint has it.
+    /// Remove an nftables entry that no endpoint has.
     RemoveNat(NatEntry),
     /// Release a lease.
     ReleaseLease(IpAddr),
@@ -80,23 +80,22 @@ pub enum Repair {
     RemoveRoute(RouteRow),
     /// Regenerate the endpoint.
     Regenerate(EndpointId, Level),
-    /// Close an intent after all orphans of its id and epoch are removed, and detach its programs from another
-    /// plugin's link.
+    /// Close an intent after removal of its orphans; detach its programs from another plugin's link.
     CloseIntent(EndpointId, Epoch, Option<Box<LinkRef>>),
     /// Create the node's missing objects.
     EnsureNode,
     /// Process the deletion queue.
     DrainQueue,
-    /// Remove an unusable deletion-queue file, by name.
+    /// Remove an unusable file of the deletion queue.
     RemoveQueueFile(String),
-    /// Remove the stored rest of an address.
+    /// Remove an address's stored rest.
     ForgetRest(IpAddr),
-    /// Remove a record out of service, its kernel objects and its leases.
+    /// Remove a record out of service, with objects and leases.
     ReleaseOutOfService(EndpointId),
 }
 
 impl Repair {
-    /// Repair in words, for counts in a report.
+    /// For counts in a report.
     #[must_use]
     pub const fn in_words(&self) -> &'static str {
         match self {
@@ -118,19 +117,19 @@ impl Repair {
     }
 }
 
-/// A difference found by the audit.
+/// A difference, and its repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditFinding {
     /// The problem.
     pub problem: Problem,
-    /// Owner or former owner of the object; none when unknown.
+    /// Owner or former owner, if known.
     pub owner: Option<String>,
-    /// Repair; none when unknown, or for an object that is not Wharf's.
+    /// None for a foreign object, or if unknown.
     pub repair: Option<Repair>,
 }
 
 impl AuditFinding {
-    /// An endpoint's finding, with the regeneration that repairs it, if any.
+    /// With the regeneration that repairs it.
     #[must_use]
     pub fn of_endpoint(record: &EndpointRecord, problem: EndpointProblem) -> Self {
         let repair = match problem.mender() {
@@ -146,13 +145,12 @@ impl AuditFinding {
     }
 }
 
-/// Pins of each endpoint in every attach mode.
+/// In every attach mode.
 const REQUIRED_PINS: [&str; 6] = ["from_container", "to_container", "deliver", "CONFIG", "METRICS", "BANDWIDTH"];
-/// Additional pins with tcx; with clsact neither exists.
+/// Additional pins with tcx.
 const LINK_PINS: [&str; 2] = ["link_from_container", "link_to_container"];
 
-/// Runs the audit. A healthy node has no findings. Orphans precede missing objects, so that repairs in this order
-/// keep the results of regenerations. Intents come last.
+/// Orphans precede missing objects: repairs in this order keep the results of regenerations. Intents come last.
 #[must_use]
 pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     let auditor = Auditor::new(view);
@@ -177,20 +175,19 @@ pub fn audit(view: &AuditView<'_>) -> Vec<AuditFinding> {
     findings
 }
 
-/// The input with indexes, because a node may hold thousands of endpoints.
+/// Indexed: a node may hold thousands of endpoints.
 struct Auditor<'a> {
     view: &'a AuditView<'a>,
     records: BTreeMap<EndpointId, &'a EndpointRecord>,
-    /// Their kernel objects are not orphans.
+    /// Their kernel objects are no orphans.
     out_of_service: BTreeMap<EndpointId, &'a OutOfService>,
     addresses_out_of_service: BTreeSet<IpAddr>,
-    /// Ids with an unreadable row in the store.
     unreadable: BTreeSet<EndpointId>,
     record_of_ifindex: BTreeMap<IfIndex, &'a EndpointRecord>,
     record_of_attachment: BTreeMap<(&'a Attachment, Epoch), &'a EndpointRecord>,
-    /// Endpoint id from the host side's name; only names that parse.
+    /// Only from names that parse.
     link_ids: BTreeMap<IfIndex, EndpointId>,
-    /// Marks that agree with the link name, by its id and low epoch half.
+    /// Only marks that agree with the link's name.
     marks: BTreeMap<(EndpointId, u32), Mark>,
     link_names: BTreeSet<&'a str>,
     pins: BTreeMap<EndpointId, &'a [String]>,
@@ -233,12 +230,12 @@ impl<'a> Auditor<'a> {
         self.view.in_flight.contains(&id)
     }
 
-    /// True for a skipped endpoint: an operation is in flight, or another finding reports its record.
+    /// An operation is in flight, or another finding reports the record.
     fn is_unjudged(&self, id: EndpointId) -> bool {
         self.in_flight(id) || self.out_of_service.contains_key(&id) || self.is_unreadable(id)
     }
 
-    /// True when the id's row is unreadable and no other record has the id; its objects are then not orphans.
+    /// Its objects are no orphans.
     fn is_unreadable(&self, id: EndpointId) -> bool {
         self.unreadable.contains(&id) && !self.records.contains_key(&id)
     }
@@ -247,7 +244,7 @@ impl<'a> Auditor<'a> {
         self.records.values().copied().filter(|r| !self.is_unjudged(r.id) && !self.is_going(r))
     }
 
-    /// True when a delete is unfinished: missing objects are expected, and the open intent is reported.
+    /// The open intent is reported.
     fn is_going(&self, record: &EndpointRecord) -> bool {
         let of = |(id, epoch, intent): &(EndpointId, Epoch, Intent)| {
             *id == record.id && *epoch == record.epoch && matches!(intent, Intent::Delete { .. })
@@ -255,7 +252,7 @@ impl<'a> Auditor<'a> {
         self.view.snapshot.intents.iter().any(of)
     }
 
-    /// Former owner of an orphan, from an intent or a mark. `low`: low half of the orphan's epoch, if known.
+    /// `low`: low half of the orphan's epoch, if known.
     fn former_owner(&self, id: EndpointId, low: Option<u32>) -> Option<String> {
         let intended = self.view.snapshot.intents.iter().find_map(|(of, epoch, intent)| match intent {
             Intent::Create { attachment, .. } if *of == id && low.is_none_or(|low| low == low_half(*epoch)) => {
@@ -266,7 +263,7 @@ impl<'a> Auditor<'a> {
         intended.or_else(|| self.mark(id, low).map(|m| format!("{} (epoch {})", in_words(m), m.epoch)))
     }
 
-    /// The mark on the id's link; without an epoch, on its only link.
+    /// Without an epoch: the mark of the id's only link.
     fn mark(&self, id: EndpointId, low: Option<u32>) -> Option<&Mark> {
         if let Some(low) = low {
             return self.marks.get(&(id, low));
@@ -276,15 +273,14 @@ impl<'a> Auditor<'a> {
     }
 }
 
-/// A link's mark, by the name's id and low epoch half. Other processes may write aliases, so mark and name must
-/// agree.
+/// Other processes may write aliases: mark and name must agree.
 fn marked(link: &LinkRow) -> Option<((EndpointId, u32), Mark)> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let mark = Mark::parse(link.alias.as_deref()?)?;
     (mark.id == id.get() && low_half(Epoch(mark.epoch)) == low).then_some(((id, low), mark))
 }
 
-/// The mark's owner in attachment format, as far as the mark holds it.
+/// As far as the mark holds it.
 fn in_words(mark: &Mark) -> String {
     match mark.attachment() {
         Some((network, container_id, ifname)) => format!("{network}/{container_id}:{ifname}"),
@@ -313,12 +309,12 @@ fn describe_record(record: &EndpointRecord) -> String {
     format!("{} (endpoint {}, epoch {})", record.attachment, record.id, record.epoch)
 }
 
-/// Endpoint id from a map. Untrusted: other processes may write to maps.
+/// Other processes may write to maps.
 fn endpoint_id(n: u32) -> Option<EndpointId> {
     u16::try_from(n).ok().and_then(|n| EndpointId::try_from(n).ok())
 }
 
-/// The low 32 bits of an epoch, as in the host side's name.
+/// As in the host side's name.
 fn low_half(epoch: Epoch) -> u32 {
     u32::try_from(epoch.0 & 0xffff_ffff).unwrap_or(u32::MAX)
 }

@@ -3,15 +3,14 @@
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
-/// Largest burst, bits: 4 GiB, as in the CNI reference plugin.
+/// Bits: 4 GiB, as in the CNI reference plugin.
 const MAX_BURST: u64 = 8 << 32;
-/// Placeholder bursts of runtimes, because CNI requires one with a rate: the largest 32-bit numbers (kubelet,
-/// containerd) and 4 GiB (CRI-O). Such a bucket would not limit for minutes.
+/// Placeholder bursts, bits: the largest 32-bit numbers (kubelet, containerd) and 4 GiB (CRI-O). CNI requires a burst
+/// with a rate; these would not limit for minutes.
 const NO_WISH: [u64; 3] = [i32::MAX as u64, u32::MAX as u64, u32::MAX as u64 * 8];
-/// Default burst: the rate for this time, milliseconds. TCP retransmits after up to 200 ms; the traffic until then
-/// must fit.
+/// Milliseconds at the rate. TCP retransmits after up to 200 ms; the traffic until then must fit.
 const DEFAULT_BURST_MS: u64 = 250;
-/// Least default burst, bits: two packets of 64 KiB, the largest that a container sends.
+/// Bits: two packets of 64 KiB, a container's largest.
 const LEAST_DEFAULT_BURST: u64 = 2 * 64 * 1024 * 8;
 
 /// Limit of one direction.
@@ -19,7 +18,7 @@ const LEAST_DEFAULT_BURST: u64 = 2 * 64 * 1024 * 8;
 pub struct Limit {
     /// Bits per second.
     pub rate: NonZeroU64,
-    /// Bits that may pass at once after a pause.
+    /// Bits after a pause.
     pub burst: NonZeroU64,
 }
 
@@ -35,8 +34,7 @@ pub enum LimitError {
 }
 
 impl Limit {
-    /// A limit from a rate and a burst, bits; 0 means none. Without a burst, or with a placeholder, the rate
-    /// determines it.
+    /// Limit from a rate and a burst, bits; 0 means none. The rate replaces a missing or placeholder burst.
     ///
     /// # Errors
     /// [`LimitError`].
@@ -55,7 +53,7 @@ impl Limit {
         }
     }
 
-    /// Time to fill the burst at the rate, nanoseconds, at least 1: a bucket of 0 would pass nothing.
+    /// Nanoseconds to fill the burst, at least 1: a bucket of 0 would pass nothing.
     #[must_use]
     pub fn burst_ns(self) -> u64 {
         let ns = u128::from(self.burst.get()) * 1_000_000_000 / u128::from(self.rate.get());

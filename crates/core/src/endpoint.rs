@@ -19,14 +19,13 @@ use crate::{
     policy::{NamedPort, OwnEnforcement},
 };
 
-/// Most routes per container.
+/// Per container.
 pub const MAX_ROUTES: usize = 64;
 
-/// A network namespace by kernel attributes: its path may be reused, an nsfs inode is unique while it lives, and the
-/// cookie within a boot.
+/// A network namespace. Paths may be reused; an nsfs inode is unique while it lives, the cookie within a boot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsRef {
-    /// Path from the runtime: opened, never compared.
+    /// From the runtime: opened, never compared.
     pub path: PathBuf,
     /// Device of the nsfs inode.
     pub dev: u64,
@@ -37,40 +36,40 @@ pub struct NetnsRef {
 }
 
 impl NetnsRef {
-    /// True for the same namespace, regardless of the paths.
+    /// Ignores the paths.
     #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         self.dev == other.dev && self.inode == other.inode && self.cookie == other.cookie
     }
 }
 
-/// Owner of the endpoint's addresses, who releases them.
+/// Owner of the addresses, who releases them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IpOwner {
-    /// The agent leased them with the endpoint and releases them with it.
+    /// The agent, with the endpoint.
     Endpoint,
-    /// The caller leased them earlier (`POST /v1/ipam`) and releases them: deletes use NoIPRelease.
+    /// The caller of `POST /v1/ipam`: deletes use NoIPRelease.
     Caller,
-    /// Another IPAM leased them outside the pools; never leased, released or quarantined here.
+    /// Another IPAM, outside the pools; never leased, released or quarantined here.
     External,
 }
 
-/// Owner of an endpoint's link, which creates, connects and removes it.
+/// Owner of the link: creates, connects and removes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkOwner {
-    /// Wharf: the link has Wharf's name and mark.
+    /// Its link has Wharf's name and mark.
     #[default]
     Wharf,
-    /// Another plugin; Wharf is chained and only attaches programs to the host side.
+    /// Wharf only attaches programs to the host side.
     Plugin {
-        /// State of the host side's hooks before Wharf attached.
+        /// Before Wharf attached.
         hooks: HooksFound,
     },
 }
 
-/// Hooks of another plugin's link before Wharf attaches and after it detaches.
+/// Hooks of another plugin's link, without Wharf's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HooksFound {
@@ -78,20 +77,19 @@ pub enum HooksFound {
     None,
     /// A clsact qdisc without Wharf's filters.
     Clsact,
-    /// Filters of an earlier endpoint, usually the program that drops everything. The link stays closed.
+    /// Filters of an earlier endpoint, usually the sink: the link stays closed.
     Closed,
 }
 
 impl LinkOwner {
-    /// True for a link that Wharf owns.
+    /// Wharf owns the link.
     #[must_use]
     pub const fn is_wharf(&self) -> bool {
         matches!(self, Self::Wharf)
     }
 }
 
-/// An endpoint's durable state, written and removed in one transaction with its leases at the end of a create or
-/// delete. Fields with a serde default are absent in records of older versions.
+/// Durable state, in one transaction with its leases. Fields with a serde default are absent in old records.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRecord {
     /// Endpoint id.
@@ -110,37 +108,37 @@ pub struct EndpointRecord {
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
-    /// Gateway of the container's IPv4 default route.
+    /// Of the container's IPv4 default route.
     pub gateway4: Option<Ipv4Addr>,
-    /// Gateway of the container's IPv6 default route.
+    /// Of the container's IPv6 default route.
     pub gateway6: Option<Ipv6Addr>,
-    /// Name of the host side.
+    /// Host side.
     pub host_ifname: IfName,
-    /// Host side's index, in the node's namespace.
+    /// Index in the node's namespace.
     pub host_ifindex: IfIndex,
-    /// Container side's index, in the container's namespace.
+    /// Index in the container's namespace.
     pub container_ifindex: IfIndex,
-    /// Container side's MAC.
+    /// Container side.
     pub container_mac: MacAddr,
-    /// Host side's MAC.
+    /// Host side.
     pub host_mac: MacAddr,
-    /// MTU of both sides, bytes.
+    /// Of both sides, bytes.
     pub mtu: u32,
-    /// The create request had no MTU, so `mtu` follows the agent's default.
+    /// `mtu` follows the agent's default: the create request had none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mtu_follows: bool,
-    /// Smaller MTU that the container set on its side, bytes; reapplied whenever the link's MTU allows it.
+    /// Smaller MTU of the container, bytes; reapplied whenever the link's MTU allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_mtu: Option<u32>,
     /// Security labels.
     pub labels: BTreeSet<Label>,
-    /// Identity of the security-relevant labels.
+    /// Of the security-relevant labels.
     pub identity: Identity,
-    /// Pod name, from a kubelet.
+    /// From a kubelet.
     pub pod_name: Option<String>,
-    /// Pod namespace.
+    /// From a kubelet.
     pub pod_namespace: Option<String>,
-    /// Container runtime of the ADD.
+    /// Runtime of the ADD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeName>,
     /// Milliseconds since the Unix epoch.
@@ -148,37 +146,34 @@ pub struct EndpointRecord {
     /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Publish>,
-    /// Whether the node masquerades its packets to other networks; none follows the pool.
+    /// Masquerade packets to other networks; none follows the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
     /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
-    /// Policy enforcement that overrides the node's mode.
+    /// Overrides the node's enforcement mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_enforcement: Option<OwnEnforcement>,
-    /// Named ports for policy rules, at most [`crate::policy::MAX_NAMED_PORTS`].
+    /// At most [`crate::policy::MAX_NAMED_PORTS`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<PortName, NamedPort>,
-    /// Its labels are not known yet; its identity is [`Identity::INIT`] until then. An older version treats the
-    /// present labels as complete.
+    /// The identity is [`Identity::INIT`] until the labels are known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub awaits_labels: bool,
-    /// Type of the CNI IPAM plugin; only for [`IpOwner::External`].
+    /// CNI IPAM plugin of [`IpOwner::External`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<String>,
-    /// Destinations via the container's gateways, at most [`MAX_ROUTES`], instead of default routes, which older
-    /// versions set in any case.
+    /// At most [`MAX_ROUTES`], instead of default routes, which older versions always set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<IpNet>>,
-    /// Owner of the link. An older version never claims another plugin's link: it cannot parse the record, whose
-    /// addresses are [`IpOwner::External`], and leaves its objects untouched.
+    /// An older version cannot parse another plugin's link and leaves its objects untouched.
     #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
     pub link_owner: LinkOwner,
 }
 
 impl EndpointRecord {
-    /// Container side's MTU for a link MTU of `mtu`, given its current MTU `now`; and the container's choice.
+    /// Container side's MTU for a link MTU of `mtu`, now `now`; and the container's choice.
     #[must_use]
     pub fn container_mtu_of(&self, now: u32, mtu: u32) -> (u32, Option<u32>) {
         let given = self.container_mtu.map_or(self.mtu, |own| own.min(self.mtu));
@@ -186,7 +181,7 @@ impl EndpointRecord {
         (own.map_or(mtu, |own| own.min(mtu)), own)
     }
 
-    /// Gateway of the address's family.
+    /// Of the address's family.
     #[must_use]
     pub fn gateway_of(&self, address: IpAddr) -> Option<IpAddr> {
         match address {
@@ -195,7 +190,7 @@ impl EndpointRecord {
         }
     }
 
-    /// Destinations via this family's gateway: the default route, or `routes`.
+    /// Destinations via this family's gateway.
     #[must_use]
     pub fn destinations(&self, ipv4: bool) -> Vec<IpNet> {
         let everything = if ipv4 { IpNet::V4(Ipv4Net::default()) } else { IpNet::V6(Ipv6Net::default()) };
@@ -205,22 +200,22 @@ impl EndpointRecord {
         }
     }
 
-    /// Addresses, IPv4 first.
+    /// IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 
-    /// Port mappings: one per published port and address.
+    /// One per published port and address.
     #[must_use]
     pub fn mappings(&self) -> Vec<PortMapping> {
         self.ports.iter().flat_map(|port| self.addresses().filter_map(|ip| port.to(ip))).collect()
     }
 
-    /// Entries in the node's nftables table: published ports, and addresses that are not masqueraded.
+    /// Published ports, and addresses that are not masqueraded.
     #[must_use]
     pub fn nat_entries(&self) -> Vec<NatEntry> {
-        // Traffic between pool addresses keeps its source. Without an entry, an endpoint with an external address
-        // would see the node as source, which its policy always allows.
+        // Without an entry, an endpoint with an external address would see pool peers as the node, which policy always
+        // allows.
         let keeps = self.masquerade == Some(false) || self.ip_owner == IpOwner::External;
         let own = self.addresses().filter(|_| keeps).map(NatEntry::Own);
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()

@@ -1,6 +1,5 @@
-//! Findings of observations and the audit, as data. Status, audit, explain, endpoint health and CHECK share
-//! [`Problem::mender`] (repairer), [`Problem::remedy`] (operator's action) and [`verdict`] (severity); no code
-//! decides by a problem's text.
+//! Findings of observations and the audit, as data. Repairer ([`Problem::mender`]), operator's action
+//! ([`Problem::remedy`]) and severity ([`verdict`]) follow from them; no code decides by a text.
 
 use crate::{ids::EndpointId, state::Level};
 
@@ -19,29 +18,28 @@ pub use stray::{Kept, Stray};
 /// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Problem {
-    /// Problem of an endpoint that has a record.
+    /// Endpoint with a record.
     Endpoint(EndpointId, EndpointProblem),
-    /// Problem of the node's objects.
+    /// Object of the node.
     Node(NodeProblem),
     /// An orphan.
     Stray(Stray),
-    /// Problem of the store or the deletion queue.
+    /// Store or deletion queue.
     Kept(Kept),
 }
 
 /// Repairer of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mender {
-    /// A regeneration at this level, which the leak audit requests.
+    /// A regeneration, which the leak audit requests.
     Regeneration(Level),
     /// The audit's repair, which the leak audit makes.
     Repair,
-    /// The audit's repair, only on an operator's request: it removes objects of a container that may still run.
+    /// The audit's repair, on request: the container may still run.
     Removal,
-    /// The container, which caused it. No automatic regeneration: the container would cause it again, and no other
-    /// endpoint is harmed.
+    /// The container. A regeneration is not automatic: the container would cause the problem again.
     Container {
-        /// An operator can request a datapath regeneration that repairs it.
+        /// A datapath regeneration on request repairs it.
         regenerable: bool,
     },
     /// None: the finding is a notice.
@@ -55,13 +53,13 @@ pub enum Mender {
 pub enum Verdict {
     /// No problem, or only notices.
     Well,
-    /// A container broke its network: its endpoint fails, the node is healthy.
+    /// A container broke its network; the node is healthy.
     ContainersOwn,
-    /// A problem that no container caused.
+    /// No container caused it.
     Amiss,
 }
 
-/// Highest severity of the problems.
+/// Highest severity.
 #[must_use]
 pub fn verdict<'a>(problems: impl IntoIterator<Item = &'a Problem>) -> Verdict {
     problems.into_iter().map(Problem::verdict).max().unwrap_or(Verdict::Well)
@@ -128,7 +126,7 @@ impl Problem {
         }
     }
 
-    /// True when both problems have the same kind and object, regardless of the values found.
+    /// Same kind and object, regardless of the values found.
     #[must_use]
     pub fn is_about_the_same(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)

@@ -22,7 +22,7 @@ pub(crate) fn id(n: u16) -> EndpointId {
     EndpointId::try_from(n).expect("endpoint id")
 }
 
-/// Endpoint `n` (1 to 250) of container `c<n>`: addresses 10.0.0.n and fd00::n, interface index 100 + n.
+/// Endpoint `n` (1 to 250): container `c<n>`, addresses 10.0.0.n and fd00::n, interface index 100 + n.
 #[allow(clippy::expect_used, reason = "a test's own constants")]
 pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
     let id = id(u16::from(n));

@@ -1,5 +1,4 @@
-//! Flow tables for users: rows, filters, usage. `wharf_common::flow` defines the life cycle, which the programs
-//! implement.
+//! Flow tables for users: rows, filters, usage. `wharf_common::flow` defines the life cycle.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -13,50 +12,50 @@ use crate::ids::EndpointId;
 pub struct FlowEnd {
     /// Address.
     pub address: IpAddr,
-    /// Port of TCP, UDP and SCTP, identifier of ICMP echo, otherwise zero.
+    /// Of TCP, UDP and SCTP; identifier of ICMP echo; else zero.
     pub port: u16,
 }
 
-/// A current or recent flow of an endpoint of the node.
+/// A current or recent flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
     /// Sender of the first packet.
     pub source: FlowEnd,
     /// The other end.
     pub destination: FlowEnd,
-    /// Protocol number (IANA).
+    /// IANA number.
     pub protocol: u8,
     /// State.
     pub state: FlowState,
-    /// Packets between two endpoints of the node take the node's stack.
+    /// Between two endpoints, through the node's stack.
     pub by_stack: bool,
-    /// The row is in the table without eviction.
+    /// In the table without eviction.
     pub kept: bool,
-    /// Endpoint charged for the row; none when the row has an impossible id.
+    /// Endpoint charged for the row; none for an impossible id.
     pub owner: Option<EndpointId>,
-    /// Time since the last packet, to about a second.
+    /// Since the last packet, to about a second.
     pub idle: Duration,
-    /// Time until the row may be collected without further packets; zero when it may be now.
+    /// Until the row may be collected without further packets.
     pub left: Duration,
 }
 
-/// Selects flows that match every criterion.
+/// Selects flows by every criterion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// One end has one of these addresses; empty matches any.
+    /// Of one end; empty matches any.
     pub addresses: Vec<IpAddr>,
-    /// One end is in this network.
+    /// Of one end.
     pub network: Option<IpNet>,
-    /// One end has this port.
+    /// Of one end.
     pub port: Option<u16>,
-    /// Protocol number (IANA).
+    /// IANA number.
     pub protocol: Option<u8>,
     /// State.
     pub state: Option<FlowState>,
 }
 
 impl FlowFilter {
-    /// True when the flow matches.
+    /// Every criterion matches.
     #[must_use]
     pub fn matches(&self, flow: &Flow) -> bool {
         let either = |wanted: &dyn Fn(&FlowEnd) -> bool| wanted(&flow.source) || wanted(&flow.destination);
@@ -71,50 +70,50 @@ impl FlowFilter {
 /// Selected flows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowList {
-    /// First flows, unordered.
+    /// The first, unordered.
     pub flows: Vec<Flow>,
-    /// Number of omitted flows.
+    /// Omitted flows.
     pub more: u64,
 }
 
-/// Usage of the flow tables after a collection. Counts start with the creation of the tables; upgrades keep them.
+/// Usage of the flow tables since their creation; upgrades keep the counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowUsage {
-    /// Flows in use by both ends.
+    /// Flows used by both ends.
     pub rows: u64,
-    /// Capacity, flows.
+    /// In flows.
     pub limit: u64,
-    /// Collected rows of ended flows.
+    /// Of ended flows.
     pub expired: u64,
-    /// Collected rows of deleted endpoints.
+    /// Of deleted endpoints.
     pub orphaned: u64,
-    /// Packets of flows that may be evicted: the endpoint is at its row quota.
+    /// Packets that may lose their flow: the endpoint's row quota is used.
     pub over_quota: u64,
-    /// Packets of flows that may be evicted: the table is full.
+    /// Packets that may lose their flow: the table is full.
     pub no_room: u64,
-    /// Packets of untracked flows: the endpoint opened too many at once.
+    /// Packets without a flow: the endpoint opened too many at once.
     pub untracked: u64,
-    /// Duration of the collection.
+    /// Of the collection.
     pub took: Duration,
 }
 
 impl FlowUsage {
-    /// Usage that warns the operator, percent.
+    /// Percent.
     const WARN_PERCENT: u64 = 80;
 
-    /// True when an operator should act before flows can be evicted.
+    /// An operator should act before flows can be evicted.
     #[must_use]
     pub const fn is_nearly_full(&self) -> bool {
         self.limit > 0 && self.rows.saturating_mul(100) >= self.limit.saturating_mul(Self::WARN_PERCENT)
     }
 }
 
-/// Connections that endpoints have open to the node's proxies, as one count found them.
+/// Open connections to the node's proxies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProxyClients {
-    /// Open connections of all endpoints.
+    /// Of all endpoints.
     pub open: u64,
-    /// Endpoints that reached their limit since the previous count, or are at it now.
+    /// At their limit now, or since the previous count.
     pub spent: Vec<EndpointId>,
 }
 

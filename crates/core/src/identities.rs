@@ -1,4 +1,4 @@
-//! Interface to the allocator of identities: this node, or a store shared by nodes.
+//! Interface to the allocator of identities: this node, or a store of several nodes.
 
 use std::{
     collections::BTreeSet,
@@ -15,21 +15,18 @@ use crate::{
 /// A pending answer.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Reference-counted identities of label sets. Ignores labels that are not security-relevant; does not count reserved
-/// identities.
+/// Reference-counted identities of security-relevant labels. Reserved identities are not counted.
 pub trait Identities: Send + Sync + 'static {
-    /// Returns the identity of these labels and adds a reference. A future that is dropped before completion adds
-    /// none.
+    /// Identity of these labels, with a reference. A dropped future adds none.
     ///
     /// # Errors
     /// [`IdentityError::Exhausted`], [`IdentityError::Reserved`].
     fn acquire<'a>(&'a self, labels: &'a BTreeSet<Label>) -> Pending<'a, Result<Identity, IdentityError>>;
 
-    /// Adds a reference to the identity of a restored endpoint. Local and immediate, because every endpoint waits for
-    /// it at start.
+    /// Adds a reference for a restored endpoint. Immediate: every endpoint waits for it at start.
     ///
     /// # Errors
-    /// [`IdentityError::Conflict`] when the number cannot have these labels; acquire another one then.
+    /// [`IdentityError::Conflict`]: acquire another identity.
     fn claim(&self, identity: Identity, labels: &BTreeSet<Label>) -> Result<(), IdentityError>;
 
     /// Drops a reference.
@@ -41,21 +38,21 @@ pub trait Identities: Send + Sync + 'static {
 pub struct LocalIdentities(Mutex<IdentityAllocator>);
 
 impl LocalIdentities {
-    /// Identities in use, by number, without reserved ones.
+    /// By number, without reserved ones.
     #[must_use]
     pub fn list(&self) -> Vec<IdentityRow> {
         self.allocator().list()
     }
 
     fn allocator(&self) -> MutexGuard<'_, IdentityAllocator> {
-        // A panic does not leave the allocator inconsistent.
+        // A panic leaves the allocator consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Identities for LocalIdentities {
     fn acquire<'a>(&'a self, labels: &'a BTreeSet<Label>) -> Pending<'a, Result<Identity, IdentityError>> {
-        // In the future: without a poll it acquires nothing.
+        // Without a poll it acquires nothing.
         Box::pin(async { self.allocator().acquire(labels) })
     }
 

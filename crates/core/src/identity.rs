@@ -1,4 +1,4 @@
-//! Security labels, and identities: numbers of label sets.
+//! Security labels, and the numbers of label sets.
 
 use std::{fmt, str::FromStr};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::IdError;
 
-/// Security identity. Numbers below 256 are reserved; local ones start at 256.
+/// Security identity; below 256 reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Identity(pub u32);
@@ -34,15 +34,15 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A label `source:key=value`, for example `k8s:app=web`. The source names the component that vouches for it.
+/// A label `source:key=value`, for example `k8s:app=web`. The source vouches for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Label {
-    /// `k8s`, `cni`, `reserved`, `container`, ...: lower-case letters and digits.
+    /// Lower-case letters and digits: `k8s`, `cni`, `reserved`, `container`, ...
     pub source: String,
-    /// Key: not empty, no `=`.
+    /// Not empty, no `=`.
     pub key: String,
-    /// Value; may be empty.
+    /// May be empty.
     pub value: String,
 }
 

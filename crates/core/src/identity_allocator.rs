@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use crate::identity::{Identity, Label};
 
-/// Last identity: 16 bits, to keep policy map keys small; four times the endpoint limit.
+/// 16 bits, to keep policy map keys small; four times the endpoint limit.
 pub const LAST_LOCAL: Identity = Identity(65_535);
 
-/// Source of the labels with reserved identities; only the agent may assign it.
+/// Source of reserved labels; only the agent may assign it.
 pub const RESERVED_SOURCE: &str = "reserved";
 
 const RESERVED: [(&str, Identity); 6] = [
@@ -20,8 +20,7 @@ const RESERVED: [(&str, Identity); 6] = [
     ("remote-node", Identity::REMOTE_NODE),
 ];
 
-/// Labels that differ between pods of a workload or change with a rollout. With them, every pod would be an identity
-/// and policies as long as the list of pods.
+/// They differ between pods of a workload or rollouts: each pod would need an identity.
 const PER_POD_KEYS: [&str; 10] = [
     "io.kubernetes.pod.name",
     "io.kubernetes.pod.uid",
@@ -44,7 +43,7 @@ pub enum IdentityError {
         /// Number of identities.
         total: u32,
     },
-    /// A reserved label that is unknown or combined with others.
+    /// Unknown, or combined with other labels.
     #[error("resolve identity of label {label}: {why}")]
     Reserved {
         /// Label.
@@ -73,24 +72,23 @@ pub struct IdentityRow {
     pub references: u64,
 }
 
-/// Assigns each set of security-relevant labels a number while references exist.
+/// Numbers sets of security-relevant labels while references exist.
 #[derive(Debug, Clone, Default)]
 pub struct IdentityAllocator {
     by_labels: BTreeMap<BTreeSet<Label>, Identity>,
     rows: BTreeMap<Identity, IdentityRow>,
-    /// Last allocated number: a number is reused as late as possible.
+    /// A number is reused as late as possible.
     last: Option<Identity>,
 }
 
 impl IdentityAllocator {
-    /// Creates an empty allocator.
+    /// Without identities.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the identity of these labels and adds a reference. Ignores labels that are not security-relevant; does
-    /// not count reserved identities.
+    /// Identity of these labels, with a reference. Reserved identities are not counted.
     ///
     /// # Errors
     /// [`IdentityError::Exhausted`], [`IdentityError::Reserved`].
@@ -111,7 +109,7 @@ impl IdentityAllocator {
         Ok(identity)
     }
 
-    /// Drops a reference; true when the number is free now. No effect on reserved and unused identities.
+    /// Drops a reference; true when the number is free now.
     pub fn release(&mut self, identity: Identity) -> bool {
         let Some(row) = self.rows.get_mut(&identity) else { return false };
         row.references = row.references.saturating_sub(1);
@@ -124,16 +122,16 @@ impl IdentityAllocator {
         true
     }
 
-    /// Labels of an identity in use; `None` for reserved ones.
+    /// `None` for reserved and unused identities.
     #[must_use]
     pub fn get(&self, identity: Identity) -> Option<&BTreeSet<Label>> {
         self.rows.get(&identity).map(|r| &r.labels)
     }
 
-    /// Restores an endpoint's identity and adds a reference.
+    /// Adds a reference for a restored endpoint.
     ///
     /// # Errors
-    /// [`IdentityError::Conflict`] when the number cannot have these labels; acquire a new one then.
+    /// [`IdentityError::Conflict`]: acquire a new identity.
     pub fn claim(&mut self, identity: Identity, labels: &BTreeSet<Label>) -> Result<(), IdentityError> {
         let labels = security_relevant(labels);
         let conflict = |why: String| Err(IdentityError::Conflict { identity, why });
@@ -156,7 +154,7 @@ impl IdentityAllocator {
         Ok(())
     }
 
-    /// Identities in use, by number, without reserved ones.
+    /// By number, without reserved ones.
     #[must_use]
     pub fn list(&self) -> Vec<IdentityRow> {
         self.rows.values().cloned().collect()
@@ -168,7 +166,6 @@ impl IdentityAllocator {
         row.references += 1;
     }
 
-    /// First free number after `last`, with wrap-around.
     fn next_free(&self) -> Result<Identity, IdentityError> {
         let (first, last) = (Identity::FIRST_LOCAL.0, LAST_LOCAL.0);
         let from = self.last.map_or(first, |l| l.0 + 1);
@@ -180,15 +177,14 @@ impl IdentityAllocator {
     }
 }
 
-/// True when a label is security-relevant and not the namespace name.
+/// A label is security-relevant and not the namespace name.
 #[must_use]
 pub fn says_what(labels: &BTreeSet<Label>) -> bool {
     let namespace = |l: &Label| l.source == "k8s" && l.key == "io.kubernetes.pod.namespace";
     labels.iter().any(|label| !is_per_pod(label) && !namespace(label))
 }
 
-/// The security-relevant labels, which describe a workload. Drops the container's name and id, and Kubernetes labels
-/// of a single pod or rollout.
+/// Without the container's name and id, and labels of a single pod or rollout.
 #[must_use]
 pub fn security_relevant(labels: &BTreeSet<Label>) -> BTreeSet<Label> {
     labels.iter().filter(|l| !is_per_pod(l)).cloned().collect()
@@ -202,7 +198,6 @@ fn is_per_pod(label: &Label) -> bool {
     }
 }
 
-/// Reserved identity of the labels, if they are a reserved label.
 fn reserved(labels: &BTreeSet<Label>) -> Result<Option<Identity>, IdentityError> {
     let Some(label) = labels.iter().find(|l| l.source == RESERVED_SOURCE) else { return Ok(None) };
     let refuse = |why| Err(IdentityError::Reserved { label: label.clone(), why });

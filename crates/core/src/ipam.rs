@@ -1,8 +1,7 @@
 //! IPAM: address pools and leases.
 //!
-//! Pure and in memory; the agent stores leases. Allocation is next-fit. A released address rests ([`Ipam::release`])
-//! and is reused as late as possible, so that caches and connections of its old owner expire. An address is free,
-//! leased or resting.
+//! Pure and in memory; the agent stores leases. An address is free, leased or resting. A released address rests and is
+//! reused as late as possible: its old owner's caches and connections must expire.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -64,7 +63,7 @@ impl fmt::Display for Family {
 pub struct PoolConfig {
     /// Name.
     pub name: PoolName,
-    /// CIDRs of either or both families, used in this order.
+    /// Used in this order.
     pub cidrs: Vec<IpNet>,
 }
 
@@ -80,10 +79,10 @@ pub enum Wanted<A> {
     None,
 }
 
-/// A lease request; by default, an address of each family of the default pool.
+/// A lease request; default: an address of each family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct LeaseRequest {
-    /// Pool; none for the default pool.
+    /// None for the default pool.
     pub pool: Option<PoolName>,
     /// IPv4.
     pub ipv4: Wanted<Ipv4Addr>,
@@ -102,12 +101,12 @@ pub struct Leased {
     pub pool: PoolName,
 }
 
-/// Addresses of a pool that IPAM does not lease, because the node has or reaches them.
+/// Addresses that the node has or reaches: IPAM does not lease them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
     /// Addresses.
     pub net: IpNet,
-    /// The node's address or route, in words.
+    /// The node's address or route.
     pub why: String,
 }
 
@@ -118,13 +117,13 @@ pub struct PoolUsage {
     pub pool: PoolName,
     /// IPv6, else IPv4.
     pub v6: bool,
-    /// CIDRs of that family.
+    /// Of that family.
     pub cidrs: Vec<IpNet>,
-    /// Leased addresses, including the router's.
+    /// Includes the router's.
     pub used: u64,
     /// Resting addresses.
     pub resting: u64,
-    /// Usable addresses, at most `u64::MAX`.
+    /// At most `u64::MAX`.
     pub total: u64,
 }
 
@@ -159,22 +158,21 @@ pub struct Ipam {
     router4: Option<Ipv4Addr>,
     router6: Option<Ipv6Addr>,
     leases: BTreeMap<IpAddr, Lease>,
-    /// Addresses of attachments by container, so that a delete does not scan all leases.
+    /// A delete must not scan all leases.
     by_container: HashMap<ContainerId, BTreeSet<IpAddr>>,
     withheld: Vec<Withheld>,
     rest_ms: u64,
-    /// Latest time of a caller, milliseconds since the Unix epoch.
+    /// Latest time of a caller, Unix epoch.
     latest_ms: u64,
     turns: u64,
 }
 
 impl Ipam {
-    /// Checks the pools and leases the router addresses to [`LeaseOwner::Node`]: the first usable address of each
-    /// family in the default pool.
+    /// Leases the router addresses to [`LeaseOwner::Node`]: the first usable address of each family in the default
+    /// pool.
     ///
     /// # Errors
-    /// When a pool is empty, a pool name repeats, a CIDR is invalid or overlaps another, or the default pool is
-    /// unknown.
+    /// Invalid or overlapping CIDRs, repeated names, no CIDR, or an unknown default pool.
     pub fn new(pools: Vec<PoolConfig>, default_pool: PoolName) -> Result<Self, IpamError> {
         cidr::check(&pools)?;
         let pools: Vec<Pool> = pools
@@ -233,13 +231,13 @@ impl Ipam {
         &self.default_pool
     }
 
-    /// Every CIDR of every pool, in configuration order.
+    /// In configuration order.
     #[must_use]
     pub fn cidrs(&self) -> Vec<IpNet> {
         self.pools.iter().flat_map(|p| p.config.cidrs.iter().copied()).collect()
     }
 
-    /// Replaces the set of withheld addresses. Leases stay.
+    /// Replaces the withheld addresses. Leases stay.
     pub fn withhold(&mut self, withheld: Vec<Withheld>) {
         let nets: Vec<IpNet> = withheld.iter().map(|w| w.net).collect();
         for pool in &mut self.pools {
@@ -248,24 +246,20 @@ impl Ipam {
         self.withheld = withheld;
     }
 
-    /// The entry that withholds an address, if any.
+    /// The withholding entry, if any.
     #[must_use]
     pub fn withheld(&self, ip: IpAddr) -> Option<&Withheld> {
         self.withheld.iter().find(|w| w.net.contains(&ip))
     }
 
-    /// Leases an address of each requested family, never a resting or withheld one. `now_ms`: Unix epoch,
-    /// milliseconds.
+    /// Leases an address of each requested family. `now_ms`: Unix epoch.
     ///
     /// # Errors
-    /// [`IpamError::Exhausted`] and [`IpamError::Resting`], after which [`Self::early`] returns the addresses whose
-    /// rest may end early; [`IpamError::UnknownPool`], [`IpamError::NotInPool`], [`IpamError::AlreadyLeased`],
-    /// [`IpamError::FamilyNotInPool`], [`IpamError::NothingWanted`], [`IpamError::TakenByNode`],
-    /// [`IpamError::Withheld`]. On an error, neither family is leased.
+    /// Neither family is leased. [`Self::early`] returns addresses whose rest may end early.
     pub fn lease(&mut self, req: &LeaseRequest, owner: LeaseOwner, now_ms: u64) -> Result<Leased, IpamError> {
         let pool = req.pool.as_ref().unwrap_or(&self.default_pool).clone();
         let index = index_of(&self.pools, &pool)?;
-        // Choose both addresses before leasing either: no rollback.
+        // No rollback: choose both addresses before leasing either.
         let v4 = self.choose(index, &pool, Family::Ipv4, req.ipv4, now_ms)?;
         let v6 = self.choose(index, &pool, Family::Ipv6, req.ipv6, now_ms)?;
         if v4.is_none() && v6.is_none() {
@@ -283,12 +277,10 @@ impl Ipam {
         Ok(Leased { ipv4, ipv6, pool })
     }
 
-    /// Restores a stored or observed lease and ends the rest. Idempotent for the same owner. Uses the pool whose CIDR
-    /// contains the address now.
+    /// Restores a lease, in the pool that contains the address now. Idempotent for one owner.
     ///
     /// # Errors
-    /// [`IpamError::AlreadyLeased`] for another owner, [`IpamError::NotInPool`] when no pool contains the address
-    /// after a configuration change.
+    /// [`IpamError::AlreadyLeased`] for another owner, [`IpamError::NotInPool`] after a configuration change.
     pub fn claim(&mut self, lease: Lease) -> Result<(), IpamError> {
         let family = Family::of(lease.ip);
         let Some((index, pool)) = self.pool_of(lease.ip).map(|(index, name)| (index, name.clone())) else {
@@ -311,8 +303,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Restores a stored lease outside the shrunk pools: it is listed, released and blocks the address as any other.
-    /// False when a pool contains the address, it is leased, or the node owns it.
+    /// Restores a lease outside the shrunk pools. False when a pool contains the address, it is leased, or the node
+    /// owns it.
     pub fn keep_outside(&mut self, lease: Lease) -> bool {
         let outside = self.pool_of(lease.ip).is_none() && lease.owner != LeaseOwner::Node;
         let keep = outside && !self.leases.contains_key(&lease.ip);
@@ -328,8 +320,7 @@ impl Ipam {
         self.leases.values().filter(|l| self.pool_of(l.ip).is_none()).collect()
     }
 
-    /// Transfers a lease from `from`. For NoIPRelease: otherwise the deleted endpoint's lease would be an orphan for
-    /// the audit.
+    /// Changes the owner, for NoIPRelease: the lease must not be an orphan for the audit.
     pub fn transfer(&mut self, ip: IpAddr, from: &LeaseOwner, to: LeaseOwner) -> Option<Lease> {
         let held = self.leases.get(&ip).filter(|l| l.owner == *from && l.owner != LeaseOwner::Node)?;
         let lease = Lease { owner: to, ..held.clone() };
@@ -337,14 +328,14 @@ impl Ipam {
         Some(lease)
     }
 
-    /// Leases of a container, by address.
+    /// By address.
     #[must_use]
     pub fn of_container(&self, id: &ContainerId) -> Vec<Lease> {
         let held = self.by_container.get(id).into_iter().flatten();
         held.filter_map(|ip| self.leases.get(ip)).cloned().collect()
     }
 
-    /// Leases whose owner satisfies `pred`, by address.
+    /// By address.
     pub fn owned_by(&self, pred: impl Fn(&LeaseOwner) -> bool) -> Vec<Lease> {
         self.leases.values().filter(|l| pred(&l.owner)).cloned().collect()
     }
@@ -355,13 +346,13 @@ impl Ipam {
         self.leases.get(&ip)
     }
 
-    /// All leases by address, IPv4 first, including the router's.
+    /// By address, IPv4 first; includes the router's.
     #[must_use]
     pub fn leases(&self) -> Vec<Lease> {
         self.leases.values().cloned().collect()
     }
 
-    /// Usage of each pool and family.
+    /// Of each pool and family.
     #[must_use]
     pub fn usage(&self) -> Vec<PoolUsage> {
         let row = |pool: &Pool, family| {
@@ -377,7 +368,7 @@ impl Ipam {
         self.pools.iter().flat_map(|p| [row(p, Family::Ipv4), row(p, Family::Ipv6)]).flatten().collect()
     }
 
-    /// Chooses an address. `None` when the request excludes the family, or accepts any and the pool lacks the family.
+    /// `None` when the request excludes the family, or the pool lacks it.
     fn choose<A: Into<IpAddr>>(
         &self,
         index: usize,
@@ -501,7 +492,7 @@ fn index_of(pools: &[Pool], name: &PoolName) -> Result<usize, IpamError> {
     })
 }
 
-/// Owner in words, for the CLI and errors.
+/// For the CLI and errors.
 #[must_use]
 pub fn describe_owner(owner: &LeaseOwner) -> String {
     match owner {

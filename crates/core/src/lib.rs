@@ -1,6 +1,5 @@
-//! Pure decisions: the endpoint's state machine, IPAM, identity, create and delete plans, the audit. No tokio, no
-//! aya, no netlink; time is an argument. The traits at the edge ([`kernel::Kernel`], the changes of [`store`]) use
-//! domain verbs.
+//! Pure decisions: endpoint states, IPAM, identities, create and delete plans, the audit. No tokio, aya or netlink;
+//! time is an argument. The traits at the edge ([`kernel::Kernel`], the changes of [`store`]) use domain verbs.
 #![forbid(unsafe_code)]
 
 pub mod admission;

@@ -4,9 +4,9 @@ use std::fmt;
 
 use crate::kernel::MIN_MTU;
 
-/// MTU of a node without an uplink, from Ethernet.
+/// Without an uplink.
 const ETHERNET: u32 = 1_500;
-/// Largest MTU of a veth link, bytes.
+/// Of a veth link, bytes.
 pub const MAX_MTU: u32 = 65_535;
 
 /// An interface with a default route.
@@ -14,7 +14,7 @@ pub const MAX_MTU: u32 = 65_535;
 pub struct Uplink {
     /// Name.
     pub ifname: String,
-    /// MTU, bytes.
+    /// Bytes.
     pub mtu: u32,
 }
 
@@ -39,14 +39,14 @@ pub enum Origin {
 }
 
 impl NodeMtu {
-    /// The configured MTU, else the smallest of the uplinks, because packets may leave by any of them, clamped to the
-    /// range of a link with IPv6.
+    /// The configured MTU, else the smallest of the uplinks, because packets may leave by any, clamped to a link with
+    /// IPv6.
     #[must_use]
     pub fn of(setting: Option<u32>, uplinks: &[Uplink]) -> Self {
         if let Some(bytes) = setting {
             return Self { bytes, origin: Origin::Setting };
         }
-        // The name breaks ties, so that the origin is stable.
+        // A stable origin: the name breaks ties.
         match uplinks.iter().min_by_key(|uplink| (uplink.mtu, &uplink.ifname)) {
             Some(uplink) => Self { bytes: uplink.mtu.clamp(MIN_MTU, MAX_MTU), origin: Origin::Uplink(uplink.clone()) },
             None => Self { bytes: ETHERNET, origin: Origin::NoUplink },

@@ -1,4 +1,4 @@
-//! The node's NAT: masquerading, and published ports. Pure: `wharf-datapath` writes the nftables table.
+//! The node's masquerading and published ports. Pure: `wharf-datapath` writes the nftables table.
 
 use std::{
     fmt,
@@ -10,8 +10,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use wharf_names::port::share_address;
 
-/// Further destinations without masquerading: multicast and IPv6 link-local, which routers do not forward. IPv4
-/// link-local is masqueraded: cloud providers serve DNS and metadata there.
+/// Multicast and IPv6 link-local. IPv4 link-local is masqueraded: cloud providers serve DNS and metadata there.
 const NEVER_MASQUERADED: [IpNet; 3] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
@@ -21,13 +20,13 @@ const NEVER_MASQUERADED: [IpNet; 3] = [
 /// The node's NAT. Writing it fails for two mappings with one key and different targets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nat {
-    /// Masquerading of packets that leave the pools; `None` keeps sources.
+    /// Of packets that leave the pools; `None` keeps sources.
     pub masquerade: Option<Masquerade>,
     /// Published ports.
     pub mappings: Vec<PortMapping>,
     /// Containers without masquerading, in both directions.
     pub own: Vec<IpAddr>,
-    /// Packets that programs or sockets mark for the proxy are delivered to it.
+    /// Marked packets are delivered to the proxy.
     #[serde(default)]
     pub redirects: bool,
 }
@@ -38,7 +37,7 @@ pub struct Nat {
 pub enum NatEntry {
     /// A published port.
     Port(PortMapping),
-    /// Container address: neither its packets nor other containers' packets to it are masqueraded.
+    /// The container's packets, and other containers' packets to it, keep their source.
     Own(IpAddr),
 }
 
@@ -52,7 +51,7 @@ impl NatEntry {
         }
     }
 
-    /// Kind, for operators.
+    /// For operators.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -85,50 +84,49 @@ impl Nat {
         nat
     }
 
-    /// Entries of endpoints.
+    /// Of endpoints.
     pub fn entries(&self) -> impl Iterator<Item = NatEntry> + '_ {
         self.mappings.iter().copied().map(NatEntry::Port).chain(self.own.iter().copied().map(NatEntry::Own))
     }
 }
 
-/// Masquerading: which packets get a node address as source, and which address.
+/// Gives packets a node address as source.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Masquerade {
-    /// Masqueraded sources; may overlap.
+    /// Sources; may overlap.
     pub pools: Vec<IpNet>,
-    /// Unmasqueraded destinations, in addition to pools and multicast.
+    /// Destinations, in addition to pools and multicast.
     pub excluded: Vec<IpNet>,
-    /// IPv4 source; `None` for the outgoing interface's address.
+    /// `None` for the outgoing interface's address.
     pub source4: Option<Ipv4Addr>,
-    /// IPv6 source; `None` for the outgoing interface's address.
+    /// `None` for the outgoing interface's address.
     pub source6: Option<Ipv6Addr>,
-    /// The node has services: packets without a policy decision reach no other network.
+    /// Packets without a policy decision reach no other network.
     #[serde(default)]
     pub services: bool,
 }
 
 impl Masquerade {
-    /// True when every CIDR of this pool is masqueraded.
+    /// Every CIDR of this pool is masqueraded.
     #[must_use]
     pub fn covers(&self, pool: &[IpNet]) -> bool {
         pool.iter().all(|cidr| self.pools.contains(cidr))
     }
 
-    /// Merged sources.
+    /// Merged.
     #[must_use]
     pub fn sources(&self) -> Vec<Span> {
         merge(self.pools.iter().copied())
     }
 
-    /// Merged unmasqueraded destinations.
+    /// Merged destinations without masquerading.
     #[must_use]
     pub fn spared(&self) -> Vec<Span> {
         merge(self.pools.iter().chain(&self.excluded).chain(&NEVER_MASQUERADED).copied())
     }
 }
 
-/// Command that accepts the pools' packets in a chain (`family table chain`); `None` for a name with shell
-/// characters.
+/// Command that accepts the pools' packets in a chain (`family table chain`); `None` for shell characters.
 #[must_use]
 pub fn accepting(chain: &str, pools: &[IpNet]) -> Option<String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./ ".contains(c);
@@ -150,7 +148,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Address after the last; `None` at the family's end.
+    /// `None` at the family's end.
     #[must_use]
     pub fn after(&self) -> Option<IpAddr> {
         match self.last {
@@ -159,13 +157,13 @@ impl Span {
         }
     }
 
-    /// True for an address in or right after the span. Requires `ip >= first`.
+    /// In or right after the span. Requires `ip >= first`.
     fn reaches(&self, ip: IpAddr) -> bool {
         self.first.is_ipv4() == ip.is_ipv4() && self.after().is_none_or(|after| ip <= after)
     }
 }
 
-/// The CIDRs as the fewest spans, sorted, IPv4 first; disjoint and not adjacent. Ignores host bits.
+/// Fewest spans, sorted, IPv4 first; disjoint. Ignores host bits.
 #[must_use]
 pub fn merge(cidrs: impl IntoIterator<Item = IpNet>) -> Vec<Span> {
     let mut all: Vec<_> = cidrs.into_iter().map(|c| Span { first: c.network(), last: c.broadcast() }).collect();
@@ -180,7 +178,7 @@ pub fn merge(cidrs: impl IntoIterator<Item = IpNet>) -> Vec<Span> {
     merged
 }
 
-/// A transport protocol with ports.
+/// Protocols with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -196,7 +194,7 @@ impl Protocol {
     /// Every protocol.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// IANA protocol number.
+    /// IANA number.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -217,12 +215,12 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A node port that leads to a container port.
+/// A published port of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortMapping {
     /// Protocol.
     pub protocol: Protocol,
-    /// Node address; `None` for all of the container's family.
+    /// `None` for all of the container's family.
     pub host_ip: Option<IpAddr>,
     /// Node port.
     pub host_port: NonZeroU16,
@@ -237,8 +235,7 @@ pub struct PortMapping {
 pub struct Publish {
     /// Protocol.
     pub protocol: Protocol,
-    /// Node address; an unspecified one (`0.0.0.0`, `::`) for all of its family, `None` for all of the container's
-    /// families.
+    /// Unspecified: all of its family; `None`: all of the container's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ip: Option<IpAddr>,
     /// Node port.
@@ -248,15 +245,14 @@ pub struct Publish {
 }
 
 impl Publish {
-    /// Mapping to a container address; none if the host IP has the other family.
+    /// `None` if the host IP has the other family.
     #[must_use]
     pub fn to(&self, container: IpAddr) -> Option<PortMapping> {
         let Self { protocol, host_ip, host_port, container_port } = *self;
         PortMapping { protocol, host_ip, host_port, container, container_port }.checked().ok()
     }
 
-    /// True when both claim a port of one node address. Assumes every family, because container addresses are unknown
-    /// yet.
+    /// Both claim a port of one node address, in any family.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         share_address(self.host_ip, other.host_ip)
@@ -264,7 +260,7 @@ impl Publish {
     }
 }
 
-/// The node's side: `198.51.100.1:8080/tcp`, `8080/udp`.
+/// As `198.51.100.1:8080/tcp` or `8080/udp`.
 impl fmt::Display for Publish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = self.host_port.get();
@@ -289,10 +285,10 @@ pub struct FamilyMismatch {
 }
 
 impl PortMapping {
-    /// Normalizes an unspecified host IP (`0.0.0.0`, `::`) to all addresses of the family.
+    /// Normalizes an unspecified host IP (`0.0.0.0`, `::`) to `None`.
     ///
     /// # Errors
-    /// The host IP and the container differ in family.
+    /// The families differ.
     pub fn checked(self) -> Result<Self, FamilyMismatch> {
         match self.host_ip {
             Some(host_ip) if host_ip.is_ipv4() != self.container.is_ipv4() => {
@@ -303,7 +299,7 @@ impl PortMapping {
         }
     }
 
-    /// True when both claim a port of one node address. A mapping without a host IP claims every address.
+    /// Both claim a port of one node address.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let one_address = match (self.host_ip, other.host_ip) {
@@ -313,7 +309,7 @@ impl PortMapping {
         one_address && (self.protocol, self.host_port) == (other.protocol, other.host_port)
     }
 
-    /// The node's side in words: `tcp port 8080 of 192.0.2.1`.
+    /// As `tcp port 8080 of 192.0.2.1`.
     #[must_use]
     pub fn host_side(&self) -> String {
         let Self { protocol, host_port, host_ip, container, .. } = self;

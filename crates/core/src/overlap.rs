@@ -1,8 +1,7 @@
 //! Pools that overlap the node's networks.
 //!
-//! A container cannot have an address of the node or of a host on its links. At start, such a pool is refused; a
-//! later overlap is reported and its addresses are withheld. Routes of larger ranges to a gateway (default, summary)
-//! do not conflict: the pool's routes are longer.
+//! A container cannot have an address of the node or of a host on its links. At start, the pool is refused; later, the
+//! addresses are withheld. Routes of larger ranges to a gateway do not conflict: the pool's routes are longer.
 
 use std::{fmt, net::IpAddr};
 
@@ -20,29 +19,29 @@ use crate::{
 pub enum Way {
     /// An address of the node.
     Address,
-    /// A route without a gateway: hosts on the link.
+    /// Without a gateway: hosts on the link.
     OnLink {
-        /// Made by the kernel, for an address on the link or an advertised prefix.
+        /// For an address on the link or an advertised prefix.
         by_kernel: bool,
-        /// The link has a single peer and no neighbours (a tunnel, PPP).
+        /// The link has a single peer (a tunnel, PPP).
         point_to_point: bool,
     },
-    /// A route by gateways; the address of a single, known one.
+    /// By gateways; the address of a single, known one.
     Gateway(Option<IpAddr>),
-    /// A local route: packets end on the node.
+    /// Packets end on the node.
     Local,
-    /// An unreachable, blackhole, prohibit or throw route.
+    /// Unreachable, blackhole, prohibit or throw.
     Nowhere,
 }
 
 /// A foreign address or route of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeNetwork {
-    /// The address as a host prefix, or the route's destination.
+    /// The address, or the route's destination.
     pub net: IpNet,
     /// How it is reached.
     pub way: Way,
-    /// Interface, if any.
+    /// If any.
     pub ifname: Option<String>,
 }
 
@@ -65,18 +64,18 @@ impl fmt::Display for NodeNetwork {
     }
 }
 
-/// The node's addresses and routes that overlap the pools.
+/// The node's networks that overlap the pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeNetworks {
     /// Foreign ones.
     pub foreign: Vec<NodeNetwork>,
-    /// Addresses with Wharf's route over an endpoint's link.
+    /// With Wharf's route over an endpoint's link.
     pub endpoints: Vec<IpAddr>,
-    /// Pool CIDRs with Wharf's unreachable route: an agent has served them since the boot.
+    /// With Wharf's unreachable route: served since the boot.
     pub pools: Vec<IpNet>,
 }
 
-/// A pool's CIDR and an overlapping network of the node.
+/// A pool's CIDR and a network of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Overlap {
     /// Pool.
@@ -88,7 +87,7 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Shared addresses, which IPAM must not lease.
+    /// Shared addresses.
     #[must_use]
     pub fn withheld(&self) -> Withheld {
         let net = if self.cidr.contains(&self.network.net) { self.network.net } else { self.cidr };
@@ -102,7 +101,7 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// True when containers in the CIDR would take addresses of the network.
+/// Containers in the CIDR would take addresses of the network.
 #[must_use]
 pub fn conflicts(cidr: &IpNet, network: &NodeNetwork) -> bool {
     if cidr.contains(&network.net) {
@@ -119,15 +118,14 @@ pub fn conflicts(cidr: &IpNet, network: &NodeNetwork) -> bool {
     }
 }
 
-/// True when the CIDR is in the network of a link with neighbours, to which the node can announce addresses.
+/// The node can announce the CIDR: it is in the network of a link with neighbours.
 #[must_use]
 pub fn can_be_announced(cidr: &IpNet, network: &NodeNetwork) -> bool {
     let has_neighbours = matches!(network.way, Way::OnLink { by_kernel: true, point_to_point: false });
     has_neighbours && network.net != *cidr && network.net.contains(cidr)
 }
 
-/// Overlaps of pools with the node's networks, addresses before routes. `announce`: the node announces the pools'
-/// addresses.
+/// Addresses before routes.
 #[must_use]
 pub fn overlaps(pools: &[PoolConfig], networks: &[NodeNetwork], announce: bool) -> Vec<Overlap> {
     let mut found = Vec::new();
@@ -146,7 +144,7 @@ pub fn overlaps(pools: &[PoolConfig], networks: &[NodeNetwork], announce: bool) 
     found
 }
 
-/// Most overlaps in an error text.
+/// In an error text.
 const TOLD: usize = 4;
 
 /// Pools that are unusable on this node.
@@ -162,8 +160,8 @@ fn told(overlaps: &[Overlap]) -> String {
     text
 }
 
-/// Startup decision. Returns overlaps of CIDRs that an agent served since the boot or that have endpoints: they are
-/// newer than the pool, and a refusal would leave running containers without an agent.
+/// Overlaps newer than the pool: of CIDRs that were served since the boot or that have endpoints. A refusal would leave
+/// running containers without an agent.
 ///
 /// # Errors
 /// Other overlaps.
@@ -268,7 +266,6 @@ mod tests {
         let seen = |foreign, endpoints, pools| NodeNetworks { foreign, endpoints, pools };
         let later = at_start(&pools, &seen(foreign, endpoints.clone(), Vec::new()), false).expect("endpoints live");
         assert_eq!(later.iter().map(|o| o.withheld().net).collect::<Vec<_>>(), [net("10.87.9.0/24")]);
-        // Only endpoints of the overlapping CIDR count.
         let foreign = vec![network("fd57::/64", LAN)];
         assert!(at_start(&pools, &seen(foreign.clone(), endpoints.clone(), vec![net("10.87.0.0/16")]), false).is_err());
         assert!(at_start(&pools, &seen(foreign, endpoints, vec![net("fd57::/64")]), false).is_ok(), "served before");

@@ -1,8 +1,7 @@
 //! Steps of create and delete as data, for one executor.
 //!
-//! A failed create is undone in reverse ([`plan_undo`]). Each step is recorded *before* it runs, so that the undo
-//! covers a half-completed step. A delete is never undone: steps are idempotent, and a failure is recorded and does
-//! not stop it.
+//! A failed create is undone in reverse. Each step is recorded *before* it runs: the undo covers a half-completed step.
+//! A delete is never undone: steps are idempotent, and a failure does not stop it.
 
 use std::{fmt, time::Duration};
 
@@ -16,28 +15,28 @@ use crate::endpoint::{EndpointRecord, IpOwner};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CreateStep {
-    /// Store an intent: side effects of this id and epoch may exist.
+    /// Store an intent before side effects.
     WriteIntent,
-    /// Lease the addresses in memory; durable with [`CreateStep::Commit`].
+    /// In memory.
     Lease,
-    /// Load and pin programs and maps, or take a preloaded set.
+    /// Load and pin programs and maps, or take a prepared set.
     EnsurePrograms,
-    /// Create the veth pair, both sides down. For another plugin's link: verify that it is the inspected one.
+    /// Create the veth pair, or verify another plugin's link.
     EnsureLink,
-    /// Write the configuration row, live.
+    /// Write the configuration row.
     EnsureConfig,
-    /// Attach the programs: from then on policy applies to every packet, so the link may come up.
+    /// Attach the programs: policy applies, so the link may come up.
     EnsureAttached,
-    /// Add addresses and routes on both sides and bring the link up. Changes nothing on another plugin's link.
+    /// Add addresses and routes and bring the link up.
     EnsureConnected,
-    /// Write the shared-map rows: other endpoints can reach the endpoint.
+    /// Write the shared-map rows for other endpoints.
     EnsureReachable,
-    /// Store endpoint and leases and close the intent, in one transaction.
+    /// Store endpoint and leases, close the intent: one transaction.
     Commit,
 }
 
 impl CreateStep {
-    /// All steps, in order.
+    /// In order.
     pub const ALL: [Self; 9] = [
         Self::WriteIntent,
         Self::Lease,
@@ -50,7 +49,7 @@ impl CreateStep {
         Self::Commit,
     ];
 
-    /// Name in the endpoint's log and in metrics labels.
+    /// In logs and metrics labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,18 +65,17 @@ impl CreateStep {
         }
     }
 
-    /// Deadline, milliseconds: over a hundred times the usual duration, to stop steps that hang. The sum is below the
-    /// runtimes' 30 s.
+    /// Milliseconds: over a hundred times the usual duration; the sum is below the runtimes' 30 s.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
-            // A flush to a busy disk may take a second.
+            // A busy disk may take a second.
             Self::WriteIntent | Self::Commit => 3_000,
-            // In memory, plus up to a second for checks of resting addresses when no other is free.
+            // Resting addresses may need checks.
             Self::Lease => 1_500,
-            // The verifier may be short of CPU time.
+            // The verifier may lack CPU time.
             Self::EnsurePrograms => 8_000,
-            // RTNL is global: 16 creates and many deletes may queue for it.
+            // RTNL is global: 16 creates and many deletes may queue.
             Self::EnsureLink | Self::EnsureConnected => 5_000,
             Self::EnsureConfig | Self::EnsureReachable => 1_000,
             Self::EnsureAttached => 2_000,
@@ -91,30 +89,30 @@ impl fmt::Display for CreateStep {
     }
 }
 
-/// Undo of a create step. Succeeds when there is nothing to undo.
+/// An undo step; succeeds without anything to undo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UndoStep {
-    /// Remove record and leases from the store, if committed.
+    /// Remove a committed record and its leases.
     RemoveRecord,
     /// Remove the shared-map rows.
     RemoveReachable,
-    /// Drop all packets on the link until its removal.
+    /// Drop all packets until the link's removal.
     Detach,
-    /// Remove redirects and await the proxy's completions, bounded.
+    /// Await the proxy's completions, bounded.
     AwaitProxy,
-    /// Remove the veth pair with its addresses and routes. Restore another plugin's link.
+    /// Remove the veth pair; restore another plugin's link.
     RemoveLink,
     /// Unpin programs, maps and links.
     RemovePrograms,
     /// Release the addresses.
     ReleaseLeases,
-    /// Close the intent: nothing of this id and epoch exists.
+    /// Close the intent: no side effects remain.
     CloseIntent,
 }
 
 impl UndoStep {
-    /// True when a failure may leave objects. Id, addresses and intent are then kept and the undo resumes.
+    /// After a failure, id, addresses and intent are kept and the undo resumes.
     #[must_use]
     pub const fn must_succeed(self) -> bool {
         // Addresses rest until the proxy has released them. An open intent concerns only this epoch.
@@ -136,7 +134,7 @@ impl UndoStep {
         }
     }
 
-    /// Deadline of the corresponding delete step, milliseconds.
+    /// As the delete step, milliseconds.
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
@@ -157,13 +155,13 @@ impl fmt::Display for UndoStep {
     }
 }
 
-/// The create steps. A caller's addresses are neither leased nor, in the undo, released.
+/// A caller's addresses are neither leased nor released.
 #[must_use]
 pub fn plan_create(ip_owner: IpOwner) -> Vec<CreateStep> {
     CreateStep::ALL.into_iter().filter(|step| *step != CreateStep::Lease || ip_owner == IpOwner::Endpoint).collect()
 }
 
-/// Undo of a step; `None` when another undo covers it.
+/// `None` when another undo covers the step.
 #[must_use]
 pub const fn undo(step: CreateStep) -> Option<UndoStep> {
     match step {
@@ -171,8 +169,7 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
         CreateStep::Lease => Some(UndoStep::ReleaseLeases),
         CreateStep::EnsurePrograms => Some(UndoStep::RemovePrograms),
         CreateStep::EnsureLink => Some(UndoStep::RemoveLink),
-        // The policy rows made the endpoint known to the proxy. The undo of the programs removes the configuration
-        // row's map.
+        // The policy rows made the endpoint known to the proxy.
         CreateStep::EnsureConfig => Some(UndoStep::AwaitProxy),
         CreateStep::EnsureAttached => Some(UndoStep::Detach),
         // Addresses and routes disappear with the link.
@@ -182,7 +179,7 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
     }
 }
 
-/// Undo of a failed create: the undos of the `begun` steps, reversed.
+/// Undos of the `begun` steps, reversed.
 #[must_use]
 pub fn plan_undo(begun: &[CreateStep]) -> Vec<UndoStep> {
     begun.iter().rev().filter_map(|step| undo(*step)).collect()
@@ -194,31 +191,31 @@ pub fn plan_undo(begun: &[CreateStep]) -> Vec<UndoStep> {
 pub enum DeleteStep {
     /// Store an intent: a restarted agent resumes the delete.
     WriteIntent,
-    /// Refuse new operations on the endpoint and await the running ones.
+    /// Refuse new operations, await the running ones.
     RefuseWork,
-    /// Replace the programs with one that drops everything.
+    /// Replace the programs with the sink.
     Detach,
-    /// Remove the shared-map rows: other endpoints cannot reach the endpoint.
+    /// Remove the shared-map rows for other endpoints.
     RemoveReachable,
-    /// Remove redirects and await the proxy's completions, bounded.
+    /// Await the proxy's completions, bounded.
     AwaitProxy,
     /// Release the identity reference.
     ReleaseIdentity,
     /// Unpin programs, maps and links.
     Unpin,
-    /// Remove routes and veth pair from every look-up; then the DEL is answered. Another plugin's link stays, with
-    /// the program that drops everything, until that plugin's DEL after Wharf's: no packet may pass meanwhile.
+    /// Remove routes and veth pair from look-ups; then answer. Another plugin's link keeps the sink until that plugin's
+    /// DEL: no packet may pass meanwhile.
     RemoveLink,
-    /// Await the kernel's release of the link: grace periods of 15 ms and more.
+    /// Await the release of the link: 15 ms and more.
     AwaitKernel,
-    /// Release the addresses, to which no kernel object of the endpoint refers.
+    /// Release the addresses: no kernel object refers to them.
     ReleaseIps,
-    /// Remove the record and close the intent, in one transaction.
+    /// Remove the record, close the intent: one transaction.
     RemoveRecord,
 }
 
 impl DeleteStep {
-    /// All steps, in order.
+    /// In order.
     pub const ALL: [Self; 11] = [
         Self::WriteIntent,
         Self::RefuseWork,
@@ -233,17 +230,17 @@ impl DeleteStep {
         Self::RemoveRecord,
     ];
 
-    /// Steps of every removal from kernel and proxy, in order, even without a record.
+    /// Every removal from kernel and proxy, even without a record.
     pub const REMOVAL: [Self; 5] =
         [Self::Detach, Self::RemoveReachable, Self::AwaitProxy, Self::Unpin, Self::RemoveLink];
 
-    /// True when a failure may leave kernel objects. Record, addresses and id are then kept and the delete resumes.
+    /// After a failure, record, addresses and id are kept and the delete resumes.
     #[must_use]
     pub const fn must_succeed(self) -> bool {
         matches!(self, Self::RemoveReachable | Self::Unpin | Self::RemoveLink | Self::AwaitKernel)
     }
 
-    /// Name in the endpoint's log, in errors and in metrics labels.
+    /// In logs, errors and metrics labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -261,33 +258,32 @@ impl DeleteStep {
         }
     }
 
-    /// Deadline, milliseconds. A missed one is a failed step; the delete continues. All but [`Self::AwaitKernel`],
-    /// which follows the answer, must fit into the shim's wait ([`DELETE_ANSWER`]), or the build fails.
+    /// Milliseconds. All but [`Self::AwaitKernel`], which follows the answer, must fit into the shim's wait
+    /// ([`DELETE_ANSWER`]).
     #[must_use]
     pub const fn deadline_ms(self) -> u64 {
         match self {
             Self::WriteIntent | Self::RemoveRecord => 2_000,
-            // A cancelled build ends at its next step, which has a deadline.
+            // A cancelled build ends at its next step.
             Self::RefuseWork => 1_000,
             Self::RemoveReachable => 1_000,
-            // Replacing programs takes RTNL, for which link deletions queue on a busy node.
+            // RTNL: link deletions queue for it.
             Self::Detach => 7_000,
-            // Unpinning a tcx link may take RTNL.
+            // A tcx link may need RTNL.
             Self::Unpin => 4_000,
-            // A live proxy acknowledges in milliseconds; a dead one must not delay the delete.
+            // A live proxy needs milliseconds; a dead one must not delay the delete.
             Self::AwaitProxy => 3_000,
             Self::ReleaseIdentity | Self::ReleaseIps => 500,
-            // Takes RTNL. Then every processor must release the device, 12-16 ms, which the step awaits without an
-            // earlier notification.
+            // RTNL; then every processor must release the device, 12-16 ms.
             Self::RemoveLink | Self::AwaitKernel => 8_000,
         }
     }
 }
 
-/// Part of [`DELETE_ANSWER`] for the request and answer between shim and agent.
+/// For request and answer between shim and agent.
 const DELETE_TRANSPORT: Duration = Duration::from_secs(1);
 
-/// Longest time from delete request to end of teardown; record removal and answer follow within the shim's wait.
+/// Until the end of teardown; record removal and answer follow within the shim's wait.
 pub const TEARDOWN_BOUND: Duration = Duration::from_millis(delete_bound_ms() - DeleteStep::RemoveRecord.deadline_ms());
 
 const _: () = assert!(
@@ -315,12 +311,12 @@ impl fmt::Display for DeleteStep {
 /// Delete options.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeleteOptions {
-    /// NoIPRelease: keep the leases.
+    /// NoIPRelease.
     pub no_ip_release: bool,
 }
 
 impl DeleteOptions {
-    /// True when the delete releases the addresses.
+    /// Whether addresses are released.
     #[must_use]
     pub fn releases_ips(self, record: &EndpointRecord) -> bool {
         !self.no_ip_release && record.ip_owner == IpOwner::Endpoint

@@ -1,5 +1,4 @@
-//! Policy table rows, and policy attributes of endpoints. `wharf-policy` computes the rows and the order of changes;
-//! `wharf_common::policy` defines how programs read them.
+//! Policy rows, and policy attributes of endpoints. `wharf-policy` computes rows and the order of changes.
 
 use std::{collections::BTreeMap, num::NonZeroU16};
 
@@ -9,16 +8,16 @@ use wharf_common::policy::{CellKey, Hit, PeerRow, SetsRow};
 
 use crate::{ids::EndpointId, nat::Protocol};
 
-/// Destination ports of a rule set with a common bit prefix.
+/// Destination ports of a rule set with a common prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortRange {
     /// Rule set.
     pub set: u32,
-    /// IANA protocol number.
+    /// IANA number.
     pub protocol: u8,
-    /// Lowest port; for ICMP and ICMPv6, the lowest type.
+    /// Lowest port or ICMP type.
     pub first: u16,
-    /// Prefix length: 0 to 16 bits.
+    /// 0 to 16 bits.
     pub length: u8,
 }
 
@@ -34,32 +33,32 @@ pub struct Cell {
 /// A row change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowChange {
-    /// An endpoint's rule sets; zeros for none.
+    /// Zeros for none.
     Sets(EndpointId, SetsRow),
-    /// A prefix; `None` removes the row.
+    /// `None` removes the row.
     Peer(IpNet, Option<PeerRow>),
-    /// A port class; `None` removes the row.
+    /// `None` removes the row.
     Ports(PortRange, Option<u32>),
-    /// A cell; `None` removes the row. An existing cell keeps its counters.
+    /// `None` removes the row. An existing cell keeps its counters.
     Cell(CellKey, Option<Cell>),
 }
 
 /// How programs apply the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mode {
-    /// Established flows continue after a policy change that would not let them begin.
+    /// Established flows survive a policy change.
     pub keeps_flows: bool,
     /// Packets that rules would drop pass.
     pub audits: bool,
 }
 
-/// An endpoint's override of the node's enforcement mode.
+/// An endpoint's enforcement mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OwnEnforcement {
     /// Traffic needs an accepting rule in both directions.
     Always,
-    /// No policy selects it. It remains a peer for others.
+    /// No policy selects it; it remains a peer.
     Never,
 }
 
@@ -72,15 +71,15 @@ pub struct NamedPort {
     pub protocol: Protocol,
 }
 
-/// Most named ports per endpoint.
+/// Per endpoint.
 pub const MAX_NAMED_PORTS: usize = 64;
 
-/// Packets matched by a cell.
+/// Packets judged by a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Judged {
     /// Packets.
     pub packets: u64,
-    /// Bytes, including Ethernet headers.
+    /// Including Ethernet headers.
     pub bytes: u64,
 }
 
@@ -95,6 +94,6 @@ pub struct PolicyRows {
     pub ports: BTreeMap<PortRange, u32>,
     /// Cells and their counters.
     pub cells: BTreeMap<CellKey, (Cell, Judged)>,
-    /// Number of changes of the rows; zero before any policy.
+    /// Changes of the rows; zero before any policy.
     pub generation: u32,
 }

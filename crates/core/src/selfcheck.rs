@@ -1,6 +1,4 @@
-//! Self-check of an endpoint's programs with test packets.
-//!
-//! Cases are data: hook, packet, verdict, reports, output bytes. A new datapath rule needs new cases in [`cases`].
+//! Self-check with test packets. New datapath rules need cases in [`cases`].
 
 mod packet;
 
@@ -16,23 +14,23 @@ use crate::{
     nat::Protocol,
 };
 
-/// TTL and hop limit of test packets.
+/// Of test packets.
 const TTL: u8 = 64;
-/// Peer of an endpoint without a gateway: documentation addresses (RFC 5737, RFC 3849).
+/// Peer without a gateway: documentation addresses (RFC 5737, RFC 3849).
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-/// The pinned program under test.
+/// The tested program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// Packets from the container.
+    /// From the container.
     FromContainer,
-    /// Packets from the node's stack to the container.
+    /// From the node's stack to the container.
     ToContainer,
 }
 
 impl Hook {
-    /// Name of the program and of its pin.
+    /// Of the program and its pin.
     #[must_use]
     pub const fn program(self) -> &'static str {
         match self {
@@ -45,18 +43,18 @@ impl Hook {
 /// A program's verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Continue in the node's stack, or leave it.
+    /// To or from the node's stack.
     Pass,
     /// Drop.
     Drop,
     /// Redirect to another interface.
     Redirect,
-    /// A number that this datapath does not use.
+    /// Not used by this datapath.
     Other(u32),
 }
 
 impl Verdict {
-    /// Verdict of a return value (`TC_ACT_*` in linux/pkt_cls.h).
+    /// From a return value (`TC_ACT_*` in linux/pkt_cls.h).
     #[must_use]
     pub const fn from_action(action: u32) -> Self {
         match action {
@@ -82,21 +80,21 @@ impl fmt::Display for Verdict {
 /// Subject of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// From the container to its gateway.
+    /// To the gateway.
     Honest,
-    /// From the container, with a foreign IP source.
+    /// With a foreign IP source.
     FalseIp,
-    /// From the container, with a foreign Ethernet source.
+    /// With a foreign Ethernet source.
     FalseMac,
-    /// The container resolves its gateway; a chained endpoint, a neighbour.
+    /// The container resolves its gateway, or a neighbour.
     Neighbour,
     /// A chained endpoint advertises a foreign address.
     FalseNeighbour,
     /// From the node to the container.
     FromNode,
-    /// From the container to its address: through the shared table to the endpoint's `deliver`.
+    /// The shared table leads to the container's `deliver`.
     ToItself,
-    /// From the container to another endpoint of the node.
+    /// To another local endpoint.
     ToPeer,
     /// A policy decision.
     Policy {
@@ -135,10 +133,10 @@ pub enum Family {
     Ipv6,
 }
 
-/// A program's report of a decision.
+/// A program's report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Report {
-    /// Endpoint of the program.
+    /// Of the program.
     pub endpoint: EndpointId,
     /// As in [`CounterRow`](crate::kernel::CounterRow).
     pub direction: &'static str,
@@ -146,18 +144,18 @@ pub struct Report {
     pub reason: &'static str,
 }
 
-/// Expected bytes of the output packet.
+/// Expected bytes of the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Field {
-    /// Display name.
+    /// For display.
     pub name: &'static str,
-    /// Offset in the packet, bytes.
+    /// From the packet's start.
     pub offset: usize,
-    /// Bytes in packet order.
+    /// In packet order.
     pub bytes: Vec<u8>,
 }
 
-/// A test packet, its program and the expected result.
+/// A test packet and the expected result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
     /// Subject.
@@ -166,31 +164,31 @@ pub struct Case {
     pub family: Family,
     /// Program.
     pub hook: Hook,
-    /// Packet, from the Ethernet header.
+    /// From the Ethernet header.
     pub packet: Vec<u8>,
     /// Expected verdict.
     pub verdict: Verdict,
-    /// Expected reports, egress before ingress.
+    /// Egress before ingress.
     pub reports: Vec<Report>,
-    /// Expected output packet; empty for a drop.
+    /// Empty for a drop.
     pub fields: Vec<Field>,
 }
 
-/// Result of a case.
+/// A case's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Verdict.
     pub verdict: Verdict,
     /// Output packet.
     pub packet: Vec<u8>,
-    /// Reports, egress before ingress.
+    /// Egress before ingress.
     pub reports: Vec<Report>,
 }
 
-/// A case's outcome, or why the program did not run; `Judged::got` shows this text of the kernel implementation.
+/// A case's result, or why the program did not run.
 pub type CaseResult = Result<Outcome, String>;
 
-/// Expected and actual result of a case.
+/// Expected and actual result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judged {
     /// Case name.
@@ -199,11 +197,11 @@ pub struct Judged {
     pub expected: String,
     /// Actual result.
     pub got: String,
-    /// True when both are equal.
+    /// Both are equal.
     pub same: bool,
 }
 
-/// Cases of an endpoint. `peer`: another live endpoint of the node, if any.
+/// `peer`: another live endpoint of the node.
 #[must_use]
 pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&EndpointRecord>) -> Vec<Case> {
     let maker = Maker { record };
@@ -212,7 +210,7 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
         maker.of_family(own, peer, config, &mut cases);
     }
     if !config.live {
-        // The programs check liveness before everything else.
+        // Liveness is checked first.
         for case in &mut cases {
             let direction = if case.hook == Hook::FromContainer { EGRESS } else { INGRESS };
             case.verdict = Verdict::Drop;
@@ -230,7 +228,7 @@ pub struct Probe {
     pub egress: bool,
     /// Peer.
     pub peer: IpAddr,
-    /// Protocol; test packets do not support SCTP.
+    /// Not SCTP.
     pub protocol: Protocol,
     /// Destination port.
     pub port: u16,
@@ -238,7 +236,7 @@ pub struct Probe {
     pub accept: bool,
 }
 
-/// Policy cases of an endpoint.
+/// Policy cases.
 #[must_use]
 pub fn policy_cases(record: &EndpointRecord, config: &ConfigSpec, probes: &[Probe]) -> Vec<Case> {
     let maker = Maker { record };
@@ -274,12 +272,12 @@ impl Maker<'_> {
         Report { endpoint: self.record.id, direction, reason }
     }
 
-    /// MACs from the container to the host side.
+    /// From the container to the host side.
     fn outward(&self) -> (MacAddr, MacAddr) {
         (self.record.host_mac, self.record.container_mac)
     }
 
-    /// MACs from the host side to the container.
+    /// From the host side to the container.
     fn inward(record: &EndpointRecord) -> (MacAddr, MacAddr) {
         (record.container_mac, record.host_mac)
     }
@@ -329,7 +327,7 @@ impl Maker<'_> {
         }
 
         let arriving = packet::udp((record.host_mac, record.host_mac), far, own, TTL);
-        // Packets to a chained endpoint already have the MACs of its link.
+        // They already have the MACs of their link.
         let let_in = if config.chained { arriving.clone() } else { packet::udp(Self::inward(record), far, own, TTL) };
         let passed = vec![self.report(INGRESS, "forwarded-stack")];
         let fields = fields_of(&let_in, family);
@@ -357,7 +355,7 @@ impl Maker<'_> {
         }
     }
 
-    /// A chained endpoint's own neighbour request and a foreign advertisement, with their reasons.
+    /// Own request and foreign advertisement.
     fn neighbours_of_chained(&self, own: IpAddr, far: IpAddr) -> Vec<(Kind, Vec<u8>, &'static str)> {
         let (mac, nobody) = (self.record.container_mac, MacAddr([0; 6]));
         let everyone = (MacAddr([0xff; 6]), mac);
@@ -375,7 +373,7 @@ impl Maker<'_> {
         vec![passed, (Kind::FalseNeighbour, lie, "neighbour-spoof")]
     }
 
-    /// A request for the gateway, and the reply.
+    /// Request for the gateway, and reply.
     fn neighbour(&self, own: IpAddr, gateway: Option<IpAddr>) -> Option<(Vec<u8>, Vec<Field>)> {
         let (record, (to, from)) = (self.record, Self::inward(self.record));
         match (own, gateway?) {
@@ -400,7 +398,7 @@ fn whole(packet: &[u8]) -> Vec<Field> {
     vec![Field { name: "packet", offset: 0, bytes: packet.to_vec() }]
 }
 
-/// Names and end offsets of consecutive fields from the packet's start.
+/// Names and end offsets of consecutive fields.
 type Layout = [(&'static str, usize)];
 
 const IPV4_FIELDS: [(&str, usize); 5] = [
@@ -468,7 +466,7 @@ fn other_mac(MacAddr([a, b, c, d, e, f]): MacAddr) -> MacAddr {
 }
 
 impl Case {
-    /// Name: subject and family.
+    /// Subject and family.
     #[must_use]
     pub fn name(&self) -> String {
         let family = match self.family {
@@ -491,10 +489,9 @@ impl Case {
 
     fn judge_outcome(&self, outcome: &Outcome) -> (String, bool) {
         let mut got = self.told(outcome.verdict, &outcome.reports);
-        // Accepting rules do not determine the route, so other reports are valid.
+        // Accepting rules do not determine the route.
         let passes = matches!(self.kind, Kind::Policy { accept: true, .. });
         let mut same = outcome.verdict == self.verdict && (passes || outcome.reports == self.reports);
-        // With another verdict, the bytes add nothing.
         if outcome.verdict == self.verdict
             && let Some(difference) = self.difference(&outcome.packet)
         {
@@ -504,7 +501,7 @@ impl Case {
         (got, same)
     }
 
-    /// Differences of the output packet, each after `; `.
+    /// Each after `; `.
     fn difference(&self, packet: &[u8]) -> Option<String> {
         let last = self.fields.last()?;
         let length = last.offset + last.bytes.len();
@@ -521,10 +518,10 @@ impl Case {
         Some(text).filter(|t| !t.is_empty())
     }
 
-    /// Format: `drop, egress invalid-source-ip`.
+    /// As `drop, egress invalid-source-ip`.
     fn told(&self, verdict: Verdict, reports: &[Report]) -> String {
         let mut text = verdict.to_string();
-        // The first report of each case is the checked endpoint's.
+        // The first is the checked endpoint's.
         let own = self.reports.first().map(|r| r.endpoint);
         for report in reports {
             text.push_str(&format!(", {} {}", report.direction, report.reason));

@@ -1,37 +1,36 @@
 //! The endpoint's state machine: one exhaustive, pure `step`.
 //!
-//! Time is an argument and work is returned as [`Action`]s, for record and replay. An invalid event is [`Rejected`]
-//! without a change; the caller counts and logs it. A test compares this code with the checked-in table
-//! (`snapshots/`) and diagram (`docs/endpoint-states.md`).
+//! Time is an argument and work is returned as [`Action`]s, for record and replay. A test compares this code with the
+//! checked-in table (`snapshots/`) and diagram (`docs/endpoint-states.md`).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// State of an endpoint.
+/// An endpoint's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// The labels have no identity yet.
     WaitingForIdentity,
-    /// A build is pending: it waits for a permit or its backoff.
+    /// A build waits for a permit or its backoff.
     WaitingToRegenerate,
     /// A build runs.
     Regenerating,
     /// Realized equals desired.
     Ready,
-    /// Restored from the store, not regenerated yet. The pinned programs carry traffic.
+    /// Restored, not yet regenerated; the pinned programs carry traffic.
     Restoring,
-    /// A delete runs, or the container is gone and its delete is awaited.
+    /// A delete runs, or is awaited: the container is gone.
     Disconnecting,
     /// Deleted.
     Disconnected,
-    /// The create failed and was undone.
+    /// A failed create was undone.
     Invalid,
 }
 
 impl State {
-    /// Every state, in table order.
+    /// In table order.
     pub const ALL: [Self; 8] = [
         Self::WaitingForIdentity,
         Self::WaitingToRegenerate,
@@ -43,7 +42,7 @@ impl State {
         Self::Invalid,
     ];
 
-    /// Name in the API, the CLI and metrics labels.
+    /// In API, CLI and metrics labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -58,7 +57,7 @@ impl State {
         }
     }
 
-    /// True when no event leaves the state. Gauges exclude terminal states.
+    /// No event leaves the state. Gauges exclude it.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Disconnected | Self::Invalid)
@@ -71,18 +70,18 @@ impl fmt::Display for State {
     }
 }
 
-/// Scope of a build. Datapath includes policy, so merged requests take the greater level.
+/// Scope of a build. Merged requests take the greater level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     /// Maps and redirects.
     Policy,
-    /// Programs, too.
+    /// Programs too.
     Datapath,
 }
 
 impl Level {
-    /// Name in the API, the CLI and metrics labels.
+    /// In API, CLI and metrics labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -104,7 +103,7 @@ impl fmt::Display for Level {
 pub enum Event {
     /// The labels have an identity.
     IdentityResolved,
-    /// The labels changed, and the new ones have no identity yet.
+    /// The labels changed and have no identity yet.
     IdentityLost,
     /// A regeneration is requested.
     BuildRequested(Level),
@@ -118,16 +117,16 @@ pub enum Event {
     RestoreStarted,
     /// The first build failed permanently; the create was undone.
     CreateFailed,
-    /// The container's network namespace and the link are gone; the delete is awaited.
+    /// Network namespace and link are gone; the delete is awaited.
     NetnsGone,
     /// A delete is requested.
     DeleteRequested,
-    /// Every delete step was done or recorded as failed.
+    /// Every step was done or recorded as failed.
     DeleteFinished,
 }
 
 impl Event {
-    /// Every event, in table order.
+    /// In table order.
     pub const ALL: [Self; 12] = [
         Self::IdentityResolved,
         Self::IdentityLost,
@@ -143,7 +142,7 @@ impl Event {
         Self::DeleteFinished,
     ];
 
-    /// Name in the endpoint's log and metrics labels.
+    /// In logs and metrics labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -169,23 +168,22 @@ impl fmt::Display for Event {
     }
 }
 
-/// An action for the caller of [`Fsm::step`], in order.
+/// Work for the caller of [`Fsm::step`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
-    /// Queue a build, replacing the endpoint's queued one.
+    /// Replaces the queued build.
     QueueBuild {
         /// Level.
         level: Level,
-        /// Earliest start, milliseconds on the clock of [`Fsm::step`].
+        /// As `now_ms` of [`Fsm::step`].
         not_before_ms: u64,
     },
-    /// Dequeue the queued build, or cancel the running one and await its end, so that its result does not count for
-    /// the next.
+    /// Dequeue the build, or cancel the running one and await its end: its result must not count for the next.
     CancelBuild,
     /// Run the delete plan.
     RunDelete,
-    /// Inform subscribers and the monitor, and remove the endpoint from the tables.
+    /// Inform subscribers; remove the endpoint from the tables.
     PublishRemoval,
 }
 
@@ -200,7 +198,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// A rejected event; the state machine is unchanged.
+/// A rejected event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{event} refused in state {state}: {why}")]
 pub struct Rejected {
@@ -212,32 +210,29 @@ pub struct Rejected {
     pub why: &'static str,
 }
 
-/// The state machine of an endpoint.
-///
-/// Times are milliseconds on the caller's monotonic clock: with Unix time, setting the clock back would prolong a
-/// backoff.
+/// The state machine. Times are milliseconds on a monotonic clock: setting Unix time back would prolong a backoff.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fsm {
     /// State.
     pub state: State,
-    /// Level of the pending build; while a build runs, the level requested since its start.
+    /// Of the pending build; during a build, requested since its start.
     pub owed: Option<Level>,
-    /// Level of the running build; set only while [`State::Regenerating`].
+    /// Of the running build, while [`State::Regenerating`].
     pub building: Option<Level>,
     /// Failed builds since the last success.
     pub failures: u32,
-    /// A build succeeded, or the endpoint was restored: the create cannot fail any more.
+    /// Built or restored: the create cannot fail.
     pub realized: bool,
     /// Start of this state.
     pub since_ms: u64,
-    /// Earliest start of the pending build (backoff).
+    /// Backoff of the pending build.
     pub not_before_ms: u64,
 }
 
 type Step = Result<(Fsm, Vec<Action>), Rejected>;
 
 impl Fsm {
-    /// A new endpoint that waits for its identity, with its first build pending.
+    /// With its first build pending.
     #[must_use]
     pub fn new_created(now_ms: u64) -> Self {
         Self {
@@ -251,23 +246,21 @@ impl Fsm {
         }
     }
 
-    /// A restored endpoint with a build pending. [`Event::RestoreStarted`] or a request queues the build when all
-    /// endpoints are restored.
+    /// Waits for [`Event::RestoreStarted`] or a request.
     #[must_use]
     pub fn new_restored(now_ms: u64) -> Self {
         Self { state: State::Restoring, realized: true, ..Self::new_created(now_ms) }
     }
 
-    /// Applies an event; returns the new state machine and ordered actions. Retries wait for the full delay; see
-    /// [`Fsm::step_with_jitter`].
+    /// Returns ordered actions. Retries wait for the full delay.
     ///
     /// # Errors
-    /// [`Rejected`] when the event is invalid in this state.
+    /// The event is invalid in this state.
     pub fn step(&self, event: Event, now_ms: u64) -> Step {
         self.step_with_jitter(event, now_ms, 1.0)
     }
 
-    /// [`Fsm::step`] with a random number from 0 to 1 that spreads retries ([`retry_delay_ms`]).
+    /// `jitter` from 0 to 1 spreads retries ([`retry_delay_ms`]).
     ///
     /// # Errors
     /// As [`Fsm::step`].
@@ -291,7 +284,7 @@ impl Fsm {
     fn waiting_for_identity(&self, event: Event, now_ms: u64) -> Step {
         match event {
             Event::IdentityResolved => {
-                // A build is always pending here; a datapath build is the safe default.
+                // A build is always pending here.
                 let level = self.owed.unwrap_or(Level::Datapath);
                 self.owe(State::WaitingToRegenerate, level, now_ms)
             }
@@ -311,7 +304,7 @@ impl Fsm {
         match event {
             Event::IdentityLost => self.identity_lost(now_ms),
             Event::BuildRequested(level) if self.owed >= Some(level) => Ok((self.clone(), vec![])),
-            // Keep the backoff: a stream of requests must not become a stream of failing builds.
+            // Keep the backoff: requests must not become a stream of failing builds.
             Event::BuildRequested(level) => self.owe(State::WaitingToRegenerate, level, now_ms),
             Event::BuildStarted => self.build_started(now_ms),
             Event::RestoreStarted => self.restore_started(event, now_ms),
@@ -327,7 +320,7 @@ impl Fsm {
     fn regenerating(&self, event: Event, now_ms: u64, jitter: f64) -> Step {
         match event {
             Event::IdentityLost => self.identity_lost(now_ms),
-            // The end of the running build queues it.
+            // The running build's end queues it.
             Event::BuildRequested(level) => Ok((Self { owed: self.owed.max(Some(level)), ..self.clone() }, vec![])),
             Event::BuildSucceeded => {
                 let done = Self { building: None, failures: 0, realized: true, not_before_ms: now_ms, ..self.clone() };
@@ -395,7 +388,7 @@ impl Fsm {
         Ok((Self { building, owed: None, ..self.moved(State::Regenerating, now_ms) }, vec![]))
     }
 
-    /// Cancels the build for the old labels; a build is pending until the new labels resolve.
+    /// A build is pending until the new labels resolve.
     fn identity_lost(&self, now_ms: u64) -> Step {
         let owed = self.owed.max(self.building).max(Some(Level::Policy));
         let next = Self { owed, building: None, ..self.moved(State::WaitingForIdentity, now_ms) };
@@ -435,7 +428,7 @@ impl Fsm {
         Ok((next, vec![Action::CancelBuild, Action::RunDelete]))
     }
 
-    /// Moves to a state. `since_ms` changes only with the state.
+    /// `since_ms` changes only with the state.
     fn moved(&self, state: State, now_ms: u64) -> Self {
         let since_ms = if state == self.state { self.since_ms } else { now_ms };
         Self { state, since_ms, ..self.clone() }
@@ -445,7 +438,7 @@ impl Fsm {
         Err(Rejected { state: self.state, event, why })
     }
 
-    /// What the endpoint waits for, and what ends the wait, if it waits.
+    /// The cause of the wait, and its end.
     #[must_use]
     pub fn waits_for(&self, now_ms: u64) -> Option<(&'static str, &'static str)> {
         match self.state {
@@ -469,15 +462,13 @@ const NO_DELETE_RUNS: &str = "no delete of it runs";
 const NOT_WAITING_FOR_IDENTITY: &str = "it does not wait for an identity";
 const CREATED: &str = "its create has succeeded";
 
-/// First retry delay, milliseconds: longer than a build (2-3 ms), so that a short cause (a busy map) has passed.
+/// Milliseconds: longer than a build (2-3 ms); a short cause has passed.
 const FIRST_RETRY_MS: u64 = 100;
-/// Longest retry delay, milliseconds: a node recovers half a minute after the cause, and a hundred permanent failures
-/// cost a few builds per second.
+/// Milliseconds; a hundred permanent failures cost a few builds per second.
 const LONGEST_RETRY_MS: u64 = 30_000;
 
-/// Delay after `failures` failed builds, milliseconds: 100 ms, doubled each time, at most 30 s; 0 without failures.
-/// `jitter` from 0 to 1 (NaN counts as 1) scales it from half to all, so that endpoints with a common cause do not
-/// retry together.
+/// Milliseconds after `failures` failed builds: 100 ms, doubled each time, at most 30 s; 0 without failures. `jitter`
+/// from 0 to 1 (NaN: 1) scales it from half to all: endpoints with a common cause must not retry together.
 #[must_use]
 pub fn retry_delay_ms(failures: u32, jitter: f64) -> u64 {
     if failures == 0 {
@@ -487,7 +478,7 @@ pub fn retry_delay_ms(failures: u32, jitter: f64) -> u64 {
     let whole = (FIRST_RETRY_MS << doublings).min(LONGEST_RETRY_MS);
     let jitter = if jitter.is_nan() { 1.0 } else { jitter.clamp(0.0, 1.0) };
     let half = whole / 2;
-    // The jitter is within 0..=1: the cast cannot truncate.
+    // Within 0..=1: the cast cannot truncate.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let thousandths = (jitter * 1000.0) as u64;
     half + (whole - half) * thousandths / 1000

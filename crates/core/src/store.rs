@@ -22,34 +22,34 @@ pub enum LeaseOwner {
         /// Epoch.
         epoch: Epoch,
     },
-    /// A caller of `POST /v1/ipam`.
+    /// Of `POST /v1/ipam`.
     Caller {
-        /// Name from the request.
+        /// From the request.
         name: String,
     },
     /// The node (router addresses).
     Node,
 }
 
-/// Owner name prefix of leases that a delete kept.
+/// Owner name prefix of kept leases.
 const KEPT: &str = "kept:";
-/// Owner name prefix of leases for endpoints without a record, before the link's name.
+/// Owner name prefix of leases without a record.
 const LOST_RECORD: &str = "lost-record:";
 
 impl LeaseOwner {
-    /// Owner of a deleted endpoint's kept address: reserved for the same attachment.
+    /// Reserves a kept address for the same attachment.
     #[must_use]
     pub fn kept_for(attachment: &Attachment) -> Self {
         Self::Caller { name: format!("{KEPT}{}:{}", attachment.container_id, attachment.ifname) }
     }
 
-    /// Owner of an address of an endpoint whose record was lost, by link name.
+    /// Owner of an address without a record, by link name.
     #[must_use]
     pub fn lost_record(link: &str) -> Self {
         Self::Caller { name: format!("{LOST_RECORD}{link}") }
     }
 
-    /// Link of the endpoint without a record that uses the address.
+    /// Inverse of [`Self::lost_record`].
     #[must_use]
     pub fn link_without_record(&self) -> Option<&str> {
         match self {
@@ -58,7 +58,7 @@ impl LeaseOwner {
         }
     }
 
-    /// Container and interface for which a delete kept the address; none for other owners.
+    /// Container and interface of a kept address.
     #[must_use]
     pub fn kept(&self) -> Option<&str> {
         match self {
@@ -81,41 +81,40 @@ pub struct Lease {
     pub since_unix_ms: u64,
 }
 
-/// A released address in quarantine: caches and connections of the old owner must expire before the next lease.
+/// A resting address: caches and connections of the old owner must expire.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rest {
     /// Address.
     pub ip: IpAddr,
     /// Pool.
     pub pool: PoolName,
-    /// Last owner, in words.
+    /// In words.
     pub last_owner: String,
-    /// Release time, milliseconds since the Unix epoch.
+    /// Milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
 }
 
-/// Failed restores of an endpoint since the last success.
+/// Failed restores since the last success.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreFailure {
-    /// Consecutive agent starts with a failed restore.
+    /// Consecutive agent starts.
     pub times: u32,
-    /// Last failure and cause.
+    /// Last cause.
     pub why: String,
 }
 
-/// A record out of service after three failed restores: kept and shown. Its id and addresses stay reserved, its
-/// kernel objects unchanged.
+/// A record after three failed restores. Id and addresses stay reserved, kernel objects unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutOfService {
-    /// Id, from the row's key.
+    /// From the row's key.
     pub id: EndpointId,
-    /// The stored record (JSON, as far as it is text).
+    /// JSON, as far as it is text.
     pub record: String,
-    /// Known addresses of the record.
+    /// As far as known.
     pub addresses: Vec<IpAddr>,
     /// Cause.
     pub why: String,
-    /// Start, milliseconds since the Unix epoch.
+    /// Milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
 }
 
@@ -123,89 +122,88 @@ pub struct OutOfService {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "intent")]
 pub enum Intent {
-    /// A create of this id and epoch may have side effects.
+    /// Side effects of this id and epoch may exist.
     Create {
         /// CNI key.
         attachment: Attachment,
-        /// Namespace of the container side.
+        /// Of the container side.
         netns_path: std::path::PathBuf,
-        /// Another plugin's link with possible attachments; none for Wharf's links, whose names follow from id and
-        /// epoch.
+        /// Another plugin's link; names of Wharf's links follow from id and epoch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         link: Option<Box<LinkRef>>,
     },
     /// A delete of the endpoint.
     Delete {
-        /// NoIPRelease: keep the leases.
+        /// NoIPRelease.
         no_ip_release: bool,
     },
 }
 
-/// A store change. A transaction's changes become durable together, or none does.
+/// A store change. Changes of a transaction become durable together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Insert or replace a record.
     PutEndpoint(Box<EndpointRecord>),
-    /// Remove a record if it has this epoch.
+    /// If it has this epoch.
     RemoveEndpoint(EndpointId, Epoch),
     /// Insert or replace a lease.
     PutLease(Lease),
-    /// Remove a lease if it exists.
+    /// Remove a lease.
     RemoveLease(IpAddr),
-    /// Remove a lease of this owner, so that a late delete cannot remove the next owner's lease.
+    /// Of this owner: a late delete must not remove another owner's lease.
     RemoveOwnedLease(IpAddr, LeaseOwner),
-    /// Replace a lease of this owner.
+    /// Of this owner.
     ReplaceOwnedLease(Lease, LeaseOwner),
-    /// Write an intent. A delete intent needs a record of this epoch: otherwise nothing would resume or close it.
+    /// A delete needs a record of this epoch: otherwise nothing would resume or close it.
     PutIntent(EndpointId, Epoch, Intent),
     /// Close an intent.
     RemoveIntent(EndpointId, Epoch),
-    /// Insert the rest of an address.
+    /// Insert a rest.
     PutRest(Rest),
-    /// Remove the rest of an address that is free or leased again.
+    /// Remove a rest: the address is free or leased.
     RemoveRest(IpAddr),
-    /// Insert or replace the restore failure of an endpoint.
+    /// Insert or replace a restore failure.
     PutRestoreFailure(EndpointId, RestoreFailure),
-    /// Remove the restore failure of a restored or deleted endpoint.
+    /// Remove a restore failure.
     RemoveRestoreFailure(EndpointId),
-    /// Take the record of this id out of service.
+    /// Take a record out of service.
     TakeOutOfService(Box<OutOfService>),
-    /// Remove the record out of service, and the unreadable row, of this id.
+    /// Remove a record out of service and the unreadable row.
     RemoveOutOfService(EndpointId),
-    /// Insert or replace a life. An unended one needs a record of its epoch, so that a late write cannot revive an
-    /// ended life. A full store drops changes of lives from the transaction.
+    /// An unended life needs a record of its epoch: a late write must not revive an ended life. A full store drops
+    /// these changes.
     PutLife(Box<Life>),
     /// Remove a life.
     RemoveLife(EndpointId, Epoch),
-    /// Reserve the epochs below this one: none of them is allocated after a restart.
+    /// No epoch below this one is allocated after a restart.
     ReserveEpochs(Epoch),
-    /// Endpoints of a lost store are registered: from now on, objects without a record are orphans.
+    /// Objects without a record are orphans from now on.
     LossHandled,
 }
 
 impl Change {
-    /// True for a change of a life. Lives are for operators; no decision depends on them.
+    /// Lives are for operators; no decision depends on them.
     #[must_use]
     pub fn is_of_timeline(&self) -> bool {
         matches!(self, Self::PutLife(_) | Self::RemoveLife(..))
     }
 }
 
-/// The store without the lives, which only `wharf explain` reads.
+/// The store without lives, which only `wharf explain` reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Endpoints by id.
+    /// By id.
     pub endpoints: Vec<EndpointRecord>,
-    /// Leases by address.
+    /// By address.
     pub leases: Vec<Lease>,
     /// Open intents.
     pub intents: Vec<(EndpointId, Epoch, Intent)>,
     /// Resting addresses.
     pub resting: Vec<Rest>,
-    /// Restore failures of the last start, by endpoint.
+    /// Of the last start, by endpoint.
     pub failures: Vec<(EndpointId, RestoreFailure)>,
     /// Records out of service.
     pub out_of_service: Vec<OutOfService>,
-    /// Unreadable endpoint rows: key, text, error.
+    /// Key, text, error.
     pub unreadable: Vec<(u16, String, String)>,
 }

@@ -1,7 +1,6 @@
-//! The timeline of an endpoint: a bounded list of entries, stored from its create until a day after its delete.
+//! The timeline of an endpoint: a bounded list of entries, stored until a day after its delete.
 //!
-//! Pure: decides which entries to drop first. Times are Unix milliseconds; only the retention of ended lives depends
-//! on them.
+//! Pure. Times are Unix milliseconds; only the retention of ended lives depends on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,16 +15,15 @@ use crate::{
     ids::{Attachment, EndpointId, Epoch, IfName},
 };
 
-/// Most entries per endpoint. Entries between the create and the last delete are dropped first.
+/// Entries between the create and the last delete are dropped first.
 pub const MAX_ENTRIES: usize = 64;
-/// Longest entry text, bytes.
+/// Longest entry, bytes.
 pub const MAX_TEXT: usize = 400;
 /// Most ended lives.
 pub const MAX_PAST: usize = 4_096;
-/// Largest JSON of an ended life, bytes; fits all steps of a pod's create and delete. Three rows fit into a store
-/// page (4 KiB) and a split page has at least two, so a life takes at most 2 KiB of the file.
+/// JSON bytes; fits all steps of a pod's create and delete. At least two rows share a store page (4 KiB).
 pub const MAX_ENDED: usize = 1_340;
-/// Least space for the entries of an ended life, bytes, for names of any length.
+/// Bytes, for names of any length.
 const MIN_ENTRIES_BYTES: usize = 400;
 
 /// Operation of an entry.
@@ -38,18 +36,18 @@ pub enum Operation {
     Undo,
     /// Build.
     Regenerate,
-    /// New labels.
+    /// Labels changed.
     Relabel,
-    /// Restore at an agent start.
+    /// At an agent start.
     Restore,
     /// Delete.
     Delete,
-    /// Observation: a check, an alarm.
+    /// A check, an alarm.
     Notice,
 }
 
 impl Operation {
-    /// Name in metrics labels and output.
+    /// In labels and output.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -77,10 +75,10 @@ pub enum Outcome {
     Failed,
 }
 
-/// A timeline entry. `Deserialize` reads the JSON format before `Row`.
+/// A timeline entry. `Deserialize` also reads the old JSON format.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Entry {
-    /// End time, milliseconds since the Unix epoch.
+    /// End, milliseconds since the Unix epoch.
     #[serde(rename = "at")]
     pub at_unix_ms: u64,
     /// Operation.
@@ -88,18 +86,18 @@ pub struct Entry {
     pub operation: Operation,
     /// Step or state machine event.
     pub phase: String,
-    /// Duration, microseconds, if any.
+    /// Microseconds, if any.
     #[serde(rename = "us", default)]
     pub took_us: Option<u64>,
     /// Outcome.
     #[serde(default)]
     pub outcome: Outcome,
-    /// Text; may be empty.
+    /// May be empty.
     #[serde(default)]
     pub text: String,
 }
 
-/// Entries of an endpoint, oldest first.
+/// Entries, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Written", into = "Written")]
 pub struct Entries {
@@ -122,8 +120,7 @@ enum WrittenEntry {
     Named(#[serde(skip_serializing)] Entry),
 }
 
-/// An entry without field names: milliseconds since the previous entry, operation, phase, duration; then outcome and
-/// text, unless it is a success without text.
+/// Milliseconds since the previous entry, operation, phase, duration; then outcome and text, unless a plain success.
 #[derive(Serialize, Deserialize)]
 struct Row(
     i64,
@@ -165,8 +162,8 @@ impl From<Written> for Entries {
 }
 
 impl Entries {
-    /// Adds an entry unless its text repeats the previous one. Above [`MAX_ENTRIES`], drops the oldest outside the
-    /// create and the last delete, or else the second.
+    /// Skips a repeated text. Above [`MAX_ENTRIES`], drops the oldest outside the create and the last delete, else the
+    /// second.
     pub fn push(&mut self, mut entry: Entry) {
         cut(&mut entry.text, MAX_TEXT);
         cut(&mut entry.phase, MAX_TEXT);
@@ -188,7 +185,7 @@ impl Entries {
     }
 
     fn least_needed(&self) -> usize {
-        // Each repeated delete request begins a new delete; only the last one counts.
+        // Repeated delete requests begin new deletes; only the last counts.
         let last_delete = self.list.iter().rposition(|e| e.operation == Operation::Delete && e.phase == DELETE_BEGINS);
         let is_needed = |(at, e): (usize, &Entry)| match e.operation {
             Operation::Create => true,
@@ -199,7 +196,7 @@ impl Entries {
     }
 
     /// Drops entries to fit `budget` bytes of JSON: successes without text, the quickest first; then other successes
-    /// and warnings, then failures, oldest first. The last failure stays, with its text cut.
+    /// and warnings, then failures, oldest first. Cuts the last failure.
     fn trim(&mut self, budget: usize) {
         let mut size: usize = self.list.iter().map(Entry::written_len).sum();
         while size > budget && self.list.len() > 1 {
@@ -223,20 +220,20 @@ impl Entries {
         self.list.shrink_to_fit();
     }
 
-    /// Entries, oldest first.
+    /// Oldest first.
     #[must_use]
     pub fn list(&self) -> &[Entry] {
         &self.list
     }
 
-    /// Number of dropped entries.
+    /// Dropped entries.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 }
 
-/// Phase of a delete's first entry.
+/// First phase of a delete.
 pub const DELETE_BEGINS: &str = "write-intent";
 
 fn cut(text: &mut String, most: usize) {
@@ -247,7 +244,7 @@ fn cut(text: &mut String, most: usize) {
     }
 }
 
-/// JSON length of a text without quotes, bytes.
+/// Without quotes, bytes.
 fn json_len(text: &str) -> usize {
     let one = |c: char| match c {
         '"' | '\\' => 2,
@@ -262,7 +259,7 @@ impl Entry {
         self.outcome == Outcome::Ok && self.text.is_empty()
     }
 
-    /// JSON size of the row, bytes: punctuation, a time difference of up to a minute, and the fields.
+    /// JSON bytes, for a time difference of up to a minute.
     fn written_len(&self) -> usize {
         let took = self.took_us.map_or(4, |us| us.checked_ilog10().unwrap_or(0) as usize + 1);
         let words = if self.says_nothing() { 0 } else { 14 + json_len(&self.text) };
@@ -274,11 +271,11 @@ impl Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
-    /// Deleted without remains.
+    /// Without remains.
     Deleted,
     /// The create failed and was undone.
     CreateFailed,
-    /// The record was missing at an agent start; the cause is unknown.
+    /// The record was missing at an agent start.
     Unnoted,
 }
 
@@ -291,18 +288,18 @@ pub struct Ended {
     pub how: End,
 }
 
-/// Identification of an ended life.
+/// Identifies an ended life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
-    /// Endpoint id; reused by other lives.
+    /// Reused by other lives.
     pub id: EndpointId,
-    /// Epoch; identifies the life together with the id.
+    /// Identifies the life together with the id.
     pub epoch: Epoch,
     /// CNI key.
     pub attachment: Attachment,
-    /// Addresses, IPv4 first.
+    /// IPv4 first.
     pub addresses: Vec<IpAddr>,
-    /// Identity; none for an interrupted create.
+    /// None for an interrupted create.
     pub identity: Option<Identity>,
     /// Host side's name.
     pub host_ifname: Option<IfName>,
@@ -312,12 +309,12 @@ pub struct Who {
     /// Pod namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
-    /// Create time, milliseconds since the Unix epoch.
+    /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
 }
 
 impl Who {
-    /// From the record.
+    /// From a record.
     #[must_use]
     pub fn of(record: &EndpointRecord) -> Self {
         Self {
@@ -333,7 +330,7 @@ impl Who {
         }
     }
 
-    /// Approximate JSON size of the life without its entries, bytes: field names, numbers and variable fields.
+    /// Approximate JSON bytes without entries.
     fn written_len(&self) -> usize {
         let pod = [&self.pod_name, &self.pod_namespace].into_iter().flatten().map(|name| 18 + json_len(name));
         let a = &self.attachment;
@@ -342,7 +339,7 @@ impl Who {
     }
 }
 
-/// The stored life of an endpoint.
+/// A stored life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
     /// Identification.
@@ -355,7 +352,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// Trims an ended life to [`MAX_ENDED`] bytes.
+    /// To [`MAX_ENDED`] bytes.
     pub fn trim(&mut self) {
         self.entries.trim(MAX_ENDED.saturating_sub(self.who.written_len()).max(MIN_ENTRIES_BYTES));
     }
@@ -370,10 +367,10 @@ pub struct PastLife {
     pub ended: Ended,
 }
 
-/// At most [`MAX_PAST`] ended lives in the caller's packed form; the store has the entries.
+/// At most [`MAX_PAST`] ended lives, in the caller's form.
 #[derive(Debug, Clone)]
 pub struct Past<T> {
-    /// Key: end time (milliseconds since the Unix epoch), epoch, id.
+    /// End time (Unix milliseconds), epoch, id.
     by_end: BTreeMap<(u64, u64, u16), T>,
 }
 
@@ -389,18 +386,18 @@ impl<T> Past<T> {
         self.by_end.insert((past.ended.at_unix_ms, past.who.epoch.0, past.who.id.get()), packed);
     }
 
-    /// At most `batch` lives to remove, oldest first: ended more than `keep_ms` ago, or above `most`. They stay
-    /// listed until [`Self::forget`], after their removal from the store.
+    /// At most `batch` lives to remove, oldest first: ended more than `keep_ms` ago, or above `most`. [`Self::forget`]
+    /// them after their removal from the store.
     #[must_use]
     pub fn outdated(&self, now_ms: u64, keep_ms: u64, most: usize, batch: usize) -> Vec<(EndpointId, Epoch)> {
         let excess = self.by_end.len().saturating_sub(most);
-        // Keys are in age order: the first life to keep ends the search.
+        // Keys are in age order.
         let is_old =
             |(n, (ended, ..)): &(usize, &(u64, u64, u16))| *n < excess || ended.saturating_add(keep_ms) <= now_ms;
         self.by_end.keys().enumerate().take_while(is_old).take(batch).filter_map(|(_, key)| life_of(*key)).collect()
     }
 
-    /// Removes lives from the list.
+    /// Removes lives.
     pub fn forget(&mut self, lives: &[(EndpointId, Epoch)]) {
         if lives.is_empty() {
             return;
@@ -409,13 +406,13 @@ impl<T> Past<T> {
         self.by_end.retain(|key, _| life_of(*key).is_none_or(|life| !lives.contains(&life)));
     }
 
-    /// Removes the oldest life if there are `most` or more.
+    /// Removes the oldest of `most` or more lives.
     pub fn make_room(&mut self, most: usize) -> Option<(EndpointId, Epoch)> {
         let oldest = (self.by_end.len() >= most).then(|| self.by_end.pop_first()).flatten();
         oldest.and_then(|(key, _)| life_of(key))
     }
 
-    /// Lives, latest end first.
+    /// Latest end first.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.by_end.values().rev()
     }

@@ -1,8 +1,7 @@
 //! Upgrade across ABI versions: which endpoints a starting agent takes over, and which pins it keeps.
 //!
-//! Each ABI version has a separate pin tree. Records do not depend on it: everything but counters and pins of tcx
-//! links can be recreated from them. Downgrades work the same way. All other versions are treated alike, even several
-//! after a killed upgrade.
+//! Each ABI version has a pin tree. Everything but counters and pins of tcx links can be recreated from the records.
+//! Downgrades work the same way, also from several versions after a killed upgrade.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,27 +14,26 @@ use crate::{
     store::{Intent, Snapshot},
 };
 
-/// The pin tree of another ABI version.
+/// Pins of another ABI version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VersionTree {
     /// ABI version.
     pub version: u32,
-    /// Endpoint ids with a pin directory.
+    /// With a pin directory.
     pub endpoints: BTreeSet<EndpointId>,
 }
 
-/// Startup actions for other versions' endpoints.
+/// Actions at start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpgradePlan {
-    /// Endpoints to take over: with a record, a live link and no open delete.
+    /// With a record, a live link and no open delete.
     pub take_over: Vec<EndpointRecord>,
-    /// Ids whose pins stay because their link exists: endpoints without a record, out of service, with a renamed
-    /// link, or with an open delete. Their programs stay attached until the link's removal.
+    /// Pins stay until the link's removal: no record, out of service, a renamed link, or an open delete.
     pub keep: BTreeSet<EndpointId>,
 }
 
-/// Plans each endpoint pinned by another version. `gone`: recorded endpoints whose plugin-owned link is gone; the
-/// dump lacks plugin links. Pins of an id in neither part of the plan carry no traffic and may be removed.
+/// `gone`: recorded endpoints without their plugin's link, which the dump lacks. Pins of other ids carry no traffic and
+/// may be removed.
 #[must_use]
 pub fn plan_upgrade(
     trees: &[VersionTree],
@@ -69,7 +67,7 @@ pub fn plan_upgrade(
     plan
 }
 
-/// Ids in a link's name and mark; they differ after a rename.
+/// In name and mark, which differ after a rename.
 fn ids_of(link: &LinkRow) -> impl Iterator<Item = EndpointId> + use<> {
     let named = parse_host_ifname(&link.name).map(|(id, _)| id);
     let mark = link.alias.as_deref().and_then(Mark::parse);
@@ -77,7 +75,7 @@ fn ids_of(link: &LinkRow) -> impl Iterator<Item = EndpointId> + use<> {
     named.into_iter().chain(marked)
 }
 
-/// An endpoint to take over, with this version's specification.
+/// An endpoint to take over, as this version specifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Takeover {
     /// Record.
@@ -91,13 +89,13 @@ pub struct Takeover {
 /// Result of an upgrade.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Upgraded {
-    /// Endpoints with this version's programs on their hooks.
+    /// This version's programs are on their hooks.
     pub taken_over: usize,
-    /// Endpoints whose link disappeared meanwhile.
+    /// Their link disappeared meanwhile.
     pub gone: BTreeSet<EndpointId>,
-    /// Endpoints whose counters restart at zero, because this version cannot read the old ones; and the first cause.
+    /// Counters that this version cannot read restart at zero; and the first cause.
     pub counters_lost: Option<(usize, String)>,
-    /// Objects of other versions that were not removed, in words; the next start retries.
+    /// Objects of other versions; the next start retries their removal.
     pub left: Vec<String>,
 }
 
@@ -128,7 +126,7 @@ mod tests {
         let records = vec![record(1, 10), record(2, 11), record(3, 12), record(4, 13)];
         let links: Vec<_> = records.iter().map(link).collect();
         let snapshot = Snapshot { endpoints: records, ..Snapshot::default() };
-        // An upgrade from 1 to 2 was killed, and 3 starts. Endpoint 4 has this version.
+        // 3 starts after a killed upgrade from 1 to 2.
         let plan = plan_upgrade(&[tree(1, &[1, 2, 9]), tree(2, &[2, 3])], &snapshot, &links, &BTreeSet::new());
         assert_eq!((taken(&plan), kept(&plan)), (vec![1, 2, 3], vec![]), "{plan:?}");
         assert_eq!(plan_upgrade(&[], &snapshot, &links, &BTreeSet::new()), UpgradePlan::default());
@@ -142,7 +140,7 @@ mod tests {
         other.alias = None;
         let snapshot = Snapshot { endpoints: vec![gone, replaced], ..Snapshot::default() };
         let plan = plan_upgrade(&[tree(1, &[1, 2])], &snapshot, &[other], &BTreeSet::new());
-        // An interface with the second endpoint's name exists: keep the pins of its id.
+        // An interface has the second endpoint's name.
         assert_eq!((taken(&plan), kept(&plan)), (vec![], vec![2]), "{plan:?}");
     }
 

@@ -1,31 +1,29 @@
 //! Crash points: places where the tests kill Wharf between two side effects.
 //!
-//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). It
-//! has no effect unless the process called [`arm`], which only the programs of the crash tests do: `main` with that
-//! call is their only difference from the product. The code behind it is not linked into other programs. In an armed
-//! process:
+//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). It acts
+//! only in processes that called [`arm`]: the programs of the crash tests. Other programs do not link the code behind
+//! it. In an armed process:
 //!
-//! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself with SIGKILL when it reaches that point for the
-//!   Nth time (the first without `:N`). No Rust code runs after that: no destructor, no flush, no answer.
-//! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point, so that a running process can be killed.
-//!   The count starts when the file's text changes; an empty or missing file has no effect.
-//! - `WHARF_CRASH_TRACE=FILE`: appends the name of each passed point to the file, one a line. The crash tests derive
-//!   their list of points from it, so the list cannot fall behind the code.
-//! - `WHARF_HOLD_FILE=FILE`: a thread blocks at a point while a line of the file has the point's name, as on a kernel
-//!   or disk that does not answer. [`hold`] marks places without a side effect, which only need this.
+//! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself with SIGKILL at the Nth pass (default 1) of the
+//!   point.
+//! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point. The count starts when the file's text
+//!   changes; an empty or missing file has no effect.
+//! - `WHARF_CRASH_TRACE=FILE`: appends the name of each passed point, one a line. The crash tests derive their points
+//!   from it.
+//! - `WHARF_HOLD_FILE=FILE`: a thread blocks at a point while a line of the file has its name, as on a kernel or disk
+//!   that does not answer. [`hold`] marks places that only need this.
 
 use std::sync::OnceLock;
 
-/// The functions of an armed process.
 struct Armed {
     point: fn(&str),
     hold: fn(&str),
 }
 
-/// Only [`arm`] sets this pointer, so the linker drops the code from programs that never call it.
+/// Set only by [`arm`], so the linker drops the code from programs that never call it.
 static ARMED: OnceLock<Armed> = OnceLock::new();
 
-/// Arms this process until its end. Only for the programs of the crash tests.
+/// Arms this process. Only for the programs of the crash tests.
 pub fn arm() {
     ARMED.get_or_init(|| Armed { point: armed::point, hold: armed::hold });
 }
@@ -37,7 +35,7 @@ pub fn is_armed() -> bool {
     ARMED.get().is_some()
 }
 
-/// A point between two side effects, named `operation/where` in kebab-case: `create/after-lease`. Names are unique.
+/// A point between two side effects, with a unique name `operation/where` in kebab-case: `create/after-lease`.
 #[inline]
 pub fn point(name: &str) {
     if let Some(armed) = ARMED.get() {
@@ -45,7 +43,7 @@ pub fn point(name: &str) {
     }
 }
 
-/// A place where a test may block the thread, named `room/what` in kebab-case. Never kills, and is not traced.
+/// A place where a test may block the thread, named `room/what` in kebab-case. Never kills.
 #[inline]
 pub fn hold(name: &str) {
     if let Some(armed) = ARMED.get() {
@@ -92,10 +90,9 @@ mod armed {
         }
     }
 
-    /// True when the file requests a kill at this pass of the point.
     fn is_told(name: &str) -> bool {
         let Some(path) = &*FILE else { return false };
-        // The lock covers the read, so that all threads see the file's texts in one order.
+        // Covers the read, so that all threads see the file's texts in one order.
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let Some((wanted, nth)) = parse(text.trim()) else { return false };
@@ -110,7 +107,7 @@ mod armed {
     }
 
     fn end() {
-        // The kill does not return. If the signal cannot be sent, the test notices the live process.
+        // If the signal cannot be sent, the test notices the live process.
         kill(Pid::this(), Signal::SIGKILL).ok();
         std::thread::sleep(std::time::Duration::from_secs(60));
     }
@@ -121,20 +118,17 @@ mod armed {
     static HOLD: LazyLock<Option<std::path::PathBuf>> =
         LazyLock::new(|| std::env::var_os("WHARF_HOLD_FILE").map(Into::into));
 
-    /// See the crate documentation.
     pub(crate) fn hold(name: &str) {
         let Some(path) = &*HOLD else { return };
-        // A missing file blocks no thread.
         while std::fs::read_to_string(path).is_ok_and(|text| text.lines().any(|line| line.trim() == name)) {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// See the crate documentation.
     #[allow(clippy::panic, reason = "a trace that is not written would make the crash tests miss points")]
     pub(crate) fn point(name: &str) {
         if let Some(path) = &*TRACE {
-            // Opened each time and appended in one write, so that processes and threads can share the file.
+            // Opened each time and appended in one write: processes and threads share the file.
             let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
             if let Err(error) = opened.and_then(|mut f| f.write_all(format!("{name}\n").as_bytes())) {
                 panic!("trace crash point {name} to {}: {error}", path.display());

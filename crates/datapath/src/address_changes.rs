@@ -1,4 +1,4 @@
-//! Notifications of changes to the addresses of the node's interfaces.
+//! Notifications of address changes on the node.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::error::wrap;
 
 const OPERATION: &str = "follow addresses of the node";
 
-/// Multicast groups for address changes (`linux/rtnetlink.h`): IPv4, IPv6.
+/// Multicast groups (`linux/rtnetlink.h`): IPv4, IPv6.
 const GROUPS: [u32; 2] = [5, 9];
 
 /// A subscription in one network namespace.
@@ -30,16 +30,15 @@ impl AddressChanges {
         for group in GROUPS {
             socket.add_membership(group)?;
         }
-        // SAFETY: the descriptor is owned, stays open and the same, and is not handed out by value.
+        // SAFETY: the descriptor is owned, never replaced, and not handed out by value.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(io::Error::from)?;
         Ok(Self { socket })
     }
 
-    /// Waits for a change since the last call. Several changes, or a lost notification, count as one, so the caller
-    /// reads all addresses again. Cancel safe.
+    /// Waits for a change since the last call. Several changes, or a lost notification, count as one. Cancel safe.
     ///
     /// # Errors
-    /// The socket can no longer be read; the subscription is then unusable.
+    /// A failed socket.
     pub async fn next(&mut self) -> Result<()> {
         loop {
             let mut guard = self.socket.readable().await.map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))?;
@@ -52,11 +51,11 @@ impl AddressChanges {
     }
 }
 
-/// Returns whether a notification was received or lost.
+/// True if a notification was received or lost.
 fn discard(socket: &Socket) -> io::Result<bool> {
     let mut changed = false;
     loop {
-        // The kernel truncates; the content does not matter.
+        // Truncated: the content does not matter.
         let mut content = [0; 16];
         match socket.recv(&mut &mut content[..], libc::MSG_DONTWAIT) {
             Ok(_) => changed = true,

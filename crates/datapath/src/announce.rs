@@ -1,9 +1,8 @@
 //! Announcements: the node answers for a container's address on a link whose network contains it.
 //!
-//! A proxy neighbour entry ([`Proxy`]) makes the kernel answer ARP requests and neighbour solicitations for one
-//! address on one link; IPv6 also needs the link's `proxy_ndp`. The announced addresses follow from the shared
-//! endpoint table, which outlives the agent. A row is written before its entry and removed before it, so
-//! [`Announcer::ensure`] finds every entry that a crash left.
+//! A proxy neighbour entry ([`Proxy`]) makes the kernel answer; IPv6 also needs the link's `proxy_ndp`. A row of the
+//! endpoint table is written before its entry and removed before it, so [`Announcer::ensure`] finds every entry that a
+//! crash left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +39,6 @@ use crate::{
 const OPERATION: &str = "announce addresses";
 const RECORD: &str = "announce.";
 
-/// A link whose network contains a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct OnLink {
     net: IpNet,
@@ -81,7 +79,7 @@ impl Announcer {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies the specification. `endpoints`: the addresses of the reachable endpoints.
+    /// `endpoints`: addresses of the reachable endpoints.
     pub(crate) fn ensure(&self, spec: &NodeSpec, endpoints: impl Fn() -> Result<Vec<IpAddr>>) -> Result<()> {
         if !spec.announce {
             return self.remove();
@@ -103,8 +101,8 @@ impl Announcer {
         add_all(&mut connection, wanted.into_iter().filter(|(proxy, _)| !there.contains_key(proxy)))
     }
 
-    /// The guard lives from before endpoint rows change until their announcements have changed, so that no comparison
-    /// runs in between. `None` while announcing is off.
+    /// Held while endpoint rows and their announcements change, so that no comparison runs in between. `None` while
+    /// announcing is off.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
         Some(self.links()).filter(|links| !links.is_empty()).map(Held)
     }
@@ -114,7 +112,6 @@ impl Announcer {
         spec: &NodeSpec,
         endpoints: impl Fn() -> Result<Vec<IpAddr>>,
     ) -> Result<Vec<NodeProblem>> {
-        // Excludes changes under way.
         let _held = self.links();
         let mut connection = Connection::open()?;
         let links = if spec.announce { on_links(&mut connection, &spec.cidrs)? } else { Vec::new() };
@@ -159,7 +156,7 @@ impl Announcer {
 pub(crate) struct Held<'a>(MutexGuard<'a, Vec<OnLink>>);
 
 impl Held<'_> {
-    /// Announces addresses. Only logs failures; [`Announcer::ensure`] retries.
+    /// Only logs failures; [`Announcer::ensure`] retries.
     pub(crate) fn publish(&self, addresses: impl IntoIterator<Item = IpAddr>) {
         let add = || {
             let wanted = wanted(&self.0, addresses);
@@ -193,7 +190,7 @@ pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<Proxy>> {
     Ok(proxy::list(connection)?.into_iter().filter(|(_, ours)| *ours).map(|(proxy, _)| proxy).collect())
 }
 
-/// Withdraws an announcement, on a node without an agent.
+/// On a node without an agent.
 pub(crate) fn withdraw(address: IpAddr, ifindex: IfIndex) -> Result<()> {
     let (mut connection, proxy) = (Connection::open()?, Proxy { address, ifindex });
     match proxy.look_up(&mut connection)? {
@@ -223,7 +220,7 @@ fn remove_all(connection: &mut Connection, proxies: impl IntoIterator<Item = Pro
     let requests: Vec<Request> = proxies.iter().map(|proxy| proxy.remove()).collect();
     for (answer, proxy) in connection.batch(requests)?.into_iter().zip(proxies) {
         match answer {
-            // The link may be gone with its entries.
+            // The link may be gone.
             Err(refusal) if !refusal.is(libc::ENOENT) && !refusal.is(libc::ENODEV) => {
                 return Err(refused(refusal, proxy));
             }
@@ -243,7 +240,7 @@ fn add_all<'a>(connection: &mut Connection, proxies: impl IntoIterator<Item = (P
     for (answer, (proxy, link)) in connection.batch(requests)?.into_iter().zip(proxies) {
         answer.map_err(|refusal| refused(refusal, proxy))?;
         crash::point("datapath/announce/after-add");
-        // Neighbours that cached another link-layer address learn the new one.
+        // For neighbours that cached another link-layer address.
         if let Err(errno) = advertise(proxy.address, link) {
             tracing::warn!("tell neighbours on {} of {}: {errno}; they ask in time", link.ifname, proxy.address);
         }
@@ -251,7 +248,7 @@ fn add_all<'a>(connection: &mut Connection, proxies: impl IntoIterator<Item = (P
     Ok(())
 }
 
-/// Unsolicited neighbour advertisement (RFC 4861 section 7.2.6), or ARP announcement (RFC 5227 section 3).
+/// Unsolicited neighbour advertisement (RFC 4861, 7.2.6), or ARP announcement (RFC 5227, 3).
 fn advertise(address: IpAddr, link: &OnLink) -> nix::Result<()> {
     match address {
         IpAddr::V4(a) => {
@@ -290,6 +287,6 @@ fn everybody(ifindex: IfIndex) -> nix::Result<LinkAddr> {
         sll_addr: [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0],
     };
     let length = libc::socklen_t::try_from(size_of_val(&address)).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the pointer is to a whole `sockaddr_ll` of that length, which outlives the call.
+    // SAFETY: a whole `sockaddr_ll` of that length, which outlives the call.
     unsafe { LinkAddr::from_raw(std::ptr::from_ref(&address).cast(), Some(length)) }.ok_or(Errno::EINVAL)
 }

@@ -1,4 +1,4 @@
-//! Connection of an endpoint: addresses and routes on both sides of the link, both sides up.
+//! Addresses and routes on both sides of an endpoint's link.
 
 use std::{
     fs, io,
@@ -28,16 +28,16 @@ use crate::{
 
 const OPERATION: &str = "connect endpoint";
 
-/// Kernel work queues take well under a millisecond unless the machine is overloaded.
+/// Work queues take well under a millisecond unless the machine is overloaded.
 const KERNEL_WORK_TIMEOUT: Duration = Duration::from_secs(3);
 
 struct Step {
     request: Request,
     subject: String,
     ipv6: bool,
-    /// The step adds an address: EEXIST is success.
+    /// EEXIST is success.
     address: bool,
-    /// The route to add. Another route may be in its place.
+    /// Another route may be in its place.
     route: Option<Route>,
 }
 
@@ -58,7 +58,6 @@ impl Step {
 #[derive(Default)]
 struct Outcome {
     ipv6_off: bool,
-    /// Routes that were not added because another route is in their place.
     in_the_way: Vec<Route>,
 }
 
@@ -76,7 +75,7 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
             return Err(fail(OPERATION, about(record, name), KernelErrorKind::NotFound, cause));
         }
     };
-    // Routes with a worse metric must not be added twice.
+    // With a worse metric, a route could be added twice.
     let there = match &record.routes {
         Some(_) => route::of_link(&mut inside, record.container_ifindex, None)?,
         None => Vec::new(),
@@ -129,15 +128,15 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         await_local(&mut inside, address)?;
     }
     crash::point("datapath/connect/before-rules");
-    // Rules last: an undo removes the rest with the link.
+    // Last: an undo removes the rest with the link.
     source_rule::ensure(&mut inside, record, &ways)?;
     source_rule::ensure_others(&mut inside, record, &beside);
     crash::point("datapath/connect/after-rules");
     Ok(())
 }
 
-/// Waits until the container's side carries packets. The kernel activates it later than its peer, from a work queue
-/// that needs RTNL, and loses packets until then. Since Linux 6.8 a query activates it.
+/// The kernel activates the container's side later than its peer, from a work queue that needs RTNL, and loses packets
+/// until then. Since Linux 6.8 a query activates it.
 fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
     let name = record.attachment.ifname.as_str();
     if link::look_up(inside, name)?.is_some_and(|l| l.running) {
@@ -170,15 +169,12 @@ fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()>
     Err(fail(OPERATION, about(record, name), KernelErrorKind::Exhausted, cause))
 }
 
-/// Waits until the container accepts packets to its IPv6 address. The kernel adds the local route after the
-/// acknowledgement, from a work queue, even without duplicate address detection. Earlier packets are lost or get "no
-/// route".
+/// The kernel adds the local route after the acknowledgement, from a work queue. Earlier packets are lost.
 fn await_local(inside: &mut Connection, address: Ipv6Addr) -> Result<()> {
     if route::is_local(inside, address)? {
         return Ok(());
     }
     inside.hear_ipv6_routes()?;
-    // It may have appeared before the subscription.
     if route::is_local(inside, address)? {
         return Ok(());
     }
@@ -196,8 +192,7 @@ fn about(record: &EndpointRecord, what: &str) -> String {
     format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
 }
 
-/// Steps for the container's side. The container may choose a smaller MTU, down to [`MIN_MTU`]. `there`: the link's
-/// routes.
+/// The container may choose a smaller MTU, down to [`MIN_MTU`]. `there`: the link's routes.
 fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) -> Vec<Step> {
     let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
@@ -227,7 +222,7 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) ->
     steps
 }
 
-/// The node's source addresses: the gateways, or the router addresses if another IPAM chose the gateway.
+/// The gateways, or the router addresses if another IPAM chose the gateway.
 fn sources(host: &mut Connection, record: &EndpointRecord) -> Result<Vec<IpAddr>> {
     match record.ip_owner {
         IpOwner::Endpoint | IpOwner::Caller => {
@@ -237,8 +232,7 @@ fn sources(host: &mut Connection, record: &EndpointRecord) -> Result<Vec<IpAddr>
     }
 }
 
-/// Steps for the host side: restore the settings, bring the link up, add a route to each address with the router's
-/// address as source.
+/// Restores the settings, brings the link up, adds a route to each address.
 fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> Vec<Step> {
     let index = record.host_ifindex;
     let name = record.host_ifname.as_str();
@@ -248,7 +242,7 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> V
         steps.push(Step::link(link::set_mark(index, mark), name));
     }
     if seen.master.is_some() {
-        // The kernel removes the routes of a link that leaves a VRF.
+        // A link that leaves a VRF loses its routes.
         steps.push(Step::link(link::release_from_master(index), name));
     }
     let is_as_made = seen.mac == Some(record.host_mac) && seen.mtu == record.mtu && !seen.arp;
@@ -262,7 +256,7 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> V
     steps
 }
 
-/// Replaces an older Wharf route: the address now belongs to this endpoint. Foreign routes stay.
+/// Replaces an older Wharf route. Foreign routes stay.
 fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> Result<()> {
     let address = route.destination.addr();
     let subject = || about(record, &format!("route to {address}"));
@@ -301,13 +295,11 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
             continue;
         }
         if ipv6 && (outcome.ipv6_off || ipv6_is_off(&refusal)) {
-            // Later IPv6 refusals follow from IPv6 being off.
             outcome.ipv6_off = true;
             continue;
         }
         match route {
             Some(route) if refusal.is(libc::EEXIST) => outcome.in_the_way.push(route),
-            // The route to the gateway was not added.
             Some(route) if refusal.is(libc::ENETUNREACH) || refusal.is(libc::EHOSTUNREACH) => {
                 outcome.in_the_way.push(route);
             }
@@ -317,8 +309,8 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
     Ok(outcome)
 }
 
-/// Gives a worse metric to routes behind another interface's: a second interface does not take over the container's
-/// default route. Keeps older routes of this interface. Returns the main table.
+/// Gives a worse metric to routes behind another interface's, so that a second interface does not take over the
+/// container's default route. Returns the main table.
 fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &EndpointRecord) -> Result<Vec<Route>> {
     let mut there = route::list(connection, None)?;
     for mut route in in_the_way {
@@ -334,12 +326,12 @@ fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &En
     Ok(there)
 }
 
-/// The kernel refuses addresses with EACCES where `disable_ipv6` is set.
+/// EACCES: `disable_ipv6` is set.
 fn ipv6_is_off(refusal: &Refusal) -> bool {
     refusal.is(libc::EACCES) || refusal.is(libc::EAFNOSUPPORT) || refusal.is(libc::EOPNOTSUPP)
 }
 
-/// `/proc/sys/net` shows the network namespace of the thread that opens it.
+/// `/proc/sys/net` shows the opening thread's network namespace.
 fn disable_ipv6(ifname: &str) -> String {
     format!("/proc/sys/net/ipv6/conf/{ifname}/disable_ipv6")
 }

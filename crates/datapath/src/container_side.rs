@@ -1,5 +1,4 @@
-//! Deletion of a veth pair by the container's side, when the host side was moved to a namespace that the node does
-//! not see.
+//! Deletion of a veth pair by the container's side, when the node does not see the host side's namespace.
 
 use std::{
     fs::File,
@@ -20,9 +19,8 @@ use crate::{
 
 const OPERATION: &str = "remove link by the container's side";
 
-/// Deletes the pair if namespace, index and MAC address are the recorded ones. Keeps a link whose peer is in the
-/// node's namespace: the peer's name and mark named another endpoint. Succeeds when the link or the namespace is
-/// gone.
+/// Deletes the pair if namespace, index and MAC address are the recorded ones. Keeps a link whose peer is in the node's
+/// namespace: its name and mark named another endpoint.
 pub(crate) fn remove(thread: &NetnsThread, side: &ContainerSide) -> Result<()> {
     let subject = || format!("index {} in {}", side.ifindex, side.netns.path.display());
     let mut inside = match thread.connect(OPERATION, &side.netns) {
@@ -45,7 +43,6 @@ pub(crate) fn remove(thread: &NetnsThread, side: &ContainerSide) -> Result<()> {
     }
 }
 
-/// The id that the connection's namespace assigned to another namespace.
 pub(crate) fn nsid(connection: &mut Connection, netns: RawFd) -> Result<Option<i32>> {
     let subject = "the node's network namespace";
     let fd = u32::try_from(netns).map_err(|e| wrap(OPERATION, subject, &e))?;

@@ -50,14 +50,12 @@ pub(crate) fn io_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::E
     None
 }
 
-/// The cause names each source once, outermost first.
 pub(crate) fn wrap(operation: &'static str, subject: impl Into<String>, error: &(dyn Error + 'static)) -> KernelError {
     let kind = io_cause(error).map_or(KernelErrorKind::Other, kind_of);
     let mut cause = String::new();
     let mut next = Some(error);
     while let Some(e) = next {
         let text = e.to_string();
-        // Transparent wrappers repeat their source.
         if !cause.contains(&text) {
             if !cause.is_empty() {
                 cause.push_str(": ");

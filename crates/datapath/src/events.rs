@@ -1,4 +1,4 @@
-//! The reader of the event ring buffer.
+//! The event ring buffer's reader.
 
 use std::{
     io,
@@ -17,23 +17,22 @@ use zerocopy::FromBytes as _;
 
 use crate::error::{fail, wrap};
 
-/// Maximum number of events per [`EventReader::next`].
+/// Maximum events per [`EventReader::next`].
 pub const BATCH: usize = 256;
 
-/// The reader of the event ring buffer. All openers share the consumer position, so there can be one reader. The
-/// buffer outlives it. A full buffer loses new events; programs never wait.
+/// Reads the event ring buffer, which outlives it. All openers share the consumer position, so there can be one reader.
+/// A full buffer loses new events.
 pub struct EventReader {
     ring: AsyncFd<Ring>,
-    /// Records of another size than [`Event`]; 0 on a healthy node.
+    /// Records of another size than [`Event`].
     malformed: u64,
     _turn: Turn,
 }
 
-/// The exclusive right to read events, released on drop.
+/// Exclusive right to read events, released on drop.
 pub(crate) struct Turn(Arc<AtomicBool>);
 
 impl Turn {
-    /// Fails when another reader has it.
     pub(crate) fn take(taken: &Arc<AtomicBool>) -> Result<Self> {
         if taken.swap(true, Ordering::AcqRel) {
             return Err(fail(
@@ -63,7 +62,7 @@ impl AsRawFd for Ring {
 
 impl EventReader {
     pub(crate) fn new(ring: RingBuf<MapData>, turn: Turn) -> Result<Self> {
-        // SAFETY: `Ring` owns the descriptor, never replaces it, and `ring` is not handed out by value.
+        // SAFETY: `Ring` owns the descriptor, never replaces it, and is not handed out by value.
         let ring = unsafe { AsyncFd::register_with_interest(Ring(ring), Interest::READABLE) }
             .map_err(|e| wrap("read events", wharf_common::map::EVENTS, &io::Error::from(e)))?;
         Ok(Self { ring, malformed: 0, _turn: turn })
@@ -72,7 +71,7 @@ impl EventReader {
     /// Waits for events; at most [`BATCH`], oldest first. Cancel safe.
     ///
     /// # Errors
-    /// The runtime can no longer poll the descriptor; the reader is then unusable.
+    /// A failed descriptor.
     pub async fn next(&mut self) -> Result<Vec<Event>> {
         loop {
             let mut guard =

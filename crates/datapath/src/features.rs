@@ -1,4 +1,4 @@
-//! Kernel features and process capabilities, checked at start, before any change.
+//! Kernel features and process capabilities, checked at start.
 
 use std::{fs, io, path::Path};
 
@@ -19,7 +19,7 @@ use crate::{
 /// The first kernel with the helpers of [`NEEDED`].
 const MINIMUM: (u32, u32) = (5, 13);
 
-/// Required helpers, their purpose and first kernel.
+/// Required helpers and their purpose.
 const NEEDED: [(ProgramType, BpfHelper, &str); 2] = [
     (
         ProgramType::SchedClassifier,
@@ -36,7 +36,7 @@ const NEEDED: [(ProgramType, BpfHelper, &str); 2] = [
 /// Checks the thread's capabilities.
 ///
 /// # Errors
-/// `Permission`; names the missing capabilities and the remedy.
+/// `Permission`, with the missing capabilities.
 pub fn check_capabilities() -> Result<()> {
     let (operation, subject) = ("check capabilities", "this process");
     let effective = caps::read(None, CapSet::Effective)
@@ -51,7 +51,7 @@ pub fn check_capabilities() -> Result<()> {
 
 fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
     use Capability::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN};
-    // CAP_SYS_ADMIN, needed for setns, includes the two newer capabilities.
+    // CAP_SYS_ADMIN, needed for setns, includes these two.
     let stands_for = |c: &Capability| matches!(c, CAP_BPF | CAP_PERFMON) && effective.contains(&CAP_SYS_ADMIN);
     let missing = |c: &Capability| !effective.contains(c) && !stands_for(c);
     [CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_BPF, CAP_PERFMON]
@@ -61,10 +61,10 @@ fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
         .collect()
 }
 
-/// Why new interfaces of this thread's network namespace get no IPv6 address.
+/// Why new interfaces in this thread's network namespace get no IPv6 address.
 #[must_use]
 pub fn ipv6_off() -> Option<&'static str> {
-    // The kernel copies the default to each new interface.
+    // The default for new interfaces.
     match fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
         Ok(text) if text.trim() == "0" => None,
         Ok(_) => Some("net.ipv6.conf.default.disable_ipv6=1"),
@@ -72,13 +72,12 @@ pub fn ipv6_off() -> Option<&'static str> {
     }
 }
 
-/// Major and minor of `uname -r`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Probes the kernel; changes nothing.
+/// Changes nothing.
 pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
     let operation = "probe kernel";
     let uname = uname().map_err(|e| wrap(operation, "uname", &io::Error::from(e)))?;
@@ -97,8 +96,8 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
             return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
         }
         Some(mode) => mode,
-        // A tcx attach waits for an RCU grace period under RTNL for each hook, at create and at delete, and the
-        // deletes of a group wait one by one (figures in docs/attach-modes.md).
+        // A tcx attach waits for an RCU grace period under RTNL for each hook, and a group's deletes wait one by one
+        // (docs/attach-modes.md).
         None => AttachMode::Clsact,
     };
     for (program, helper, purpose) in NEEDED {

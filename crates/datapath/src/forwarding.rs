@@ -1,6 +1,6 @@
-//! Forwarding, which packets between containers and other networks need.
+//! Forwarding between containers and other networks.
 //!
-//! A node that forwards IPv6 ignores router advertisements, and with them its default route, unless `accept_ra` is 2
+//! A node that forwards IPv6 ignores router advertisements, and loses its default route, unless `accept_ra` is 2
 //! (Documentation/networking/ip-sysctl.rst). So interfaces with `accept_ra` 1 get 2.
 
 use std::{fs, io, path::Path};
@@ -31,7 +31,7 @@ impl Forwarding {
     }
 
     pub(crate) fn ensure(&self, families: Families) -> Result<()> {
-        // The kernel copies the node-wide value to each interface, also on restore.
+        // The kernel copies the node-wide value to each interface.
         self.0.change(wanted(families, &self.changed()?)?, per_interface)
     }
 
@@ -43,7 +43,7 @@ impl Forwarding {
         self.0.take_back()
     }
 
-    /// Reports settings that differ. `repairable`: whether [`Self::ensure`] is called for them.
+    /// `repairable`: [`Self::ensure`] is called for these settings.
     pub(crate) fn observe(&self, families: Families, repairable: bool) -> Result<Vec<NodeProblem>> {
         let wanted = wanted(families, &self.changed()?)?;
         let problem = |(path, expected): (String, &str)| {
@@ -58,7 +58,7 @@ impl Forwarding {
     }
 }
 
-/// Settings to change, in order.
+/// In order.
 fn wanted(families: Families, changed: &Before) -> Result<Vec<(String, &'static str)>> {
     let mut wanted = Vec::new();
     if families.ipv4 && read(FORWARD4)? != "1" {
@@ -95,8 +95,7 @@ fn interfaces(family: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Values that the kernel overwrites with a node-wide setting: forwarding of interfaces that already forward, and
-/// whether the node accepts redirects.
+/// Values that the kernel overwrites with a node-wide setting.
 fn per_interface(path: &str) -> Result<Vec<(String, String)>> {
     let family = match path {
         FORWARD4 => "ipv4",

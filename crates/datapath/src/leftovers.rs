@@ -1,8 +1,7 @@
-//! Leftovers on a node without an agent, and their removal, for uninstallation.
+//! Leftovers on a node without an agent, and their removal.
 //!
-//! Only provably Wharf's objects are listed: links by mark, filters on other plugins' links by name and handle, the
-//! router's pair by name or mark, routes by protocol number, pins by place and name. Similar objects are reported and
-//! never changed.
+//! Only provably Wharf's objects are removed: links by mark, filters on other plugins' links by name and handle, the
+//! router's pair by name or mark, routes by protocol number, pins by place and name. Similar objects are only reported.
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +36,7 @@ use crate::{
 /// A leftover object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leftover {
-    /// An endpoint's host side. Its removal also removes the container's side.
+    /// An endpoint's host side; its removal includes the container's.
     Link {
         /// Name.
         name: String,
@@ -48,40 +47,40 @@ pub enum Leftover {
     },
     /// Wharf's filters on another plugin's link, which stays.
     Filters {
-        /// Name of the link's host side.
+        /// Link's name.
         name: String,
-        /// Its index.
+        /// Link's index.
         ifindex: IfIndex,
     },
     /// A route with Wharf's protocol number.
     Route(RouteRow),
-    /// The router's veth pair, named by its first end, or the remaining end.
+    /// The router's veth pair, or its remaining end.
     Router {
         /// Name.
         name: String,
         /// Index.
         ifindex: IfIndex,
     },
-    /// An address that the node announces on a link.
+    /// An announced address.
     Announcement {
         /// Address.
         address: IpAddr,
-        /// Index of the link.
+        /// Link's index.
         ifindex: IfIndex,
-        /// Name of the link.
+        /// Link's name.
         ifname: String,
     },
-    /// Descriptions of rules and routes to the proxy.
+    /// Rules and routes to the proxy.
     Redirects(Vec<String>),
     /// The nftables table.
     Table,
-    /// Changed settings (`sysctl`) of the node.
+    /// Changed settings (`sysctl`).
     Settings {
-        /// Run directory, which has the record.
+        /// Run directory, with the record.
         run_dir: PathBuf,
-        /// Changed for announcements, not for forwarding.
+        /// For announcements, not for forwarding.
         announced: bool,
-        /// Their names.
+        /// Names.
         names: Vec<String>,
     },
     /// A pin, or a directory of pins.
@@ -126,7 +125,7 @@ pub struct Leftovers {
 /// Lists Wharf's objects in this thread's network namespace and on a bpffs.
 ///
 /// # Errors
-/// When the kernel refuses a query, or the pins cannot be read.
+/// A failed query or read.
 pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let mut found = Leftovers::default();
     let mut connection = Connection::open()?;
@@ -208,7 +207,7 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
 /// Removes an object. Succeeds when it is already gone.
 ///
 /// # Errors
-/// When the kernel refuses, or a pin directory has new entries.
+/// A refusal, or new entries in a pin directory.
 pub fn remove(leftover: &Leftover) -> Result<()> {
     match leftover {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),

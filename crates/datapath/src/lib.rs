@@ -7,23 +7,22 @@
 //! |---|---|
 //! | [`linux`] | the implementation: one method, one blocking job |
 //! | `bpf` | objects, pins, maps, attachment, the drop-all sink |
-//! | `netlink` | synchronous batches: several requests in one `sendmsg`, answers matched by sequence number |
+//! | `netlink` | synchronous batches of requests |
 //! | `netns` | the only thread that enters other network namespaces |
-//! | `announce` | ARP and neighbour discovery answers for container addresses |
-//! | `settings` | `sysctl` changes, and a record of the previous values |
+//! | `announce` | ARP and neighbour discovery for container addresses |
+//! | `settings` | `sysctl` changes, with a record of previous values |
 //! | `source_rule` | source routing in a container with several interfaces |
 //! | `redirects` | routing of packets to the proxy |
 //! | `router` | the veth pair with the router addresses |
-//! | `plugin_link` | links of another CNI plugin, behind which Wharf is chained: never changed |
-//! | `container_side` | deletion of a veth pair whose host side left the node's namespace |
+//! | `plugin_link` | another CNI plugin's links (chaining) |
+//! | `container_side` | deletion of a veth pair whose host side is out of reach |
 //! | `reaper` | deletes links, many in one kernel wait |
-//! | `link_watch` | reports endpoint links whose carrier came up again |
-//! | [`events`], [`program_log`] | readers of the ring buffers |
-//! | [`address_changes`] | notifications of address changes on the node |
+//! | `link_watch` | endpoint links whose carrier came up again |
+//! | [`events`], [`program_log`] | ring buffer readers |
+//! | [`address_changes`] | notifications |
 //!
-//! Jobs that can wait for the kernel run on tokio's blocking threads or on the `netns` or `reaper` thread: link
-//! operations hold the RTNL lock for milliseconds. A call whose future is dropped still completes in the kernel.
-//! Calls are idempotent, so the next one repairs the state.
+//! Link operations hold the RTNL lock for milliseconds, so jobs that can wait for the kernel run on tokio's blocking
+//! threads or on the `netns` or `reaper` thread. A call whose future is dropped still completes. Calls are idempotent.
 
 pub mod address_changes;
 mod announce;
@@ -76,5 +75,5 @@ pub const ROUTE_PROTOCOL: u8 = 87;
 /// Name of the interface that carries the router addresses.
 pub const ROUTER_IFNAME: &str = "wharf0";
 
-/// Name of the peer of [`ROUTER_IFNAME`], which has no addresses.
+/// Name of [`ROUTER_IFNAME`]'s peer, which has no addresses.
 pub const ROUTER_PEER_IFNAME: &str = "wharf0p";

@@ -1,7 +1,5 @@
-//! Detects host sides whose carrier was lost and came up again.
-//!
-//! When a container takes its interface down, the kernel removes the routes and IPv6 addresses of the container's
-//! side, and does not restore them later. On the node, the host side loses and regains its carrier.
+//! Detects host sides whose carrier was lost and came up again: when a container takes its interface down, the kernel
+//! removes routes and IPv6 addresses of the container's side for good.
 
 use std::{
     collections::BTreeMap,
@@ -24,13 +22,12 @@ use crate::{
 
 const OPERATION: &str = "watch links";
 
-/// How often the carrier of each host side came up.
+/// Carrier-up counts of host sides.
 #[derive(Debug, Clone, Default)]
 pub struct Carriers(BTreeMap<IfIndex, u32>);
 
 impl Carriers {
-    /// Records a link. Returns whether its carrier came up again since the last record; the first time is the link's
-    /// creation.
+    /// The first record, at the link's creation, does not count.
     fn came_up_again(&mut self, seen: &LinkSeen) -> bool {
         if parse_host_ifname(&seen.name).is_none() {
             return false;
@@ -59,8 +56,7 @@ impl Carriers {
     }
 }
 
-/// A watch of the endpoints' links. The first watch reports no earlier changes; a later one with [`Self::carriers`]
-/// reports changes in between.
+/// A watch of the endpoints' links. With an earlier watch's [`Self::carriers`], it reports changes in between.
 pub struct LinkWatch {
     socket: AsyncFd<Watched>,
     carriers: Carriers,
@@ -75,7 +71,7 @@ impl AsRawFd for Watched {
     }
 }
 
-/// A watch that no runtime polls yet.
+/// Not yet polled.
 pub(crate) struct Opened(Connection, Carriers, Vec<IfIndex>);
 
 /// Subscribes, then reads: a change in between is seen twice and reported once.
@@ -94,7 +90,7 @@ pub(crate) fn open(mut carriers: Carriers) -> Result<Opened> {
 
 impl LinkWatch {
     pub(crate) fn new(Opened(connection, carriers, reported): Opened) -> Result<Self> {
-        // SAFETY: `Watched` owns the socket and never replaces it, and the connection is not handed out by value.
+        // SAFETY: `Watched` owns the socket, never replaces it, and is not handed out by value.
         let socket = unsafe { AsyncFd::register_with_interest(Watched(connection), Interest::READABLE) }
             .map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &io::Error::from(e)))?;
         Ok(Self { socket, carriers, reported })
@@ -103,14 +99,14 @@ impl LinkWatch {
     /// Waits for host sides whose carrier came up again. Cancel safe.
     ///
     /// # Errors
-    /// Lost messages, or a failed socket. A new watch with [`Self::carriers`] then reports the missed changes.
+    /// Lost messages or a failed socket; a new watch with [`Self::carriers`] reports the missed changes.
     pub async fn next(&mut self) -> Result<Vec<IfIndex>> {
         while self.reported.is_empty() {
             let mut guard = self.socket.readable_mut().await.map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))?;
             match guard.get_inner_mut().0.heard_datagram(Instant::now())? {
                 Some(messages) => self.reported = self.carriers.record(messages),
-                // Only now the socket is empty: an unparsable datagram may precede more, for which the kernel does
-                // not report readiness again.
+                // Only now the socket is empty: more may follow an unparsable datagram, without another readiness
+                // event.
                 None => guard.clear_ready(),
             }
         }

@@ -50,16 +50,16 @@ use crate::{
 /// Options of [`LinuxKernel::open`].
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
-    /// Mount point of a bpffs (`/sys/fs/bpf`). Pins go to `<bpffs>/wharf/v<ABI version>`.
+    /// Mount point of a bpffs. Pins go to `<bpffs>/wharf/v<ABI version>`.
     pub bpffs: PathBuf,
-    /// The agent's run directory: records of changed settings.
+    /// Agent's run directory, for records of changed settings.
     pub run_dir: PathBuf,
-    /// `None` means clsact, which every kernel has and which attaches without a wait.
+    /// `None` means clsact.
     pub attach_mode: Option<AttachMode>,
 }
 
-/// The kernel, in the network namespace of the opening thread. Calling threads must be in that namespace and in a
-/// tokio runtime. Clones share one state.
+/// The kernel, in the network namespace of the opening thread. Calling threads must be in that namespace and in a tokio
+/// runtime. Clones share one state.
 #[derive(Clone)]
 pub struct LinuxKernel {
     inner: Arc<Inner>,
@@ -73,8 +73,8 @@ struct Inner {
     netns: NetnsThread,
     reaper: Reaper,
     /// Whether policy has redirects: the last argument of [`PolicyKernel::ensure_way_to_proxy`], else the first node
-    /// specification's value (later specifications may be stale). Locked, on threads that may block, while the way to
-    /// the proxy changes.
+    /// specification's value (later ones may be stale). Locked, on threads that may block, while the way to the proxy
+    /// changes.
     redirects: Mutex<Option<bool>>,
     events_taken: Arc<AtomicBool>,
     log_taken: Arc<AtomicBool>,
@@ -85,9 +85,7 @@ impl LinuxKernel {
     /// some milliseconds.
     ///
     /// # Errors
-    /// `Permission` without root's capabilities, `NotFound` when `bpffs` is not a mounted bpffs, `Unsupported` for an
-    /// old kernel or a missing attach mode, `Conflict` when a shared map has another version's layout. A failed check
-    /// changes nothing.
+    /// `Permission`: not root, `NotFound`: no bpffs, `Unsupported`: old kernel, `Conflict`: another version's maps.
     pub fn open(options: OpenOptions, loader: Loader) -> Result<Self> {
         features::check_capabilities()?;
         let features = features::probe(options.attach_mode)?;
@@ -111,26 +109,26 @@ impl LinuxKernel {
         EventReader::new(self.inner.bpf.event_ring()?, turn)
     }
 
-    /// Watches the endpoints' links. `before`: the state of an earlier watch. Needs a tokio runtime.
+    /// Watches the endpoints' links. `before`: state of an earlier watch. Needs a tokio runtime.
     ///
     /// # Errors
-    /// When the kernel refuses the subscription or the list of links.
+    /// A refusal.
     pub async fn watch_links(&self, before: Carriers) -> Result<LinkWatch> {
         LinkWatch::new(self.blocking("watch links", move |_| link_watch::open(before)).await?)
     }
 
-    /// Subscribes to changes of the addresses of the node's interfaces.
+    /// Subscribes to address changes on the node.
     ///
     /// # Errors
-    /// When the kernel refuses the socket.
+    /// A refusal.
     pub fn address_changes(&self) -> Result<AddressChanges> {
         AddressChanges::subscribe()
     }
 
-    /// The endpoints that other ABI versions have pinned.
+    /// Endpoints that other ABI versions have pinned.
     ///
     /// # Errors
-    /// When the pins cannot be read.
+    /// Unreadable pins.
     pub async fn other_versions(&self) -> Result<Vec<VersionTree>> {
         self.blocking("list pins", |k| k.bpf.other_versions()).await
     }
@@ -139,7 +137,7 @@ impl LinuxKernel {
     /// the endpoints in `keep`. Repeatable, also after a SIGKILL.
     ///
     /// # Errors
-    /// The failure, and which versions' programs are in force: the previous ones if they could be restored.
+    /// The error says which version's programs are in force.
     pub async fn upgrade(
         &self,
         endpoints: Vec<Takeover>,
@@ -149,10 +147,10 @@ impl LinuxKernel {
         self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep, &moves)).await
     }
 
-    /// Opens the log of the programs loaded with debug on. `program_id`: any of their `deliver` programs.
+    /// Opens the log of the programs loaded with debug on. `program_id`: any `deliver` program of these.
     ///
     /// # Errors
-    /// `NotFound` when the program is gone or was loaded without debug, `Exhausted` when there is a reader already.
+    /// `NotFound`: gone or without debug, `Exhausted`: there is a reader already.
     pub async fn program_log(&self, program_id: u32) -> Result<ProgramLog> {
         let records = self.blocking("read program log", move |_| ProgramLog::find(program_id)).await?;
         ProgramLog::new(records, &self.inner.log_taken)
@@ -184,7 +182,7 @@ impl Inner {
         self.redirects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a job with the current `redirects`, while no other job changes the way to the proxy.
+    /// While no other job changes the way to the proxy.
     fn with_redirects<T>(&self, spec: &NodeSpec, job: impl FnOnce(&NodeSpec) -> T) -> T {
         let mut wanted = self.redirects();
         let redirects = *wanted.get_or_insert(spec.redirects);
@@ -379,7 +377,7 @@ impl EndpointKernel for LinuxKernel {
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("make unreachable", move |k| {
-            // Later removals run after a failure; the first failure is returned.
+            // The first failure is returned.
             let ports = k.nat.unpublish(&record);
             crash::point("datapath/unreachable/after-ports");
             let held = k.announcer.hold();
@@ -422,7 +420,7 @@ impl EndpointKernel for LinuxKernel {
             if let Some(side) = link.container.as_ref().filter(|_| !existed) {
                 container_side::remove(&k.netns, side)?;
             }
-            // The sink must stay attached until the link is closed.
+            // The sink stays attached until the link is closed.
             k.bpf.forget_closed(&link)
         })
         .await?;

@@ -1,4 +1,4 @@
-//! MTUs of the node's uplinks, and MTU changes of endpoints.
+//! MTUs of the node's uplinks and of endpoints.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     for message in networks::main_table(&mut connection)? {
         let RouteNetlinkMessage::NewRoute(m) = message else { continue };
         match default_over(&m) {
-            // With `net.ipv4.nexthop_compat_mode` the route also has the object's interfaces.
+            // With `net.ipv4.nexthop_compat_mode` the route also has the interfaces.
             Some((over, Some(id))) if over.is_empty() => indexes.extend(nexthop::interfaces(&mut connection, id)?),
             Some((over, _)) => indexes.extend(over),
             None => {}
@@ -42,7 +42,7 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     Ok(found)
 }
 
-/// Interfaces and nexthop object of a foreign default route; `None` for other routes.
+/// `None` for other than foreign default routes.
 fn default_over(m: &RouteMessage) -> Option<(Vec<u32>, Option<u32>)> {
     let is_default = route::destination_of(m).is_some_and(|to| to.prefix_len() == 0);
     let table = m.attributes.iter().find_map(|a| if let RouteAttribute::Table(t) = a { Some(*t) } else { None });
@@ -60,8 +60,7 @@ fn default_over(m: &RouteMessage) -> Option<(Vec<u32>, Option<u32>)> {
     Some((m.attributes.iter().flat_map(over).collect(), object))
 }
 
-/// Changes the MTU of both sides. A side may accept more than its peer sends, so the host side grows first and
-/// shrinks last.
+/// A side may accept more than its peer sends, so the host side grows first and shrinks last.
 pub(crate) fn ensure(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
     if mtu >= record.mtu {
         host_side(record, mtu)?;

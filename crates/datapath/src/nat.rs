@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Without nf_tables, or with a foreign table, the node has none of Wharf's entries.
+/// Without nf_tables, or with a foreign table.
 fn is_none_of_ours(error: &KernelError) -> bool {
     matches!(error.kind, KernelErrorKind::Unsupported | KernelErrorKind::Conflict)
 }
@@ -40,12 +40,12 @@ pub(crate) struct Nat {
 
 #[derive(Default)]
 struct Ports {
-    /// `None` before the first specification, too.
+    /// Also `None` before the first specification.
     masquerade: Option<Masquerade>,
     redirects: bool,
-    /// The endpoints' entries, since this process began.
+    /// Since this process began.
     published: BTreeSet<NatEntry>,
-    /// Tracked flows may predate a change of the table; [`Nat::ensure`] must check them.
+    /// Tracked flows, not yet checked, may predate a change of the table.
     unlooked: bool,
 }
 
@@ -61,7 +61,7 @@ fn families(cidrs: &[IpNet]) -> Families {
     Families { ipv4: has(true), ipv6: has(false) }
 }
 
-/// Configured sources that the node does not have, so that replies are lost.
+/// Configured sources that the node does not have.
 fn absent_sources(masquerade: &Masquerade) -> Result<Vec<NodeProblem>> {
     let chosen = masquerade.source4.map(IpAddr::V4).into_iter().chain(masquerade.source6.map(IpAddr::V6));
     let chosen: Vec<IpAddr> = chosen.collect();
@@ -104,7 +104,6 @@ impl Nat {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds or removes the redirect chains, ahead of the next node specification.
     pub(crate) fn ensure_redirects(&self, wanted: bool) -> Result<()> {
         let mut ports = self.ports();
         ports.redirects = wanted;
@@ -116,14 +115,13 @@ impl Nat {
         ensured.map(drop)
     }
 
-    /// Applies the specification. Without masquerading the settings are restored, and the table stays only for
-    /// redirects.
+    /// Without masquerading the settings are restored, and the table stays only for redirects.
     pub(crate) fn ensure(&self, spec: &NodeSpec) -> Result<()> {
         let table = {
             let mut ports = self.ports();
             ports.masquerade.clone_from(&spec.masquerade);
             ports.redirects = spec.redirects;
-            // No packet may leave with a container's address.
+            // Before forwarding: no packet may leave with a container's address.
             if ports.masquerade.is_some() || ports.redirects {
                 let ensured = self.nft.ensure_around(&ports.desired());
                 ports.unlooked |= ensured.as_ref().is_ok_and(|done| *done != Ensured::Unchanged);
@@ -141,10 +139,10 @@ impl Nat {
         table
     }
 
-    /// Adds an endpoint's entries. A node that does not masquerade has no table.
+    /// A node that does not masquerade has no table.
     pub(crate) fn publish(&self, record: &EndpointRecord) -> Result<()> {
         let entries = record.nat_entries();
-        // Before the lock: endpoints without entries never wait for it.
+        // Endpoints without entries never wait for the lock.
         if entries.is_empty() {
             return Ok(());
         }
@@ -155,7 +153,6 @@ impl Nat {
         let new: Vec<_> = entries.iter().copied().filter(|entry| ports.published.insert(*entry)).collect();
         let mut added = self.nft.add(&entries);
         if added.as_ref().is_err_and(|e| e.kind == KernelErrorKind::NotFound) {
-            // Another program removed the table.
             added = self.nft.ensure_around(&ports.desired()).map(drop);
         }
         if let Err(e) = added {
@@ -170,7 +167,7 @@ impl Nat {
         }
         let by_loopback = |m: &PortMapping| m.container.is_ipv4() && m.host_ip.is_none_or(|ip| ip.is_loopback());
         if record.mappings().iter().any(by_loopback) {
-            // The setting is removed with the link.
+            // The link's removal removes the setting.
             set(&format!("ipv4/conf/{}/route_localnet", record.host_ifname), "1")?;
         }
         Ok(())
@@ -208,7 +205,7 @@ impl Nat {
         if strays.is_empty() { Ok(()) } else { self.take_back(&strays) }
     }
 
-    /// Entries that no endpoint has. Empty where the table is unreadable, which [`Self::observe`] reports.
+    /// Entries that no endpoint has. Empty if unreadable, which [`Self::observe`] reports.
     pub(crate) fn strays(&self) -> Vec<NatEntry> {
         let ports = self.ports();
         let there = self.there().ok().flatten().unwrap_or_default();
@@ -229,7 +226,6 @@ impl Nat {
         Ok(wanted.into_iter().map(problems).collect())
     }
 
-    /// Entries in the table; `None` where Wharf has no table.
     fn there(&self) -> Result<Option<BTreeSet<NatEntry>>> {
         match self.nft.look() {
             Ok(table) => Ok(table.map(|table| table.entries())),
@@ -245,7 +241,7 @@ impl Nat {
         }
     }
 
-    /// Compares table and settings with the specification. A failed read is a problem too.
+    /// A failed read is a problem too.
     pub(crate) fn observe(&self, spec: &NodeSpec) -> NatView {
         let mut view = NatView::default();
         let unseen = |e: KernelError| NodeProblem::Outbound { what: e.subject, cause: e.cause, repairable: false };
@@ -267,13 +263,11 @@ impl Nat {
         let seen = self.forwarding.observe(families(&masquerade.pools), true);
         view.problems.extend(seen.unwrap_or_else(|e| vec![unseen(e)]));
         view.problems.extend(absent_sources(masquerade).unwrap_or_else(|e| vec![unseen(e)]));
-        // `table_problems` reports failures.
         view.tracked = conntrack::fill();
         view.foreign = self.foreign(spec);
         view
     }
 
-    /// Compares the table with the specification, except for the endpoints' entries.
     fn table_problems(&self, spec: &NodeSpec) -> Vec<NodeProblem> {
         let table = |cause, repairable| NodeProblem::Outbound {
             what: "nftables table inet wharf".to_owned(),
@@ -297,7 +291,7 @@ impl Nat {
         }
     }
 
-    /// Foreign chains that affect containers, also without masquerading. Empty where unreadable.
+    /// Foreign chains that affect containers. Empty if unreadable.
     fn foreign(&self, spec: &NodeSpec) -> Vec<ForeignChain> {
         let published = self.ports().published.iter().any(|entry| matches!(entry, NatEntry::Port(_)));
         let uplinks = mtu::uplinks().unwrap_or_default();

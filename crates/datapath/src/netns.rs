@@ -1,7 +1,5 @@
-//! Network namespaces: identification and visits.
-//!
-//! `setns` is permanent for a thread, so a dedicated thread enters the namespace, opens a socket (which stays bound
-//! to that namespace), and returns.
+//! Network namespaces: identification and visits. `setns` is permanent for a thread, so a dedicated thread enters the
+//! namespace, opens a socket (which stays there), and returns.
 
 use std::{
     fs::File,
@@ -38,7 +36,7 @@ const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
 /// `SO_NETNS_COOKIE` of `asm-generic/socket.h` (Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Queued visits. A visit takes tens of microseconds; callers are blocking threads, which wait for room.
+/// Visits take tens of microseconds; callers are blocking threads, which wait for room.
 const QUEUE: usize = 64;
 
 const OBSERVE: &str = "open network namespace";
@@ -56,7 +54,6 @@ impl AsFd for Netns {
 }
 
 impl Netns {
-    /// Opens a path and checks that it is a network namespace.
     fn open(operation: &'static str, path: &Path) -> Result<Self> {
         let subject = || path.display().to_string();
         // O_PATH does not open the file: a FIFO does not block, a device sees no open.
@@ -73,7 +70,7 @@ impl Netns {
         let real = PathBuf::from(format!("/proc/thread-self/fd/{}", handle.as_raw_fd()));
         let fd = open(&real, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
             .map_err(|e| wrap(operation, subject(), &io::Error::from(e)))?;
-        // SAFETY: NS_GET_NSTYPE takes no argument and only reads; `fd` is open.
+        // SAFETY: NS_GET_NSTYPE only reads; `fd` is open.
         let kind = unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE) };
         if kind != libc::CLONE_NEWNET {
             return Err(not_one("it is a namespace of another kind"));
@@ -100,7 +97,7 @@ fn unresolved(operation: &'static str, subject: String, errno: Errno) -> KernelE
 fn cookie(socket: &impl AsRawFd) -> u64 {
     let mut value = 0u64;
     let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or_default();
-    // SAFETY: `value` and `length` outlive the call and `length` is the size of `value`.
+    // SAFETY: `value` and `length` outlive the call; `length` is the size of `value`.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -125,16 +122,16 @@ struct Visit {
     reply: SyncSender<io::Result<()>>,
 }
 
-/// The only thread that enters other namespaces, `wharf-netns`. Drop ends it.
+/// The only thread that enters other namespaces. Drop ends it.
 pub(crate) struct NetnsThread {
-    /// `None` only during drop: closing the queue ends the thread.
+    /// `None` only during drop.
     queue: Option<SyncSender<Visit>>,
     thread: Option<JoinHandle<()>>,
     home: (u64, u64),
 }
 
 impl NetnsThread {
-    /// Starts the thread. The caller's namespace is the node's.
+    /// The caller's namespace is the node's.
     pub(crate) fn start() -> Result<Self> {
         let start = |e: &io::Error| wrap("start namespace thread", "wharf-netns", e);
         let home = File::open("/proc/thread-self/ns/net").map_err(|e| start(&e))?;
@@ -147,7 +144,7 @@ impl NetnsThread {
         Ok(Self { queue: Some(queue), thread: Some(thread), home: (meta.dev(), meta.ino()) })
     }
 
-    /// Opens a namespace. Fails if the path now leads to another one.
+    /// Fails if the path now leads to another namespace.
     pub(crate) fn open(&self, operation: &'static str, wanted: &NetnsRef) -> Result<Netns> {
         let netns = Netns::open(operation, &wanted.path)?;
         if (netns.dev, netns.inode) != (wanted.dev, wanted.inode) {
@@ -161,7 +158,7 @@ impl NetnsThread {
         self.connect_each(operation, [wanted])?.pop().unwrap_or_else(|| Err(ended(operation, subject())))
     }
 
-    /// [`Self::connect`] for several namespaces in one visit; results in order.
+    /// Several namespaces in one visit; results in order.
     pub(crate) fn connect_each<'a>(
         &self,
         operation: &'static str,
@@ -190,7 +187,6 @@ impl NetnsThread {
         self.visit_each(operation, subject, &[netns], job)?.pop().ok_or_else(|| ended(operation, subject.to_owned()))
     }
 
-    /// Runs a short job inside each namespace; results in order.
     fn visit_each<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -206,7 +202,7 @@ impl NetnsThread {
         let (reply, answer) = sync_channel(1);
         let span = tracing::Span::current();
         let job: Job = Box::new(move || {
-            // The caller has given up.
+            // The caller may have given up.
             let _unwanted = result.try_send(span.in_scope(&mut job));
         });
         let queue = self.queue.as_ref().ok_or_else(ended)?;
@@ -219,7 +215,6 @@ impl NetnsThread {
 impl Drop for NetnsThread {
     fn drop(&mut self) {
         drop(self.queue.take());
-        // A panicked thread has ended too.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -241,11 +236,10 @@ fn serve(visits: &Receiver<Visit>, home: &File) {
             Ok(())
         });
         if let Err(e) = setns(home, CloneFlags::CLONE_NEWNET) {
-            // The thread must not work in a wrong namespace: it ends, and later visits fail.
+            // The thread must not work in a wrong namespace: it ends.
             tracing::error!(error = %e, "cannot return to the node's network namespace");
             return;
         }
-        // The caller may have given up.
         let _unwanted = reply.try_send(visited.map_err(|e: Errno| io::Error::from(e)));
     }
 }
@@ -262,7 +256,7 @@ pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
     Ok(NetnsRef { path: path.to_owned(), dev: netns.dev, inode: netns.inode, cookie })
 }
 
-/// Whether the kernel supports netkit, tried in a temporary namespace, which ends with its thread.
+/// Tried in a temporary namespace, which ends with its thread.
 pub(crate) fn probe_netkit() -> bool {
     use nix::sched::unshare;
     use rtnetlink::{

@@ -24,10 +24,10 @@ use crate::{
 };
 
 /// Networks that overlap with a CIDR: addresses, routes of the tables main and local, and the lookups (by the node's
-/// rules) of each CIDR's first and last address, without the routes that the kernel creates for an address.
+/// rules) of each CIDR's first and last address.
 ///
 /// # Errors
-/// When the kernel refuses a query.
+/// A refusal.
 pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     let mut connection = Connection::open()?;
     let shares = |net: &IpNet| cidrs.iter().any(|cidr| cidr.contains(net) || net.contains(cidr));
@@ -71,7 +71,7 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     Ok(seen)
 }
 
-/// The node's network that each address leads to; `None` without a route, or for a Wharf route.
+/// `None` without a route, or for a Wharf route.
 pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
     let mut connection = Connection::open()?;
     let mut networks = Vec::with_capacity(ips.len());
@@ -121,7 +121,6 @@ impl Found {
         Some(found)
     }
 
-    /// Exactly this destination, over this link.
     pub(crate) fn is_ours_to(&self, to: IpNet, ifindex: IfIndex) -> bool {
         self.is_ours() && self.net == to && self.ifindex == Some(ifindex)
     }
@@ -130,7 +129,7 @@ impl Found {
         u8::from(self.protocol) == ROUTE_PROTOCOL
     }
 
-    /// The address (reported as an address) or its broadcast routes.
+    /// Routes for an address, which is reported itself.
     fn is_made_for_an_address(&self) -> bool {
         self.table == u32::from(LOCAL) && self.protocol == RouteProtocol::Kernel
     }
@@ -171,7 +170,7 @@ impl Links {
         self.routers.contains(&ifindex)
     }
 
-    /// The link's name, if it exists, and whether it is point to point.
+    /// With whether it is point to point.
     fn name(&mut self, connection: &mut Connection, ifindex: IfIndex) -> Result<(Option<String>, bool)> {
         if let Some(known) = self.names.get(&ifindex) {
             return Ok(known.clone());
@@ -195,13 +194,13 @@ impl Links {
     }
 }
 
-/// The route lookup, rules included. `None` without a route, or for an unreachable one.
+/// Rules included. `None` without a route, or for an unreachable one.
 pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(route::question(ip)), 0)?;
     let Some(mut found) = answer.ok().and_then(|messages| messages.iter().find_map(Found::read)) else {
         return Ok(None);
     };
-    // Without added rules a kernel has the IPv4 routes of main and local in one table, and reports "main" for both.
+    // Without added rules, IPv4's main and local share one table, reported as "main".
     let is_of_both = ip.is_ipv4() && found.table == u32::from(RouteHeader::RT_TABLE_MAIN);
     if is_of_both && matches!(found.kind, RouteType::Local | RouteType::Broadcast | RouteType::Anycast) {
         let same = |f: &Found| f.net == found.net && f.kind == found.kind;

@@ -25,7 +25,7 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
     spec.router4.map(IpAddr::V4).into_iter().chain(spec.router6.map(IpAddr::V6)).collect()
 }
 
-/// Makes the router interface (a veth pair: not every kernel has dummy) with exactly the router addresses, and
+/// Makes the router interface with exactly the router addresses (a veth pair: not every kernel has dummy), and
 /// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
 /// route to the same destination stays and takes precedence.
 pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
@@ -50,7 +50,7 @@ pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
         let to = route.destination;
         steps.push(Step::add(to.addr(), route.add(), format!("unreachable route {to}")));
     }
-    // Routes of removed pools, or with an earlier version's metric.
+    // Of removed pools, or with an earlier version's metric.
     for old in ours.iter().filter(|r| !cidrs.contains(r)) {
         let to = old.destination;
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
@@ -80,7 +80,6 @@ struct Step {
     request: Request,
     subject: String,
     ipv6: bool,
-    /// Removals succeed when the object is already gone.
     removal: bool,
 }
 
@@ -121,7 +120,7 @@ fn run(connection: &mut Connection, steps: Vec<Step>) -> Result<()> {
     Ok(())
 }
 
-/// Compares the node's part with its specification. Ignores foreign additions.
+/// Ignores foreign additions.
 pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let mut wrong = Vec::new();
     let mut connection = Connection::open()?;
@@ -171,7 +170,7 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     Ok(wrong)
 }
 
-/// Removes the node's part and the way to the proxy. Succeeds when already gone.
+/// Also removes the way to the proxy. Succeeds when already gone.
 pub(crate) fn remove_node() -> Result<()> {
     let mut connection = Connection::open()?;
     let mut steps = Vec::new();

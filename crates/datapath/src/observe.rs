@@ -1,4 +1,4 @@
-//! Comparison of an endpoint's kernel state with its record. Foreign additions are ignored.
+//! Compares an endpoint's kernel state with its record. Ignores foreign additions.
 
 use ipnet::IpNet;
 use wharf_core::{
@@ -98,7 +98,7 @@ fn observe_host(
         let master = link::name_of(host, master)?;
         problems.push(EndpointProblem::LinkEnslaved { name: name.clone(), master });
     }
-    // CNI's `bandwidth` plugin adds a token bucket. Other qdiscs may have other reasons.
+    // From CNI's `bandwidth` plugin.
     if let Some(kind) = seen.queue.filter(|kind| kind == "tbf") {
         problems.push(EndpointProblem::LinkQueue { name: name.clone(), kind });
     }
@@ -110,14 +110,13 @@ fn observe_host(
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)?;
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
-        // A lookup does not depend on the number of endpoints. The table is read only if it finds another route.
+        // Reading the table costs more with many endpoints.
         let look_up = networks::look_up(host, address)?;
         if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
             continue;
         }
         if route::of_link(host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {
-            // `ignore_routes_with_linkdown` hides routes over a link without carrier. A container side that is down
-            // is reported separately.
+            // `ignore_routes_with_linkdown` hides routes over a link without carrier.
             if seen.running {
                 let found = look_up.map(|found| found.into_lookup(host)).transpose()?;
                 let expected = record.host_ifname.to_string();
@@ -143,7 +142,6 @@ fn observe_host(
     Ok(())
 }
 
-/// The container's interface and a connection to its namespace; reports a problem where one is missing.
 fn container_link(
     inside: Result<Connection>,
     record: &EndpointRecord,

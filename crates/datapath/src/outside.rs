@@ -1,4 +1,4 @@
-//! Parsers of untrusted bytes, callable without a kernel, for the fuzz targets. They accept any bytes.
+//! Parsers of untrusted bytes, for the fuzz targets. They accept any bytes.
 
 use std::{collections::HashSet, io, net::IpAddr};
 
@@ -8,7 +8,7 @@ use zerocopy::FromBytes as _;
 
 use crate::{bpf::rows::table_row, netlink};
 
-/// Parses a netlink datagram: per message the sequence number and the content (debug notation; `None` if unreadable).
+/// Parses a netlink datagram: per message the sequence number and the content.
 ///
 /// # Errors
 /// The datagram does not end where its messages do.
@@ -16,19 +16,19 @@ pub fn netlink_datagram(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)
     netlink::batch::in_words(datagram)
 }
 
-/// Whether a ctnetlink row has one of the addresses. `None` without a readable row.
+/// Whether a ctnetlink row has one of the addresses; `None` if unreadable.
 #[must_use]
 pub fn conntrack_message(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<bool> {
     netlink::conntrack::is_of(message, wanted)
 }
 
-/// Parses a sock_diag message. Returns the client of a proxy's connection, `None` for any other socket or bytes.
+/// Parses a sock_diag message: the client of a proxy's connection.
 #[must_use]
 pub fn socket_message(message: &[u8]) -> Option<IpAddr> {
     netlink::sockets::client_of(message).ok().flatten()
 }
 
-/// Parses a message with every nf_tables parser. Returns whether any accepts it.
+/// True if any nf_tables parser accepts the message.
 #[must_use]
 pub fn nft_message(message: &[u8]) -> bool {
     netlink::nft::is_readable(message)

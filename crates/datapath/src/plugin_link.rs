@@ -1,4 +1,4 @@
-//! Links of another CNI plugin, behind which Wharf is chained. Read only; `bpf::clsact` has the attachments.
+//! Links of another CNI plugin, behind which Wharf is chained. Read only.
 
 use std::{fs::File, os::fd::AsRawFd as _};
 
@@ -61,7 +61,6 @@ pub(crate) fn find(thread: &NetnsThread, netns: &NetnsRef, ifname: &IfName) -> R
     })
 }
 
-/// Other plugins' links with Wharf filters, and the filters' endpoints.
 pub(crate) fn taken() -> Result<Vec<LinkRef>> {
     let mut host = Connection::open()?;
     let mut taken = Vec::new();
@@ -128,7 +127,6 @@ pub(crate) fn observe_host(
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)
 }
 
-/// Checks the values that the programs rely on.
 pub(crate) fn observe_container(
     mut inside: Connection,
     seen: &LinkSeen,

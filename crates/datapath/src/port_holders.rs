@@ -1,7 +1,7 @@
 //! Processes that hold a port of the node.
 //!
-//! Podman reserves a published port with a socket that the container's monitor (conmon) holds while the container
-//! runs. `podman network reload` and `connect` publish the port under this socket, so this holder is no conflict.
+//! Podman reserves a published port with a socket of the container's monitor (conmon), under which `podman network
+//! reload` and `connect` publish the port: this holder is no conflict.
 
 use std::{
     collections::HashSet,
@@ -17,7 +17,7 @@ use wharf_core::{
     nat::{PortMapping, Protocol},
 };
 
-/// Bytes read. Conmon names its container at the beginning.
+/// Bytes. Conmon names its container at the beginning.
 const MAX_COMMAND_LINE: u64 = 64 << 10;
 /// TCP_LISTEN in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
@@ -35,15 +35,14 @@ impl Socket {
         let ipv4 = mapping.container.is_ipv4();
         let same_ip = match self.ip.is_ipv4() == ipv4 {
             true => self.ip.is_unspecified() || mapping.host_ip.is_none_or(|ip| ip == self.ip),
-            // A socket of `::` has the IPv4 port too, unless it is IPv6-only, which /proc does not show.
+            // `::` includes the IPv4 port, unless IPv6-only, which /proc does not show.
             false => ipv4 && self.ip.is_unspecified(),
         };
         same_ip && (self.protocol, self.port) == (mapping.protocol, mapping.host_port.get())
     }
 }
 
-/// The first held port with a holder other than the container's monitor. Invisible holders, as in another PID
-/// namespace, count as others.
+/// With a holder other than the container's monitor. Invisible holders (another PID namespace) count as others.
 pub(crate) fn first_of_others<'a>(container: &ContainerId, held: &'a [PortMapping]) -> Option<&'a PortMapping> {
     let first = held.first()?;
     let look = || -> io::Result<_> {
@@ -62,14 +61,13 @@ pub(crate) fn first_of_others<'a>(container: &ContainerId, held: &'a [PortMappin
 }
 
 /// Sockets that only the container's monitor holds. Skips other network namespaces: containers may have many
-/// descriptors, and no runtime passes such a socket into one.
+/// descriptors, and no runtime passes a port's socket into one.
 fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result<HashSet<u64>> {
     let netns = |path: PathBuf| fs::metadata(path).map(|netns| (netns.dev(), netns.ino()));
     let own = netns("/proc/thread-self/ns/net".into())?;
     let (mut of_monitor, mut of_others) = (HashSet::new(), HashSet::new());
     for process in fs::read_dir("/proc")? {
         let process = process?.path();
-        // Not a process, or one that ended.
         if !netns(process.join("ns/net")).is_ok_and(|netns| netns == own) {
             continue;
         }
@@ -78,7 +76,7 @@ fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result
             .filter_map(|descriptor| inode_of(&fs::read_link(descriptor.ok()?.path()).ok()?))
             .filter(|inode| inodes.contains(inode))
             .collect();
-        // Reading a command line waits for the process's memory.
+        // Only now: reading a command line waits for the process's memory.
         if !held.is_empty() {
             if is_monitor(container, &process) { &mut of_monitor } else { &mut of_others }.extend(held);
         }
@@ -86,12 +84,11 @@ fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result
     Ok(&of_monitor - &of_others)
 }
 
-/// Parses `socket:[INODE]`.
 fn inode_of(link: &Path) -> Option<u64> {
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether the command line has `-c ID` or `--cid ID`, as conmon(8) names its container.
+/// Whether the command line has `-c ID` or `--cid ID` (conmon(8)).
 fn is_monitor(container: &ContainerId, process: &Path) -> bool {
     let mut line = Vec::new();
     let read = File::open(process.join("cmdline")).and_then(|file| file.take(MAX_COMMAND_LINE).read_to_end(&mut line));
@@ -102,7 +99,7 @@ fn is_monitor(container: &ContainerId, process: &Path) -> bool {
             .any(|pair| matches!(pair, [b"-c" | b"--cid", id] if *id == container.as_str().as_bytes()))
 }
 
-/// Sockets of this thread's network namespace that may hold a port.
+/// Of this thread's network namespace.
 fn sockets() -> io::Result<Vec<Socket>> {
     let mut sockets = Vec::new();
     for (protocol, table) in
@@ -110,7 +107,7 @@ fn sockets() -> io::Result<Vec<Socket>> {
     {
         let lines = match File::open(format!("/proc/thread-self/net/{table}")) {
             Ok(file) => BufReader::new(file).lines(),
-            // A kernel without IPv6.
+            // Without IPv6.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };
@@ -121,7 +118,7 @@ fn sockets() -> io::Result<Vec<Socket>> {
     Ok(sockets)
 }
 
-/// Parses a line of `/proc/net/tcp` and the like (proc_net_tcp.rst); `None` for heading and connections.
+/// Parses a line of `/proc/net/tcp` (proc_net_tcp.rst); `None` for heading and connections.
 fn socket(protocol: Protocol, line: &str) -> Option<Socket> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let [_, local, _, state, .., _] = *fields.as_slice() else { return None };
@@ -131,7 +128,7 @@ fn socket(protocol: Protocol, line: &str) -> Option<Socket> {
     let (ip, port) = local.split_once(':')?;
     let mut octets = [0; 16];
     for (word, at) in octets.chunks_exact_mut(4).zip((0..ip.len()).step_by(8)) {
-        // Each word of the address is a number in host byte order.
+        // Each word is in host byte order.
         word.copy_from_slice(&u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
     }
     let ip = match (ip.len(), octets) {
@@ -161,7 +158,7 @@ mod tests {
         }
     }
 
-    /// A process that holds the socket, with `-c 64` like the monitor of container `64`. It waits for input.
+    /// Like the monitor of container `64`.
     fn monitor(listener: &TcpListener) -> Child {
         let socket = OwnedFd::from(listener.try_clone().expect("a copy"));
         Command::new("head").args(["-c", "64"]).stdin(Stdio::piped()).stdout(socket).spawn().expect("started")

@@ -24,10 +24,8 @@ use crate::{
 
 const OPERATION: &str = "publish";
 
-/// Checks that the node has each host IP, and that no process except the container's monitor holds the port.
-///
-/// # Errors
-/// `NotFound` where the node lacks the address, `Exists` where a process holds the port, `Unsupported` for `::1`.
+/// The node must have each host IP, and no process except the container's monitor may hold the port. `NotFound`: no
+/// such address, `Exists`: held, `Unsupported`: `::1`.
 pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Result<()> {
     let asked = mappings.iter().any(|mapping| mapping.host_ip.is_some());
     let mut connection = asked.then(Connection::open).transpose()?;
@@ -41,8 +39,8 @@ pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Resu
                              an interface";
                 return Err(refused(KernelErrorKind::Unsupported, cause.to_owned()));
             }
-            // All of 127.0.0.0/8 is local. The route lookup adds networks made local by a route (`ip route add
-            // local`); it omits addresses of interfaces that are down.
+            // The route lookup adds networks that only a route makes local, and omits addresses of interfaces that are
+            // down.
             let has = ip.is_ipv4() && ip.is_loopback()
                 || own.iter().any(|(_, there)| *there == ip)
                 || connection.as_mut().map_or(Ok(false), |connection| route::ends_here(connection, ip))?;
@@ -65,13 +63,13 @@ pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Resu
     Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
 }
 
-/// Whether a process holds the port. The probe binds but does not listen.
+/// The probe binds but does not listen.
 fn held(mapping: &PortMapping) -> io::Result<bool> {
     let (kind, reuses) = match mapping.protocol {
-        // A port that only closed connections have is free.
+        // A port of closed connections is free.
         Protocol::Tcp => (SockType::Stream, true),
         Protocol::Udp => (SockType::Datagram, false),
-        // A probe must not load the SCTP module.
+        // A probe would load the SCTP module.
         Protocol::Sctp => return Ok(false),
     };
     let (family, every) = match mapping.container.is_ipv4() {
@@ -89,7 +87,7 @@ fn held(mapping: &PortMapping) -> io::Result<bool> {
     match bind(probe.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) => Ok(false),
         Err(nix::Error::EADDRINUSE) => Ok(true),
-        // Only the probe needs CAP_NET_BIND_SERVICE, publishing does not.
+        // Publishing does not need CAP_NET_BIND_SERVICE.
         Err(nix::Error::EACCES) => Ok(false),
         Err(e) => Err(e.into()),
     }

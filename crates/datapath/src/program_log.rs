@@ -1,4 +1,4 @@
-//! The reader of the log records of programs loaded with `ProgramSpec::debug`.
+//! The log records of programs loaded with `ProgramSpec::debug`.
 
 use std::{
     io,
@@ -20,8 +20,7 @@ use crate::{
 
 const OPERATION: &str = "read program log";
 
-/// Passes log records to the `log` crate's logger. All programs share one ring buffer, so one reader serves all, also
-/// later ones.
+/// Passes log records to the `log` crate's logger. All programs share one ring buffer and one reader.
 pub struct ProgramLog {
     ring: AsyncFd<OwnedFd>,
     flush: Flush,
@@ -31,7 +30,7 @@ pub struct ProgramLog {
 type Flush = Box<dyn FnMut() + Send>;
 
 impl ProgramLog {
-    /// Opens the records of a program, by kernel id. Blocks while it searches the node's programs.
+    /// Blocks while it searches the node's programs.
     pub(crate) fn find(program_id: u32) -> Result<(OwnedFd, Flush)> {
         let subject = || format!("program {program_id}");
         let mut logger = EbpfLogger::init_from_id(program_id).map_err(|e| {
@@ -50,7 +49,7 @@ impl ProgramLog {
         if taken.swap(true, Ordering::AcqRel) {
             return Err(fail(OPERATION, LOGS, KernelErrorKind::Exhausted, "the log has its one reader already"));
         }
-        // SAFETY: the descriptor is owned, stays open and the same, and is not handed out by value.
+        // SAFETY: the descriptor is owned, never replaced, and not handed out by value.
         match unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) } {
             Ok(ring) => Ok(Self { ring, flush, taken: Arc::clone(taken) }),
             Err(e) => {
@@ -63,7 +62,7 @@ impl ProgramLog {
     /// Waits for records and logs them. Cancel safe.
     ///
     /// # Errors
-    /// The runtime can no longer poll the descriptor; the reader is then unusable.
+    /// A failed descriptor.
     pub async fn next(&mut self) -> Result<()> {
         let mut guard = self.ring.readable().await.map_err(|e| wrap(OPERATION, LOGS, &e))?;
         (self.flush)();

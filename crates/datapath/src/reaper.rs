@@ -1,15 +1,13 @@
 //! The deletion of links.
 //!
-//! Deleting a veth pair has two parts. Under RTNL the kernel closes both sides, flushes their routes, removes them
-//! from its lookup tables, and reports `RTM_DELLINK`: well below a millisecond. Then it waits until every CPU has
-//! released the devices: 12 to 20 ms, in the caller's `sendmsg`. One thread selects links and listens for the report;
-//! a thread per batch sends the request and waits. A hundred pairs deleted as one group wait once, so requests that
-//! arrive during a batch form the next batch.
+//! Deleting a veth pair has two parts. Under RTNL the kernel removes both sides from its lookup tables, and reports
+//! `RTM_DELLINK`: well below a millisecond. Then it waits, in the caller's `sendmsg`, until every CPU has released the
+//! devices: 12 to 20 ms, once for a group of links. So requests that arrive during a batch form the next batch. One
+//! thread selects links and listens for the report; a thread per batch sends the request and waits.
 //!
-//! At `RTM_DELLINK` of the host side both sides have left the tables (`unregister_netdevice_many_notify` of
-//! `net/core/dev.c`), but the addresses, sysctls and sysfs entries of the container's side go a moment later, before
-//! the kernel releases RTNL. So a request that takes RTNL without a change ends after that ([`await_rtnl`]). A lost
-//! report only costs time: the removal then waits for the kernel's answer.
+//! At the host side's `RTM_DELLINK` both sides have left the tables (`unregister_netdevice_many_notify` of
+//! `net/core/dev.c`), but the container side's addresses, sysctls and sysfs entries go a moment later, before RTNL is
+//! released: see [`await_rtnl`]. After a lost report, the removal waits for the kernel's answer.
 
 use std::{
     collections::BTreeMap,
@@ -36,21 +34,20 @@ use crate::{
     netlink::{Connection, Request, link},
 };
 
-/// Queued deletes. A node has at most 16,383 endpoints, and the agent runs fewer deletes at a time.
+/// Queued deletes; the agent runs fewer at a time.
 const QUEUE: usize = 1024;
 const BATCH: usize = 256;
-/// Concurrent batches, each with a thread; their waits overlap.
+/// A thread each.
 const BATCHES: usize = 8;
 /// Poll interval for a batch without a report.
 const CHECK: Duration = Duration::from_millis(5);
-/// First link group number: unlikely to be in use, and positive as a signed number.
+/// Unlikely to be in use, and positive as a signed number.
 const GROUP_BASE: u32 = 1 << 30;
 
 const OPERATION: &str = "remove link";
 
 pub(crate) struct Removal {
     pub(crate) existed: bool,
-    /// Both sides have left the kernel's tables.
     pub(crate) unlisted: bool,
     pub(crate) release: oneshot::Receiver<Result<()>>,
 }
@@ -60,9 +57,9 @@ struct Order {
     reply: oneshot::Sender<Result<Removal>>,
 }
 
-/// The thread `wharf-reaper`. Drop ends it after the queued deletes.
+/// Drop ends the thread after the queued deletes.
 pub(crate) struct Reaper {
-    /// `None` only during drop: closing the queue ends the thread.
+    /// `None` only during drop.
     queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -70,13 +67,11 @@ pub(crate) struct Reaper {
 impl Drop for Reaper {
     fn drop(&mut self) {
         drop(self.queue.take());
-        // A panicked thread has ended too.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
 
 impl Reaper {
-    /// Starts the thread, in the caller's network namespace.
     pub(crate) fn start() -> Result<Self> {
         let connection = Connection::open()?;
         let (queue, orders) = sync_channel(QUEUE);
@@ -127,7 +122,7 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
         }
         batches.retain(|batch| !batch.is_finished());
         if batches.len() >= BATCHES {
-            // A panicked batch dropped its replies, an error for the callers.
+            // A panicked batch dropped its replies.
             let _ended = batches.remove(0).join();
         }
     }
@@ -139,11 +134,10 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
 struct Doomed {
     ifindex: IfIndex,
     name: String,
-    /// Several orders may name one link.
     orders: Vec<Order>,
 }
 
-/// Finds the links of a batch. Replies to orders whose link is missing or foreign.
+/// Replies to orders whose link is missing or foreign.
 fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
     let questions = batch.iter().map(|o| link::get_by_name(o.link.host_ifname.as_str())).collect();
     let answers = match connection.batch(questions) {
@@ -160,7 +154,7 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
     for (order, answer) in batch.into_iter().zip(answers) {
         let name = order.link.host_ifname.to_string();
         let found = match link::found(answer, &name) {
-            // By name: it has id and epoch and is never reused, unlike an index.
+            // By name: unlike an index, it is never reused.
             Ok(Some(seen)) if seen.veth => Ok(Some(seen.ifindex)),
             Ok(Some(_)) => {
                 let cause = "it is not a veth link, so it is not ours; it was left alone";
@@ -179,7 +173,7 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
                 let _unwanted = released.send(Ok(()));
                 let _unwanted = order.reply.send(Ok(Removal { existed: false, unlisted: true, release }));
             }
-            // The caller may have given up; its retry finds the link again.
+            // The caller's retry finds the link again.
             Err(e) => drop(order.reply.send(Err(e))),
         }
     }
@@ -193,8 +187,8 @@ fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 
-/// Deletes links in a separate thread. Replies when the kernel reports the removal or the thread ends. Returns the
-/// thread while it waits for the kernel's answer.
+/// Replies when the kernel reports the removal or the thread ends. Returns the thread while it waits for the kernel's
+/// answer.
 fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
     let mut reports = Connection::open().and_then(|mut c| c.hear_links().map(|()| c));
     let (mut waiting, mut targets) = (BTreeMap::new(), Vec::with_capacity(doomed.len()));
@@ -213,7 +207,7 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
         Ok(thread) => thread,
         Err(error) => {
             tracing::error!(%error, "start a thread that deletes links");
-            // The closure dropped the releases, an error for their receivers.
+            // The closure dropped the releases.
             waiting.into_values().for_each(|replies| answer(Some(replies), false));
             return None;
         }
@@ -238,22 +232,21 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
     if let Err(error) = reports {
         tracing::warn!(%error, "listen to removed links; the kernel's answer is awaited instead");
     }
-    // A panicked thread dropped its releases, an error for their receivers.
+    // A panicked thread dropped its releases.
     let _ended = thread.join();
     waiting.into_values().for_each(|replies| answer(Some(replies), false));
     None
 }
 
-/// Waits until the kernel releases RTNL, with an empty change of a removed link.
+/// An empty change of a removed link takes RTNL.
 fn await_rtnl(connection: &mut Connection, removed: IfIndex) -> Result<()> {
     let nothing = link::set(LinkUnspec::new_with_index(removed.0).build());
-    // The kernel refuses: there is no such link.
     connection.batch(vec![nothing]).map(drop)
 }
 
 fn removed(message: &RouteNetlinkMessage) -> Option<IfIndex> {
     match message {
-        // A bridge, with its family, reports that a link is no longer a port.
+        // Other families: a bridge reports that a link is no longer a port.
         RouteNetlinkMessage::DelLink(link) if link.header.interface_family == AddressFamily::Unspec => {
             Some(IfIndex(link.header.index))
         }
@@ -265,7 +258,6 @@ type Reply = (oneshot::Sender<Result<Removal>>, oneshot::Receiver<Result<()>>);
 
 fn answer(replies: Option<Vec<Reply>>, unlisted: bool) {
     for (reply, release) in replies.into_iter().flatten() {
-        // The caller may have given up; its retry finds the link gone.
         drop(reply.send(Ok(Removal { existed: true, unlisted, release })));
     }
 }
@@ -288,7 +280,6 @@ fn send(targets: Vec<Target>) {
                 },
                 Err(e) => Err(fail(OPERATION, &*target.name, e.kind, e.cause.clone())),
             };
-            // The caller may have given up; its retry finds the link gone.
             let _unwanted = release.send(result);
         }
     }
@@ -312,26 +303,25 @@ fn delete_all(targets: &[Target]) -> Result<BTreeMap<usize, wharf_core::kernel::
 }
 
 /// A random link group (`ip link show group N`) per batch. A collision is one in a billion, so a batch need not look
-/// for foreign members, and a link that a failed batch left in its group is not deleted by a later one.
+/// for foreign members.
 fn random_group() -> u32 {
-    // The standard library seeds hash maps from the kernel's random numbers.
+    // Seeded from the kernel's random numbers.
     let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
     u32::from_le_bytes([a, b, c, d]) % GROUP_BASE + GROUP_BASE
 }
 
-/// Deletes links in one kernel wait. False when refused: then any link may remain.
+/// False when refused: then any link may remain.
 fn delete_group(connection: &mut Connection, group: u32, targets: &[Target]) -> Result<bool> {
     let requests = targets
         .iter()
         .map(|target| link::set(LinkUnspec::new_with_index(target.ifindex.0).link_group(group).build()))
         .collect();
-    // A refusal means that the link is already gone.
+    // Refused only if already gone.
     connection.batch(requests)?;
     crash::point("datapath/reaper/after-group");
     let message = LinkUnspec::new_with_index(0).link_group(group).build();
     let answer = connection.batch(vec![Request::new(RouteNetlinkMessage::DelLink(message), 0)])?.pop();
     match answer {
-        // Every link of the group was already gone.
         Some(Err(refusal)) if refusal.is(libc::ENODEV) => Ok(true),
         Some(Err(refusal)) => {
             tracing::warn!(error = %refusal.errno, "deleting a link group was refused; deleting one by one");

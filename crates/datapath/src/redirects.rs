@@ -1,27 +1,26 @@
-//! The node's part of redirects to the proxy: packets with [`MARK_TO_PROXY`] in their mark are delivered to the node,
-//! whatever their destination.
+//! The node's part of redirects to the proxy: packets with [`MARK_TO_PROXY`] are delivered to the node, whatever their
+//! destination.
 //!
 //! | part | purpose |
 //! |---|---|
 //! | rules | route marked packets by table [`TABLE`], before any foreign rule, and drop the rest |
 //! | routes | the table's only routes: everything is local |
-//! | settings of the router's link | accept packets from any source, which the programs send there |
+//! | settings of the router's link | accept packets from any source |
 //! | row 0 of `PROFILES` | names that link to the programs |
 //! | chains of `table inet wharf` | deliver to the proxy's listener, mark its replies, drop forwarded marked packets |
 //!
-//! **Each part may be missing** for a while, if another program removed it (`nft flush ruleset`, systemd-networkd).
-//! The programs keep marking, and only the proxy may get a marked packet. Without the chains the port stays in the
-//! mark: the first rule matches marks without a port, the second rule drops the others. Without the first rule or the
-//! route the second rule drops all; without rules the forward chain does. Packets to the node's addresses pass before
-//! any rule: without the chains they reach the node's sockets.
+//! [`crate::nat`] makes the chains. All parts are present only while policy has redirects.
 //!
-//! The chains are made with the table ([`crate::nat`]), and all parts only while policy has redirects.
+//! **Each part may be missing** if another program removed it (`nft flush ruleset`, systemd-networkd), but only the
+//! proxy may get a marked packet. Without the chains the port stays in the mark: the first rule matches marks without a
+//! port, the second rule drops the others. Without the first rule or the route the second rule drops all; without rules
+//! the forward chain does. Packets to the node's addresses pass before any rule: without the chains they reach the
+//! node's sockets.
 //!
 //! **Any source.** `rp_filter` checks that the route to a packet's source leads to the link of arrival. With
 //! `src_valid_mark` that lookup uses the mark and finds the table's route, over that link; `accept_local` permits a
 //! source with a local route (Documentation/networking/ip-sysctl.rst). An address of the node has its route over
-//! another link, which `rp_filter` 2 permits. So other links' settings do not matter. Some node-wide settings stop
-//! redirects: [`observe`] reports them.
+//! another link, which `rp_filter` 2 permits.
 
 use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -51,17 +50,15 @@ use crate::{
 };
 
 const OPERATION: &str = "set up redirects";
-/// The table in which everything is local: unlikely to be in use.
 const TABLE: u32 = 0x7768_0000;
-/// Priority of the first rule: after the kernel's rule for the table local, before foreign ones.
+/// After the kernel's rule for the table local, before foreign ones.
 const PRIORITY: u32 = 87;
-/// The port bits of the mark.
 const PORT: u32 = u32::MAX << MARK_PORT_SHIFT;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
-/// Settings of the router's link to accept packets from any source.
+/// Of the router's link, to accept packets from any source.
 const SETTINGS: [(&str, &str); 3] = [("src_valid_mark", "1"), ("accept_local", "1"), ("rp_filter", "2")];
-/// Node-wide settings that stop redirects unless zero: marked packets fail the source check on other links, or the
-/// node's replies carry the mark and stay on the node.
+/// Must be zero: otherwise marked packets fail the source check on other links, or the node's replies carry the mark
+/// and stay on the node.
 const STOP_REDIRECTS: [&str; 4] =
     ["ipv4/conf/all/src_valid_mark", "ipv4/tcp_fwmark_accept", "ipv4/fwmark_reflect", "ipv6/fwmark_reflect"];
 
@@ -69,7 +66,7 @@ fn setting(ifname: &str, name: &str) -> String {
     format!("ipv4/conf/{ifname}/{name}")
 }
 
-/// The rules in order: one for marks without a port, one that drops the rest.
+/// In order: one for marks without a port, one that drops the rest.
 fn rules(family: AddressFamily) -> [(&'static str, RuleMessage); 2] {
     let rule = |mask, priority| {
         let mut m = RuleMessage::default();
@@ -89,7 +86,7 @@ fn rules(family: AddressFamily) -> [(&'static str, RuleMessage); 2] {
     [("rule to table", to_table), ("rule behind table", drops)]
 }
 
-/// The table's route. `over`: the router's link, not needed for a removal.
+/// `over`: the router's link, not needed for a removal.
 fn everything(family: AddressFamily, over: Option<IfIndex>) -> RouteMessage {
     let mut m = RouteMessage::default();
     m.header.address_family = family;
@@ -101,7 +98,7 @@ fn everything(family: AddressFamily, over: Option<IfIndex>) -> RouteMessage {
     m
 }
 
-/// Makes or removes all parts except the chains. Needs the router's link.
+/// All parts except the chains. Needs the router's link.
 pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     if !wanted {
         // First the programs stop sending packets there.
@@ -115,7 +112,7 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     };
     for (name, value) in SETTINGS {
         let path = setting(ROUTER_IFNAME, name);
-        // The setting is removed with the link.
+        // The link's removal removes the setting.
         if read(&path)? != value {
             set(&path, value)?;
         }
@@ -135,7 +132,7 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     bpf.ensure_way_to_proxy(row)
 }
 
-/// Removes rules and routes. Succeeds when already gone. The settings vanish with the router's link.
+/// The settings vanish with the router's link.
 pub(crate) fn remove() -> Result<()> {
     let mut connection = Connection::open()?;
     for family in FAMILIES {
@@ -147,7 +144,7 @@ pub(crate) fn remove() -> Result<()> {
     Ok(())
 }
 
-/// Restores the kernel's default settings, if the link exists.
+/// To the kernel's defaults.
 fn take_back_settings() -> Result<()> {
     for (name, value) in SETTINGS {
         let (path, before) = (setting(ROUTER_IFNAME, name), read(&setting("default", name))?);
@@ -158,7 +155,7 @@ fn take_back_settings() -> Result<()> {
     Ok(())
 }
 
-/// Runs the steps. Errnos in `fine` are success; a kernel without IPv6 is accepted.
+/// Errnos in `fine` are success; IPv6 may be missing.
 fn run(
     connection: &mut Connection,
     family: AddressFamily,
@@ -183,7 +180,7 @@ pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
         let name = if family == AddressFamily::Inet { "IPv4" } else { "IPv6" };
         let mut request = RuleMessage::default();
         request.header.family = family;
-        // A kernel without the family, or without rules, has none.
+        // The kernel may lack the family, or rules.
         let there = connection.dump(&RouteNetlinkMessage::GetRule(request))?.unwrap_or_default();
         let ours = rules(family).into_iter().filter(|(_, rule)| there.iter().any(|message| is_rule(message, rule)));
         found.extend(ours.map(|(what, _)| format!("{name} {what} {TABLE:#x}")));
@@ -200,7 +197,6 @@ fn is_rule(message: &RouteNetlinkMessage, rule: &RuleMessage) -> bool {
     m.header.action == rule.header.action && rule.attributes.iter().all(|wanted| m.attributes.contains(wanted))
 }
 
-/// Compares rules, routes, settings and the programs' row with [`ensure`]'s result.
 pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let problem =
         |what: String, cause: &str, repairable| NodeProblem::Outbound { what, cause: cause.to_owned(), repairable };
@@ -222,7 +218,6 @@ pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
         }
     }
     let Some(router) = link::look_up(&mut connection, ROUTER_IFNAME)?.map(|seen| seen.ifindex.0) else {
-        // The router's observation reports the missing link.
         return Ok(wrong);
     };
     let ours = SETTINGS.map(|(name, expected)| (setting(ROUTER_IFNAME, name), expected, true));

@@ -1,5 +1,5 @@
-//! The router's link: a veth pair whose first end has the router addresses. A mark (`IFLA_IFALIAS`) identifies each
-//! end after a rename.
+//! The router's link: a veth pair whose first end has the router addresses. A mark (`IFLA_IFALIAS`) identifies each end
+//! after a rename.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,7 @@ use crate::{
 
 const OPERATION: &str = "set up node";
 
-/// Name and mark of each end; no endpoint's mark has this form.
+/// Name and mark; no endpoint's mark has this form.
 const ENDS: [(&str, &str); 2] = [(ROUTER_IFNAME, "wharf:router"), (ROUTER_PEER_IFNAME, "wharf:router-peer")];
 
 pub(crate) struct End {
@@ -40,7 +40,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// The link with the mark, else the veth with the name (older versions set no mark).
+    /// With the mark, else the veth with the name (older versions set no mark).
     pub(crate) fn link(&self) -> Option<&LinkSeen> {
         self.marked.as_ref().or(self.named.as_ref().filter(|l| l.veth))
     }
@@ -59,7 +59,7 @@ pub(crate) fn addresses(connection: &mut Connection) -> Result<Vec<IpAddr>> {
 pub(crate) struct Pair([End; 2]);
 
 impl Pair {
-    /// Looks up both ends. Lists all veth links only if a name does not lead to the link with the end's mark.
+    /// Lists all veth links only if a name does not lead to the end's mark.
     pub(crate) fn find(connection: &mut Connection) -> Result<Self> {
         let mut ends = ENDS.map(|(name, mark)| End { name, mark, named: None, marked: None });
         for end in &mut ends {
@@ -80,7 +80,6 @@ impl Pair {
         Ok(Self(ends))
     }
 
-    /// Both ends, the router's first.
     pub(crate) fn ends(&self) -> &[End; 2] {
         &self.0
     }
@@ -99,8 +98,8 @@ impl Pair {
         matches!((router.link(), peer.link()), (Some(r), Some(p)) if r.peer == p.ifindex && p.peer == r.ifindex)
     }
 
-    /// Creates the pair, or restores names, marks and settings. A single end is removed first, together with its peer
-    /// in another namespace. Returns the index of the router's end.
+    /// Creates the pair, or restores names, marks and settings. A single end is removed first, with its peer in another
+    /// namespace. Returns the index of the router's end.
     pub(crate) fn ensure(&self, connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
         if let Some(end) = self.0.iter().find(|end| end.is_taken()) {
             let cause = "an interface of that name is there and is not Wharf's; rename or remove it";
@@ -137,7 +136,6 @@ impl Pair {
         for (answer, (subject, of_ipv6)) in connection.batch(requests)?.into_iter().zip(subjects) {
             match answer {
                 Ok(_) => {}
-                // A kernel without IPv6 does not need the setting.
                 Err(refusal) if of_ipv6 && refusal.is(libc::EAFNOSUPPORT) => {}
                 Err(refusal) => return Err(refusal.into_error(OPERATION, subject)),
             }
@@ -154,7 +152,7 @@ impl Pair {
         }
     }
 
-    /// Removes an incomplete pair. A link without the mark is a conflict.
+    /// A link without the mark is a conflict.
     fn remove_rest(&self, connection: &mut Connection) -> Result<()> {
         for end in &self.0 {
             let Some(link) = end.link() else { continue };
@@ -186,7 +184,7 @@ impl Pair {
 }
 
 impl End {
-    /// Restores the end's name. Kernels before 6.2 rename only links that are down.
+    /// Kernels before 6.2 rename only links that are down.
     fn rename_back(&self, connection: &mut Connection) -> Result<()> {
         let Some(link) = self.link().filter(|l| l.name != self.name) else { return Ok(()) };
         let rename = || link::set(LinkUnspec::new_with_index(link.ifindex.0).name(self.name.to_owned()).build());

@@ -1,7 +1,5 @@
-//! Settings (`/proc/sys/net`) that Wharf changes, and the record of their previous values.
-//!
-//! The record is written before the change, and does not outlive the boot. A setting that already has the wanted
-//! value is not recorded, so it is never restored.
+//! Settings (`/proc/sys/net`) that Wharf changes, and the record of their previous values, which is written before the
+//! change. A setting that already has the wanted value is not recorded, so it is never restored.
 
 use std::{
     collections::BTreeMap,
@@ -23,10 +21,10 @@ const OPERATION: &str = "change settings";
 pub(crate) const ROOT: &str = "/proc/sys/net";
 pub(crate) const FORWARD4: &str = "ipv4/ip_forward";
 pub(crate) const FORWARD6: &str = "ipv6/conf/all/forwarding";
-/// Maximum size, bytes.
+/// Bytes.
 const MAX_RECORD: u64 = 1 << 20;
 
-/// Previous values of settings, by path below `/proc/sys/net`.
+/// By path below `/proc/sys/net`.
 pub(crate) type Before = BTreeMap<String, String>;
 
 /// A boot resets every setting, so another boot's record is void.
@@ -38,7 +36,7 @@ struct Record {
 
 pub(crate) struct Settings {
     record: PathBuf,
-    /// The record's content, to rewrite a file that is removed while the agent runs.
+    /// The record's content, to rewrite a file that is removed meanwhile.
     known: Mutex<Option<Before>>,
 }
 
@@ -48,7 +46,7 @@ impl Settings {
         Self { record: run_dir.join(format!("{RECORD_STEM}{part}json")), known: Mutex::default() }
     }
 
-    /// Records settings, and those that the kernel changes with them (`also`), then changes them.
+    /// `also`: those that the kernel changes with a setting, recorded too.
     pub(crate) fn change(
         &self,
         wanted: Vec<(String, &str)>,
@@ -72,7 +70,6 @@ impl Settings {
         Ok(())
     }
 
-    /// Settings changed since the node booted, with their previous values.
     pub(crate) fn changed(&self) -> Result<Before> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.is_none() {
@@ -105,10 +102,10 @@ impl Settings {
         Ok(Before::new())
     }
 
-    /// Restores the settings that have not changed since, and removes the record.
+    /// Restores settings that have not changed since, and removes the record.
     pub(crate) fn take_back(&self) -> Result<()> {
         let before = self.changed()?;
-        // The node-wide settings go first: the kernel copies their value to each interface.
+        // Node-wide settings first: the kernel copies their value to each interface.
         let is_as_left = |path: &str| match path.rsplit('/').next() {
             Some("accept_ra") => read(path).is_ok_and(|now| now == "2"),
             Some("accept_redirects") => true,
@@ -138,7 +135,7 @@ impl Settings {
     }
 }
 
-/// Whether a path may be in the record: a forged record must not make the agent write to other files.
+/// A forged record must not make the agent write to other files.
 fn is_ours(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     match parts.as_slice() {
@@ -150,13 +147,12 @@ fn is_ours(path: &str) -> bool {
     }
 }
 
-/// The boot's id, see random(4).
+/// See random(4).
 fn boot_id() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     Ok(fs::read_to_string(path).map_err(|e| wrap("read boot id", path, &e))?.trim().to_owned())
 }
 
-/// The name in `sysctl` notation.
 pub(crate) fn dotted(path: &str) -> String {
     format!("net.{}", path.replace('.', "\0").replace('/', ".").replace('\0', "/"))
 }

@@ -1,10 +1,9 @@
 //! Source routing in a container with more than one interface.
 //!
-//! The main table has one best route to each destination, regardless of the source. A reply that leaves by another
-//! interface than its source's is dropped there as forged. So an interface gets a table with a default route, and a
-//! rule that routes packets from its address by that table, if the container has another Wharf interface, the
-//! interface has configured routes, or one of its routes ranks behind another interface's. The routes vanish with the
-//! interface, the rule when the endpoint is made unreachable.
+//! The main table has one best route to each destination; a reply that leaves by another interface than its source's is
+//! dropped there as forged. So an interface gets a table with a default route, and a rule for packets from its address,
+//! if the container has another Wharf interface, the interface has configured routes, or one of its routes ranks behind
+//! another interface's.
 
 use std::net::IpAddr;
 
@@ -29,14 +28,13 @@ use crate::{
 const ENSURE: &str = "route by source address";
 const REMOVE: &str = "remove rules";
 
-/// Base metric, plus the interface index, of a route behind another interface's route. Worse than IPv6's default of
-/// 1024.
+/// Base metric, plus the interface index, of a route behind another interface's. Worse than IPv6's default of 1024.
 pub(crate) const SECOND_METRIC: u32 = 2048;
 
 /// `LOOPBACK_IFINDEX`, include/net/flow.h. Its route to ::1 is in the main table.
 const LOOPBACK: IfIndex = IfIndex(1);
 
-/// Base of table numbers, plus the interface index: unlikely to be in use.
+/// Base of table numbers (plus the interface index), unlikely to be in use.
 const TABLE_BASE: u32 = 0x7768_0000;
 
 const fn table_of(index: IfIndex) -> u32 {
@@ -64,7 +62,6 @@ impl Way {
     }
 }
 
-/// The container's routes of one family.
 pub(crate) fn routes_by(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> {
     let index = record.container_ifindex;
     let on_link = Route::direct(IpNet::from(gateway), index, None);
@@ -72,7 +69,7 @@ pub(crate) fn routes_by(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> 
     [on_link].into_iter().chain(by_gateway).collect()
 }
 
-/// Routes of the container's other Wharf interfaces. `main`: its main table.
+/// Of the container's other Wharf interfaces. `main`: its main table.
 pub(crate) fn beside(inside: &mut Connection, main: &[Route], record: &EndpointRecord) -> Result<Vec<Route>> {
     let is_other =
         |route: &Route| route.ifindex.is_some_and(|index| index != record.container_ifindex && index != LOOPBACK);
@@ -82,7 +79,6 @@ pub(crate) fn beside(inside: &mut Connection, main: &[Route], record: &EndpointR
     Ok(route::list(inside, Some(ROUTE_PROTOCOL))?.into_iter().filter(is_other).collect())
 }
 
-/// The addresses that need a rule. `beside`: the result of [`beside`].
 pub(crate) fn ways(main: &[Route], beside: &[Route], record: &EndpointRecord) -> Vec<Way> {
     let stands_behind = |address: &IpAddr| {
         record.destinations(address.is_ipv4()).iter().any(|to| {
@@ -96,7 +92,7 @@ pub(crate) fn ways(main: &[Route], beside: &[Route], record: &EndpointRecord) ->
     needing.filter_map(way).collect()
 }
 
-/// Adds tables and rules. A failure leaves none of the endpoint's rules.
+/// A failure leaves none of the endpoint's rules.
 pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) -> Result<()> {
     let done = try_ensure(inside, record, ways);
     if done.is_err()
@@ -107,8 +103,7 @@ pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[W
     done
 }
 
-/// [`ensure`] for the container's other Wharf interfaces. Only logs failures: an interface that is down has no
-/// routes, and its health shows that.
+/// Only logs failures: an interface that is down has no routes.
 pub(crate) fn ensure_others(inside: &mut Connection, record: &EndpointRecord, beside: &[Route]) {
     let done = ways_of_others(inside, beside).and_then(|ways| try_ensure(inside, record, &ways));
     if let Err(error) = done {
@@ -116,7 +111,7 @@ pub(crate) fn ensure_others(inside: &mut Connection, record: &EndpointRecord, be
     }
 }
 
-/// [`ways`] for the container's other Wharf interfaces. The on-link routes give the gateways.
+/// The on-link routes give the gateways.
 fn ways_of_others(inside: &mut Connection, beside: &[Route]) -> Result<Vec<Way>> {
     let mut ways = Vec::new();
     for route in
@@ -142,7 +137,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) ->
             let subject = format!("route to {} in table {table}", route.destination);
             steps.push((route.add(), subject, libc::EEXIST));
         }
-        // Rules of an earlier interface with the address.
+        // Of an earlier interface with the address.
         for old in there.iter().filter(|r| r.source == address && r.table != table) {
             steps.push((old.remove(), format!("old rule from {address}"), libc::ENOENT));
         }
@@ -159,7 +154,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) ->
     Ok(())
 }
 
-/// Removes the endpoint's rules. Succeeds when the rules or the container are already gone.
+/// Succeeds when the rules or the container are already gone.
 pub(crate) fn remove(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     match thread.connect(REMOVE, &record.netns) {
         Ok(mut inside) => remove_in(&mut inside, record),

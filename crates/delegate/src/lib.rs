@@ -1,8 +1,6 @@
-//! The gRPC interface of delegated mode: the service at `--delegate` makes the network of the node's containers, and
-//! the agent forwards the container runtime's commands to the service.
-//!
-//! `proto/wharf/delegate/v1/delegate.proto` defines the interface and the contract of both sides. A test of this crate
-//! generates the code below; `WHARF_UPDATE_PROTO=1 cargo test -p wharf-delegate` updates it.
+//! The gRPC interface of delegated mode: the agent forwards the runtime's commands to the service at `--delegate`,
+//! which makes the containers' network. `proto/wharf/delegate/v1/delegate.proto` has the contract;
+//! `WHARF_UPDATE_PROTO=1 cargo test -p wharf-delegate` generates the code.
 
 #[allow(
     missing_docs,

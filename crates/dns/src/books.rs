@@ -1,4 +1,4 @@
-//! Counts and bounds of queries and connections, per endpoint and in total.
+//! Counts and bounds of queries and connections.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,11 +11,9 @@ use crate::{listener::Member, record::Record};
 
 /// Maximum queries at once.
 const QUERIES: usize = 1024;
-/// Maximum queries at once per endpoint, over all its addresses.
+/// Over all addresses of the endpoint.
 const QUERIES_OF_CLIENT: usize = 100;
-/// Maximum TCP connections at once.
 const CONNECTIONS: usize = 256;
-/// Maximum TCP connections at once per endpoint.
 const CONNECTIONS_OF_CLIENT: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,21 +24,18 @@ pub(crate) enum Kind {
 
 #[derive(Debug)]
 pub(crate) struct Books {
-    /// Held for a few lookups, never across an await.
+    /// Never held across an await.
     pages: Mutex<Pages>,
     records: mpsc::Sender<Record>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
-    /// Endpoints with a query or connection, bounded by their limits.
     clients: HashMap<Member, Load>,
     pub(crate) all: Load,
-    /// Queries per outcome name.
     pub(crate) totals: BTreeMap<&'static str, u64>,
     /// Datagrams and connections without member, or not redirected.
     pub(crate) strangers: u64,
-    /// Connections closed at the limit.
     pub(crate) connections_refused: u64,
     pub(crate) records_lost: u64,
 }
@@ -66,11 +61,11 @@ impl Books {
     }
 
     pub(crate) fn pages(&self) -> MutexGuard<'_, Pages> {
-        // Counters are consistent after every step, so a panic elsewhere does not matter.
+        // Counters are consistent after every step.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a query and queues its record; without room the record is dropped and counted.
+    /// Without room the record is dropped and counted.
     pub(crate) fn record(&self, record: Record) {
         let mut pages = self.pages();
         *pages.totals.entry(record.outcome.name()).or_default() += 1;
@@ -105,7 +100,7 @@ impl Pages {
     }
 }
 
-/// A slot, freed on drop.
+/// Freed on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     books: Arc<Books>,

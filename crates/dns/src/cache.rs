@@ -1,10 +1,8 @@
-//! The node's DNS cache: addresses of names with expiry. Pure: the caller passes times, in milliseconds of one clock.
+//! The node's DNS cache: addresses of names with expiry. Pure; times are milliseconds of one clock.
 //!
 //! An endpoint that receives an address of a name claims it for the TTL, between [`SHORTEST`] and [`LONGEST`]. Later
-//! answers do not remove or shorten the claim, because clients keep earlier answers. An address stays known while any
-//! endpoint claims it.
-//!
-//! Bounds apply to claims, so that an endpoint that fills the cache from its server displaces no other's.
+//! answers do not shorten the claim, because clients keep earlier answers. An endpoint with a hostile server displaces
+//! no other endpoint's claims.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,10 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::Member;
 
-/// Minimum life of a claim. A client's C library queries both families, with two attempts of 5 s each
-/// (resolv.conf(5)), and connects after both answers; the first must last until then.
+/// C libraries query both families, two attempts of 5 s each (resolv.conf(5)), before they connect.
 pub const SHORTEST: Duration = Duration::from_secs(15);
-/// Maximum life of a claim (RFC 8767, section 4: days to weeks).
+/// RFC 8767, section 4: days to weeks.
 pub const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Maximum addresses of all names.
 pub const MAX_ADDRESSES: usize = 10_000;
@@ -31,7 +28,7 @@ pub const MAX_CLAIMS: usize = 50_000;
 pub const MAX_OF_MEMBER: usize = 1_000;
 /// Maximum claims per member and name.
 pub const MAX_OF_NAME: usize = 100;
-/// Longest text: 255 bytes, each as four (see [`crate::wire::Question::name`]).
+/// 255 bytes, each as four (see [`crate::wire::Question::name`]).
 const MAX_TEXT: usize = 1020;
 const VERSION: u32 = 2;
 
@@ -41,7 +38,7 @@ pub type Changed = BTreeSet<Arc<str>>;
 /// Addresses of names, by claim. Clones share structure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cache {
-    /// Claims with their ends.
+    /// End per claim.
     claims: OrdMap<Claim, u64>,
     by_end: OrdSet<(u64, Claim)>,
     by_member: OrdSet<(Member, u64, Claim)>,
@@ -49,7 +46,6 @@ pub struct Cache {
     addresses: usize,
 }
 
-/// A member received an address of a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     name: Arc<str>,
@@ -69,7 +65,7 @@ impl Claim {
     }
 }
 
-/// Why a JSON value is no valid cache.
+/// Why a JSON value is no cache.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// Invalid structure.
@@ -92,13 +88,13 @@ struct Snapshot {
     names: BTreeMap<Arc<str>, Vec<Claims>>,
 }
 
-/// A member's id and epoch, and the addresses with ends.
+/// Member id and epoch; end per address.
 type Claims = (u16, u64, BTreeMap<IpAddr, u64>);
 
 impl Cache {
-    /// Records an answer to a member (name in lower case, no trailing dot). Of more than [`MAX_OF_NAME`] addresses,
-    /// the latest ends are kept. Without room, the earliest-ending other claims are removed, even in use: the
-    /// member's beyond [`MAX_OF_MEMBER`], else those of the member with the most.
+    /// Records an answer to a member (name in lower case, no trailing dot). Keeps the latest [`MAX_OF_NAME`] ends.
+    /// Without room, removes the claims that end first, even in use: the member's beyond [`MAX_OF_MEMBER`], else of the
+    /// member with the most.
     pub fn learn(
         &mut self,
         member: Member,
@@ -154,7 +150,7 @@ impl Cache {
         }
     }
 
-    /// True if the name gets a new address.
+    /// True if the name gains the address.
     fn put(&mut self, claim: Claim, end: u64) -> bool {
         let before = self.claims.get(&claim).copied();
         let end = before.map_or(end, |before| before.max(end));
@@ -187,8 +183,8 @@ impl Cache {
         is_gone
     }
 
-    /// Removes expired claims. An address's last claim stays while its use is unknown (`None`), and is extended by
-    /// [`SHORTEST`] while in use.
+    /// Removes expired claims. An address's last claim stays while its use is unknown (`None`), and gains [`SHORTEST`]
+    /// while in use.
     pub fn expire(&mut self, now: u64, in_use: impl Fn(IpAddr) -> Option<bool>) -> Changed {
         let mut changed = Changed::new();
         let over: Vec<_> =
@@ -208,7 +204,6 @@ impl Cache {
         changed
     }
 
-    /// All claims on this name and address.
     fn on<'a>(&'a self, claim: &'a Claim) -> impl Iterator<Item = &'a Claim> {
         let first = Claim::first(Arc::clone(&claim.name), Some(claim.address));
         self.claims.range(first..).map(|(next, _)| next).take_while(|next| next.is_on_the_same(claim))
@@ -219,7 +214,7 @@ impl Cache {
         self.claims.range(first..).map(|(claim, end)| (claim, *end)).take_while(move |(claim, _)| *claim.name == *name)
     }
 
-    /// The member's claims by end.
+    /// By end.
     fn of_member(&self, member: Member) -> impl Iterator<Item = &Claim> {
         let first = (member, 0, Claim::first("".into(), None));
         self.by_member.range(first..).take_while(move |(of, ..)| *of == member).map(|(.., claim)| claim)
@@ -230,17 +225,17 @@ impl Cache {
         each_address(self.of_name(name)).map(|(_, address, end)| (address, end))
     }
 
-    /// All names and addresses in order, with ends.
+    /// All names and addresses, with ends.
     pub fn iter(&self) -> impl Iterator<Item = (&str, IpAddr, u64)> {
         each_address(self.claims.iter().map(|(claim, end)| (claim, *end)))
     }
 
-    /// Addresses of expired claims, oldest first, possibly repeated.
+    /// Addresses of expired claims, oldest first; may repeat.
     pub fn over(&self, now: u64) -> impl Iterator<Item = IpAddr> + '_ {
         self.by_end.iter().take_while(move |(end, _)| *end <= now).map(|(_, claim)| claim.address)
     }
 
-    /// Number of addresses; an address of two names counts twice.
+    /// An address of two names counts twice.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.addresses
@@ -252,11 +247,10 @@ impl Cache {
         self.addresses == 0
     }
 
-    /// Writes the cache for [`Cache::from_json`].
+    /// Snapshot for [`Cache::from_json`].
     ///
     /// # Errors
-    ///
-    /// None expected: names and addresses are text.
+    /// None expected.
     pub fn to_json(&self) -> Result<serde_json::Value, serde_json::Error> {
         let mut names = BTreeMap::<_, BTreeMap<Member, BTreeMap<IpAddr, u64>>>::new();
         for (Claim { name, address, member }, end) in &self.claims {
@@ -268,14 +262,13 @@ impl Cache {
         serde_json::to_value(Snapshot { version: VERSION, names: names.into_iter().map(of).collect() })
     }
 
-    /// Restores a cache. Ends are limited to `now` plus [`LONGEST`]. Expired claims stay until [`Cache::expire`]:
+    /// Restores a cache, with ends up to `now` plus [`LONGEST`]. Expired claims stay until [`Cache::expire`]:
     /// connections can use them.
     ///
     /// # Errors
-    ///
     /// Another version, or damage.
     pub fn from_json(value: serde_json::Value, now: u64) -> Result<Self, SnapshotError> {
-        // First, because the structure depends on it.
+        // The structure depends on it.
         let version = value.get("version").and_then(serde_json::Value::as_u64);
         if let Some(version) = version.and_then(|version| u32::try_from(version).ok()).filter(|v| *v != VERSION) {
             return Err(SnapshotError::Version(version));
@@ -296,7 +289,6 @@ impl Cache {
     }
 }
 
-/// Each address once, with the latest end.
 fn each_address<'a>(claims: impl Iterator<Item = (&'a Claim, u64)>) -> impl Iterator<Item = (&'a str, IpAddr, u64)> {
     let mut claims = claims.peekable();
     std::iter::from_fn(move || {

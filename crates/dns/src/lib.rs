@@ -1,5 +1,5 @@
-//! The DNS proxy: checks names that containers query, and reports answered addresses to the node. Independent of
-//! agent and kernel maps.
+//! The DNS proxy: checks the names that containers query, and reports answered addresses. Independent of agent and
+//! kernel maps.
 //!
 //! ```text
 //! client -> udp, tcp -> query: wire::question -> Listener::passes -> upstream (in the client's name) -> server
@@ -8,24 +8,24 @@
 //! Record <- books (bounds, totals) <- query          cache: names and addresses, for the node
 //! ```
 //!
-//! A redirected query reaches a listener with its original addresses (TPROXY). The query to the server has the
-//! client's address, a new port and id, and [`wharf_common::policy::MARK_PROXIED_EGRESS`]; the datapath must pass
-//! packets with that mark, and deliver the answers to the node's sockets. A server on the node is queried in the
-//! node's name.
+//! A redirected query reaches a listener with its original addresses (TPROXY). The proxy queries the server from the
+//! client's address, with a new port and id and [`wharf_common::policy::MARK_PROXIED_EGRESS`]; a server on the node,
+//! from the node's address. The datapath must pass packets with that mark, and deliver the answers to the node's
+//! sockets.
 //!
 //! Invariants:
-//! - A client gets no address before [`Names::learn`] completes.
+//! - [`Names::learn`] completes before a client gets an address.
 //! - Queries and answers pass unchanged except for the id: EDNS, unknown types, the case of names.
 //! - An answer passes only from the server's address and port, on the query's socket, with its id and question.
 //! - Bounds: 1,024 queries at once, 100 per endpoint; 256 connections, 16 per endpoint; 5 s for a server, 2 s for the
 //!   node, 10 s for a silent client.
 //!
 //! Limitations:
-//! - Zone transfers (AXFR, IXFR) are answered NOTIMP: more than one message.
+//! - Zone transfers (AXFR, IXFR) are answered NOTIMP: they have several messages.
 //! - Only A and AAAA records are learned, not hints of SVCB and HTTPS.
 //! - The proxy's own answers have no OPT record, like a server without EDNS (RFC 6891, section 6.1.1).
-//! - Each query of a client's connection uses a new connection to the server.
-//! - No multicast DNS: its answers come from other hosts than the queried one.
+//! - Each TCP query uses a new connection to the server.
+//! - No multicast DNS: other hosts than the queried one answer.
 
 mod books;
 pub mod cache;

@@ -13,14 +13,14 @@ use std::{
 /// Whether a name may be queried (see [`crate::wire::Question::name`]).
 pub type Passes = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// A port on the node's loopback addresses, for all endpoints with the same allowed names.
+/// A port on the node's loopback addresses, for endpoints with the same allowed names.
 #[derive(Clone)]
 pub struct Listener {
     /// The allowed names.
     pub asks: Passes,
-    /// Endpoints and their addresses. An address of two members belongs to the later epoch.
+    /// Addresses of endpoints. An address of two members belongs to the later epoch.
     pub members: BTreeMap<Member, Vec<IpAddr>>,
-    /// Connection restarts of members, zero if absent. A connection of another number is closed at its next query.
+    /// Number of a member's connection restart, 0 if absent. Other connections are closed at their next query.
     pub rounds: BTreeMap<Member, u32>,
 }
 
@@ -52,17 +52,14 @@ pub struct Member {
 pub struct Answer {
     /// The querying member.
     pub member: Member,
-    /// The queried name: lower case, no trailing dot (see [`crate::wire::Question::name`]).
+    /// Queried name, as in [`crate::wire::Question::name`].
     pub name: String,
-    /// At least one address, without repetition, with TTLs. At most about 4,096, the limit of a 65,535-byte message.
-    /// The server is not trusted: an address may be the node's.
+    /// At least one, distinct, at most about 4,096 (a 65,535-byte message). Untrusted: may be the node's.
     pub addresses: Vec<(IpAddr, Duration)>,
 }
 
-/// Learns addresses before the client receives them.
 pub trait Names: Send + Sync {
-    /// Resolves when policy knows the addresses. On an error (text for an operator) or after 2 s, the client gets no
-    /// answer and the future is dropped.
+    /// Resolves when policy knows the addresses. On an error (for an operator) or after 2 s, the client gets no answer.
     fn learn<'a>(&'a self, answer: Answer) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
 }
 

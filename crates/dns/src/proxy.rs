@@ -1,4 +1,4 @@
-//! The proxy's interface: listeners and status.
+//! Interface of the proxy.
 
 use std::{
     collections::BTreeMap,
@@ -62,11 +62,11 @@ pub struct Status {
     pub connections: usize,
     /// Ended queries per outcome name ([`crate::Outcome::name`]).
     pub totals: BTreeMap<&'static str, u64>,
-    /// Dropped packets and connections without member, or not redirected.
+    /// Dropped packets and connections: without member, or not redirected.
     pub strangers: u64,
     /// Connections closed at the limit.
     pub connections_refused: u64,
-    /// Records dropped because the receiver was too slow.
+    /// Dropped because the receiver was too slow.
     pub records_lost: u64,
 }
 
@@ -74,9 +74,9 @@ pub struct Status {
 pub struct DnsProxy {
     node: Arc<dyn Names>,
     books: Arc<Books>,
-    /// Serializes changes: a removed port is free before a later bind.
+    /// A removed port is free before a later bind.
     turn: Semaphore,
-    /// Held for table changes and socket binds, never across an await.
+    /// Never held across an await.
     state: Mutex<State>,
 }
 
@@ -89,13 +89,11 @@ struct State {
 
 struct Open {
     port: Arc<Port>,
-    /// One per socket.
     tasks: JoinSet<()>,
 }
 
 impl DnsProxy {
-    /// A proxy without listeners, and the query records: at most `records` (at least 1) are buffered, others dropped
-    /// and counted in [`Status::records_lost`].
+    /// The proxy and its query records. At most `records` (at least 1) are buffered ([`Status::records_lost`]).
     #[must_use]
     pub fn new(node: Arc<dyn Names>, records: usize) -> (Self, mpsc::Receiver<Record>) {
         let (sender, receiver) = mpsc::channel(records.max(1));
@@ -103,18 +101,16 @@ impl DnsProxy {
         (Self { node, books, turn: Semaphore::new(1), state: Mutex::default() }, receiver)
     }
 
-    /// Replaces all listeners, by port (host byte order). A served port keeps sockets and pending queries under the
-    /// new rules. On return, new ports are bound and removed ones closed, without answers to their pending queries. A
-    /// failed port does not affect others; the next call retries it.
+    /// Replaces all listeners, by port (host byte order). A served port keeps its sockets and pending queries; those of
+    /// a removed port get no answer. The next call retries a failed port.
     ///
-    /// Call it in a tokio runtime; its threads' network namespace applies. A dropped future has closed some ports and
+    /// Call it in a tokio runtime, whose threads' network namespace applies. A dropped future has closed some ports and
     /// opened none.
     ///
     /// # Errors
-    ///
     /// Per port.
     pub async fn set(&self, listeners: BTreeMap<u16, Listener>) -> BTreeMap<u16, Result<(), Error>> {
-        // Fails only if closed, which it never is.
+        // Never closed.
         let _turn = self.turn.acquire().await;
         let gone: Vec<_> = {
             let mut state = self.state();
@@ -183,7 +179,7 @@ impl DnsProxy {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The table is consistent after every step, so a panic elsewhere does not matter.
+        // The table is consistent after every step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

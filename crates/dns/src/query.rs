@@ -1,4 +1,4 @@
-//! The life of a query: admission, upstream, learning, answer.
+//! The life of a query.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -23,7 +23,7 @@ const LEARN_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) struct Port {
     pub(crate) number: u16,
-    /// Replaced by `serve`; locked only to copy or replace the pointer.
+    /// Locked only to copy or replace the pointer.
     served: RwLock<Arc<Served>>,
     node: Arc<dyn Names>,
     pub(crate) books: Arc<Books>,
@@ -37,7 +37,6 @@ pub(crate) enum Admitted {
 }
 
 pub(crate) struct Done {
-    /// The answer for the client.
     pub(crate) answer: Option<Vec<u8>>,
     outcome: Outcome,
     took: Option<Duration>,
@@ -50,9 +49,9 @@ pub(crate) struct Query {
     client: SocketAddr,
     server: SocketAddr,
     transport: Transport,
-    /// The original message; moved out when the server is queried.
+    /// Moved out when the server is queried.
     message: Vec<u8>,
-    /// Header and question of the message.
+    /// Header and question.
     head: Vec<u8>,
     question: Question,
     _place: Place,
@@ -78,8 +77,7 @@ impl Port {
         Arc::clone(&self.served.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A packet that was not redirected has a loopback destination; multicast and similar servers are not queried,
-    /// because answers would come from other addresses.
+    /// A packet that was not redirected has a loopback destination. Multicast servers answer from other addresses.
     pub(crate) fn member(&self, client: SocketAddr, server: SocketAddr) -> Option<Member> {
         let ip = server.ip();
         let may_be_asked = !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified() && server.port() != 0;
@@ -90,7 +88,6 @@ impl Port {
         member
     }
 
-    /// `None` without a member.
     pub(crate) fn round(&self, client: IpAddr) -> Option<u32> {
         let served = self.served();
         served.member(client).map(|member| served.round(member))
@@ -144,7 +141,6 @@ impl Port {
 }
 
 impl Query {
-    /// Queries the server, and the node learns the answer.
     pub(crate) async fn ask(&mut self) -> Done {
         let began = Instant::now();
         let message = std::mem::take(&mut self.message);
@@ -154,7 +150,7 @@ impl Query {
             Ok(Err(error)) => (Outcome::Failed(error.to_string()), None),
             Ok(Ok(mut answer)) => {
                 let took = began.elapsed();
-                // First the client's id: names in the answer can point to it.
+                // First, because names in the answer can point to the id.
                 wire::set_id(&mut answer, wire::id(&self.head).unwrap_or_default());
                 match self.learn(&answer).await {
                     outcome @ Outcome::Answered { .. } => {
@@ -191,7 +187,6 @@ impl Query {
         self.port.speaker.send(self.server, self.client, answer).map_err(|error| error.to_string())
     }
 
-    /// Records the outcome.
     pub(crate) fn end(self, done: Done, sent: Result<(), String>) {
         self.port.books.record(Record {
             at: self.at,

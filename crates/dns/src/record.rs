@@ -42,9 +42,9 @@ pub struct Record {
     pub client: SocketAddr,
     /// The queried server.
     pub server: SocketAddr,
-    /// Transport from the client, and to the server.
+    /// Transport of the query.
     pub transport: Transport,
-    /// The question, if readable.
+    /// Question, if readable.
     pub question: Option<Question>,
     /// The outcome.
     pub outcome: Outcome,
@@ -66,16 +66,16 @@ pub enum Outcome {
     /// Policy denies the name: REFUSED.
     #[error("refused by policy")]
     Refused,
-    /// Not a query that can be forwarded: FORMERR, NOTIMP, or no answer.
+    /// No query that can be forwarded: FORMERR, NOTIMP, or no answer.
     #[error("malformed: {0}")]
     Malformed(#[from] Malformed),
     /// Too many pending queries: SERVFAIL.
     #[error("refused: too many queries are pending, of this client or of all")]
     Overloaded,
-    /// No answer in time. The client gets none, as without the proxy.
+    /// No answer in time; the client gets none.
     #[error("the server did not answer")]
     Unanswered,
-    /// The query could not be sent, or the server does not listen: SERVFAIL.
+    /// Sending failed, or the server does not listen: SERVFAIL.
     #[error("the server could not be asked: {0}")]
     Failed(String),
     /// The answer's records are invalid: SERVFAIL.
@@ -84,10 +84,10 @@ pub enum Outcome {
     /// The node did not learn the addresses: SERVFAIL.
     #[error("the addresses in the answer were not learned: {0}")]
     NotLearned(String),
-    /// The endpoint ended before the answer, which is dropped.
+    /// The endpoint ended before the answer.
     #[error("the endpoint is gone")]
     Gone,
-    /// The answer could not be sent to the client.
+    /// Sending the answer to the client failed.
     #[error("the answer could not be sent: {0}")]
     Undelivered(String),
 }
@@ -110,7 +110,6 @@ impl Outcome {
         }
     }
 
-    /// Code of the proxy's answer, if any.
     pub(crate) const fn own_code(&self) -> Option<u8> {
         match self {
             Self::Refused => Some(wire::REFUSED),

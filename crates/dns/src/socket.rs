@@ -23,14 +23,14 @@ use crate::{proxy::Error, record::Transport};
 struct Ipv6Transparent;
 setsockopt_impl!(Ipv6Transparent, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, bool, sockopt::SetBool);
 
-/// A listener's sockets on the loopback address of each family.
+/// On the loopback address of each family.
 pub(crate) struct Sockets {
     pub(crate) udp: Vec<UdpSocket>,
     pub(crate) tcp: Vec<TcpListener>,
 }
 
 impl Sockets {
-    /// Binds the sockets; IPv4 only on a node without IPv6.
+    /// IPv4 only on a node without IPv6.
     pub(crate) fn open(port: u16) -> Result<Self, Error> {
         if port == 0 {
             return Err(Error::NoPort);
@@ -70,12 +70,11 @@ fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
     // Connections can be in TIME_WAIT.
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
-    // Handshakes of all clients wait there: one client must not fill it with a few.
+    // Handshakes of all clients wait there; one client must not fill it.
     listen(&socket, Backlog::MAXCONN)?;
     TcpListener::from_std(std::net::TcpListener::from(socket))
 }
 
-/// A transparent socket for one family.
 fn transparent(ip: IpAddr, kind: SockType) -> io::Result<OwnedFd> {
     let socket = plain(ip, kind)?;
     make_transparent(&socket, ip)?;
@@ -94,21 +93,21 @@ fn plain(ip: IpAddr, kind: SockType) -> io::Result<OwnedFd> {
     let family = if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, kind, flags, None)?;
     if ip.is_ipv6() {
-        // Otherwise an address like ::ffff:192.0.2.1 would be queried over IPv4.
+        // Otherwise ::ffff:192.0.2.1 would be queried over IPv4.
         setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
     }
     Ok(socket)
 }
 
-/// For a query in the client's name: client address, kernel's port. For a server on the node the source is the
-/// node's, because packets to the client would not return here.
+/// From the client's address; to a server on the node from the node's, because answers to the client would not return
+/// here.
 pub(crate) fn upstream_udp(client: SocketAddr, server: SocketAddr) -> io::Result<UdpSocket> {
     let socket = upstream(client, server, SockType::Datagram)?;
     connect(socket.as_raw_fd(), &SockaddrStorage::from(server))?;
     UdpSocket::from_std(StdUdpSocket::from(socket))
 }
 
-/// Connects in the client's name. The caller sets the deadline.
+/// The caller sets the deadline.
 pub(crate) async fn upstream_tcp(client: SocketAddr, server: SocketAddr) -> io::Result<TcpStream> {
     let socket = upstream(client, server, SockType::Stream)?;
     TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(server).await
@@ -130,13 +129,13 @@ fn upstream(client: SocketAddr, server: SocketAddr, kind: SockType) -> io::Resul
     let (socket, address) = from_client()?;
     let port = address.as_sockaddr_in().map(|a| a.port()).or_else(|| address.as_sockaddr_in6().map(|a| a.port()));
     if port == Some(client.port()) {
-        // Both legs would be one flow. The first socket keeps the port until the second has another.
+        // Both legs would be one flow. The first socket keeps the port.
         return from_client().map(|(second, _)| second);
     }
     Ok(socket)
 }
 
-/// True for an address of the node: the kernel then uses it as source, too.
+/// The kernel uses the node's address as source, too.
 fn is_own(server: SocketAddr) -> io::Result<bool> {
     let socket = plain(server.ip(), SockType::Datagram)?;
     connect(socket.as_raw_fd(), &SockaddrStorage::from(server))?;

@@ -1,8 +1,5 @@
-//! Sends answers to clients from the queried servers' addresses.
-//!
-//! The sockets are raw, and this module writes the UDP header. A UDP socket on the server's address and port could
-//! not be bound next to a server on the node, would block such a server's start, and would take queries from it or the
-//! listener.
+//! Sends answers to clients from the queried servers' addresses, on raw sockets. A UDP socket on a server's address and
+//! port would conflict with a server on the node, and take queries.
 
 use std::{
     io::{self, IoSlice},
@@ -20,7 +17,7 @@ use nix::{
 
 use crate::socket::{lacks_family, make_transparent};
 
-/// Length of a UDP header, bytes (RFC 768).
+/// Bytes (RFC 768).
 const HEADER: u16 = 8;
 const UDP: u8 = 17;
 
@@ -52,7 +49,7 @@ impl Speaker {
         Ok(Self { v4: raw(IpAddr::V4(Ipv4Addr::LOCALHOST))?, v6 })
     }
 
-    /// Sends an answer without waiting.
+    /// Does not wait.
     pub(crate) fn send(&self, server: SocketAddr, client: SocketAddr, answer: &[u8]) -> io::Result<()> {
         let header = header(server, client, answer)?;
         let parts = [IoSlice::new(&header), IoSlice::new(answer)];
@@ -79,8 +76,7 @@ impl Speaker {
 fn raw(loopback: IpAddr) -> io::Result<OwnedFd> {
     let family = if loopback.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
-    // The kernel copies received datagrams to raw sockets: the bind limits this to loopback, and the filter (`ret
-    // #0`) drops all.
+    // Raw sockets receive copies of datagrams: the filter (`ret #0`) drops all.
     let mut nothing = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 }];
     setsockopt(&socket, AttachFilter, &libc::sock_fprog { len: 1, filter: nothing.as_mut_ptr() })?;
     make_transparent(&socket, loopback)?;
@@ -88,7 +84,7 @@ fn raw(loopback: IpAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The UDP header (RFC 768) with the checksum that IPv6 requires (RFC 8200, section 8.1).
+/// With the checksum that IPv6 requires (RFC 8200, section 8.1).
 fn header(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<[u8; HEADER as usize]> {
     let too_long = |_| io::Error::from_raw_os_error(libc::EMSGSIZE);
     let length = u16::try_from(payload.len() + usize::from(HEADER)).map_err(too_long)?;

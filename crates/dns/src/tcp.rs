@@ -19,7 +19,7 @@ use crate::{
     upstream::messages,
 };
 
-/// Maximum silence of a connection, and time for a client to read an answer (RFC 7766, section 6.2.3: a few seconds).
+/// Also for a client to read an answer (RFC 7766, section 6.2.3: a few seconds).
 const IDLE: Duration = Duration::from_secs(10);
 
 /// Runs until aborted, which also ends the connections.
@@ -36,7 +36,7 @@ pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
                 }
                 Err(error) => {
                     tracing::warn!(port = port.number, %error, "cannot accept connections with DNS queries");
-                    // A permanent error (too many open files) must not use a core.
+                    // A lasting error (too many open files) must not use a core.
                     tokio::time::sleep(PAUSE).await;
                 }
             },
@@ -55,7 +55,7 @@ fn admit(port: &Port, stream: &TcpStream, client: SocketAddr) -> Option<(SocketA
     Some((server, place?))
 }
 
-/// Queries run concurrently, answers in completion order (RFC 7766, section 6.2.1.1), bounded by the client's places.
+/// Answers are in completion order (RFC 7766, section 6.2.1.1).
 async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, server: SocketAddr, _place: Place) {
     let round = port.round(client.ip());
     let mut stream = Framed::new(stream, messages());

@@ -20,7 +20,7 @@ use crate::{
     upstream::MAX_MESSAGE,
 };
 
-/// Bytes, client and server of a datagram.
+/// Bytes, client, server.
 type Datagram<'a> = (&'a [u8], SocketAddr, SocketAddr);
 
 /// Runs until aborted, which also ends the queries.
@@ -36,7 +36,7 @@ pub(crate) async fn serve(port: Arc<Port>, socket: UdpSocket) {
                 Ok(None) => port.books.pages().strangers += 1,
                 Err(error) => {
                     tracing::warn!(port = port.number, %error, "cannot receive DNS queries");
-                    // A permanent error must not use a core.
+                    // A lasting error must not use a core.
                     tokio::time::sleep(PAUSE).await;
                 }
             },

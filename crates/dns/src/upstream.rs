@@ -1,4 +1,4 @@
-//! Queries a server, in the client's name and transport.
+//! Queries a server from the client's address, with its transport.
 
 use std::{io, net::SocketAddr};
 
@@ -23,7 +23,7 @@ pub(crate) fn messages() -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder().length_field_length(2).max_frame_length(MAX_MESSAGE).new_codec()
 }
 
-/// The server's answer under a new id; other messages are ignored. The caller sets the deadline.
+/// With a new id. The caller sets the deadline.
 pub(crate) async fn ask(
     client: SocketAddr,
     server: SocketAddr,
@@ -52,8 +52,8 @@ async fn ask_udp(
     drop(query);
     let (mut answer, mut wrong) = (Vec::new(), 0);
     loop {
-        // A socket that is always ready consumes no task budget, and timers are checked only when the budget is
-        // spent: a flooding server would hold the thread beyond the caller's limit.
+        // A socket that is always ready consumes no task budget, and timers need a spent budget: a flooding server
+        // would exceed the deadline.
         tokio::task::coop::consume_budget().await;
         // An ICMP error does not make a socket readable.
         let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
@@ -63,7 +63,7 @@ async fn ask_udp(
         answer.clear();
         answer.reserve_exact(MAX_MESSAGE);
         match socket.try_recv_buf_from(&mut answer) {
-            // Messages of other hosts can have arrived before the socket was connected.
+            // Other hosts' messages can have arrived before the connect.
             Ok((_, from))
                 if (from.ip(), from.port()) == (server.ip(), server.port())
                     && wire::is_answer(&answer, id, question) =>

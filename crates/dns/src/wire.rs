@@ -1,6 +1,4 @@
 //! DNS messages as bytes (RFC 1035, section 4). Pure, for hostile input.
-//!
-//! Messages pass unchanged except for the id. The proxy's own answers ([`reply`]) copy the query's question.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -18,23 +16,23 @@ use domain::{
     rdata::{A, Aaaa, Cname},
 };
 
-/// Bytes of the header (RFC 1035, section 4.1.1).
+/// Bytes (RFC 1035, section 4.1.1).
 const HEADER: usize = 12;
-/// Maximum length of a name on the wire, bytes (RFC 1035, section 2.3.4).
+/// Bytes on the wire (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 255;
-/// Maximum bytes of a label; greater values are compression or unused (RFC 1035, section 4.1.4).
+/// Greater values are compression or unused (RFC 1035, section 4.1.4).
 const MAX_LABEL: usize = 63;
-/// Maximum CNAME records of an answer. Resolvers follow fewer (BIND and Unbound: 11).
+/// BIND and Unbound follow 11.
 const MAX_CHAIN: usize = 16;
 
-/// Bit of the third byte: answer.
+/// Third byte: answer.
 const QR: u8 = 0x80;
-/// Bits of the third byte: opcode.
+/// Third byte: opcode.
 const OPCODE: u8 = 0x78;
-/// Bit of the third byte: recursion desired.
+/// Third byte: recursion desired.
 const RD: u8 = 0x01;
 
-/// Response code: the server cannot read the query (RFC 1035, section 4.1.1, also for the next three).
+/// Response code of an unreadable query (RFC 1035, section 4.1.1).
 pub const FORMERR: u8 = 1;
 /// Response code: server failure.
 pub const SERVFAIL: u8 = 2;
@@ -43,14 +41,14 @@ pub const NOTIMP: u8 = 4;
 /// Response code: refused by policy.
 pub const REFUSED: u8 = 5;
 
-/// Zone transfers, with several messages (IANA: IXFR, AXFR).
+/// IXFR, AXFR: answered with several messages (IANA).
 const TRANSFERS: [u16; 2] = [251, 252];
 
 /// The question of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Lower case, without trailing dot; the root is `.`. Printable ASCII is literal, but a dot or backslash inside a
-    /// label gets a backslash; other bytes are `\` and three decimal digits (RFC 4343, section 2.1).
+    /// Lower case, without trailing dot; the root is `.`. Printable ASCII is literal, but a dot or backslash in a label
+    /// gets a backslash; other bytes are `\DDD` (RFC 4343, section 2.1).
     pub name: String,
     /// Record type (IANA, DNS parameters).
     pub rtype: u16,
@@ -60,7 +58,7 @@ pub struct Question {
     pub end: usize,
 }
 
-/// Why a message is not a query that can be forwarded.
+/// Why a query cannot be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Truncated header.
@@ -69,7 +67,7 @@ pub enum Malformed {
     /// An answer.
     #[error("the message is an answer, not a query")]
     Answer,
-    /// Not a standard query: the opcode (RFC 1035, section 4.1.1).
+    /// Not a standard query; has the opcode.
     #[error("the message is no standard query (opcode {0})")]
     Kind(u8),
     /// Answers can be several messages (RFC 5936, RFC 1995).
@@ -78,7 +76,7 @@ pub enum Malformed {
     /// Not exactly one question.
     #[error("the message has {0} questions instead of one")]
     Questions(u16),
-    /// The question is invalid, or its name compressed.
+    /// The question is invalid, or its name is compressed.
     #[error("the question cannot be read")]
     Question,
 }
@@ -97,9 +95,8 @@ impl From<ParseError> for Unreadable {
 /// Parses a query.
 ///
 /// # Errors
-///
-/// Not a standard query with one question. A compressed name is rejected: it could point to the id, which the proxy
-/// changes, so the server would read another name than was checked.
+/// Not a standard query with one uncompressed question: a compressed name could point to the id, which the proxy
+/// changes.
 pub fn question(message: &[u8]) -> Result<Question, Malformed> {
     let [_, _, flags, ..] = header(message)?;
     if flags & QR != 0 {
@@ -166,7 +163,7 @@ fn push_label(name: &mut String, label: &[u8]) {
     }
 }
 
-/// The id of a message; `None` without header.
+/// The message's id; `None` without header.
 #[must_use]
 pub fn id(message: &[u8]) -> Option<u16> {
     message.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
@@ -179,13 +176,13 @@ pub fn set_id(message: &mut [u8], id: u16) {
     }
 }
 
-/// The response code (RFC 1035, section 4.1.1), without EDNS extension.
+/// Response code (RFC 1035, section 4.1.1), without EDNS extension.
 #[must_use]
 pub fn rcode(message: &[u8]) -> u8 {
     message.get(3).map_or(0, |flags| flags & 0x0f)
 }
 
-/// An answer without records to any message. `None` without header, or for an answer.
+/// An answer without records; `None` for an answer.
 #[must_use]
 pub fn reply(query: &[u8], question: Option<&Question>, rcode: u8) -> Option<Vec<u8>> {
     let [id1, id2, flags, ..] = header(query).ok()?;
@@ -200,7 +197,7 @@ pub fn reply(query: &[u8], question: Option<&Question>, rcode: u8) -> Option<Vec
     Some(answer)
 }
 
-/// Whether the message answers this query. An error may lack the question: servers that cannot parse a query omit it.
+/// Whether the message answers this query. An error may lack the question.
 #[must_use]
 pub fn is_answer(message: &[u8], id: u16, question: &Question) -> bool {
     let Ok([id1, id2, flags, ..]) = header(message) else { return false };
@@ -218,13 +215,11 @@ fn same(one: &Question, other: &Question) -> bool {
     (&one.name, one.rtype, one.class) == (&other.name, other.rtype, other.class)
 }
 
-/// The queried name's addresses: A and AAAA records at the end of its CNAME chain, not repeated, with the shortest
-/// TTL on the way. An IPv4 address in an AAAA record becomes IPv4. An error, or an answer to another question, gives
-/// none.
+/// Addresses of the queried name: A and AAAA records at the end of its CNAME chain, with the chain's shortest TTL. An
+/// IPv4-mapped address becomes IPv4. Empty for an error or another question.
 ///
 /// # Errors
-///
-/// Invalid records, or more CNAME records than resolvers follow. Of a truncated answer (TC) the valid records count.
+/// Invalid records (in a truncated answer, the valid ones count), or too many CNAME records.
 pub fn addresses(message: &[u8], question: &Question) -> Result<Vec<(IpAddr, Duration)>, Unreadable> {
     let answers = only_question(message).is_ok_and(|answered| same(&answered, question));
     let Ok(message) = Message::from_octets(message) else { return Err(Unreadable) };
@@ -285,13 +280,13 @@ fn seconds(ttl: Ttl) -> u32 {
     if i32::try_from(seconds).is_ok() { seconds } else { 0 }
 }
 
-/// Name of a record type: `A` or `TYPE65280`.
+/// `A`, or `TYPE65280` for an unknown type.
 #[must_use]
 pub fn type_name(rtype: u16) -> String {
     Rtype::from_int(rtype).to_string()
 }
 
-/// Name of a response code: `NOERROR`, `NXDOMAIN`.
+/// `NOERROR`, `NXDOMAIN`.
 #[must_use]
 pub fn rcode_name(rcode: u8) -> String {
     Rcode::masked_from_int(rcode).to_string()

@@ -1,4 +1,4 @@
-//! A CNI command, as the shim describes it to the agent in a header of each request and in a [report](crate::report).
+//! A CNI command, as in a header of the shim's requests and in a [report](crate::report).
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -7,12 +7,12 @@ use wharf_names::rules;
 
 use crate::queue::Unusable;
 
-/// Longest pod name or pod namespace, bytes.
+/// Bytes, of pod name or pod namespace.
 pub const MAX_POD_BYTES: usize = 253;
-/// Longest header that is read, bytes. Headers that the shim writes are less than half as long.
+/// Bytes, more than twice a header of the shim.
 pub const MAX_HEADER_BYTES: usize = 4096;
 
-/// Counted commands. STATUS and VERSION concern no container and change nothing.
+/// Counted commands. STATUS and VERSION concern no container.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Verb {
@@ -45,10 +45,10 @@ impl Verb {
     }
 }
 
-/// One run of the shim. A text is empty if the command has none, or the shim could not read it.
+/// A run of the shim. Absent or unreadable texts are empty.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// A random number that links a command's requests with its report.
+    /// Random number that links a command's requests with its report.
     pub id: u64,
     /// Verb.
     pub verb: Verb,
@@ -67,12 +67,11 @@ pub struct Command {
     /// `K8S_POD_NAMESPACE`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod_namespace: String,
-    /// Whether another plugin made the interface, as far as the shim knows. For a DEL, the agent uses its record.
+    /// Whether another plugin made the interface, if the shim knows. For a DEL, the agent uses its record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chained: bool,
 }
 
-/// Content of the header.
 #[derive(Serialize, Deserialize)]
 struct Header {
     command: Command,
@@ -80,11 +79,11 @@ struct Header {
 }
 
 impl Command {
-    /// The header's value, in ASCII. `age`: run time of the shim.
+    /// ASCII value of the header. `age`: run time of the shim.
     #[must_use]
     pub fn to_header(&self, age: Duration) -> String {
         let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
-        // Texts and numbers always serialize. A command without a header works, but is not counted.
+        // Never fails; without a header the command is not counted.
         let json = serde_json::to_string(&Header { command: self.clone(), age_us }).unwrap_or_default();
         let mut ascii = String::with_capacity(json.len());
         for c in json.chars() {
@@ -100,7 +99,7 @@ impl Command {
         ascii
     }
 
-    /// Parses an untrusted header: the command, and the shim's run time at the request.
+    /// Parses an untrusted header: command, and the shim's run time.
     ///
     /// # Errors
     /// The header is invalid, or a name in it breaks a rule.
@@ -114,7 +113,6 @@ impl Command {
         Ok((command, Duration::from_micros(age_us)))
     }
 
-    /// Checks the names; the error is the broken rule.
     pub(crate) fn check(&self) -> Result<(), Unusable> {
         let pod = |text: &str| if text.len() <= MAX_POD_BYTES { Ok(()) } else { Err("must be at most 253 bytes") };
         fits("network", &self.network, rules::name)?;
@@ -125,7 +123,7 @@ impl Command {
     }
 }
 
-/// Checks a text that may be empty. The error quotes at most 80 characters, because the text may be hostile.
+/// The text may be empty. The error quotes at most 80 characters of hostile text.
 fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'static str>) -> Result<(), Unusable> {
     if text.is_empty() {
         return Ok(());

@@ -1,13 +1,12 @@
 //! The deletion queue: durable records of DELs without an agent, one file each in `<run-dir>/deletions`.
 //!
-//! A shim [puts](Queue::put) a record and succeeds once it is on disk. The agent [lists](Queue::list) the records,
-//! runs the deletes, and [removes](Queue::remove) each record only after its delete succeeded. A record is created by
-//! a rename, so a reader sees a complete record or none. A killed writer leaves a temporary file, which the agent
-//! [sweeps](Queue::sweep). The file name is a hash of the attachment: a second DEL of the same attachment replaces
-//! the first record.
+//! A shim [puts](Queue::put) a record and succeeds once it is on disk. The agent runs the deletes of the
+//! [list](Queue::list), and [removes](Queue::remove) each record after its delete succeeded. A rename creates the
+//! record, so a reader sees a complete record or none; the agent [sweeps](Queue::sweep) temporary files of killed
+//! writers. The file name is a hash of the attachment: a second DEL replaces the first record.
 //!
-//! There is no lock. Two writers of one attachment write records that differ only in time. Concurrent writers may
-//! exceed the cap by one record each. Every file in the directory is untrusted until parsed.
+//! There is no lock: concurrent records of one attachment differ only in time, and concurrent writers may exceed the
+//! cap by one record each. Files are untrusted until parsed.
 
 mod error;
 pub(crate) mod record;
@@ -29,26 +28,24 @@ pub use self::{
     record::{Deletion, EndpointRef, VERSION},
 };
 
-/// Directory of the queue in the agent's run directory.
+/// Directory of the queue in the run directory.
 pub const DIRECTORY: &str = "deletions";
-/// Directory, in the run directory of an agent in delegated mode, with records of ADDs that were passed on and have
-/// not finished. Each needs a DEL until it has finished.
+/// Directory in the run directory of an agent in delegated mode: records of unfinished ADDs, each of which needs a DEL.
 pub const UNFINISHED: &str = "unfinished-adds";
-/// Most waiting records. Further DELs are rejected, so that a runtime that retries for days cannot fill the disk.
+/// More DELs are rejected, so that a retrying runtime cannot fill the disk.
 pub const MAX_RECORDS: usize = 4096;
-/// Largest record that is read, bytes. Written records have less than 1 KiB.
+/// Bytes. Written records have less than 1 KiB.
 pub const MAX_RECORD_BYTES: u64 = 8192;
-/// Directory of unusable files in the queue's directory, for inspection.
+/// Directory of unusable files in the queue.
 pub const BAD: &str = "bad";
 /// Most unusable files kept; the oldest are removed.
 pub const MAX_BAD: usize = 64;
 
 /// Prefix of incomplete files.
 const TEMPORARY: &str = ".tmp-";
-/// Limit of one listing: above the cap, and low enough not to delay a restart by seconds.
+/// Above the cap, but no delay of a restart by seconds.
 const MAX_LOOKED_AT: usize = 2 * MAX_RECORDS;
-/// Longest part kept of an unusable file's name, characters of at most four bytes: the new name stays below 255
-/// bytes.
+/// Characters kept of an unusable file's name, at most four bytes each: the new name stays below 255 bytes.
 const MAX_BAD_NAME_CHARS: usize = 48;
 
 /// A file of the queue.
@@ -56,15 +53,14 @@ const MAX_BAD_NAME_CHARS: usize = 48;
 pub struct Entry {
     /// File name.
     pub name: String,
-    /// Time of the first delete request, or the modification time of an unusable file; milliseconds since the Unix
-    /// epoch.
+    /// Time of the first delete request, or of an unusable file's modification; milliseconds since the Unix epoch.
     pub written_unix_ms: u64,
-    /// The record, or why it cannot be used.
+    /// The record, or why it is unusable.
     pub content: Result<Deletion, Unusable>,
 }
 
 impl Entry {
-    /// Whether this is the agent's canary, which requests no delete.
+    /// Whether this is the agent's self-test, which requests no delete.
     #[must_use]
     pub fn is_canary(&self) -> bool {
         self.content.as_ref().is_ok_and(|deletion| deletion.canary.is_some())
@@ -78,13 +74,13 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The queue in this run directory. Does not access it.
+    /// The queue in this run directory. No file access.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join(DIRECTORY) }
     }
 
-    /// The records of unfinished ADDs in this run directory. Only the agent uses them.
+    /// The records of unfinished ADDs, for the agent.
     #[must_use]
     pub fn unfinished(run_dir: &Path) -> Self {
         Self { path: run_dir.join(UNFINISHED) }
@@ -102,13 +98,13 @@ impl Queue {
         &self.path
     }
 
-    /// The run directory that contains the queue.
+    /// Parent of the queue's directory.
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Creates the directory (0700), and the run directory (0755) if it is missing.
+    /// Creates the directory (0700), and the run directory (0755) if missing.
     ///
     /// # Errors
     /// A file system error, or the path is not a directory.
@@ -134,13 +130,11 @@ impl Queue {
         }
     }
 
-    /// Writes a record durably and returns its file name. A record of the same attachment is replaced, and its older
-    /// time is kept, because the delete has waited since then. When writers race, either time may win; they differ by
-    /// the duration of a put.
+    /// Writes a record durably and returns its file name. A replaced record's older time is kept, because the delete
+    /// has waited since then.
     ///
     /// # Errors
-    /// The record is invalid, the queue is full, or a file system error. Leaves nothing behind, except the record
-    /// itself when the last step fails.
+    /// The record is invalid, the queue is full, or a file system error.
     pub fn put(&self, deletion: &Deletion) -> Result<String, QueueError> {
         deletion.check().map_err(|why| QueueError::Invalid { why })?;
         self.ensure_directory()?;
@@ -166,7 +160,7 @@ impl Queue {
             Ok(())
         });
         if let Err(error) = placed {
-            // The sweep removes a leftover. Report the first error.
+            // The sweep removes a leftover.
             let _ = fs::remove_file(&temporary);
             return Err(error);
         }
@@ -175,7 +169,7 @@ impl Queue {
         Ok(name)
     }
 
-    /// Checks whether a record can be written: writes and removes a temporary file.
+    /// Checks whether a record can be written, with a temporary file.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -186,7 +180,6 @@ impl Queue {
         }
         let temporary = self.path.join(format!("{TEMPORARY}{}", token()));
         let written = write(&temporary, b"{}");
-        // The sweep removes a leftover.
         let _ = fs::remove_file(&temporary);
         written
     }
@@ -197,15 +190,15 @@ impl Queue {
         record::file_name(network, container_id, ifname)
     }
 
-    /// Whether a record of this attachment exists, with one `lstat`. An unreadable directory counts as empty, because
-    /// its records could not be processed either.
+    /// Whether the attachment has a record. An unreadable directory counts as empty: its records could not be processed
+    /// either.
     #[must_use]
     pub fn contains(&self, network: &str, container_id: &str, ifname: &str) -> bool {
         let path = self.path.join(Self::file_name(network, container_id, ifname));
         fs::symlink_metadata(path).is_ok_and(|there| there.is_file())
     }
 
-    /// The queue's files, oldest first; empty without a directory. At most twice [`MAX_RECORDS`] files.
+    /// The queue's files, oldest first; empty without a directory. At most twice [`MAX_RECORDS`].
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -216,7 +209,6 @@ impl Queue {
                 continue;
             }
             let (written_unix_ms, content) = match record::read_deletion(&self.path.join(&name), &name) {
-                // Another process removed the record meanwhile.
                 Found::Nothing => continue,
                 Found::Unusable { why, modified_unix_ms } => (modified_unix_ms, Err(why)),
                 Found::Record(deletion) => (deletion.written_unix_ms, Ok(deletion)),
@@ -245,7 +237,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Moves an unusable file to [`BAD`], which keeps at most [`MAX_BAD`]; a missing file is no error.
+    /// Moves an unusable file to [`BAD`]; a missing file is no error.
     ///
     /// # Errors
     /// The name is not valid in the queue, or a file system error.
@@ -274,8 +266,8 @@ impl Queue {
         Ok(paths)
     }
 
-    /// Removes temporary files of killed writers that are older than `older_than`, and sets aside files whose names
-    /// are not UTF-8. Returns the number of files handled.
+    /// Removes temporary files of killed writers that are older than `older_than`, and sets aside files whose names are
+    /// not UTF-8. Returns their number.
     ///
     /// # Errors
     /// The directory cannot be read, or a file cannot be removed; the others are still tried.
@@ -299,7 +291,6 @@ impl Queue {
         problem.map_or(Ok(swept), Err)
     }
 
-    /// Names in the directory, at most [`MAX_LOOKED_AT`].
     fn names(&self) -> Result<Vec<std::ffi::OsString>, QueueError> {
         let failed = |e| io("read deletion queue", &self.path)(e);
         match fs::symlink_metadata(&self.path) {
@@ -337,7 +328,7 @@ impl Queue {
         let bad = self.path.join(BAD);
         match fs::symlink_metadata(&bad) {
             Ok(there) if there.is_dir() => {}
-            // A file has the directory's name. It is set aside too; after a crash in between, like any other file.
+            // Set aside too; after a crash in between, like any other file.
             Ok(_) => {
                 let other = self.path.join(format!("{BAD}-{}", token()));
                 fs::rename(&bad, &other).map_err(io("set aside", &bad))?;
@@ -350,7 +341,7 @@ impl Queue {
         wharf_crash::point("queue/before-set-aside");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let name: String = name.chars().take(MAX_BAD_NAME_CHARS).collect();
-        // The name starts with the time, so that names sort by age.
+        // Names sort by age.
         match fs::rename(path, bad.join(format!("{now:016}-{}-{name}", token()))) {
             Ok(()) => {}
             Err(e) if is_gone(&e) => return Ok(()),
@@ -367,7 +358,6 @@ impl Queue {
     }
 }
 
-/// Creates a directory and its parents.
 fn make(path: &Path, mode: u32) -> Result<(), QueueError> {
     let failed = |e| io("make directory", path)(e);
     DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
@@ -375,7 +365,6 @@ fn make(path: &Path, mode: u32) -> Result<(), QueueError> {
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)
 }
 
-/// Creates the file with these bytes and syncs it.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), QueueError> {
     let failed = |e| io("write deletion record", path)(e);
     wharf_crash::point("queue/before-write");
@@ -392,7 +381,7 @@ fn sync_directory(path: &Path) -> Result<(), QueueError> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(io("sync directory", path))
 }
 
-/// Removes a file, a link, or a directory tree, without following links.
+/// Does not follow links.
 fn remove_any(path: &Path) -> Result<(), QueueError> {
     let removed = match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => fs::remove_dir_all(path),
@@ -409,13 +398,13 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
 }
 
-/// Whether the file is older; false for unknown age.
+/// False for unknown age.
 pub(crate) fn is_older(path: &Path, age: Duration) -> bool {
     let modified = fs::symlink_metadata(path).and_then(|there| there.modified());
     modified.ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
-/// A unique part of a file name. Each standard hasher is seeded differently from the kernel.
+/// Each standard hasher is seeded differently from the kernel.
 pub(crate) fn token() -> String {
     format!("{:08x}-{:016x}", std::process::id(), RandomState::new().hash_one(0_u8))
 }

@@ -1,15 +1,12 @@
 //! Reports: outcomes of CNI commands that the agent did not answer, one file each in `<run-dir>/reports`.
 //!
-//! A shim [puts](Reports::put) a report of facts that the agent cannot know: the agent did not run or hung, the
-//! configuration was bad, the result could not be written, CHECK's verdict. The agent creates the directory and
-//! counts the reports that it [takes](Reports::take). Before an agent has run in this boot there is no directory, and
-//! no report is written.
+//! A shim [puts](Reports::put) a report of what the agent cannot know: the agent did not answer, the configuration was
+//! bad, the result could not be written, CHECK's verdict. The agent counts the reports that it [takes](Reports::take).
+//! Only the agent creates the directory; without it no report is written.
 //!
-//! Reports are best effort. Nothing is synced, so a crash of the machine may lose some. At [`MAX_REPORTS`], a new
-//! report evicts the oldest and carries the count of evicted ones. There is no lock: the process that removes a
-//! report's file counts it, as taken or as dropped, and only one process can remove it. A writer that is killed
-//! before its report is in place loses the counts of the reports that it removed. Concurrent writers may exceed the
-//! bound by one report each, or leave some reports less than it. Every file in the directory is untrusted until
+//! Reports are best effort and not synced. At [`MAX_REPORTS`], a new report evicts the oldest and carries the count of
+//! evicted ones; a writer killed in between loses that count. There is no lock: the process that removes a file counts
+//! it, as taken or as dropped. Concurrent writers may miss the bound by one report each. Files are untrusted until
 //! parsed.
 
 use std::{
@@ -32,21 +29,19 @@ use crate::{
     },
 };
 
-/// Directory of the reports in the agent's run directory.
+/// Directory of the reports in the run directory.
 pub const DIRECTORY: &str = "reports";
 /// Most waiting reports.
 pub const MAX_REPORTS: usize = 512;
 /// Longest message kept, bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// Version that is written; no other version is read. Unknown fields are ignored.
+/// Written version; no other is read. Unknown fields are ignored.
 pub const VERSION: u32 = 1;
 /// Prefix of incomplete files.
 const TEMPORARY: &str = ".tmp-";
-/// Most names read by one listing.
 const MAX_LOOKED_AT: usize = 2 * MAX_REPORTS;
-/// Most reports evicted for a new one. While others write, a listing may show removed files together with their
-/// replacements, so fewer reports may exist than it shows.
+/// Reports evicted for a new one. A concurrent listing may show removed files together with their replacements.
 const MAX_EVICTED: u64 = 2;
 
 /// Outcome of a command for the runtime.
@@ -62,7 +57,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The name in metrics and logs.
+    /// Name in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -82,25 +77,25 @@ pub struct Report {
     pub command: Command,
     /// Outcome.
     pub outcome: Outcome,
-    /// A DEL that succeeded because the attachment does not exist.
+    /// A DEL of an attachment that does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub found_nothing: bool,
     /// CNI error code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<u32>,
-    /// CNI error message; [put](Reports::put) cuts it to [`MAX_MESSAGE_BYTES`].
+    /// CNI error message, [cut](Reports::put) to [`MAX_MESSAGE_BYTES`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Time from the shim's start to its answer, microseconds.
+    /// From the shim's start to its answer, microseconds.
     pub duration_us: u64,
     /// End of the command, milliseconds since the Unix epoch.
     pub ended_unix_ms: u64,
-    /// Reports evicted for this one, including the counts that they carried.
+    /// Reports evicted for this one, with the counts that they carried.
     #[serde(default)]
     pub dropped: u64,
 }
 
-/// Parsed first, so that another version is reported as such.
+/// First, so that another version is reported as such.
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
@@ -135,7 +130,7 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// The reports in this run directory. Does not access it.
+    /// The reports in this run directory. No file access.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join(DIRECTORY) }
@@ -147,13 +142,13 @@ impl Reports {
         Self::new(socket.parent().unwrap_or(Path::new("/")))
     }
 
-    /// The directory of the reports.
+    /// Directory of the reports.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Creates the directory (0700) in the run directory. Only the agent calls this.
+    /// Creates the directory (0700). Only the agent calls this.
     ///
     /// # Errors
     /// A file system error, or the path is not a directory.
@@ -168,10 +163,10 @@ impl Reports {
         fs::set_permissions(&self.path, Permissions::from_mode(0o700))
     }
 
-    /// Writes a report; evicts the oldest reports at the bound.
+    /// Writes a report; evicts the oldest at the bound.
     ///
     /// # Errors
-    /// The directory does not exist, because no agent has run, or a file system error. Leaves nothing behind.
+    /// No agent has run (no directory), or a file system error.
     pub fn put(&self, report: &Report) -> io::Result<()> {
         let names = self.names()?;
         let mut report = report.clone();
@@ -201,10 +196,9 @@ impl Reports {
             .mode(0o600)
             .open(&temporary)
             .and_then(|mut file| file.write_all(&bytes))
-            // The name starts with the time, so that names sort by age.
+            // Names sort by age.
             .and_then(|()| fs::rename(&temporary, self.path.join(format!("{:016}-{token}", report.ended_unix_ms))));
         if written.is_err() {
-            // The sweep removes a leftover. Report the first error.
             let _ = fs::remove_file(&temporary);
         }
         written
@@ -218,7 +212,6 @@ impl Reports {
         let mut entries = Vec::new();
         for name in self.names()? {
             let content = match record::read(&self.path.join(&name), Report::parse) {
-                // Another process removed it meanwhile.
                 Found::Nothing => continue,
                 Found::Unusable { why, .. } => Err(why),
                 Found::Record(report) => Ok(report),
@@ -228,7 +221,7 @@ impl Reports {
         Ok(entries)
     }
 
-    /// Removes a file that [`Self::list`] returned; false if another process removed it first.
+    /// Removes a listed file; false if another process removed it first.
     ///
     /// # Errors
     /// A file system error.
@@ -236,12 +229,10 @@ impl Reports {
         remove_any(&self.path.join(&entry.name))
     }
 
-    /// Lists and removes the reports. Reports that another process removes meanwhile are left out: that process
-    /// counts them.
+    /// Lists and removes the reports, except those that another process removes and counts.
     ///
     /// # Errors
-    /// The directory cannot be read, or the first file cannot be removed. A later failure ends the listing, and the
-    /// next take reports it.
+    /// The directory cannot be read, or the first file cannot be removed. A later failure ends the listing.
     pub fn take(&self) -> io::Result<Vec<Entry>> {
         let mut taken = Vec::new();
         for entry in self.list()? {
@@ -270,7 +261,6 @@ impl Reports {
         Ok(())
     }
 
-    /// Names of complete files, sorted.
     fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
@@ -284,7 +274,6 @@ impl Reports {
     }
 }
 
-/// False if the file does not exist.
 fn remove_any(path: &Path) -> io::Result<bool> {
     let removed = match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => fs::remove_dir_all(path),
@@ -372,7 +361,6 @@ mod tests {
         let kept = contents(&reports);
         assert_eq!((kept.len(), kept[0].ended_unix_ms), (MAX_REPORTS, 3));
         assert_eq!(kept.iter().map(|r| r.dropped).sum::<u64>(), 3);
-        // A report that carries a count is evicted in turn.
         for at in many + 3..2 * many + 4 {
             reports.put(&report(at)).unwrap();
         }
@@ -397,10 +385,9 @@ mod tests {
             let of = |entry: &Entry| 1 + entry.content.as_ref().unwrap().dropped;
             taken.iter().map(of).sum::<u64>()
         };
-        // A reader takes some while others write.
         let before = count(&write_beside(|reports| reports.take().unwrap()));
         assert_eq!(before + count(&reports.take().unwrap()), writers * each);
-        // Without a reader, the number of remaining reports is near the bound.
+        // Without a reader, about as many reports as the bound remain.
         write_beside(|_| Vec::new());
         let left = reports.take().unwrap();
         assert_eq!(count(&left), writers * each);

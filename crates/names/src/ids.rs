@@ -1,4 +1,4 @@
-//! Newtypes for ids. Each parses untrusted text at the edge; inside, the type proves validity.
+//! Newtypes for ids; only valid values can be constructed.
 
 use std::{fmt, num::NonZeroU16, str::FromStr};
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::rules;
 
-/// Highest endpoint id; the lowest is 1.
+/// The lowest is 1.
 #[allow(clippy::cast_possible_truncation, reason = "asserted to fit; a conversion that can fail is no constant")]
 pub const MAX_ENDPOINT_ID: u16 = {
     assert!(wharf_common::MAX_ENDPOINT_ID <= u16::MAX as u32);
     wharf_common::MAX_ENDPOINT_ID as u16
 };
 
-/// Why a text is not a valid id.
+/// An invalid id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid {kind} {value:?}: {reason}")]
 pub struct IdError {
-    /// Type of the value, for example `container id`.
+    /// For example `container id`.
     pub kind: &'static str,
-    /// The text, cut to 80 characters.
+    /// Cut to 80 characters.
     pub value: String,
     /// The broken rule.
     pub reason: &'static str,
@@ -29,7 +29,7 @@ fn reject<T>(kind: &'static str, value: &str, reason: &'static str) -> Result<T,
     Err(IdError { kind, value: value.chars().take(80).collect(), reason })
 }
 
-/// Node-local number of an endpoint, 1 to [`MAX_ENDPOINT_ID`]. Reused only after its delete has finished.
+/// Node-local endpoint number, 1 to [`MAX_ENDPOINT_ID`]. Reused only after its delete has finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u16", into = "u16")]
 pub struct EndpointId(NonZeroU16);
@@ -74,7 +74,7 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// Grows with each attachment created on this node; never reused. Every destructive act names it.
+/// Number of an attachment on this node; grows, never reused. Every destructive act names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
@@ -85,7 +85,7 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Kernel interface index, above 0. Unique only within one network namespace.
+/// Kernel interface index, above 0; unique only within a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct IfIndex(pub u32);
@@ -107,7 +107,7 @@ macro_rules! text_id {
             /// Parses and checks a text.
             ///
             /// # Errors
-            /// The text breaks the type's rule; the error names the rule.
+            /// The broken rule.
             pub fn parse(s: &str) -> Result<Self, IdError> {
                 let check: fn(&str) -> Result<(), &'static str> = $check;
                 match check(s) {
@@ -152,13 +152,12 @@ macro_rules! text_id {
 }
 
 text_id! {
-    /// Container id (CNI spec, section 2, CNI_CONTAINERID): alphanumeric first, then also `_ . -`.
+    /// Container id (CNI spec, section 2): alphanumeric first, then also `_ . -`.
     ContainerId, "container id", rules::name
 }
 
 impl ContainerId {
-    /// The id of a sandbox of `wharf sandbox`: its name and a random number, so that a late delete never affects a
-    /// later sandbox with the name.
+    /// Id of a `wharf sandbox`. The random number keeps a late delete away from a later sandbox.
     ///
     /// # Errors
     /// The name is not valid in a container id.
@@ -166,7 +165,7 @@ impl ContainerId {
         Self::parse(&format!("{name}-{random:08x}"))
     }
 
-    /// The name in an id that [`Self::of_sandbox`] made.
+    /// The name given to [`Self::of_sandbox`].
     #[must_use]
     pub fn sandbox_name(&self) -> Option<&str> {
         let (name, random) = self.0.rsplit_once('-')?;
@@ -176,25 +175,25 @@ impl ContainerId {
 }
 
 text_id! {
-    /// Interface name inside the container (CNI spec, CNI_IFNAME; `dev_valid_name` in net/core/dev.c).
+    /// Interface name inside the container (CNI_IFNAME).
     IfName, "interface name", rules::ifname
 }
 text_id! {
-    /// CNI network name; same alphabet as a container id.
+    /// CNI network name.
     NetworkName, "network name", rules::name
 }
 text_id! {
-    /// Name of an IPAM pool.
+    /// IPAM pool name.
     PoolName, "pool name", rules::name
 }
 
 text_id! {
-    /// Name of the program that ran the plugin, such as `containerd` or `crio`.
+    /// Program that ran the plugin, such as `containerd`.
     RuntimeName, "runtime", rules::program
 }
 
 text_id! {
-    /// Name of a container's port (core/v1 ContainerPort, `name`).
+    /// Container port name (core/v1 ContainerPort, `name`).
     PortName, "port name", rules::port_name
 }
 
@@ -205,7 +204,7 @@ pub struct Attachment {
     pub network: NetworkName,
     /// Container.
     pub container_id: ContainerId,
-    /// Interface inside the container.
+    /// Inside the container.
     pub ifname: IfName,
 }
 

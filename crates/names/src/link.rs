@@ -5,14 +5,13 @@ use crate::ids::{EndpointId, Epoch, IfName};
 /// Prefix of the host side's interface name.
 pub const PREFIX: &str = "wh";
 
-/// Name of the host side of an endpoint's veth pair: [`PREFIX`], four hex digits of the id, eight of the epoch;
-/// fourteen bytes. Identifies the owner of a leaked link; repeats only after the epoch's low 32 bits wrap around.
+/// [`PREFIX`], four hex digits of the id, eight of the epoch's low 32 bits: fourteen bytes.
 #[must_use]
 pub fn host_ifname(id: EndpointId, epoch: Epoch) -> IfName {
     IfName(format!("{PREFIX}{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff))
 }
 
-/// The inverse of [`host_ifname`]; `None` for other names.
+/// Inverse of [`host_ifname`]; `None` for other names.
 #[must_use]
 pub fn parse_host_ifname(name: &str) -> Option<(EndpointId, u32)> {
     let hex = name

@@ -1,31 +1,29 @@
 //! The owner's mark: the alias (`IFLA_IFALIAS`) on the host side of an endpoint's veth pair.
 //!
-//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, names as in the CNI key. A mark longer than the
-//! kernel's limit is cut at the last character that fits. The request that creates the link sets the mark. The path
-//! of a network namespace may later name another container's namespace, but a link with this mark belongs to this
-//! attachment.
+//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, set when the link is created. A network namespace's
+//! path may later name another container's namespace; the mark still names the link's owner.
 
 use std::fmt;
 
-/// The kernel's longest alias, bytes (`IFALIASZ` is 256 with the terminating zero).
+/// The kernel's longest alias, bytes (`IFALIASZ` less the terminating zero).
 pub const MAX_MARK: usize = 255;
 const PREFIX: &str = "wharf:";
-/// A mark of this length may be cut: the first character that did not fit may have up to four bytes.
+/// The first character that did not fit may have up to four bytes.
 const MAY_BE_CUT_OFF: usize = MAX_MARK + 1 - char::MAX_LEN_UTF8;
 
-/// An endpoint's mark. Compared as text: two marks that are cut at the same place may be equal.
+/// An owner's mark. Two marks cut at the same place may be equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Mark {
     /// Endpoint id.
     pub id: u16,
     /// Epoch.
     pub epoch: u64,
-    /// `NETWORK/CONTAINER/IFNAME`, possibly cut.
+    /// `NETWORK/CONTAINER/IFNAME`, cut at the last character that fits [`MAX_MARK`].
     pub owner: String,
 }
 
 impl Mark {
-    /// Builds the mark of an endpoint.
+    /// Cuts the owner to fit.
     #[must_use]
     pub fn new(id: u16, epoch: u64, network: &str, container_id: &str, ifname: &str) -> Self {
         let head = format!("{PREFIX}{id}:{epoch}:");
@@ -38,23 +36,23 @@ impl Mark {
         Self { id, epoch, owner }
     }
 
-    /// Parses an alias; `None` if it is not a mark.
+    /// `None` if the alias is not a mark.
     #[must_use]
     pub fn parse(alias: &str) -> Option<Self> {
         let (id, rest) = alias.strip_prefix(PREFIX)?.split_once(':')?;
         let (epoch, owner) = rest.split_once(':')?;
         let mark = Self { id: id.parse().ok()?, epoch: epoch.parse().ok()?, owner: owner.to_owned() };
-        // Reject other spellings: `+1` and `01` parse as well.
+        // `+1` and `01` parse as well.
         (mark.to_string() == alias && alias.len() <= MAX_MARK).then_some(mark)
     }
 
-    /// Whether this is the mark of that attachment, at any epoch.
+    /// Whether the attachment owns the mark, at any epoch.
     #[must_use]
     pub fn is_of(&self, network: &str, container_id: &str, ifname: &str) -> bool {
         *self == Self::new(self.id, self.epoch, network, container_id, ifname)
     }
 
-    /// Network, container id and interface name; `None` when the mark may be cut.
+    /// Network, container id and interface name; `None` if the mark may be cut.
     #[must_use]
     pub fn attachment(&self) -> Option<(&str, &str, &str)> {
         if self.to_string().len() >= MAY_BE_CUT_OFF {
@@ -110,7 +108,7 @@ mod tests {
     fn a_mark_that_is_cut_before_a_wide_character_names_no_attachment() {
         for width in ['e', 'é', '€', '🚢'] {
             for room in 0..8 {
-                // `wharf:1:2:n/` has 12 bytes, and a `/` follows the container id.
+                // `wharf:1:2:n/` has 12 bytes; a `/` follows the container id.
                 let container_id = "c".repeat(MAX_MARK - 13 - room);
                 let ifname = width.to_string().repeat(8);
                 let mark = Mark::new(1, 2, "n", &container_id, &ifname);

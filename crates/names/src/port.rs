@@ -2,8 +2,7 @@
 
 use std::net::IpAddr;
 
-/// Whether the host IPs of two published ports share an address of the node. `None` is every address; `0.0.0.0` and
-/// `::` are every address of their family.
+/// Whether two published ports' host IPs overlap. `None` is every address; `0.0.0.0` and `::` are all of their family.
 #[must_use]
 pub fn share_address(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
     match (one, other) {

@@ -1,4 +1,4 @@
-//! Rules for names from outside. Each error is the broken rule.
+//! Rules for names from outside.
 
 /// Longest container id or network name, bytes.
 pub const MAX_NAME_BYTES: usize = 253;
@@ -25,7 +25,7 @@ pub fn name(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Interface names, as the kernel accepts them.
+/// Interface names (`dev_valid_name` in net/core/dev.c).
 ///
 /// # Errors
 /// The broken rule.
@@ -40,7 +40,7 @@ pub fn ifname(text: &str) -> Result<(), &'static str> {
         return Err("must not be '.' or '..'");
     }
     if text == "all" || text == "default" || text.contains('%') {
-        // Names that the kernel uses below net.ipv6.conf, and its placeholder for a free number.
+        // Below net.ipv6.conf, and the kernel's placeholder for a number.
         return Err("must not be 'all' or 'default', nor hold '%'");
     }
     if text.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
@@ -49,10 +49,10 @@ pub fn ifname(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Longest name of a program, bytes: `TASK_COMM_LEN` less its terminator.
+/// Longest program name, bytes: `TASK_COMM_LEN` less its terminator.
 pub const MAX_PROGRAM_BYTES: usize = 15;
 
-/// Whether a program name may contain this byte; the shim replaces any other byte with `_`.
+/// The shim replaces other bytes with `_`.
 #[must_use]
 pub fn is_program_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-')
@@ -72,11 +72,10 @@ pub fn program(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Longest name of a port, bytes.
+/// Longest port name, bytes.
 pub const MAX_PORT_NAME_BYTES: usize = 15;
 
-/// Port names: IANA service names (RFC 6335 section 5.1) in lower case, as in Kubernetes (core/v1 ContainerPort,
-/// `name`).
+/// IANA service names (RFC 6335 section 5.1) in lower case, as in Kubernetes.
 ///
 /// # Errors
 /// The broken rule.

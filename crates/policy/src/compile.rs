@@ -1,36 +1,32 @@
 //! Compiles policies to the rows that the BPF programs look up.
 //!
-//! **Look-up.** For a packet of an endpoint and direction, the program knows the endpoint's *rule set* (0: no policy
-//! selects it, accept). It looks up
+//! **Look-up.** For a packet, the program knows the *rule set* (0: no policy, accept). It looks up
 //! 1. the peer's address in [`Tables::ipcache`] (longest prefix): a *peer class*;
-//! 2. rule set, protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*; [`PortClass::ANY`]
-//!    without a row, as for protocols without ports; [`PortClass::UNKNOWN`] without a known transport header;
+//! 2. protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*; [`PortClass::ANY`] without a
+//!    row, [`PortClass::UNKNOWN`] without a transport header;
 //! 3. up to four cells of [`Rows::cells`]: (class, port), (class, any), (any, port), (any, any).
 //!
-//! A [`Cell`] has up to two [`Hit`]s: the best rule of the admin tier, and of the later tiers. The lowest-ranked
-//! admin hit of the four cells decides. Without one, or if it is a pass, the lowest-ranked other hit decides. Without
-//! any, the packet is accepted.
+//! A [`Cell`] has the best rule of the admin tier and of the later tiers. The lowest-ranked admin hit decides; without
+//! one, or if it is a pass, the lowest-ranked other hit. Without any, the packet is accepted.
 //!
-//! **Correctness.** Two addresses have the same peer class only if they match the same *atoms* (peers of rules in
-//! use); two destinations of a rule set have the same port class only if they match the same port lists of rules. A
-//! rule counts for the cells of every peer class that the rule's peers match (or of "any") times every port class in
-//! its ports (or "any"), and for no other. So the rules of a packet's four cells are exactly the rules that match it. A
-//! rank is the rule's position in the evaluation order of [`crate::model`]: admin rules; namespaced deny, then accept
-//! rules, those without requests first; isolation; baseline rules where nothing isolates. The lowest rank of a union
-//! is the minimum over its parts, so a cell needs only its best admin rule and its best later rule; a pass continues
-//! with the latter, so no cell is expanded for a pass. A pass of the baseline tier accepts without a rule.
+//! **Correctness.** Addresses share a peer class only if they match the same *atoms* (peers of rules in use);
+//! destinations share a port class only if they match the same port lists. A rule counts for the cells of every peer
+//! class that its peers match (or "any") times every port class in its ports (or "any"). So a packet's four cells have
+//! exactly the rules that match it. A rank is the position in the evaluation order of [`crate::model`]: admin rules;
+//! namespaced deny, then accept rules, those without requests first; isolation; baseline rules where nothing isolates.
+//! The lowest rank of a union is the minimum over its parts, so two rules per cell suffice. A pass of the baseline tier
+//! accepts without a rule.
 //!
-//! **Unknown transport.** Cells of [`PortClass::UNKNOWN`] deny with the rank of the best rule with ports: if this
-//! rule precedes every matching rule without ports, the verdict would depend on unknown ports.
+//! **Unknown transport.** Cells of [`PortClass::UNKNOWN`] deny with the rank of the best rule with ports: the verdict
+//! would depend on unknown ports.
 //!
-//! **Requests.** All matching rules with requests count, not only the first: the flow goes to the listener for the
-//! union of their requests. Such rules have ports, so they are in the cells (class, port) and (any, port). The first
-//! cell has the union of both and ranks before the second; each names its first rule. A listener belongs to requests,
-//! not to a rule or endpoint: its number identifies one direction, one union and one [`Share`] of the endpoints while
-//! a cell refers to it. So a rule set with requests belongs to one share.
+//! **Requests.** The flow goes to the listener for the union of all matching rules' requests. These rules have ports,
+//! so they are in the cells (class, port) and (any, port). The first cell has the union of both and ranks before the
+//! second; each names its first rule. A listener's number identifies one direction, one union and one [`Share`] while a
+//! cell refers to it. So a rule set with requests belongs to one share.
 //!
 //! **Identifiers** are stable while their meaning is. A key of [`Rows`] never changes its value: other rules get
-//! another rule set and identifier, other atoms another class. [`diff()`] depends on this.
+//! another rule set, other atoms another class. [`diff()`] depends on this.
 
 use std::{
     borrow::Cow,
@@ -73,29 +69,29 @@ pub use ipcache::Ipcache;
 pub use kinds::IdentityInUse;
 pub use limits::{Limits, Sizes, Table, TooLarge};
 
-/// An endpoint key chosen by the caller.
+/// An endpoint, numbered by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey(pub u32);
 
-/// Identifies an endpoint's labels and namespace; chosen by the caller, equal for equal labels. Not 0.
+/// A label set, numbered by the caller from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(pub u32);
 
 impl Identity {
-    /// No labels: the node and outside addresses.
+    /// The node and outside addresses.
     pub const NONE: Self = Self(0);
 }
 
-/// A rule set: the ordered rules of one direction, shared by endpoints.
+/// The ordered rules of one direction, shared by endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetId(pub u32);
 
 impl SetId {
-    /// No policy selects the endpoint: accept without look-up.
+    /// No policy selects the endpoint.
     pub const NONE: Self = Self(0);
 }
 
-/// Addresses that match the same peers of rules.
+/// Addresses that match the same atoms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerClass(pub u32);
 
@@ -104,70 +100,69 @@ impl PeerClass {
     pub const ANY: Self = Self(0);
 }
 
-/// Destinations that match the same rules of a rule set.
+/// Destinations that match the same rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortClass(pub u32);
 
 impl PortClass {
-    /// Of a cell: every destination. Of a packet: a destination without a port row.
+    /// Of a packet: without a port row.
     pub const ANY: Self = Self(0);
     /// The transport header is unknown.
     pub const UNKNOWN: Self = Self(u32::MAX);
 }
 
-/// A rule in [`Tables::origins`].
+/// A rule: key of [`Tables::origins`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleIndex(pub u32);
 
-/// A proxy listener in [`Tables::listeners`]: its port. Not 0.
+/// A listener: its port, from 1. Key of [`Tables::listeners`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u16);
 
-/// Accepted requests and endpoints of a proxy listener.
+/// Content of a proxy listener.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Listener {
-    /// Direction of the rules, from their endpoints' view.
+    /// Of the rules.
     pub direction: Direction,
     /// Accepted requests.
     pub requests: Arc<Requests>,
-    /// Share of the endpoints. Absent in files of earlier versions.
+    /// Absent in files of earlier versions.
     #[serde(default)]
     pub share: Share,
 }
 
-/// One of [`Share::COUNT`] parts of all endpoints, with separate listeners even for equal rules, because the proxy
-/// reloads a whole listener whenever an endpoint comes or goes.
+/// One of [`Share::COUNT`] parts of the endpoints, with separate listeners: the proxy reloads a whole listener whenever
+/// an endpoint comes or goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Share(u32);
 
 impl Share {
-    /// Number of shares.
+    /// Shares.
     pub const COUNT: u32 = 16;
-    /// Consecutive keys of one share: a few endpoints use few shares.
+    /// Consecutive keys per share: a few endpoints use few shares.
     const RUN: u32 = 16;
 
-    /// Share of an endpoint, fixed per key: a change would break connections by moving them to another listener.
+    /// Fixed per key: a change would break connections.
     #[must_use]
     pub fn of(EndpointKey(key): EndpointKey) -> Self {
         Self(key / Self::RUN % Self::COUNT)
     }
 }
 
-/// All rows for the programs, and the meaning of their numbers. Copies share equal parts.
+/// All rows, and the meaning of their numbers. Copies share equal parts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tables {
     /// Rule sets by endpoint.
     pub sets: OrdMap<EndpointKey, Sets>,
-    /// Longest-prefix rows of peer addresses: endpoints, the node, networks and exceptions in use, addresses of names
-    /// in use, and both whole families.
+    /// Endpoints, the node, networks, exceptions, names' addresses, and both families.
     pub ipcache: Ipcache,
     /// Rows by rule set.
     pub rules: OrdMap<SetId, Arc<Rows>>,
-    /// Source location of each rule.
+    /// Of each rule.
     pub origins: OrdMap<RuleIndex, Arc<Origin>>,
-    /// Listeners that cells refer to. Cells have only their numbers for the programs.
+    /// Listeners that cells refer to by number.
     pub listeners: OrdMap<ListenerId, Arc<Listener>>,
-    /// Number of cells of a rule set that refer to a listener.
+    /// Cells of a rule set that refer to a listener.
     pub redirects: OrdMap<(ListenerId, SetId), usize>,
 }
 
@@ -191,23 +186,23 @@ impl Sets {
     }
 }
 
-/// Attributes of an address.
+/// What an address maps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Known {
-    /// The endpoint's labels; [`Identity::NONE`] for the node and outside.
+    /// [`Identity::NONE`] for the node and outside.
     pub identity: Identity,
     /// Peer class.
     pub class: PeerClass,
 }
 
-/// Rows of a rule set. Its identifier is part of every key, so keys have no direction.
+/// Rows of a rule set, which is part of every key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
-    /// Port classes. Prefixes do not overlap.
+    /// Prefixes do not overlap.
     pub ports: OrdMap<PortPrefix, PortClass>,
-    /// Cells with a matching rule.
+    /// With a matching rule.
     pub cells: OrdMap<(PeerClass, PortClass), Cell>,
-    /// Names of isolating policies, to explain a drop without a rule. Not for the programs.
+    /// Isolating policies, to explain a drop without a rule.
     pub isolated_by: Vec<PolicyName>,
 }
 
@@ -236,14 +231,14 @@ impl From<Protocol> for L4 {
     }
 }
 
-/// Ports of a protocol with a common bit prefix.
+/// Ports with a common bit prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortPrefix {
     /// Protocol.
     pub l4: L4,
     /// Lowest port.
     pub first: u16,
-    /// Prefix length: 0 to 16 bits.
+    /// 0 to 16 bits.
     pub length: u8,
 }
 
@@ -252,18 +247,18 @@ pub struct PortPrefix {
 pub struct Cell {
     /// Admin tier.
     pub admin: Option<Hit>,
-    /// Later tiers; never a pass.
+    /// Never a pass.
     pub rest: Option<Hit>,
 }
 
 /// A matching rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hit {
-    /// Position in the rule set's order; unique except among rules with requests.
+    /// Unique except among rules with requests.
     pub rank: u32,
     /// Effect.
     pub ruling: Ruling,
-    /// Rule; `None` for isolation, for a pass of the baseline tier, and for an unknown rule with ports.
+    /// `None` for isolation, a pass of the baseline tier, and an unknown rule with ports.
     pub rule: Option<RuleIndex>,
 }
 
@@ -274,11 +269,11 @@ pub enum Ruling {
     Accept,
     /// Drop.
     Deny,
-    /// Drop: the transport header is unknown and rules with ports could decide.
+    /// Without a transport header, rules with ports could decide.
     DenyUnknown,
-    /// Continue with the tiers after the admin tier.
+    /// The tiers after the admin tier decide.
     Pass,
-    /// Redirect the flow to the proxy.
+    /// To the proxy.
     Redirect {
         /// Listener.
         listener: ListenerId,
@@ -287,20 +282,20 @@ pub enum Ruling {
     },
 }
 
-/// A program's decision about a packet.
+/// A decision about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
-    /// The packet passes, possibly through a listener.
+    /// Also through a listener.
     pub accept: bool,
-    /// Listener of the flow.
+    /// Of the flow.
     pub listener: Option<ListenerId>,
     /// Deciding rule.
     pub rule: Option<RuleIndex>,
-    /// Dropped because the transport header is unknown.
+    /// The transport header is unknown.
     pub unknown: bool,
 }
 
-/// A program's look-ups and decision.
+/// Look-ups and decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookUp {
     /// Rule set.
@@ -317,14 +312,14 @@ impl Decision {
     const DEFAULT: Self = Self { accept: true, listener: None, rule: None, unknown: false };
 }
 
-/// Both whole families: rows of every table.
+/// Both families.
 pub(crate) const EVERYWHERE: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
 ];
 
 impl Tables {
-    /// A program's decision about a packet; `None` for an unknown endpoint.
+    /// `None` for an unknown endpoint.
     #[must_use]
     pub fn decide(
         &self,
@@ -336,7 +331,7 @@ impl Tables {
         self.look_up(endpoint, direction, peer, destination).map(|look_up| look_up.decision)
     }
 
-    /// [`Tables::decide`] with the look-ups; classes are [`PeerClass::ANY`] and [`PortClass::ANY`] without a look-up.
+    /// As [`Tables::decide`]; ANY without a look-up.
     #[must_use]
     pub fn look_up(
         &self,
@@ -356,7 +351,7 @@ impl Tables {
         Some(LookUp { set, class: known.class, port, decision: rows.decide(known.class, port) })
     }
 
-    /// The decision as an oracle verdict; `None` for an unknown endpoint.
+    /// As an oracle verdict; `None` for an unknown endpoint.
     #[must_use]
     pub fn explain(&self, endpoint: EndpointKey, direction: Direction, decision: Decision) -> Option<Verdict<'_>> {
         let rule = decision.rule.and_then(|rule| self.origins.get(&rule)).map(|origin| &**origin);
@@ -373,7 +368,7 @@ impl Tables {
         Some(Verdict::Deny { rule, isolated_by })
     }
 
-    /// Classes of rows. During a change, cells have classes without addresses.
+    /// During a change, cells have classes without addresses.
     fn classes(&self) -> impl Iterator<Item = PeerClass> {
         let of_cells = self.rules.values().flat_map(|rows| rows.cells.keys().map(|(class, _)| *class));
         self.ipcache.classes().chain(of_cells).filter(|class| *class != PeerClass::ANY)

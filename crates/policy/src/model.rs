@@ -1,16 +1,16 @@
 //! Policies independent of their document format.
 //!
-//! **Precedence.** A packet is evaluated at its sender (egress) and at its receiver (ingress); both must accept it.
-//! For one direction of one endpoint, the policies that select the endpoint apply, by tier ([`Tier`]):
+//! **Precedence.** The sender (egress) and the receiver (ingress) must both accept a packet. The policies that select
+//! the endpoint apply, by tier ([`Tier`]):
 //!
-//! 1. *Admin*: policies by ascending priority, then by name; their rules in order. The first matching rule decides:
-//!    accept and deny are final, pass continues with the next tier.
-//! 2. *Namespaced*: deny if a deny rule matches. Else accept if an accept rule matches: any content if one of them
-//!    has no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction.
-//!    Else the next tier.
+//! 1. *Admin*: by ascending priority, then by name; rules in order. The first matching rule decides: accept and deny
+//!    are final, pass continues with the next tier.
+//! 2. *Namespaced*: deny if a deny rule matches. Else accept if an accept rule matches: any content if one of them has
+//!    no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction. Else
+//!    the next tier.
 //! 3. *Baseline*: like admin.
 //!
-//! A packet without a decision is accepted. [`Enforcement`] may isolate an endpoint without a policy, or exempt it.
+//! Otherwise the packet is accepted. [`Enforcement`] may isolate or exempt an endpoint.
 
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
@@ -19,22 +19,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{names::NamePattern, requests::Requests};
 
-/// Label with a namespace's name (Kubernetes, well-known labels).
+/// Kubernetes' label with a namespace's name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Labels by key, of a pod or a namespace. A pod's keys have a source prefix (`k8s:app`), a namespace's none.
+/// Labels by key; a pod's keys have a source prefix (`k8s:app`).
 pub type Labels = BTreeMap<String, String>;
 
-/// Source location.
+/// Location in a document.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
     /// File, or other source.
     pub file: Arc<str>,
-    /// Line, from 1.
+    /// From 1.
     pub line: u32,
-    /// Document kind and name: `NetworkPolicy shop/db`.
+    /// As `NetworkPolicy shop/db`.
     pub document: Arc<str>,
-    /// Field path: `spec.ingress[0]`.
+    /// As `spec.ingress[0]`.
     pub field: String,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Evaluation order of policies.
+/// Evaluation order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// Before namespaced policies.
@@ -55,18 +55,18 @@ pub enum Tier {
     Baseline,
 }
 
-/// Rules of a document for a set of endpoints.
+/// Rules for a set of endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Kind, namespace and name; a later document with an equal name replaces the policy.
+    /// A later document with an equal name replaces the policy.
     pub name: PolicyName,
-    /// Endpoints to which it applies.
+    /// Selects its endpoints.
     pub subject: Selector,
     /// Tier.
     pub tier: Tier,
-    /// Priority in the tier, lower first: 0 to 1,000; always 0 in the unordered namespaced tier.
+    /// Lower first: 0 to 1,000; always 0 in the namespaced tier.
     pub priority: u16,
-    /// Directions in which its subjects need an accepting rule.
+    /// Its subjects need an accepting rule in these directions.
     pub isolates: Directions,
     /// In document order.
     pub rules: Vec<Rule>,
@@ -74,7 +74,7 @@ pub struct Policy {
     pub origin: Origin,
 }
 
-/// Identifies a policy.
+/// Kind, namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyName {
     /// `NetworkPolicy`, `ClusterNetworkPolicy`, `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy`.
@@ -130,18 +130,18 @@ pub enum Action {
     Pass,
 }
 
-/// Matches a packet by peer and destination.
+/// Matches a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Direction.
     pub direction: Direction,
     /// Action.
     pub action: Action,
-    /// Peers; `None` for all. An empty list matches nothing.
+    /// `None` for all; an empty list matches nothing.
     pub peers: Option<Vec<Peer>>,
-    /// Ports; `None` for every packet, with or without ports. An empty list matches nothing.
+    /// `None` for every packet; an empty list matches nothing.
     pub ports: Option<Vec<Port>>,
-    /// Accepted requests; `None` for all. Only for namespaced accept rules, which then match nothing without ports.
+    /// `None` for all. Only for namespaced accept rules with ports.
     pub requests: Option<Arc<Requests>>,
     /// Source.
     pub origin: Origin,
@@ -152,21 +152,20 @@ pub struct Rule {
 pub enum Peer {
     /// Endpoints, by labels.
     Endpoints(Selector),
-    /// Addresses, including endpoints', except the exceptions (each inside the network).
+    /// Addresses, including endpoints'.
     Network {
-        /// Network without host bits.
+        /// Without host bits.
         net: IpNet,
-        /// Exceptions.
+        /// Each inside the network.
         except: Vec<IpNet>,
     },
-    /// Known addresses of matching DNS names, except endpoints and the node: a DNS server must not open access to a
-    /// container.
+    /// Known addresses, except endpoints and the node: a DNS server must not open access to a container.
     Names(NamePattern),
-    /// Peers without labels.
+    /// Without labels.
     Entity(Entity),
 }
 
-/// A class of peers without labels.
+/// Peers without labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entity {
     /// Every peer.
@@ -175,7 +174,7 @@ pub enum Entity {
     World,
     /// The node.
     Host,
-    /// Endpoints, including the health endpoint.
+    /// Endpoints, also the health endpoint.
     Cluster,
     /// The node's health endpoint.
     Health,
@@ -184,35 +183,35 @@ pub enum Entity {
 /// A destination.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Port {
-    /// TCP, UDP or SCTP ports; 0 to 65,535 for the whole protocol.
+    /// TCP, UDP or SCTP.
     Numbers {
         /// Protocol.
         protocol: Protocol,
         /// Ports.
         ports: PortRange,
     },
-    /// The number that the receiving endpoint declares for this name and protocol; without one, nothing matches.
+    /// The receiving endpoint's number; without one, nothing matches.
     Named {
         /// Protocol.
         protocol: Protocol,
         /// Name.
         name: String,
     },
-    /// ICMP or ICMPv6 messages; `None` for every type.
+    /// ICMP or ICMPv6.
     Icmp {
         /// ICMPv6, else ICMP.
         v6: bool,
-        /// Type (RFC 792, RFC 4443).
+        /// Type (RFC 792, RFC 4443); `None` for all.
         kind: Option<u8>,
     },
 }
 
-/// First and last port; ordered as a pair.
+/// Inclusive port range; ordered as a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortRange {
     /// First.
     pub first: u16,
-    /// Last, at least `first`.
+    /// At least `first`.
     pub last: u16,
 }
 
@@ -238,7 +237,7 @@ pub enum Protocol {
     Sctp,
 }
 
-/// Endpoints that meet every requirement; without requirements, every endpoint.
+/// Endpoints that meet every requirement.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Selector(pub BTreeSet<Requirement>);
 
@@ -247,9 +246,9 @@ pub struct Selector(pub BTreeSet<Requirement>);
 pub struct Requirement {
     /// Label owner.
     pub of: LabelOf,
-    /// Key; for a pod with its source (`k8s:app`), or `any:app` for any source.
+    /// For a pod with its source (`k8s:app`), or `any:app`.
     pub key: String,
-    /// Condition on the value.
+    /// On the value.
     pub holds: Holds,
 }
 
@@ -258,7 +257,7 @@ pub struct Requirement {
 pub enum LabelOf {
     /// The endpoint.
     Endpoint,
-    /// Its namespace; without one, there are no labels.
+    /// Its namespace; without one, no label is present.
     Namespace,
 }
 
@@ -275,14 +274,14 @@ pub enum Holds {
     DoesNotExist,
 }
 
-/// Policy attributes of an endpoint.
+/// An endpoint for policy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Endpoint {
     /// Addresses.
     pub addresses: Vec<IpAddr>,
-    /// Labels; keys with source.
+    /// Keys with source.
     pub labels: Labels,
-    /// Namespace labels with `kubernetes.io/metadata.name`; `None` without a namespace.
+    /// With `kubernetes.io/metadata.name`; `None` without a namespace.
     pub namespace: Option<Labels>,
     /// Named ports.
     pub ports: BTreeMap<(Protocol, String), u16>,
@@ -292,20 +291,20 @@ pub struct Endpoint {
     pub enforcement: Enforcement,
 }
 
-/// Which policies apply to an endpoint. It is a peer in others' rules in any mode.
+/// Which policies apply. The endpoint is a peer in any mode.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Enforcement {
-    /// The policies that select it.
+    /// As selected.
     #[default]
     Default,
-    /// As default, and isolated in both directions as by a policy of this name.
+    /// As default, and isolated in both directions.
     Always(Arc<PolicyName>),
     /// None.
     Never,
 }
 
 impl Endpoint {
-    /// True when a policy with this subject applies.
+    /// A policy with this subject applies.
     #[must_use]
     pub fn is_subject(&self, subject: &Selector) -> bool {
         self.enforcement != Enforcement::Never && subject.selects(&self.labels, self.namespace.as_ref())
@@ -313,14 +312,14 @@ impl Endpoint {
 }
 
 impl Selector {
-    /// True when the endpoint is selected.
+    /// Every requirement holds.
     #[must_use]
     pub fn selects(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
         self.0.iter().all(|requirement| requirement.holds_for(labels, namespace))
     }
 }
 
-/// Format: `k8s:app=db, in namespace shop`.
+/// As `k8s:app=db, in namespace shop`.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |of| self.0.iter().filter(move |requirement| requirement.of == of);
@@ -333,7 +332,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Label values; shows an empty one as quotes.
+/// An empty value is shown as quotes.
 fn any_of(values: &BTreeSet<String>) -> String {
     let shown = values.iter().map(|value| if value.is_empty() { "\"\"" } else { value.as_str() });
     shown.collect::<Vec<_>>().join(" or ")
@@ -365,7 +364,7 @@ impl Requirement {
     fn holds_for(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
         match self.of {
             LabelOf::Endpoint => match self.key.strip_prefix("any:") {
-                // A key may have several sources; requirements apply to any of them, and negations to all.
+                // Requirements apply to any source, negations to all.
                 Some(key) => {
                     let of = |label: &&String| label.split_once(':').is_some_and(|(_, own)| own == key);
                     self.holds.holds(labels.iter().filter(|(label, _)| of(label)).map(|(_, value)| value))

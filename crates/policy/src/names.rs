@@ -4,40 +4,40 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Longest name without the trailing dot, bytes (RFC 1035, section 2.3.4).
+/// Without the trailing dot, bytes (RFC 1035, section 2.3.4).
 pub const MAX_NAME: usize = 253;
-/// Longest label, bytes (RFC 1035, section 2.3.4).
+/// Bytes (RFC 1035, section 2.3.4).
 const MAX_LABEL: usize = 63;
 const EVERY_NAME: &str = "*";
-/// Prefix for subdomains at any depth.
+/// Subdomains at any depth.
 const BELOW: &str = "**.";
 
-/// A DNS name or name pattern, like Cilium's `matchPattern` (Cilium, layer 3 policies, DNS based).
+/// A DNS name or name pattern, as Cilium's `matchPattern`.
 ///
-/// - `*` matches zero or more characters of a label: letters, digits, `-` and `_`, not the dot.
+/// - `*` matches zero or more characters of a label: letters, digits, `-` and `_`.
 /// - `*` alone matches every name, including the root.
 /// - A leading `**.` matches one or more labels.
 ///
-/// Lower case, without a trailing dot. Patterns are equal if their texts are.
+/// Lower case, without a trailing dot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamePattern(Arc<str>);
 
-/// Why a text is neither a name nor a pattern. Does not repeat the text.
+/// Why a text is neither name nor pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Too long without a trailing dot.
+    /// Without a trailing dot.
     #[error("is longer than {MAX_NAME} bytes")]
     TooLong,
-    /// Adjacent dots, a leading dot, or a long label.
+    /// Adjacent or leading dots, or a long label.
     #[error("has a label that is empty or longer than {MAX_LABEL} bytes")]
     Label,
-    /// A character other than letters, digits, `-`, `_` and dot.
+    /// Neither letter, digit, `-`, `_` nor dot.
     #[error("has a character that is not of a name")]
     Character,
     /// `*` in a single name.
     #[error("has a *, which only a pattern may have")]
     NoPattern,
-    /// Adjacent stars other than a leading `**.`, or `*.`.
+    /// `*.`, or adjacent stars other than a leading `**.`.
     #[error("has stars that stand for nothing")]
     Stars,
 }
@@ -59,7 +59,7 @@ impl Malformed {
 }
 
 impl NamePattern {
-    /// Parses a name in any case, with or without a trailing dot.
+    /// In any case, with or without a trailing dot.
     ///
     /// # Errors
     /// The text is not a DNS name.
@@ -67,10 +67,10 @@ impl NamePattern {
         if text.contains('*') { Err(Malformed::NoPattern) } else { Self::pattern(text) }
     }
 
-    /// Parses a pattern in any case, with or without a trailing dot. A text without `*` is a name.
+    /// As [`Self::name`], with stars.
     ///
     /// # Errors
-    /// The text is not a name pattern.
+    /// The text is not a pattern.
     pub fn pattern(text: &str) -> Result<Self, Malformed> {
         if text == EVERY_NAME {
             return Ok(Self(text.into()));
@@ -80,7 +80,7 @@ impl NamePattern {
             return Err(Malformed::TooLong);
         }
         let name = text.strip_prefix(BELOW).unwrap_or(text);
-        // `*.` is ambiguous: names of one label, or every name.
+        // `*.` is ambiguous: one label, or every name.
         if name == EVERY_NAME && text == name || name.contains("**") {
             return Err(Malformed::Stars);
         }
@@ -95,8 +95,7 @@ impl NamePattern {
         Ok(Self(text.to_ascii_lowercase().into()))
     }
 
-    /// True when the pattern matches this name, in any case, with or without a trailing dot, in time proportional to
-    /// the product of both lengths.
+    /// As [`Self::name`]. Time: the product of both lengths.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         if self.0.as_ref() == EVERY_NAME {
@@ -115,7 +114,7 @@ impl NamePattern {
         fit && more.peek().is_some() == below && more.all(is_label)
     }
 
-    /// True for a single name.
+    /// Without stars.
     #[must_use]
     pub fn is_name(&self) -> bool {
         !self.0.contains('*')
@@ -128,7 +127,7 @@ impl NamePattern {
     }
 }
 
-/// True for a name character other than the dot. Host names have no `_`, other names may.
+/// Host names have no `_`, other names may.
 const fn is_inner(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'
 }
@@ -137,7 +136,7 @@ pub(crate) fn is_label(label: &str) -> bool {
     (1..=MAX_LABEL).contains(&label.len()) && label.bytes().all(is_inner)
 }
 
-/// True when a label pattern matches a label. Parts between stars match leftmost, which leaves most for the rest.
+/// Leftmost matches leave most for the rest.
 fn fits(pattern: &str, label: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == label };
     let (between, last) = rest.rsplit_once('*').unwrap_or(("", rest));
@@ -267,7 +266,6 @@ mod tests {
         let pattern = NamePattern::pattern(&[label.as_str(); 4].join(".")).expect("a pattern");
         let name = [format!("{}b", "a".repeat(62)).as_str(); 4].join(".");
         assert!(pattern.matches(&name));
-        // Exponential backtracking would not finish.
         let pattern = NamePattern::pattern(&format!("{}b*", "a*".repeat(30))).expect("a pattern");
         assert!(!pattern.matches(&"a".repeat(1 << 16)));
     }
@@ -284,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Naive matcher of patterns, for names without empty labels.
+    /// For names without empty labels.
     fn naively(pattern: &str, name: &str) -> bool {
         let Some(own) = pattern.strip_prefix("**.") else {
             return pattern == "*" || naive(pattern.as_bytes(), name.as_bytes());

@@ -1,5 +1,4 @@
-//! The verdict about one flow: evaluates the policies in sequence as [`crate::model`] defines. Deliberately slow and
-//! short: tests compare the compiled rows with it, and it explains verdicts.
+//! Evaluates one flow in sequence. Deliberately slow and short: the reference for tests, and for explanations.
 
 use std::{
     borrow::Cow,
@@ -17,10 +16,10 @@ use crate::requests::Requests;
 /// Addresses by DNS name.
 pub type Names = BTreeMap<Arc<str>, BTreeSet<IpAddr>>;
 
-/// The first packet of a flow at one endpoint.
+/// First packet of a flow, at one endpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Flow<'a> {
-    /// Ingress for the receiver, egress for the sender.
+    /// Of `subject`: ingress for the receiver.
     pub direction: Direction,
     /// Evaluating endpoint.
     pub subject: &'a Endpoint,
@@ -28,14 +27,14 @@ pub struct Flow<'a> {
     pub peer: PeerOf<'a>,
     /// Destination.
     pub destination: Destination,
-    /// Known names and addresses.
+    /// Known names.
     pub names: &'a Names,
 }
 
-/// The peer of a flow, with its address in the packet.
+/// The peer, with its address in the packet.
 #[derive(Debug, Clone, Copy)]
 pub enum PeerOf<'a> {
-    /// A local endpoint and its address.
+    /// Local.
     Endpoint(&'a Endpoint, IpAddr),
     /// The node.
     Node(IpAddr),
@@ -60,9 +59,9 @@ pub enum Destination {
         /// Type (RFC 792, RFC 4443).
         kind: u8,
     },
-    /// Another protocol (IANA number). No rule with ports matches.
+    /// IANA number. No rule with ports matches.
     Other(u8),
-    /// The transport header is unknown. Every rule with ports may match.
+    /// No transport header: every rule with ports may match.
     Unknown,
 }
 
@@ -71,35 +70,32 @@ pub enum Destination {
 pub enum Verdict<'a> {
     /// Accepted.
     Accept {
-        /// Deciding rule, the first of several with requests; `None` if no tier decides.
+        /// The first of several with requests; `None` if no tier decides.
         rule: Option<&'a Origin>,
-        /// Accepted requests; `None` for all.
+        /// `None` for all.
         requests: Option<Cow<'a, Requests>>,
     },
     /// Dropped.
     Deny {
-        /// Deciding rule; `None` for isolation.
+        /// `None` for isolation.
         rule: Option<&'a Origin>,
-        /// Without a rule: the isolating policies, by name.
+        /// Isolating policies, without a rule.
         isolated_by: Vec<&'a PolicyName>,
     },
-    /// Dropped: the transport header is unknown, and a rule with ports precedes every matching rule without ports.
+    /// Without a transport header, a rule with ports precedes every matching rule without ports.
     DenyUnknown,
 }
 
 impl Verdict<'_> {
-    /// True when the flow passes.
+    /// The flow passes.
     #[must_use]
     pub const fn accepts(&self) -> bool {
         matches!(self, Self::Accept { .. })
     }
 }
 
-/// Evaluates a flow. Policies may be in any order; names are unique.
-///
-/// In a tier, policies apply by ascending priority, then by name (kind, namespace, name), and their rules in order.
-/// The namespaced tier has no priorities and evaluates all deny rules before accept rules. The verdict names the
-/// first matching rule.
+/// Policies may be in any order; names are unique. The namespaced tier evaluates deny rules first. The verdict names
+/// the first matching rule.
 pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>) -> Verdict<'a> {
     let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| flow.subject.is_subject(&p.subject)).collect();
     policies.sort_by_key(|p| (if p.tier == Tier::Namespaced { 0 } else { p.priority }, &p.name));

@@ -3,16 +3,13 @@
 //! | format | read as |
 //! |---|---|
 //! | `NetworkPolicy` of networking.k8s.io/v1 | namespaced accept rules; isolates |
-//! | `ClusterNetworkPolicy` of policy.networking.k8s.io/v1alpha2, v1beta1 | ordered rules (admin or baseline) |
-//! | `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy` of cilium.io/v2 | namespaced accept/deny rules; isolates |
+//! | `ClusterNetworkPolicy` of policy.networking.k8s.io v1alpha2, v1beta1 | admin or baseline rules |
+//! | `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy` of cilium.io/v2 | namespaced rules; isolates |
 //!
-//! A text is YAML or JSON with any number of documents, each a policy or a list of policies (`List` of v1,
-//! `NetworkPolicyList` etc.). Unknown content is refused, not skipped: a misspelt field must not open access.
-//! `status`, and metadata other than name and namespace, have no effect. A null field counts as absent.
+//! A text is YAML or JSON: policies or lists of them. Unknown content is refused: a misspelt field must not open
+//! access. `status`, and metadata other than name and namespace, have no effect. A null field counts as absent.
 //!
-//! A text is refused above these bounds: 4 MiB; 10,000 documents or list items; 10,000 rules per document, with HTTP
-//! requests, server names and DNS names counted individually; the parser's bounds (nesting, values, values copied by
-//! aliases).
+//! HTTP requests, server names and DNS names count as rules.
 
 mod cilium;
 mod cilium_l7;
@@ -38,16 +35,16 @@ use crate::{
     requests::Requests,
 };
 
-/// Longest text, bytes.
+/// Bytes.
 pub const MAX_TEXT: usize = 4 << 20;
-/// Most documents in a text, including list items.
+/// Includes list items.
 const MAX_DOCUMENTS: usize = 10_000;
-/// Most rules in a document.
+/// Per document.
 const MAX_RULES: usize = 10_000;
-/// Most reported refusals; the rest are counted.
+/// Further refusals are only counted.
 const MAX_REFUSALS: usize = 20;
 
-/// Why a text was refused.
+/// A refused text or field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// An invalid field.
@@ -63,9 +60,9 @@ pub enum Refusal {
     /// An invalid text.
     #[error("{file}:{line}: {reason}; {remedy}")]
     Text {
-        /// File, or other source.
+        /// Or another source.
         file: Arc<str>,
-        /// Line, from 1.
+        /// From 1.
         line: u32,
         /// Cause.
         reason: String,
@@ -75,7 +72,7 @@ pub enum Refusal {
     /// Omitted refusals.
     #[error("{file}: {count} more refusals; correct those above first")]
     More {
-        /// File, or other source.
+        /// Or another source.
         file: Arc<str>,
         /// Count.
         count: usize,
@@ -83,7 +80,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Line of the refusal, from 1; the maximum for a count.
+    /// From 1; the maximum for a count.
     const fn line(&self) -> u32 {
         match self {
             Self::Field { origin, .. } => origin.line,
@@ -93,12 +90,12 @@ impl Refusal {
     }
 }
 
-/// Policies of a text, in order. `file` names the source in origins and refusals; it is not opened. Each of several
-/// `specs` (cilium.io/v2) gives a policy with the document's name.
+/// Policies of a text, in order. `file` names the source and is not opened. Several `specs` (cilium.io/v2) share the
+/// document's name.
 ///
 /// # Errors
 /// The whole text is refused: at most 20 refusals by line, then the number of the others. Errors of syntax, size and
-/// bounds are reported without others, because the rest is unknown.
+/// bounds are reported alone.
 pub fn read(file: &str, text: &str) -> Result<Vec<Policy>, Vec<Refusal>> {
     let mut reader = Reader::new(file);
     let policies = policies(&mut reader, text);

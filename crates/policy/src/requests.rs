@@ -6,67 +6,67 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::NamePattern;
 
-/// Requests that a rule accepts; for a connection, the union over all matching rules. An empty set accepts none.
+/// Requests that a rule, or for a connection any matching rule, accepts.
 ///
-/// With `names`, only DNS queries pass. Otherwise, a connection that begins with a TLS handshake is checked only for
-/// its server name, any other one for its HTTP requests.
+/// With `names`, only DNS queries pass. Otherwise, a connection that begins with a TLS handshake is checked for its
+/// server name, any other for its HTTP requests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Requests {
-    /// Accepted HTTP requests (HTTP/1.1 and HTTP/2 without TLS).
+    /// HTTP/1.1 and HTTP/2 without TLS.
     pub http: BTreeSet<HttpRule>,
-    /// Accepted TLS server names.
+    /// Of TLS.
     pub server_names: BTreeSet<ServerName>,
-    /// Accepted DNS names in queries over UDP and TCP. Absent in files of earlier versions.
+    /// In queries over UDP and TCP. Absent in files of earlier versions.
     #[serde(default)]
     pub names: BTreeSet<NamePattern>,
-    /// Without a proxy, connections pass unchecked instead of being dropped.
+    /// Without a proxy, connections pass unchecked.
     pub fails_open: bool,
 }
 
-/// Conditions on an HTTP request; `None` or empty matches every request.
+/// An HTTP request; `None` or empty matches every request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct HttpRule {
     /// Method.
     pub method: Option<Pattern>,
-    /// Path with query (`:path`), normalized (RFC 3986, section 6.2.2).
+    /// With query (`:path`), normalized (RFC 3986, section 6.2.2).
     pub path: Option<Pattern>,
-    /// Host (`:authority`, `Host`), with the port if present.
+    /// `:authority`, `Host`; with the port if present.
     pub host: Option<Pattern>,
-    /// Required headers.
+    /// All must match.
     pub headers: BTreeSet<HeaderRule>,
 }
 
-/// Condition on a whole text.
+/// Condition on a text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Pattern {
     /// Equal.
     Exact(String),
     /// Prefix.
     Prefix(String),
-    /// Regular expression for the whole text, in the common syntax of Rust's `regex` and RE2.
+    /// In the common syntax of Rust's `regex` and RE2.
     Regex(String),
 }
 
 /// Condition on a header.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HeaderRule {
-    /// Name, lower case.
+    /// Lower case.
     pub name: String,
-    /// Value; `None` for any.
+    /// `None` for any.
     pub value: Option<String>,
 }
 
 /// TLS server name (RFC 6066), lower case.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ServerName {
-    /// Exact name.
+    /// As written.
     Exact(String),
-    /// Every proper subdomain: `*.example.com` without star and dot.
+    /// Proper subdomains: `*.example.com` without star and dot.
     Under(String),
 }
 
 impl Requests {
-    /// Requests that either accepts.
+    /// Accepts what either accepts.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self {

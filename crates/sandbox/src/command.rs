@@ -1,5 +1,5 @@
-//! Commands in a sandbox: in its network namespace, and in a new mount namespace, in which `/sys` shows the sandbox's
-//! interfaces and `/etc/resolv.conf` has the networks' DNS settings.
+//! Commands in a sandbox: in its network namespace, and in a new mount namespace with its `/sys` and
+//! `/etc/resolv.conf`.
 
 use std::{
     ffi::OsString,
@@ -48,16 +48,16 @@ pub struct Launch {
     pub output: Output,
 }
 
-/// A command's standard input and output.
+/// Standard input and output.
 #[derive(Debug, Clone)]
 pub enum Output {
     /// Inherited from this process.
     Inherited,
-    /// No input; output inherited from this process.
+    /// No input; output inherited.
     NoInput,
-    /// The command's end of a terminal. It becomes the controlling terminal of a new session that the command leads.
+    /// The command's end of a terminal, the controlling terminal of a new session.
     Terminal(Arc<OwnedFd>),
-    /// No input; output is appended to this file, or discarded. The command outlives this process.
+    /// No input; output appended to this file, or discarded. The command outlives this process.
     Detached(Option<PathBuf>),
 }
 
@@ -68,7 +68,7 @@ pub struct Started {
     descriptor: OwnedFd,
 }
 
-/// Sends signals to a command through a pidfd: never to a process that reuses the pid.
+/// Signals through a pidfd, which never reach a process that reuses the pid.
 #[derive(Debug)]
 pub struct Handle(OwnedFd);
 
@@ -93,7 +93,7 @@ impl Started {
         let _ = self.child.wait();
     }
 
-    /// Waits for the command: its exit status, or 128 plus the signal that ended it.
+    /// Exit status, or 128 plus the signal that ended the command.
     ///
     /// # Errors
     /// The kernel rejects the wait.
@@ -111,7 +111,7 @@ impl AsFd for Handle {
 }
 
 impl Handle {
-    /// Sends a signal by number; no effect after the command has ended.
+    /// Sends a signal by number; no effect on an ended command.
     ///
     /// # Errors
     /// No such signal, or the kernel rejects the call.
@@ -142,13 +142,13 @@ pub(crate) fn start(
             command.stdin(end()?).stdout(end()?).stderr(end()?);
             let take = || {
                 setsid().map_err(io::Error::from)?;
-                // SAFETY: descriptor 0 is the terminal; the call takes a number and touches no memory.
+                // SAFETY: the call takes a number and touches no memory.
                 match unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY, 0) } {
                     0 => Ok(()),
                     _ => Err(io::Error::last_os_error()),
                 }
             };
-            // SAFETY: between fork and exec the closure makes two system calls; it allocates nothing.
+            // SAFETY: between fork and exec the closure only makes two system calls.
             unsafe { command.pre_exec(take) };
         }
         Output::Detached(log) => {
@@ -165,8 +165,8 @@ pub(crate) fn start(
             };
             command.stdin(Stdio::null()).stdout(out).stderr(err);
             let leave = || setsid().map(drop).map_err(io::Error::from);
-            // A new session: the caller's terminal, its interrupts and its hangup do not affect the command.
-            // SAFETY: between fork and exec the closure makes one system call; it allocates nothing.
+            // A new session: the caller's terminal, interrupts and hangup do not affect the command.
+            // SAFETY: between fork and exec the closure only makes one system call.
             unsafe { command.pre_exec(leave) };
         }
     }
@@ -183,16 +183,15 @@ pub(crate) fn start(
 
 fn started(child: Child) -> io::Result<Started> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-    // The child is not reaped yet, so the pid is valid.
+    // Not reaped yet, so the pid is valid.
     Ok(Started { descriptor: pidfd_open(pid, PidfdFlags::empty())?, child })
 }
 
-/// Moves the calling thread into the sandbox.
 fn enter(name: &SandboxName, namespace: &File, dns: Option<&str>) -> Result<(), SandboxError> {
     let sys = Path::new(SYS);
     setns(namespace, CloneFlags::CLONE_NEWNET).map_err(errno("enter network namespace of", name.as_ref()))?;
     unshare(CloneFlags::CLONE_NEWNS).map_err(errno("make mount namespace for", name.as_ref()))?;
-    // Slave mounts: unmounts on the node propagate here, and mounts made here do not propagate to the node.
+    // Unmounts on the node propagate here, mounts made here not to the node.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
         .map_err(errno("make slaves of the mounts below", Path::new("/")))?;
     if let Some(text) = dns {
@@ -208,11 +207,10 @@ fn enter(name: &SandboxName, namespace: &File, dns: Option<&str>) -> Result<(), 
     mount(Some("wharf-sandbox"), sys, Some("sysfs"), flags, None::<&str>).map_err(errno("mount sysfs on", sys))
 }
 
-/// Replaces `/etc/resolv.conf` in this mount namespace. The new file is on a tmpfs that only the bind mount keeps
-/// alive, so no cleanup is needed.
+/// In this mount namespace. Only the bind mount keeps the file's tmpfs alive, so no cleanup is needed.
 fn resolve_by(text: &str) -> Result<(), SandboxError> {
     let (sys, target) = (Path::new(SYS), Path::new(RESOLV_CONF));
-    // `/sys` always exists, and a new sysfs covers the tmpfs afterwards.
+    // `/sys` always exists; a new sysfs covers the tmpfs afterwards.
     mount(Some("wharf-sandbox"), sys, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755"))
         .map_err(errno("mount tmpfs on", sys))?;
     let file = sys.join("resolv.conf");
@@ -221,8 +219,7 @@ fn resolve_by(text: &str) -> Result<(), SandboxError> {
     umount2(sys, MntFlags::MNT_DETACH).map_err(errno("unmount", sys))
 }
 
-/// Text of resolv.conf(5) from the DNS part of a CNI result; `None` without a server. Words that no resolver accepts
-/// are omitted.
+/// resolv.conf(5) from a CNI result, without words that no resolver accepts; `None` without a server.
 #[must_use]
 pub fn resolv_conf(result: &Value) -> Option<String> {
     let dns = result.get("dns")?;
@@ -253,9 +250,8 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.len() <= 255 && text.bytes().all(|b| b.is_ascii_graphic())
 }
 
-/// Exit status of a failed start, as in shells: 127 if the program does not exist, 126 if it cannot be executed.
 impl SandboxError {
-    /// Exit status for a command that could not start; `None` for other errors.
+    /// Exit status of a failed start, as in shells: 127 if the program does not exist, 126 if it cannot be executed.
     #[must_use]
     pub fn start_status(&self) -> Option<u8> {
         match self {

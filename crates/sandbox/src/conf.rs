@@ -1,4 +1,4 @@
-//! Network configurations, and the configuration that each plugin gets (CNI specification, sections 1 and 3).
+//! Configurations of networks and plugins (CNI specification, sections 1 and 3).
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use wharf_names::ids::{IfName, NetworkName};
 
 use crate::record::Attachment;
 
-/// Supported CNI versions, newest last. Versions before 0.3.0 do not pass a previous result to a plugin.
+/// Oldest first. Before 0.3.0, plugins get no previous result.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -27,7 +27,6 @@ pub(crate) struct Network {
     plugins: Vec<Map<String, Value>>,
 }
 
-/// Options of one sandbox for a network.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wishes<'a> {
     pub(crate) labels: Option<&'a BTreeMap<String, String>>,
@@ -72,7 +71,7 @@ pub enum ConfError {
         /// The configured networks.
         known: String,
     },
-    /// An option that no plugin of the network supports.
+    /// No plugin of the network supports the option.
     #[error("network {network}: no plugin of {} has the capability {capability}, which {option} needs", file.display())]
     Capability {
         /// The network.
@@ -101,7 +100,8 @@ impl ConfError {
     }
 }
 
-/// Plugin types of a network configuration in execution order; `is_list` for a `*.conflist`.
+/// Plugin types in execution order; `is_list` for a `*.conflist`.
+///
 /// # Errors
 /// Why the configuration cannot be used for a sandbox.
 pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
@@ -111,7 +111,7 @@ pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
 }
 
 impl Network {
-    /// The network with this name, or the first network of the directory, as runtimes choose it.
+    /// Without a name, the first in the directory, as runtimes choose it.
     pub(crate) fn find(directory: &Path, name: Option<&NetworkName>) -> Result<Self, ConfError> {
         let files = files(directory)?;
         let Some(name) = name else {
@@ -169,7 +169,7 @@ impl Network {
         Ok(Self { name, file: file.to_owned(), version, check, plugins })
     }
 
-    /// A new attachment to this network, before ADD.
+    /// Not yet added.
     pub(crate) fn attachment(&self, ifname: IfName, wishes: &Wishes<'_>) -> Result<Attachment, ConfError> {
         let (capabilities, cni_args) = self.arguments(wishes)?;
         let plugins = self.plugins.iter().map(|plugin| self.execution(plugin, &capabilities, wishes)).collect();
@@ -184,8 +184,8 @@ impl Network {
         })
     }
 
-    /// Capability arguments and `CNI_ARGS`. Addresses go into `CNI_ARGS` when no plugin has the capability, because
-    /// IPAM plugins and `tuning` read them there.
+    /// Capability arguments and `CNI_ARGS`. Addresses without a capable plugin go into `CNI_ARGS`, where IPAM plugins
+    /// and `tuning` read them.
     fn arguments(&self, wishes: &Wishes<'_>) -> Result<(Map<String, Value>, String), ConfError> {
         let (mut capabilities, mut cni_args) = (Map::new(), vec!["IgnoreUnknown=1".to_owned()]);
         if !wishes.ports.is_empty() {
@@ -221,7 +221,6 @@ impl Network {
         self.plugins.iter().any(|plugin| declares(plugin, capability))
     }
 
-    /// The configuration passed to a plugin.
     fn execution(&self, plugin: &Map<String, Value>, arguments: &Map<String, Value>, wishes: &Wishes<'_>) -> Value {
         let mut conf = plugin.clone();
         conf.remove("capabilities");
@@ -237,7 +236,6 @@ impl Network {
             let mut args = take_object(&mut conf, "args");
             let mut cni = take_object(&mut args, "cni");
             let mut all = cni.remove("labels").and_then(|v| v.as_array().cloned()).unwrap_or_default();
-            // A label of the sandbox overrides the network's label with the same key.
             all.retain(|own| !own.get("key").and_then(Value::as_str).is_some_and(|key| labels.contains_key(key)));
             all.extend(labels.iter().map(|(key, value)| json!({ "key": key, "value": value })));
             cni.insert("labels".to_owned(), all.into());
@@ -248,7 +246,6 @@ impl Network {
     }
 }
 
-/// Removes and returns the object at `key`; empty if there is no object.
 fn take_object(map: &mut Map<String, Value>, key: &str) -> Map<String, Value> {
     match map.remove(key) {
         Some(Value::Object(object)) => object,
@@ -274,7 +271,7 @@ fn version(document: &Map<String, Value>) -> Result<String, String> {
     }
 }
 
-/// Files with network configurations, sorted by name.
+/// Sorted by name.
 fn files(directory: &Path) -> Result<Vec<PathBuf>, ConfError> {
     let failed = |source| ConfError::Directory { directory: directory.to_owned(), source };
     let mut files = Vec::new();

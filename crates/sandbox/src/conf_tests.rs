@@ -82,7 +82,6 @@ fn each_plugin_gets_what_it_asks_for_and_nothing_else() {
     let two = json!({"cniVersion": "1.0.0", "name": "front", "type": "two", "key": [1],
                      "args": {"cni": {"labels": [{"key": "app", "value": "web"}]}}, "runtimeConfig": {"ips": ["10.0.0.7"]}});
     assert_eq!(attachment.plugins, [one, two]);
-    // No plugin has the capability `mac`.
     assert_eq!(attachment.cni_args, "IgnoreUnknown=1;MAC=02:00:00:00:00:07");
     assert!(attachment.check && attachment.to_delete == 0 && attachment.result.is_none());
 }

@@ -1,4 +1,4 @@
-//! Errors of sandboxes. Each names operation, subject and cause; [`SandboxError::hint`] advises.
+//! Errors of sandboxes.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::{conf::ConfError, name::SandboxName, plugin::PluginError, store::LOCK_PATIENCE, view::State};
 
-/// Why an operation on a sandbox failed.
+/// Failure of an operation on a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// A sandbox with the name exists.
@@ -18,7 +18,7 @@ pub enum SandboxError {
         /// Its state.
         state: State,
     },
-    /// A file that belongs to no sandbox has the path of the namespace.
+    /// A foreign file has the namespace's path.
     #[error("create sandbox {name}: {} is there and belongs to no sandbox", path.display())]
     NamespaceTaken {
         /// The name.
@@ -57,7 +57,7 @@ pub enum SandboxError {
     Damaged {
         /// The name.
         name: SandboxName,
-        /// The file.
+        /// Path of the record.
         path: PathBuf,
         /// Why.
         why: String,
@@ -92,7 +92,7 @@ pub enum SandboxError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The path of the namespace has an object that this sandbox did not make, and that must not be removed.
+    /// A foreign object has the namespace's path, and must not be removed.
     #[error("remove network namespace {}: {what} is there, which this sandbox did not make", path.display())]
     Foreign {
         /// The path.
@@ -188,7 +188,7 @@ impl SandboxError {
         })
     }
 
-    /// Combines errors into one; Ok without errors.
+    /// Ok without errors.
     pub(crate) fn all(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {
             0 => Ok(()),
@@ -198,7 +198,6 @@ impl SandboxError {
     }
 }
 
-/// How to make a sandbox in this state ready, or free its name.
 fn to_ready(name: &SandboxName, state: State) -> String {
     match state {
         State::Stopped | State::Gone => {
@@ -212,7 +211,6 @@ fn to_ready(name: &SandboxName, state: State) -> String {
     }
 }
 
-/// Wraps an error of an operation on a path.
 pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SandboxError {
     let path = path.to_owned();
     move |source| SandboxError::Io { operation, path, source }

@@ -27,17 +27,17 @@ impl Sandboxes {
             namespace.ok_or_else(|| SandboxError::NotReady { operation: "run in", name: name.clone(), state })?;
         let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
         let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
-        // A stop finds the process by its namespace if this process dies here. The record covers processes that leave
-        // the namespace.
+        // If this process dies here, a stop finds the command by its namespace. The record covers processes that leave
+        // it.
         if let Err(error) = self.note(&mut record, started.pid()) {
-            // A command must not continue after its start was reported as failed.
+            // Its start is reported as failed.
             started.end();
             return Err(error);
         }
         Ok(started)
     }
 
-    /// Adds a process to the record, and removes ended ones.
+    /// Also removes ended processes.
     fn note(&self, record: &mut Record, pid: u32) -> Result<(), SandboxError> {
         let start = |pid| process::started(pid).map_err(io("read the start of a process in", Path::new("/proc")));
         record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));

@@ -1,11 +1,10 @@
 //! Sandboxes for machines without a container runtime.
 //!
 //! A sandbox is a named network namespace (a bind mount of nsfs, as `ip netns` makes), attached to networks by CNI
-//! plugins. It exists before a process runs in it, and until it is removed. This crate does not depend on Wharf's
-//! agent: `wharf-cni` is an ordinary plugin in a chain.
+//! plugins. This crate does not depend on Wharf's agent: `wharf-cni` is an ordinary plugin.
 //!
-//! Each sandbox has one state file ([`record`], written by `store`). The record is written before and after each
-//! step, so the next `stop` or `remove` resumes after a crash:
+//! Each sandbox has one state file ([`record`]), written before and after each step, so that the next `stop` or
+//! `remove` resumes after a crash:
 //!
 //! ```text
 //! create   record -> namespace -> ADD of each plugin, in order -> ready
@@ -14,9 +13,8 @@
 //! remove   stop   -> record -> lock
 //! ```
 //!
-//! Modules: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK of a record's
-//! attachments), `netns`, `process`, `command` (a command in a sandbox), `terminal` (a command's terminal). Above
-//! them, `manage`, `start` and `launch` change sandboxes; `observe` only reads.
+//! Modules: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK), `netns`,
+//! `process`, `command`, `terminal`. Above them, `manage`, `start` and `launch` change sandboxes; `observe` only reads.
 
 mod command;
 mod conf;

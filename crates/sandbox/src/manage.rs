@@ -1,4 +1,4 @@
-//! Creates, stops and removes sandboxes; each operation can be resumed after every step.
+//! Creates, stops and removes sandboxes; each step can be resumed.
 
 use std::{
     collections::BTreeMap,
@@ -41,7 +41,7 @@ pub struct Dirs {
 /// Options of a new sandbox.
 #[derive(Debug, Clone, Default)]
 pub struct Spec {
-    /// Networks by name; if empty, the first one of the directory.
+    /// By name; if empty, the first in the directory.
     pub networks: Vec<NetworkName>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
@@ -54,7 +54,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// True without options.
+    /// Whether no option is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty()
@@ -70,7 +70,7 @@ impl Spec {
 pub enum Stopped {
     /// Stopped by this call.
     Now,
-    /// Stopped by this call; another namespace has its path and was not touched.
+    /// Stopped by this call; another namespace at its path was not touched.
     Replaced,
     /// Already stopped.
     Before,
@@ -92,9 +92,9 @@ pub enum Removed {
 /// Progress of an operation.
 #[derive(Debug, Clone, Copy)]
 pub enum Progress<'a> {
-    /// A step that may take long begins.
+    /// Start of a step that may take long.
     Step(&'a str),
-    /// A running plugin printed this line on standard error.
+    /// Line on standard error of a running plugin.
     Said(&'a str),
 }
 
@@ -113,12 +113,12 @@ impl fmt::Debug for Sandboxes {
 }
 
 impl Sandboxes {
-    /// The sandboxes in these directories. `tell` gets the progress.
+    /// The sandboxes in these directories. `tell` receives the progress.
     pub fn new(dirs: Dirs, tell: impl Fn(Progress<'_>) + Send + Sync + 'static) -> Self {
         Self { store: Store::new(&dirs.state), dirs, tell: Box::new(tell), no_wait: false }
     }
 
-    /// With `no_wait`, each ADD asks the plugins to fail instead of waiting (`NoWait=1` in `CNI_ARGS`).
+    /// With `no_wait`, ADDs fail instead of waiting (`NoWait=1` in `CNI_ARGS`).
     #[must_use]
     pub fn no_wait(self, no_wait: bool) -> Self {
         Self { no_wait, ..self }
@@ -132,7 +132,7 @@ impl Sandboxes {
         Plugins { store: &self.store, path: &self.dirs.plugins, lock, tell: &*self.tell, no_wait: self.no_wait }
     }
 
-    /// Creates a sandbox: a namespace attached to its networks. A failed create leaves nothing.
+    /// Creates a namespace and attaches the networks. A failed create leaves nothing.
     ///
     /// # Errors
     /// The name is taken, a network cannot be used, or a plugin or system call fails.
@@ -169,8 +169,8 @@ impl Sandboxes {
         }
     }
 
-    /// Binds a new namespace to its path, and attaches the networks of a stored record. After
-    /// [`SandboxError::NamespaceTaken`] no part of the sandbox exists.
+    /// Binds a new namespace, and attaches the networks of a stored record. After [`SandboxError::NamespaceTaken`] no
+    /// part of the sandbox exists.
     pub(crate) fn attach(&self, record: &mut Record, namespace: Namespace, lock: &Lock) -> Result<(), SandboxError> {
         let path = &record.netns.path;
         match namespace.bind(path) {
@@ -188,7 +188,6 @@ impl Sandboxes {
         self.store.save(record)
     }
 
-    /// The path for a sandbox's namespace; an error if it exists.
     pub(crate) fn free_path(&self, name: &SandboxName) -> Result<PathBuf, SandboxError> {
         let path = self.dirs.netns.join(name);
         match netns::look(&path)? {
@@ -197,7 +196,6 @@ impl Sandboxes {
         }
     }
 
-    /// The steps of a create that need no rollback: an unnamed namespace, and the record.
     fn begin(
         &self,
         name: &SandboxName,
@@ -205,7 +203,7 @@ impl Sandboxes {
         attachments: Vec<Attachment>,
     ) -> Result<(Record, Namespace), SandboxError> {
         let path = self.free_path(name)?;
-        // Created before the record is written, so that every record has its namespace's identity.
+        // Before the record, which needs the namespace's identity.
         let namespace = Namespace::create()?;
         let record = new_record(name, spec, attachments, Netns { path, identity: namespace.identity })?;
         self.store.save(&record)?;
@@ -213,7 +211,7 @@ impl Sandboxes {
         Ok((record, namespace))
     }
 
-    /// Rolls a create back. Returns `cause`, with the rollback's error if it fails.
+    /// Returns `cause`, with the rollback's error if it fails.
     fn undo(&self, mut record: Record, lock: Lock, cause: SandboxError) -> SandboxError {
         let name = record.name.clone();
         let undone = self.tear_down(&mut record, &lock, Duration::ZERO);
@@ -222,7 +220,7 @@ impl Sandboxes {
             Err(error) => {
                 record.phase = Phase::Broken;
                 record.problem = Some(format!("{cause}; undo: {error}"));
-                // Report the first failure. If the record is not written, it still says `creating`.
+                // Report the first failure. The stored record says `creating`.
                 let _ = self.store.save(&record);
                 Err(error)
             }
@@ -251,11 +249,10 @@ impl Sandboxes {
         Ok(attachments)
     }
 
-    /// Ends the processes, detaches the networks, and removes the namespace. Idempotent; a repeated stop resumes a
-    /// failed one.
+    /// Ends the processes, detaches the networks, and removes the namespace. Idempotent; resumes a failed stop.
     ///
     /// # Errors
-    /// A process does not end, or a plugin or system call fails. The record then has the progress.
+    /// A process does not end, or a plugin or system call fails.
     pub fn stop(&self, name: &SandboxName, grace: Duration) -> Result<Stopped, SandboxError> {
         let Some(lock) = self.known(name)? else { return Ok(Stopped::Unknown) };
         match self.store.load(name)? {
@@ -282,7 +279,7 @@ impl Sandboxes {
             Ok(gone) => gone,
             Err(error) => {
                 record.problem = Some(error.to_string());
-                // If the write fails, the record still has the stop's progress, and the error is returned.
+                // If the write fails, the record still has the stop's progress.
                 let _ = self.store.save(record);
                 return Err(error);
             }
@@ -294,7 +291,7 @@ impl Sandboxes {
         Ok(if gone == Gone::Replaced { Stopped::Replaced } else { Stopped::Now })
     }
 
-    /// Removes everything of a sandbox but its name.
+    /// Removes everything but the name.
     pub(crate) fn tear_down(&self, record: &mut Record, lock: &Lock, grace: Duration) -> Result<Gone, SandboxError> {
         let namespace = namespace_of(record)?;
         let identity = namespace.as_ref().map(|n| n.identity);
@@ -315,8 +312,7 @@ impl Sandboxes {
         netns::remove(&record.netns.path, is_this_boot.then_some(record.netns.identity))
     }
 
-    /// Stops a sandbox if necessary and removes its files; the name is free afterwards. With `force`, an unusable
-    /// record is removed too.
+    /// Stops a sandbox, removes its files and frees its name. `force` also removes an unusable record.
     ///
     /// # Errors
     /// The errors of a stop; the record then stays.
@@ -335,7 +331,7 @@ impl Sandboxes {
         Ok(removed)
     }
 
-    /// Locks a sandbox; `None` if it has no files.
+    /// `None` if it has no files.
     pub(crate) fn known(&self, name: &SandboxName) -> Result<Option<Lock>, SandboxError> {
         if self.store.is_known(name)? { self.lock(name).map(Some) } else { Ok(None) }
     }
@@ -379,12 +375,12 @@ pub(crate) fn this_boot() -> Result<String, SandboxError> {
     boot_id().map_err(io("read the boot id in", Path::new("/proc")))
 }
 
-/// Whether the record's namespace and processes are of this boot: inode numbers and pids restart with each boot.
+/// Inode numbers and pids restart with each boot.
 pub(crate) fn is_this_boot(record: &Record) -> Result<bool, SandboxError> {
     Ok(record.boot_id == this_boot()?)
 }
 
-/// The sandbox's namespace, if it is at its path.
+/// `None` if it is not at its path.
 pub(crate) fn namespace_of(record: &Record) -> Result<Option<Namespace>, SandboxError> {
     if is_this_boot(record)? { netns::find(&record.netns.path, record.netns.identity) } else { Ok(None) }
 }

@@ -5,10 +5,10 @@ use std::{fmt, net::IpAddr, path::Path, str::FromStr};
 use serde::{Deserialize, Serialize};
 use wharf_names::rules;
 
-/// Longest name, bytes: its file names and container id stay far below their limits.
+/// Bytes, far below the limits of file names and container ids.
 const MAX_BYTES: usize = 63;
 
-/// Name of a sandbox; also the name of the files and of the network namespace.
+/// Name of a sandbox and of its files.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxName(String);
@@ -20,7 +20,7 @@ impl SandboxName {
         &self.0
     }
 
-    /// True for a number or an address: other commands would read it as an endpoint id or address.
+    /// Other commands would read a number or an address as an endpoint.
     pub(crate) fn names_an_endpoint(&self) -> bool {
         self.0.bytes().all(|b| b.is_ascii_digit()) || self.0.parse::<IpAddr>().is_ok()
     }

@@ -1,6 +1,5 @@
-//! Named network namespaces in the directory of `ip netns`, compatible with that command.
-//!
-//! `setns` and `unshare` change the calling thread permanently, so they run on new threads.
+//! Named network namespaces, compatible with `ip netns`. `setns` and `unshare` change the calling thread permanently,
+//! so they run on new threads.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -31,9 +30,9 @@ use crate::{
     record::Identity,
 };
 
-/// Most mounts removed from one path. A path with more was not made by this crate.
+/// Most mounts removed from one path; this crate makes one.
 const MAX_MOUNTS: usize = 8;
-/// Time limit for the lock of the namespace directory, which is held for two system calls.
+/// The lock is held for two system calls.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -47,26 +46,21 @@ pub(crate) struct Namespace {
 pub(crate) enum Seen {
     Nothing,
     Namespace(Namespace),
-    /// A regular file or link in the directory.
     Plain,
-    /// Another mount, or a directory.
     Other(&'static str),
 }
 
-/// Result of the removal of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
     /// Removed by this call.
     Removed,
-    /// It was gone; the path is free.
     Before,
-    /// It was gone; another namespace has its path and stays.
+    /// It was gone; another namespace has its path.
     Replaced,
 }
 
 impl Namespace {
-    /// Creates a namespace with its loopback interface up. It lives as long as this value, or longer once it is
-    /// bound.
+    /// A namespace with its loopback interface up. It lives as long as this value or its bind mount.
     pub(crate) fn create() -> Result<Self, SandboxError> {
         let path = Path::new("/proc/thread-self/ns/net");
         on_thread(|| {
@@ -78,7 +72,6 @@ impl Namespace {
         })
     }
 
-    /// Interface names.
     pub(crate) fn interfaces(&self) -> io::Result<Vec<String>> {
         let table = on_thread(|| {
             setns(&self.file, CloneFlags::CLONE_NEWNET)?;
@@ -88,7 +81,6 @@ impl Namespace {
         Ok(table.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect())
     }
 
-    /// Binds it to a new file.
     pub(crate) fn bind(&self, path: &Path) -> Result<(), SandboxError> {
         let directory = path.parent().unwrap_or(Path::new("/"));
         share(directory)?;
@@ -100,7 +92,7 @@ impl Namespace {
     }
 }
 
-/// Examines a path without following a final link.
+/// Does not follow a final link.
 pub(crate) fn look(path: &Path) -> Result<Seen, SandboxError> {
     let failed = || errno("look at", path);
     // O_PATH does not open the file, so a FIFO does not block.
@@ -133,7 +125,7 @@ pub(crate) fn look(path: &Path) -> Result<Seen, SandboxError> {
     })
 }
 
-/// The namespace, if it is at its path.
+/// `None` if it is not at its path.
 pub(crate) fn find(path: &Path, identity: Identity) -> Result<Option<Namespace>, SandboxError> {
     Ok(match look(path)? {
         Seen::Namespace(namespace) if namespace.identity == identity => Some(namespace),
@@ -141,16 +133,16 @@ pub(crate) fn find(path: &Path, identity: Identity) -> Result<Option<Namespace>,
     })
 }
 
-/// Removes a namespace's path, and thereby the namespace unless a process holds it. Unmounts only this namespace;
-/// `None` is a namespace of another boot, which has no mount. Removing the file also removes the mount from all other
-/// mount namespaces, so a process of another sandbox does not keep this namespace alive.
+/// Removes a namespace's path, and thereby the namespace unless a process holds it. `wanted` is `None` after a reboot:
+/// then there is no mount. Removing the file also removes the mount from other mount namespaces, so that no other
+/// sandbox's process keeps this namespace alive.
 pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, SandboxError> {
     let mut gone = Gone::Before;
     for _ in 0..MAX_MOUNTS {
         match look(path)? {
             Seen::Namespace(found) if Some(found.identity) == wanted => {
                 drop(found);
-                // Lazy unmount, because other processes may hold the file open; `ip netns del` does the same.
+                // Other processes may hold the file open; `ip netns del` does the same.
                 umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).map_err(errno("unmount", path))?;
                 gone = Gone::Removed;
                 wharf_crash::point("sandbox-stop/after-unmount");
@@ -171,12 +163,11 @@ pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, Sand
     Err(SandboxError::Foreign { path: path.to_owned(), what: "a stack of mounts" })
 }
 
-/// Creates the directory and makes it a shared mount, as `ip netns add` does when it is not one. If `ip netns add`
-/// did this later, it would bind the directory over itself with all names in it, and leave one unreachable mount for
-/// each name.
+/// A shared mount, as `ip netns add` makes. If that command did so later, it would bind the directory with all its
+/// names over itself, and leave an unreachable mount for each name.
 fn share(directory: &Path) -> Result<(), SandboxError> {
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(io("create", directory))?;
-    // `ip netns add` takes the same lock. Without it, two tools could bind the directory twice.
+    // `ip netns add` takes the same lock: otherwise two tools could bind the directory twice.
     let lock = File::open(directory).map_err(io("open", directory))?;
     let end = Instant::now() + DIRECTORY_PATIENCE;
     loop {
@@ -199,13 +190,13 @@ fn share(directory: &Path) -> Result<(), SandboxError> {
     }
 }
 
-/// The identity of the namespace of `file`, which the calling thread must be in.
+/// The calling thread must be in the namespace.
 fn identity(file: &File) -> io::Result<Identity> {
     let meta = file.metadata()?;
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let mut cookie = 0_u64;
     let mut length = libc::socklen_t::try_from(size_of::<u64>()).map_err(|_| io::ErrorKind::InvalidData)?;
-    // SAFETY: `cookie` and `length` live through the call, and `length` is the size of `cookie`.
+    // SAFETY: `cookie` and `length` live through the call; `length` is the size of `cookie`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -221,7 +212,7 @@ fn identity(file: &File) -> io::Result<Identity> {
     Ok(Identity { dev: meta.dev(), inode: meta.ino(), cookie })
 }
 
-/// Brings up the loopback interface of the calling thread's namespace, as runtimes do before the first plugin.
+/// As runtimes do before the first plugin.
 fn loopback_up() -> io::Result<()> {
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let up = libc::c_short::try_from(libc::IFF_UP).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -231,12 +222,12 @@ fn loopback_up() -> io::Result<()> {
         *to = libc::c_char::try_from(*from).map_err(|_| io::ErrorKind::InvalidData)?;
     }
     request.ifr_ifru.ifru_flags = up;
-    // SAFETY: the pointer is that of a live `ifreq`, which SIOCSIFFLAGS only reads.
+    // SAFETY: the pointer is to a live `ifreq`, which SIOCSIFFLAGS only reads.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs a closure on a new thread and propagates its panic.
+/// Propagates a panic.
 pub(crate) fn on_thread<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     thread::scope(|s| match s.spawn(f).join() {
         Ok(result) => result,

@@ -1,4 +1,4 @@
-//! ADD, DEL and CHECK of one attachment: its plugins in order, or in reverse (CNI specification, section 3).
+//! ADD, DEL and CHECK of attachments (CNI specification, section 3).
 
 use std::{
     os::fd::AsFd as _,
@@ -24,8 +24,7 @@ pub(crate) struct Plugins<'a> {
 }
 
 impl Plugins<'_> {
-    /// Attaches every network of the record that is not attached yet. The record has each started ADD before its
-    /// plugin runs.
+    /// The record has each started ADD before its plugin runs.
     pub(crate) fn add(&self, record: &mut Record) -> Result<(), SandboxError> {
         for at in 0..record.attachments.len() {
             let mut previous: Option<Value> = None;
@@ -46,8 +45,7 @@ impl Plugins<'_> {
         Ok(())
     }
 
-    /// Whether every plugin of these networks is installed. A missing plugin could neither attach nor, at the
-    /// rollback, detach.
+    /// A missing plugin could neither attach nor, at the rollback, detach.
     pub(crate) fn installed(path: &[PathBuf], attachments: &[Attachment]) -> Result<(), SandboxError> {
         for attachment in attachments {
             for conf in &attachment.plugins {
@@ -61,9 +59,8 @@ impl Plugins<'_> {
         Ok(())
     }
 
-    /// Detaches every network, last first. A failed plugin stops its chain, because earlier plugins may need
-    /// resources that it still holds. The other networks continue, and all failures are returned. Successful DELs are
-    /// not repeated.
+    /// Last network first. A failed plugin stops its chain, because earlier plugins may need resources that it still
+    /// holds; other networks continue. Successful DELs are not repeated.
     pub(crate) fn del(&self, record: &mut Record, netns: &Path) -> Result<(), SandboxError> {
         let mut failures = Vec::new();
         for at in (0..record.attachments.len()).rev() {
@@ -84,7 +81,7 @@ impl Plugins<'_> {
         SandboxError::all(failures)
     }
 
-    /// Runs CHECK for an attachment; false when the network does not allow it.
+    /// False when the network does not allow CHECK.
     pub(crate) fn check(&self, record: &Record, at: usize) -> Result<bool, Box<PluginError>> {
         let Some(attachment) = record.attachments.get(at).filter(|a| a.check) else { return Ok(false) };
         for plugin in 0..attachment.plugins.len() {
@@ -130,8 +127,7 @@ impl Plugins<'_> {
     }
 }
 
-/// The configuration with the `prevResult` that the specification requires: for ADD, from the previous plugin; for
-/// other verbs, from the whole chain, since 0.4.0.
+/// For ADD, `prevResult` is from the previous plugin; for other verbs, from the whole chain, since 0.4.0.
 fn with_previous(conf: &Value, verb: Verb, attachment: &Attachment, previous: Option<&Value>) -> Value {
     let mut conf = conf.clone();
     let wanted = verb == Verb::Add || attachment.cni_version() >= "0.4.0";

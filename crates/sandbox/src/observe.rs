@@ -1,4 +1,4 @@
-//! Reads the state of sandboxes: list, details, CHECK.
+//! Reads the state of sandboxes.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -49,7 +49,7 @@ impl Sandboxes {
             _ => None,
         };
         let processes = running(&record)?.len();
-        // A detached network has released its addresses, although the record keeps the result.
+        // A detached network has released its addresses, but the record keeps the result.
         let attached = record.attachments.iter().filter(|a| a.to_delete > 0);
         let addresses = attached.flat_map(Attachment::addresses).map(str::to_owned).collect();
         Ok(Summary {
@@ -66,7 +66,7 @@ impl Sandboxes {
         })
     }
 
-    /// All facts of one sandbox; with `check`, the results of CHECK.
+    /// Details of one sandbox; `check` adds the results of CHECK.
     ///
     /// # Errors
     /// The sandbox does not exist, or its record cannot be read.
@@ -103,7 +103,7 @@ impl Sandboxes {
         })
     }
 
-    /// The state of a sandbox that no other process works on.
+    /// The caller holds the lock.
     pub(crate) fn state_held(&self, record: &Record) -> Result<State, SandboxError> {
         Ok(match record.phase {
             Phase::Creating => State::Interrupted,
@@ -119,7 +119,7 @@ impl Sandboxes {
     }
 }
 
-/// Interfaces of the plugins' results that are missing in the namespace.
+/// Interfaces of the plugins' results that the namespace lacks.
 fn missing<'a>(record: &'a Record, namespace: &Namespace) -> Result<Vec<&'a str>, SandboxError> {
     let made: Vec<&str> = record.attachments.iter().filter_map(Attachment::interface).collect();
     if made.is_empty() {

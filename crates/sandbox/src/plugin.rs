@@ -1,5 +1,4 @@
-//! Executes a CNI plugin with environment and standard input, reads standard output and exit status, and applies a
-//! time limit.
+//! Executes a CNI plugin with a time limit.
 
 use std::{
     env,
@@ -25,14 +24,12 @@ use rustix::{
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Time limit of a plugin: `wharf-cni` ends within 65 s.
+/// `wharf-cni` ends within 65 s.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 const MAX_ANSWER: u64 = 1 << 20;
-/// Poll interval for a running plugin's standard error.
 const LOOK: Duration = Duration::from_millis(100);
-/// Most bytes of standard error read in one poll.
 const MAX_NEW: usize = 8 << 10;
-/// Longest quote of a plugin's standard error, characters.
+/// Longest quote of standard error, characters.
 const MAX_TOLD: usize = 300;
 
 /// Operation of a plugin.
@@ -47,7 +44,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// The value of `CNI_COMMAND`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -57,13 +53,13 @@ impl Verb {
     }
 }
 
-/// A plugin failed.
+/// Failure of a plugin.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause} ({} of plugin {plugin}, network {network}, interface {ifname}{})", verb.as_str(), code(cause))]
 pub struct PluginError {
     /// Operation.
     pub verb: Verb,
-    /// The plugin's type.
+    /// Type of the plugin.
     pub plugin: String,
     /// The network.
     pub network: String,
@@ -91,7 +87,7 @@ impl PluginError {
     }
 }
 
-/// Why a plugin failed.
+/// Cause of a plugin's failure.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// No directory has the plugin.
@@ -108,13 +104,13 @@ pub enum Failure {
         /// The kernel's error.
         source: io::Error,
     },
-    /// It exceeded the time limit.
+    /// The plugin exceeded the time limit.
     #[error("it had not ended after {} s", .limit.as_secs())]
     Late {
         /// The time limit.
         limit: Duration,
     },
-    /// It returned a CNI error.
+    /// The plugin returned a CNI error.
     #[error("{msg}")]
     Answered {
         /// CNI's code.
@@ -124,7 +120,7 @@ pub enum Failure {
         /// The details.
         details: String,
     },
-    /// It failed without a valid CNI error.
+    /// The plugin failed without a valid CNI error.
     #[error("it ended with {status}{said}")]
     Ended {
         /// Exit status.
@@ -132,7 +128,7 @@ pub enum Failure {
         /// Last line of standard error.
         said: String,
     },
-    /// It succeeded with an invalid result.
+    /// The plugin succeeded with an invalid result.
     #[error("its answer is no result: {why}")]
     Answer {
         /// Why.
@@ -140,7 +136,6 @@ pub enum Failure {
     },
 }
 
-/// A CNI error on a plugin's standard output.
 #[derive(Deserialize)]
 struct Answered {
     code: u64,
@@ -150,7 +145,6 @@ struct Answered {
     details: String,
 }
 
-/// The inputs of one execution.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) verb: Verb,
@@ -161,15 +155,14 @@ pub(crate) struct Call<'a> {
     pub(crate) cni_args: &'a str,
     pub(crate) path: &'a [PathBuf],
     pub(crate) conf: &'a Value,
-    /// The sandbox's lock. The plugin inherits it: while the plugin runs, no other process works on the sandbox, even
+    /// The sandbox's lock, which the plugin inherits: no other process works on the sandbox while the plugin runs, even
     /// after this process has died.
     pub(crate) lock: BorrowedFd<'a>,
     pub(crate) limit: Duration,
 }
 
 impl Call<'_> {
-    /// Executes the plugin; returns the result of an ADD. `told` gets each line of standard error while the plugin
-    /// runs.
+    /// Returns ADD's result. `told` gets each line of standard error meanwhile.
     pub(crate) fn run(&self, told: &dyn Fn(&str)) -> Result<Option<Value>, Box<PluginError>> {
         let text = |key: &str| self.conf.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let plugin = text("type");
@@ -207,7 +200,7 @@ impl Call<'_> {
             .stdin(input)
             .stdout(Stdio::from(out.try_clone().map_err(io("make its output"))?))
             .stderr(Stdio::from(err.try_clone().map_err(io("make its output"))?))
-            // A new process group: terminal interrupts do not reach the plugin, and the whole group can be killed.
+            // Keeps terminal interrupts from the plugin, and allows killing its children.
             .process_group(0);
         let inherited = rustix::io::dup(self.lock).map_err(|e| io("hand on the lock")(e.into()))?;
         let mut child = command.spawn().map_err(io("execute it"))?;
@@ -235,17 +228,15 @@ impl Call<'_> {
     }
 }
 
-/// The plugin's program, from the first directory that has it.
 pub(crate) fn find(path: &[PathBuf], plugin: &str) -> Result<PathBuf, Failure> {
     let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-    // A type is a name, never a path. Stored records reach this function unchecked.
+    // A type is a name. Stored records reach this function unchecked.
     let is_name = !plugin.contains('/');
     let found = path.iter().filter(|_| is_name).map(|directory| directory.join(plugin)).find(is_program);
     let shown = || path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":");
     found.ok_or_else(|| Failure::Missing { path: shown() })
 }
 
-/// A file in memory, freed with its last descriptor.
 fn memory() -> io::Result<File> {
     Ok(memfd_create("wharf-cni-call", MemfdFlags::CLOEXEC)?.into())
 }
@@ -257,14 +248,13 @@ fn read_back(file: &mut File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The last non-empty line of standard error, to append to the exit status.
 fn last_words(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty());
     line.map(|line| format!(": {}", line.chars().take(MAX_TOLD).collect::<String>())).unwrap_or_default()
 }
 
-/// Reads complete lines of a growing file. Uses positional reads, because the writer shares the file offset.
+/// Complete lines of a growing file, read by position, because the writer shares the file offset.
 struct Lines<'a> {
     file: &'a File,
     read: u64,
@@ -275,14 +265,13 @@ impl<'a> Lines<'a> {
         Self { file, read: 0 }
     }
 
-    /// Lines completed since the last call, without unreadable ones.
+    /// Skips unreadable lines.
     fn new_lines(&mut self) -> Vec<String> {
         let mut bytes = vec![0; MAX_NEW];
         let read = self.file.read_at(&mut bytes, self.read).unwrap_or_default();
         bytes.truncate(read);
         let whole = match bytes.iter().rposition(|b| *b == b'\n') {
             Some(at) => at + 1,
-            // A line that fills the buffer is skipped.
             None if read == MAX_NEW => read,
             None => 0,
         };
@@ -294,8 +283,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Waits for a child and calls `look` meanwhile. At the time limit, kills the child and its process group, and
-/// returns `None`.
+/// Calls `look` meanwhile. At the limit, kills the child and its process group, and returns `None`.
 fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Result<Option<ExitStatus>> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
@@ -308,8 +296,7 @@ fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Resul
         }
     }
     if !has_ended {
-        // The child is not reaped yet, so the group id is valid. The child may have left the group; kill it
-        // separately.
+        // Not reaped yet, so the group id is valid. The child may have left the group.
         let _ = kill_process_group(pid, Signal::KILL);
         child.kill()?;
         child.wait()?;
@@ -318,7 +305,6 @@ fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Resul
     child.wait().map(Some)
 }
 
-/// Waits until the process of a pidfd has ended; false at the time limit.
 fn await_end(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
     let end = Instant::now() + limit;
     loop {

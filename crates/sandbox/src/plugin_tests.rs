@@ -1,4 +1,4 @@
-//! Chains of fake plugins: shell scripts that record their calls. They do not show a plugin's effect on a kernel.
+//! Chains of fake plugins, which record their calls.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
@@ -22,7 +22,6 @@ struct Scene {
     path: Vec<PathBuf>,
 }
 
-/// Appends each call and its standard input to files, then runs `answer`.
 fn script(answer: &str) -> String {
     format!(
         "#!/bin/sh\ncd \"$(dirname \"$0\")\"\necho \"$CNI_COMMAND ${{0##*/}} $CNI_CONTAINERID $CNI_IFNAME [$CNI_NETNS] $CNI_ARGS $CNI_PATH\" \
@@ -51,7 +50,6 @@ impl Scene {
         Plugins { store: &self.store, path: &self.path, lock: &self.lock, tell: &|_| (), no_wait: false }
     }
 
-    /// Calls since the last look: command and plugin.
     fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(self.directory.path().join("calls")).unwrap_or_default();
         fs::remove_file(self.directory.path().join("calls")).ok();
@@ -125,7 +123,6 @@ fn add_goes_forth_and_del_back_with_the_results() {
     assert_eq!(previous(s.inputs()), [None, Some(one.clone()), None]);
     let results: Vec<_> = record.attachments.iter().map(|a| a.result.clone()).collect();
     assert_eq!(results, [Some(two.clone()), Some(one.clone())]);
-    // Before the last ADD, the stored record says that it may need a DEL.
     assert_eq!(s.store.load(&record.name).unwrap().unwrap().attachments[1].to_delete, 1);
 
     assert!(s.plugins().check(&record, 0).unwrap());
@@ -165,11 +162,9 @@ fn a_del_that_fails_is_resumed_where_it_failed() {
     s.calls();
     s.put("one", "echo '{\"code\": 11, \"msg\": \"busy\"}'; exit 1");
     let error = s.plugins().del(&mut record, Path::new("")).unwrap_err();
-    // The failed chains stop; the other network continues.
     assert_eq!(s.calls(), ["DEL one", "DEL two", "DEL one"]);
     assert!(matches!(&error, SandboxError::Several(all) if all.len() == 2), "{error}");
     assert!(error.to_string().contains("busy (DEL of plugin one, network net, interface eth1, code 11)"), "{error}");
-    // Another process resumes from the stored record.
     let mut kept = s.store.load(&record.name).unwrap().unwrap();
     s.put("one", "true");
     s.plugins().del(&mut kept, Path::new("")).unwrap();
@@ -222,7 +217,6 @@ fn what_a_plugin_says_while_it_runs_is_told_before_it_ends() {
     let tell = |progress: Progress<'_>| {
         if let Progress::Said(line) = progress {
             heard.lock().unwrap().push(line.to_owned());
-            // The plugin continues after its line was delivered.
             (&gate).write_all(b"go\n").unwrap();
         }
     };

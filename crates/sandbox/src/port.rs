@@ -4,7 +4,7 @@ use std::{net::IpAddr, num::NonZeroU16, str::FromStr};
 
 use serde_json::{Value, json};
 
-/// A port of the node that forwards to a port of the sandbox: `[HOSTIP:]HOST:CONTAINER[/PROTO]`.
+/// A published port: `[HOSTIP:]HOST:CONTAINER[/PROTO]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     host_ip: Option<IpAddr>,

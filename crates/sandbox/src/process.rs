@@ -1,5 +1,5 @@
-//! Processes of a sandbox: those in its network namespace, and those that `run` started. Pid and start time identify
-//! a process. Signals go through a pidfd, so they never reach a process that reuses the pid.
+//! Processes in a sandbox's network namespace, or started by `run`. Pid and start time identify a process; a pidfd
+//! keeps signals from a process that reuses the pid.
 
 use std::{
     collections::BTreeSet,
@@ -16,9 +16,8 @@ use serde::Serialize;
 
 use crate::record::{Identity, Process};
 
-/// Time limit for processes to end after SIGKILL.
+/// After SIGKILL.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
-/// Poll interval for new processes.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A process in a sandbox.
@@ -30,7 +29,7 @@ pub struct Running {
     pub command: String,
 }
 
-/// A live process; the descriptor identifies it even after its end.
+/// Identified by its descriptor even after its end.
 #[derive(Debug)]
 struct Living {
     process: Process,
@@ -38,7 +37,7 @@ struct Living {
 }
 
 impl Living {
-    /// The process with this pid, if it is in the namespace or among `known`.
+    /// `None` unless the process is in the namespace or among `known`.
     fn find(pid: i32, namespace: Option<Identity>, known: &[Process]) -> io::Result<Option<Self>> {
         let Some(number) = Pid::from_raw(pid.max(0)) else { return Ok(None) };
         let descriptor = match pidfd_open(number, PidfdFlags::empty()) {
@@ -46,8 +45,8 @@ impl Living {
             Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
             Err(e) => return Err(e.into()),
         };
-        // Read after opening the descriptor: the start time belongs to the descriptor's process, or that process has
-        // ended and signals have no effect.
+        // After opening the descriptor: the start time is its process's, or that process has ended and signals have no
+        // effect.
         let Some(started) = started(pid)? else { return Ok(None) };
         let process = Process { pid, started };
         let is_inside = namespace.is_some_and(|namespace| is_in(pid, namespace));
@@ -62,7 +61,6 @@ impl Living {
     }
 }
 
-/// Live processes in the namespace, and live ones of `known`.
 fn living(namespace: Option<Identity>, known: &[Process]) -> io::Result<Vec<Living>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -75,7 +73,6 @@ fn living(namespace: Option<Identity>, known: &[Process]) -> io::Result<Vec<Livi
     Ok(found)
 }
 
-/// Processes of the sandbox, for people.
 pub(crate) fn running(namespace: Option<Identity>, known: &[Process]) -> io::Result<Vec<Running>> {
     let comm = |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
     let mut all: Vec<i32> = living(namespace, known)?.into_iter().map(|l| l.process.pid).collect();
@@ -83,8 +80,7 @@ pub(crate) fn running(namespace: Option<Identity>, known: &[Process]) -> io::Res
     Ok(all.into_iter().map(|pid| Running { pid, command: comm(pid) }).collect())
 }
 
-/// Sends SIGTERM, and SIGKILL after `grace`, to all processes in the namespace and those of `known`, including new
-/// ones. Returns the remaining pids.
+/// Sends SIGTERM, and SIGKILL after `grace`, also to new processes. Returns the remaining pids.
 pub(crate) fn end(namespace: Option<Identity>, known: &[Process], grace: Duration) -> io::Result<Vec<i32>> {
     let mut left = Vec::new();
     for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, KILL_PATIENCE)] {
@@ -110,7 +106,6 @@ pub(crate) fn end(namespace: Option<Identity>, known: &[Process], grace: Duratio
     Ok(left.into_iter().map(|l| l.process.pid).collect())
 }
 
-/// Waits until a process has ended or the time is over.
 fn await_any(all: &[Living], time: Duration) -> io::Result<()> {
     let mut ends: Vec<PollFd<'_>> = all.iter().map(|l| PollFd::new(&l.descriptor, PollFlags::IN)).collect();
     let time = Timespec::try_from(time).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -120,19 +115,17 @@ fn await_any(all: &[Living], time: Duration) -> io::Result<()> {
     }
 }
 
-/// Whether a process is in a namespace; false once it has ended.
 fn is_in(pid: i32, namespace: Identity) -> bool {
     fs::metadata(format!("/proc/{pid}/ns/net"))
         .is_ok_and(|there| (there.dev(), there.ino()) == (namespace.dev, namespace.inode))
 }
 
-/// Whether this thread is in the namespace.
 pub(crate) fn is_inside(namespace: Identity) -> bool {
     fs::metadata("/proc/thread-self/ns/net")
         .is_ok_and(|there| (there.dev(), there.ino()) == (namespace.dev, namespace.inode))
 }
 
-/// Start time of a process; `None` if it does not exist, or is a zombie.
+/// `None` if the process does not exist, or is a zombie.
 pub(crate) fn started(pid: i32) -> io::Result<Option<u64>> {
     let text = match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(text) => text,
@@ -143,8 +136,8 @@ pub(crate) fn started(pid: i32) -> io::Result<Option<u64>> {
     Ok(parse_stat(&text))
 }
 
-/// Field 22 of /proc/PID/stat; `None` if field 3 says that the process has ended. Field 2, the program's name, may
-/// contain any character, so fields are counted from its end.
+/// Field 22, counted from the end of field 2, which may contain any character; `None` if field 3 says that the process
+/// has ended.
 fn parse_stat(text: &str) -> Option<u64> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
@@ -176,7 +169,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let begun = started(pid).unwrap().unwrap();
-        // The pid was reused: the start time differs.
+        // The pid was reused.
         let other = Process { pid, started: begun + 1 };
         assert_eq!(end(None, &[other], Duration::ZERO).unwrap(), Vec::<i32>::new());
         assert!(child.try_wait().unwrap().is_none(), "a process that was not meant was ended");

@@ -1,4 +1,4 @@
-//! The record of a sandbox: one versioned JSON document.
+//! The record of a sandbox: a versioned JSON document.
 
 use std::{collections::BTreeMap, fs, io, path::PathBuf};
 
@@ -8,36 +8,35 @@ use wharf_names::ids::{ContainerId, IfName, NetworkName};
 
 use crate::name::SandboxName;
 
-/// Version that is written; no other version is read.
+/// Written version; no other is read.
 pub const VERSION: u32 = 1;
 
-/// A sandbox's record.
+/// State of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     /// [`VERSION`].
     pub version: u32,
-    /// Name of the sandbox and of the file.
+    /// Name of sandbox and file.
     pub name: SandboxName,
-    /// CNI container id: the name and a random part, so that a late delete never affects a later sandbox with the
-    /// name.
+    /// CNI container id. A random part keeps a late delete from a later sandbox with the name.
     pub container_id: ContainerId,
     /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
-    /// The boot in which the namespace was made; the namespace ends with it.
+    /// Boot of the namespace, which ends with it.
     pub boot_id: String,
     /// Phase.
     pub phase: Phase,
-    /// Why the last operation on it failed.
+    /// Error of the last operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Its network namespace.
+    /// Network namespace.
     pub netns: Netns,
     /// Labels for the plugins (`args.cni.labels`).
     pub labels: BTreeMap<String, String>,
     /// Networks in the order of attachment.
     pub attachments: Vec<Attachment>,
-    /// Processes that `run` started, possibly still running.
+    /// Processes that `run` started.
     pub processes: Vec<Process>,
 }
 
@@ -45,9 +44,9 @@ impl Record {
     /// Parses a record.
     ///
     /// # Errors
-    /// Why the text is not a record of [`VERSION`].
+    /// Why the text is no record of [`VERSION`].
     pub fn parse(text: &[u8]) -> Result<Self, String> {
-        // The version first: another version may have other fields.
+        // Another version may have other fields.
         let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         match value.get("version").and_then(Value::as_u64) {
             Some(version) if version == u64::from(VERSION) => {}
@@ -58,19 +57,19 @@ impl Record {
     }
 }
 
-/// Phase in a sandbox's life.
+/// Phase of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Namespace and networks are being created. If the lock is free, the creating process has died.
+    /// Incomplete. If the lock is free, the creating process has died.
     Creating,
     /// Complete.
     Ready,
     /// A create failed, and so did its rollback.
     Broken,
-    /// A stop has started and not finished.
+    /// A stop has not finished.
     Stopping,
-    /// Only the name and this record are left.
+    /// Only the record is left.
     Stopped,
 }
 
@@ -78,13 +77,13 @@ pub enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Netns {
-    /// The file that it is bound to.
+    /// Path of the bind mount.
     pub path: PathBuf,
     /// Identity.
     pub identity: Identity,
 }
 
-/// Identifies a namespace within a boot. The kernel reuses inode numbers, not cookies.
+/// Identity within a boot. The kernel reuses inode numbers, not cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -104,20 +103,20 @@ pub struct Attachment {
     pub network: NetworkName,
     /// Interface in the sandbox.
     pub ifname: IfName,
-    /// Configuration of each plugin, without `prevResult`. Stored, because the source file may change before the DEL.
+    /// Configuration of each plugin, without `prevResult`. Stored, because the source may change before the DEL.
     pub plugins: Vec<Value>,
     /// `CNI_ARGS`.
     pub cni_args: String,
     /// Whether the network allows CHECK.
     pub check: bool,
-    /// Number of plugins, from the first, that still need a DEL. Written before each ADD and after each DEL.
+    /// Number of plugins, from the first, that need a DEL. Written before each ADD and after each DEL.
     pub to_delete: usize,
-    /// Result of the last plugin's ADD, once the whole chain succeeded.
+    /// Result of the whole chain.
     pub result: Option<Value>,
 }
 
 impl Attachment {
-    /// The plugins' CNI version.
+    /// CNI version of the plugins.
     #[must_use]
     pub fn cni_version(&self) -> &str {
         self.plugins.first().and_then(|p| p.get("cniVersion")?.as_str()).unwrap_or_default()
@@ -146,7 +145,7 @@ impl Attachment {
 pub struct Process {
     /// Process id.
     pub pid: i32,
-    /// Start time (proc_pid_stat(5), field 22), clock ticks since boot; differs when the pid is reused.
+    /// Clock ticks since boot (proc_pid_stat(5), field 22); differs for a reused pid.
     pub started: u64,
 }
 

@@ -14,8 +14,7 @@ use crate::{
 };
 
 impl Sandboxes {
-    /// Starts a stopped sandbox with the recorded container id, networks, labels, ports and addresses; `None` when it
-    /// is already ready. A failed start leaves it stopped.
+    /// Starts a stopped sandbox; `None` if it is ready. A failed start leaves it stopped.
     ///
     /// # Errors
     /// The sandbox does not exist, is neither ready nor stopped, or a plugin or system call fails.
@@ -47,16 +46,15 @@ impl Sandboxes {
         }
     }
 
-    /// Rolls a start back. Returns `cause`, with the rollback's error if it fails.
     fn stop_again(&self, mut record: Record, lock: &Lock, cause: SandboxError) -> SandboxError {
         let undone = match &cause {
-            // No part of the sandbox exists; another program made the object at its path.
+            // Another program made the object at the path.
             SandboxError::NamespaceTaken { .. } => Ok(()),
             _ => self.tear_down(&mut record, lock, Duration::ZERO).map(drop),
         };
         record.problem = Some(cause.to_string());
         record.phase = if undone.is_ok() { Phase::Stopped } else { Phase::Stopping };
-        // If the record is not written, it still says `creating`; the next stop removes the rest.
+        // The stored record says `creating`; the next stop removes the rest.
         let _ = self.store.save(&record);
         match undone {
             Ok(()) => cause,

@@ -1,7 +1,5 @@
-//! Files of the sandboxes: `NAME.json`, the record; `NAME.lock`, held by the process that works on the sandbox;
-//! `NAME.new`, a record that is being written.
-//!
-//! A synced new file replaces the record by a rename, so a reader without a lock sees a complete record or none.
+//! Files of a sandbox: `NAME.json`, the record; `NAME.lock`; `NAME.new`, a record that is being written. A synced new
+//! file replaces the record by a rename, so a reader without a lock sees a complete record or none.
 
 use std::{
     fs::{self, DirBuilder, File, FileType, OpenOptions, TryLockError},
@@ -18,20 +16,17 @@ use crate::{
     record::Record,
 };
 
-/// Longest record that is read, bytes. A record with eight networks has about 20 KiB.
+/// Bytes. A record with eight networks has about 20 KiB.
 const MAX_BYTES: u64 = 4 << 20;
-/// Time limit for the lock of a sandbox.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(30);
-/// Poll interval for a held lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// The directory of the records.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
     directory: PathBuf,
 }
 
-/// The lock of a sandbox. The kernel releases it when this process and every plugin that it started have ended.
+/// Released when this process and every plugin that it started have ended.
 #[derive(Debug)]
 pub(crate) struct Lock {
     pub(crate) file: File,
@@ -47,15 +42,13 @@ impl Store {
         self.directory.join(format!("{name}.{suffix}"))
     }
 
-    /// Creates the directory (0700), because records hold network configurations, which may contain secrets. An
-    /// existing directory keeps its mode.
+    /// Network configurations may contain secrets. An existing directory keeps its mode.
     pub(crate) fn ensure(&self) -> Result<(), SandboxError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(io("create state directory", &self.directory))
     }
 
-    /// Rejects a directory in which other users could write records: records name programs to execute and paths to
-    /// unmount.
+    /// Other users must not write records, which name programs to execute and paths to unmount.
     fn check(&self) -> Result<(), SandboxError> {
         let there = fs::metadata(&self.directory).map_err(io("look at state directory", &self.directory))?;
         let unsafe_for = |why| Err(SandboxError::UnsafeDirectory { path: self.directory.clone(), why });
@@ -72,7 +65,7 @@ impl Store {
         Ok(())
     }
 
-    /// Waits for the lock of a sandbox. Calls `told` once if another process holds it.
+    /// Calls `told` once if another process holds the lock.
     pub(crate) fn lock(&self, name: &SandboxName, told: impl FnMut(&str)) -> Result<Lock, SandboxError> {
         self.check()?;
         self.lock_within(LOCK_PATIENCE, name, told)
@@ -90,7 +83,7 @@ impl Store {
         loop {
             let file = open_lock(&path)?;
             match file.try_lock() {
-                // The previous holder may have removed the file; then this lock is on an unlinked file.
+                // The previous holder may have removed the file.
                 Ok(()) if !is_at(&file, &path) => continue,
                 Ok(()) => {
                     let mut lock = Lock { file, path };
@@ -111,9 +104,8 @@ impl Store {
         }
     }
 
-    /// Whether a process works on the sandbox now.
     pub(crate) fn is_locked(&self, name: &SandboxName) -> bool {
-        // A shared lock, so that two readers do not block each other.
+        // Shared, so that two readers do not block each other.
         let Ok(file) = File::open(self.path(name, "lock")) else { return false };
         matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
     }
@@ -131,7 +123,7 @@ impl Store {
         Ok(false)
     }
 
-    /// The record of a sandbox; `None` if it does not exist.
+    /// `None` if it does not exist.
     pub(crate) fn load(&self, name: &SandboxName) -> Result<Option<Record>, SandboxError> {
         let path = self.path(name, "json");
         let damaged = |why: String| SandboxError::Damaged { name: name.clone(), path: path.clone(), why };
@@ -142,7 +134,7 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(io("read record", &path)(e)),
         }
-        // The file may have been replaced since the check.
+        // Replaced since the check, perhaps.
         let open = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
         let file = match open {
             Ok(file) => file,
@@ -161,7 +153,7 @@ impl Store {
         if record.name != *name {
             return Err(damaged(format!("it is the record of {}", record.name)));
         }
-        // A stop unlinks this path: an edited or damaged record must not point it at a foreign file.
+        // A stop unlinks this path, so a damaged record must not point it at a foreign file.
         let netns = &record.netns.path;
         if !netns.is_absolute() || netns.file_name() != Some(AsRef::<Path>::as_ref(name).as_os_str()) {
             return Err(damaged(format!("its namespace is at {}, which has not the sandbox's name", netns.display())));
@@ -169,7 +161,7 @@ impl Store {
         Ok(Some(record))
     }
 
-    /// Writes a record durably. The caller must hold the lock.
+    /// Durable. The caller must hold the lock.
     pub(crate) fn save(&self, record: &Record) -> Result<(), SandboxError> {
         let (new, path) = (self.path(&record.name, "new"), self.path(&record.name, "json"));
         let failed = |operation| io(operation, &path);
@@ -190,7 +182,7 @@ impl Store {
         self.sync()
     }
 
-    /// Names of all sandboxes with a record, sorted.
+    /// Sorted.
     pub(crate) fn names(&self) -> Result<Vec<SandboxName>, SandboxError> {
         let listing = match fs::read_dir(&self.directory) {
             Ok(listing) => listing,
@@ -201,21 +193,20 @@ impl Store {
         for item in listing {
             let item = item.map_err(io("list state directory", &self.directory))?;
             let file = item.file_name();
-            // Other files belong to no sandbox.
             names.extend(file.to_str().and_then(|f| f.strip_suffix(".json")?.parse::<SandboxName>().ok()));
         }
         names.sort();
         Ok(names)
     }
 
-    /// Removes the files of a sandbox, the lock last.
+    /// Removes the lock last.
     pub(crate) fn remove(&self, name: &SandboxName, lock: Lock) -> Result<(), SandboxError> {
         for suffix in ["new", "json"] {
             remove_file(&self.path(name, suffix))?;
             wharf_crash::point("sandbox-remove/after-file");
         }
         self.sync()?;
-        // A process that waits for this lock sees the file removed and creates a new one.
+        // A waiting process sees the file removed and creates a new one.
         remove_file(&lock.path)?;
         wharf_crash::point("sandbox-remove/after-lock");
         drop(lock);
@@ -229,7 +220,7 @@ impl Store {
 }
 
 impl Lock {
-    /// Writes the holder's pid for waiting processes.
+    /// For waiting processes.
     fn sign(&mut self) -> Result<(), SandboxError> {
         let text = format!("{}\n", std::process::id());
         let written = self.file.set_len(0).and_then(|()| self.file.write_all(text.as_bytes()));
@@ -248,7 +239,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((held, there), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// The pid in the lock file, for messages only: that process may have ended and left the lock to a plugin.
+/// For messages only: the process may have ended and left the lock to a plugin.
 fn holder(path: &Path) -> String {
     let mut text = String::new();
     let read = File::open(path).and_then(|f| f.take(16).read_to_string(&mut text));
@@ -258,7 +249,6 @@ fn holder(path: &Path) -> String {
     }
 }
 
-/// The kind of a file that is not regular.
 fn kind(file: FileType) -> &'static str {
     match file {
         f if f.is_symlink() => "a link",

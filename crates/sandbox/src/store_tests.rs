@@ -166,7 +166,7 @@ fn a_lock_is_one_holders_and_is_free_again_after_a_remove() {
         let text = waits.recv().unwrap();
         assert!(text.contains(&std::process::id().to_string()) && text.contains("sandbox web"), "{text}");
         assert!(!waiter.is_finished());
-        // The waiter has an unlinked file open; it must not take that for the lock.
+        // The waiter has the unlinked file open.
         store.remove(&name, held).unwrap();
         waiter.join().unwrap().unwrap();
     });

@@ -15,11 +15,10 @@ use rustix::{
 
 use crate::command::{Handle, Started};
 
-/// Most bytes read at once.
 const CHUNK: usize = 4096;
-/// The end-of-input character of a terminal (VEOF, termios(3)).
+/// VEOF (termios(3)).
 const END_OF_INPUT: u8 = 4;
-/// Reads after the command's end: more than the terminal's buffer.
+/// After the command's end: more than the terminal's buffer.
 const LAST_READS: usize = 16;
 
 /// A new pseudoterminal.
@@ -32,7 +31,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Creates a pseudoterminal with the size and modes of this process's terminal, if it has one.
+    /// Copies size and modes of this process's terminal, if it has one.
     ///
     /// # Errors
     /// A system call fails.
@@ -56,7 +55,7 @@ impl Terminal {
         Arc::clone(&self.command)
     }
 
-    /// Connects to a command that was started on the terminal; with `input`, forwards this process's standard input.
+    /// Connects to a command on the terminal. `input`: forwards standard input.
     ///
     /// # Errors
     /// A descriptor cannot be duplicated.
@@ -74,12 +73,12 @@ pub struct Session {
     input: bool,
 }
 
-/// Forwards the size of this process's terminal. Does not keep the command's terminal open.
+/// Forwards size changes. Does not keep the command's terminal open.
 #[derive(Debug)]
 pub struct Resizer(Weak<OwnedFd>);
 
 impl Resizer {
-    /// Sets the size of the command's terminal to the size of this process's terminal.
+    /// Copies the size of this process's terminal to the command's.
     ///
     /// # Errors
     /// A system call fails.
@@ -103,8 +102,8 @@ impl Session {
         self.started.handle()
     }
 
-    /// Forwards input and output until the command has ended. Returns its exit status, or 128 plus the signal that
-    /// ended it. This process's terminal is in raw mode meanwhile.
+    /// Forwards input and output until the command's end, with this process's terminal in raw mode. Returns the result
+    /// of [`Started::wait`].
     ///
     /// # Errors
     /// Input or output cannot be forwarded, or the kernel rejects the wait.
@@ -112,7 +111,7 @@ impl Session {
         let raw = if self.input { Raw::enter()? } else { None };
         let passed = self.pass();
         let Self { control, started, .. } = self;
-        // Hangs up the terminal: the rest of the command's session gets SIGHUP.
+        // Hangs up the terminal: the rest of the session gets SIGHUP.
         drop(control);
         drop(raw);
         let status = started.wait()?;
@@ -167,7 +166,7 @@ impl Session {
                         ends_line = chunk.ends_with(b"\n");
                         pending = chunk;
                     }
-                    // On an unfinished line, the first end-of-input character only ends the line.
+                    // On an unfinished line, the first one only ends the line.
                     Ok(_) | Err(_) => {
                         has_input = false;
                         pending = vec![END_OF_INPUT; if ends_line { 1 } else { 2 }];
@@ -177,7 +176,6 @@ impl Session {
         }
     }
 
-    /// Prints the available output of the command.
     fn print(&self) -> io::Result<Printed> {
         let mut chunk = [0; CHUNK];
         match read(&self.control, &mut chunk) {
@@ -202,7 +200,6 @@ enum Printed {
     Closed,
 }
 
-/// Copies the size of this process's terminal, if it has one, to a pseudoterminal.
 fn resize(control: &OwnedFd) -> io::Result<()> {
     let size = tcgetwinsize(io::stdin()).or_else(|_| tcgetwinsize(io::stdout()));
     if let Ok(size) = size {
@@ -211,7 +208,6 @@ fn resize(control: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Raw mode of the terminal on standard input; dropping it restores the modes.
 struct Raw(Termios);
 
 impl Raw {

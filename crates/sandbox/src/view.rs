@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{name::SandboxName, process::Running, record::Record};
 
-/// State of a sandbox, from its record and the kernel.
+/// State, from record and kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -14,7 +14,7 @@ pub enum State {
     Creating,
     /// Complete.
     Ready,
-    /// An interface that a plugin made is missing in its namespace.
+    /// The namespace lacks a plugin's interface.
     Detached,
     /// Create was interrupted.
     Interrupted,
@@ -26,9 +26,9 @@ pub enum State {
     StopUnfinished,
     /// Stopped by a command.
     Stopped,
-    /// Its namespace is gone: the node rebooted, or the namespace was removed.
+    /// The namespace is gone, by a reboot or otherwise.
     Gone,
-    /// Its record is unusable.
+    /// The record is unusable.
     Damaged,
 }
 
@@ -49,14 +49,14 @@ impl fmt::Display for State {
     }
 }
 
-/// A sandbox in a list. A damaged sandbox has only name, state and problem.
+/// Sandbox in a list. If damaged, only with name, state and problem.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
     /// Name.
     pub name: SandboxName,
     /// State.
     pub state: State,
-    /// Error of the last operation, if it failed.
+    /// Error of the last operation.
     pub problem: Option<String>,
     /// CNI container id.
     pub container_id: Option<String>,
@@ -66,15 +66,15 @@ pub struct Summary {
     pub netns: Option<PathBuf>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Networks, in the order of their interfaces.
+    /// In the order of their interfaces.
     pub networks: Vec<String>,
-    /// Addresses with prefix lengths, in the same order.
+    /// With prefix lengths, in the same order.
     pub addresses: Vec<String>,
     /// Number of processes.
     pub processes: usize,
 }
 
-/// All facts of a sandbox.
+/// State and record of a sandbox.
 #[derive(Debug, Clone, Serialize)]
 pub struct Details {
     /// State.
@@ -84,7 +84,7 @@ pub struct Details {
     pub record: Record,
     /// Processes.
     pub running: Vec<Running>,
-    /// Result of CHECK for each attachment; only on request.
+    /// Results of CHECK by attachment; only on request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<Vec<Checked>>,
 }
@@ -96,7 +96,7 @@ pub struct Checked {
     pub network: String,
     /// The interface.
     pub ifname: String,
-    /// False when the network's version or `disableCheck` forbids it.
+    /// False if the network forbids CHECK.
     pub checked: bool,
     /// The problem, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,7 +104,7 @@ pub struct Checked {
 }
 
 impl Details {
-    /// Whether no problem is known.
+    /// Whether no CHECK reports a problem.
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.check.iter().flatten().all(|c| c.problem.is_none())

@@ -1,9 +1,5 @@
-//! The program in this endpoint's slot of `CALLS`. Callers: the sender's side, with a packet from another local
-//! endpoint (ingress here); this endpoint's hook programs, with an unjudged packet; node or hook programs, with a
-//! verdict on this endpoint's packet.
-//!
-//! The sender chooses the receiver; the receiver's program decides with its maps whether the packet may enter. A late
-//! sender's stale slot or row fails here, or at the address check.
+//! The program in this endpoint's slot of `CALLS`. The sender's program chooses the receiver; the receiver's program
+//! decides. A late sender's stale slot or row fails here, or at the address check.
 
 use aya_ebpf::programs::TcContext;
 

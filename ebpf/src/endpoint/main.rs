@@ -1,17 +1,14 @@
-//! The object `endpoint`: the three programs of one endpoint. They are verified per endpoint, so they are short
-//! ([`wharf_ebpf::head`]); the rest is in the object `node`.
+//! The object `endpoint`: the three programs of one endpoint. They are verified per endpoint, so they are short; the
+//! rest is in the object `node`.
 //!
-//! | program | hook | sees |
+//! | program | hook | packets |
 //! |---|---|---|
-//! | [`from_container`] | clsact (or tcx) ingress, host side of the veth | packets from the container |
-//! | [`to_container`] | clsact (or tcx) egress, host side of the veth | packets from the stack to the container |
-//! | [`deliver`] | tail call | packets from another local endpoint; unjudged packets; verdicts |
+//! | [`from_container`] | ingress of the host side (clsact or tcx) | from the container |
+//! | [`to_container`] | egress of the host side | from the stack to the container |
+//! | [`deliver`] | tail call | from another endpoint; unjudged; with a verdict |
 //!
-//! `deliver` is tail-called by the node's `egress`, the **sender's** `deliver`, the endpoint's hook programs, and node
-//! programs.
-//!
-//! The hook programs write to no packet, so the kernel skips unsharing the packet's head. Before a program that
-//! writes, the kernel drops a packet uncounted when it has no memory to unshare the head.
+//! The hook programs write to no packet. Before a program that writes, the kernel unshares the packet's head; without
+//! memory for that, it drops the packet uncounted.
 #![no_std]
 #![no_main]
 
@@ -26,7 +23,7 @@ pub fn from_container(ctx: TcContext) -> i32 {
     head::send(&ctx)
 }
 
-/// Packets from the node's stack to the container.
+/// Packets from the node's stack.
 #[classifier]
 pub fn to_container(ctx: TcContext) -> i32 {
     head::receive(&ctx)

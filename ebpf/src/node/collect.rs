@@ -1,30 +1,22 @@
-//! Removes rows of `FLOWS` whose flow is over or lost an endpoint, counts each endpoint's rows, and frees unused
-//! places of its shares. User space runs it every few seconds, while packets flow.
-//!
-//! The kernel walks the table and calls [`row`] with each live row, not a copy. The program is an unattached raw
-//! tracepoint: a test run of a classifier would block this CPU's packets for its whole run (Linux 6.10).
+//! Removes rows of `FLOWS` whose flow is over or lost an endpoint, counts each endpoint's rows, and frees unused places
+//! of its shares. User space runs it every few seconds, while packets flow. It is a raw tracepoint, because a test run
+//! of a classifier would block this CPU's packets (Linux 6.10).
 //!
 //! The kernel deletes by key, so a packet could change the row between check and delete. No row of a living flow is
 //! lost:
 //!
-//! - **A row that is over is never refreshed.** A packet replaces it (`FlowRow::is_over`). This program applies the
-//!   same rule with [`MARGIN`] to spare, so only a packet that read its clock a second ago could disagree.
-//! - **A row that replaces another is not in `FLOWS` during a collection.** The packet puts it into the LRU table
-//!   (`recent::is_collecting`), and no flow moves from there to `FLOWS`. So the delete finds the checked row, or
-//!   none.
-//! - **No flow begins in `FLOWS` with a key that is being removed.** Only the CPU that removed a row knows that it
-//!   replaces one; on another CPU a packet of that flow finds no row and begins the flow. So this program publishes
-//!   the key's mark (`FlowUse::recent_counted` of row 0), looks the row up, checks it again, and deletes it. A packet
-//!   that finds no row reads the mark before it adds one (`recent::is_being_removed`). If it sees the mark, its flow
-//!   begins in the LRU table. If not, the mark was published after the packet found no row, so the second lookup
-//!   finds no row, or a new one, which is not over. This needs ordered accesses: the addition that publishes the mark
-//!   is a full barrier on x86-64. Elsewhere, the second check leaves only the time between two helper calls.
-//!
-//!   The mark is one key. If all flows that begin during a collection began in the LRU table, a flood could evict
-//!   them, and the share of recent flows (`recent.rs`) would fail for some milliseconds in every few seconds (full
-//!   table).
-//! - The other end can refresh a row without its endpoint. That flow reaches no endpoint, and the next packet begins
-//!   another.
+//! - A row that is over is never refreshed: a packet replaces it (`FlowRow::is_over`). This program applies the same
+//!   rule with [`MARGIN`] to spare.
+//! - During a collection, a packet that replaces a row puts the new row into the LRU table (`recent::is_collecting`),
+//!   and no flow moves from there to `FLOWS`.
+//! - No flow begins in `FLOWS` with a key that is being removed. After another CPU removed a row, a packet does not
+//!   know that it replaces one. So this program publishes the key's mark (`FlowUse::recent_counted` of row 0), looks
+//!   the row up, checks it again, and deletes it. A packet that finds no row and sees the mark
+//!   (`recent::is_being_removed`) begins its flow in the LRU table. If it does not see the mark, the second lookup is
+//!   later: it finds no row, or a new one. The atomic addition orders these accesses (a full barrier on x86-64);
+//!   elsewhere, the time between two helper calls remains. If all flows of that time began in the LRU table, a flood
+//!   could evict them.
+//! - Only the other end refreshes a row that lost an endpoint. That flow reaches no endpoint.
 
 use core::{ffi::c_void, ptr};
 
@@ -40,10 +32,10 @@ use wharf_ebpf::{
 
 use crate::packet::Key;
 
-/// Ticks without a packet after which a flow's endpoints are looked up. A deleted endpoint sends nothing.
+/// Idle ticks after which a flow's endpoints are looked up.
 const LOOKED_AT: u32 = 8;
 
-/// Ticks beyond a flow's timeout after which its row is removed (see above).
+/// Ticks beyond a flow's timeout after which its row is removed.
 const MARGIN: u32 = 1;
 const NODE: u32 = 0;
 
@@ -54,14 +46,13 @@ pub fn run() {
     let flows = (&raw const FLOWS).cast_mut().cast();
     let places = (&raw const FLOWS_RECENT).cast_mut().cast();
     let slots = (&raw const FRAGMENT_SLOTS).cast_mut().cast();
-    // Packets are dated by the coarse clock, which this program type cannot read; it lags this one by at most a timer
-    // tick.
+    // Packets are dated by the coarse clock, which this program type cannot read; it lags by at most a timer tick.
     // SAFETY: a helper without arguments.
     let now = (unsafe { bpf_ktime_get_ns() } >> TICK_SHIFT) as u32;
     let mut sweep = Sweep { now, rows: 0, expired: 0, orphaned: 0 };
     let sweep_ptr = (&raw mut sweep).cast();
-    // SAFETY: maps and context match the callbacks. The walk over `FLOW_USE` takes longer than a packet that started
-    // before the mark.
+    // SAFETY: maps and context match the callbacks. The walk over `FLOW_USE` outlasts packets that began before
+    // `counted` was set.
     unsafe {
         ptr::write_volatile(&raw mut (*node).counted, 1);
         ptr::write_volatile(&raw mut (*node).recent_counted, 0);
@@ -71,8 +62,7 @@ pub fn run() {
         bpf_for_each_map_elem(slots, slot as *mut c_void, sweep_ptr, 0);
         bpf_for_each_map_elem(uses, end as *mut c_void, sweep_ptr, 0);
     }
-    // One collection runs at a time, and no other program writes these.
-    // SAFETY: map values.
+    // SAFETY: map values that no other program writes.
     unsafe {
         let Sweep { rows, expired, orphaned, .. } = ptr::read_volatile(&raw const sweep);
         let FlowTotals { expired: all_expired, orphaned: all_orphaned, .. } = *totals;
@@ -104,7 +94,7 @@ unsafe extern "C" fn begin(_map: *mut c_void, id: *const u32, used: *mut FlowUse
 }
 
 unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow, sweep: *mut Sweep) -> i64 {
-    // SAFETY: key and value of the kernel's walk, and the context of `run`.
+    // SAFETY: key, value and context of the kernel's walk.
     unsafe {
         if fate(key, row, (*sweep).now) == Fate::Stays {
             let recent = (*row).flags & FLOW_RECENT != 0;
@@ -116,11 +106,10 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
             return 0;
         }
         let Some(node) = FLOW_USE.get_ptr_mut(NODE) else { return 0 };
-        // A copy: a packet can remove the row now, and another flow can reuse its memory.
+        // A copy: another flow can reuse the row's memory.
         let key = ptr::read(key.cast::<Key>());
         let key = key.as_shared();
         let removed = &raw mut (*node).recent_counted;
-        // It was zero: one collection runs at a time.
         atomic::add(removed, key.mark());
         if let Some(row) = FLOWS.get_ptr(key) {
             let fate = fate(key, row, (*sweep).now);
@@ -138,9 +127,7 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Stays,
-    /// The flow is over.
     Expired,
-    /// An endpoint is gone.
     Orphaned,
 }
 
@@ -165,7 +152,7 @@ unsafe fn fate(key: *const FlowKey, row: *const FlowRow, now: u32) -> Fate {
 
 /// Frees the places of flows that are no longer recent.
 unsafe extern "C" fn place(map: *mut c_void, place: *mut u32, key: *mut FlowKey, _: *mut Sweep) -> i64 {
-    // SAFETY: key and value of the kernel's walk; a row of the other map outlives this run.
+    // SAFETY: key and value of the kernel's walk; a row of `FLOWS` outlives this run.
     unsafe {
         if FLOWS.get(&*key).is_none_or(|row| row.flags & FLOW_RECENT == 0) {
             bpf_map_delete_elem(map, place.cast());
@@ -176,8 +163,7 @@ unsafe extern "C" fn place(map: *mut c_void, place: *mut u32, key: *mut FlowKey,
 
 /// Frees the places of fragmented packets after their timeout.
 unsafe extern "C" fn slot(map: *mut c_void, place: *mut u32, slot: *mut FragmentSlot, sweep: *mut Sweep) -> i64 {
-    // SAFETY: key and value of the kernel's walk, and the context of `run`. A packet that takes the place now loses
-    // it, as if the network lost a fragment.
+    // SAFETY: key, value and context of the kernel's walk. A packet that takes the place now loses it.
     unsafe {
         let age = (*sweep).now.wrapping_sub((*slot).row.seen);
         if age > FRAGMENT_TICKS + MARGIN && age < u32::MAX / 2 {
@@ -188,7 +174,6 @@ unsafe extern "C" fn slot(map: *mut c_void, place: *mut u32, slot: *mut Fragment
 }
 
 unsafe extern "C" fn end(_map: *mut c_void, id: *const u32, used: *mut FlowUse, _: *mut Sweep) -> i64 {
-    // A row added behind the walk is counted next time.
     // SAFETY: key and value of the kernel's walk.
     unsafe {
         if *id != NODE {
@@ -199,9 +184,9 @@ unsafe extern "C" fn end(_map: *mut c_void, id: *const u32, used: *mut FlowUse, 
     0
 }
 
-/// True for a living endpoint, or an end without endpoint.
+/// Also true for an end without endpoint.
 #[inline(always)]
 fn is_alive(address: &wharf_common::EndpointKey, epoch: u32) -> bool {
-    // SAFETY: the row outlives this run; user space replaces rows whole.
+    // SAFETY: the row outlives this run.
     epoch == 0 || unsafe { ENDPOINTS.get(address) }.is_some_and(|row| row.epoch as u32 == epoch)
 }

@@ -33,10 +33,10 @@ pub fn run(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn send(ctx: &TcContext, told: &Told) {
-    // The sender has checked for room, see `wharf_ebpf::event`.
+    // The sender has checked for room (`wharf_ebpf::event`).
     let Some(mut entry) = EVENTS.reserve(0) else { return };
     let event = entry.as_mut_ptr();
-    // SAFETY: the ring's memory for an event, until submitted; the program's context.
+    // SAFETY: the ring's memory for an event; the program's context.
     unsafe {
         (*event).timestamp_ns = bpf_ktime_get_ns();
         (*event).epoch = told.words.epoch();
@@ -51,7 +51,6 @@ fn send(ctx: &TcContext, told: &Told) {
     entry.submit(0);
 }
 
-/// Source and destination are adjacent, in events and in packet headers.
 const _: () = {
     assert!(offset_of!(Event, destination) == offset_of!(Event, source) + 16);
     assert!(offset_of!(Event, destination_port) == offset_of!(Event, source_port) + 2);
@@ -63,15 +62,14 @@ const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// Describes the packet. A helper copies the bytes: it also reads non-linear data, never moves the packet, and leaves
-/// zeros past its end.
+/// A helper copies the bytes: it also reads non-linear data, never moves the packet, and leaves zeros past its end.
 ///
 /// # Safety
 ///
-/// `skb`: the program's context; `event`: memory of an event's size.
+/// `event`: memory of an event's size.
 #[inline(always)]
 unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
-    // SAFETY: the function's contract; destinations are fields or arrays of the given length.
+    // SAFETY: the function's contract; destinations have the given length.
     unsafe {
         let source: *mut u64 = (&raw mut (*event).source).cast();
         // Volatile: plain stores would become a call to a byte-by-byte `memset`.
@@ -94,7 +92,7 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 mapped(source.add(2), header[4]);
                 let protocol = (u32::from_be(header[2]) >> 16) as u8;
                 (*event).protocol = protocol;
-                // Only the first fragment has the transport header.
+                // Later fragments have no transport header.
                 if u32::from_be(header[1]) & 0x1fff != 0 {
                     return;
                 }
@@ -120,7 +118,7 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                     }
                     offset += extension_bytes(next, header >> 16 & 0xff);
                     next = (header >> 24) as u8;
-                    // Only the first fragment has the headers that follow.
+                    // Later fragments have no further headers.
                     if later_fragment {
                         break;
                     }
@@ -132,7 +130,6 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 (next, offset)
             }
             0x0806 => {
-                // Sender and target address, with the target's MAC between.
                 let mut addresses = [0_u32; 2];
                 load(skb, ETHERNET_BYTES as u32 + 14, addresses.as_mut_ptr().cast(), 4);
                 load(skb, ETHERNET_BYTES as u32 + 24, addresses.as_mut_ptr().add(1).cast(), 4);
@@ -155,18 +152,18 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
 ///
 /// # Safety
 ///
-/// `to` is two words of writable memory.
+/// `to`: two writable words.
 #[inline(always)]
 unsafe fn mapped(to: *mut u64, address: u32) {
     // SAFETY: the caller's contract.
     unsafe { to.add(1).write(u64::from(0xffff_u32.to_be()) | u64::from(address) << 32) }
 }
 
-/// Copies `bytes` bytes of the packet; false and zeros if the packet has fewer.
+/// False and zeros if the packet has fewer bytes.
 ///
 /// # Safety
 ///
-/// `to` is that many bytes of writable memory.
+/// `to`: as many writable bytes.
 #[inline(always)]
 unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> bool {
     // SAFETY: the caller's contract. On an error the helper wrote zeros.

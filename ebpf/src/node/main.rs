@@ -1,13 +1,14 @@
-//! The object `node`: the node programs, loaded once for all endpoints. Endpoint programs tail-call them in the slots
-//! of [`wharf_common::map::NodeCall`]; [`wharf_ebpf::handoff`] describes how they identify an endpoint.
+//! The object `node`: the node programs, loaded once for all endpoints and tail-called in the slots of
+//! [`wharf_common::map::NodeCall`] (see [`wharf_ebpf::handoff`]). The `skb` of a global function is the program's
+//! context.
 //!
 //! | program | called by | does |
 //! |---|---|---|
-//! | [`egress`] | `from_container` | judges packets from a container, policy included; finds flow and way |
-//! | [`ingress`] | `deliver`, `to_container` | judges packets to a container, policy included; finds the flow |
+//! | [`egress`] | `from_container` | judges packets from a container; finds flow and way |
+//! | [`ingress`] | `deliver`, `to_container` | judges packets to a container; finds the flow |
 //! | [`neighbour`] | `egress` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
-//! | [`collect`] | user space | removes the rows of finished flows |
+//! | [`collect`] | user space | removes rows of finished flows |
 #![allow(
     clippy::needless_borrows_for_generic_args,
     reason = "a key passed by value is a copy on the stack of 512 bytes"

@@ -1,16 +1,11 @@
-//! ARP and IPv6 neighbour discovery of the container. Requests for the gateway are answered in place; other messages
-//! are dropped. None reaches the node or another endpoint, so no broadcast is needed and no wrong address can be
-//! announced.
+//! ARP and IPv6 neighbour discovery of the container. Requests for the gateway are answered in place, past all hooks
+//! (`bpf_redirect_peer`); other messages are dropped.
 //!
-//! `bpf_redirect_peer` puts an answer into the container's side of the veth. It passes no other hook that would have
-//! to recognise it.
+//! A **chained** endpoint's messages pass if they claim only its addresses (and the link-local address of its MAC), or
+//! are for it.
 //!
-//! **Chained endpoints** have another plugin's link, with neighbours that answer: the node, or all ports of a bridge.
-//! Messages from the container pass if they claim only its addresses (and the link-local address of its MAC);
-//! messages for it pass. Nothing is answered here.
-//!
-//! Checksums, and options of a solicitation beyond the first, are not checked: the answer depends only on the target,
-//! and goes only to the requester.
+//! Checksums, and options beyond the first, are not checked: the answer depends only on the target, and goes only to
+//! the requester.
 
 use core::{mem::offset_of, ptr};
 
@@ -38,15 +33,14 @@ const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// Router, solicited, override (RFC 4861, 4.4).
 const ADVERTISED_FLAGS: u32 = 0xe000_0000;
 const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>()) as u16;
-/// Only packets from a neighbour arrive with this.
+/// Only a neighbour's packets arrive with this.
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 
-/// Answers requests for the gateway, drops other messages, and passes valid messages of a chained endpoint.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     let words = Words::of(ctx);
     let (endpoint, arrives) = (words.sender(), words.has(FROM_STACK));
-    // The answer can have another length.
+    // Before an answer changes the length.
     let bytes = ctx.len();
     let (reason, action) = match judge(ctx, endpoint, arrives) {
         Ok(Outcome::Answered) => (DropReason::NeighbourAnswered, TC_ACT_REDIRECT),
@@ -61,11 +55,10 @@ pub fn run(ctx: &TcContext) -> i32 {
 
 enum Outcome {
     Answered,
-    /// Unchanged, for a chained endpoint.
     Passes,
 }
 
-/// `arrives`: the message is for the container of a chained endpoint.
+/// `arrives`: to a chained endpoint's container.
 #[inline(always)]
 fn judge(ctx: &TcContext, endpoint: u32, arrives: bool) -> Result<Outcome, DropReason> {
     let asker = Profile::of(endpoint).ok_or(DropReason::NoConfig)?;
@@ -78,7 +71,7 @@ fn judge(ctx: &TcContext, endpoint: u32, arrives: bool) -> Result<Outcome, DropR
 #[inline(always)]
 fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropReason> {
     let packet: Framed<Arp> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    // SAFETY: bounds checked; the packet does not move while the reference lives.
+    // SAFETY: bounds checked; the packet does not move meanwhile.
     let arp = unsafe { &mut *packet.payload };
     let operation = u16::from_be(arp.operation);
     if arp.hardware != 1_u16.to_be()
@@ -92,9 +85,9 @@ fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropRe
     if arrives {
         return if asker.owns4(joined(arp.target)) { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
     }
-    // The container's MAC: `egress` compared it.
+    // `egress` compared it with the container's MAC.
     let asker_mac = packet.source_mac();
-    // A zero sender probes for an address (RFC 5227) and claims none.
+    // A zero sender probes for an address (RFC 5227).
     if !arp.sender_mac.equals(asker_mac) || !(asker.owns4(joined(arp.sender)) || joined(arp.sender) == 0) {
         return Err(DropReason::NeighbourSpoof);
     }
@@ -121,11 +114,7 @@ enum Kind {
     Redirect,
 }
 
-/// `None` for ICMPv6 other than neighbour discovery.
-///
-/// # Errors
-///
-/// `Malformed` when the packet is too short for ICMPv6.
+/// `None` for other ICMPv6.
 #[inline(always)]
 fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -143,7 +132,6 @@ fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
 #[inline(always)]
 fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Result<Outcome, DropReason> {
     match kind {
-        // Shorter than the messages below, so only the common start is read.
         Kind::RouterSolicitation => {
             let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
             // SAFETY: bounds checked.
@@ -156,7 +144,7 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
         Kind::Solicitation | Kind::Advertisement => {}
     }
     let packet: Framed<Message> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    // SAFETY: bounds checked; the packet does not move while the reference lives.
+    // SAFETY: bounds checked; the packet does not move meanwhile.
     let message = unsafe { &*packet.payload };
     let payload = u16::from_be(message.ip.payload_bytes);
     if payload < (size_of::<Message>() - size_of::<Ipv6>()) as u16
@@ -167,14 +155,14 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
     }
     let (source, target) = (message.ip.source, message.target);
     if arrives {
-        // A solicitation is about its target; an advertisement can go to all nodes.
+        // An advertisement can go to all nodes.
         let about = if kind == Kind::Solicitation { target } else { message.ip.destination };
         let for_all = kind == Kind::Advertisement && about.is_multicast();
         let passes = for_all || asker.owns6(about) || about.is_link_local();
         return if passes { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
     }
     if source.is_unspecified() {
-        // Duplicate address detection: no answer means that the address is free.
+        // Duplicate address detection: no answer means a free address.
         return Err(DropReason::Multicast);
     }
     if !claims_own(asker, source) || (kind == Kind::Advertisement && !claims_own(asker, target)) {
@@ -198,8 +186,7 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
     answer(ctx)
 }
 
-/// True when the container may claim the address. On its link it is the only host, so it may use any link-local
-/// address. A chained endpoint can have neighbours there, so only the address of its MAC counts.
+/// A container is the only host on its link, so it may claim any link-local address, unless chained.
 #[inline(always)]
 fn claims_own(asker: Profile, address: Ipv6Address) -> bool {
     let own_link_local =
@@ -212,7 +199,6 @@ fn advertise(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     let frame = parse::ethernet(ctx)?;
     let asker_mac = frame.source_mac();
     let bytes = (ETHERNET_BYTES + size_of::<MessageWithOption>()) as u32;
-    // The request can carry no option or several.
     if ctx.len() != bytes {
         // SAFETY: the program's context; packet pointers are read again below.
         if unsafe { bpf_skb_change_tail(ctx.skb.skb, bytes, 0) } != 0 {
@@ -220,7 +206,7 @@ fn advertise(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
         }
     }
     let packet: Framed<MessageWithOption> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
-    // SAFETY: bounds checked; the packet does not move while the reference lives.
+    // SAFETY: bounds checked; the packet does not move meanwhile.
     let answer = unsafe { &mut *packet.payload };
     let (source, target) = (answer.message.ip.source, answer.message.target);
     answer.message = Message {
@@ -246,16 +232,15 @@ fn advertise(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// ICMPv6 checksum (RFC 4443, 2.3) of a message with checksum zero. Addresses and message are adjacent; length and
-/// next header complete the pseudo-header.
+/// ICMPv6 checksum (RFC 4443, 2.3). Addresses and message are adjacent; `REST` completes the pseudo-header.
 #[inline(always)]
 fn checksum(answer: &MessageWithOption) -> u16 {
     const SUMMED: u32 = (size_of::<MessageWithOption>() - offset_of!(Ipv6, source)) as u32;
     const REST: u32 = ADVERTISED_BYTES.to_be() as u32 + (ICMPV6 as u16).to_be() as u32;
     let begin = (&raw const answer.message.ip.source).cast_mut().cast();
-    // SAFETY: the helper reads bytes inside `answer`.
+    // SAFETY: reads inside `answer`.
     let mut sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, begin, SUMMED, REST) } as u64 & 0xffff_ffff;
-    // 32 bits, so two folds suffice.
+    // 32 bits: two folds suffice.
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     !(sum as u16)
@@ -263,8 +248,8 @@ fn checksum(answer: &MessageWithOption) -> u16 {
 
 #[inline(always)]
 fn answer(ctx: &TcContext) -> Result<Outcome, DropReason> {
-    // A request is usually marked multicast, and an answer with that mark has less weight (new ARP entries are
-    // stale). Recent kernels set the type of a packet to the peer, older ones do not.
+    // A request is usually marked multicast; an answer with that mark makes new ARP entries stale. Older kernels do not
+    // reset it.
     // SAFETY: the program's context.
     match unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } {
         0 => Ok(Outcome::Answered),

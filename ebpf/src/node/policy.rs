@@ -1,7 +1,5 @@
-//! Judges flows by the rules of the endpoints at both ends (tables: `wharf_common::policy`).
-//!
-//! A flow is judged when it begins, and by its next packet after a rule change, by client, server and port, not by
-//! the packet's direction. The one hook that finds the flow judges both ends: the sender's rules for sent packets,
+//! Judges flows by the rules of both endpoints (tables: `wharf_common::policy`), when they begin, and at their next
+//! packet after a rule change. The one hook that finds the flow judges both ends: the sender's rules for sent packets,
 //! the receiver's for received ones.
 
 use core::ptr;
@@ -30,13 +28,13 @@ use crate::{
 
 const ADDRESS_BITS: u32 = 128;
 const DESTINATION_BITS: u32 = PORT_PREFIX_BITS + 16;
-/// As rule set: denies all sources but the node.
+/// Rule set that denies all sources but the node.
 const NO_SET: u32 = u32::MAX;
-/// Argument flags of [`wharf_rules`]. The packet is on its way to the endpoint.
+/// Argument flags of [`wharf_rules`]. The packet goes to the endpoint.
 const TO_ENDPOINT: u32 = 1 << 24;
 /// The peer is the packet's source.
 const OF_SOURCE: u32 = 1 << 25;
-/// Result flags of [`wharf_rules`]. The packet must not pass.
+/// Result flags of [`wharf_rules`].
 const DENIED: u64 = 1 << 32;
 /// With [`DENIED`] or an accepting rule: the packet is to a service.
 const TO_SERVICE: u64 = 1 << 33;
@@ -44,11 +42,10 @@ const TO_SERVICE: u64 = 1 << 33;
 const REDIRECTED: u64 = 1 << 34;
 /// With [`REDIRECTED`]: the flow passes without the proxy.
 const OPEN: u64 = 1 << 35;
-/// With [`DENIED`]: the transport header is not found.
 const UNKNOWN: u64 = 1 << 36;
-/// With [`DENIED`]: the peer's address is unknown, independent of the rules.
+/// With [`DENIED`]: the peer's address is unknown.
 const UNRESOLVED: u64 = 1 << 37;
-/// With [`REDIRECTED`]: shift of the proxy's port, host byte order.
+/// With [`REDIRECTED`]: the proxy's port, host byte order.
 const PORT_SHIFT: u32 = 48;
 /// The rule; also in [`wharf_judge`]'s result.
 const RULE: u64 = 0xffff_ffff;
@@ -57,7 +54,7 @@ const RULE: u64 = 0xffff_ffff;
 pub struct Passed(u64);
 
 impl Passed {
-    /// The rule that passes the flow, zero for none, with [`BY_SERVICE`]; or [`UNDECIDED`].
+    /// The rule that passes the flow (zero for none), with [`BY_SERVICE`]; or [`UNDECIDED`].
     #[inline(always)]
     pub fn rule(self) -> u32 {
         self.0 as u32
@@ -73,7 +70,7 @@ impl Passed {
         self.0 & OPEN != 0
     }
 
-    /// The proxy's port, host byte order.
+    /// Host byte order.
     #[inline(always)]
     pub fn port(self) -> u32 {
         (self.0 >> PORT_SHIFT) as u32
@@ -85,7 +82,7 @@ pub fn state() -> PolicyState {
     POLICY_STATE.get(0).copied().unwrap_or_default()
 }
 
-/// Judges a flow with these flags ([`FLOW_UPSTREAM`], [`FLOW_LET_IN`]) at both ends. `by_owner`: the packet has the
+/// Judges a flow with the flags [`FLOW_UPSTREAM`], [`FLOW_LET_IN`] at both ends. `by_owner`: the packet has the
 /// direction of the flow's first one; `rule`: the flow's previous rule, zero for none.
 #[inline(always)]
 pub fn judge(
@@ -122,7 +119,6 @@ pub fn judge(
 const SENDS: u32 = 1 << 0;
 /// The packet has the direction of the flow's first one.
 const BY_OWNER: u32 = 1 << 1;
-/// Only its endpoint's rules apply.
 const ALONE: u32 = 1 << 2;
 /// The flow's previous rule has [`BY_SERVICE`].
 const TRANSLATED: u32 = 1 << 3;
@@ -131,17 +127,11 @@ const _: () = assert!((SENDS | BY_OWNER | ALONE | TRANSLATED) as u16 & (FLOW_UPS
 const OWN: u32 = 1;
 /// The other endpoint's rules deny.
 const OTHER: u32 = 2;
-/// Instead of these: the transport header is not found.
 const NOT_FOUND: u32 = (UNKNOWN >> 32) as u32;
 
-/// Judges the packet's flow at both ends. `peer`: receiving endpoint, zero for the stack in either direction;
-/// `destination`: as in [`wharf_rules`]; `which`: the flags above, and the flow's. Result: in the low half the rule
-/// that passes it; [`OWN`], [`OTHER`], [`NOT_FOUND`] or [`REDIRECTED`]. Of two redirects, the client's comes first. A
-/// global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// Judges the flow at both ends. `peer`: receiving endpoint, zero for the stack in either direction; `destination`: as
+/// in [`wharf_rules`]; `which`: the flags above, and the flow's. Result: in the low half the rule that passes it;
+/// [`OWN`], [`OTHER`], [`NOT_FOUND`] or [`REDIRECTED`]. Of two redirects, the client's comes first.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, destination: u32, which: u32) -> u64 {
@@ -149,14 +139,12 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let (sends, by_owner) = (which & SENDS != 0, which & BY_OWNER != 0);
     let other = match peer {
         _ if which & ALONE != 0 => 0,
-        // Both hooks share the row: the first judgement covers both ends.
         0 if sends => address(ctx, false).and_then(endpoint).map_or(0, |row| row.endpoint_id.into()),
         0 => sender(ctx),
         _ => peer,
     };
     let own_began = sends == by_owner;
     let (client, server) = if own_began { (own, other) } else { (other, own) };
-    // The client's peer is the flow's destination.
     let (to, from) = if by_owner { (0, OF_SOURCE) } else { (OF_SOURCE, 0) };
     // SAFETY: the program's context.
     let (mut sent, received) = unsafe {
@@ -164,12 +152,11 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
         (sent, wharf_rules(skb, ingress_set(server), destination | from | TO_ENDPOINT))
     };
     let mut by_service = if sent & (DENIED | TO_SERVICE) == TO_SERVICE { BY_SERVICE } else { 0 };
-    // At the receiver, a packet's mark has the sender's judgement of the address that the sender wrote; for answers,
-    // the row. The sender's hook judges that address directly.
+    // The sender's hook judges the address that the sender wrote. At the receiver, the packet's mark has that
+    // judgement; for answers, the row.
     let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
     if !own_began && translated && sent & (DENIED | UNKNOWN | UNRESOLVED | RULE) == DENIED {
-        // Isolation denies, not a rule, and the address is known: the judgement of the address that the sender wrote
-        // applies instead.
+        // Isolation denies, not a rule: the judgement of the address that the sender wrote applies.
         (sent, by_service) = (0, BY_SERVICE);
     }
     if (sent | received) & DENIED != 0 && state().flags & POLICY_AUDITS == 0 {
@@ -192,25 +179,24 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
 /// [`BY_SERVICE`] if the packet has [`MARK_BY_SERVICE`].
 #[inline(always)]
 pub fn service_mark(ctx: &TcContext) -> u32 {
-    // SAFETY: the program's context. Volatile: the verifier wants whole reads of the words.
+    // SAFETY: the program's context. Volatile: the verifier wants whole reads.
     let mark = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).mark) };
     (mark & MARK_BY_SERVICE) * (BY_SERVICE / MARK_BY_SERVICE)
 }
 
-/// True for a source address of the node. Requires policy: without it the addresses are unknown.
+/// True for a source address of the node, if there is policy.
 #[inline(always)]
 pub fn is_of_node(ctx: &TcContext) -> bool {
     // SAFETY: the program's context.
     unsafe { wharf_rules(ctx.skb.skb, NO_SET, OF_SOURCE | TO_ENDPOINT) == 0 }
 }
 
-/// Sending endpoint of a packet from the stack, or zero.
 #[inline(always)]
 fn sender(ctx: &TcContext) -> u32 {
     address(ctx, true).and_then(|source| stack_path::sender(ctx, source)).map_or(0, |row| row.endpoint_id.into())
 }
 
-/// The rule set for sent packets; zero for none, and for no endpoint.
+/// Zero for none, and for no endpoint.
 #[inline(always)]
 fn egress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.egress)
@@ -222,12 +208,8 @@ fn ingress_set(endpoint: u32) -> u32 {
 }
 
 /// A rule set's result: the deciding rule (zero for none), [`DENIED`] with [`TO_SERVICE`], [`UNKNOWN`] and
-/// [`UNRESOLVED`], or [`REDIRECTED`]. `destination`: port (network byte order), protocol from bit 16,
-/// [`TO_ENDPOINT`], [`OF_SOURCE`]. A global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// [`UNRESOLVED`], or [`REDIRECTED`]. `destination`: port (network byte order), protocol from bit 16, [`TO_ENDPOINT`],
+/// [`OF_SOURCE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination: u32) -> u64 {
@@ -236,7 +218,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     }
     let ctx = &TcContext::new(skb);
     let Some(peer) = address(ctx, destination & OF_SOURCE != 0) else { return DENIED | UNRESOLVED };
-    // With rules, every address has a row; without a row it is unknown which rules apply.
+    // With rules, every address has a row.
     let Some(peer) = IPCACHE.get(&Key::new(ADDRESS_BITS, *peer.as_shared())) else { return DENIED | UNRESOLVED };
     if peer.identity == IDENTITY_NODE && destination & TO_ENDPOINT != 0 {
         return 0;
@@ -288,15 +270,13 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     rule | DENIED | service | if is_unknown { UNKNOWN } else { 0 }
 }
 
-/// Records the rule by which the flow passes.
-///
 /// # Safety
 ///
 /// `row` is a map value.
 #[inline(always)]
 pub unsafe fn note(row: *mut wharf_common::FlowRow, generation: u32, rule: u32) {
     // The rule before the generation: a reader of the generation finds the rule.
-    // SAFETY: the caller's contract; fields of a map value, written whole.
+    // SAFETY: fields of a map value, written whole.
     unsafe {
         ptr::write_volatile(&raw mut (*row).rule, rule);
         ptr::write_volatile(&raw mut (*row).generation, generation);

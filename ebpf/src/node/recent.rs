@@ -1,12 +1,9 @@
-//! Gives each endpoint an exclusive share of `FLOWS` for its latest flows.
+//! Gives each endpoint an exclusive share of `FLOWS` for its latest flows: a ring. Each place is a row of
+//! `FLOWS_RECENT` with the key of a flow, whose row in `FLOWS` has [`FLOW_RECENT`]. A new flow takes the place of the
+//! oldest, which moves to the LRU table `FLOWS_NEW`. Flows from outside the node have a separate ring, so that a flood
+//! from outside cannot displace the endpoint's flows.
 //!
-//! The share is a ring. Each place is a row of `FLOWS_RECENT` with the key of a flow, whose row in `FLOWS` has
-//! [`FLOW_RECENT`]. A new flow takes the place of the oldest, whose row moves to the LRU table `FLOWS_NEW`, where the
-//! kernel evicts without regard to the owner. An endpoint has one ring for flows that it began and one for flows from
-//! outside the node, so that a flood from outside cannot displace its own flows.
-//!
-//! Two CPUs that begin flows of one endpoint at once can take the same place. The row that loses its place stays in
-//! `FLOWS` until its flow is over. `FlowUse::recent` counts the rows, at most [`RECENT_MOST`].
+//! When two CPUs take the same place, the row that loses it stays in `FLOWS` until its flow is over.
 
 use core::ptr;
 
@@ -26,22 +23,21 @@ use crate::{
     packet::Key,
 };
 
-/// Maximum rows with [`FLOW_RECENT`] of an endpoint: both rings, and as many rows without a place.
+/// Both rings, and as many rows without a place.
 const RECENT_MOST: i32 = 4 * FLOWS_SHARE as i32;
 const NO_PLACE: u32 = u32::MAX;
 
-/// Enters a new flow into its owner's ring; false: it must begin in the LRU table. `outside`: it began outside of the
-/// node.
+/// False: the flow must begin in the LRU table. `outside`: it began outside the node.
 #[inline(always)]
 pub fn enter(key: &Key, mut row: FlowRow, outside: bool) -> bool {
     let owner = u32::from(row.owner);
-    // The compiler knows the function's possible results, the verifier does not.
+    // The compiler knows the possible results, the verifier does not.
     let place = core::hint::black_box(wharf_vacate(owner, outside.into()));
     if place == NO_PLACE {
         return false;
     }
     match FLOWS_RECENT.get_ptr_mut(place) {
-        // SAFETY: a map value of the same size, aligned to 8 bytes. Of two writers one wins; a torn key finds no row.
+        // SAFETY: a map value of the same size and alignment. A torn key finds no row.
         Some(held) => unsafe { ptr::write(held.cast::<Key>(), *key) },
         None if FLOWS_RECENT.insert(place, key.as_shared(), 0).is_ok() => {}
         None => return false,
@@ -55,19 +51,19 @@ pub fn enter(key: &Key, mut row: FlowRow, outside: bool) -> bool {
             }
             true
         }
-        // Another CPU was faster with the same flow.
+        // Another CPU inserted the flow.
         Err(EEXIST) => true,
         Err(_) => false,
     }
 }
 
-/// Takes the next place of the owner's ring and moves its flow to the LRU table. A global function, verified once.
+/// Moves the flow of the ring's next place to the LRU table.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wharf_vacate(owner: u32, outside: u32) -> u32 {
     let Some(used) = FLOW_USE.get_ptr_mut(owner) else { return NO_PLACE };
     let outside = outside & 1;
-    // SAFETY: map values that CPUs share: words are read whole and added to atomically.
+    // SAFETY: map values that CPUs share: words are read whole, or atomically.
     unsafe {
         let next = if outside != 0 { &raw mut (*used).next_outside } else { &raw mut (*used).next };
         let number = ptr::read_volatile(next);
@@ -87,7 +83,7 @@ pub extern "C" fn wharf_vacate(owner: u32, outside: u32) -> u32 {
 /// `key` and `used` are map values.
 #[inline(always)]
 unsafe fn retire(key: *const FlowKey, owner: u32, used: *mut FlowUse) {
-    // SAFETY: map values outlive this run. If another CPU keeps the flow now, the flow's next packet moves it again.
+    // SAFETY: map values outlive this run. If another CPU keeps the flow, its next packet moves it again.
     unsafe {
         let Some(row) = FLOWS.get_ptr_mut(&*key) else { return };
         let flags = ptr::read_volatile(&raw const (*row).flags);
@@ -101,14 +97,12 @@ unsafe fn retire(key: *const FlowKey, owner: u32, used: *mut FlowUse) {
     }
 }
 
-/// Counts that a row is no longer recent.
-///
 /// # Safety
 ///
 /// `used` is a map value.
 #[inline(always)]
 pub unsafe fn leave(used: *mut FlowUse) {
-    // SAFETY: a map value, added to atomically: minus one.
+    // SAFETY: a map value, added to atomically.
     unsafe { atomic::add(&raw mut (*used).recent, u32::MAX) };
 }
 
@@ -127,7 +121,7 @@ const NODE: u32 = 0;
 #[inline(always)]
 pub fn room(owner: u16) -> Option<[*mut FlowUse; 2]> {
     let (used, node) = (FLOW_USE.get_ptr_mut(u32::from(owner))?, FLOW_USE.get_ptr_mut(NODE)?);
-    // SAFETY: map values, read whole; CPUs that race for the last place can take one each.
+    // SAFETY: map values, read whole; racing CPUs can each take the last place.
     let (own, all) =
         unsafe { (ptr::read_volatile(&raw const (*used).rows), ptr::read_volatile(&raw const (*node).rows)) };
     if own >= FLOWS_QUOTA {
@@ -149,14 +143,13 @@ pub fn count_kept(counters: [*mut FlowUse; 2]) {
     }
 }
 
-/// A collection is removing rows from `FLOWS` by key (`collect.rs`).
 #[inline(always)]
 pub fn is_collecting() -> bool {
     // SAFETY: a map value, read whole.
     FLOW_USE.get_ptr(NODE).is_some_and(|node| unsafe { ptr::read_volatile(&raw const (*node).counted) } != 0)
 }
 
-/// A collection is removing this key's row from `FLOWS` (`collect.rs`).
+/// A collection is removing this key's row (`collect.rs`).
 #[inline(always)]
 pub fn is_being_removed(key: &FlowKey) -> bool {
     // SAFETY: a map value, read whole.

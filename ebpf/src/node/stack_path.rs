@@ -1,8 +1,8 @@
 //! Services of an endpoint that another reaches through the node's stack, for flows without a row.
 //!
-//! A row of `STACK_PATHS` is for a pair of endpoints, a protocol and a port, not a flow, so no flood of flows evicts
-//! it. All flows of the pair to that port take the stack, also untranslated ones: the node's connection tracking then
-//! knows every flow that could have the same addresses and ports.
+//! A row of `STACK_PATHS` is for a pair of endpoints, a protocol and a port: no flood of flows evicts it. All flows of
+//! the pair to that port take the stack, so that the node's connection tracking knows every flow that could have the
+//! same addresses and ports.
 
 use core::mem::{offset_of, size_of};
 
@@ -23,7 +23,7 @@ struct Key {
     client: Ipv6Address,
     server: Ipv6Address,
     port: u16,
-    /// With the next zero byte: separately zeroed bytes become a call of a function that loops.
+    /// With the next byte, zero: separately zeroed bytes become a call of a function that loops.
     protocol: u16,
     pad: u32,
 }
@@ -35,7 +35,7 @@ const _: () = {
 };
 
 impl Key {
-    /// The path with the packet's sender as client; with `reply`, as server.
+    /// The packet's sender is the client; with `reply`, the server.
     #[inline(always)]
     fn of(packet: &Packet, reply: bool) -> Self {
         let (client, server, port) = if reply {
@@ -48,20 +48,18 @@ impl Key {
 
     #[inline(always)]
     fn as_shared(&self) -> &StackPathKey {
-        // SAFETY: same size and offsets (asserted above), and the alignment is greater.
+        // SAFETY: same size and offsets (asserted above), greater alignment.
         unsafe { &*(&raw const *self).cast() }
     }
 
-    /// The row, if its endpoints have these epochs.
     #[inline(always)]
     fn row(&self, client_epoch: u64, server_epoch: u64) -> Option<&'static StackPathRow> {
-        // SAFETY: the kernel can reuse the row during the read, but epochs never repeat, so a reused row does not
-        // match.
+        // SAFETY: the kernel can reuse the row during the read, but epochs never repeat.
         let row = unsafe { STACK_PATHS.get(self.as_shared()) }?;
         (row.client_epoch == client_epoch && row.server_epoch == server_epoch).then_some(row)
     }
 
-    /// True if this port or every port is recorded for these endpoints.
+    /// Also true if every port is recorded.
     #[inline(always)]
     fn is_noted(mut self, client_epoch: u64, server_epoch: u64) -> bool {
         if self.row(client_epoch, server_epoch).is_some() {
@@ -72,32 +70,25 @@ impl Key {
     }
 }
 
-/// Endpoints without paths skip the lookups.
 #[inline(always)]
 pub fn has_paths(own: u32, own_epoch: u32) -> bool {
     STACK_USERS.get(own).is_some_and(|epoch| *epoch as u32 == own_epoch)
 }
 
-/// True if the packet's flow takes the stack.
 #[inline(always)]
 pub fn is_noted(ctx: &TcContext, own: u32, own_epoch: u32, packet: &Packet) -> bool {
     // SAFETY: the program's context.
     has_paths(own, own_epoch) && unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), 0) } != 0
 }
 
-/// Records the path of a packet that the stack brought to `server` from another endpoint.
+/// The stack brought the packet to `server` from another endpoint.
 #[inline(always)]
 pub fn note(ctx: &TcContext, packet: &Packet, server: u32) {
     // SAFETY: the program's context.
     unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), server) };
 }
 
-/// Records the path of a packet that the stack brought to `server`; with zero, returns 1 if the path is recorded. A
-/// global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// [`note`]; with `server` zero, returns 1 if the path is recorded.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_path(skb: *mut __sk_buff, ports: u32, protocol: u32, server: u32) -> u64 {
@@ -125,8 +116,7 @@ fn is_either_noted(packet: &Packet, sender: u64, receiver: u64) -> bool {
     Key::of(packet, false).is_noted(sender, receiver) || Key::of(packet, true).is_noted(receiver, sender)
 }
 
-/// Sending endpoint of a packet from the stack: has the source address, and the packet came over its link. `None` for
-/// packets of the node and from outside.
+/// Sending endpoint of a packet from the stack, by source address and incoming link.
 #[inline(always)]
 pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
     // SAFETY: the program's context.
@@ -140,7 +130,7 @@ pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointR
 #[inline(always)]
 fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
     if sender.direct == 0 {
-        // Answers to it take the stack without a row.
+        // Answers to it take the stack anyway.
         return;
     }
     let Some(server_epoch) = endpoint(packet.destination).map(|row| row.epoch) else { return };
@@ -150,7 +140,7 @@ fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
     }
     let mut row = StackPathRow { client_epoch, server_epoch, ports: 0, _pad: 0 };
     let mut path = Key::of(packet, false);
-    // Fails only without memory (the map evicts); the flow's row has the same information.
+    // Fails only without memory; the flow's row has the same information.
     let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     if path.port != 0 {
         path.port = 0;

@@ -1,4 +1,4 @@
-//! The Debian package: the files of `install` below `/usr`, and the maintainer scripts of `dist/debian`.
+//! The Debian package: the files of `install` below `/usr`, and the scripts of `dist/debian`.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
@@ -60,7 +60,7 @@ fn compress(root: &Path) -> Result<()> {
     output(Command::new("gzip").args(["--no-name", "--best", "--"]).args(files)).map(drop)
 }
 
-/// A changelog in Debian's format that refers to the list of changes.
+/// In Debian's format.
 fn changelog(release: &Release<'_>, root: &Path) -> Result<()> {
     let time =
         output(Command::new("date").env("LC_ALL", "C").args(["-u", "-R", "-d"]).arg(format!("@{}", release.epoch)))?;

@@ -1,4 +1,4 @@
-//! The container image: only the static programs, as a tar of an OCI image layout.
+//! The container image: the static programs, as a tar of an OCI image layout.
 
 use std::{fs, path::Path, process::Command};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Release, VERSION, output, tree};
 use crate::pieces;
 
-/// Name of the loaded image; `dist/kubernetes/wharf.yaml` uses it.
+/// `dist/kubernetes/wharf.yaml` uses it.
 const NAME: &str = "localhost/wharf";
 
 pub(super) fn make(release: &Release<'_>) -> Result<()> {

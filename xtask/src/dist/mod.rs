@@ -1,7 +1,5 @@
-//! `dist`: packs the built programs for users.
-//!
-//! All packages contain the same statically linked programs and the files of `install`. The tools that write them
-//! (tar, gzip, dpkg-deb, sha256sum) are part of every Debian and produce the same bytes for the same files and time.
+//! `dist`: packs the static programs and the files of `install`. Its tools (tar, gzip, dpkg-deb, sha256sum) produce the
+//! same bytes for the same files and time.
 
 mod deb;
 mod image;
@@ -35,9 +33,9 @@ struct Release<'a> {
     workspace: &'a Workspace,
     sources: Sources,
     book: PathBuf,
-    /// Machine name in file names: `x86_64`.
+    /// In file names: `x86_64`.
     machine: String,
-    /// Architecture name of Debian and OCI: `amd64`.
+    /// Of Debian and OCI: `amd64`.
     architecture: &'static str,
     /// Mtime of every file, seconds since the Unix epoch.
     epoch: u64,
@@ -96,7 +94,7 @@ pub(crate) fn make(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
 }
 
 impl Release<'_> {
-    /// The files of an installation with this prefix, without those that only `uninstall` reads.
+    /// Without files that only `uninstall` reads.
     fn items(&self, prefix: &str, cni_bin_dir: &str, unit_dir: &str) -> Result<Vec<Item>> {
         let prefix = PathBuf::from(prefix);
         let own = share(&prefix);
@@ -153,7 +151,7 @@ impl Release<'_> {
     }
 }
 
-/// The mtime of every file: SOURCE_DATE_EPOCH, or the commit's time.
+/// SOURCE_DATE_EPOCH, or the commit's time.
 fn epoch(step: &Step, workspace: &Workspace) -> Result<u64> {
     if let Some(given) = std::env::var_os("SOURCE_DATE_EPOCH") {
         let number = given.to_str().and_then(|text| text.parse().ok());
@@ -177,7 +175,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Rejects a program that needs a dynamic linker: other distributions may lack it, and the image has none.
+/// Other distributions may lack the dynamic linker, and the image has none.
 fn must_be_static(program: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     match interpreted(&bytes) {

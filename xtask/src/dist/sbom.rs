@@ -1,5 +1,4 @@
-//! The SBOM of the programs (CycloneDX 1.5): the crates linked into them, the crates of the BPF programs, and the C
-//! library.
+//! The SBOM of the programs (CycloneDX 1.5): the linked crates, the crates of the BPF programs, and the C library.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -59,8 +58,7 @@ struct Crates {
 }
 
 impl Crates {
-    /// Adds the crates linked into the packages `of` (`None`: all packages of the workspace). Build scripts and
-    /// macros run only at build time and are omitted.
+    /// `None`: all packages of the workspace. Omits build scripts and macros.
     fn take(&mut self, metadata: &Value, lock: &str, of: Option<&[&str]>) -> Result<()> {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let sums = checksums(lock);
@@ -100,7 +98,7 @@ impl Crates {
         Ok(())
     }
 
-    /// `libc`: name and version of the C library, `glibc 2.36`.
+    /// `libc`: name and version, `glibc 2.36`.
     fn document(mut self, libc: &str) -> Value {
         let (name, version) = libc.split_once(' ').unwrap_or((libc, ""));
         let library = format!("{name}@{version}");

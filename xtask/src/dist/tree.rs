@@ -47,7 +47,7 @@ pub(super) fn names(directory: &Path) -> Result<Vec<String>> {
     listed.map(|entry| name_of(&entry.with_context(|| format!("list {}", directory.display()))?.path())).collect()
 }
 
-/// The files below a directory. Links are neither followed nor listed.
+/// Links are neither followed nor listed.
 pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for name in names(directory)? {
@@ -62,7 +62,7 @@ pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Sets the archived mode of every directory, independent of the umask.
+/// Independent of the umask.
 pub(super) fn settle(directory: &Path) -> Result<()> {
     let failed = || format!("set the mode of {}", directory.display());
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).with_context(failed)?;
@@ -75,14 +75,13 @@ pub(super) fn settle(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Archives `what` in `directory`: sorted, owned by root, with one mtime.
+/// Sorted, owned by root, with one mtime.
 pub(super) fn tar(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
     settle(&directory.join(what))?;
     write_tar(epoch, directory, &[what.into()], archive)
 }
 
-/// Like [`tar`], but only the files below `what`: unpacked over a node's directories, the archive must not change
-/// their modes or owners, nor replace a link by a directory.
+/// Without directories: unpacked over a node's, the archive must not change their modes or owners, nor replace a link.
 pub(super) fn tar_of_files(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
     let found = files(&directory.join(what))?.into_iter();
     let mut inside: Vec<PathBuf> =
@@ -98,7 +97,7 @@ fn write_tar(epoch: u64, directory: &Path, what: &[PathBuf], archive: &Path) -> 
     output(&mut command).map(drop)
 }
 
-/// Compresses a file, without its name and time.
+/// Without name and time.
 pub(super) fn gzip(from: &Path, to: &Path) -> Result<()> {
     let input = File::open(from).with_context(|| format!("open {}", from.display()))?;
     let file = File::create(to).with_context(|| format!("create {}", to.display()))?;

@@ -1,6 +1,4 @@
-//! Packages of other Debian releases: apt with separate configuration, lists and cache.
-//!
-//! Needs no root and does not change the machine's apt; uses its mirrors and proxy settings.
+//! Packages of other Debian releases: apt with separate configuration, lists and cache, without root.
 
 use std::{
     fs,
@@ -12,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{core_sources, progress::Step};
 
-/// Debian's archive keys, present on every Debian.
+/// Present on every Debian.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 #[derive(Debug)]
@@ -22,11 +20,7 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Creates one below `directory` for `suites`, and fetches their indexes from the first mirror of the machine
-    /// that has them all.
-    ///
-    /// # Errors
-    /// This is not a Debian, or no mirror has the suites.
+    /// Fetches the suites' indexes from the first mirror of the machine that has them all.
     pub(crate) fn open(step: &Step, directory: &Path, suites: &[&str]) -> Result<Self> {
         let apt = Self { directory: directory.to_path_buf(), suites: suites.join(" and ") };
         if !Path::new(KEYS).exists() {
@@ -55,10 +49,6 @@ impl Apt {
         )
     }
 
-    /// Direct dependencies of a package.
-    ///
-    /// # Errors
-    /// The package does not exist.
     pub(crate) fn dependencies(&self, package: &str) -> Result<Vec<String>> {
         let mut command = self.command("apt-cache");
         command.args(["depends", package]);
@@ -73,10 +63,7 @@ impl Apt {
         Ok(parse_depends(&String::from_utf8_lossy(&output.stdout)))
     }
 
-    /// Downloads exactly these packages and unpacks them into a directory.
-    ///
-    /// # Errors
-    /// A package does not exist, or cannot be unpacked.
+    /// Downloads and unpacks exactly these packages.
     pub(crate) fn unpack(&self, step: &Step, packages: &[String], into: &Path) -> Result<()> {
         let debs = self.directory.join("download");
         empty_directory(&debs)?;
@@ -85,10 +72,7 @@ impl Apt {
         fs::remove_dir_all(&debs).with_context(|| format!("remove {}", debs.display()))
     }
 
-    /// Downloads these packages with all dependencies, preferring `release`, and unpacks them into a directory.
-    ///
-    /// # Errors
-    /// As for [`Self::unpack`].
+    /// Downloads and unpacks these packages with all dependencies, preferring `release`.
     pub(crate) fn unpack_whole(&self, step: &Step, packages: &[&str], release: &str, into: &Path) -> Result<()> {
         let mut command = self.command("apt-get");
         command.args(["install", "--download-only", "--yes", "--no-install-recommends", "--target-release", release]);
@@ -97,7 +81,7 @@ impl Apt {
         step.run(self.command("apt-get").arg("clean"))
     }
 
-    /// An apt program with this configuration, which is read after the machine's.
+    /// This configuration is read after the machine's.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.arg("--config-file").arg(self.directory.join("apt.conf")).env("DEBIAN_FRONTEND", "noninteractive");
@@ -133,7 +117,7 @@ fn sources(mirror: &str, suites: &[&str]) -> String {
     suites.iter().map(|suite| format!("deb [signed-by={KEYS}] {mirror} {suite} main\n")).collect()
 }
 
-/// Parses lines like `  Depends: linux-image-6.1.0-50-cloud-amd64`; alternatives start with a bar.
+/// `  Depends: linux-image-6.1.0-50-cloud-amd64`; alternatives start with a bar.
 fn parse_depends(output: &str) -> Vec<String> {
     output
         .lines()
@@ -157,10 +141,6 @@ fn unpack_all(step: &Step, debs: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes an empty directory.
-///
-/// # Errors
-/// The old content cannot be removed.
 pub(crate) fn empty_directory(path: &Path) -> Result<()> {
     core_sources::remove_directory(path)?;
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))

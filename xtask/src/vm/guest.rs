@@ -1,4 +1,4 @@
-//! Runs a guest: QEMU without acceleration (available everywhere), and the guest's report on a serial line.
+//! Runs a guest in QEMU without acceleration, and reads its report on a serial line.
 
 use std::{
     collections::BTreeMap,
@@ -17,14 +17,13 @@ use serde_json::Value;
 use super::{image::TEST_LIMIT_SECONDS, kernel::Kernel, tools::Tools};
 use crate::progress::{Step, spell};
 
-/// Time limit for silence of a guest: longer than its slowest test.
+/// Longer than a guest's slowest test.
 const SILENCE: Duration = Duration::from_secs(TEST_LIMIT_SECONDS + 120);
 
-/// The kernel command line. Without `no_timer_check` the kernel counts timer ticks in the first milliseconds and
-/// panics when there are too few, as on an emulated processor of a busy machine.
+/// Without `no_timer_check` the kernel panics at too few timer ticks, as on an emulated processor of a busy machine.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
 
-/// Number of tests between two progress lines in a log.
+/// Tests between two progress lines in a log.
 const LOG_EVERY: usize = 50;
 
 /// The agent's error when tcx is requested on a kernel without it.
@@ -42,7 +41,7 @@ pub(crate) struct Ran {
     /// `FILE::NAME`.
     pub(crate) name: String,
     pub(crate) verdict: Verdict,
-    /// Hundredths of a second in the guest.
+    /// In the guest.
     pub(crate) hundredths: u64,
 }
 
@@ -51,18 +50,18 @@ pub(crate) struct Told {
     /// `uname -r`.
     pub(crate) release: String,
     pub(crate) attach_mode: String,
-    /// Features that the agent detected, by the names of `wharf status`.
+    /// By the names of `wharf status`.
     pub(crate) features: BTreeMap<String, bool>,
     pub(crate) tests: Vec<Ran>,
     /// Failures apart from the tests: the guest's set-up, the agent's probe, the kernel's messages.
     pub(crate) broken: Vec<String>,
-    /// Whether the guest ran its whole plan.
+    /// The guest ran its whole plan.
     pub(crate) done: bool,
     output: Vec<String>,
 }
 
 impl Told {
-    /// Parses one line of the guest; returns the output of a test that failed.
+    /// Returns the output of a test that failed.
     pub(crate) fn on_line(&mut self, line: &str) -> Option<Vec<String>> {
         if let Some(output) = line.strip_prefix('|') {
             self.output.push(output.to_owned());
@@ -130,10 +129,7 @@ pub(crate) struct Boot<'a> {
     pub(crate) planned: usize,
 }
 
-/// Runs a guest to its end; reports failing tests as they fail.
-///
-/// # Errors
-/// QEMU cannot be started. A guest that hangs or dies is reported in [`Told::broken`].
+/// A guest that hangs or dies is reported in [`Told::broken`].
 pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
     let mut command = tools.qemu();
     command

@@ -1,4 +1,4 @@
-//! The guest's initramfs: busybox, iproute2, nftables, iptables, Wharf's programs, the tests and their libraries.
+//! The guest's initramfs: tools, Wharf's programs, the tests and their libraries.
 
 use std::{
     collections::BTreeSet,
@@ -20,16 +20,16 @@ use crate::{
 
 const INIT: &str = include_str!("init.sh");
 
-/// Time limit of one test in the guest; only ends hung tests.
+/// Only ends hung tests.
 pub(crate) const TEST_LIMIT_SECONDS: u64 = 600;
 
 /// Programs of the machine that the tests call.
 const PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft", "iptables-nft-restore"];
 
-/// Directory of iptables extensions on Debian.
+/// On Debian.
 const IPTABLES_EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
 
-/// Extensions for the rules of `nft_foreign::rules_of_iptables`.
+/// For the rules of `nft_foreign::rules_of_iptables`.
 const EXTENSIONS: &[&str] = &[
     "libipt_REJECT.so",
     "libxt_addrtype.so",
@@ -44,7 +44,7 @@ const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
 /// Programs with crash points, which tests stop at a chosen step.
 const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash", "wharf-crash"];
 
-/// Files of the checkout that tests read, at the same paths in the guest as on the host.
+/// At the same paths in the guest as on the host.
 const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json", "docs/operations.md"];
 
 const DIRECTORIES: &[&str] =
@@ -74,8 +74,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Copies a program and its libraries, without debug information: most of an unoptimised program, and the guest
-    /// keeps all files in memory.
+    /// Without debug information, because the guest keeps all files in memory.
     fn stripped(&mut self, step: &Step, from: &Path, to: &Path) -> Result<()> {
         self.libraries_of(from)?;
         step.run(Command::new("objcopy").arg("--strip-debug").arg(from).arg(self.place(to)))
@@ -103,10 +102,7 @@ impl Tree<'_> {
     }
 }
 
-/// Makes the archive shared by all kernels.
-///
-/// # Errors
-/// A program is missing, or a file cannot be copied.
+/// The archive shared by all kernels.
 pub(crate) fn make(
     step: &Step,
     workspace: &Workspace,
@@ -159,7 +155,7 @@ pub(crate) fn make(
         let place = Path::new("/wharf/bpf/next").join(object);
         tree.copy(&workspace.next_bpf_objects().join(object), &place)?;
     }
-    // Tests find their files in their package's directory, by the path at compile time.
+    // Tests find their files by the package's path at compile time.
     for package in ["tests", "crates/datapath"] {
         tree.directory(&workspace.root().join(package))?;
     }
@@ -186,10 +182,7 @@ pub(crate) fn make(
     Ok(archive)
 }
 
-/// Makes a kernel's archive: its modules first, then the shared archive (the kernel unpacks one after the other).
-///
-/// # Errors
-/// A module is missing, or a file cannot be written.
+/// Modules first, then the shared archive (the kernel unpacks one after the other).
 pub(crate) fn with_modules(tools: &Tools, kernel: &Kernel, shared: &Path, work: &Path) -> Result<PathBuf> {
     let root = work.join("modules");
     let modules = root.join("modules");
@@ -205,7 +198,7 @@ pub(crate) fn with_modules(tools: &Tools, kernel: &Kernel, shared: &Path, work: 
     Ok(archive)
 }
 
-/// Packs a directory into a cpio archive in which root owns all files.
+/// Root owns all files in the archive.
 fn pack(tools: &Tools, root: &Path, archive: &Path) -> Result<()> {
     let list = Command::new("find")
         .arg(".")
@@ -237,8 +230,7 @@ fn pack(tools: &Tools, root: &Path, archive: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Parses lines of `ldd`: `libc.so.6 => /lib/x/libc.so.6 (0x...)`, `/lib64/ld-linux-x86-64.so.2 (0x...)`; the vDSO
-/// has no path.
+/// `libc.so.6 => /lib/x/libc.so.6 (0x...)`, `/lib64/ld-linux-x86-64.so.2 (0x...)`; the vDSO has no path.
 fn parse_libraries(output: &str) -> Result<Vec<PathBuf>> {
     let mut libraries = Vec::new();
     for line in output.lines().map(str::trim) {

@@ -1,4 +1,4 @@
-//! Debian kernels: fetches and unpacks them, and orders their modules for loading.
+//! Fetches and unpacks Debian kernels, and orders their modules for loading.
 
 use std::{
     fs,
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{args::VmKernel, progress::Step};
 
-/// The package that depends on a suite's current cloud kernel.
+/// Depends on a suite's current cloud kernel.
 const CURRENT: &str = "linux-image-cloud-amd64";
 
-/// Modules that Wharf and its tests use; skipped if built in.
+/// Skipped if built in.
 const MODULES: &[&str] = &[
     "veth",
     "sch_ingress",
@@ -51,7 +51,7 @@ const MODULES: &[&str] = &[
     "ipt_REJECT",
 ];
 
-/// The properties of a kernel, known before it runs.
+/// Known before the kernel runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Release {
     pub(crate) version: &'static str,
@@ -72,15 +72,12 @@ pub(crate) const fn release(kernel: VmKernel) -> Release {
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) image: PathBuf,
-    /// `/lib/modules/<release>` of the kernel.
+    /// `/lib/modules/<release>`.
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// Provides a kernel below `directory`.
-    ///
-    /// # Errors
-    /// The kernel cannot be fetched, or the suite has another version now.
+    /// Fails if the suite has another version now.
     pub(crate) fn ensure(step: &Step, directory: &Path, tools: &Tools, wanted: Release) -> Result<Self> {
         let kernels = directory.join("kernels");
         let root = kernels.join(wanted.version);
@@ -114,11 +111,7 @@ impl Kernel {
         Ok(Self { image, modules })
     }
 
-    /// Writes the modules for the tests into a directory, uncompressed, and `order`: their file names, one a line,
-    /// dependencies first.
-    ///
-    /// # Errors
-    /// A module is neither built in nor present.
+    /// Writes the uncompressed modules for the tests, and `order`: their file names, dependencies first.
     pub(crate) fn write_modules(&self, tools: &Tools, into: &Path) -> Result<()> {
         let read = |name: &str| {
             let path = self.modules.join(name);
@@ -147,7 +140,6 @@ impl Kernel {
     }
 }
 
-/// Fetches a suite's current kernel if it has the wanted version.
 fn fetch(step: &Step, directory: &Path, wanted: Release, into: &Path) -> Result<()> {
     let Release { version, suite, .. } = wanted;
     let apt = Apt::open(step, &directory.join("apt").join(version), &[suite])?;
@@ -181,7 +173,6 @@ fn is_of_version(package: &str, version: &str) -> bool {
         .is_some_and(|rest| rest.starts_with(['.', '-', '+']))
 }
 
-/// The only release in `lib/modules` of an unpacked kernel.
 fn modules_of(root: &Path) -> Result<String> {
     let directory = root.join("lib/modules");
     let mut names = fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
@@ -189,8 +180,8 @@ fn modules_of(root: &Path) -> Result<String> {
     Ok(first.with_context(|| format!("list {}", directory.display()))?.file_name().to_string_lossy().into_owned())
 }
 
-/// Files of the wanted modules and their dependencies, in load order. `dependencies` is `modules.dep`: on each line a
-/// file, a colon, and its dependencies, in reverse load order.
+/// Files of the wanted modules and their dependencies, in load order. A line of `modules.dep` has a file, a colon, and
+/// its dependencies in reverse order.
 fn load_order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
     let mut order: Vec<String> = Vec::new();
     for name in wanted {

@@ -1,4 +1,4 @@
-//! The tests to run in a guest: kernel tests, each as a separate process.
+//! The tests to run in a guest, each as a separate process.
 
 use std::{
     collections::BTreeSet,
@@ -14,13 +14,12 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Packages with kernel tests, by the end of their manifests' paths.
+/// By the end of their manifests' paths.
 const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 
-/// The default tests, by the prefix of `FILE::NAME`: each part of the kernel that Wharf uses. Scenarios that test the
-/// agent more than the kernel run only on the host.
+/// By prefix of `FILE::NAME`: each part of the kernel that Wharf uses. Tests of the agent run only on the host.
 const CHOSEN: &[&str] = &[
-    // Hooks, links, pins, rows, nftables, connection tracking, transparent sockets: the datapath's tests.
+    // Hooks, links, pins, rows, nftables, connection tracking, transparent sockets.
     "abi_versions::a_load_that_fails",
     "abi_versions::endpoints_are_carried_over_without_loss",
     "attach::",
@@ -31,8 +30,7 @@ const CHOSEN: &[&str] = &[
     "policy_rows::linux::",
     "redirects::",
     "unlist::",
-    // The verifier, and dependencies on helpers and maps of the kernel. The other tests of `packets` give the same
-    // result on every kernel that loads the programs; `--test packets::` runs them.
+    // The verifier, helpers and maps of the kernel. Other tests of `packets` do not depend on the kernel.
     "packets::clients::",
     "packets::events::",
     "packets::limits::",
@@ -74,7 +72,7 @@ const CHOSEN: &[&str] = &[
     "world::a_smaller_mtu",
 ];
 
-/// Test files that never run in a guest, with the reason.
+/// With the reason.
 pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("podman", "needs podman and its image store"),
     ("plugins", "needs Debian's plugins and iptables"),
@@ -85,8 +83,7 @@ pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("lint", "needs promtool and mandoc"),
 ];
 
-/// Excluded tests, by the prefix of `FILE::NAME`, with the reason: time limits are not extended for an emulated
-/// processor.
+/// By the prefix of `FILE::NAME`, with the reason: time limits are not extended for an emulated processor.
 pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     (
         "regenerate::no_packet_is_lost_while_programs_are_replaced",
@@ -113,11 +110,7 @@ pub(crate) struct TestFile {
     pub(crate) tests: Vec<String>,
 }
 
-/// Builds the test binaries and lists the tests whose `FILE::NAME` contains a filter; without filters, the tests of
-/// [`CHOSEN`].
-///
-/// # Errors
-/// The tests do not build, no test is left, or [`CHOSEN`] names a missing test.
+/// Tests whose `FILE::NAME` contains a filter, or [`CHOSEN`]. Fails if [`CHOSEN`] names a missing test.
 pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Result<Vec<TestFile>> {
     let build = || {
         let mut command = workspace.cargo();
@@ -126,7 +119,7 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
         command
     };
     step.run(&mut build())?;
-    // The second run only prints the paths of the built binaries.
+    // Only prints the paths of the built binaries.
     let mut command = build();
     command.args(["--quiet", "--message-format", "json"]);
     let messages = output_of(&mut command)?;
@@ -181,7 +174,7 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Name and path of a test binary in a message of cargo: a file in `tests/` or a library.
+/// A test binary in a message of cargo: name and path.
 fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
     let message: Value = serde_json::from_str(line).ok()?;
     let manifest = message.get("manifest_path")?.as_str()?;
@@ -192,7 +185,7 @@ fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
     (is_test && matches!(kind, "test" | "lib")).then(|| (name.to_owned(), PathBuf::from(path)))
 }
 
-/// Names in the output of `--list --format terse`: lines like `live::a_closed_gate_lets_nothing_through: test`.
+/// `live::a_closed_gate_lets_nothing_through: test`.
 pub(crate) fn parse_list(output: &str) -> Vec<String> {
     output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }

@@ -5,7 +5,7 @@ use super::{
     guest::{Told, Verdict},
 };
 
-/// Features by the names of `wharf status`.
+/// By the names of `wharf status`.
 const FEATURES: [&str; 5] = ["tcx", "netkit", "redirect-peer", "btf", "netns-cookie"];
 
 pub(crate) fn summary(told: &Told) -> String {
@@ -16,7 +16,6 @@ pub(crate) fn summary(told: &Told) -> String {
     format!("{} passed, {} failed{without}", told.count(Verdict::Passed), told.count(Verdict::Failed))
 }
 
-/// The table: a row for each kernel, below the header.
 pub(crate) fn render(runs: &[Run]) -> String {
     let mut heads = vec!["kernel", "tests", "passed", "failed", "need tcx", "seconds"];
     heads.extend(FEATURES);

@@ -1,4 +1,4 @@
-//! QEMU and busybox from Debian's packages, unpacked below target/, not installed.
+//! QEMU and busybox from Debian's packages, unpacked below target/.
 
 use std::{
     ffi::OsString,
@@ -24,10 +24,6 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Provides the programs below `directory`.
-    ///
-    /// # Errors
-    /// The packages cannot be fetched.
     pub(crate) fn ensure(step: &Step, directory: &Path) -> Result<Self> {
         let tools = Self { root: directory.join("tools") };
         if tools.busybox_path().is_file() {
@@ -56,9 +52,8 @@ impl Tools {
         command
     }
 
-    /// QEMU for x86-64 guests, with the unpacked loader and libraries: the machine's may have another version. It
-    /// ends with the thread that starts it, also when a signal ends that thread (PR_SET_PDEATHSIG, set with
-    /// util-linux).
+    /// With the unpacked loader and libraries: the machine's may differ. QEMU ends with the thread that starts it
+    /// (PR_SET_PDEATHSIG, set with util-linux).
     pub(crate) fn qemu(&self) -> Command {
         let mut path = OsString::new();
         for (n, directory) in LIBRARIES.iter().enumerate() {

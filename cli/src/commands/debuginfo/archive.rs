@@ -14,7 +14,7 @@ use crate::error::CliError;
 
 pub(super) const ROOT: &str = "wharf-debuginfo";
 
-/// The archive, in a temporary file next to the target until it is finished.
+/// In a temporary file next to the target until it is finished.
 pub(super) struct Archive {
     builder: Option<Builder<GzEncoder<File>>>,
     temporary: PathBuf,
@@ -24,10 +24,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Starts an archive. `time_s`, seconds since the Unix epoch, is the mtime of every file in it.
-    ///
-    /// # Errors
-    /// The temporary file cannot be created next to `place`.
+    /// `time_s`, seconds since the Unix epoch, is the mtime of every file.
     pub(super) fn create(place: &Path, time_s: u64) -> io::Result<Self> {
         if place.is_dir() {
             return Err(io::Error::from(io::ErrorKind::IsADirectory));
@@ -37,16 +34,13 @@ impl Archive {
         temporary.push(name);
         temporary.push(format!(".{}", std::process::id()));
         let temporary = place.with_file_name(temporary);
-        // 0600 and `create_new`: other users cannot read the file, and an existing symbolic link is not followed.
+        // Other users cannot read the file, and a symbolic link is not followed.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let gz = GzBuilder::new().mtime(0).write(file, Compression::default());
         Ok(Self { builder: Some(Builder::new(gz)), temporary, place: place.to_owned(), time_s, files: 0 })
     }
 
-    /// Adds a file. `name` must be relative and chosen by this program.
-    ///
-    /// # Errors
-    /// The archive cannot be written.
+    /// `name` must be relative and chosen by this program.
     pub(super) fn add(&mut self, name: &str, content: &[u8]) -> Result<(), CliError> {
         let failed = |e: io::Error| CliError::refused(format!("write {}: {e}", self.place.display()));
         let mut header = Header::new_gnu();
@@ -63,9 +57,6 @@ impl Archive {
     }
 
     /// Renames the archive into place. Returns its size in bytes and its number of files.
-    ///
-    /// # Errors
-    /// The archive cannot be written or renamed.
     pub(super) fn finish(mut self) -> io::Result<(u64, usize)> {
         let Some(builder) = self.builder.take() else { return Err(io::Error::from(io::ErrorKind::InvalidInput)) };
         let mut file = builder.into_inner()?.finish()?;
@@ -79,7 +70,7 @@ impl Archive {
 
 impl Drop for Archive {
     fn drop(&mut self) {
-        // Fails after a rename, when the name is gone. Before it, this removes an incomplete archive.
+        // Removes an incomplete archive; after a rename the name is gone.
         let _ = std::fs::remove_file(&self.temporary);
     }
 }

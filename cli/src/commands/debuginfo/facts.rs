@@ -14,11 +14,10 @@ use serde::Serialize;
 use super::Missing;
 
 const MAX_FILE: u64 = 256 * 1024;
-/// Most names listed, and depth of the directory walk.
+/// Limits of the directory walk.
 const MAX_NAMES: usize = 10_000;
 const MAX_DEPTH: usize = 4;
 
-/// Kernel settings that the datapath depends on.
 const SYSCTLS: [&str; 16] = [
     "kernel/unprivileged_bpf_disabled",
     "net/core/bpf_jit_enable",
@@ -73,7 +72,7 @@ fn read(path: &Path) -> Result<String, Missing> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Lines of mountinfo (proc_pid_mountinfo(5)) for BPF file systems.
+/// Of proc_pid_mountinfo(5), for BPF file systems.
 fn bpf_mounts() -> Result<Vec<String>, Missing> {
     let all = read(Path::new("/proc/self/mountinfo"))?;
     let is_bpf = |line: &&str| line.split(" - ").nth(1).is_some_and(|after| after.starts_with("bpf "));
@@ -87,14 +86,14 @@ pub(super) struct Listed {
     /// `file`, `directory`, `socket`, ...
     kind: &'static str,
     bytes: u64,
-    /// Mode bits, octal.
+    /// Octal.
     mode: String,
     owner: (u32, u32),
     /// Modification time, milliseconds since the Unix epoch.
     changed_unix_ms: u64,
 }
 
-/// Lists names, sizes and times below a directory. Follows no links and opens no files.
+/// Follows no links and opens no files.
 pub(super) fn listing(directory: &Path) -> Result<Vec<Listed>, Missing> {
     let mut found = Vec::new();
     walk(directory, directory, 0, &mut found)?;

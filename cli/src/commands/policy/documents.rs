@@ -1,4 +1,4 @@
-//! Parses policy documents into their meaning, or into the reasons for a refusal.
+//! Parses policy documents into policies, or reasons for a refusal.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,6 @@ use crate::{
     },
 };
 
-/// Policies of the files checked so far, and where each was written.
 #[derive(Debug, Default)]
 struct Checked {
     rows: Vec<Row>,
@@ -29,8 +28,7 @@ struct Checked {
 }
 
 impl Checked {
-    /// Adds the policies of one file. The file is refused when another file has a policy of the same name, because
-    /// the set would be ambiguous.
+    /// A policy name in two files is ambiguous.
     fn add(&mut self, policies: &[Policy]) -> Result<(), Vec<Refusal>> {
         let mut own: BTreeMap<&PolicyName, &Origin> = BTreeMap::new();
         for policy in policies {
@@ -54,21 +52,15 @@ impl Checked {
     }
 }
 
-/// Reads all files, and shows their policies unless one is refused: a partial list would be misleading.
-///
-/// # Errors
-/// As for [`read_all`], or when the answer cannot be written.
+/// Shows the policies unless one is refused: a partial list would be misleading.
 pub(super) fn validate(out: &Output, paths: &[PathBuf]) -> Result<Exit, CliError> {
     let rows = read_all("validate policies", paths, |_| ())?;
     out.emit(&rows, |style| list(&rows, style))?;
     Ok(Exit::Ok)
 }
 
-/// Reads all files and returns their policies; on a refusal, writes the reasons to standard error. Passes each valid
-/// file that has a policy to `taken`, in order. When the call fails, those files are not the whole set.
-///
-/// # Errors
-/// For `operation`: a file cannot be read or is refused, or `-` is given twice.
+/// Returns the policies of all files; on a refusal, writes the reasons to standard error. `taken` gets each valid file
+/// that has a policy; after a failure these are not the whole set.
 pub(super) fn read_all(
     operation: &str,
     paths: &[PathBuf],
@@ -83,7 +75,7 @@ pub(super) fn read_all(
     let (mut all, mut refused) = (0, 0);
     for path in paths {
         let files = file::expand(path);
-        // An unreadable directory or one without files counts as one file.
+        // An unusable directory counts as one file.
         all += files.as_ref().map_or(1, Vec::len);
         let results = match files {
             Ok(files) => files.iter().map(|file| check(&mut checked, file, &mut taken)).collect(),
@@ -101,7 +93,7 @@ pub(super) fn read_all(
     Ok(checked.rows)
 }
 
-/// Checks one file. On failure, returns one line a reason.
+/// On failure, returns one line a reason.
 fn check(checked: &mut Checked, path: &Path, taken: &mut impl FnMut(PolicyImport)) -> Result<(), Vec<String>> {
     let lines = |refusals: Vec<Refusal>| refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
     let text = file::text(path).map_err(|error| vec![error.to_string()])?;

@@ -14,11 +14,11 @@ use wharf_policy::read::MAX_TEXT;
 const MAX_FILES: usize = 10_000;
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// A file that cannot be used. Printed in the form of a document's refusal: place, cause, remedy.
+/// Printed in the form of a document's refusal: place, cause, remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}; {remedy}")]
 pub(super) struct Unusable {
-    /// The file, with a line number if there is one.
+    /// With a line number if there is one.
     file: String,
     reason: String,
     remedy: &'static str,
@@ -42,11 +42,8 @@ pub(super) fn name(path: &Path) -> String {
     if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
 }
 
-/// Expands a directory to its files with the extensions in `ENDINGS`, sorted, without hidden files, like a shell's
-/// `*.yaml`. Returns any other path unchanged.
-///
-/// # Errors
-/// The directory cannot be read, or has no such file or more than 10,000.
+/// A directory's files with the extensions in `ENDINGS`, sorted, without hidden files, 1 to 10,000. Returns any other
+/// path unchanged.
 pub(super) fn expand(path: &Path) -> Result<Vec<PathBuf>, Unusable> {
     // A missing path is reported when it is read.
     if is_standard_input(path) || !path.is_dir() {
@@ -74,16 +71,13 @@ pub(super) fn expand(path: &Path) -> Result<Vec<PathBuf>, Unusable> {
     Ok(files)
 }
 
-/// Reads a file or standard input as text.
-///
-/// # Errors
-/// The input cannot be read, is not a regular file, exceeds 4 MiB, or is not UTF-8.
+/// Rejects a file that is not regular, exceeds 4 MiB, or is not UTF-8.
 pub(super) fn text(path: &Path) -> Result<String, Unusable> {
     let bytes = if is_standard_input(path) {
         bounded(path, io::stdin().lock())
     } else {
-        // Opening some devices has side effects, so the file type is checked first. The path may change before the
-        // open: `O_NONBLOCK` avoids waiting for a FIFO's writer or for a /proc file.
+        // Opening some devices has side effects. The path may change before the open: `O_NONBLOCK` avoids waiting for a
+        // FIFO's writer or for a /proc file.
         fs::metadata(path).map_err(|error| Unusable::io(path, &error)).and_then(|found| regular(path, &found))?;
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = opened.map_err(|error| Unusable::io(path, &error))?;
@@ -109,7 +103,7 @@ fn regular(path: &Path, found: &Metadata) -> Result<(), Unusable> {
     })
 }
 
-/// Reads all bytes up to the limit. Reads one byte past it to detect an oversized input.
+/// One byte past the limit shows an oversized input.
 fn bounded(path: &Path, from: impl Read) -> Result<Vec<u8>, Unusable> {
     let mut bytes = Vec::new();
     let bound = u64::try_from(MAX_TEXT).unwrap_or(u64::MAX).saturating_add(1);

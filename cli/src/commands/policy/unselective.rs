@@ -11,11 +11,10 @@ use crate::{
     render::{policy::full_name, text::safe},
 };
 
-/// Most warnings printed in full. A node often gets the policies of a whole cluster.
+/// A node often gets the policies of a whole cluster.
 const MOST: usize = 5;
 
-/// Warns of imported policies that select no endpoint. The import is already in force, so a failed request is no
-/// error.
+/// The import is already in force, so a failed request is no error.
 pub(super) async fn warn(cx: &Context, changes: &[PolicyChange]) {
     if changes.iter().all(|change| change.put.is_empty()) {
         return;
@@ -57,7 +56,6 @@ fn warnings(changes: &[PolicyChange], policies: &[PolicyInfo]) -> Vec<String> {
     warnings
 }
 
-/// Names the namespaces that have endpoints.
 fn hint(endpoints: &[Endpoint]) -> String {
     let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
     for endpoint in endpoints.iter().filter(|endpoint| !is_health(endpoint)) {

@@ -10,10 +10,10 @@ use crate::{
     render::text::span,
 };
 
-/// Poll interval. A change takes milliseconds, and each poll lists all policies.
+/// A change takes milliseconds, and each poll lists all policies.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Waits until the kernel has the rows of a revision; by default, of the revision that the agent reports first.
+/// By default, waits for the first reported revision.
 pub(super) async fn run(cx: &Context, revision: Option<u64>, timeout: Duration) -> Result<Exit, CliError> {
     let mut wanted = revision;
     let mut last = None;
@@ -36,7 +36,7 @@ pub(super) async fn run(cx: &Context, revision: Option<u64>, timeout: Duration) 
     Err(too_late(last.as_ref(), wanted, timeout))
 }
 
-/// The timeout error; `last` is the last answer.
+/// `last`: the last answer.
 fn too_late(last: Option<&PolicyList>, wanted: Option<u64>, timeout: Duration) -> CliError {
     // `span` shows whole seconds only.
     let after = if timeout.as_secs() == 0 {

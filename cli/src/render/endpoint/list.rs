@@ -11,11 +11,11 @@ use crate::render::{
     text,
 };
 
-/// Shortest container id prefix in a table. The CLI accepts a prefix as an id.
+/// Shortest container id prefix. The CLI accepts a prefix as an id.
 const SHORT_ID: usize = 13;
 /// Shortest cut of a pod's name on a narrow screen.
 const SHORT_POD: usize = 16;
-/// Most labels shown for an endpoint; `wharf endpoint labels` shows all.
+/// `wharf endpoint labels` shows all.
 const MAX_LABELS: usize = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,7 +38,7 @@ pub(crate) fn list(endpoints: &[Endpoint], style: &Style, columns: Columns) -> S
     out
 }
 
-/// The problem of a failing endpoint, and the command to run next.
+/// And the command to run next.
 fn problem(e: &Endpoint) -> Option<String> {
     let problem = e.status.problem.as_deref()?;
     Some(format!("endpoint {}: {}; `wharf explain {}`", e.id, text::safe(problem), e.id))
@@ -51,8 +51,7 @@ pub(crate) struct Following {
 }
 
 impl Following {
-    /// Starts without output. Column widths are fixed for later rows: the longest state, and usual numbers and
-    /// addresses.
+    /// Widths are fixed for later rows: the longest state, usual numbers and addresses.
     pub(crate) fn new(columns: Columns, style: &Style) -> Self {
         let Columns { wide, labels } = columns;
         let flat = Layout { wide, labels: labels || wide, pod: true, stacked: None };
@@ -66,8 +65,7 @@ impl Following {
         Self { layout, table: Growing::new(layout.usual_widths(stacked.unwrap_or(2 * SHORT_POD))) }
     }
 
-    /// Rows for changed endpoints, below the header on the first call. An endpoint missing in `all` is shown as
-    /// `deleted`.
+    /// An endpoint missing in `all` is shown as `deleted`.
     pub(crate) fn rows(&mut self, changed: &[Endpoint], all: &[Endpoint], style: &Style) -> String {
         let mut sorted: Vec<&Endpoint> = changed.iter().collect();
         sorted.sort_by_key(|e| (e.id, e.epoch));
@@ -81,7 +79,7 @@ impl Following {
     }
 }
 
-/// Container ids, for prefixes that distinguish each from the others.
+/// Prefixes that distinguish each container id from the others.
 struct ShortIds<'a>(BTreeSet<&'a str>);
 
 impl<'a> ShortIds<'a> {
@@ -100,7 +98,7 @@ impl<'a> ShortIds<'a> {
     }
 }
 
-/// The distinguishing prefix of each endpoint's container id, as tables show it.
+/// As tables show them.
 pub(crate) fn short_ids(endpoints: &[Endpoint]) -> Vec<String> {
     let ids = ShortIds::of(endpoints);
     endpoints.iter().map(|e| ids.short(&e.container_id)).collect()
@@ -112,8 +110,7 @@ struct Layout {
     labels: bool,
     /// Some endpoint belongs to a pod.
     pod: bool,
-    /// Set on a narrow screen: addresses are stacked, and so are a pod's namespace and name, each cut to this many
-    /// characters.
+    /// On a narrow screen, addresses are stacked, and so are a pod's namespace and name, cut to this many characters.
     stacked: Option<usize>,
 }
 
@@ -148,7 +145,7 @@ impl Layout {
         header
     }
 
-    /// The usual width of each column, in screen columns; a pod's name takes `pod`.
+    /// In screen columns; a pod's name takes `pod`.
     fn usual_widths(self, pod: usize) -> Vec<u16> {
         let usual = |name: &&str| match *name {
             "STATE" => "waiting-to-regenerate".len(),
@@ -167,7 +164,7 @@ impl Layout {
         row.extend([state, number(e.identity)]);
         row.extend(self.wide.then(|| token(&e.network)));
         row.extend(self.pod.then(|| self.pod_cell(e)));
-        // The id distinguishes containers, so it is not cut like other names.
+        // It distinguishes containers, so it is not cut.
         row.extend([cell(ids.short(&e.container_id)).whole(), token(&e.ifname)]);
         if self.stacked.is_some() {
             let v4 = e.ipv4.map(|ip| ip.to_string());

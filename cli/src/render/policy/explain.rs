@@ -74,7 +74,7 @@ fn by_proxy(way: &PolicyRedirect) -> String {
     }
 }
 
-/// Why an end drops the packet. When both drop it, the sender's reason: the packet never reaches the receiver.
+/// If both ends drop the packet, the sender's reason.
 fn denied(ends: &Ends<'_>) -> String {
     let denies = |judgement: &&PolicyJudgement| judgement.verdict == PolicyVerdict::Deny;
     let first = ends.iter().find_map(|(end, judgement)| Some((end, judgement.filter(denies)?)));
@@ -92,7 +92,7 @@ fn denied(ends: &Ends<'_>) -> String {
     }
 }
 
-/// Why a packet is dropped that both ends accept: the proxy does not serve the connection.
+/// Both ends accept the packet, but the proxy does not serve the connection.
 fn unserved(ends: &Ends<'_>) -> String {
     let mut ways = ends.iter().filter_map(|(end, judgement)| Some((end, (*judgement)?.redirect.as_ref()?)));
     match ways.find(|(_, way)| way.problem.is_some() && !way.fails_open) {

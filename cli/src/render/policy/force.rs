@@ -1,4 +1,4 @@
-//! `wharf policy get`, `import` and `delete`: the policies in force, and the result of a change.
+//! `wharf policy get`, `import` and `delete`.
 
 use wharf_api::{PolicyChange, PolicyEnforcement, PolicyInfo, PolicyList, PolicySizes};
 
@@ -12,7 +12,7 @@ use super::{
     full_name, isolates, tier,
 };
 
-/// Columns and lines for a policy's endpoints, limited by the other columns. The wide form lists all.
+/// Columns and lines for a policy's endpoints. The wide form lists all.
 const ENDPOINTS: (usize, usize) = (12, 2);
 
 /// The state of the policies, and a row for each.
@@ -85,7 +85,6 @@ fn endpoints(ids: &[u16], wide: bool) -> Cell {
     lines(&wrapped, wrapped.len())
 }
 
-/// A line for each changed policy, and the progress of the last change.
 pub(crate) fn changes(changes: &[PolicyChange]) -> String {
     let mut out = String::new();
     let mut tell = |policies: &[String], what: &str| {

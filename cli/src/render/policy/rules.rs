@@ -9,9 +9,9 @@ use super::super::{
     text,
 };
 
-/// Most peers and ports shown for a row; the wide form shows all known ones.
+/// The wide form shows all known ones.
 const SHOWN: usize = 4;
-/// A packet count at or above this is shown with a unit prefix.
+/// A count at or above this is shown with a unit prefix.
 const MANY: u64 = 1_000_000;
 
 /// The endpoint's state, and the rule set's rows for each direction.
@@ -80,7 +80,7 @@ fn row(row: &PolicyRow, wide: bool) -> Vec<Cell> {
     cells
 }
 
-/// The shown peers, and the number of others, including those that the agent omitted.
+/// Also counts those that the agent omitted.
 fn peers(row: &PolicyRow, most: usize) -> Vec<String> {
     let mut shown: Vec<String> = row.peers.iter().take(most).cloned().collect();
     let hidden = u64::try_from(row.peers.len() - shown.len()).unwrap_or(u64::MAX).saturating_add(row.more_peers);

@@ -178,7 +178,7 @@ fn names_and_how_long_their_addresses_last() {
     assert!(second.contains("2001:db8::7") && second.contains("in use"), "{told}");
     assert!(third.contains("192.0.2.9") && !told.contains('\u{202e}'), "{told}");
 
-    // On a narrow screen a long name is broken; each address keeps its time on the same line.
+    // Each address keeps its time on the same line.
     let both = ["2001:db8:1111:2222:3333:4444:5555:6666", "2001:db8:1111:2222:3333:4444:5555:7777"];
     let ends = [NOW + 60_000, NOW + 7_200_000];
     let long = of(

@@ -1,25 +1,24 @@
-//! The average time between the ends of two operations.
+//! Average time between the ends of two operations.
 
-/// Assumed pace before the first measurement, microseconds.
+/// Before the first measurement, microseconds.
 const START_US: u64 = 10_000;
-/// Most ends in one sample: one per operation, because parallel operations tend to end together. Larger samples delay
-/// the average.
+/// Most ends in one sample: parallel operations tend to end together. Larger samples delay the average.
 const SAMPLE_ENDS: u32 = 8;
-/// A sample's weight in the average is `1/WEIGHT`.
+/// A sample weighs `1/WEIGHT`.
 const WEIGHT: u64 = 4;
-/// A sample counts as at most this many averages, so that an hour of suspend has little effect.
+/// Caps a sample, in averages: an hour of suspend has little effect.
 const LEAP: u64 = 64;
-/// Half-life, milliseconds, of a slow average while the pace is not measured.
+/// Half-life of a slow average while not measured, milliseconds.
 const FORGET_MS: u64 = 10_000;
 
-/// Average time between two ends, measured only while watched.
+/// Average time between ends, measured only while watched.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     average_us: u64,
     last_ms: u64,
-    /// Start of the current watch, or its last end; none while not watched.
+    /// Start of the watch, or its last end.
     watched_ms: Option<u64>,
-    /// Watched time and ends that no sample contains yet.
+    /// Not yet in a sample.
     watched_us: u64,
     ends: u64,
 }
@@ -41,7 +40,7 @@ impl Pace {
                 self.watched_us = self.watched_us.saturating_add(micros(since_ms, now_ms));
                 self.watched_ms = None;
                 self.last_ms = now_ms;
-                // An incomplete sample overestimates; take it only below the average.
+                // An incomplete sample overestimates: take it only below the average.
                 if self.ends > 0 && self.watched_us / self.ends < self.average_us {
                     self.sample();
                 }
@@ -50,7 +49,7 @@ impl Pace {
         }
     }
 
-    /// Counts the end of one of `at_once` parallel operations, if watched.
+    /// Counts the end of one of `at_once` operations.
     pub(super) fn on_end(&mut self, now_ms: u64, at_once: u32) {
         let Some(since_ms) = self.watched_ms else { return };
         self.watched_us = self.watched_us.saturating_add(micros(since_ms, now_ms));
@@ -67,8 +66,8 @@ impl Pace {
         (self.watched_us, self.ends) = (0, 0);
     }
 
-    /// Time between two ends, microseconds, at least 1 and, while `at_once` operations run without an end, the
-    /// elapsed time divided by `at_once`.
+    /// Microseconds between two ends, at least 1 and, while `at_once` operations run without an end, the elapsed time
+    /// divided by `at_once`.
     pub(super) fn cost_us(&self, now_ms: u64, at_once: u32) -> u64 {
         let stalled_us = self.watched_ms.map_or(0, |since_ms| micros(since_ms, now_ms)) / u64::from(at_once.max(1));
         self.known_us(now_ms).max(stalled_us).max(1)

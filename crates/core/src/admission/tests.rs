@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A simulated node: creates start in turn as soon as admission allows and take the given time.
+/// Creates start in turn as soon as admission allows.
 struct Node {
     admission: Admission,
     now_ms: u64,
@@ -40,7 +40,6 @@ impl Node {
         self.admission.on_end(ticket, self.now_ms);
     }
 
-    /// Runs `creates` creates of `takes_ms` each under constant demand.
     fn busy(&mut self, creates: usize, takes_ms: u64) {
         for _ in 0..creates {
             while self.waiting.len() < 8 && self.offer(u64::MAX).is_ok() {}
@@ -49,7 +48,6 @@ impl Node {
         }
     }
 
-    /// Runs until idle; returns the elapsed time.
     fn drain(&mut self, takes_ms: u64) -> u64 {
         let from_ms = self.now_ms;
         self.start(takes_ms);
@@ -87,7 +85,6 @@ fn with_room_nobody_waits_and_without_each_waits_its_turn() {
         assert_eq!(node.predicted_ms(), 0, "create {n}");
         node.offer(0).unwrap();
     }
-    // None has started, but the room is assigned.
     assert_eq!(node.predicted_ms(), 10);
     node.start(100);
     assert_eq!((node.view().waiting, node.view().running), (0, 8));
@@ -129,10 +126,8 @@ fn a_slow_node_refuses_those_that_cannot_wait_and_says_when_to_ask() {
     let refusal = node.offer(5_000).unwrap_err();
     assert!((5_000..=5_500).contains(&refusal.predicted_wait_ms), "{refusal}");
     assert_eq!(refusal.retry_after_ms, 500);
-    // `longest_wait_ms` limits every patience.
     while node.offer(u64::MAX).is_ok() {}
     assert!((10_000..=10_500).contains(&node.predicted_ms()));
-    // A caller without patience is asked to retry when there is room.
     assert_eq!(node.offer(0).unwrap_err().retry_after_ms, 5_000);
 }
 
@@ -189,7 +184,6 @@ fn a_node_that_refuses_all_who_would_wait_learns_that_it_is_quick_again() {
     (0..8).for_each(|_| node.offer(0).unwrap());
     assert!(node.offer(9_000).is_err(), "{:?}", node.view());
     node.drain(8);
-    // Callers without patience never wait, but use the room each time.
     for _ in 0..50 {
         while node.offer(0).is_ok() {}
         node.drain(8);
@@ -287,7 +281,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// After any history: counts are right, bounds hold, and an idle node refuses no create.
+    /// After any history: counts are right, bounds hold, an idle node refuses no create.
     #[test]
     fn an_idle_node_never_refuses(ops in prop::collection::vec(any_op(), 1..300), most_waiting in 0u32..20) {
         let config = AdmissionConfig { most_waiting, ..AdmissionConfig::default() };
@@ -339,7 +333,7 @@ proptest! {
             prop_assert_eq!(view.running as usize, node.running.len());
             prop_assert_eq!(view.deletes, deletes);
             prop_assert!(view.running <= config.parallel);
-            // The queue's bound does not apply while there is room.
+            // While there is room, the queue has no bound.
             prop_assert!(view.waiting <= most_waiting.max(config.parallel));
             prop_assert!(view.cost_ms >= 1 && view.delete_cost_ms >= 1);
         }

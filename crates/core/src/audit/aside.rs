@@ -8,11 +8,11 @@ use crate::{
     ids::EndpointId,
 };
 
-/// A deletion record older than this is overdue, milliseconds.
+/// Overdue, milliseconds.
 const QUEUE_AGE_MS: u64 = 60_000;
 
 impl Auditor<'_> {
-    /// Finds resting addresses that are also leased, or that no pool contains.
+    /// Resting addresses that are leased, or in no pool.
     pub(super) fn rests(&self, findings: &mut Vec<AuditFinding>) {
         for rest in &self.view.snapshot.resting {
             let problem = if let Some(lease) = self.leases.get(&rest.ip) {
@@ -55,7 +55,7 @@ impl Auditor<'_> {
         }
     }
 
-    /// True for the lease of a record that is out of service or unreadable.
+    /// The record is out of service or unreadable.
     pub(super) fn is_of_record_aside(&self, lease: &Lease) -> bool {
         let row_id = self.rows.get(&lease.ip).and_then(|row| super::endpoint_id(row.endpoint_id));
         self.addresses_out_of_service.contains(&lease.ip) || row_id.is_some_and(|id| self.is_unreadable(id))
@@ -66,7 +66,7 @@ impl Auditor<'_> {
         rows.map(|r| r.address).collect()
     }
 
-    /// Owner of an unreadable record or one out of service, from leases of the addresses or the link's mark.
+    /// From leases of the addresses or the link's mark.
     fn owner_aside(&self, id: EndpointId, addresses: &[IpAddr]) -> Option<String> {
         let mut leases = addresses.iter().filter_map(|ip| self.leases.get(ip));
         let holder = leases.find(|l| matches!(l.owner, LeaseOwner::Attachment { .. }));

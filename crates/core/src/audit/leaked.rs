@@ -16,7 +16,7 @@ use crate::{
 impl Auditor<'_> {
     pub(super) fn links(&self, findings: &mut Vec<AuditFinding>) {
         for link in &self.view.dump.links {
-            // Without an id: the router's pair or a foreign link, both skipped by name.
+            // The router's pair and foreign links have no id.
             let Some((id, epoch)) = parse_host_ifname(&link.name) else {
                 self.renamed(link, findings);
                 continue;
@@ -37,7 +37,7 @@ impl Auditor<'_> {
                 }
                 continue;
             }
-            // Only the mark or an open intent proves that the link is Wharf's.
+            // Only the mark or an open intent proves ownership.
             let intended = self.view.snapshot.intents.iter().any(|(of, e, _)| *of == id && low_half(*e) == epoch);
             let marked = link.alias.as_deref().is_some_and(|alias| alias.starts_with(&format!("wharf:{id}:")));
             let ours = IfName::parse(&link.name).ok().filter(|_| intended || marked);
@@ -61,7 +61,7 @@ impl Auditor<'_> {
         }
     }
 
-    /// Reports a renamed, marked link: its endpoint works, but look-ups by name fail.
+    /// The endpoint works, but look-ups by name fail.
     fn renamed(&self, link: &LinkRow, findings: &mut Vec<AuditFinding>) {
         let Some(mark) = link.alias.as_deref().and_then(Mark::parse) else { return };
         let Some(id) = endpoint_id(u32::from(mark.id)).filter(|id| !self.is_unjudged(*id)) else { return };
@@ -83,7 +83,6 @@ impl Auditor<'_> {
         });
     }
 
-    /// Full epoch for the low half, from an intent or the mark, if any.
     fn full_epoch(&self, id: EndpointId, low: u32) -> Epoch {
         let known = self.view.snapshot.intents.iter().find(|(of, epoch, _)| *of == id && low_half(*epoch) == low);
         let intended = known.map(|(_, epoch, _)| *epoch);
@@ -130,7 +129,7 @@ impl Auditor<'_> {
         }
     }
 
-    /// Finds nftables entries without an endpoint. With a lost record, they belong to its row.
+    /// With a lost record, entries belong to its row.
     pub(super) fn nat(&self, findings: &mut Vec<AuditFinding>) {
         for entry in &self.view.dump.nat {
             let container = entry.container();
@@ -209,7 +208,7 @@ impl Auditor<'_> {
                 continue;
             }
             let owner = route.ifindex.and_then(|i| self.link_ids.get(&i)).and_then(|id| self.former_owner(*id, None));
-            // The protocol number proves nothing: the interface or destination must be Wharf's, too.
+            // The protocol number proves nothing.
             let ours = route.ifindex.is_none_or(|i| {
                 self.link_ids.contains_key(&i)
                     || self.view.pool_cidrs.iter().any(|cidr| cidr.contains(&route.destination))
@@ -238,8 +237,7 @@ impl Auditor<'_> {
         }
     }
 
-    /// True for a skipped endpoint's route, and for a route over an unknown link while an operation is in flight: the
-    /// dump is not atomic, so the operation may own it.
+    /// A skipped endpoint's route, or over an unknown link during an operation: the dump is not atomic.
     fn is_route_unjudged(&self, route: &RouteRow) -> bool {
         let Some(ifindex) = route.ifindex else { return false };
         match self.link_ids.get(&ifindex) {
@@ -267,17 +265,16 @@ impl Auditor<'_> {
         }
     }
 
-    /// Reports a lease whose address no configured pool may lease.
     fn lease_outside(&self, lease: &Lease) -> Option<AuditFinding> {
         if self.view.pool_cidrs.iter().any(|cidr| is_leasable(cidr, lease.ip)) {
             return None;
         }
         let id = match &lease.owner {
-            // Other findings report a record out of service; an operation may be in flight.
+            // Another finding reports the record, or an operation is in flight.
             LeaseOwner::Attachment { attachment, epoch } => {
                 Some(self.record_of_attachment.get(&(attachment, *epoch)).filter(|r| !self.is_unjudged(r.id))?.id)
             }
-            // Another finding reports an endpoint without a record, and its address may belong to another IPAM.
+            // Another finding reports the endpoint; the address may belong to another IPAM.
             LeaseOwner::Caller { .. } if lease.owner.link_without_record().is_some() => return None,
             LeaseOwner::Caller { .. } => None,
             LeaseOwner::Node => return None,
@@ -289,7 +286,6 @@ impl Auditor<'_> {
         })
     }
 
-    /// True when an endpoint, an operation in flight, or a record out of service or unreadable owns the lease.
     fn is_lease_explained(&self, lease: &Lease) -> bool {
         let LeaseOwner::Attachment { attachment, epoch } = &lease.owner else { return false };
         let held = self.record_of_attachment.get(&(attachment, *epoch)).is_some_and(|r| is_lease_of(lease, r));
@@ -307,7 +303,7 @@ impl Auditor<'_> {
                 Intent::Create { attachment, .. } => ("create", Some(format!("{attachment} (epoch {epoch})"))),
                 Intent::Delete { .. } => ("delete", record.map(|r| describe_record(r))),
             };
-            // An interrupted delete whose endpoint exists must resume: its intent stays open.
+            // The delete must resume: its intent stays open.
             let resumed = matches!(intent, Intent::Delete { .. }) && record.is_some();
             let (problem, repair) = if resumed {
                 (Stray::Delete { id: *id, epoch: *epoch }, None)

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Auditor<'_> {
-    /// Finds missing unreachable routes of pools, unless the node's problems list them.
+    /// Unless the node's problems list them.
     pub(super) fn missing_pool_routes(&self, findings: &mut Vec<AuditFinding>) {
         for cidr in self.view.pool_cidrs {
             let wanted = RouteRow { destination: *cidr, ifindex: None };
@@ -37,7 +37,7 @@ impl Auditor<'_> {
             link.ifindex == record.host_ifindex
                 && link.alias.as_deref().and_then(Mark::parse).is_some_and(|m| renamed(&m))
         };
-        // The dump has no links of other plugins; the detailed inspection of the endpoint has.
+        // Only the detailed inspection has links of other plugins.
         let own = record.link_owner.is_wharf();
         if own && !self.link_names.contains(record.host_ifname.as_str()) && !self.view.dump.links.iter().any(is_renamed)
         {
@@ -72,7 +72,7 @@ impl Auditor<'_> {
         }
     }
 
-    /// Finds an address of the endpoint that IPAM could lease to another endpoint.
+    /// IPAM could lease the address to another endpoint.
     fn lease_problem(&self, record: &EndpointRecord, ip: IpAddr) -> Option<Kept> {
         if !self.view.pool_cidrs.iter().any(|c| c.contains(&ip)) {
             return None;

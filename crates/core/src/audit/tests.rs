@@ -13,7 +13,7 @@ use crate::{
 
 mod aside;
 
-/// The format of the previous version: without an owner.
+/// The previous version's format: without an owner.
 fn mark(record: &EndpointRecord) -> String {
     format!("wharf:{}:{}", record.id, record.epoch)
 }
@@ -69,7 +69,6 @@ impl Node {
         self.snapshot.endpoints.push(record);
     }
 
-    /// Removes endpoint 2's record and leases; its kernel objects stay.
     fn forget_two(&mut self) {
         self.snapshot.endpoints.retain(|r| r.id != id(2));
         self.snapshot.leases.retain(|l| l.ip != ip("10.0.0.2") && l.ip != ip("fd00::2"));
@@ -88,7 +87,6 @@ impl Node {
         })
     }
 
-    /// One line per finding: object, subject, repair.
     fn found(&self) -> Vec<String> {
         self.audit()
             .into_iter()
@@ -195,7 +193,7 @@ fn what_the_kernel_holds_of_an_endpoint_without_record_is_leaked() {
 
 #[test]
 fn what_is_in_flight_is_not_judged() {
-    // Create in flight: kernel objects, but only an intent in the store.
+    // Create: kernel objects, but only an intent in the store.
     let mut node = Node::healthy();
     node.forget_two();
     node.in_flight.insert(id(2));
@@ -203,11 +201,11 @@ fn what_is_in_flight_is_not_judged() {
     let owner = LeaseOwner::Attachment { attachment: attachment("c2", "eth0"), epoch: Epoch(20) };
     node.snapshot.leases.push(lease("10.0.0.2", owner));
     assert_eq!(node.audit(), []);
-    // The dump listed links before the link existed, and routes after.
+    // Links were dumped before the link existed, routes after.
     node.dump.links.retain(|l| l.ifindex != IfIndex(102));
     assert_eq!(node.audit(), []);
 
-    // Delete in flight: a record, but no kernel objects.
+    // Delete: a record without kernel objects.
     let mut node = Node::healthy();
     node.in_flight.insert(id(2));
     node.snapshot.intents.push((id(2), Epoch(20), Intent::Delete { no_ip_release: false }));
@@ -282,7 +280,7 @@ fn what_is_not_ours_is_named_and_never_touched() {
     node.dump.foreign_pins.push(PathBuf::from("/sys/fs/bpf/wharf/v1/shared/stranger"));
     node.dump.pins.push(("lost+found".to_owned(), vec![]));
     node.dump.pins.push(("99999".to_owned(), vec![]));
-    // Neither the router's pair nor these links of the same prefix carry an id.
+    // No ids: the router's pair and links of the same prefix.
     for (n, name) in (900..).zip(["wharf0", "wharf0p", "whatever", "wh000000000001", "whffff00000001"]) {
         node.dump.links.push(LinkRow { name: name.to_owned(), ifindex: IfIndex(n), alias: None });
     }
@@ -352,7 +350,7 @@ fn routes_of_pools_are_expected_exactly() {
     let mut node = Node::healthy();
     node.pool_cidrs.push("10.7.0.0/24".parse().unwrap());
     node.dump.routes.push(RouteRow { destination: "10.8.0.0/24".parse().unwrap(), ifindex: None });
-    // A pool's CIDR over a link would send the whole pool's traffic to one endpoint.
+    // It would send the whole pool's traffic to one endpoint.
     node.dump.routes.push(RouteRow { destination: "10.0.0.0/24".parse().unwrap(), ifindex: Some(IfIndex(101)) });
     node.dump.routes.push(RouteRow { destination: "10.0.0.254/32".parse().unwrap(), ifindex: Some(IfIndex(3)) });
     assert_eq!(
@@ -417,7 +415,6 @@ fn addresses_that_the_caller_owns_need_a_lease_of_anyone() {
     assert_eq!(node.audit(), []);
     node.snapshot.leases.retain(|l| l.ip != ip("fd00::1"));
     assert_eq!(node.found(), ["lease fd00::1: no repair"]);
-    // Without the pool, IPAM cannot lease the address.
     node.pool_cidrs.retain(|c| matches!(c, IpNet::V4(_)));
     node.dump.routes.retain(|r| r.destination != "fd00::/64".parse().unwrap());
     assert_eq!(node.found(), ["lease fd00::2: no repair"], "of the endpoint that holds its own lease");
@@ -428,7 +425,7 @@ fn leases_of_addresses_that_no_pool_has_are_an_operators_matter() {
     let mut node = Node::healthy();
     node.snapshot.leases.push(lease("192.0.2.7", LeaseOwner::Caller { name: "somebody".to_owned() }));
     node.snapshot.leases.push(lease("10.0.0.63", LeaseOwner::Caller { name: "somebody".to_owned() }));
-    // The broadcast address of a CIDR that was made smaller.
+    // A shrunk CIDR's broadcast address.
     node.snapshot.leases.push(lease("10.0.0.255", LeaseOwner::Caller { name: "somebody".to_owned() }));
     node.pool_cidrs.retain(|c| matches!(c, IpNet::V4(_)));
     node.dump.routes.retain(|r| r.destination != "fd00::/64".parse().unwrap());
@@ -456,7 +453,6 @@ fn leases_of_addresses_that_no_pool_has_are_an_operators_matter() {
         )
     };
     assert_eq!(lines, [of(1, 10), of(2, 20), of_caller("192.0.2.7"), of_caller("10.0.0.255")]);
-    // Those of an endpoint that is being deleted are not judged.
     node.in_flight = BTreeSet::from([id(1), id(2)]);
     assert_eq!(node.found(), ["lease 192.0.2.7: no repair", "lease 10.0.0.255: no repair"]);
 }
@@ -593,7 +589,7 @@ fn a_port_is_explained_by_a_record_or_by_the_row_of_a_lost_one() {
     assert_eq!(node.found(), ["own-address 10.0.0.1: remove-nat own address 10.0.0.1"]);
     node.snapshot.endpoints[0].masquerade = Some(false);
     assert_eq!(node.found(), Vec::<String>::new());
-    // A row without a record is a finding, and its ports belong to it.
+    // The ports belong to the row's finding.
     node.dump.nat = vec![to(8082, "10.0.0.2")];
     node.forget_two();
     assert!(node.found().iter().all(|line| !line.starts_with("port")), "{:?}", node.found());

@@ -12,77 +12,77 @@ use crate::{
     state::Level,
 };
 
-/// An end of an endpoint's veth pair.
+/// An end of an endpoint's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
-    /// The host side; containers cannot change it.
+    /// Containers cannot change it.
     Node,
-    /// The container's side; a container with `CAP_NET_ADMIN` can change it.
+    /// A container with `CAP_NET_ADMIN` can change it.
     Container,
 }
 
-/// The route found instead of the node's route to an endpoint's address.
+/// A route in place of the node's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteSeen {
-    /// A route of Wharf's over another interface, by name, or an unreachable one.
+    /// Wharf's, over another interface, by name, or unreachable.
     Ours(Option<String>),
-    /// A foreign route.
+    /// By interface.
     Foreign(Option<String>),
 }
 
-/// Result of a route look-up that does not return the endpoint's route.
+/// A look-up without the endpoint's route.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lookup {
     /// Destination.
     pub destination: IpNet,
     /// Table.
     pub table: u32,
-    /// Interface; none for no or several interfaces.
+    /// None for no or several.
     pub ifname: Option<String>,
     /// Gateway.
     pub gateway: Option<IpAddr>,
 }
 
-/// A difference between an endpoint's record and the kernel.
+/// Kernel and endpoint record differ.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointProblem {
-    /// The container's network namespace is gone, or its path has another one.
+    /// The network namespace is gone, or its path has another one.
     Netns {
         /// Path.
         path: String,
         /// State of the path.
         cause: String,
     },
-    /// One side of the link is missing: it moved to another network namespace.
+    /// A side moved to another network namespace.
     LinkMissing {
         /// Side.
         side: Side,
         /// Name.
         name: String,
     },
-    /// Both sides are gone and the container's network namespace exists: the container or the node deleted the link.
+    /// The link was deleted; its network namespace exists.
     LinkDeleted {
-        /// Container side's name.
+        /// Container side.
         name: String,
     },
-    /// A side has another name.
+    /// A side was renamed.
     LinkRenamed {
         /// Side.
         side: Side,
-        /// Expected name.
+        /// Expected.
         name: String,
-        /// Name found.
+        /// Found.
         found: String,
     },
-    /// Another interface has the name.
+    /// Another interface has a side's name.
     LinkReplaced {
         /// Side.
         side: Side,
         /// Name.
         name: String,
-        /// Expected index.
+        /// Expected.
         expected: IfIndex,
-        /// Index found.
+        /// Found.
         found: IfIndex,
     },
     /// A side is down.
@@ -92,15 +92,15 @@ pub enum EndpointProblem {
         /// Name.
         name: String,
     },
-    /// A side has another MAC address.
+    /// A side has another MAC.
     LinkMac {
         /// Side.
         side: Side,
         /// Name.
         name: String,
-        /// Expected address.
+        /// Expected.
         expected: MacAddr,
-        /// Address found.
+        /// Found.
         found: Option<MacAddr>,
     },
     /// A side has another MTU.
@@ -109,28 +109,26 @@ pub enum EndpointProblem {
         side: Side,
         /// Name.
         name: String,
-        /// Expected bytes.
+        /// Bytes.
         expected: u32,
-        /// Bytes found.
+        /// Bytes.
         found: u32,
     },
-    /// A side's ARP flag. It must be off on the host side, because the programs do not answer the node's requests,
-    /// and on in the container, to resolve neighbours.
+    /// ARP is on at the host side, whose programs do not answer the node's requests, or off in the container.
     LinkArp {
         /// Side.
         side: Side,
         /// Name.
         name: String,
     },
-    /// The host side is a port of a bridge, bond or VRF, which receives the container's packets to the node, and
-    /// drops them while it is down.
+    /// The host side is a port of a bridge, bond or VRF, which receives the container's packets to the node.
     LinkEnslaved {
         /// Name.
         name: String,
-        /// The upper device.
+        /// Upper device.
         master: String,
     },
-    /// A side of another plugin's link is down or has another MAC address.
+    /// A side of another plugin's link is down or has another MAC.
     PluginLink {
         /// Side.
         side: Side,
@@ -139,46 +137,45 @@ pub enum EndpointProblem {
         /// Expected and found state.
         what: String,
     },
-    /// The host side has a rate-limiting queue, as from CNI's `bandwidth` plugin, which packets of local containers
-    /// bypass.
+    /// The host side has a rate-limiting queue (CNI's `bandwidth` plugin), which local packets bypass.
     LinkQueue {
         /// Name.
         name: String,
         /// Kind.
         kind: String,
     },
-    /// The host side lacks its owner's mark.
+    /// The host side lacks its mark.
     LinkAlias {
         /// Name.
         name: String,
-        /// Expected alias.
+        /// Expected.
         expected: String,
-        /// Alias found.
+        /// Found.
         found: Option<String>,
     },
-    /// An address in the container is missing or has another prefix length.
+    /// An address in the container is missing or differs in prefix length.
     Address {
         /// Address.
         address: IpAddr,
-        /// Prefix length found; none when missing.
+        /// Prefix length; none when missing.
         found: Option<u8>,
     },
     /// The node's route to an address is missing or replaced.
     NodeRoute {
         /// Destination.
         to: IpNet,
-        /// Expected interface.
+        /// Expected.
         expected: String,
-        /// Route found instead, if any.
+        /// Instead, if any.
         found: Option<RouteSeen>,
     },
-    /// The main table has the node's route to an address, but a rule or a preferred route overrides it.
+    /// A rule or a preferred route overrides the main table.
     NodeRouteShadowed {
         /// Destination.
         to: IpNet,
-        /// Expected interface.
+        /// Expected.
         expected: String,
-        /// Route found; none when the look-up fails.
+        /// None when the look-up fails.
         found: Option<Lookup>,
     },
     /// A route in the container is missing.
@@ -187,12 +184,12 @@ pub enum EndpointProblem {
         to: IpNet,
         /// Gateway.
         gateway: IpAddr,
-        /// Table; none for main.
+        /// None for main.
         table: Option<u32>,
     },
     /// A rule in the container is missing.
     ContainerRule {
-        /// Source selector.
+        /// Source.
         from: IpAddr,
         /// Table.
         table: u32,
@@ -201,16 +198,16 @@ pub enum EndpointProblem {
     Program {
         /// Program.
         program: String,
-        /// Host side's name.
+        /// Host side.
         ifname: String,
-        /// Attach mode.
+        /// Mode.
         mode: AttachMode,
-        /// Expected program id.
+        /// Expected id.
         expected: u32,
-        /// Program ids found.
+        /// Ids.
         found: Vec<u32>,
     },
-    /// The program that drops everything is still on the hook.
+    /// The sink is still on the hook.
     Sink {
         /// Replaced program.
         program: String,
@@ -219,9 +216,9 @@ pub enum EndpointProblem {
     },
     /// A clsact filter remains in tcx mode.
     StrayFilter {
-        /// Program of this hook.
+        /// On this hook.
         program: String,
-        /// Program id.
+        /// Id.
         id: u32,
     },
     /// A tcx link remains in clsact mode.
@@ -240,18 +237,18 @@ pub enum EndpointProblem {
     PinStale {
         /// Name.
         name: String,
-        /// Expected program id.
+        /// Expected id.
         expected: u32,
-        /// Program id found.
+        /// Id.
         found: u32,
     },
-    /// The programs use another map than the pinned one.
+    /// The programs do not use the pinned map.
     MapUnused {
         /// Map.
         map: String,
-        /// Pinned map's id.
+        /// Id.
         pinned: u32,
-        /// Ids of the used maps.
+        /// Ids.
         used: Vec<u32>,
     },
     /// A map is unreadable.
@@ -261,30 +258,30 @@ pub enum EndpointProblem {
         /// Cause.
         cause: String,
     },
-    /// A field of the configuration row differs.
+    /// A configuration field differs.
     Config {
         /// Field.
         field: &'static str,
-        /// Expected value.
+        /// Expected.
         expected: String,
-        /// Value found.
+        /// Found.
         found: String,
     },
-    /// The row in the endpoint table is missing or differs.
+    /// The endpoint-table row is missing or differs.
     Row {
         /// Address.
         address: IpAddr,
-        /// Difference; none when missing.
+        /// None when missing.
         found: Option<String>,
     },
-    /// The program-array slot is empty or has another program.
+    /// The program-array slot is empty or differs.
     CallSlot {
-        /// Expected program id, if known.
+        /// Expected id, if known.
         expected: Option<u32>,
-        /// Program id found.
+        /// Id.
         found: Option<u32>,
     },
-    /// A published port or an unmasqueraded address has no nftables entry.
+    /// An nftables entry is missing.
     Nat {
         /// Entry.
         entry: NatEntry,
@@ -311,7 +308,7 @@ impl EndpointProblem {
             | Self::LinkRenamed { side: Container, .. }
             | Self::PluginLink { side: Container, .. }
             | Self::LinkReplaced { side: Container, .. } => own(false),
-            // A smaller MTU is harmless above IPv6's minimum; packets of a larger one are lost.
+            // Harmless above IPv6's minimum; packets of a larger MTU are lost.
             Self::LinkMtu { side: Container, expected, found, .. } if (MIN_MTU..*expected).contains(found) => {
                 Mender::Nobody
             }
@@ -344,7 +341,7 @@ impl EndpointProblem {
         }
     }
 
-    /// True for problems of programs or maps, false for links, addresses or routes.
+    /// Programs or maps, not links, addresses or routes.
     #[must_use]
     pub fn is_of_bpf(&self) -> bool {
         match self {
@@ -382,7 +379,7 @@ impl EndpointProblem {
         }
     }
 
-    /// True when the namespace or a side of the link is gone or replaced, which no regeneration repairs.
+    /// No regeneration repairs it.
     #[must_use]
     pub fn is_of_a_lost_link(&self) -> bool {
         matches!(
@@ -392,7 +389,7 @@ impl EndpointProblem {
     }
 }
 
-/// Merges problems with one cause: a link without both sides was deleted together with its routes.
+/// A link without both sides was deleted together with its routes.
 #[must_use]
 pub fn joined(mut found: Vec<EndpointProblem>) -> Vec<EndpointProblem> {
     let missing =

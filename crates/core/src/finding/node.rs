@@ -6,59 +6,59 @@ use ipnet::IpNet;
 
 use crate::overlap::Overlap;
 
-/// A difference between the node's objects and their specification.
+/// Node objects and specification differ.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeProblem {
-    /// A side of the router's link is missing.
+    /// A side of the router's link.
     LinkMissing {
         /// Name.
         name: String,
     },
-    /// A side of the router's link has another name.
+    /// A side of the router's link.
     LinkRenamed {
-        /// Expected name.
+        /// Expected.
         name: String,
-        /// Name found.
+        /// Found.
         found: String,
     },
-    /// A foreign object has the name of the router's link.
+    /// A foreign object has the router link's name.
     LinkForeign {
         /// Name.
         name: String,
     },
-    /// A side of the router's link is down.
+    /// A side of the router's link.
     LinkDown {
         /// Name.
         name: String,
     },
-    /// A side of the router's link has another MTU.
+    /// A side of the router's link.
     LinkMtu {
         /// Name.
         name: String,
-        /// Expected bytes.
+        /// Bytes.
         expected: u32,
-        /// Bytes found.
+        /// Bytes.
         found: u32,
     },
-    /// A router address is missing or has another prefix length.
+    /// A router address is missing or differs in prefix length.
     Address {
         /// Address.
         address: IpAddr,
         /// Interface.
         ifname: String,
-        /// Prefix length found; none when missing.
+        /// Prefix length; none when missing.
         found: Option<u8>,
     },
     /// A pool's unreachable route is missing or has an interface.
     PoolRoute {
         /// CIDR.
         cidr: IpNet,
-        /// Interface found; none without a route.
+        /// None without a route.
         found: Option<String>,
     },
-    /// A pool shares addresses with a network of the node.
+    /// A pool overlaps a network of the node.
     PoolOverlap(Overlap),
-    /// A precondition of masquerading, forwarding or announcements is not met.
+    /// Masquerading, forwarding or announcements lack a precondition.
     Outbound {
         /// Subject.
         what: String,
@@ -67,18 +67,18 @@ pub enum NodeProblem {
         /// The agent repairs it.
         repairable: bool,
     },
-    /// A sysctl that forwarding needs has another value.
+    /// Forwarding needs another value of a sysctl.
     Setting {
         /// `sysctl` name.
         name: String,
-        /// Expected value.
+        /// Expected.
         expected: String,
-        /// Value found.
+        /// Found.
         found: String,
-        /// The agent repairs it; it leaves settings unchanged while it does not masquerade.
+        /// The agent can set it: not without masquerading.
         repairable: bool,
     },
-    /// The path is not a bpffs or is unreadable.
+    /// No bpffs, or unreadable.
     Bpffs {
         /// Path.
         path: String,
@@ -94,9 +94,9 @@ pub enum NodeProblem {
     Pin {
         /// Path.
         path: String,
-        /// Object found.
+        /// Object.
         cause: String,
-        /// The agent can replace it with its object.
+        /// The agent can replace it.
         repairable: bool,
     },
 }

@@ -6,7 +6,7 @@ use crate::{ids::EndpointId, kernel::MIN_MTU, overlap::Overlap, state::Level};
 const REPAIR: &str = "`wharf audit --repair` mends it; the leak audit does so by itself when it has seen it twice";
 
 impl Problem {
-    /// The operator's action.
+    /// Operator's action.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {

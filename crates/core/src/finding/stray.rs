@@ -1,4 +1,4 @@
-//! Orphans and inconsistencies in the store and the deletion queue.
+//! Orphans and inconsistent records.
 
 use std::net::IpAddr;
 
@@ -12,20 +12,20 @@ use crate::{
 /// An object without a record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stray {
-    /// A link with a host side's name and no endpoint record.
+    /// A link with a host side's name.
     Link {
         /// Name.
         name: String,
         /// Index.
         ifindex: IfIndex,
-        /// Endpoint id in the name.
+        /// In the name.
         id: EndpointId,
-        /// Low 32 bits of the epoch in the name.
+        /// Low 32 bits, in the name.
         epoch: u32,
-        /// A mark or an intent proves that Wharf owns the link.
+        /// A mark or an intent proves Wharf's ownership.
         ours: bool,
     },
-    /// A renamed link with Wharf's mark and no endpoint record.
+    /// A renamed link with Wharf's mark.
     MarkedLink {
         /// Name.
         name: String,
@@ -34,7 +34,7 @@ pub enum Stray {
     },
     /// A foreign object under the pin root.
     ForeignPin {
-        /// Path, or the name under `endpoints/`.
+        /// Or name under `endpoints/`.
         path: String,
     },
     /// Pins without an endpoint record.
@@ -44,16 +44,16 @@ pub enum Stray {
         /// Count.
         count: usize,
     },
-    /// A row of the endpoint table.
+    /// An endpoint-table row.
     Row {
         /// Address.
         address: IpAddr,
-        /// Stored endpoint id.
+        /// As stored.
         endpoint_id: u32,
         /// Epoch.
         epoch: Epoch,
     },
-    /// An nftables entry of a published port or an unmasqueraded address.
+    /// An nftables entry.
     Nat {
         /// Entry.
         entry: NatEntry,
@@ -67,29 +67,29 @@ pub enum Stray {
     Route {
         /// Destination.
         to: IpNet,
-        /// Interface; none for an unreachable route.
+        /// None for an unreachable route.
         ifindex: Option<IfIndex>,
-        /// Wharf owns the interface or the destination.
+        /// Wharf owns interface or destination.
         ours: bool,
     },
-    /// A lease whose attachment has no endpoint.
+    /// Its attachment has no endpoint.
     Lease {
         /// Address.
         ip: IpAddr,
     },
-    /// A node lease for an address other than the router's.
+    /// A node lease for another address than the router's.
     NodeLease {
         /// Address.
         ip: IpAddr,
     },
-    /// A lease in memory but not in the store.
+    /// In memory but not in the store.
     UnstoredLease {
         /// Address.
         ip: IpAddr,
         /// No endpoint will release it.
         nobodys: bool,
     },
-    /// An open intent without a running operation.
+    /// Open, without a running operation.
     Intent {
         /// Endpoint id.
         id: EndpointId,
@@ -107,32 +107,32 @@ pub enum Stray {
     },
 }
 
-/// An inconsistency in the store or the deletion queue.
+/// Inconsistent store or deletion queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kept {
-    /// An address of an endpoint has no lease.
+    /// An endpoint's address has no lease.
     LeaseMissing {
         /// Address.
         ip: IpAddr,
         /// Endpoint id.
         id: EndpointId,
     },
-    /// An address of an endpoint is leased to another owner.
+    /// An endpoint's address has another lease owner.
     LeaseHeld {
         /// Address.
         ip: IpAddr,
         /// Endpoint id.
         id: EndpointId,
-        /// Lease owner.
+        /// Owner.
         holder: String,
     },
-    /// A leased address outside all pools.
+    /// Outside all pools.
     LeaseOutside {
         /// Address.
         ip: IpAddr,
         /// Former pool.
         pool: String,
-        /// Endpoint with the lease; none for an API caller.
+        /// None for an API caller.
         id: Option<EndpointId>,
     },
     /// Several endpoints share an address.
@@ -146,10 +146,10 @@ pub enum Kept {
     RestLeased {
         /// Address.
         ip: IpAddr,
-        /// Lease owner.
+        /// Owner.
         holder: String,
     },
-    /// A resting address outside all pools.
+    /// Outside all pools.
     RestOutside {
         /// Address.
         ip: IpAddr,
@@ -184,7 +184,7 @@ pub enum Kept {
         /// Cause.
         why: String,
     },
-    /// An invalid deletion record that was moved aside: its delete never runs.
+    /// A moved deletion record: its delete never runs.
     QueueAside {
         /// Path.
         path: String,

@@ -92,7 +92,7 @@ fn all() -> Vec<EndpointProblem> {
     all
 }
 
-/// The snapshot shows every change of a problem's name, mender or remedy.
+/// Shows every change of a problem's name, mender or remedy.
 #[test]
 fn every_problem_of_an_endpoint_has_a_mender_and_a_remedy() {
     let line = |problem| line(&Problem::Endpoint(id(7), problem));

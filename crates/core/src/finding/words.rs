@@ -1,4 +1,4 @@
-//! A problem in words: its kind of object, its subject, and the expected and actual state.
+//! A problem in words.
 
 use std::{fmt, net::IpAddr};
 
@@ -8,8 +8,7 @@ use crate::{ids::EndpointId, kernel::AttachMode, nat::NatEntry, overlap::Overlap
 const MISSING: &str = "expected, is not there";
 
 impl Problem {
-    /// Kind of object: `link`, `address`, `route`, `mtu`, `program`, `map`, `pin`, `endpoint-row`, `call-slot`,
-    /// `port`, `own-address`, `netns`, `node`, `lease`, `rest`, `record`, `endpoint`, `intent`, `queue-file`.
+    /// Kind of object, for example `link`, `address` or `lease`.
     #[must_use]
     pub const fn object(&self) -> &'static str {
         match self {
@@ -61,7 +60,7 @@ impl fmt::Display for Problem {
 }
 
 impl EndpointProblem {
-    /// Kind of object, as in [`Problem::object`].
+    /// As [`Problem::object`].
     #[must_use]
     pub const fn object(&self) -> &'static str {
         match self {
@@ -411,7 +410,7 @@ impl fmt::Display for Kept {
     }
 }
 
-/// An entry without its kind ([`NatEntry::kind`]).
+/// Without its kind ([`NatEntry::kind`]).
 fn nat_entry(entry: &NatEntry) -> String {
     match entry {
         NatEntry::Port(mapping) => mapping.to_string(),

@@ -118,7 +118,6 @@ fn all_numbers_are_used_before_it_says_so_and_a_free_one_is_found_again() {
 }
 
 proptest! {
-    /// Compares with a plain list of references.
     #[test]
     fn references_are_those_of_a_naive_list(ops in prop::collection::vec((0u8..6, any::<bool>(), any::<usize>()), 1..200)) {
         let mut ids = IdentityAllocator::new();

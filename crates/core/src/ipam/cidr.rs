@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{CidrProblem, IpamError, PoolConfig};
 
-/// Ranges without container addresses, and their names.
+/// Without container addresses.
 const RESERVED4: [([u8; 4], u8, &str); 5] = [
     ([0, 0, 0, 0], 8, "\"this network\""),
     ([127, 0, 0, 0], 8, "loopback"),
@@ -18,15 +18,13 @@ const RESERVED4: [([u8; 4], u8, &str); 5] = [
 const RESERVED6: [([u16; 8], u8, &str); 6] = [
     ([0; 8], 128, "unspecified"),
     ([0, 0, 0, 0, 0, 0, 0, 1], 128, "loopback"),
-    // The programs drop IPv6 packets to both forms (RFC 4291, 2.5.5): the endpoint table stores IPv4 addresses as
-    // mapped.
+    // Programs drop packets to both forms (RFC 4291, 2.5.5); the endpoint table stores IPv4 addresses as mapped.
     ([0; 8], 96, "IPv4-compatible"),
     ([0, 0, 0, 0, 0, 0xffff, 0, 0], 96, "IPv4-mapped"),
     ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10, "link-local"),
     ([0xff00, 0, 0, 0, 0, 0, 0, 0], 8, "multicast"),
 ];
 
-/// Checks each pool and CIDR, and CIDRs against each other.
 pub(super) fn check(pools: &[PoolConfig]) -> Result<(), IpamError> {
     let mut names = BTreeSet::new();
     let mut seen: Vec<(IpNet, &PoolConfig)> = Vec::new();
@@ -78,7 +76,6 @@ fn reserved(cidr: IpNet) -> Option<&'static str> {
     }
 }
 
-/// Two prefixes overlap exactly when one contains the other.
 fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }

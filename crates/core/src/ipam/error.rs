@@ -23,7 +23,7 @@ pub enum IpamError {
         resting: u64,
         /// Usable addresses.
         total: u64,
-        /// Result of a failed check of a resting address, if any.
+        /// Failed check of a resting address, if any.
         why: Option<String>,
     },
     /// The address is resting.
@@ -36,13 +36,13 @@ pub enum IpamError {
         ip: IpAddr,
         /// Pool.
         pool: PoolName,
-        /// Last owner, in words.
+        /// In words.
         last_owner: String,
-        /// Remaining rest, milliseconds; 0 when only the checks remain.
+        /// Milliseconds; 0 when only the checks remain.
         left_ms: u64,
-        /// End of the rest, milliseconds since the Unix epoch.
+        /// Milliseconds since the Unix epoch.
         ends_unix_ms: u64,
-        /// Result of the failed check, if any.
+        /// Failed check, if any.
         why: Option<String>,
     },
     /// Unknown pool.
@@ -53,7 +53,7 @@ pub enum IpamError {
         /// Configured pools.
         known: String,
     },
-    /// The pool does not contain the address, or reserves it.
+    /// Outside the pool, or reserved.
     #[error("{ip} cannot be leased from pool {pool}: {why}")]
     NotInPool {
         /// Address.
@@ -63,7 +63,7 @@ pub enum IpamError {
         /// Cause and hint.
         why: String,
     },
-    /// The node has the address, or reaches it over one of its links.
+    /// The node has or reaches the address.
     #[error("{ip} cannot be leased from pool {pool}: {why} overlaps the pool; ask for another address")]
     TakenByNode {
         /// Address.
@@ -73,7 +73,7 @@ pub enum IpamError {
         /// The node's address or route.
         why: String,
     },
-    /// All free addresses are withheld: the node has them, or reaches them over its links.
+    /// The node has or reaches all free addresses.
     #[error(
         "pool {pool} has no free address: {why} overlaps the pool, and no other address is free; remove that from the node, or give the pool another CIDR"
     )]
@@ -143,16 +143,16 @@ pub enum IpamError {
     },
 }
 
-/// The violated rule of a pool CIDR.
+/// Violated rule of a pool CIDR.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CidrProblem {
-    /// Host bits are set; the corrected CIDR.
+    /// Host bits are set; corrected.
     #[error("has bits set beyond its prefix; write {0}")]
     HostBits(IpNet),
     /// Too few addresses; the longest valid prefix.
     #[error("is too small: the node itself takes one address; use /{0} or shorter")]
     TooSmall(u8),
-    /// Contains addresses of this reserved kind.
+    /// Contains reserved addresses of this kind.
     #[error("holds {0} addresses, which endpoints cannot have; use a private range such as 10.0.0.0/8 or fd00::/8")]
     Reserved(&'static str),
 }
@@ -169,7 +169,7 @@ fn held(ip: IpAddr, owner: &LeaseOwner) -> String {
     format!("held by {}{kept}; {mend}, or ask for another address", describe_owner(owner))
 }
 
-/// Remaining quarantine, with the time of day for logs.
+/// The time of day is for logs.
 fn quarantine(left_ms: u64, ends_unix_ms: u64, why: Option<&str>) -> String {
     match (left_ms, why) {
         (0, Some(why)) => format!("until nothing on the node uses it: {why}"),

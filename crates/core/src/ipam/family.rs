@@ -1,4 +1,4 @@
-//! Addresses of one family of a pool, and the choice of the next address.
+//! One family of a pool, and the choice of the next address.
 
 use std::{
     collections::BTreeSet,
@@ -14,11 +14,10 @@ use super::{
 };
 use crate::store::Rest;
 
-/// Most rested addresses before the oldest counts as fresh: bounds memory in IPv6 pools, which never run out of fresh
-/// ones.
+/// Then the oldest counts as fresh: bounds memory in IPv6 pools, which never run out of fresh addresses.
 const RESTED_MAX: usize = 4096;
 
-/// Address as a number; IPv4 in the low 32 bits.
+/// IPv4 in the low 32 bits.
 fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -28,9 +27,8 @@ fn number(ip: IpAddr) -> u128 {
 
 #[derive(Debug, Clone)]
 enum AddressSet {
-    /// Dense: a bitmap.
     V4(RoaringBitmap),
-    /// Sparse: a /64 cannot be enumerated.
+    /// A /64 cannot be enumerated.
     V6(BTreeSet<u128>),
 }
 
@@ -49,7 +47,7 @@ impl AddressSet {
         }
     }
 
-    /// Lowest number in `from..=to` outside the set, in time linear in the runs (IPv4) or addresses (IPv6) before it.
+    /// Lowest number outside the set; linear in the runs (IPv4) or addresses (IPv6) before it.
     fn first_absent(&self, from: u128, to: u128) -> Option<u128> {
         if from > to {
             return None;
@@ -82,7 +80,7 @@ impl AddressSet {
     }
 }
 
-/// True when a pool with this CIDR may lease the address.
+/// Excludes reserved addresses of the CIDR.
 #[must_use]
 pub fn is_leasable(cidr: &IpNet, ip: IpAddr) -> bool {
     cidr.contains(&ip) && Range::of(cidr).contains(number(ip))
@@ -95,8 +93,8 @@ struct Range {
 }
 
 impl Range {
-    /// Excludes the IPv4 network and broadcast addresses and the IPv6 subnet-router anycast address (RFC 4291,
-    /// 2.6.1). Point-to-point prefixes (/31 by RFC 3021, /127 by RFC 6164) have neither.
+    /// Without IPv4 network and broadcast and IPv6 subnet-router anycast addresses (RFC 4291, 2.6.1); /31 (RFC 3021)
+    /// and /127 (RFC 6164) have neither.
     fn of(cidr: &IpNet) -> Self {
         let (first, last) = (number(cidr.network()), number(cidr.broadcast()));
         if cidr.max_prefix_len() - cidr.prefix_len() <= 1 {
@@ -108,7 +106,7 @@ impl Range {
         }
     }
 
-    /// Every address of a CIDR, including unusable ones.
+    /// Including unusable addresses.
     fn whole(cidr: &IpNet) -> Self {
         Self { first: number(cidr.network()), last: number(cidr.broadcast()) }
     }
@@ -122,13 +120,13 @@ impl Range {
 pub(super) struct FamilyPool {
     family: Family,
     ranges: Vec<Range>,
-    /// Leased, resting or rested addresses, skipped by next-fit.
+    /// Leased, resting or rested; next-fit skips them.
     passed_over: AddressSet,
     resting: Resting,
     rested: Rested,
-    /// Ranges that the node has or reaches, skipped by next-fit.
+    /// The node has or reaches them; next-fit skips them.
     withheld: Vec<Range>,
-    /// Next-fit position: a range, and a number in it.
+    /// Next-fit: a range, and a number in it.
     cursor: (usize, u128),
     used: u64,
 }
@@ -164,7 +162,7 @@ impl FamilyPool {
         self.ranges.first().and_then(|r| self.address(r.first))
     }
 
-    /// True for a usable address, whether free or not.
+    /// Usable, whether free or not.
     pub(super) fn gives_out(&self, ip: IpAddr) -> bool {
         Family::of(ip) == self.family && self.ranges.iter().any(|r| r.contains(number(ip)))
     }
@@ -181,13 +179,13 @@ impl FamilyPool {
         self.resting.get(number(ip)).filter(|s| s.rest.ip == ip)
     }
 
-    /// Usable addresses, at most `u64::MAX`.
+    /// At most `u64::MAX`.
     pub(super) fn total(&self) -> u64 {
         let total = self.ranges.iter().fold(0u128, |sum, r| sum.saturating_add((r.last - r.first).saturating_add(1)));
         u64::try_from(total).unwrap_or(u64::MAX)
     }
 
-    /// Next address: the next fresh one from the cursor, with wrap-around, else the oldest release.
+    /// Next fresh address from the cursor, else the oldest release.
     pub(super) fn next_free(&self) -> Option<IpAddr> {
         let rested = || self.rested.by_age().find(|n| self.withheld_at(*n).is_none());
         self.next_fresh().or_else(rested).and_then(|n| self.address(n))
@@ -197,7 +195,7 @@ impl FamilyPool {
         self.withheld = nets.iter().filter(|n| Family::of(n.addr()) == self.family).map(Range::whole).collect();
     }
 
-    /// True when a free address is withheld. Valid only when [`Self::next_free`] is none.
+    /// A free address is withheld. Valid only when [`Self::next_free`] is none.
     pub(super) fn has_withheld_free(&self) -> bool {
         let free = |r: &Range| self.passed_over.first_absent(r.first, r.last).is_some();
         !self.withheld.is_empty() && (self.ranges.iter().any(free) || self.rested.by_age().next().is_some())
@@ -229,7 +227,7 @@ impl FamilyPool {
             .or_else(|| self.first_fresh(current.first, current.last))
     }
 
-    /// Leases a chosen or requested address and ends its rest. Idempotent.
+    /// Ends the rest. Idempotent.
     pub(super) fn take(&mut self, ip: IpAddr) {
         let n = number(ip);
         let was_ours = self.rested.remove(n) || self.resting.remove(n).is_some();
@@ -238,7 +236,7 @@ impl FamilyPool {
         }
         self.used += 1;
         if let Some(at) = self.ranges.iter().position(|r| r.contains(n)) {
-            // May be past the range's end: the search continues in the next range.
+            // Past the range's end, the search continues in the next range.
             self.cursor = (at, n.saturating_add(1));
         }
     }
@@ -248,7 +246,7 @@ impl FamilyPool {
         self.resting.push(number(rest.ip), rest, release);
     }
 
-    /// Releases an address without a rest: it is free now, and last in order.
+    /// Free now, last in order.
     pub(super) fn release_unused(&mut self, ip: IpAddr, release: Release) {
         self.used = self.used.saturating_sub(1);
         self.push_rested(number(ip), release);

@@ -1,8 +1,8 @@
 //! Quarantine of released addresses.
 //!
-//! An address is free after its rest, once checks find no reference to its old owner on the node. This module
-//! measures time; the caller runs the checks and reports with [`Ipam::wake`] or [`Ipam::block`]. Without free
-//! addresses, a rest may end early ([`Ipam::early`]), but never without checks.
+//! An address is free after its rest, once checks find no reference on the node. The caller checks and reports with
+//! [`Ipam::wake`] or [`Ipam::block`]. Without free addresses a rest may end early ([`Ipam::early`]), but never without
+//! checks.
 
 use std::net::IpAddr;
 
@@ -10,41 +10,39 @@ use super::{Family, FamilyPool, Ipam, IpamError, LeaseRequest, Wanted, describe_
 use crate::store::{Lease, LeaseOwner, Rest};
 
 pub(super) const DEFAULT_REST_MS: u64 = 30_000;
-/// A smaller step back, milliseconds, is a reordering of threads, not a clock change.
+/// Milliseconds: smaller steps back are a reordering of threads.
 const CLOCK_SLACK_MS: u64 = 1_000;
 
-/// A resting address for status.
+/// A resting address, for status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestView {
     /// Rest.
     pub rest: Rest,
-    /// References found by the last check; none when there were none, or no check ran.
+    /// References found by the last check, if any.
     pub blocked: Option<String>,
 }
 
 impl Ipam {
-    /// Sets the shortest rest, milliseconds (default 30,000). With 0, an address rests until the checks ran.
+    /// Milliseconds; an address also rests until the checks ran.
     pub fn set_rest(&mut self, rest_ms: u64) {
         self.rest_ms = rest_ms;
     }
 
-    /// Remaining rest, milliseconds; after the clock was set back, at most a full rest.
+    /// At most a full rest, even after the clock was set back.
     pub(super) fn rest_left_ms(&self, rest: &Rest, now_ms: u64) -> u64 {
         rest.since_unix_ms.saturating_add(self.rest_ms).saturating_sub(now_ms).min(self.rest_ms)
     }
 
-    /// The rest that [`Self::release_owned`] would create, for the store, which is written first. `None` if there is
-    /// nothing to release.
+    /// The rest of [`Self::release_owned`]: the store is written first. `None` without a lease.
     #[must_use]
     pub fn peek_rest(&self, ip: IpAddr, owner: &LeaseOwner, now_ms: u64) -> Option<Rest> {
         let lease = self.leases.get(&ip).filter(|l| l.owner == *owner && l.owner != LeaseOwner::Node)?;
-        // Outside all pools, an address is not leased again and needs no rest.
+        // Addresses outside all pools are not leased again.
         self.pool_of(ip)?;
         Some(rest_of(lease, now_ms))
     }
 
-    /// Releases an address of any owner into its rest. `None` for an unleased or router address. `now_ms`: Unix
-    /// epoch, milliseconds.
+    /// Releases an address of any owner into its rest. `None` for an unleased or router address.
     pub fn release(&mut self, ip: IpAddr, now_ms: u64) -> Option<(Lease, Rest)> {
         if self.leases.get(&ip)?.owner == LeaseOwner::Node {
             return None;
@@ -58,7 +56,7 @@ impl Ipam {
         Some((lease, rest))
     }
 
-    /// Releases an address of this owner; a late release does not affect the next owner.
+    /// A late release does not affect the next owner.
     pub fn release_owned(&mut self, ip: IpAddr, owner: &LeaseOwner, now_ms: u64) -> Option<(Lease, Rest)> {
         if self.leases.get(&ip)?.owner != *owner {
             return None;
@@ -66,8 +64,8 @@ impl Ipam {
         self.release(ip, now_ms)
     }
 
-    /// Releases an address of this owner without a rest. Only for a lease that was never visible: no answer was sent,
-    /// and no step began that may pass the address to kernel or proxy. In doubt, use [`Self::release_owned`].
+    /// Releases without a rest: for a lease without an answer and without a step that may pass the address to kernel or
+    /// proxy.
     pub fn release_unused(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Option<Lease> {
         if *owner == LeaseOwner::Node || self.leases.get(&ip)?.owner != *owner {
             return None;
@@ -80,11 +78,10 @@ impl Ipam {
         Some(lease)
     }
 
-    /// Restores a stored rest under the pool whose CIDR contains the address now.
+    /// Restores a rest under the pool that contains the address now.
     ///
     /// # Errors
-    /// The stored rest is obsolete and must be removed: [`IpamError::AlreadyLeased`] (a lease takes precedence),
-    /// [`IpamError::NotInPool`] (the configuration changed).
+    /// The rest is obsolete: [`IpamError::AlreadyLeased`], or [`IpamError::NotInPool`] after a configuration change.
     pub fn claim_rest(&mut self, rest: Rest) -> Result<(), IpamError> {
         if let Some(held) = self.leases.get(&rest.ip) {
             return Err(IpamError::AlreadyLeased { ip: rest.ip, owner: held.owner.clone() });
@@ -101,7 +98,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Resting addresses, oldest release first.
+    /// Oldest release first.
     #[must_use]
     pub fn resting(&self) -> Vec<RestView> {
         let mut all: Vec<_> = self.families().flat_map(|f| f.resting().all()).collect();
@@ -109,8 +106,7 @@ impl Ipam {
         all.into_iter().map(|s| RestView { rest: s.rest.clone(), blocked: s.why().map(str::to_owned) }).collect()
     }
 
-    /// At most `limit` addresses to check after their rest: those without a failed check by release, then the others
-    /// by check, oldest first.
+    /// Addresses to check: first those never checked by release, then others by check.
     pub fn rested(&mut self, now_ms: u64, limit: usize) -> Vec<IpAddr> {
         let now_ms = self.on_clock(now_ms);
         let is_over = |release: Release| release.0.saturating_add(self.rest_ms) <= now_ms;
@@ -132,15 +128,15 @@ impl Ipam {
         over.chain(blocked).take(limit).collect()
     }
 
-    /// True when the address rests and only the checks remain.
+    /// Only the checks remain.
     pub fn has_rested(&mut self, ip: IpAddr, now_ms: u64) -> bool {
         let (now_ms, rest_ms) = (self.on_clock(now_ms), self.rest_ms);
         let release = self.family_of(ip).and_then(|f| f.sleeper(ip)).map(|s| s.release);
         release.is_some_and(|(since_ms, _)| since_ms.saturating_add(rest_ms) <= now_ms)
     }
 
-    /// Addresses whose rest may end early for a request that [`Self::lease`] refused: the exact address, or at most
-    /// `limit` of each exhausted family with any address wanted, in the order of [`Self::rested`].
+    /// Addresses whose rest may end early for a refused request: the exact address, or at most `limit` of each
+    /// exhausted family.
     #[must_use]
     pub fn early(&self, request: &LeaseRequest, limit: usize) -> Vec<IpAddr> {
         let name = request.pool.as_ref().unwrap_or(&self.default_pool);
@@ -152,14 +148,12 @@ impl Ipam {
         candidates
     }
 
-    /// Ends a rest after the checks found no reference. The address is free, after those released earlier. `None`
-    /// when it does not rest.
+    /// After the checks: the address is free, after earlier releases.
     pub fn wake(&mut self, ip: IpAddr) -> Option<Rest> {
         self.family_of(ip)?.wake(ip)
     }
 
-    /// Records a failed check. The address keeps resting and its next check comes after all others. False when it
-    /// does not rest.
+    /// After a failed check; the next comes after all others.
     pub fn block(&mut self, ip: IpAddr, why: impl Into<String>) -> bool {
         self.turns += 1;
         let check = self.turns;
@@ -180,7 +174,7 @@ impl Ipam {
         (self.on_clock(now_ms), self.turns)
     }
 
-    /// Current time; monotonic unless the clock was set back.
+    /// Monotonic unless the clock was set back.
     fn on_clock(&mut self, now_ms: u64) -> u64 {
         if now_ms.saturating_add(CLOCK_SLACK_MS) < self.latest_ms {
             for pool in &mut self.pools {

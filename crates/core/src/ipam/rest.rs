@@ -1,15 +1,13 @@
-//! Released addresses of one family: resting, and rested (free again).
-//!
-//! Both are ordered by release. A failed check does not change this order, so the newest release is reused last.
+//! Released addresses of one family: resting, and rested (free again), ordered by release: the newest is reused last.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::store::Rest;
 
-/// Release time: Unix epoch in milliseconds, and a number that orders equal times.
+/// Release time: Unix milliseconds, and a number that orders equal times.
 pub(super) type Release = (u64, u64);
 
-/// Free addresses that are leased only without fresh ones, oldest release first.
+/// Rested addresses: leased only without fresh ones.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rested {
     by_release: BTreeMap<Release, u128>,
@@ -17,7 +15,7 @@ pub(super) struct Rested {
 }
 
 impl Rested {
-    /// Adds an address; above `most`, removes and returns the oldest.
+    /// Above `most`, returns the oldest.
     pub(super) fn push(&mut self, n: u128, release: Release, most: usize) -> Option<u128> {
         self.by_release.insert(release, n);
         self.release_of.insert(n, release);
@@ -52,7 +50,7 @@ impl Rested {
 pub(super) struct Sleeper {
     pub(super) rest: Rest,
     pub(super) release: Release,
-    /// Sequence number and result of the last failed check.
+    /// Number and result of the last failed check.
     blocked: Option<(u64, String)>,
 }
 
@@ -65,9 +63,9 @@ impl Sleeper {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Resting {
     sleepers: HashMap<u128, Sleeper>,
-    /// Without a failed check: oldest release first.
+    /// Without a failed check.
     by_release: BTreeMap<Release, u128>,
-    /// With a failed check: oldest check first.
+    /// With a failed check, oldest first.
     by_check: BTreeMap<u64, u128>,
 }
 
@@ -99,7 +97,7 @@ impl Resting {
         Some(sleeper)
     }
 
-    /// Records a failed check; the next check comes after all others. `check` is unique and increasing.
+    /// The next check comes after all others. `check` is unique and increasing.
     pub(super) fn block(&mut self, n: u128, why: String, check: u64) -> bool {
         let Some(sleeper) = self.sleepers.get_mut(&n) else { return false };
         match &sleeper.blocked {
@@ -127,8 +125,7 @@ impl Resting {
     }
 }
 
-/// Moves future releases to `now_ms` in order, after the clock was set back. Otherwise an address would rest until
-/// the clock catches up.
+/// Moves future releases to `now_ms` in order: addresses must not rest until the clock catches up.
 pub(super) fn set_clock_back(resting: &mut Resting, rested: &mut Rested, now_ms: u64) {
     resting.set_clock_back(now_ms);
     rested.set_clock_back(now_ms);

@@ -85,7 +85,7 @@ fn a_family_that_fails_leaves_the_other_unleased() {
     );
     assert_eq!(ipam.leases(), before);
 
-    // Conversely: IPv4 has room, the exact IPv6 address is taken.
+    // IPv4 has room, the exact IPv6 address is taken.
     let mut ipam = self::ipam(&["10.1.0.0/24", "fd00::/64"]);
     let request = LeaseRequest { ipv6: Wanted::Exact("fd00::1".parse().unwrap()), ..LeaseRequest::default() };
     let error = ipam.lease(&request, owner(1), 0).unwrap_err();
@@ -302,7 +302,7 @@ fn withheld(nets: &[&str]) -> Vec<Withheld> {
 fn what_the_node_has_is_given_to_nobody() {
     let mut ipam = ipam(&["10.1.0.0/29", "fd00::/64"]);
     ipam.withhold(withheld(&["10.1.0.2/31", "10.1.0.5/32", "fd00::/65"]));
-    // Usable: 10.1.0.1 (the router) to 10.1.0.6.
+    // Usable: the router's 10.1.0.1 to 10.1.0.6.
     assert_eq!(lease4(&mut ipam, 1), Ipv4Addr::new(10, 1, 0, 4));
     assert_eq!(lease4(&mut ipam, 2), Ipv4Addr::new(10, 1, 0, 6));
     let any4 = LeaseRequest { ipv6: Wanted::None, ..LeaseRequest::default() };

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::*;
 use crate::fixtures::record;
 
-/// Least patience of a runtime for ADD or DEL.
+/// Least patience of a runtime.
 const RUNTIME_PATIENCE_MS: u64 = 30_000;
 
 fn lines<T: fmt::Display>(steps: impl IntoIterator<Item = T>) -> String {

@@ -1,4 +1,4 @@
-//! Test packets. Short and without payload: programs decide by headers.
+//! Test packets. Without payload: programs decide by headers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,17 +9,17 @@ const IPV6: [u8; 2] = [0x86, 0xdd];
 const ARP: [u8; 2] = [0x08, 0x06];
 const UDP: u8 = 17;
 const TCP: u8 = 6;
-/// Source and destination port: discard (RFC 863).
+/// Discard (RFC 863).
 const PORT: u16 = 9;
 const ICMPV6: u8 = 58;
-/// Hop limit of neighbour discovery (RFC 4861, 7.1.1): proves that no router forwarded it.
+/// RFC 4861, 7.1.1: no router forwarded it.
 const NEIGHBOUR_HOPS: u8 = 255;
 
 fn ethernet(to: MacAddr, from: MacAddr, ethertype: [u8; 2], payload: &[u8]) -> Vec<u8> {
     [&to.0[..], &from.0, &ethertype, payload].concat()
 }
 
-/// Internet checksum (RFC 1071) of parts of even length.
+/// RFC 1071; parts of even length.
 fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let mut sum = 0_u32;
     for part in parts {
@@ -33,7 +33,7 @@ fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     [high, low]
 }
 
-/// First packet of a flow: a datagram or a TCP SYN, whose checksum no program reads.
+/// A datagram or a TCP SYN, whose checksum no program reads.
 pub(super) fn opening(
     macs: (MacAddr, MacAddr),
     from: IpAddr,
@@ -49,7 +49,7 @@ pub(super) fn opening(
     const SYN: u8 = 2;
     let [high, low] = port.to_be_bytes();
     let [source_high, source_low] = PORT.to_be_bytes();
-    // Data offset: five 32-bit words.
+    // Five 32-bit words.
     let segment = [source_high, source_low, high, low, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, SYN, 0x10, 0, 0, 0, 0, 0];
     let (to_mac, from_mac) = macs;
     match (from, to) {
@@ -86,13 +86,13 @@ fn udp_to(port: u16, macs: (MacAddr, MacAddr), from: IpAddr, to: IpAddr, ttl: u8
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let header = header4(28, UDP, ttl, from, to);
-            // No checksum (RFC 768): the datagram has no receiver.
+            // No checksum (RFC 768).
             ethernet(to_mac, from_mac, IPV4, &[&header[..], &ports, &LENGTH, &[0, 0]].concat())
         }
         (from, to) => {
             let (from, to) = (octets6(from), octets6(to));
             let sum = checksum(&[&from, &to, &[0, 0, 0, 8, 0, 0, 0, UDP], &ports, &LENGTH]);
-            // Zero means no checksum, which IPv6 forbids (RFC 8200, 8.1).
+            // IPv6 forbids zero, which means none (RFC 8200, 8.1).
             let sum = if sum == [0, 0] { [0xff, 0xff] } else { sum };
             let header = [&[0x60, 0, 0, 0, 0, 8, UDP, ttl][..], &from, &to].concat();
             ethernet(to_mac, from_mac, IPV6, &[&header[..], &ports, &LENGTH, &sum].concat())
@@ -107,7 +107,7 @@ fn octets6(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// ARP message (RFC 826); operation 1 is a request, 2 a reply.
+/// RFC 826; operation 1 is a request, 2 a reply.
 pub(super) fn arp(
     macs: (MacAddr, MacAddr),
     operation: u8,
@@ -120,7 +120,7 @@ pub(super) fn arp(
     ethernet(macs.0, macs.1, ARP, &message)
 }
 
-/// Neighbour solicitation for `target` (RFC 4861, 4.3) to its solicited-node group (RFC 4291, 2.7.1).
+/// RFC 4861, 4.3, to the solicited-node group (RFC 4291, 2.7.1).
 pub(super) fn solicitation(from_mac: MacAddr, from: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let [.., a, b, c] = target.octets();
     let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
@@ -128,7 +128,7 @@ pub(super) fn solicitation(from_mac: MacAddr, from: Ipv6Addr, target: Ipv6Addr) 
     ethernet(MacAddr([0x33, 0x33, 0xff, a, b, c]), from_mac, IPV6, &message)
 }
 
-/// Solicited neighbour advertisement of a router with the override flag (RFC 4861, 4.4).
+/// Solicited, of a router, with the override flag (RFC 4861, 4.4).
 pub(super) fn advertisement(macs: (MacAddr, MacAddr), target: Ipv6Addr, asker: Ipv6Addr) -> Vec<u8> {
     let message = neighbour([136, 0], [0xe0, 0, 0, 0], target, (2, macs.1), target, asker);
     ethernet(macs.0, macs.1, IPV6, &message)

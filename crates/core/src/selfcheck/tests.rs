@@ -18,7 +18,7 @@ fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
     }
 }
 
-/// Outcome of a correct datapath.
+/// Of a correct datapath.
 fn right(case: &Case) -> Outcome {
     Outcome {
         verdict: case.verdict,

@@ -20,7 +20,7 @@ fn ready() -> Fsm {
     after(Fsm::new_created(NOW), &[Event::IdentityResolved, Event::BuildStarted, Event::BuildSucceeded])
 }
 
-/// State that the rules depend on; times and the failure count affect only when a build starts.
+/// Without times and failures, which affect only a build's start.
 fn shape(fsm: &Fsm) -> String {
     let level = |level: Option<Level>| level.map_or("nothing", Level::as_str);
     let mut text = format!("owes {}", level(fsm.owed));
@@ -90,7 +90,7 @@ fn the_table_of_every_state_and_event_is_the_one_checked_in() {
     insta::assert_snapshot!("state_table", table);
 }
 
-/// Target states of an event and whether it may be rejected, over all shapes.
+/// Target states, and whether the event may be rejected.
 fn successors(shapes: &BTreeMap<String, Fsm>, event: Event) -> (BTreeSet<State>, bool) {
     let steps: Vec<_> = shapes.values().map(|fsm| fsm.step(event, NOW)).collect();
     let refused = steps.iter().any(Result::is_err);
@@ -257,7 +257,7 @@ fn any_start() -> impl Strategy<Value = Fsm> {
 }
 
 fn any_events() -> impl Strategy<Value = Vec<(Event, u64)>> {
-    // Deletes and failed creates end a run; they are rare, so that most runs are long.
+    // Deletes and failed creates end a run; they are rare.
     let event = prop_oneof![
         20 => prop::sample::select(&Event::ALL[..8]),
         1 => prop::sample::select(&Event::ALL[8..]),
@@ -280,10 +280,10 @@ proptest! {
         }
     }
 
-    /// A requested build is owed or running, and a queue that obeys the actions contains it.
+    /// A requested build is owed or running, and queued if the actions are obeyed.
     #[test]
     fn an_owed_build_is_never_forgotten(start in any_start(), events in any_events()) {
-        // The model of outstanding builds, independent of the state machine.
+        // Outstanding builds, independent of the state machine.
         let mut wanted: Option<Level> = Some(Level::Datapath);
         let mut running: Option<Level> = None;
         let mut queued: Option<(Level, u64)> = None;
@@ -292,7 +292,6 @@ proptest! {
         for (event, elapsed) in events {
             now += elapsed;
             let before = fsm.clone();
-            // The queue starts a build only after its earliest start.
             if event == Event::BuildStarted && queued.is_none_or(|(_, not_before)| now < not_before) {
                 continue;
             }

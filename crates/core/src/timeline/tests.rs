@@ -108,7 +108,7 @@ fn a_life_comes_back_from_json_as_it_was() {
     assert_eq!(serde_json::from_str::<Life>(&text).unwrap(), life);
 }
 
-/// A life with a kubelet's long names, both families, and every step of a create and a delete.
+/// Long kubelet names, both families, every step of a create and a delete.
 fn pods_life(failure: &str) -> Life {
     let mut who = past(7, 1_234_567, 0).who;
     who.attachment.container_id = ContainerId::parse(&"0123456789abcdef".repeat(4)).unwrap();

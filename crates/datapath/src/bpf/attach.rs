@@ -1,8 +1,7 @@
 //! Attachment of an endpoint's programs, or of the sink, to an interface's hooks.
 //!
-//! After a change of attach mode, the agent attaches its programs before it detaches the other mode's, so that a
-//! program always polices the link. On a hook with both, only tcx runs: Wharf's programs always return a final
-//! verdict.
+//! After a change of attach mode, programs are attached before the other mode's are detached. On a hook with both, only
+//! tcx runs: Wharf's programs always return a final verdict.
 
 use std::{borrow::Cow, fs, io, path::Path};
 
@@ -32,11 +31,11 @@ const DETACH: &str = "detach programs";
 #[derive(Clone, Copy)]
 pub(super) struct Hook {
     pub(super) attach: TcAttachType,
-    /// Name of the hook's program and its pin.
+    /// Also its pin's name.
     pub(super) program: &'static str,
     /// Pin name of the tcx link.
     pub(super) link: &'static str,
-    /// Crash points after the attachment of the programs, and of the sink.
+    /// Crash points after attaching the programs, and the sink.
     attached: &'static str,
     closed: &'static str,
 }
@@ -71,13 +70,11 @@ pub(super) fn index_of(ifname: &str) -> Result<Option<u32>> {
     }
 }
 
-/// Whether the interface exists, with the reference's index if it has one.
 pub(crate) fn present(link: &LinkRef) -> Result<bool> {
     Ok(here(link)?.is_some())
 }
 
-/// The link under its current name. Wharf's links are identified by name, others by index, because their names are
-/// arbitrary.
+/// Under its current name. Wharf's links are identified by name, others by index.
 fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
     if link.owner.is_wharf() {
         let index = index_of(link.host_ifname.as_str())?;
@@ -119,7 +116,6 @@ fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassi
             crash::point(hook.attached);
             continue;
         }
-        // The pin belongs to an interface that is gone.
         pins::unpin(&pin)?;
         tcx::attach(program, ifname, hook.attach, LinkOrder::default(), &pin)?;
         crash::point(hook.attached);
@@ -153,7 +149,7 @@ fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedCla
     Ok(filtered || linked == HOOKS.len())
 }
 
-/// Moves a closed link's pins back, so that the programs replace the sink.
+/// So that the programs replace the sink.
 fn reopen_closed(tree: &PinTree, link: &LinkRef) -> Result<()> {
     let closing = tree.closing(&link.host_ifname);
     let names = pins::names(&closing)?;
@@ -176,7 +172,6 @@ impl Bpf {
         Ok(if replaced { Attached::Replaced } else { Attached::New })
     }
 
-    /// Attaches the tree's programs. Returns whether every hook had a program.
     pub(super) fn attach(&self, tree: &PinTree, link: &LinkRef) -> Result<bool> {
         let Some(link) = &here(link)? else { return Err(gone(ATTACH, about(link))) };
         reopen_closed(tree, link)?;
@@ -198,15 +193,15 @@ impl Bpf {
             AttachMode::Clsact => self.sink_clsact(&mut sink, link),
         };
         match done {
-            // The interface is gone, or is being removed with its namespace and can have no traffic.
+            // The interface is gone, or is being removed with its namespace.
             Err(e) if e.kind == KernelErrorKind::NotFound => Ok(()),
             Err(e) => Err(KernelError { operation: DETACH, ..e }),
             Ok(()) => Ok(()),
         }
     }
 
-    /// The attach mode of a link. Another plugin's link gets filters: the sink stays until the plugin removes the
-    /// link, and a filter goes with it, unlike a pinned tcx link.
+    /// Another plugin's link gets filters: unlike a pinned tcx link, a filter with the sink goes when the plugin
+    /// removes the link.
     pub(super) fn mode_of(&self, owner: LinkOwner) -> AttachMode {
         match owner {
             LinkOwner::Wharf => self.mode,
@@ -214,7 +209,7 @@ impl Bpf {
         }
     }
 
-    /// Removes the attachments from another plugin's link. A link found closed is closed again.
+    /// From another plugin's link. A link found closed is closed again.
     pub(crate) fn restore(&self, link: &LinkRef) -> Result<()> {
         let LinkOwner::Plugin { hooks } = link.owner else { return Ok(()) };
         let Some(link) = &here(link)? else { return Ok(()) };
@@ -229,7 +224,7 @@ impl Bpf {
         if let Err(e) = fs::create_dir(&closing)
             && e.kind() != io::ErrorKind::AlreadyExists
         {
-            // Never `NotFound`, which to the caller means that the interface is gone.
+            // Never `NotFound`: to the caller, the interface would be gone.
             return Err(KernelError {
                 kind: KernelErrorKind::Other,
                 ..wrap("make pin directory", closing.display().to_string(), &e)
@@ -246,7 +241,6 @@ impl Bpf {
     fn sink_tcx_hook(&self, sink: &mut SchedClassifier, link: &LinkRef, hook: Hook, closed: &Path) -> Result<()> {
         let ifname = link.host_ifname.as_str();
         if let Some(old) = tcx::open_on(closed, ifname, hook.attach)? {
-            // The sink is attached already.
             return tcx::put_behind(sink, old, &about(link)).map(drop);
         }
         pins::unpin(closed)?;
@@ -254,19 +248,19 @@ impl Bpf {
         if let Some(old) = tcx::open_on(&open, ifname, hook.attach)? {
             if tcx::put_behind(sink, old, &about(link))? {
                 crash::point("datapath/detach/before-pin-moves");
-                // The endpoint's directory is removed next, but the attachment stays until the link is gone.
+                // Stays until the link is gone.
                 return pins::replace(&open, closed);
             }
             return Ok(());
         }
-        // No pinned link: never attached, or replaced by a successor's. The sink goes first on the hook.
+        // Never attached, or replaced by a successor's. The sink goes first on the hook.
         tcx::attach(sink, ifname, hook.attach, LinkOrder::first(), closed)
     }
 
     fn sink_clsact(&self, sink: &mut SchedClassifier, link: &LinkRef) -> Result<()> {
         let ifname = link.host_ifname.as_str();
         let closing = self.pins.closing(&link.host_ifname);
-        // tcx links of the other mode run before filters: they get the sink first and are released last.
+        // These run before filters: they get the sink first and are released last.
         let mut linked = Vec::new();
         for hook in HOOKS {
             for pin in [self.pins.endpoint(link.id, hook.link), closing.join(hook.link)] {
@@ -276,7 +270,6 @@ impl Bpf {
                 }
             }
         }
-        // Foreign filters on another plugin's link stay.
         let hooks = match link.owner {
             LinkOwner::Wharf => HOOKS.to_vec(),
             LinkOwner::Plugin { .. } => clsact::held(link)?,
@@ -297,7 +290,7 @@ impl Bpf {
         self.forget_closed_dir(&closing)
     }
 
-    /// Removes the pins of a removed link's sink, and other ABI versions' pins of its endpoint.
+    /// Also other ABI versions' pins of the link's endpoint.
     pub(crate) fn forget_closed(&self, link: &LinkRef) -> Result<()> {
         self.forget_closed_dir(&self.pins.closing(&link.host_ifname))?;
         self.forget_elsewhere(link.id)
@@ -311,7 +304,7 @@ impl Bpf {
         pins::remove_dir(closing)
     }
 
-    /// At start: removes pins of closed links that vanished while no agent ran.
+    /// At start: closed links may have vanished while no agent ran.
     pub(super) fn sweep_closed(&self) -> Result<()> {
         for name in pins::names(&self.pins.closing_dir())? {
             if index_of(&name)?.is_none() {

@@ -33,7 +33,7 @@ pub(super) fn told(limit: Limit) -> String {
 }
 
 impl Bpf {
-    /// Writes the limits. A bucket with an unchanged limit keeps its fill; a changed one starts full.
+    /// A bucket with an unchanged limit keeps its fill; a changed one starts full.
     pub(super) fn ensure_bandwidth(&self, id: EndpointId, bandwidth: &Bandwidth) -> Result<()> {
         if bandwidth.is_unlimited() {
             return Ok(());

@@ -1,8 +1,7 @@
 //! `PROXY_USE`: limits of the connections that client endpoints have open to the node's proxies.
 //!
-//! The programs and this process each write one word of a row at any time. An update through the kernel would write
-//! both words, so the map is mapped into memory (`BPF_F_MMAPABLE`, Linux 5.5), and each word is loaded and stored
-//! whole.
+//! The programs and this process each write one word of a row. An update through the kernel would write both, so the
+//! map is mapped into memory (`BPF_F_MMAPABLE`, Linux 5.5).
 
 use std::{
     collections::HashMap,
@@ -28,16 +27,16 @@ use crate::{error::wrap, netlink::sockets};
 const HOLDS: u32 = 4;
 
 impl Bpf {
-    /// Connections that endpoints opened to the proxies since the map was created; wraps.
+    /// Since the map was created; wraps.
     pub(crate) fn opened_to_proxies(&self) -> Result<u32> {
         let uses: Array<_, ProxyUse> = self.open_held(map::PROXY_USE)?;
         Ok(uses.get(&0, 0).map_err(|e| wrap("read map", map::PROXY_USE, &e))?.opened)
     }
 
-    /// Counts the open connections of each endpoint to the proxies, and limits them to `share`.
+    /// Counts each endpoint's open connections to the proxies, and limits them to `share`.
     pub(crate) fn limit_proxy_clients(&self, share: u32) -> Result<ProxyClients> {
         let rows = Rows::of(&self.held_data(map::PROXY_USE)?)?;
-        // Read before the sockets are counted: connections opened in between count twice until the next count.
+        // Before the count: connections opened in between count twice until the next count.
         let opened: Vec<u32> = rows.all().map(|row| row.opened.load(Ordering::Acquire)).collect();
         let mut open: HashMap<u32, u32> = HashMap::new();
         for (address, count) in sockets::of_proxies()? {
@@ -46,7 +45,7 @@ impl Bpf {
             }
         }
         let (now, mut clients) = (now()?, ProxyClients::default());
-        // While limits were not enforced, no connection was refused; the limits of a new map are zero.
+        // Without enforcement no connection was refused.
         let until = rows.all().next().map_or(0, |node| node.limit.load(Ordering::Acquire));
         let enforced = until.wrapping_sub(now).cast_signed() >= 0;
         for (id, (row, opened)) in (0_u16..).zip(rows.all().zip(opened)) {
@@ -58,7 +57,7 @@ impl Bpf {
             let is_spent = ProxyUse { opened: row.opened.load(Ordering::Acquire), limit }.is_spent();
             clients.spent.extend((is_spent || enforced && before.is_spent()).then_some(id));
         }
-        // Written last: limits are enforced when every limit is in place.
+        // Last: limits are enforced when all are in place.
         if let Some(node) = rows.all().next() {
             node.limit.store(now.wrapping_add(HOLDS), Ordering::Release);
         }
@@ -75,7 +74,6 @@ struct Row {
 
 const _: () = assert!(size_of::<Row>() == size_of::<ProxyUse>() && align_of::<Row>() == align_of::<ProxyUse>());
 
-/// The mapped memory of the map.
 struct Rows(NonNull<c_void>);
 
 const ROWS: usize = PROXY_USE_MAX as usize;
@@ -85,22 +83,21 @@ impl Rows {
     fn of(data: &MapData) -> Result<Self> {
         let length = NonZeroUsize::new(BYTES).unwrap_or(NonZeroUsize::MIN);
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, owned by this value. The map's shape was checked when it was opened, so it has this
-        // size.
+        // SAFETY: a new mapping, owned by this value, of the map's checked size.
         let memory = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, data.fd(), 0) };
         memory.map(Self).map_err(|e| wrap("map memory of map", map::PROXY_USE, &e))
     }
 
     fn all(&self) -> impl Iterator<Item = &Row> {
-        // SAFETY: the mapping has `ROWS` rows of two words, valid for any bits, and lives as long as `self`; all
-        // writes are word-sized.
+        // SAFETY: the mapping has `ROWS` rows, valid for any bits, and lives as long as `self`; all writes are
+        // word-sized.
         unsafe { std::slice::from_raw_parts(self.0.cast::<Row>().as_ptr(), ROWS) }.iter()
     }
 }
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `of`; no reference outlives `self`. Unmapping an existing mapping does not fail.
+        // SAFETY: the mapping of `of`; no reference outlives `self`.
         let _ = unsafe { munmap(self.0, BYTES) };
     }
 }

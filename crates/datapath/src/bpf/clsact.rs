@@ -1,8 +1,7 @@
-//! Attachment by filters on the `clsact` qdisc. Every kernel has them, and they are the default
-//! (docs/attach-modes.md).
+//! Attachment by filters on the `clsact` qdisc, the default (docs/attach-modes.md).
 //!
 //! A filter is removed with its interface, so it needs no pin. The qdisc may be shared. A filter is Wharf's if kind,
-//! priority, protocol, handle and name match; no other filter is replaced or removed.
+//! priority, protocol, handle and name match; others are never changed.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -29,11 +28,11 @@ use crate::{
 
 const RELEASE: &str = "remove filters";
 
-/// Priority of Wharf's filter: the first on the hook.
+/// The first on the hook.
 const PRIORITY: u32 = 1;
 /// `ETH_P_ALL` of `linux/if_ether.h`.
 const ALL_PROTOCOLS: u16 = 3;
-/// Handle of Wharf's filter: handles that the kernel or people choose are small.
+/// Handles that the kernel or people choose are small.
 const HANDLE: u32 = 0x7768_0001;
 /// Shown by `tc filter show`.
 const NAME_PREFIX: &str = wharf_names::attached::FILTER_PREFIX;
@@ -43,12 +42,11 @@ const CLSACT: &str = "clsact";
 pub(super) struct Wanted<'a> {
     pub(super) hook: TcAttachType,
     pub(super) program: &'a SchedClassifier,
-    /// The name after [`NAME_PREFIX`].
+    /// After [`NAME_PREFIX`].
     pub(super) name: String,
 }
 
-/// Filter name after [`NAME_PREFIX`]: the program, and on another plugin's link also id and epoch. A Wharf link has
-/// its mark instead.
+/// The program, and on another plugin's link also id and epoch.
 pub(super) fn name(program: &str, link: &LinkRef) -> String {
     match link.owner {
         LinkOwner::Wharf => program.to_owned(),
@@ -56,15 +54,12 @@ pub(super) fn name(program: &str, link: &LinkRef) -> String {
     }
 }
 
-/// Suffix of the names of an endpoint's filters on another plugin's link.
 fn owner(link: &LinkRef) -> String {
     format!(":{}:{}", link.id, link.epoch)
 }
 
-/// Attaches or replaces the filters. Returns whether all of them existed.
-///
-/// # Errors
-/// `NotFound` only when the interface is gone; `Conflict` for a foreign filter or qdisc.
+/// Attaches or replaces the filters. Returns whether all existed. `NotFound` only when the interface is gone;
+/// `Conflict` for a foreign filter or qdisc.
 pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     let mut device = Device::open(ifname)?.ok_or_else(|| gone(ATTACH, ifname.to_owned()))?;
     let mut outcome = device.attach(wanted)?;
@@ -77,7 +72,6 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
         let told = refusal.into_error(ATTACH, ifname);
         match told.kind {
             _ if device_gone => gone(ATTACH, ifname.to_owned()),
-            // The qdisc or the classifier is missing, or unexpected.
             KernelErrorKind::NotFound | KernelErrorKind::Exists => {
                 let cause = format!(
                     "{}; the kernel must have the clsact qdisc and the bpf classifier (CONFIG_NET_SCH_INGRESS, \
@@ -91,14 +85,12 @@ pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     })
 }
 
-/// Id of the program of Wharf's filter on a hook.
 pub(super) fn program(connection: &mut Connection, index: IfIndex, hook: TcAttachType) -> Result<Option<u32>> {
     let filters = filters(connection, index.0.cast_signed(), hook, &index.to_string())?;
     Ok(filters.ours().and_then(|f| f.program))
 }
 
-/// Removes Wharf's filters, and the qdisc if it is empty then: it served this endpoint only. Returns whether every
-/// hook had a filter.
+/// Removes Wharf's filters, and an empty qdisc. Returns whether every hook had a filter.
 pub(super) fn release(ifname: &str) -> Result<bool> {
     let Some(mut device) = Device::open(ifname)? else { return Ok(false) };
     let mut ours = Vec::with_capacity(HOOKS.len());
@@ -117,24 +109,22 @@ pub(super) fn release(ifname: &str) -> Result<bool> {
         let left = device.look(hook.attach)?;
         match refused {
             Some(refusal) if left.ours().is_some() => return Err(refusal.into_error(RELEASE, ifname)),
-            // Refused because the filter was already gone.
             _ => empty &= left.is_empty(),
         }
     }
     if empty && let Some(Err(refusal)) = device.connection.batch(vec![device.remove_qdisc()])?.pop() {
-        // An empty qdisc is harmless, and may be gone already.
         tracing::debug!(ifname, error = %refusal.errno, "the clsact qdisc was not removed");
     }
     Ok(everywhere)
 }
 
-/// Removes this endpoint's filters from another plugin's link, and with `bare` an empty qdisc.
+/// From another plugin's link; with `bare` also an empty qdisc.
 pub(super) fn restore(link: &LinkRef, bare: bool) -> Result<()> {
     let owner = owner(link);
     remove_all(link.host_ifname.as_str(), |filter| filter.name.ends_with(&owner), bare)
 }
 
-/// Hooks of another plugin's link with this endpoint's filters.
+/// On another plugin's link.
 pub(super) fn held(link: &LinkRef) -> Result<Vec<Hook>> {
     let mut held = Vec::with_capacity(HOOKS.len());
     let Some(mut device) = Device::open(link.host_ifname.as_str())? else { return Ok(held) };
@@ -147,7 +137,6 @@ pub(super) fn held(link: &LinkRef) -> Result<Vec<Hook>> {
     Ok(held)
 }
 
-/// Removes matching filters, and with `bare` an empty qdisc.
 fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Result<()> {
     let Some(mut device) = Device::open(ifname)? else { return Ok(()) };
     let mut empty = true;
@@ -164,7 +153,6 @@ fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Res
         let left = device.look(hook.attach)?;
         match refused {
             Some(refusal) if left.ours().is_some_and(&wanted) => return Err(refusal.into_error(RELEASE, ifname)),
-            // Refused because the filter was already gone.
             _ => empty &= left.is_empty(),
         }
     }
@@ -178,7 +166,7 @@ fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Res
     Ok(())
 }
 
-/// The state of the hooks on another plugin's link. A qdisc `ingress`, in clsact's place, counts as clsact.
+/// On another plugin's link. A qdisc `ingress` counts as clsact.
 pub(crate) fn found(connection: &mut Connection, index: IfIndex) -> Result<HooksFound> {
     Ok(match owner_on(connection, index)? {
         Some(_) => HooksFound::Closed,
@@ -187,8 +175,7 @@ pub(crate) fn found(connection: &mut Connection, index: IfIndex) -> Result<Hooks
     })
 }
 
-/// Whether there is a qdisc for hooks. The kernel answers this query like a notification: to the sender only with
-/// NLM_F_ECHO.
+/// The kernel answers to the sender only with NLM_F_ECHO.
 fn is_there(connection: &mut Connection, index: IfIndex) -> Result<bool> {
     match connection.one(RouteNetlinkMessage::GetQueueDiscipline(qdisc(index.0.cast_signed())), NLM_F_ECHO)? {
         Ok(messages) => Ok(messages.iter().any(|m| matches!(m, RouteNetlinkMessage::NewQueueDiscipline(_)))),
@@ -198,7 +185,7 @@ fn is_there(connection: &mut Connection, index: IfIndex) -> Result<bool> {
     }
 }
 
-/// The endpoint in the names of Wharf's filters; zeros where they name none.
+/// From the names of Wharf's filters; zeros where they name none.
 pub(crate) fn owner_on(connection: &mut Connection, index: IfIndex) -> Result<Option<(u16, Epoch)>> {
     for hook in HOOKS {
         if let Some(filter) = filters(connection, index.0.cast_signed(), hook.attach, &index.to_string())?.ours() {
@@ -211,7 +198,7 @@ pub(crate) fn owner_on(connection: &mut Connection, index: IfIndex) -> Result<Op
     Ok(None)
 }
 
-/// Removes all Wharf filters from another plugin's link, and an empty qdisc.
+/// Also removes an empty qdisc.
 pub(crate) fn remove_from(ifname: &str) -> Result<()> {
     remove_all(ifname, |_| true, true)
 }
@@ -262,7 +249,7 @@ impl Filter {
             && self.name.strip_prefix(NAME_PREFIX).is_some_and(|program| !program.is_empty())
     }
 
-    /// Whether a foreign filter is in the way: a priority has one kind and one protocol.
+    /// A priority has one kind and one protocol.
     fn excludes_ours(&self) -> bool {
         self.info >> 16 == PRIORITY
             && !self.is_ours()
@@ -285,7 +272,6 @@ impl Filters {
     }
 }
 
-/// Priority and protocol of Wharf's filters.
 fn info() -> u32 {
     PRIORITY << 16 | u32::from(ALL_PROTOCOLS.to_be())
 }
@@ -303,10 +289,9 @@ impl<'a> Device<'a> {
         Ok(Some(Self { connection: Connection::open()?, ifname, index }))
     }
 
-    /// The inner result carries the kernel's refusal.
+    /// The inner result is the kernel's refusal.
     fn attach(&mut self, wanted: &[Wanted<'_>]) -> Result<std::result::Result<bool, Refusal>> {
-        // Without NLM_F_EXCL an existing clsact is accepted. An `ingress` qdisc, with the same handle but one hook,
-        // is refused.
+        // Without NLM_F_EXCL: an existing clsact is accepted. An `ingress` qdisc (same handle, one hook) is refused.
         let qdisc = Request::new(RouteNetlinkMessage::NewQueueDiscipline(self.qdisc()), NLM_F_CREATE);
         match self.connection.batch(vec![qdisc])?.pop() {
             Some(Err(refusal)) if refusal.is(libc::EINVAL) => {
@@ -322,7 +307,7 @@ impl<'a> Device<'a> {
             _ => {}
         }
         crash::point("datapath/filters/after-qdisc");
-        // Creation first: new interfaces have no filters, and listing takes RTNL for each hook.
+        // First, because new interfaces have no filters, and listing takes RTNL for each hook.
         let new = NLM_F_CREATE | NLM_F_EXCL;
         let requests = wanted.iter().map(|w| self.put_filter(w, new)).collect::<Result<_>>()?;
         let answers = self.connection.batch(requests)?;
@@ -392,8 +377,8 @@ fn qdisc(index: i32) -> TcMessage {
     TcMessage::from_parts(header, vec![TcAttribute::Kind(CLSACT.to_owned())])
 }
 
-/// Keeps hooks in use on the machine with a qdisc without programs. The kernel patches code on all processors for the
-/// first and the last hook: 0.1 ms of an ADD on an otherwise empty node, more on a busy one.
+/// A qdisc without programs keeps hooks in use on the machine. The kernel patches code on all processors for the first
+/// and the last hook: 0.1 ms of an ADD or more.
 pub(crate) fn keep_hooks(index: IfIndex) -> Request {
     Request::new(RouteNetlinkMessage::NewQueueDiscipline(qdisc(index.0.cast_signed())), NLM_F_CREATE)
 }

@@ -21,13 +21,13 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// Crash points after each pin under an upcoming name.
+/// After each pin under an upcoming name.
 const AFTER_PIN: [&str; 3] = [
     "datapath/programs/after-pin-from-container",
     "datapath/programs/after-pin-to-container",
     "datapath/programs/after-pin-deliver",
 ];
-/// Crash points after each move to a final name.
+/// After each move to a final name.
 const AFTER_MOVE: [&str; 3] = [
     "datapath/programs/after-move-from-container",
     "datapath/programs/after-move-to-container",
@@ -39,7 +39,7 @@ fn about(id: EndpointId) -> String {
 }
 
 impl Bpf {
-    /// Loads and pins the programs. Reuses pinned maps, so counters survive.
+    /// Reuses pinned maps, so counters survive.
     pub(crate) fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs> {
         self.check_uncovered()?;
         let dir = self.pins.endpoint_dir(spec.id);
@@ -69,7 +69,6 @@ impl Bpf {
         let object = match (spec.debug, objects().endpoint_debug) {
             (false, _) => objects().endpoint,
             (true, Some(object)) => {
-                // All programs share one log buffer.
                 paths.push((LOGS, self.pins.shared(LOGS)));
                 object
             }
@@ -91,7 +90,6 @@ impl Bpf {
         }
         let load = |e: &aya::EbpfError| wrap("load programs", about(spec.id), e);
         let mut ebpf = self.load(object, Some(&consts), paths, load)?;
-        // Loading creates and pins the maps.
         crash::point("datapath/programs/after-maps");
         let mut memlock_bytes = 0;
         let (mut program_ids, mut tags) = ([0; 3], [0; 3]);
@@ -106,7 +104,7 @@ impl Bpf {
         if !spec.debug {
             self.known.learn(tags);
         }
-        // The first load learns the tags: loaded programs that match the pinned ones are dropped.
+        // The first load learns the tags.
         if let Some(kept) = self.kept(spec, &consts)? {
             return Ok(kept);
         }
@@ -161,7 +159,7 @@ impl Bpf {
         maps::config(&path)?.get().map_err(|e| wrap("read configuration", about(id), &e))
     }
 
-    /// Non-zero counters, summed over CPUs.
+    /// Non-zero, summed over CPUs.
     pub(crate) fn counters(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
         let metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
         let mut rows = Vec::new();
@@ -179,13 +177,12 @@ impl Bpf {
         Ok(rows)
     }
 
-    /// Unpins links, programs and maps; returns the last counters. Missing pins are no error.
+    /// Returns the last counters. Missing pins are no error.
     pub(crate) fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>> {
         let counters = match self.counters(id) {
             Ok(rows) => rows,
             Err(e) if e.kind == KernelErrorKind::NotFound => Vec::new(),
             Err(error) => {
-                // Unreadable counters do not stop the removal.
                 tracing::warn!(endpoint = %id, %error, "last counters lost");
                 Vec::new()
             }
@@ -196,7 +193,7 @@ impl Bpf {
 
     pub(super) fn unpin_all(&self, id: EndpointId) -> Result<()> {
         if self.is_covered() {
-            // The pins may be another agent's. The audit finds this endpoint's pins later.
+            // The pins may be another agent's. The audit finds this endpoint's later.
             return Ok(());
         }
         for name in LINKS {

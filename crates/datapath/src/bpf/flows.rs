@@ -1,4 +1,4 @@
-//! The flow tables: collection, and what people look at and remove.
+//! The flow tables: collection, list and removal.
 
 use std::{
     collections::HashMap,
@@ -26,8 +26,7 @@ use wharf_core::{
 use super::{Bpf, loader, maps, rows::address_of};
 use crate::error::{fail, wrap};
 
-/// The object with the collector (aya cannot move a program out of its object). Locked during a collection: the
-/// program counts in the tables.
+/// aya cannot move a program out of its object. Locked during a collection: the program counts in the tables.
 #[derive(Default)]
 pub(super) struct Collector(Mutex<Option<Ebpf>>);
 
@@ -39,7 +38,6 @@ impl Collector {
             None => return Err(absent()),
         };
         program.load().map_err(|e| failed(&e))?;
-        // The object is replaced as a whole, so a poisoned lock is safe.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(node);
         Ok(())
     }
@@ -63,7 +61,6 @@ fn refused(error: &(dyn std::error::Error + 'static)) -> KernelError {
 const COLLECT: &str = "collect flows";
 
 impl Bpf {
-    /// Removes rows of finished flows; returns the tables' fill.
     pub(crate) fn collect_flows(&self) -> Result<FlowUsage> {
         let began = Instant::now();
         self.collector.run()?;
@@ -86,7 +83,6 @@ impl Bpf {
         totals.get(&0, 0).map_err(|e| wrap("read map", map::FLOW_TOTALS, &e))
     }
 
-    /// At most `limit` matching flows.
     pub(crate) fn flows(&self, filter: &FlowFilter, limit: usize) -> Result<FlowList> {
         let mut list = FlowList::default();
         self.each_flow(filter, |_, _, flow| {
@@ -100,7 +96,6 @@ impl Bpf {
         Ok(list)
     }
 
-    /// Removes matching flows; later packets begin new flows.
     pub(crate) fn flush_flows(&self, filter: &FlowFilter) -> Result<u64> {
         let mut keys = Vec::new();
         self.each_flow(filter, |table, key, _| {
@@ -112,7 +107,7 @@ impl Bpf {
             let mut rows = self.flow_rows(table)?;
             match rows.remove(&key) {
                 Ok(()) => removed += 1,
-                // Collected, evicted or moved to the other table meanwhile.
+                // Collected, evicted or moved meanwhile.
                 Err(e) if maps::is_missing(&e) => {}
                 Err(e) => return Err(wrap("remove flow", table, &e)),
             }
@@ -120,8 +115,7 @@ impl Bpf {
         Ok(removed)
     }
 
-    /// Calls `with` for matching rows. Rows that change meanwhile may be omitted or repeated. Omits finished flows
-    /// and deleted endpoints, whose rows will be overwritten or collected.
+    /// Rows that change meanwhile may be omitted or repeated. Omits finished flows and deleted endpoints.
     fn each_flow(
         &self,
         filter: &FlowFilter,
@@ -129,7 +123,7 @@ impl Bpf {
     ) -> Result<()> {
         let now = now()?;
         let epochs: HashMap<_, _> = self.endpoint_rows()?.into_iter().map(|row| (row.address, row.epoch)).collect();
-        // Programs store the low half of an epoch.
+        // Programs store the low half.
         let is_there = |address, epoch| {
             epoch == 0 || epochs.get(&address).is_some_and(|is| is.0 & u64::from(u32::MAX) == u64::from(epoch))
         };
@@ -155,10 +149,9 @@ impl Bpf {
     }
 }
 
-/// Ticks since boot, as the programs count them.
+/// As the programs count them.
 pub(super) fn now() -> Result<u32> {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|e| wrap("read clock", "CLOCK_MONOTONIC", &e))?;
-    // Enough for a hundred years.
     Ok(u32::try_from(Duration::from(time).as_nanos() >> TICK_SHIFT).unwrap_or(u32::MAX))
 }
 

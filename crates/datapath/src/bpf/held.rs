@@ -1,7 +1,5 @@
-//! The shared maps that this process holds open.
-//!
-//! Programs, rows and pins must refer to the same maps, and pins can change while the agent runs. So rows are
-//! accessed through held descriptors, and programs are loaded only while every pin matches.
+//! The shared maps that this process holds open. Pins can change meanwhile, and programs, rows and pins must refer to
+//! the same maps. So rows are accessed through held descriptors, and programs are loaded only while every pin matches.
 
 use std::{
     fs, io,
@@ -20,13 +18,12 @@ use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
 use super::{Bpf, maps, pins::SHARED_MAPS};
 use crate::error::{fail, wrap};
 
-/// Shared maps used by an endpoint's programs.
 const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 
 pub(super) struct SharedMap {
     pub(super) name: &'static str,
     id: u32,
-    /// Sizes of key and value. Programs have separate ids, so an id does not identify a pinned object.
+    /// Of key and value. Programs have separate ids, so an id does not identify a pinned object.
     sizes: (u32, u32),
     pub(super) map: Map,
 }
@@ -43,13 +40,12 @@ impl SharedMap {
         info.id() == self.id && (info.key_size(), info.value_size()) == self.sizes
     }
 
-    /// The cause for another pinned map.
     fn another(&self, is: u32) -> String {
         format!("expected map id {}, which the programs use, found {is}: the pin was replaced", self.id)
     }
 }
 
-/// Maps by type; `CALLS` and `NODE_CALLS` are read as arrays of program ids.
+/// `CALLS` and `NODE_CALLS` are read as arrays of program ids.
 fn typed(name: &str, data: MapData) -> Map {
     match name {
         map::ENDPOINTS | map::FLOWS | map::FLOWS_RECENT | map::FRAGMENT_SLOTS | map::POLICY_CELLS => Map::HashMap(data),
@@ -63,7 +59,6 @@ fn typed(name: &str, data: MapData) -> Map {
     }
 }
 
-/// `None` for kinds that no shared map has.
 fn data_of(map: &Map) -> Option<&MapData> {
     match map {
         Map::HashMap(data)
@@ -77,7 +72,7 @@ fn data_of(map: &Map) -> Option<&MapData> {
     }
 }
 
-/// Cause of refusals while [`Place::Covered`].
+/// While [`Place::Covered`].
 pub(super) const COVERED: &str = "another bpffs is mounted over the one that the agent opened, and nothing is pinned in it: \
                                   unmount it, or restart the agent, which then uses the other one";
 
@@ -85,14 +80,13 @@ pub(super) const COVERED: &str = "another bpffs is mounted over the one that the
 pub(super) enum Place {
     /// The bpffs that this process opened.
     Ours,
-    /// Another bpffs, mounted over the opened one.
+    /// Another bpffs is mounted over it.
     Covered,
-    /// Another bpffs; the opened one was unmounted with its pins.
+    /// It was unmounted with its pins.
     Replaced,
 }
 
-/// Whether the mounts (`proc_pid_mountinfo(5)`) have a bpffs with the device number. Another file system may reuse
-/// the number of an unmounted one.
+/// See `proc_pid_mountinfo(5)`. Another file system may reuse the number.
 fn has_device(mounts: &str, device: u64) -> bool {
     let device = format!("{}:{}", libc::major(device), libc::minor(device));
     let is_bpffs = |line: &str| line.split_once(" - ").is_some_and(|(_, rest)| rest.starts_with("bpf "));
@@ -110,8 +104,8 @@ impl Bpf {
         if device == self.device {
             return Ok(Place::Ours);
         }
-        // `thread-self`: mount namespaces are per thread. Unreadable mounts count as covered, so that nothing is
-        // written to another agent's bpffs.
+        // `thread-self`: mount namespaces are per thread. Unreadable mounts count as covered: nothing is written to
+        // another agent's bpffs.
         let is_mounted = match fs::read_to_string("/proc/thread-self/mountinfo") {
             Ok(mounts) => has_device(&mounts, self.device),
             Err(error) => {
@@ -126,10 +120,8 @@ impl Bpf {
         matches!(self.place(), Ok(Place::Covered))
     }
 
-    /// Checks that the opened bpffs is not covered.
-    ///
-    /// # Errors
-    /// `Conflict` when it is. New pins through a held descriptor would keep an operator from unmounting it.
+    /// Fails when the opened bpffs is covered: new pins through a held descriptor would keep an operator from
+    /// unmounting it.
     pub(super) fn check_uncovered(&self) -> Result<()> {
         match self.place()? {
             Place::Ours | Place::Replaced => Ok(()),
@@ -152,16 +144,14 @@ impl Bpf {
             Ok(info) if own.is(&info) => None,
             Ok(info) => Some(BadPin::Another(own.another(info.id()))),
             Err(e) if e.kind == KernelErrorKind::NotFound => Some(BadPin::Missing),
-            // The pin cannot be examined, and a good pin must not be replaced.
+            // A good pin must not be replaced.
             Err(e) if e.kind == KernelErrorKind::Exhausted => None,
             Err(e) => Some(BadPin::Another(e.cause)),
         }
     }
 
-    /// Loads an object over the held shared maps and other pins.
-    ///
-    /// # Errors
-    /// A shared map's pin is missing or differs: aya opens maps by pins, and creates missing ones.
+    /// Loads an object over the held shared maps and other pins. Fails when a shared map's pin is missing or differs:
+    /// aya opens maps by pins, and creates missing ones.
     pub(super) fn load(
         &self,
         object: &[u8],
@@ -185,7 +175,6 @@ impl Bpf {
     }
 
     pub(super) fn held(&self) -> MutexGuard<'_, Vec<SharedMap>> {
-        // Consistent after each push, so a poisoned lock is safe.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,7 +183,7 @@ impl Bpf {
         self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
     }
 
-    /// Reads a held map, even if it is no longer pinned. `None` after `remove_node`.
+    /// Even if no longer pinned. `None` after `remove_node`.
     pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
     }
@@ -216,10 +205,7 @@ impl Bpf {
         fail("open map", self.pins.shared(own.name).display().to_string(), KernelErrorKind::Conflict, cause)
     }
 
-    /// A held map, regardless of pins.
-    ///
-    /// # Errors
-    /// `NotFound` after `remove_node`.
+    /// Regardless of pins; `NotFound` after `remove_node`.
     pub(super) fn held_data(&self, name: &str) -> Result<MapData> {
         let failed = |e: &(dyn std::error::Error + 'static)| wrap("open map", name, e);
         let held = self.held();
@@ -240,7 +226,7 @@ impl Bpf {
         self.open_held(map::ENDPOINTS)
     }
 
-    /// `CALLS` or `NODE_CALLS`, writable.
+    /// Writable.
     pub(super) fn program_slots(&self, name: &'static str) -> Result<ProgramArray<MapData>> {
         ProgramArray::try_from(Map::ProgramArray(self.held_data(name)?)).map_err(|e| wrap("open map", name, &e))
     }

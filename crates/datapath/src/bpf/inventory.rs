@@ -1,4 +1,4 @@
-//! Contents of pin tree and maps, for restore, audit and display.
+//! Contents of pin tree and maps.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,6 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// Column names and values.
 pub(crate) type Row = BTreeMap<String, String>;
 
 pub(crate) fn row<const N: usize>(columns: [(&str, String); N]) -> Row {
@@ -45,8 +44,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 impl PinTree {
-    /// Wharf's pins and directories, contents first, and foreign entries. In another version's tree every pin name
-    /// counts as Wharf's.
+    /// Contents first. In another version's tree every pin name counts as Wharf's.
     pub(crate) fn listing(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut ours, mut foreign) = (Vec::new(), Vec::new());
         let foreign_version = self.version() != wharf_common::abi::version();
@@ -54,7 +52,6 @@ impl PinTree {
         let of_endpoint = |name: &str| foreign_version || is_ours(name);
         let mut sort = |dir: &Path, known: &dyn Fn(&str) -> bool| -> Result<()> {
             let (mine, others): (Vec<_>, Vec<_>) = pins::names(dir)?.into_iter().partition(|name| known(name));
-            // The call that lists a directory adds it.
             ours.extend(mine.into_iter().map(|name| dir.join(name)).filter(|path| !path.is_dir()));
             foreign.extend(others.into_iter().map(|name| dir.join(name)));
             if dir.is_dir() {
@@ -79,7 +76,7 @@ impl PinTree {
 }
 
 impl Bpf {
-    /// Rows, slots and pins. Foreign entries under the root are foreign pins.
+    /// Foreign entries under the root are foreign pins.
     pub(crate) fn dump(&self) -> Result<KernelDump> {
         let mut dump = KernelDump {
             endpoint_rows: unless_removed(self.endpoint_rows())?,
@@ -114,7 +111,6 @@ impl Bpf {
             let dir = parent.join(&name);
             match fs::symlink_metadata(&dir) {
                 Ok(entry) if ours(&name) && entry.is_dir() => {}
-                // A concurrent delete removed it.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Ok(_) | Err(_) => {
                     dump.foreign_pins.push(dir);
@@ -122,7 +118,6 @@ impl Bpf {
                 }
             }
             let (mut known, foreign): (Vec<_>, Vec<_>) = pins::names(&dir)?.into_iter().partition(|n| is_ours(n));
-            // An upcoming pin belongs to a build, or the next build replaces it.
             known.retain(|name| !PROGRAMS.iter().any(|program| upcoming(program) == *name));
             dump.foreign_pins.extend(foreign.into_iter().map(|n| dir.join(n)));
             dump.pins.push((format!("{prefix}{name}"), known));
@@ -147,12 +142,11 @@ impl Bpf {
         for name in SHARED_MAPS {
             let entries = match name {
                 map::ENDPOINTS => Some(self.endpoint_rows()?.len()),
-                // Only pinned endpoints' slots: reading all 16,384 takes 10 ms and is left to the audit.
+                // Only pinned endpoints' slots: reading all 16,384 takes 10 ms.
                 map::CALLS => Some(slots),
                 map::STACK_PATHS => Some(self.stack_paths()?.len()),
                 // From the last collection: the table may have half a million rows.
                 map::FLOWS => Some(usize::try_from(self.flow_totals()?.rows).unwrap_or(usize::MAX)),
-                // Counting the policy tables would read every row.
                 _ => None,
             };
             infos.push(info(name.to_owned(), &self.held_data(name)?, entries)?);
@@ -161,11 +155,9 @@ impl Bpf {
             for name in MAPS {
                 let data = match maps::open(&self.pins.endpoint(id, name), name) {
                     Ok(data) => data,
-                    // The endpoint is being deleted.
                     Err(e) if e.kind == KernelErrorKind::NotFound => continue,
                     Err(e) => return Err(e),
                 };
-                // An array always has all rows.
                 let rows = data.info().map_err(|e| wrap("read map", name, &e))?.max_entries() as usize;
                 infos.push(info(format!("{id}/{name}"), &data, Some(rows))?);
             }
@@ -256,7 +248,7 @@ impl Bpf {
 
     fn stack_paths(&self) -> Result<Vec<(StackPathKey, StackPathRow)>> {
         let paths: HashMap<_, StackPathKey, StackPathRow> = self.open_held(map::STACK_PATHS)?;
-        // An eviction ends the iteration early or repeats rows, which is acceptable for display.
+        // An eviction ends the iteration early or repeats rows.
         Ok(paths.iter().filter_map(std::result::Result::ok).take(map::STACK_PATHS_MAX as usize).collect())
     }
 
@@ -289,7 +281,6 @@ impl Bpf {
         Ok(rows)
     }
 
-    /// Connections that each endpoint opened to the proxies, and the count from which the programs refuse.
     fn proxy_uses(&self) -> Result<Vec<Row>> {
         let uses: Array<_, ProxyUse> = self.open_held(map::PROXY_USE)?;
         let read = |id: EndpointId| {

@@ -1,8 +1,8 @@
 //! Reuse of pinned programs that equal a load's result, to save the verifier's time.
 //!
 //! A program's tag is a hash of the loaded instructions without map descriptors (`bpf_prog_info.tag`). It depends on
-//! the kernel, so tags are learned from this process's first load. Constants and maps are compared separately.
-//! Programs with log records have record data among their constants and are always reloaded.
+//! the kernel, so tags are learned from the first load. Constants and maps are compared separately. Programs with log
+//! records are always reloaded.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -19,10 +19,9 @@ use super::{
 };
 use crate::error::wrap;
 
-/// Tags of [`PROGRAMS`], in order.
+/// Of [`PROGRAMS`], in order.
 type Tags = [u64; 3];
 
-/// `None` before the first load.
 #[derive(Default)]
 pub(super) struct Known(Mutex<Option<Tags>>);
 
@@ -37,8 +36,7 @@ impl Known {
 }
 
 impl Bpf {
-    /// The pinned programs. `None` when they differ from a load's result, the spec does not ask to keep them, or the
-    /// tags are unknown.
+    /// `None` when the pinned programs differ, the spec does not ask to keep them, or the tags are unknown.
     pub(super) fn kept(&self, spec: &ProgramSpec, consts: &EndpointConsts) -> Result<Option<Programs>> {
         let Some(tags) = self.known.tags().filter(|_| spec.keep && !spec.debug) else { return Ok(None) };
         let mut programs = Programs { program_ids: [0; 3], map_ids: [0; MAPS.len()], memlock_bytes: 0 };
@@ -68,7 +66,7 @@ impl Bpf {
             *id = maps::id(&data, &path)?;
             programs.memlock_bytes += maps::memlock(data.fd())?;
         }
-        // The programs must use the held and the endpoint's pinned maps: others are never updated.
+        // Other maps are never updated.
         let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.contains(id));
         if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
             return Ok(None);
@@ -77,7 +75,7 @@ impl Bpf {
     }
 }
 
-/// Whether the map is `.rodata` with these constants. False when unreadable.
+/// False when unreadable.
 fn has_constants(id: u32, consts: &EndpointConsts) -> bool {
     let Ok(data) = MapData::from_id(id) else { return false };
     let named = data.info().is_ok_and(|info| info.name_as_str().is_some_and(|name| name.ends_with(".rodata")));

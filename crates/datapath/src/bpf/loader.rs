@@ -18,12 +18,12 @@ use crate::error::{fail, wrap};
 
 const CONSTS: &str = "CONSTS";
 
-/// Lines of the verifier's log in an error: the last lines name the refused instruction.
+/// Of the verifier's log: the last lines name the refused instruction.
 const VERIFIER_LINES: usize = 12;
 
-/// The aya loader, created once, because that parses the kernel's BTF (tens of milliseconds, 25 MiB), although
-/// Wharf's programs have no relocations against kernel types. Under a memory limit, return that memory to the kernel
-/// before programs are loaded: the verifier needs up to 15 MiB, charged to the same control group (Linux 6.16).
+/// The aya loader, created once, because that parses the kernel's BTF (tens of milliseconds, 25 MiB). Under a memory
+/// limit, return that memory to the kernel before programs are loaded: the verifier needs up to 15 MiB in the same
+/// control group (Linux 6.16).
 pub struct Loader(Mutex<Kept>);
 
 impl Default for Loader {
@@ -34,7 +34,7 @@ impl Default for Loader {
 
 struct Kept {
     loader: EbpfLoader<'static>,
-    /// Maps with a pin path. aya cannot remove a path.
+    /// Maps with a pin path, which aya cannot remove.
     pinned: BTreeSet<&'static str>,
 }
 
@@ -45,7 +45,7 @@ impl Kept {
         Self { loader, pinned: BTreeSet::new() }
     }
 
-    /// Sets exactly these paths: an earlier load's path would give this load another endpoint's map.
+    /// An earlier load's path would give this load another endpoint's map.
     fn set_pins(&mut self, pins: Vec<(&'static str, PathBuf)>) {
         let names: BTreeSet<_> = pins.iter().map(|(name, _)| *name).collect();
         if !self.pinned.is_subset(&names) {
@@ -58,7 +58,7 @@ impl Kept {
     }
 }
 
-/// Resets the constants to a static when a load ends, also on a panic.
+/// Resets the constants to a static, also on a panic.
 struct Reset<'a>(&'a mut EbpfLoader<'static>);
 
 impl Drop for Reset<'_> {
@@ -70,8 +70,7 @@ impl Drop for Reset<'_> {
 }
 
 impl Loader {
-    /// Parses an object, sets its constants, and creates or opens its maps. The caller must have checked pinned maps.
-    /// Programs are not loaded yet.
+    /// Parses an object, sets its constants, and creates or opens its maps, which the caller must have checked.
     pub(crate) fn load(
         &self,
         object: &[u8],
@@ -82,8 +81,8 @@ impl Loader {
         kept.set_pins(map_pins);
         let reset = Reset(&mut kept.loader);
         if let Some(consts) = consts {
-            // SAFETY: the loader reads the constants only inside `load` below; `reset` replaces them before `consts`
-            // can end, on every way out of this function.
+            // SAFETY: the loader reads the constants only inside `load` below; `reset` replaces them on every way out
+            // of this function, before `consts` can end.
             let consts: &'static EndpointConsts = unsafe { &*std::ptr::from_ref(consts) };
             reset.0.override_global(CONSTS, consts, true);
         }
@@ -99,7 +98,7 @@ pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut S
     program.try_into().map_err(|e: ProgramError| wrap(operation, name, &e))
 }
 
-/// A refused load, with the end of the verifier's log.
+/// With the end of the verifier's log.
 pub(crate) fn load_error(subject: String, error: &ProgramError) -> KernelError {
     let mut told = wrap("load program", subject, error);
     if let ProgramError::LoadError { io_error, verifier_log } = error {

@@ -1,5 +1,4 @@
-//! Observation of programs and maps. Each pin is opened once per observation: with a thousand endpoints, observations
-//! are most of an idle agent's work.
+//! Observation of programs and maps: with a thousand endpoints, most of an idle agent's work.
 
 use std::{
     collections::BTreeSet,
@@ -32,7 +31,7 @@ use super::{
 use crate::{error::wrap, netlink::Connection};
 
 pub(crate) struct Opened {
-    /// Ids of [`PROGRAMS`], in order; `None` for a missing pin.
+    /// Of [`PROGRAMS`], in order.
     programs: [Option<u32>; PROGRAMS.len()],
     uses: BTreeSet<u32>,
 }
@@ -70,14 +69,12 @@ impl Bpf {
         problems: &mut Vec<EndpointProblem>,
     ) -> Result<()> {
         if self.is_covered() {
-            // The node's observation reports the covered pins.
             return Ok(());
         }
         let ifname = record.host_ifname.as_str();
         for hook in HOOKS {
             let pin = self.pins.endpoint(record.id, hook.link);
             let filter = clsact::program(connection, index, hook.attach)?;
-            // `observe_maps` reports missing program pins.
             let wanted = opened.program(hook.program);
             let program = || hook.program.to_owned();
             let misses = |found: Vec<u32>| {

@@ -1,7 +1,5 @@
-//! Pinned maps. Each open compares the map's shape with this version's.
-//!
-//! The kernel opens a map of any shape, and a read into a smaller value overruns user memory. So every open goes
-//! through this module.
+//! Pinned maps. The kernel opens a map of any shape, and a read into a smaller value overruns user memory. So every
+//! open goes through this module, which checks the shape.
 
 use std::{
     fs, io,
@@ -196,10 +194,7 @@ fn describe(kind: Option<MapType>, key: usize, value: usize, max_entries: u32, f
     format!("{kind}, key {key} bytes, value {value} bytes, {max_entries} entries, flags {flags:#x}")
 }
 
-/// Opens a pinned map. `name`: in `wharf_common::map`.
-///
-/// # Errors
-/// `NotFound` when the map is not pinned, `Conflict` for another version's shape.
+/// `name`: in `wharf_common::map`. `NotFound` when the map is not pinned, `Conflict` for another version's shape.
 pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
     let operation = "open map";
     let subject = || path.display().to_string();
@@ -244,7 +239,6 @@ pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
     typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
 }
 
-/// Whether a row, to be read or removed, does not exist.
 pub(crate) fn is_missing(error: &MapError) -> bool {
     match error {
         MapError::KeyNotFound => true,
@@ -253,7 +247,6 @@ pub(crate) fn is_missing(error: &MapError) -> bool {
     }
 }
 
-/// The row of `CONFIG` that an endpoint's programs read.
 pub(crate) struct Config(Array<MapData, EndpointConfig>);
 
 impl Config {
@@ -282,7 +275,7 @@ pub(crate) fn metrics(path: &Path) -> Result<PerCpuArray<MapData, Counter>> {
     typed(path, PerCpuArray::try_from(Map::PerCpuArray(open(path, map::METRICS)?)))
 }
 
-/// Kernel memory in bytes, from `fdinfo`.
+/// Bytes, from `fdinfo`.
 pub(crate) fn memlock(fd: &impl AsFd) -> Result<u64> {
     let path = format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = fs::read_to_string(&path).map_err(|e: io::Error| wrap("read BPF object's memory", &path, &e))?;

@@ -39,27 +39,24 @@ use pins::PinTree;
 
 pub(crate) struct Bpf {
     pins: PinTree,
-    /// Device number of the bpffs when it was opened.
     device: u64,
     loader: Loader,
     mode: AttachMode,
-    /// Locked while shared rows are compared and written, so that a late delete cannot remove a row that a create
-    /// wrote after the delete's check.
+    /// Locked while shared rows are compared and written, so that a late delete cannot remove a row that a create wrote
+    /// after the delete's check.
     tables: Mutex<()>,
     /// Locked while policy tables change: order matters, and each change increments the generation.
     policy: Mutex<()>,
-    /// The held maps, open while the process runs.
     shared: Mutex<Vec<SharedMap>>,
-    /// Kernel ids of the shared programs that this process put into slots. Read and written as a whole.
+    /// Shared programs that this process put into slots.
     node_ids: Mutex<Vec<u32>>,
     collector: Collector,
-    /// Tags that identify this version's programs after a restart.
+    /// Identify this version's programs after a restart.
     known: Known,
     beside_others: AtomicBool,
 }
 
 impl Bpf {
-    /// Opens the pin tree and ensures shared maps and sink.
     pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
         let pins = PinTree::open(bpffs)?;

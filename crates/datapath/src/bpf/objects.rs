@@ -1,4 +1,4 @@
-//! The embedded BPF objects: a binary and its programs have one version.
+//! The embedded BPF objects.
 
 use std::{fs, io, path::Path, sync::OnceLock};
 
@@ -23,7 +23,7 @@ pub(crate) fn objects() -> &'static Objects {
 /// Loads the next ABI version ([`wharf_common::abi`]) from a directory. For tests, before the kernel is opened.
 ///
 /// # Errors
-/// When an object cannot be read.
+/// An unreadable object.
 pub fn use_next_abi(directory: &Path) -> io::Result<()> {
     let read = |name| fs::read(directory.join(name)).map(|bytes| -> &'static [u8] { bytes.leak() });
     let (endpoint, node, sink) = (read("endpoint.o")?, read("node.o")?, read("sink.o")?);

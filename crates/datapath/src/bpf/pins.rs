@@ -7,11 +7,9 @@
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
-//! `closing` has the sink's attachments of deleted endpoints: a link must drop packets until it is removed, also
-//! after its endpoint's directory. bpffs allows no dot in a name.
+//! `closing` has the sink's attachments of deleted endpoints: a link must drop packets until it is removed.
 //!
-//! Directories, the names of hooked programs and links, and `METRICS` are the same in every ABI version, for
-//! `upgrade`.
+//! Directories, the names of hooked programs and links, and `METRICS` are the same in every ABI version, for `upgrade`.
 
 use std::{
     collections::BTreeSet,
@@ -30,18 +28,18 @@ use wharf_names::attached;
 
 use crate::error::{fail, wrap};
 
-/// `BPF_FS_MAGIC` of `linux/magic.h`.
+/// `linux/magic.h`.
 pub(crate) const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 pub(crate) const ROOT: &str = attached::PIN_ROOT;
 const ENDPOINTS_DIR: &str = attached::PIN_ENDPOINTS;
 const CLOSING_DIR: &str = "closing";
 
-/// Program pins, in the order of `Programs::program_ids`.
+/// In the order of `Programs::program_ids`.
 pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliver"];
-/// Map pins, in the order of `Programs::map_ids`.
+/// In the order of `Programs::map_ids`.
 pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
-/// Link pins of the first two programs.
+/// Of the first two programs.
 pub(crate) const LINKS: [&str; 2] = attached::LINK_PINS;
 pub(crate) const SHARED_MAPS: [&str; 20] = [
     map::ENDPOINTS,
@@ -66,10 +64,9 @@ pub(crate) const SHARED_MAPS: [&str; 20] = [
     map::POLICY_STATE,
 ];
 pub(crate) const SINK: &str = attached::SINK;
-/// Map of log records. Exists once programs with log records were loaded.
+/// Exists once programs with log records were loaded.
 pub(crate) const LOGS: &str = "AYA_LOGS";
 
-/// Pin name before the move to the final name.
 pub(crate) fn upcoming(name: &str) -> String {
     format!("next_{name}")
 }
@@ -78,7 +75,7 @@ pub(crate) fn is_shared(name: &str) -> bool {
     name == LOGS || SHARED_MAPS.into_iter().chain([SINK]).any(|shared| name == shared || name == upcoming(shared))
 }
 
-/// Parses `v` and a decimal number without leading zeros.
+/// `v` and a decimal number without leading zeros.
 fn version_of(name: &str) -> Option<u32> {
     let version = name.strip_prefix('v')?.parse().ok()?;
     (name == format!("v{version}")).then_some(version)
@@ -108,7 +105,7 @@ fn check_bpffs(bpffs: &Path) -> Result<()> {
 /// Ensures and returns Wharf's directory on the bpffs, which only root may enter.
 ///
 /// # Errors
-/// `NotFound` when `bpffs` is not a bpffs; nothing is created then.
+/// `NotFound`: not a bpffs.
 pub fn ensure_pin_root(bpffs: &Path) -> Result<PathBuf> {
     check_bpffs(bpffs)?;
     let root = bpffs.join(ROOT);
@@ -119,21 +116,20 @@ pub fn ensure_pin_root(bpffs: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Whether there is a bpffs with Wharf's directory on it.
+/// Whether a bpffs has Wharf's directory.
 #[must_use]
 pub fn has_pin_root(bpffs: &Path) -> bool {
     check_bpffs(bpffs).is_ok() && bpffs.join(ROOT).is_dir()
 }
 
 impl PinTree {
-    /// Checks the bpffs; changes nothing.
     pub(crate) fn open(bpffs: &Path) -> Result<Self> {
         check_bpffs(bpffs)?;
         let root = bpffs.join(ROOT).join(format!("v{}", wharf_common::abi::version()));
         Ok(Self { bpffs: bpffs.to_owned(), root })
     }
 
-    /// Trees of all ABI versions; creates nothing.
+    /// Of all ABI versions; creates nothing.
     pub(crate) fn all(bpffs: &Path) -> Result<Vec<Self>> {
         let root = bpffs.join(ROOT);
         let of_version = |name: &String| version_of(name).is_some();
@@ -141,7 +137,7 @@ impl PinTree {
         Ok(names(&root)?.into_iter().filter(of_version).map(tree).collect())
     }
 
-    /// The bpffs may have been unmounted or covered.
+    /// It may have been unmounted or covered.
     pub(crate) fn check_bpffs(&self) -> Result<()> {
         check_bpffs(&self.bpffs)
     }
@@ -150,13 +146,13 @@ impl PinTree {
         &self.bpffs
     }
 
-    /// Device number, unique while the bpffs is mounted.
+    /// Unique while the bpffs is mounted.
     pub(crate) fn device(&self) -> Result<u64> {
         let read = fs::metadata(&self.bpffs).map_err(|e| wrap("open bpffs", self.bpffs.display().to_string(), &e))?;
         Ok(read.dev())
     }
 
-    /// Trees of other ABI versions, newest first; creates nothing.
+    /// Newest first; creates nothing.
     pub(crate) fn others(&self) -> Result<Vec<Self>> {
         let mut others = Self::all(&self.bpffs)?;
         others.retain(|tree| tree.root != self.root);
@@ -164,7 +160,6 @@ impl PinTree {
         Ok(others)
     }
 
-    /// `v` and the ABI version.
     pub(crate) fn version_name(&self) -> String {
         self.root.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -218,13 +213,13 @@ impl PinTree {
         self.root.join(CLOSING_DIR)
     }
 
-    /// Directory of a closing link. bpffs allows no dot in a name; Wharf's interface names have none.
+    /// bpffs allows no dot in a name; Wharf's interface names have none.
     pub(crate) fn closing(&self, host: &IfName) -> PathBuf {
         self.closing_dir().join(host.as_str().replace('.', "_"))
     }
 }
 
-/// Sorted names; empty when the directory does not exist.
+/// Sorted; empty when the directory does not exist.
 pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     let failed = |e: &io::Error| wrap("list pins", dir.display().to_string(), e);
     let entries = match fs::read_dir(dir) {
@@ -240,7 +235,6 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Removes a pin; returns whether it existed.
 pub(crate) fn unpin(path: &Path) -> Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -249,7 +243,7 @@ pub(crate) fn unpin(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory with its pins. A missing directory is no error; a subdirectory stays and is one.
+/// A missing directory is no error; a subdirectory stays and is one.
 pub(crate) fn remove_files(dir: &Path) -> Result<()> {
     for name in names(dir)? {
         let path = dir.join(name);

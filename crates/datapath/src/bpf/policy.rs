@@ -25,8 +25,8 @@ pub(crate) use rows::{Cause, peer_key, peer_of, port_key, port_of, readable, sou
 const CHANGE: &str = "change policy";
 const OBSERVE: &str = "observe policy";
 
-/// A row change is under way: a flag of user space in [`PolicyState::flags`]. A later change that finds it follows
-/// one that was cut off (SIGKILL) and left rows without a new generation.
+/// Flag of user space in [`PolicyState::flags`]: a row change is under way. A later change that finds it follows one
+/// that was cut off (SIGKILL) without a new generation.
 const CHANGING: u32 = 1 << 31;
 
 /// `linux/bpf.h`: the row must not exist.
@@ -44,11 +44,10 @@ struct Tables {
 }
 
 impl Bpf {
-    /// Changes rows in order, then generation and mode. A failure increments the generation if a row has changed, so
-    /// that flows are judged again.
+    /// Rows in order, then generation and mode. If a row has changed, a failure increments the generation too: flows
+    /// are judged again.
     pub(crate) fn change_policy(&self, changes: &[RowChange], mode: Mode) -> Result<()> {
-        // The mutex guards no data, so a poisoned lock is safe. An abandoned call runs to its end and may meet the
-        // next one.
+        // An abandoned call may meet the next one.
         let _one_at_a_time = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         let mut tables = self.policy_tables()?;
         let before = tables.state()?;
@@ -145,7 +144,7 @@ impl Tables {
         }
     }
 
-    /// Most cells are new. An existing cell keeps its counters, except packets counted between read and write.
+    /// Most cells are new. An existing cell keeps its counters, except packets counted meanwhile.
     fn put_cell(&mut self, key: &CellKey, cell: &Cell) -> std::result::Result<(), MapError> {
         let new = CellRow { admin: cell.admin, rest: cell.rest, packets: 0, bytes: 0 };
         match self.cells.insert(key, new, BPF_NOEXIST) {
@@ -165,7 +164,6 @@ impl Tables {
         self.state.set(0, state, 0).map_err(|e| wrap(CHANGE, map::POLICY_STATE, &e))
     }
 
-    /// Only endpoints with a rule set.
     fn sets(&self) -> Result<BTreeMap<EndpointId, SetsRow>> {
         let mut sets = BTreeMap::new();
         for id in (1..=MAX_ENDPOINT_ID).filter_map(|id| EndpointId::try_from(id).ok()) {
@@ -195,7 +193,7 @@ impl Tables {
     }
 }
 
-/// The raw key, for errors.
+/// For errors.
 trait Raw {
     fn raw(&self) -> String;
 }
@@ -241,8 +239,7 @@ fn read<K: Raw, V, A: Ord, B>(
     Ok(all)
 }
 
-/// The next generation. A change of mode counts too: it may drop what the previous mode passed. Zero until the first
-/// policy, and never again.
+/// A change of mode counts too: it may drop what the previous mode passed. Zero until the first policy, never again.
 pub(crate) fn generation_after(before: u32, rows_changed: bool) -> u32 {
     if before == 0 && !rows_changed { 0 } else { before.checked_add(1).unwrap_or(1) }
 }
@@ -260,7 +257,7 @@ fn is_removal(change: &RowChange) -> bool {
     matches!(change, RowChange::Peer(_, None) | RowChange::Ports(_, None) | RowChange::Cell(_, None))
 }
 
-/// A refused row change, with a remedy.
+/// With a remedy.
 fn refused(change: &RowChange, error: &MapError) -> KernelError {
     let mut told = wrap(CHANGE, subject(change), error);
     let (table, max) = match change {
@@ -270,7 +267,7 @@ fn refused(change: &RowChange, error: &MapError) -> KernelError {
         RowChange::Cell(..) => (map::POLICY_CELLS, map::POLICY_CELLS_MAX),
     };
     let remedy = match io_cause(error).and_then(std::io::Error::raw_os_error) {
-        // E2BIG from a full hash, ENOSPC from a full LPM trie.
+        // From a full hash and a full LPM trie.
         Some(libc::E2BIG | libc::ENOSPC) => {
             format!("; {table} is full ({max} rows): remove policies, or let their rules name fewer networks and ports")
         }

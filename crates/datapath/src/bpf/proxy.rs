@@ -1,4 +1,4 @@
-//! Row 0 of `PROFILES`, which is no endpoint's: the interface to which the programs send packets for the proxy.
+//! Row 0 of `PROFILES`: the interface for packets to the proxy.
 
 use aya::maps::{Array, MapData};
 use wharf_common::{EndpointProfile, map};
@@ -12,7 +12,7 @@ impl Bpf {
         self.open_held(map::PROFILES)
     }
 
-    /// Writes the row. Zeros: no redirects.
+    /// Zeros: no redirects.
     pub(crate) fn ensure_way_to_proxy(&self, row: EndpointProfile) -> Result<()> {
         let failed = |e: aya::maps::MapError| wrap("set up redirects", "row 0 of PROFILES", &e);
         let mut profiles = self.profiles()?;
@@ -22,7 +22,7 @@ impl Bpf {
         profiles.set(0, row, 0).map_err(failed)
     }
 
-    /// Index of the link in the row. `None`: no redirects.
+    /// `None`: no redirects.
     pub(crate) fn way_to_proxy(&self) -> Result<Option<u32>> {
         let row = self.profiles()?.get(&0, 0).map_err(|e| wrap("look at redirects", "row 0 of PROFILES", &e))?;
         Ok(Some(row.config.ifindex).filter(|ifindex| *ifindex != 0))

@@ -1,4 +1,4 @@
-//! Rows of the shared maps that make an endpoint reachable.
+//! Shared rows that make an endpoint reachable.
 
 use std::{
     borrow::Borrow,
@@ -64,7 +64,6 @@ pub(crate) fn expected_row(record: &EndpointRecord, address: IpAddr) -> Endpoint
     table_row(&key_of(address), &row_of(record))
 }
 
-/// Removal of a missing row succeeds.
 fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
     match result {
         Err(e) if maps::is_missing(&e) => Ok(()),
@@ -74,7 +73,6 @@ fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Res
 
 impl Bpf {
     fn lock_tables(&self) -> MutexGuard<'_, ()> {
-        // The mutex guards no data, so a poisoned lock is safe.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,7 +81,7 @@ impl Bpf {
         SchedClassifier::from_pin(&path).map_err(|e| wrap("open program", path.display().to_string(), &e))
     }
 
-    /// Writes the endpoint's rows, `CALLS` first: a sender that finds the address must find the program.
+    /// `CALLS` first: a sender that finds the address must find the program.
     pub(crate) fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let operation = "make reachable";
         let subject = || format!("endpoint {}", record.id);
@@ -118,7 +116,7 @@ impl Bpf {
         calls.set(u32::from(id.get()), deliver.fd().map_err(|e| fail(&e))?, 0).map_err(|e| fail(&e))
     }
 
-    /// Puts a newly attached `deliver` into the slot, if filled.
+    /// If the slot is filled.
     pub(super) fn refresh_slot(&self, id: EndpointId) -> Result<()> {
         let _tables = self.lock_tables();
         match self.call_slot(u32::from(id.get()))? {
@@ -127,7 +125,7 @@ impl Bpf {
         }
     }
 
-    /// Removes the endpoint's rows. A successor's rows stay.
+    /// A successor's rows stay.
     pub(crate) fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let _tables = self.lock_tables();
         for address in record.addresses() {
@@ -139,8 +137,7 @@ impl Bpf {
             };
             crash::point(point);
         }
-        // A slot has no epoch: the configuration's epoch decides. Without a configuration the programs are not in
-        // use, and the slot is a predecessor's.
+        // A slot has no epoch: the configuration's epoch decides. Without a configuration the slot is a predecessor's.
         let successor = match self.config(record.id) {
             Ok(config) => config.epoch > record.epoch.0,
             Err(e) if e.kind == KernelErrorKind::NotFound => false,
@@ -217,7 +214,7 @@ impl Bpf {
         Ok(rows.unwrap_or_default())
     }
 
-    /// An address's row, even from a table that is no longer pinned.
+    /// Even if no longer pinned.
     pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
         let row = self.read_held(map::ENDPOINTS, |held| {
             let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;

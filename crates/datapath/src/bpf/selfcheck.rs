@@ -1,10 +1,6 @@
-//! Test packets through an endpoint's pinned programs.
-//!
-//! `BPF_PROG_TEST_RUN` runs a program on a packet in memory, returns verdict and packet, and frees the packet
-//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c). The verdict is not executed, so no packet is sent.
-//!
-//! The programs report their decision in a test packet's control block (`wharf_common::test_packet`), and write no
-//! map: counters and events reflect real traffic.
+//! Test packets through an endpoint's pinned programs. `BPF_PROG_TEST_RUN` runs a program on a packet in memory
+//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c) without executing the verdict. The programs report their decision in
+//! the packet's control block (`wharf_common::test_packet`), and write no map.
 
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use wharf_common::{
@@ -22,9 +18,9 @@ use crate::error::wrap;
 
 /// Bytes by which a program may lengthen the packet.
 const ROOM: usize = 64;
-/// Bytes for `struct __sk_buff`: 192 in Linux 6.18. The kernel refuses a smaller buffer.
+/// Bytes; `struct __sk_buff` has 192 in Linux 6.18. The kernel refuses a smaller buffer.
 const CONTEXT_ROOM: usize = 512;
-/// Runs per case: before Linux 5.11 a pending signal ends a run with EINTR after the program.
+/// Before Linux 5.11 a pending signal ends a run with EINTR.
 const RUNS: u32 = 4;
 
 fn run(program: &SchedClassifier, case: &Case) -> CaseResult {
@@ -71,7 +67,6 @@ fn reports(context: &[u8]) -> Vec<Report> {
 
 impl Bpf {
     pub(crate) fn verdicts(&self, id: EndpointId, cases: &[Case]) -> Result<Vec<CaseResult>> {
-        // An unusable map fails every case.
         for name in MAPS {
             maps::open(&self.pins.endpoint(id, name), name)?;
         }

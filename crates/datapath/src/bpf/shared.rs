@@ -28,7 +28,7 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// Maps whose rows mean the same to every ABI version.
+/// Their rows mean the same to every ABI version.
 const OF_ALL_VERSIONS: [&str; 15] = [
     map::STACK_PATHS,
     map::STACK_USERS,
@@ -48,7 +48,7 @@ const OF_ALL_VERSIONS: [&str; 15] = [
 ];
 
 impl Bpf {
-    /// Creates missing shared maps, node programs and sink, and checks existing ones. Cheap when complete.
+    /// Creates missing shared maps, node programs and sink; checks existing ones.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.ensure_shared_maps()?;
         if self.absent_node_program()?.is_some() {
@@ -60,7 +60,7 @@ impl Bpf {
         }
     }
 
-    /// [`Self::ensure_shared`] at start: also replaces older programs.
+    /// At start: also replaces older programs.
     pub(super) fn ensure_shared_anew(&self) -> Result<()> {
         self.finish_pins()?;
         self.ensure_shared_maps()?;
@@ -106,8 +106,8 @@ impl Bpf {
             }
         }
         self.pins.ensure_directories()?;
-        // First: while a map has no pin, only this process keeps it. The kernel empties a program array whose last pin and
-        // descriptor are gone (`bpf_fd_array_map_clear`), and the attached programs then drop packets.
+        // First: while a map has no pin, only this process keeps it. The kernel empties a program array whose last pin
+        // and descriptor are gone (`bpf_fd_array_map_clear`), and the attached programs then drop packets.
         let mut failed = None;
         for (own, bad) in unpinned {
             let path = self.pins.shared(own.name);
@@ -128,7 +128,7 @@ impl Bpf {
             missing |= !self.share_with_other_versions(name)?;
         }
         if missing {
-            // Loading creates missing maps. Programs are not loaded, and an endpoint's maps are dropped at once.
+            // Creates missing maps; drops an endpoint's maps.
             for object in [objects().endpoint, objects().node] {
                 let made = self.loader.load(object, None, self.shared_pins());
                 made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
@@ -143,8 +143,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Pins another version's map here too, if its rows mean the same to both: an upgrade loses nothing. False
-    /// without such a map.
+    /// Pins another version's map here too, if its rows mean the same to both.
     fn share_with_other_versions(&self, name: &'static str) -> Result<bool> {
         if !OF_ALL_VERSIONS.contains(&name) {
             return Ok(false);
@@ -159,7 +158,7 @@ impl Bpf {
         Ok(false)
     }
 
-    /// Problems of the bpffs and the shared pins. Each pin must be the held map.
+    /// Each pin must be the held map.
     pub(crate) fn shared_problems(&self) -> Vec<NodeProblem> {
         let mut wrong = Vec::new();
         if let Err(e) = self.pins.check_bpffs() {
@@ -168,7 +167,6 @@ impl Bpf {
         }
         let place = self.place().unwrap_or(Place::Ours);
         if place == Place::Covered {
-            // The pins are not the agent's.
             let path = self.pins.bpffs().display().to_string();
             wrong.push(NodeProblem::Pin { path, cause: COVERED.to_owned(), repairable: false });
             return wrong;
@@ -178,7 +176,6 @@ impl Bpf {
             let path = self.pins.shared(name).display().to_string();
             let bad = match held.iter().find(|map| map.name == name) {
                 Some(own) => self.look_at_pin(own),
-                // After `remove_node`.
                 None => Some(BadPin::Missing),
             };
             match bad {
@@ -217,7 +214,7 @@ impl Bpf {
         wrong
     }
 
-    /// Loads the shared programs. A packet gets the old program or the new one.
+    /// Packets get the old program or the new one.
     fn renew_node_programs(&self) -> Result<()> {
         let path = self.pins.shared(map::NODE_CALLS);
         let subject = || path.display().to_string();
@@ -238,7 +235,7 @@ impl Bpf {
         self.collector.load(ebpf)
     }
 
-    /// The shared programs with the kernel ids in their slots; empty after `remove_node`.
+    /// Empty after `remove_node`.
     pub(super) fn node_programs(&self) -> Result<Vec<(&'static str, Option<u32>)>> {
         let programs = self.read_held(map::NODE_CALLS, |held| {
             let slots = Array::try_from(held).map_err(|e| wrap("open map", map::NODE_CALLS, &e))?;
@@ -264,14 +261,14 @@ impl Bpf {
 
     fn load_sink(&self) -> Result<Ebpf> {
         let subject = || self.pins.shared(SINK).display().to_string();
-        // The sink has no maps; the same pin paths avoid a new loader.
+        // The same pin paths avoid a new loader.
         let pins = self.shared_pins();
         let mut ebpf = self.loader.load(objects().sink, None, pins).map_err(|e| wrap("load sink", subject(), &e))?;
         loader::classifier(&mut ebpf, SINK)?.load().map_err(|e| loader::load_error(subject(), &e))?;
         Ok(ebpf)
     }
 
-    /// The sink, as pinned or newly loaded: a delete must not wait for a missing pin.
+    /// As pinned or newly loaded: a delete must not wait for a missing pin.
     pub(super) fn sink(&self) -> Result<SchedClassifier> {
         let path = self.pins.shared(SINK);
         match open_program(&path) {
@@ -285,7 +282,7 @@ impl Bpf {
         }
     }
 
-    /// Whether the map is pinned; an error for another shape.
+    /// An error for another shape.
     pub(super) fn check_pinned(&self, path: &Path, name: &str) -> Result<bool> {
         match maps::open(path, name) {
             Ok(_) => Ok(true),
@@ -298,13 +295,12 @@ impl Bpf {
         self.open_held(map::EVENTS)
     }
 
-    /// Checks that no endpoint of any ABI version remains.
     pub(crate) fn check_unused(&self) -> Result<()> {
         check_unused(&self.pins)?;
         self.pins.others()?.iter().try_for_each(check_unused)
     }
 
-    /// Removes the shared pins and the tree. Foreign entries stay and cause an error.
+    /// Foreign entries stay and cause an error.
     pub(crate) fn remove_shared(&self) -> Result<()> {
         self.held().clear();
         for name in SHARED_MAPS.into_iter().chain([SINK, pins::LOGS]) {
@@ -315,7 +311,6 @@ impl Bpf {
             pins::remove_dir(&dir)?;
         }
         pins::remove_dir(self.pins.root())?;
-        // Another version's tree may remain.
         if let Some(parent) = self.pins.root().parent()
             && pins::names(parent)?.is_empty()
         {
@@ -334,20 +329,20 @@ fn check_unused(tree: &PinTree) -> Result<()> {
     Err(fail("remove node", tree.root().display().to_string(), KernelErrorKind::Conflict, cause))
 }
 
-/// Atomically replaces an existing pin.
+/// Atomic.
 pub(super) fn pin_program(program: &mut SchedClassifier, path: &Path) -> Result<()> {
     let next = pin_upcoming(program, path)?;
     crash::point("datapath/shared/before-sink-moves");
     pins::replace(&next, path)
 }
 
-/// Atomically replaces an existing pin.
+/// Atomic.
 fn pin_map(map: &Map, path: &Path) -> Result<()> {
     let next = upcoming_path(path);
     pins::unpin(&next)?;
     map.pin(&next).map_err(|e| wrap("pin map", next.display().to_string(), &e))?;
     crash::point("datapath/shared/before-map-moves");
-    // A directory is in the way. The next start would move a remaining upcoming pin into place.
+    // The next start would move a remaining upcoming pin into place.
     pins::replace(&next, path).inspect_err(|_| drop(pins::unpin(&next)))
 }
 
@@ -358,7 +353,7 @@ fn upcoming_path(path: &Path) -> PathBuf {
 
 pub(super) fn pin_upcoming(program: &mut SchedClassifier, path: &Path) -> Result<PathBuf> {
     let next = upcoming_path(path);
-    // Left over from a crash before the rename.
+    // After a crash before the rename.
     pins::unpin(&next)?;
     program.pin(&next).map_err(|e| wrap("pin program", next.display().to_string(), &e))?;
     Ok(next)

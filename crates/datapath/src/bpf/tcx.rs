@@ -1,4 +1,4 @@
-//! Attachment by tcx links (Linux 6.6). Links are pinned, updated to new programs, and run before every filter.
+//! Attachment by tcx links (Linux 6.6). Links are pinned, and run before every filter.
 
 use std::{error::Error, io, path::Path};
 
@@ -27,7 +27,6 @@ pub(super) fn programs(ifname: &str, hook: TcAttachType) -> Result<Vec<u32>> {
     }
 }
 
-/// `None` when the link is not pinned.
 pub(super) fn open(pin: &Path) -> Result<Option<FdLink>> {
     match PinnedLink::from_pin(pin) {
         Ok(link) => Ok(Some(FdLink::from(link))),
@@ -40,15 +39,14 @@ pub(super) fn program_of(link: &FdLink, subject: &str) -> Result<u32> {
     Ok(link.info().map_err(|e| wrap("read link", subject, &e))?.program_id())
 }
 
-/// The pinned link, if its program is on that hook of that interface. Compares programs, because the kernel reports a
-/// link's interface only as text.
+/// If its program is on that hook: the kernel reports a link's interface only as text.
 pub(super) fn open_on(pin: &Path, ifname: &str, hook: TcAttachType) -> Result<Option<FdLink>> {
     let Some(link) = open(pin)? else { return Ok(None) };
     let program = program_of(&link, ifname)?;
     Ok(programs(ifname, hook)?.contains(&program).then_some(link))
 }
 
-/// Replaces a pinned link's program. False when the link's interface is gone.
+/// False when the link's interface is gone.
 pub(super) fn put_behind(program: &mut SchedClassifier, link: FdLink, subject: &str) -> Result<bool> {
     let error = |e: &(dyn Error + 'static)| wrap(ATTACH, subject, e);
     let link = SchedClassifierLink::try_from(link).map_err(|e| error(&e))?;
@@ -88,11 +86,11 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Unpins and so detaches a link. A missing pin is no error. Older kernels detach with a delay.
+/// Unpins and so detaches a link. Older kernels detach with a delay.
 pub(super) fn release(pin: &Path) -> Result<()> {
     let last = open(pin)?;
     pins::unpin(pin)?;
-    // Closed after the unpin, so that this close detaches the link, and not the kernel's deferred inode clean-up.
+    // Last: this close detaches the link, not the kernel's deferred inode clean-up.
     drop(last);
     Ok(())
 }

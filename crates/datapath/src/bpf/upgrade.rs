@@ -2,31 +2,24 @@
 //!
 //! # Common to all versions
 //!
-//! Only these names are fixed (`pins`):
-//!
-//! - The tree of version N is `<bpffs>/wharf/v<N>`, with `shared/`, `endpoints/<id>/` and `closing/<host
-//!   interface>/`. They have only pins of that version, and no subdirectories.
-//! - An endpoint's programs are `from_container`, `to_container` and `deliver`; its tcx links `link_from_container`
-//!   and `link_to_container`, in `endpoints/<id>/` and `closing/`. A clsact filter has the same place (`clsact`).
-//! - Counters are in `METRICS`, and are copied if the map's shape is this version's.
+//! Only these are fixed (names in `pins`): the directories of a version's tree; the pins of an endpoint's programs, and
+//! of its tcx links in `endpoints/<id>/` and `closing/`; the place of a clsact filter (`clsact`); `METRICS`, which is
+//! copied if its shape is this version's.
 //!
 //! # Steps
 //!
-//! The inputs are the endpoints' records, and the other version's counters and tcx link pins.
-//!
-//! 1. *Prepare* each endpoint: load programs and maps into this version's tree, then write the row of `CONFIG`, the
-//!    slot of `CALLS` and the rows of `ENDPOINTS`. No attached program uses these maps yet.
-//! 2. Copy the *counters* into the new `METRICS`, which count nothing before the first swap.
-//! 3. *Swap* each endpoint: move its tcx link pins into this version's tree (the attachments stay), then replace the
-//!    programs on each hook atomically (by link update or filter replacement).
-//! 4. Move the pins of closing links. Their sink, a program without maps, keeps dropping.
+//! 1. *Prepare* each endpoint from its record: load programs and maps into this version's tree, then write the row of
+//!    `CONFIG`, the slot of `CALLS` and the rows of `ENDPOINTS`. No attached program uses these maps yet.
+//! 2. Copy the *counters* into the new `METRICS`.
+//! 3. *Swap* each endpoint: move its tcx link pins into this version's tree, then replace the programs on each hook
+//!    atomically.
+//! 4. Move the pins of closing links. Their sink keeps dropping.
 //! 5. *Remove* the other version's pins, and its shared maps when none of its endpoints is left.
 //!
-//! Meanwhile endpoints of both versions exchange packets. The sender's `from_container` uses its version's tables,
-//! and both versions' tables have the receiver. A new sender runs the receiver's new `deliver`, an old sender the old
-//! one (in the old `CALLS` until step 5). Each `deliver` uses its version's maps, polices for the same record and
-//! redirects to the same interface. An RCU grace period before step 5 ensures that no program of the other version
-//! runs when its `CALLS` is emptied.
+//! Meanwhile endpoints of both versions exchange packets: both versions' tables have the receiver. A new sender runs
+//! the receiver's new `deliver`, an old sender the old one, until step 5. Each `deliver` polices for the same record
+//! and redirects to the same interface. After an RCU grace period before step 5, no program of the other version runs
+//! when its `CALLS` is emptied.
 //!
 //! # Failures
 //!
@@ -34,25 +27,22 @@
 //! the caller refuses to start. A failure in steps 4 and 5 leaves unused pins, which the next start removes.
 //!
 //! After a SIGKILL at any step, every hook has programs of one version, pinned in that version's tree, over pinned
-//! maps. A start of any version begins at step 1. Counters are not copied again for an endpoint with this version's
-//! programs on a hook. The counters lose what the other version counts between copy and swap (milliseconds of
-//! traffic), and, for an endpoint swapped only after a SIGKILL, what this version's `deliver` counted until then.
-//! Counters are not read during an upgrade, so no reader sees one decrease.
+//! maps. A start of any version begins at step 1, but does not copy counters for an endpoint with this version's
+//! programs on a hook. Counters lose what the other version counts between copy and swap (milliseconds of traffic),
+//! and, for an endpoint swapped only after a SIGKILL, what this version's `deliver` counted until then.
 //!
 //! # Endpoints that stay
 //!
-//! An endpoint that cannot be taken over (no record, see `wharf_core::upgrade`) keeps its pins, programs and the
-//! other version's shared maps until its link is removed. Step 1 puts its `deliver` into this version's `CALLS` and
-//! copies its rows into `ENDPOINTS`; step 5 puts the new `deliver` of taken-over endpoints into the other version's
-//! `CALLS`, so that the new programs police its packets. Tables of another shape are not changed: that direction then
-//! uses the node's stack, if the node forwards, or the old `deliver`. The other version's table does not get later
-//! endpoints.
+//! An endpoint that cannot be taken over (no record, see `wharf_core::upgrade`) keeps its pins, programs and the other
+//! version's shared maps until its link is removed. Step 1 puts its `deliver` into this version's `CALLS` and its rows
+//! into `ENDPOINTS`; step 5 puts the new `deliver` of taken-over endpoints into the other version's `CALLS`. Tables of
+//! another shape are not changed: that direction then uses the node's stack, if the node forwards, or the old
+//! `deliver`.
 //!
 //! # Adding a stateful map
 //!
-//! A node map whose rows mean the same to both versions is pinned in both trees
-//! (`shared::share_with_other_versions`). Any other map whose content must survive is copied by [`Bpf::carry`], the
-//! only function that may read another version's content; it interprets old rows by version number.
+//! A node map whose rows mean the same to both versions is pinned in both trees (`shared::share_with_other_versions`).
+//! Any other map whose content must survive is copied by [`Bpf::carry`].
 
 mod version_1;
 
@@ -88,7 +78,6 @@ fn version_names(trees: &[PinTree]) -> String {
     trees.iter().map(PinTree::version_name).collect::<Vec<_>>().join(", ")
 }
 
-/// Number of endpoints that were not restored, and the first failure.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} of them; the first: {1}")]
 struct NotBack(usize, #[source] KernelError);
@@ -99,11 +88,8 @@ impl Bpf {
         others.iter().map(|tree| Ok(VersionTree { version: tree.version(), endpoints: tree.endpoint_ids()? })).collect()
     }
 
-    /// Takes over endpoints and removes other versions' trees, except for `keep`. Calls `moves` after each prepared
-    /// or swapped endpoint.
-    ///
-    /// # Errors
-    /// The failure, and which versions' programs are in force.
+    /// Takes over endpoints and removes other versions' trees, except for `keep`. Calls `moves` after each prepared or
+    /// swapped endpoint.
     pub(crate) fn upgrade(
         &self,
         endpoints: &[Takeover],
@@ -174,7 +160,7 @@ impl Bpf {
             self.move_links(others, &self.pins, link.id)?;
             match self.ensure_attached(&link) {
                 Ok(_) => done.taken_over += 1,
-                // The link went with its container; the endpoint's delete removes the rest.
+                // The endpoint's delete removes the rest.
                 Err(e) if e.kind == KernelErrorKind::NotFound && !present(&link)? => {
                     done.gone.insert(link.id);
                 }
@@ -186,7 +172,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Whether a hook has one of the tree's pinned programs.
+    /// On any hook.
     fn is_in_force(&self, tree: &PinTree, others: &[PinTree], link: &LinkRef) -> Result<bool> {
         let ifname = link.host_ifname.as_str();
         let Some(index) = index_of(ifname)?.filter(|_| tree.endpoint_dir(link.id).is_dir()) else { return Ok(false) };
@@ -196,7 +182,7 @@ impl Bpf {
             if clsact::program(&mut connection, IfIndex(index), hook.attach)? == Some(pinned) {
                 return Ok(true);
             }
-            // A tcx link's pin moves before its program is replaced, so either tree may have it.
+            // The pin moves before its program is replaced.
             for holder in others.iter().chain([&self.pins]) {
                 let attached = tcx::open_on(&holder.endpoint(link.id, hook.link), ifname, hook.attach)?;
                 if attached.map(|l| tcx::program_of(&l, ifname)).transpose()? == Some(pinned) {
@@ -207,7 +193,7 @@ impl Bpf {
         Ok(false)
     }
 
-    /// Step 2: copies stateful maps, which are not in use yet. Rows are overwritten, so the step is idempotent.
+    /// Step 2. Idempotent.
     fn carry(&self, others: &[PinTree], link: &LinkRef) -> Result<()> {
         let id = link.id;
         let mut metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
@@ -240,7 +226,7 @@ impl Bpf {
         lost
     }
 
-    /// Moves an endpoint's tcx link pins. The attachments stay.
+    /// The attachments stay.
     fn move_links(&self, from: &[PinTree], to: &PinTree, id: EndpointId) -> Result<()> {
         for (tree, hook) in from.iter().flat_map(|tree| HOOKS.map(|hook| (tree, hook))) {
             let pin = tree.endpoint(id, hook.link);
@@ -252,8 +238,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Restores the other version's programs on swapped hooks, then removes this version's tree. The tree stays if an
-    /// endpoint's programs still need its tables.
+    /// The tree stays if an endpoint's programs still need its tables.
     fn fall_back(&self, others: &[PinTree], endpoints: &[Takeover]) -> std::result::Result<(), NotBack> {
         let put_back = |endpoint: &Takeover| self.put_back(others, &LinkRef::of(&endpoint.record)).err();
         let failed: Vec<KernelError> = endpoints.iter().rev().filter_map(put_back).collect();
@@ -269,7 +254,7 @@ impl Bpf {
         }
         let removed = match self.pins.in_use() {
             Ok(left) if left.is_empty() => self.remove_shared(),
-            // Pins of this version's earlier endpoints, or of failures logged above.
+            // Of this version's earlier endpoints, or of failures logged above.
             Ok(_) => Ok(()),
             Err(e) => Err(e),
         };
@@ -283,7 +268,7 @@ impl Bpf {
         let complete = |tree: &&PinTree| HOOKS.iter().all(|hook| tree.endpoint(link.id, hook.program).exists());
         let in_force = self.is_in_force(&self.pins, others, link)?;
         let mut trees = others.iter().filter(|tree| tree.endpoint_dir(link.id).is_dir());
-        // Without a swap, any tree may keep the link pins, which keep the attachment.
+        // Without a swap, any tree may have the link pins.
         let tree = trees.clone().find(complete).or_else(|| trees.next().filter(|_| !in_force)).ok_or_else(|| {
             let cause = "no other version has its programs any more";
             fail("attach programs", format!("endpoint {}", link.id), KernelErrorKind::NotFound, cause)
@@ -325,7 +310,6 @@ impl Bpf {
         self.remove_unused_version(tree)
     }
 
-    /// Adds the other version's remaining endpoints to this version's tables.
     fn know_those_that_stay(&self, tree: &PinTree, keep: &BTreeSet<EndpointId>) -> Result<()> {
         let mut known = BTreeSet::new();
         for id in tree.endpoint_ids()?.intersection(keep) {
@@ -350,7 +334,6 @@ impl Bpf {
         Ok(())
     }
 
-    /// Puts the new `deliver` of taken-over endpoints into the other version's `CALLS`.
     fn tell_those_that_stay(&self, tree: &PinTree, endpoints: &[Takeover]) -> Result<()> {
         if known_shape(maps::calls(&tree.shared(map::CALLS)))?.is_none() {
             return Ok(());
@@ -370,7 +353,7 @@ impl Bpf {
         pins::remove_dir(tree.root())
     }
 
-    /// Caches whether other versions have pins, for deletes.
+    /// Caches whether other versions have pins.
     pub(super) fn note_others(&self) -> Result<()> {
         self.beside_others.store(!self.pins.others()?.is_empty(), Ordering::Relaxed);
         Ok(())
@@ -389,7 +372,7 @@ impl Bpf {
     }
 }
 
-/// Copies a `deliver` into another tree's `CALLS`. False when there is none.
+/// Into another tree. False without `deliver`.
 fn put_deliver(calls_of: &PinTree, deliver_of: &PinTree, id: EndpointId) -> Result<bool> {
     let failed = |e: &(dyn std::error::Error + 'static)| wrap("fill call slot", format!("endpoint {id}"), e);
     let deliver = match open_program(&deliver_of.endpoint(id, PROGRAMS[2])) {
@@ -402,7 +385,7 @@ fn put_deliver(calls_of: &PinTree, deliver_of: &PinTree, id: EndpointId) -> Resu
     Ok(true)
 }
 
-/// `None` when the program is not pinned.
+/// `None` when not pinned.
 fn program_id(path: &Path) -> Result<Option<u32>> {
     match ProgramInfo::from_pin(path).map_err(|e| wrap("read program", path.display().to_string(), &e)) {
         Ok(info) => Ok(Some(info.id())),
@@ -420,20 +403,20 @@ fn known_shape<T>(opened: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Whether an interface name of this namespace has the id.
+/// In this namespace, by interface name.
 fn has_link(id: EndpointId) -> Result<bool> {
     let all = if_nameindex().map_err(|e| wrap("list links", "names", &io::Error::from(e)))?;
     Ok(all.iter().any(|link| link.name().to_str().ok().and_then(parse_host_ifname).is_some_and(|(of, _)| of == id)))
 }
 
-/// Waits until running programs have ended: a program of another version may be about to read its `CALLS`.
+/// A program of another version may be about to read its `CALLS`.
 fn wait_for_programs() {
-    /// `MEMBARRIER_CMD_GLOBAL` of `linux/membarrier.h`: an RCU grace period, which covers programs.
+    /// `linux/membarrier.h`: an RCU grace period, which covers programs.
     const GLOBAL: libc::c_int = 1;
-    // SAFETY: the call takes three integers and touches no user memory.
+    // SAFETY: the call takes three integers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
     if result != 0 {
-        // The kernel lacks membarrier or has `nohz_full` processors. The removals take longer than a program runs.
+        // The removals take longer than a program runs. The kernel lacks membarrier or has `nohz_full` processors.
         tracing::debug!(error = %io::Error::last_os_error(), "membarrier");
     }
 }

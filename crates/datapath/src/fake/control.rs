@@ -89,10 +89,9 @@ struct HoldState {
     released: bool,
 }
 
-/// Waits for a state. tokio's `wait_for` returns a read lock, under which a state change would deadlock: it is
-/// dropped here.
+/// tokio's `wait_for` returns a read lock, under which a state change would deadlock: it is dropped here.
 async fn wait_until(state: &watch::Sender<HoldState>, reached: impl Fn(&HoldState) -> bool) {
-    // The sender lives in `state`, so the wait cannot fail.
+    // The sender lives in `state`: this cannot fail.
     drop(state.subscribe().wait_for(|s| reached(s)).await);
 }
 
@@ -122,7 +121,7 @@ impl Drop for Hold {
 pub(super) struct Waiter(watch::Sender<HoldState>);
 
 impl Waiter {
-    /// Waits for the release. A call that is dropped meanwhile no longer counts as waiting.
+    /// A call that is dropped meanwhile no longer counts as waiting.
     pub(super) async fn wait(self) {
         struct Leave(watch::Sender<HoldState>);
         impl Drop for Leave {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{error::fail, netlink::link};
 
-/// Whether the link is the referenced one: the name suffices only for Wharf's links.
+/// The name suffices only for Wharf's links.
 fn is_of(seen: &HostSide, link: &LinkRef) -> bool {
     link.host_ifindex.map_or(link.owner.is_wharf(), |wanted| wanted == seen.ifindex)
 }
@@ -209,7 +209,7 @@ impl EndpointKernel for FakeKernel {
             };
             let before = host.attached.replace(Hook::Programs(pinned.program_ids[0]));
             host.attached_by = Some((link.id, link.epoch));
-            // Another plugin's link has filters, which have no pins.
+            // Filters have no pins.
             pinned.links = link.owner.is_wharf();
             if let Some(slot) = s.calls.get_mut(&link.id) {
                 *slot = pinned.program_ids[2];

@@ -44,7 +44,7 @@ impl FakeKernel {
         }
     }
 
-    /// [`Self::call`] for endpoint changes: a held call outlives its caller, as in the real kernel.
+    /// A held call outlives its caller, as in the real kernel.
     pub(super) async fn change<T: Send + 'static>(
         &self,
         operation: Operation,

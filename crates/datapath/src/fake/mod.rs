@@ -1,13 +1,10 @@
-//! A kernel in memory.
+//! A kernel in memory. It models names, indexes and epochs; namespaces; pins, attachments, rows and routes and their
+//! required order; failures before or after the effect; calls that hang.
 //!
-//! A green run does **not** prove: that programs load or police (there are no packets); that netlink messages are
-//! well formed; that deleting a link removes routes, attachments and peer as on Linux (here immediately and without
-//! RTNL); limits, permissions and old kernels; concurrent changes by other programs; bpffs; attach modes; routes and
-//! rules inside a container; announcements; time (a call takes none unless held); protocols and zones of connections;
-//! the start, ageing and eviction of flows; anything about test packets except the verdict.
-//!
-//! The fake models names, indexes and epochs; namespaces; pins, attachments, rows and routes and their required
-//! order; failures before or after the effect; calls that hang.
+//! A green run does **not** prove: that programs load or police; that netlink messages are well formed; that deleting a
+//! link takes time and RTNL; limits, permissions and old kernels; concurrent changes by other programs; bpffs; attach
+//! modes; routes and rules inside a container; announcements; protocols and zones of connections; the start, ageing and
+//! eviction of flows; anything about test packets except the verdict.
 
 mod control;
 mod endpoint;
@@ -43,16 +40,16 @@ use wharf_core::{
 use control::Controls;
 use state::{Hook, State};
 
-/// Programs attached to a link's hooks.
+/// Programs on a link's hooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attachment {
-    /// An endpoint's programs.
+    /// The endpoint's.
     Programs,
-    /// The drop-all program.
+    /// Drops everything.
     Sink,
 }
 
-/// Clones share one kernel: a clone that outlives another models a restarted agent.
+/// Clones share one kernel, like a restarted agent's.
 #[derive(Clone)]
 pub struct FakeKernel {
     features: Arc<KernelFeatures>,
@@ -67,7 +64,7 @@ impl Default for FakeKernel {
 }
 
 impl FakeKernel {
-    /// A kernel with all features and no objects.
+    /// With all features and no objects.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -82,22 +79,22 @@ impl FakeKernel {
         self.state().add_netns(path.into())
     }
 
-    /// Removes a namespace with its interfaces and their host sides.
+    /// Also removes its interfaces and their host sides.
     pub fn remove_netns(&self, path: &Path) {
         self.state().remove_netns(path);
     }
 
-    /// Adds a file that is not a namespace.
+    /// Not a namespace.
     pub fn add_plain_file(&self, path: impl Into<PathBuf>) {
         self.state().plain_files.insert(path.into());
     }
 
-    /// Adds a foreign interface. False when there is no such namespace.
+    /// False without the namespace.
     pub fn add_foreign_interface(&self, netns: &Path, ifname: &str) -> bool {
         self.state().add_foreign_interface(netns, ifname)
     }
 
-    /// Adds another plugin's veth pair, up and with addresses. False without the namespace.
+    /// Up and with addresses. False without the namespace.
     pub fn add_plugin_link(
         &self,
         netns: &Path,
@@ -108,7 +105,7 @@ impl FakeKernel {
         self.state().add_plugin_link(netns, ifname, host_ifname, addresses.into_iter().collect())
     }
 
-    /// The attachment on a link, by host interface name.
+    /// By host interface name.
     #[must_use]
     pub fn attached(&self, host_ifname: &str) -> Option<Attachment> {
         self.state().links.get(host_ifname)?.attached.map(|hook| match hook {
@@ -117,28 +114,28 @@ impl FakeKernel {
         })
     }
 
-    /// Whether a link exists, by host interface name.
+    /// By host interface name.
     #[must_use]
     pub fn has_link(&self, host_ifname: &str) -> bool {
         self.state().links.contains_key(host_ifname)
     }
 
-    /// Removes a route without the agent. False when there is none.
+    /// By another program. False without the route.
     pub fn remove_route_behind_the_back(&self, address: IpAddr) -> bool {
         self.state().routes.remove(&state::host_net(address)).is_some()
     }
 
-    /// Removes a link without the agent. False when there is none.
+    /// By another program. False without the link.
     pub fn remove_link_behind_the_back(&self, host_ifname: &str) -> bool {
         self.state().remove_link_named(host_ifname)
     }
 
-    /// Changes a link without the agent. False when there is none.
+    /// By another program. False without the link.
     pub fn change_link_behind_the_back(&self, host_ifname: &str, change: LinkChange) -> bool {
         self.state().change_link(host_ifname, change)
     }
 
-    /// Changes a link's alias without the agent. False without the link.
+    /// By another program. False without the link.
     pub fn set_alias_behind_the_back(&self, host_ifname: &str, alias: Option<&str>) -> bool {
         match self.state().links.get_mut(host_ifname) {
             Some(link) => {
@@ -149,70 +146,69 @@ impl FakeKernel {
         }
     }
 
-    /// Adds a Wharf route without the agent.
+    /// A Wharf route, by another program.
     pub fn add_route_behind_the_back(&self, address: IpAddr, ifindex: IfIndex) {
         self.state().routes.insert(state::host_net(address), Some(ifindex));
     }
 
-    /// Adds a row without the agent.
+    /// By another program.
     pub fn add_row_behind_the_back(&self, row: EndpointTableRow) {
         self.state().rows.insert(row.address, row);
     }
 
-    /// The endpoints' entries in the node's table.
+    /// The node's table.
     #[must_use]
     pub fn nat(&self) -> BTreeSet<NatEntry> {
         self.state().nat.clone()
     }
 
-    /// Adds an entry without the agent.
+    /// By another program.
     pub fn add_nat_behind_the_back(&self, entry: NatEntry) {
         self.state().nat.insert(entry);
     }
 
-    /// Removes an entry without the agent. False when there is none.
+    /// By another program. False without the entry.
     pub fn remove_nat_behind_the_back(&self, entry: &NatEntry) -> bool {
         self.state().nat.remove(entry)
     }
 
-    /// A process of the node takes a port.
+    /// By a process of the node.
     pub fn hold_port(&self, port: u16) {
         self.state().held.insert(port);
     }
 
-    /// Breaks the node's part: [`observe_node`](wharf_core::kernel::NodeKernel::observe_node) reports the problem
-    /// until the next `ensure_node`.
+    /// [`observe_node`](wharf_core::kernel::NodeKernel::observe_node) reports the problem until the next `ensure_node`.
     pub fn break_node(&self, problem: NodeProblem) {
         self.state().broken.push(problem);
     }
 
-    /// Sets the interfaces with a default route.
+    /// Interfaces with a default route.
     pub fn set_uplinks(&self, uplinks: Vec<Uplink>) {
         self.state().uplinks = uplinks;
     }
 
-    /// Sets the node's foreign addresses and routes.
+    /// Foreign addresses and routes.
     pub fn set_networks(&self, networks: Vec<NodeNetwork>) {
         self.state().networks = networks;
     }
 
-    /// Sets the fill of connection tracking.
+    /// Fill of connection tracking.
     pub fn set_tracked(&self, tracked: Option<Tracked>) {
         self.state().tracked = tracked;
     }
 
-    /// Adds a conntrack row.
+    /// A conntrack row.
     pub fn add_connection(&self, source: IpAddr, destination: IpAddr) {
         self.state().connections.push((source, destination));
     }
 
-    /// The conntrack rows: source, destination.
+    /// Source, destination.
     #[must_use]
     pub fn connections(&self) -> Vec<(IpAddr, IpAddr)> {
         self.state().connections.clone()
     }
 
-    /// Adds a flow. A collection removes it when it has no time left.
+    /// A collection removes it when it has no time left.
     pub fn add_flow(&self, flow: Flow) {
         self.state().flows.push(flow);
     }
@@ -223,24 +219,24 @@ impl FakeKernel {
         self.state().flows.clone()
     }
 
-    /// Sets the usage of the flow tables. A collection updates the row count.
+    /// A collection updates the row count.
     pub fn set_flow_usage(&self, usage: FlowUsage) {
         self.state().flow_usage = usage;
     }
 
-    /// Adds an address to an interface of the node.
+    /// On any interface.
     pub fn add_node_address(&self, address: IpAddr) {
         self.state().node_addresses.insert(address);
     }
 
-    /// The policy rows and the mode.
+    /// Rows and mode.
     #[must_use]
     pub fn policy(&self) -> (PolicyRows, Mode) {
         let state = self.state();
         (state.policy.rows.clone(), state.policy.mode)
     }
 
-    /// Sets a cell's counters. False when there is no such cell.
+    /// Sets a cell's counters. False without the cell.
     pub fn set_judged(&self, key: &CellKey, judged: Judged) -> bool {
         match self.state().policy.rows.cells.get_mut(key) {
             Some((_, by)) => {
@@ -256,17 +252,17 @@ impl FakeKernel {
         self.state().policy.fails_at = Some((index, kind));
     }
 
-    /// Sets an endpoint's counters. False when it has no maps.
+    /// False without the endpoint's maps.
     pub fn set_counters(&self, id: EndpointId, rows: Vec<CounterRow>) -> bool {
         self.state().set_counters(id, rows)
     }
 
-    /// Adds an event, as from a program.
+    /// As from a program.
     pub fn push_event(&self, event: Event) {
         self.state().events.push(event);
     }
 
-    /// Takes the events added so far.
+    /// The events added so far.
     #[must_use]
     pub fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut self.state().events)
@@ -298,30 +294,29 @@ impl FakeKernel {
         self.controls().hold(operation)
     }
 
-    /// Number of calls, including failed ones.
+    /// Including failed ones.
     #[must_use]
     pub fn calls(&self, operation: Operation) -> u64 {
         self.controls().log.iter().filter(|(o, _)| *o == operation).count() as u64
     }
 
-    /// Calls, oldest first, with subjects (`endpoint 7`, a path, `node`).
+    /// Oldest first, with subjects (`endpoint 7`, a path, `node`).
     #[must_use]
     pub fn call_log(&self) -> Vec<(Operation, String)> {
         self.controls().log.clone()
     }
 
-    /// Clears the call log.
+    /// Empties [`Self::call_log`].
     pub fn clear_call_log(&self) {
         self.controls().log.clear();
     }
 
-    /// Whether no Wharf object is left, except the node's part.
+    /// No Wharf object is left, except the node's part.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.state().is_clean()
     }
 
-    /// Never half-written, so a poisoned lock is safe.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

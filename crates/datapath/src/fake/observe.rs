@@ -24,7 +24,7 @@ pub(super) fn table_row(record: &EndpointRecord, address: IpAddr) -> EndpointTab
     }
 }
 
-/// `None` without pins, which are reported separately.
+/// Missing pins are reported separately.
 fn hook_problem(
     attached: Option<Hook>,
     expected: Option<u32>,

@@ -1,4 +1,4 @@
-//! The fake's policy tables. They are never full.
+//! The fake's policy tables, never full.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The fake's verdicts for test packets. With the expected verdict, packet and reports are the case's.
+//! The fake's verdicts for test packets.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,6 @@ fn address(packet: &[u8], offset: usize, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Whether the policy tables deny a packet, by a linear search.
 fn is_denied(s: &State, id: EndpointId, case: &Case, peer: IpAddr, egress: bool) -> bool {
     let (rows, audits) = (&s.policy.rows, s.policy.mode.audits);
     let set = rows.sets.get(&id).map_or(0, |sets| if egress { sets.egress } else { sets.ingress });
@@ -79,7 +78,7 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
         return (Verdict::Drop, "invalid-source-mac");
     }
     let asks = matches!(case.kind, Kind::Neighbour | Kind::FalseNeighbour);
-    // In ARP the sender's address is two bytes further than in IP.
+    // In ARP, two bytes further than in IP.
     let source_at = if asks && case.family == Family::Ipv4 { source_at + 2 } else { source_at };
     if own.is_none() || address(packet, source_at, case.family) != own {
         return (Verdict::Drop, if asks { "neighbour-spoof" } else { "invalid-source-ip" });
@@ -100,14 +99,13 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
     }
 }
 
-/// `None` when the endpoint has no maps.
+/// `None` without the endpoint's maps.
 pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<CaseResult>> {
     let pinned = s.pins.get(&id)?;
     let outcome = |case: &Case| {
         let (verdict, reason) = decide(s, id, pinned, case);
         let is_sent = case.hook == Hook::FromContainer && reason.starts_with("forwarded-");
         if !is_sent && !s.calls.contains_key(&id) {
-            // Without the slot nothing is reported, and packets are dropped.
             return Ok(Outcome { verdict: Verdict::Drop, packet: case.packet.clone(), reports: Vec::new() });
         }
         let same = verdict == case.verdict;

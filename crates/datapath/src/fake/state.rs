@@ -41,7 +41,7 @@ pub(super) fn host_net(address: IpAddr) -> IpNet {
 #[derive(Debug, Clone)]
 pub(super) struct Inside {
     pub(super) ifindex: IfIndex,
-    /// Name of the host side; `None` for a foreign interface.
+    /// `None` for a foreign interface.
     pub(super) host: Option<IfName>,
     pub(super) up: bool,
     pub(super) addresses: BTreeSet<IpAddr>,
@@ -74,16 +74,15 @@ pub(super) struct HostSide {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hook {
-    /// The endpoint's programs, by the first id.
+    /// By the first id.
     Programs(u32),
-    /// The drop-all program.
     Sink,
 }
 
-/// A change to a link without the agent.
+/// A link change by another program.
 #[derive(Debug, Clone)]
 pub enum LinkChange {
-    /// Host side: another MAC address.
+    /// Host side: another MAC.
     HostMac(MacAddr),
     /// Host side: the kernel resolves neighbours on it.
     HostArp,
@@ -91,7 +90,7 @@ pub enum LinkChange {
     HostMtu(u32),
     /// Host side: down.
     HostDown,
-    /// Container's side: another MAC address.
+    /// Container's side: another MAC.
     ContainerMac(MacAddr),
     /// Container's side: another MTU.
     ContainerMtu(u32),
@@ -127,11 +126,11 @@ pub(super) struct State {
     pub(super) calls: BTreeMap<EndpointId, u32>,
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
-    /// Addresses of the node's interfaces except the router's.
+    /// Except the router's.
     pub(super) node_addresses: BTreeSet<IpAddr>,
     pub(super) masquerade: Option<Masquerade>,
     pub(super) nat: BTreeSet<NatEntry>,
-    /// The entries that endpoints published.
+    /// By endpoints.
     pub(super) published: BTreeSet<NatEntry>,
     pub(super) held: BTreeSet<u16>,
     pub(super) broken: Vec<NodeProblem>,
@@ -140,7 +139,7 @@ pub(super) struct State {
     pub(super) uplinks: Vec<Uplink>,
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) flows: Vec<Flow>,
-    /// Start values of the next collection.
+    /// For the next collection.
     pub(super) flow_usage: FlowUsage,
     pub(super) policy: Policy,
     pub(super) events: Vec<Event>,
@@ -152,7 +151,7 @@ impl State {
         self.nat.difference(&self.published).copied().collect()
     }
 
-    /// A unique number: inode, index, program or map id.
+    /// Inode, index, program or map id.
     pub(super) fn fresh(&mut self) -> u32 {
         self.next_id += 1;
         1000 + self.next_id
@@ -182,7 +181,7 @@ impl State {
         true
     }
 
-    /// Returns false when there is no such namespace.
+    /// False without the namespace.
     pub(super) fn add_plugin_link(
         &mut self,
         netns: &Path,
@@ -215,7 +214,7 @@ impl State {
         true
     }
 
-    /// The referenced namespace, unless the path leads elsewhere.
+    /// `None` if the path leads elsewhere.
     pub(super) fn netns_mut(&mut self, wanted: &NetnsRef) -> Option<&mut Namespace> {
         self.namespaces.get_mut(&wanted.path).filter(|ns| ns.identity.same(wanted))
     }
@@ -224,7 +223,7 @@ impl State {
         self.namespaces.get(&wanted.path).filter(|ns| ns.identity.same(wanted))
     }
 
-    /// Returns false when there is no such link.
+    /// False without the link.
     pub(super) fn change_link(&mut self, host_ifname: &str, change: LinkChange) -> bool {
         let Some(link) = self.links.get_mut(host_ifname) else { return false };
         let inode = link.inode;
@@ -274,7 +273,7 @@ impl State {
     }
 
     pub(super) fn is_clean(&self) -> bool {
-        // The drop-all program stays on another plugin's link.
+        // The sink stays on another plugin's link.
         self.links.values().all(|l| l.plugin && !matches!(l.attached, Some(Hook::Programs(_))))
             && self.pins.is_empty()
             && self.rows.is_empty()

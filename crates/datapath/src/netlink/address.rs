@@ -16,11 +16,11 @@ use super::{Connection, Request};
 
 fn message(ifindex: IfIndex, address: IpAddr) -> AddressMessage {
     match address {
-        // /32 and /128: no other address is on-link.
+        // No other address is on-link.
         IpAddr::V4(a) => AddressMessageBuilder::<std::net::Ipv4Addr>::new().index(ifindex.0).address(a, 32).build(),
         IpAddr::V6(a) => {
             let mut m = AddressMessageBuilder::<std::net::Ipv6Addr>::new().index(ifindex.0).address(a, 128).build();
-            // The datapath excludes duplicates; detection would take a second.
+            // Duplicate detection would take a second.
             m.header.flags = AddressHeaderFlags::Nodad;
             m.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
             m
@@ -28,7 +28,7 @@ fn message(ifindex: IfIndex, address: IpAddr) -> AddressMessage {
     }
 }
 
-/// Adds a /32 or /128. Refused with EEXIST when it exists.
+/// Refused with EEXIST when it exists.
 pub(crate) fn add(ifindex: IfIndex, address: IpAddr) -> Request {
     Request::new(RouteNetlinkMessage::NewAddress(message(ifindex, address)), NLM_F_CREATE | NLM_F_EXCL)
 }

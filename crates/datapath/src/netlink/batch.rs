@@ -22,24 +22,21 @@ use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
 
 use crate::error::{fail, kind_of, wrap};
 
-/// Requests per `sendmsg`. Answers that exceed the receive buffer (208 KiB by default, about 4 KiB per link) are
-/// lost.
+/// Requests per `sendmsg`. Answers that exceed the receive buffer (208 KiB by default, about 4 KiB per link) are lost.
 const CHUNK: usize = 32;
 /// Bytes; the kernel sends at most 32 KiB (`netlink_dump` of `af_netlink.c`).
 const DATAGRAM: usize = 64 << 10;
-/// The kernel answers before `sendmsg` returns; the timeout guards against bugs.
+/// The kernel answers before `sendmsg` returns; guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Attempts for a dump that changes meanwhile.
 const DUMP_TRIES: usize = 5;
 
-/// Multicast group for link changes (`linux/rtnetlink.h`).
+/// Multicast groups (`linux/rtnetlink.h`).
 const RTNLGRP_LINK: u32 = 1;
 const RTNLGRP_IPV6_ROUTE: u32 = 11;
-/// Length of `struct nlmsghdr`.
+/// `struct nlmsghdr`.
 pub(super) const HEADER_LEN: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// `NLMSGERR_ATTR_MSG`: the reason as text.
 const ATTR_MSG: u16 = 1;
 
 pub(crate) struct Request {
@@ -57,7 +54,6 @@ impl Request {
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) errno: io::Error,
-    /// The kernel's extended message, if any.
     pub(crate) reason: Option<String>,
 }
 
@@ -76,7 +72,6 @@ impl Refusal {
     }
 }
 
-/// The messages (none for a change), or the refusal.
 pub(crate) type Answer = std::result::Result<Vec<RouteNetlinkMessage>, Refusal>;
 
 pub(crate) struct Dump {
@@ -91,15 +86,15 @@ pub(crate) struct Connection {
     datagram: Vec<u8>,
 }
 
-/// Multicast messages received while waiting for an answer. The kernel may queue an event between computing and
-/// queueing an answer: the event comes first, reports a change that the answer misses, and comes only once.
+/// Multicast messages received while waiting for an answer. An event that the kernel queues while it computes an answer
+/// reports a change that the answer misses, and comes only once.
 #[derive(Default)]
 struct Heard {
     frames: VecDeque<Frame>,
 }
 
 impl Heard {
-    /// Frames. Answers take microseconds; namespaces that change faster are not supported.
+    /// Frames. Answers take microseconds.
     const CAPACITY: usize = 4_096;
 
     fn sort(&mut self, frames: Vec<Frame>, to_group: bool) -> io::Result<Option<Vec<Frame>>> {
@@ -107,7 +102,7 @@ impl Heard {
             return Ok(Some(frames));
         }
         if self.frames.len().saturating_add(frames.len()) > Self::CAPACITY {
-            // The kernel's errno for a full socket buffer.
+            // As for a full socket buffer.
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         }
         self.frames.extend(frames);
@@ -120,7 +115,6 @@ impl Heard {
 }
 
 impl Connection {
-    /// Opens a socket in the thread's network namespace.
     pub(crate) fn open() -> Result<Self> {
         Self::try_open().map_err(|e| wrap("open netlink socket", "NETLINK_ROUTE", &e))
     }
@@ -131,7 +125,7 @@ impl Connection {
         socket.connect(&SocketAddr::new(0, 0))?;
         socket.set_ext_ack(true)?;
         socket.set_cap_ack(true)?;
-        // The kernel filters dumps; since Linux 4.20.
+        // The kernel filters dumps (Linux 4.20).
         socket.set_netlink_get_strict_chk(true)?;
         let connection = Self { socket, sequence: 0, heard: Heard::default(), datagram: Vec::new() };
         connection.set_timeout(ANSWER_TIMEOUT)?;
@@ -141,20 +135,19 @@ impl Connection {
     #[cfg(test)]
     pub(crate) fn over(socket: std::os::fd::OwnedFd) -> Self {
         use std::os::fd::{FromRawFd as _, IntoRawFd as _};
-        // SAFETY: the descriptor is an open socket that nothing else owns.
+        // SAFETY: an open socket that nothing else owns.
         let socket = unsafe { Socket::from_raw_fd(socket.into_raw_fd()) };
         Self { socket, sequence: 0, heard: Heard::default(), datagram: Vec::new() }
     }
 
-    /// For socket options that identify the namespace.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// Sends requests and returns answers in order. The kernel continues after a refusal.
+    /// Answers are in order. The kernel continues after a refusal.
     ///
     /// # Errors
-    /// Only when the socket fails; the requests' outcome is then unknown.
+    /// Only when the socket fails; the outcome is then unknown.
     pub(crate) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let mut answers = Vec::with_capacity(requests.len());
         let mut left = requests.into_iter().peekable();
@@ -165,7 +158,7 @@ impl Connection {
         Ok(answers)
     }
 
-    /// Queries a kind of object that the message library lacks; returns the raw answer with its header.
+    /// For objects that the message library lacks; returns the raw answer with its header.
     pub(crate) fn one_of_kind(&mut self, kind: u16, payload: &[u8]) -> Result<std::result::Result<Vec<u8>, Refusal>> {
         self.try_one_of_kind(kind, payload).map_err(|e| wrap("talk to kernel", "NETLINK_ROUTE", &e))
     }
@@ -226,12 +219,12 @@ impl Connection {
         self.socket.add_membership(RTNLGRP_IPV6_ROUTE).map_err(|e| wrap("listen to IPv6 routes", "NETLINK_ROUTE", &e))
     }
 
-    /// The next multicast messages, queued ones first; empty at `until`.
+    /// Queued messages first; empty at `until`.
     pub(crate) fn heard(&mut self, until: Instant) -> Result<Vec<RouteNetlinkMessage>> {
         Ok(self.heard_datagram(until)?.unwrap_or_default())
     }
 
-    /// [`Self::heard`]; `None` when nothing arrived. May be empty: unparsable messages are omitted.
+    /// `None` when nothing arrived. Omits unparsable messages.
     pub(crate) fn heard_datagram(&mut self, until: Instant) -> Result<Option<Vec<RouteNetlinkMessage>>> {
         let frames = match self.heard.take() {
             frames if frames.is_empty() => {
@@ -247,7 +240,7 @@ impl Connection {
     }
 
     fn listen(&mut self, until: Instant) -> io::Result<Option<Vec<Frame>>> {
-        // A zero timeout would mean no timeout.
+        // Zero would mean no timeout.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         self.set_timeout(left)?;
         let received = self.receive_any();
@@ -264,12 +257,12 @@ impl Connection {
         Ok(setsockopt(&self.socket, sockopt::ReceiveTimeout, &timeout)?)
     }
 
-    /// A consistent dump without unparsable messages, which concern foreign objects.
+    /// Consistent; without unparsable messages, which concern foreign objects.
     pub(crate) fn dump(&mut self, request: &RouteNetlinkMessage) -> Result<Answer> {
         Ok(self.dump_whole(request)?.map(|whole| whole.known))
     }
 
-    /// [`Self::dump`] with the number of unparsable messages, for callers that need a complete view.
+    /// [`Self::dump`] with the number of unparsable messages.
     pub(crate) fn dump_whole(&mut self, request: &RouteNetlinkMessage) -> Result<std::result::Result<Dump, Refusal>> {
         for _ in 0..DUMP_TRIES {
             let seen = self.try_dump(request.clone()).map_err(|e| wrap("dump", "NETLINK_ROUTE", &e))?;
@@ -324,7 +317,7 @@ impl Connection {
         if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("the kernel took only a part of the request")) }
     }
 
-    /// The next answer. Multicast messages ([`Self::hear_links`]) are queued for [`Self::heard`].
+    /// Multicast messages ([`Self::hear_links`]) are queued for [`Self::heard`].
     fn receive(&mut self) -> io::Result<Vec<Frame>> {
         loop {
             let (frames, to_group) = self.receive_any()?;
@@ -334,7 +327,7 @@ impl Connection {
         }
     }
 
-    /// The next datagram, and whether it is multicast.
+    /// True for multicast.
     fn receive_any(&mut self) -> io::Result<(Vec<Frame>, bool)> {
         self.datagram.clear();
         self.datagram.reserve(DATAGRAM);
@@ -376,7 +369,7 @@ pub(super) fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
         let message = datagram.get(..length).filter(|m| m.len() >= HEADER_LEN).ok_or_else(cut)?;
         let body = match kind {
             NLMSG_ERROR => refusal(message, flags).map_or(Body::Ack, Body::Refused),
-            // A dump's errno is at the ACK's position.
+            // The errno is at the ACK's position.
             NLMSG_DONE => refusal(message, flags).map_or(Body::Done, Body::Refused),
             _ => Body::Message(message.to_vec()),
         };
@@ -386,7 +379,7 @@ pub(super) fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
     Ok(frames)
 }
 
-/// Debug text of a datagram, for [`crate::outside`].
+/// For [`crate::outside`].
 pub(crate) fn in_words(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)>> {
     let words = |body| match body {
         Body::Ack => Some("ack".to_owned()),
@@ -405,7 +398,7 @@ fn refusal(message: &[u8], flags: u16) -> Option<Refusal> {
     }
     let mut reason = None;
     if flags & NLM_F_ACK_TLVS != 0 {
-        // The refused request's header follows the errno, without payload (NETLINK_CAP_ACK).
+        // After the errno and the request's header (NETLINK_CAP_ACK).
         let mut attributes = message.get(2 * HEADER_LEN + 4..).unwrap_or_default();
         while let (Some(length), Some(kind)) = (read_u16(attributes, 0), read_u16(attributes, 2)) {
             let Some(value) = attributes.get(4..usize::from(length)) else { break };

@@ -1,8 +1,8 @@
 //! The node's conntrack rows, over ctnetlink.
 //!
-//! A row outlives its address's owner: a new owner would inherit old translations and states. A row also keeps a
-//! flow's destination when a port is published later. Only addresses, ports, id and zone are read, and the
-//! identifying tuple is sent back unchanged, so unknown protocols and attributes are harmless.
+//! A row outlives its address's owner: a new owner would inherit old translations and states. It also keeps a flow's
+//! destination when a port is published later. Only addresses, ports, id and zone are read, and the identifying tuple
+//! is sent back unchanged, so unknown attributes are harmless.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -35,15 +35,15 @@ use crate::error::{fail, wrap};
 const OPERATION: &str = "remove connections";
 const SUBJECT: &str = "conntrack";
 
-/// Number of rows in the namespace. Exists once the kernel tracks connections.
+/// Exists once the kernel tracks connections.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
-/// Message types of `linux/netfilter/nfnetlink_conntrack.h` in `NFNL_SUBSYS_CTNETLINK`.
+/// `linux/netfilter/nfnetlink_conntrack.h`, in `NFNL_SUBSYS_CTNETLINK`.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_DELETE: u16 = 1 << 8 | 2;
-/// Length of `struct nfgenmsg`: family, version, resource id (big endian).
+/// `struct nfgenmsg`: family, version, resource id (big endian).
 const GENERIC_LEN: usize = 4;
 
 /// `enum ctattr_type`.
@@ -55,40 +55,36 @@ const FILTER: u16 = 25;
 /// `enum ctattr_tuple`.
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTO: u16 = 2;
-/// `enum ctattr_ip`, source and destination.
 const IPV4: [u16; 2] = [1, 2];
 const IPV6: [u16; 2] = [3, 4];
 /// `enum ctattr_l4proto`.
 const PROTO_NUM: u16 = 1;
 const PROTO_PORTS: [u16; 2] = [2, 3];
-/// Dump filter (`enum ctattr_filter`, Linux 5.9): original tuple, protocol and destination port. Older kernels return
-/// all rows.
+/// Original protocol and destination port (`enum ctattr_filter`, Linux 5.9). Older kernels return all rows.
 const FILTER_ORIG_FLAGS: u16 = 1;
 const FILTER_PROTO_AND_DST_PORT: u32 = 1 << 3 | 1 << 5;
-/// `NLA_F_NESTED` of `linux/netlink.h`.
 const NESTED: u16 = 1 << 15;
 
-/// Maximum rows found per pass.
+/// Rows found per pass.
 const LOOK: usize = 16_384;
-/// Maximum ports with a filtered pass each; otherwise one pass reads the table.
+/// Ports with a filtered pass each; otherwise one pass reads the table.
 const FILTERS: usize = 8;
-/// Rows of a table that may be scanned while a create waits.
+/// Rows that may be scanned while a create waits.
 const SMALL: u64 = 4_096;
-/// Passes per call: four million rows, more than a node's table has.
+/// Per call: four million rows.
 const LOOKS: usize = 256;
-/// Deletes per `sendmsg`: the answers must fit the receive buffer.
+/// Per `sendmsg`: the answers must fit the receive buffer.
 const CHUNK: usize = 32;
-/// The kernel answers before `sendmsg` returns; the timeout guards against bugs.
+/// The kernel answers before `sendmsg` returns; guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Millions of rows take a second or two.
 const DUMP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether the kernel tracks connections in the thread's network namespace.
 pub(crate) fn is_there() -> bool {
     count() != 0 || fs::exists(COUNT).unwrap_or(false)
 }
 
-/// Rows in the thread's network namespace. 0 without the module, which a netlink query would load.
+/// 0 without the module, which a netlink query would load.
 fn count() -> u64 {
     number(COUNT).unwrap_or(0)
 }
@@ -97,12 +93,11 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The table's fill; `None` where the kernel tracks nothing.
 pub(crate) fn fill() -> Option<Tracked> {
     Some(Tracked { entries: number(COUNT)?, limit: number(LIMIT)? })
 }
 
-/// Removes rows with one of the addresses, in either direction and any zone; returns their number.
+/// In either direction and any zone; returns their number.
 pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
     if ips.is_empty() || count() == 0 {
         return Ok(0);
@@ -114,7 +109,6 @@ pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
 /// The state that tracked flows must match.
 pub(crate) struct Published<'a> {
     pub(crate) mappings: &'a [PortMapping],
-    /// Containers that keep their address on the way out.
     pub(crate) own: &'a HashSet<IpAddr>,
     pub(crate) node: &'a HashSet<IpAddr>,
     pub(crate) pools: &'a [IpNet],
@@ -140,7 +134,6 @@ pub(crate) fn remove_stale(published: &Published<'_>) -> Result<u64> {
     filters.into_iter().map(|filter| remove_where(Some(filter), &is_stale)).sum()
 }
 
-/// Whether a scan takes a few milliseconds at most.
 pub(crate) fn is_small() -> bool {
     count() <= SMALL
 }
@@ -152,9 +145,8 @@ impl Published<'_> {
         if from.is_some_and(keeps_its_address) {
             return true;
         }
-        // All of 127.0.0.0/8 is local.
         let is_own = self.node.contains(&to) || to.is_ipv4() && to.is_loopback();
-        // Foreign rules' translations are kept.
+        // Foreign rules' translations stay.
         let is_ours = answers == Some(to) || answers.is_some_and(|ip| self.pools.iter().any(|pool| pool.contains(&ip)));
         // Only UDP: a TCP or SCTP flow is a connection that its peer knows.
         is_ours
@@ -191,7 +183,6 @@ fn nest(kind: u16, parts: &[DefaultNla]) -> DefaultNla {
     DefaultNla::new(kind, value)
 }
 
-/// Selects rows, by the original and the reply direction.
 type Wanted<'a> = &'a dyn Fn(&Ends, &Ends) -> bool;
 
 fn remove_where(filter: Option<Filter>, wanted: Wanted<'_>) -> Result<u64> {
@@ -208,10 +199,8 @@ fn remove_where(filter: Option<Filter>, wanted: Wanted<'_>) -> Result<u64> {
     Err(fail(OPERATION, SUBJECT, KernelErrorKind::Exhausted, cause))
 }
 
-/// Family, and the attributes that identify a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
-    /// `AF_INET` or `AF_INET6`.
     family: u8,
     name: Vec<DefaultNla>,
 }
@@ -222,7 +211,6 @@ struct Tracker {
 }
 
 impl Tracker {
-    /// Opens a socket in the thread's network namespace.
     fn open() -> Result<Self> {
         Self::try_open().map_err(|e| wrap("open netlink socket", "NETLINK_NETFILTER", &e))
     }
@@ -237,7 +225,7 @@ impl Tracker {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Scans the table for both families, until [`LOOK`] rows are found. `None` without a table.
+    /// Both families, until [`LOOK`] rows are found. `None` without a table.
     fn find(mut self, filter: Option<Filter>, wanted: Wanted<'_>) -> Result<Option<Vec<Row>>> {
         let mut request = Vec::new();
         match filter {
@@ -261,7 +249,6 @@ impl Tracker {
                         }
                     },
                     Body::Refused(refusal) if is_missing(&refusal) => return Ok(None),
-                    // The kernel has rows but no ctnetlink to list them.
                     Body::Refused(refusal) if refusal.is(libc::EINVAL) => {
                         let cause = "the kernel tracks connections but has no ctnetlink; load nf_conntrack_netlink";
                         return Err(fail(OPERATION, SUBJECT, KernelErrorKind::Unsupported, cause));
@@ -280,7 +267,7 @@ impl Tracker {
         }
     }
 
-    /// Deletes rows; does not count those that are already gone.
+    /// Does not count rows that are already gone.
     fn delete(mut self, rows: Vec<Row>) -> Result<u64> {
         let mut removed = 0;
         let mut first = None;
@@ -324,7 +311,6 @@ impl Tracker {
         buffer.extend((flags | NLM_F_REQUEST).to_ne_bytes());
         buffer.extend(self.sequence.to_ne_bytes());
         buffer.extend(0u32.to_ne_bytes());
-        // `nfgenmsg`: family, version 0, resource id 0.
         buffer.extend([u8::try_from(family).unwrap_or_default(), 0, 0, 0]);
         let start = buffer.len();
         buffer.resize(start + payload.next_multiple_of(4), 0);
@@ -355,7 +341,6 @@ impl Tracker {
     }
 }
 
-/// The kernel does not track connections.
 fn is_missing(refusal: &Refusal) -> bool {
     [libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::ENOENT, libc::EAFNOSUPPORT].iter().any(|e| refusal.is(*e))
 }
@@ -363,7 +348,6 @@ fn is_missing(refusal: &Refusal) -> bool {
 #[derive(Debug)]
 struct Unreadable;
 
-/// `None` when the row is not wanted.
 fn read(message: &[u8], wanted: Wanted<'_>) -> std::result::Result<Option<Row>, Unreadable> {
     let family = *message.get(HEADER_LEN).ok_or(Unreadable)?;
     let attributes = message.get(HEADER_LEN + GENERIC_LEN..).ok_or(Unreadable)?;
@@ -384,7 +368,7 @@ fn read(message: &[u8], wanted: Wanted<'_>) -> std::result::Result<Option<Row>, 
     Ok(wanted(&original, &reply).then_some(Row { family, name }))
 }
 
-/// For [`crate::outside`]; `None` for an unreadable row.
+/// For [`crate::outside`]; `None` if unreadable.
 pub(crate) fn is_of(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<bool> {
     let is_of = |original: &Ends, reply: &Ends| original.is_of(wanted) || reply.is_of(wanted);
     read(message, &is_of).ok().map(|row| row.is_some())
@@ -394,13 +378,12 @@ fn copy(attribute: &NlaBuffer<&[u8]>) -> DefaultNla {
     DefaultNla::new(attribute.kind(), attribute.value().to_vec())
 }
 
-/// One direction of a flow. Protocols without ports have none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Ends {
     /// Source and destination.
     addresses: [Option<IpAddr>; 2],
     protocol: Option<u8>,
-    /// Source and destination.
+    /// Source and destination, if the protocol has ports.
     ports: [Option<u16>; 2],
 }
 

@@ -16,7 +16,7 @@ pub(crate) fn dump_into(dump: &mut KernelDump) -> Result<()> {
     for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
-        // By name, or by mark if renamed.
+        // By mark if renamed.
         let marked = seen.alias.as_deref().and_then(Mark::parse).is_some();
         if seen.veth && (marked || parse_host_ifname(&seen.name).is_some()) {
             dump.links.push(LinkRow { name: seen.name, ifindex: seen.ifindex, alias: seen.alias.clone() });

@@ -30,13 +30,11 @@ pub(crate) struct LinkSeen {
     pub(crate) name: String,
     pub(crate) ifindex: IfIndex,
     pub(crate) peer: IfIndex,
-    /// The peer namespace's id; `None` for the same namespace.
+    /// The peer's namespace id; `None` for the same namespace.
     pub(crate) peer_netns: Option<i32>,
-    /// `IFF_UP`.
     pub(crate) up: bool,
     /// Both ends are up, and the kernel has activated the link.
     pub(crate) running: bool,
-    /// How often the carrier came up.
     pub(crate) carrier_ups: u32,
     pub(crate) mtu: u32,
     /// Not `IFF_NOARP`.
@@ -95,14 +93,12 @@ pub(crate) fn mark(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Str
     Mark::new(id.get(), epoch.0, network.as_str(), container_id.as_str(), ifname.as_str()).to_string()
 }
 
-/// Whether an alias names the endpoint. Older links have `wharf:ID:EPOCH` without an owner; connecting the endpoint
-/// updates them.
+/// Older links have `wharf:ID:EPOCH` without an owner; connecting the endpoint updates them.
 pub(crate) fn names(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
     let marked = |m: Mark| m.id == id.get() && m.epoch == epoch.0;
     is_unowned(alias, id, epoch) || alias.and_then(Mark::parse).is_some_and(marked)
 }
 
-/// Whether an alias names the endpoint in the form without an owner.
 pub(crate) fn is_unowned(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
     alias.is_some_and(|alias| alias == format!("wharf:{id}:{epoch}"))
 }
@@ -123,7 +119,7 @@ pub(crate) fn get_by_name(name: &str) -> Request {
     Request::new(RouteNetlinkMessage::GetLink(message), 0)
 }
 
-/// The link's name, or its index if it is gone.
+/// Its index if it is gone.
 pub(crate) fn name_of(connection: &mut Connection, ifindex: IfIndex) -> Result<String> {
     Ok(look_up_index(connection, ifindex)?.map_or_else(|| format!("index {ifindex}"), |seen| seen.name))
 }
@@ -135,7 +131,7 @@ pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Re
     found(connection.one(RouteNetlinkMessage::GetLink(message), 0)?, &format!("index {ifindex}"))
 }
 
-/// Lists veth links; the kernel filters.
+/// The kernel filters.
 pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
@@ -143,7 +139,6 @@ pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// `None` when there is no such link.
 pub(crate) fn found(answer: Answer, name: &str) -> Result<Option<LinkSeen>> {
     match answer {
         Ok(messages) => Ok(messages.iter().find_map(|m| match m {
@@ -205,7 +200,6 @@ fn describe(spec: &LinkSpec) -> String {
     format!("{} (endpoint {}, epoch {})", spec.host_ifname, spec.id, spec.epoch)
 }
 
-/// Creates, marks and queries the pair, in one `sendmsg`.
 fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
     let peer = LinkUnspec::new_with_name(spec.ifname.as_str())
         .address(spec.container_mac.0.to_vec())
@@ -232,7 +226,7 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
     ]
 }
 
-/// Creates the pair, both sides down, the container's side inside its namespace.
+/// Creates the pair, both sides down.
 pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link> {
     let netns = thread.open(OPERATION, &spec.netns)?;
     let mut host = Connection::open()?;
@@ -294,12 +288,11 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
     Err(fail(OPERATION, describe(spec), KernelErrorKind::Conflict, "an interface of that name keeps coming back"))
 }
 
-/// A kernel without IPv6 (or with `ipv6.disable=1`) needs no IPv6 settings.
+/// Without IPv6 (or with `ipv6.disable=1`).
 fn no_ipv6(refusal: &super::Refusal) -> bool {
     refusal.is(libc::EAFNOSUPPORT)
 }
 
-/// The existing pair, if it matches the spec (a repeated ensure).
 fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<Option<Link>> {
     let marked = link.alias == Some(mark(spec.id, spec.epoch, &spec.attachment));
     let ours = marked || is_unowned(link.alias.as_deref(), spec.id, spec.epoch);

@@ -1,7 +1,5 @@
-//! Synchronous route netlink, in batches.
-//!
-//! The kernel handles requests inside `sendmsg`, under RTNL, so an asynchronous socket would block a runtime worker.
-//! A socket stays in the namespace in which it was opened.
+//! Synchronous route netlink, in batches: the kernel handles requests inside `sendmsg`. A socket stays in the namespace
+//! in which it was opened.
 
 pub(crate) mod address;
 pub(crate) mod batch;

@@ -1,19 +1,19 @@
-//! Nexthop objects (`ip nexthop`), which a route may name instead of interfaces.
+//! Nexthop objects (`ip nexthop`) in routes.
 
 use rtnetlink::packet_core::NlasIterator;
 use wharf_core::kernel::Result;
 
 use super::{Connection, batch::HEADER_LEN};
 
-/// `RTM_GETNEXTHOP` of `linux/rtnetlink.h`.
+/// `linux/rtnetlink.h`.
 const RTM_GETNEXTHOP: u16 = 106;
-/// Length of `struct nhmsg` of `linux/nexthop.h`.
+/// `struct nhmsg` of `linux/nexthop.h`.
 const NEXTHOP_LEN: usize = 8;
-/// `NHA_ID`, `NHA_GROUP`, `NHA_OIF`.
+/// `enum nha_attrs`.
 const ID: u16 = 1;
 const GROUP: u16 = 2;
 const OIF: u16 = 5;
-/// Length of `struct nexthop_grp`; the member's id comes first.
+/// `struct nexthop_grp`; the member's id comes first.
 const MEMBER_LEN: usize = 8;
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -22,12 +22,11 @@ struct Nexthop {
     members: Vec<u32>,
 }
 
-/// The interfaces of an object, or of a group's members. Empty if the object is gone.
+/// Empty if the object is gone.
 pub(crate) fn interfaces(connection: &mut Connection, id: u32) -> Result<Vec<u32>> {
     let first = look_up(connection, id)?;
     let mut found = Vec::from_iter(first.interface);
     for member in first.members {
-        // No member of a group is a group.
         found.extend(look_up(connection, member)?.interface);
     }
     Ok(found)

@@ -1,4 +1,4 @@
-//! Proxy neighbours: addresses of other links for which the kernel answers.
+//! Proxy neighbours: other links' addresses for which the kernel answers.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use crate::ROUTE_PROTOCOL;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Proxy {
     pub(crate) address: IpAddr,
-    /// The link on which the kernel answers.
+    /// Where the kernel answers.
     pub(crate) ifindex: IfIndex,
 }
 
@@ -45,10 +45,9 @@ impl Proxy {
         Request::new(RouteNetlinkMessage::DelNeighbour(self.message()), 0)
     }
 
-    /// `None` without an entry; true if it is Wharf's.
+    /// True if it is Wharf's.
     pub(crate) fn look_up(self, connection: &mut Connection) -> Result<Option<bool>> {
         let answer = connection.one(RouteNetlinkMessage::GetNeighbour(self.message()), 0)?;
-        // Refused: there is none.
         let messages = answer.unwrap_or_default();
         Ok(messages.iter().filter_map(read).find(|(there, _)| *there == self).map(|(_, ours)| ours))
     }
@@ -64,7 +63,6 @@ fn of_family(family: AddressFamily) -> NeighbourMessage {
 pub(crate) fn list(connection: &mut Connection) -> Result<Vec<(Proxy, bool)>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        // A kernel without the family has none.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetNeighbour(of_family(family)))? else { continue };
         found.extend(messages.iter().filter_map(read));
     }

@@ -21,7 +21,7 @@ use wharf_core::{
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
-/// Metric of unreachable routes: any other route to the destination takes precedence, also a later one.
+/// Any other route to the destination takes precedence.
 const LAST_METRIC: u32 = 0x7768_0000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Route {
         Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(to) }
     }
 
-    /// A route that is unreachable (ICMP error to the sender), unless there is another route.
+    /// ICMP error to the sender, unless there is another route.
     pub(crate) fn unreachable(to: IpNet) -> Self {
         Self { metric: Some(LAST_METRIC), ..Self::to(to.trunc()) }
     }
@@ -70,7 +70,6 @@ impl Route {
         let mut m = destination(self.destination);
         m.header.protocol = RouteProtocol::from(ROUTE_PROTOCOL);
         if self.destination.prefix_len() == 0 {
-            // The default route has no destination attribute.
             m.attributes.clear();
         }
         match self.ifindex {
@@ -105,30 +104,29 @@ impl Route {
     }
 }
 
-/// Routes of the main table. `protocol`: of one protocol number, or of all.
+/// Of the main table. `protocol`: of one protocol number, or of all.
 pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<Vec<Route>> {
     list_table(connection, None, protocol)
 }
 
-/// Routes over one link. The kernel filters, so other links' routes cost little.
+/// The kernel filters, so other links' routes cost little.
 pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex, protocol: Option<u8>) -> Result<Vec<Route>> {
     ask(connection, None, protocol, Only::Over(ifindex))
 }
 
-/// A table's routes (`None`: the main table).
 pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>) -> Result<Vec<Route>> {
     ask(connection, table, protocol, Only::All)
 }
 
-/// Unreachable routes. The kernel filters, so the number of endpoints does not matter.
+/// The kernel filters: cheap with any number of endpoints.
 pub(crate) fn unreachable(connection: &mut Connection, protocol: u8) -> Result<Vec<Route>> {
     let mut found = ask(connection, None, Some(protocol), Only::Unreachable)?;
-    // Callers may remove these routes, so no endpoint route may be among them, even if the kernel does not filter.
+    // Never an endpoint's: callers may remove these routes.
     found.retain(|route| route.ifindex.is_none());
     Ok(found)
 }
 
-/// The kernel's routes for networks of links, from addresses and advertised prefixes.
+/// From addresses and advertised prefixes.
 pub(crate) fn of_networks(connection: &mut Connection) -> Result<Vec<Route>> {
     let mut found = Vec::new();
     for protocol in [RouteProtocol::Kernel, RouteProtocol::Ra] {
@@ -138,7 +136,7 @@ pub(crate) fn of_networks(connection: &mut Connection) -> Result<Vec<Route>> {
     Ok(found)
 }
 
-/// The kernel's filter, in addition to table and protocol number.
+/// The kernel's filter, besides table and protocol number.
 #[derive(Clone, Copy)]
 enum Only {
     All,
@@ -176,29 +174,26 @@ pub(crate) fn is_local(connection: &mut Connection, address: Ipv6Addr) -> Result
     question.header.destination_prefix_length = 128;
     question.attributes.push(RouteAttribute::Destination(RouteAddress::Inet6(address)));
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question), 0)?;
-    // Refused: no route yet.
     Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
 }
 
-/// Whether the node has the address, or a route of type local to it.
+/// Whether the node has the address, or a local route to it.
 pub(crate) fn ends_here(connection: &mut Connection, address: IpAddr) -> Result<bool> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
     Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
 }
 
-/// Whether a message reports a local route, to `address` if given.
 pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<Ipv6Addr>) -> bool {
     let RouteNetlinkMessage::NewRoute(m) = message else { return false };
     let to = |a: Ipv6Addr| m.attributes.contains(&RouteAttribute::Destination(RouteAddress::Inet6(a)));
     m.header.kind == RouteType::Local && address.is_none_or(to)
 }
 
-/// Queries the matching FIB entry, not the resolved route.
+/// For the matching FIB entry, not the resolved route.
 pub(crate) fn question(address: IpAddr) -> RouteMessage {
     let mut question = RouteMessage::default();
     (question.header.address_family, question.header.flags) = match address {
-        // Without the second flag the answer always names the main table. IPv6 does not need the flag, and refuses
-        // it.
+        // Without the second flag the answer always names the main table. IPv6 refuses it.
         IpAddr::V4(_) => (AddressFamily::Inet, RouteFlags::FibMatch | RouteFlags::LookupTable),
         IpAddr::V6(_) => (AddressFamily::Inet6, RouteFlags::FibMatch),
     };
@@ -207,11 +202,10 @@ pub(crate) fn question(address: IpAddr) -> RouteMessage {
     question
 }
 
-/// Wharf's route to an address. Reads the table only if the lookup matches another table's route.
+/// Reads the table only if the lookup matches another table's route.
 pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result<Option<Route>> {
     let to = IpNet::from(address);
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
-    // No route, or the pool's unreachable route.
     let Ok(messages) = answer else { return Ok(None) };
     let main = messages.iter().find_map(|m| read(m, None, None));
     let ours = messages.iter().find_map(|m| read(m, None, Some(ROUTE_PROTOCOL)));
@@ -222,7 +216,7 @@ pub(crate) fn of_address(connection: &mut Connection, address: IpAddr) -> Result
     }
 }
 
-/// Removes a Wharf route; other protocol numbers never match. Succeeds when already gone.
+/// Only with Wharf's protocol number. Succeeds when already gone.
 pub(crate) fn remove_row(row: &RouteRow) -> Result<()> {
     let route = Route { ifindex: row.ifindex, ..Route::to(row.destination) };
     let mut connection = Connection::open()?;
@@ -258,7 +252,6 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
     Some(Route { table: wanted, destination, ifindex, gateway, source, metric })
 }
 
-/// `None` for families other than IP.
 pub(crate) fn destination_of(m: &RouteMessage) -> Option<IpNet> {
     let nowhere = match m.header.address_family {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

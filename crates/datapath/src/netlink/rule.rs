@@ -1,4 +1,4 @@
-//! Routing rules: the table for an address's packets.
+//! Routing rules by source address.
 
 use std::net::IpAddr;
 
@@ -15,10 +15,10 @@ use wharf_core::kernel::Result;
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
-/// Before the main table's rule, 32766.
+/// Before the main table's, 32766.
 const PRIORITY: u32 = 30_000;
 
-/// Routes an address's packets by a table. Protocol number and priority identify Wharf's rules.
+/// Identified as Wharf's by protocol number and priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) source: IpAddr,
@@ -42,7 +42,7 @@ impl Rule {
         m
     }
 
-    /// Refused with EEXIST when the rule exists.
+    /// Refused with EEXIST when it exists.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRule(self.message()), NLM_F_CREATE | NLM_F_EXCL)
     }

@@ -1,8 +1,7 @@
 //! TCP connections between clients and the node's proxies, by sock_diag (sock_diag(7), `linux/inet_diag.h`).
 //!
-//! The listening sockets of a proxy are transparent, and so are its accepted sockets. The proxy's sockets to servers
-//! are transparent and marked. Both attributes come without a request for them (`inet_diag_msg_attrs_fill` of
-//! `net/ipv4/inet_diag.c`).
+//! A proxy's accepted sockets are transparent; its sockets to servers are transparent and marked. The kernel reports
+//! both attributes unasked (`inet_diag_msg_attrs_fill` of `net/ipv4/inet_diag.c`).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,24 +28,22 @@ use crate::error::{fail, wrap};
 const OPERATION: &str = "count connections of the proxies";
 const SUBJECT: &str = "sock_diag";
 
-/// `SOCK_DIAG_BY_FAMILY` of `linux/sock_diag.h`.
+/// `linux/sock_diag.h`.
 const BY_FAMILY: u16 = 20;
-/// `SOCK_DESTROY`.
 const DESTROY: u16 = 21;
-/// Length of `struct inet_diag_req_v2`: family, protocol, attributes, pad, states, and a `struct inet_diag_sockid`.
+/// `struct inet_diag_req_v2`: family, protocol, attributes, pad, states, and a `struct inet_diag_sockid`.
 const REQUEST_LEN: usize = 56;
-/// Length of `struct inet_diag_msg`.
+/// `struct inet_diag_msg`, and offsets in it.
 const MESSAGE_LEN: usize = 72;
-/// Offsets in it.
 const STATE: usize = 1;
 const ID: Range<usize> = 4..52;
 const REMOTE: usize = 24;
 const INODE: usize = 68;
-/// `INET_DIAG_MARK`: 32 bits, only with `CAP_NET_ADMIN`.
+/// 32 bits, only with `CAP_NET_ADMIN`.
 const MARK: u16 = 15;
-/// `INET_DIAG_SOCKOPT`, Linux 5.10: `struct inet_diag_sockopt`, flags.
+/// `INET_DIAG_SOCKOPT` (Linux 5.10): `struct inet_diag_sockopt`, flags.
 const OPTIONS: u16 = 22;
-/// `inet_diag_sockopt.transparent`, in its first byte.
+/// In its first byte.
 const TRANSPARENT: u8 = 1 << 5;
 /// TCP states (`net/tcp_states.h`) in which a process may hold the socket.
 const ESTABLISHED: u8 = 1;
@@ -57,10 +54,10 @@ const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
 const STATES: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
 const FAMILIES: [i32; 2] = [libc::AF_INET, libc::AF_INET6];
-/// The kernel answers at once; bounds the wait in case of a bug.
+/// Guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Counts the connections by the client's address, in the calling thread's network namespace.
+/// By the client's address, in the calling thread's network namespace.
 pub(crate) fn of_proxies() -> Result<HashMap<IpAddr, u32>> {
     let mut counts = HashMap::new();
     for family in FAMILIES {
@@ -69,9 +66,9 @@ pub(crate) fn of_proxies() -> Result<HashMap<IpAddr, u32>> {
     Ok(counts)
 }
 
-/// Ends the connections with clients of these addresses, whose endpoints are deleted: otherwise the connections would
-/// count for the next owner of the address. Returns their number; 0 if the kernel cannot end them
-/// (`CONFIG_INET_DIAG_DESTROY`), and they then end by the proxy's idle timeout.
+/// Ends connections with clients of these addresses, whose endpoints are deleted: otherwise they would count for the
+/// address's next owner. Returns their number; without `CONFIG_INET_DIAG_DESTROY` 0, and the proxy's idle timeout ends
+/// them.
 pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
     let wanted: HashSet<IpAddr> = ips.iter().map(IpAddr::to_canonical).collect();
     let mut ended = 0;
@@ -86,7 +83,6 @@ pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
             for frame in receive(&socket)? {
                 match frame.body {
                     Body::Refused(refusal) if refusal.is(libc::EOPNOTSUPP) => return Ok(ended),
-                    // Ended meanwhile.
                     Body::Refused(refusal) if refusal.is(libc::ENOENT) => {}
                     Body::Refused(refusal) => return Err(refusal.into_error("end connections of the proxies", SUBJECT)),
                     Body::Ack | Body::Done | Body::Message(_) => ended += 1,
@@ -97,8 +93,7 @@ pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
     Ok(ended)
 }
 
-/// Calls `with` with the client and the kernel's socket id of each connection of this family. May miss connections that
-/// open or end meanwhile.
+/// May miss connections that open or end meanwhile.
 fn each(family: i32, with: &mut dyn FnMut(IpAddr, &[u8])) -> Result<()> {
     let socket = ask(&request(BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, family, &[]))?;
     let until = Instant::now() + ANSWER_TIMEOUT;
@@ -130,7 +125,7 @@ fn each(family: i32, with: &mut dyn FnMut(IpAddr, &[u8])) -> Result<()> {
     }
 }
 
-/// Sends a request on a new socket, so that answers need no sequence number.
+/// On a new socket, so that answers need no sequence number.
 fn ask(request: &[u8]) -> Result<Socket> {
     let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
     let open = || {
@@ -148,7 +143,6 @@ fn ask(request: &[u8]) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Receives a datagram and splits it into messages.
 fn receive(socket: &Socket) -> Result<Vec<Frame>> {
     let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
     loop {
@@ -162,15 +156,13 @@ fn receive(socket: &Socket) -> Result<Vec<Frame>> {
     }
 }
 
-/// Builds a request for the TCP sockets of a family in [`STATES`]; with an id (`struct inet_diag_sockid`), for that
-/// socket.
+/// For sockets in [`STATES`]; with an id (`struct inet_diag_sockid`), for that socket.
 fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
     let length = HEADER_LEN + REQUEST_LEN;
     let mut buffer = Vec::with_capacity(length);
     buffer.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
     buffer.extend(kind.to_ne_bytes());
     buffer.extend(flags.to_ne_bytes());
-    // Sequence number and port.
     buffer.extend([0; 8]);
     let protocol = libc::IPPROTO_TCP;
     buffer.extend([family, protocol].map(|number| u8::try_from(number).unwrap_or_default()));
@@ -182,11 +174,10 @@ fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
     buffer
 }
 
-/// The message describes no socket.
 #[derive(Debug)]
 pub(crate) struct Unreadable;
 
-/// Returns the client's address, `None` for any socket that is no connection between a proxy and a client.
+/// `None` for other sockets.
 pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, Unreadable> {
     let body = message.get(HEADER_LEN..).ok_or(Unreadable)?;
     let (fixed, attributes) = body.split_at_checked(MESSAGE_LEN).ok_or(Unreadable)?;
@@ -200,7 +191,7 @@ pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, U
         }
     }
     let [family, state] = [0, STATE].map(|at| fixed.get(at).copied().unwrap_or_default());
-    // A socket without an inode is closed by its process, or not accepted yet.
+    // Without an inode, it is closed by its process, or not accepted yet.
     let is_held = [ESTABLISHED, CLOSE_WAIT].contains(&state) || fixed.get(INODE..) != Some(&[0; 4]);
     if !is_transparent || mark & (MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS) != 0 || !is_held {
         return Ok(None);

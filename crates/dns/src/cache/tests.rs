@@ -8,7 +8,6 @@ fn ip(last: u16) -> IpAddr {
     IpAddr::from([192, 0, high, low])
 }
 
-/// Member for tests in which the member does not matter.
 const A: Member = member(1);
 
 const fn member(id: u16) -> Member {
@@ -99,7 +98,7 @@ fn where_there_is_no_room_the_member_that_has_most_makes_it() {
     assert_eq!(cache.of_member(member(8)).count(), MAX_OF_MEMBER - 1, "the last of the heaviest");
     assert_eq!(cache.learn(member(101), "new", [(ip(1), secs(15))], 0), changed(&["m9-0", "new"]));
     assert_eq!((ends(&cache, "small").len(), ends(&cache, "new").len(), cache.len()), (1, 1, MAX_ADDRESSES));
-    // Many members' claims on an address count as one address.
+    // Many claims on an address count once.
     let mut cache = Cache::default();
     for of in 0..600 {
         cache.learn(member(of), "popular", (0..100).map(|n| (ip(n), secs(1000))), 0);
@@ -135,7 +134,6 @@ fn what_is_known_outlives_the_agent_and_damage_is_told() {
     assert_eq!(from(json!({"version": 2, "names": {"a": [[1, 1, many]]}})).expect("a cache").len(), MAX_OF_NAME);
 }
 
-/// Reference model: a list of member, name, address, end.
 #[derive(Debug, Default)]
 struct Model(Vec<(Member, String, IpAddr, u64)>);
 
@@ -211,7 +209,7 @@ impl Model {
 enum Act {
     /// Member, name, first address, number of addresses, seconds.
     Learn(u16, u8, u16, u16, u64),
-    /// Elapsed milliseconds; of this many addresses one is in use, and the next one's use is unknown.
+    /// Milliseconds; of this many addresses one is in use, the next one's use is unknown.
     Expire(u64, u16),
 }
 
@@ -231,7 +229,6 @@ proptest! {
             match act {
                 Act::Learn(of, name, first, count, ttl) => {
                     let name = format!("n{name}");
-                    // Different TTLs, and some addresses twice.
                     let given: Vec<_> =
                         (first..first + count).map(|n| (ip(n % 190), secs(ttl + u64::from(n % 7)))).collect();
                     let changed = cache.learn(member(of), &name, given.clone(), now);

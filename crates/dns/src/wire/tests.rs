@@ -150,7 +150,6 @@ fn answers_that_nobody_can_read_are_errors_but_for_truncated_ones() {
 }
 
 proptest! {
-    /// Everything parsed lies inside the bytes, and nothing panics.
     #[test]
     fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..200), valid_header: bool) {
         let mut bytes = bytes;
@@ -168,7 +167,6 @@ proptest! {
         }
     }
 
-    /// Valid answers with some bytes changed.
     #[test]
     fn damaged_answers_can_be_looked_at(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6)) {
         let sent = query(7, "www.example.com", A);

@@ -6,13 +6,13 @@ use wharf_names::ids::MAX_ENDPOINT_ID;
 
 use super::{MAX_RECORD_BYTES, MAX_RECORDS, VERSION};
 
-/// Why a record or its file is unusable.
+/// Why a record is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// Unknown version.
     #[error("version {0} is not known here, only {VERSION}")]
     Version(u32),
-    /// A field, its content (at most 80 characters), and the rule that it breaks.
+    /// Field, content (at most 80 characters), rule.
     #[error("{0} {1:?} {2}")]
     Field(&'static str, String, &'static str),
     /// Endpoint id out of range.
@@ -30,32 +30,31 @@ pub enum Unusable {
     /// Longer than any record.
     #[error("it is longer than {MAX_RECORD_BYTES} bytes")]
     TooLong,
-    /// The file name does not match the record.
+    /// The file name is another record's.
     #[error("its name is another record's")]
     OtherName,
 }
 
-/// Compares messages, because file system and JSON errors do not implement `PartialEq`.
 impl PartialEq for Unusable {
     fn eq(&self, other: &Self) -> bool {
         self.to_string() == other.to_string()
     }
 }
 
-/// Why an operation on the queue failed. Display shows [`Self::problem`] and [`Self::hint`].
+/// Failure of the queue. Display shows [`Self::problem`] and [`Self::hint`].
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
     /// The queue has [`MAX_RECORDS`] records.
     Full {
-        /// The queue.
+        /// Path of the queue.
         directory: PathBuf,
     },
-    /// The record is invalid and could not be processed.
+    /// Invalid record.
     Invalid {
         /// The rule.
         why: Unusable,
     },
-    /// Not a valid name of a file of the queue.
+    /// Not a name of the queue's files.
     Name {
         /// Operation.
         operation: &'static str,
@@ -64,7 +63,7 @@ pub enum QueueError {
     },
     /// The queue's path is not a directory.
     NotADirectory {
-        /// The queue.
+        /// Path of the queue.
         directory: PathBuf,
     },
     /// A file system error.
@@ -97,7 +96,7 @@ impl QueueError {
         }
     }
 
-    /// What the user can do.
+    /// Advice for the user.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
@@ -120,7 +119,6 @@ impl std::fmt::Display for QueueError {
     }
 }
 
-/// Adds operation and path to a file system error.
 pub(super) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> QueueError {
     let path = path.into();
     move |cause| QueueError::Io { operation, path, cause }

@@ -1,4 +1,4 @@
-//! A deletion record: its rules, its file name, and reading it from an untrusted file.
+//! A deletion record.
 
 use std::{
     fmt::Write as _,
@@ -15,10 +15,10 @@ use sha2::{Digest as _, Sha256};
 use super::{MAX_RECORD_BYTES, Unusable};
 use wharf_names::{ids::MAX_ENDPOINT_ID, rules};
 
-/// Version that is written; no other version is read.
+/// Written version; no other is read.
 pub const VERSION: u32 = 1;
 
-/// An endpoint, as identified by the mark on its link.
+/// An endpoint, from the mark on its link.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointRef {
@@ -28,7 +28,7 @@ pub struct EndpointRef {
     pub epoch: u64,
 }
 
-/// A record that requests the deletion of an attachment.
+/// Request to delete an attachment.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Deletion {
@@ -40,26 +40,24 @@ pub struct Deletion {
     pub container_id: String,
     /// Interface inside the container.
     pub ifname: String,
-    /// The endpoint whose mark was found, if exactly one was. Without it, the record applies to any endpoint of the
-    /// attachment.
+    /// Endpoint whose mark was found, if exactly one was. Without it, any endpoint of the attachment.
     pub endpoint: Option<EndpointRef>,
-    /// The boot in which the record was written. Endpoints do not survive a reboot.
+    /// Boot of the record: endpoints do not survive a reboot.
     pub boot_id: String,
     /// Time of the first delete request, milliseconds since the Unix epoch.
     pub written_unix_ms: u64,
-    /// A nonce of the agent's self-test of the queue. A record with it requests no delete.
+    /// Nonce of the agent's self-test; the record then requests no delete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<String>,
 }
 
-/// Parsed first, so that another version is reported as such and not as malformed.
+/// Parsed first, so that another version is reported as such.
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
 }
 
 impl Deletion {
-    /// Checks the record; the error is the broken rule.
     pub(super) fn check(&self) -> Result<(), Unusable> {
         if self.version != VERSION {
             return Err(Unusable::Version(self.version));
@@ -95,7 +93,6 @@ impl Deletion {
     }
 }
 
-/// File name of an attachment's record, with fixed length.
 pub(super) fn file_name(network: &str, container_id: &str, ifname: &str) -> String {
     hashed(&["attachment", network, container_id, ifname])
 }
@@ -109,34 +106,28 @@ fn hashed(parts: &[&str]) -> String {
     }
     let mut name = String::with_capacity(69);
     for byte in hash.finalize() {
-        // Writing to a String cannot fail.
         let _ = write!(name, "{byte:02x}");
     }
     name + ".json"
 }
 
-/// The rule for boot ids and nonces.
 fn word(text: &str) -> Result<(), &'static str> {
     let fits = (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
     if fits { Ok(()) } else { Err("must be 1 to 64 printable ASCII bytes") }
 }
 
-/// Checks a field. The error quotes at most 80 characters, because the text may be hostile.
+/// The error quotes at most 80 characters, because the text may be hostile.
 fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'static str>) -> Result<(), Unusable> {
     rule(text).map_err(|rule| Unusable::Field(field, text.chars().take(80).collect(), rule))
 }
 
-/// Result of reading an untrusted file.
 pub(crate) enum Found<T> {
-    /// The file does not exist.
     Nothing,
-    /// The file is unusable.
     Unusable { why: Unusable, modified_unix_ms: u64 },
-    /// A valid record.
     Record(T),
 }
 
-/// Reads a file of the queue, whose name must match the record.
+/// The file's name must match the record.
 pub(super) fn read_deletion(path: &Path, name: &str) -> Found<Deletion> {
     read(path, |bytes| match Deletion::parse(bytes) {
         Ok(deletion) if deletion.file_name() != name => Err(Unusable::OtherName),
@@ -144,9 +135,9 @@ pub(super) fn read_deletion(path: &Path, name: &str) -> Found<Deletion> {
     })
 }
 
-/// Reads a file. Never follows a symbolic link, blocks on a pipe, or reads more than the longest record.
+/// Never follows a symbolic link, blocks on a pipe, or reads more than the longest record.
 pub(crate) fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Result<T, Unusable>) -> Found<T> {
-    // Checked before the open, because opening a device may have side effects.
+    // Before the open, because opening a device may have side effects.
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Found::Nothing,

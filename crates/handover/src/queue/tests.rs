@@ -28,7 +28,6 @@ fn canary(nonce: &str) -> Deletion {
     Deletion { endpoint: None, canary: Some(nonce.into()), ..deletion("canary") }
 }
 
-/// The only entry.
 fn only(queue: &Queue) -> Entry {
     let mut entries = queue.list().unwrap();
     assert_eq!(entries.len(), 1, "{entries:?}");
@@ -104,7 +103,7 @@ fn a_second_delete_of_an_attachment_is_the_same_record() {
     // A clock that was set back.
     queue.put(&Deletion { written_unix_ms: 10, ..later.clone() }).unwrap();
     assert_eq!(only(&queue).written_unix_ms, 10);
-    // Times of another boot are not compared with this boot's.
+    // Times of different boots are not compared.
     let reboot = Deletion { boot_id: "another".into(), written_unix_ms: 9_000, ..later };
     queue.put(&reboot).unwrap();
     assert_eq!(only(&queue).content, Ok(reboot));
@@ -210,7 +209,6 @@ fn a_record_cut_off_anywhere_is_unusable_and_can_be_set_aside() {
     assert!(!queue.contains("net", "c1", "eth0"));
     assert_eq!(names(&queue.path().join(BAD)).len(), 1);
     queue.set_aside(&name).unwrap();
-    // The path is free for a writer.
     fs::write(&path, b"{").unwrap();
     queue.put(&deletion("c1")).unwrap();
     assert_eq!(only(&queue).content, Ok(deletion("c1")));
@@ -256,7 +254,6 @@ fn whatever_else_lies_there_is_named_and_never_followed_or_waited_for() {
     });
     assert_eq!(names(&queue.path().join(BAD)).len(), 10);
     assert!(secret.is_file(), "what a link names is not touched");
-    // A directory at a record's path does not block the record.
     fs::create_dir(at("directory")).unwrap();
     queue.put(&deletion("directory")).unwrap();
     assert!(queue.contains("net", "directory", "eth0"));
@@ -266,7 +263,6 @@ fn whatever_else_lies_there_is_named_and_never_followed_or_waited_for() {
 fn only_the_last_unusable_files_are_kept() {
     let (_dir, queue) = queue();
     queue.ensure_directory().unwrap();
-    // A file at the path of the BAD directory is kept there too.
     fs::write(queue.path().join(BAD), "somebody's").unwrap();
     for n in 0..MAX_BAD + 5 {
         let name = format!("file-{n}-{}", "é".repeat(100));
@@ -298,7 +294,6 @@ fn names_that_lead_elsewhere_are_refused() {
         assert!(matches!(queue.set_aside(name), Err(QueueError::Name { .. })), "{name:?}");
     }
     assert!(outside.is_file());
-    // Without a queue there is nothing to remove.
     let nowhere = Queue::new(&dir.path().join("nowhere"));
     nowhere.remove("a").unwrap();
     assert_eq!(nowhere.sweep(Duration::ZERO).unwrap(), 0);
@@ -309,7 +304,6 @@ fn names_that_lead_elsewhere_are_refused() {
 fn a_full_queue_refuses_new_attachments_only() {
     let (_dir, queue) = queue();
     queue.put(&deletion("first")).unwrap();
-    // Neither counts as a record.
     fs::create_dir(queue.path().join(BAD)).unwrap();
     fs::write(queue.path().join(".tmp-left"), "x").unwrap();
     for n in 1..MAX_RECORDS {
@@ -359,7 +353,6 @@ fn writers_at_once_leave_one_whole_record() {
             scope.spawn(move || {
                 for round in 0..50 {
                     queue.put(&Deletion { written_unix_ms: 1_000 + writer * 50 + round, ..deletion("c1") }).unwrap();
-                    // A concurrent reader sees complete records only.
                     assert!(only(&queue).content.is_ok());
                 }
             });

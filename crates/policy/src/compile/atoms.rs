@@ -1,4 +1,4 @@
-//! Atoms: the distinct peers of rules, and their matches.
+//! Atoms: the distinct peers of rules.
 
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc};
 
@@ -19,20 +19,20 @@ impl AtomId {
     pub(super) const LAST: Self = Self(u64::MAX);
 }
 
-/// A predicate over the peer of a packet.
+/// Predicate over a packet's peer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Atom {
     Selector(Selector),
-    /// An address in the network and in no exception.
+    /// In the network and in no exception.
     Network {
         net: IpNet,
         except: BTreeSet<IpNet>,
     },
-    /// An address of a matching name.
+    /// Address of a matching name.
     Names(NamePattern),
-    /// An entity other than [`Entity::All`], which matches every packet and needs no atom.
+    /// Not [`Entity::All`], which needs no atom.
     Entity(Entity),
-    /// An endpoint that declares the port.
+    /// Endpoint that declares the port.
     Declares {
         protocol: Protocol,
         name: String,
@@ -48,7 +48,7 @@ pub(super) enum OwnerOf<'a> {
 }
 
 impl Atom {
-    /// Atom of a peer; `None` if it matches every packet.
+    /// `None` if the peer matches every packet.
     pub(super) fn of(peer: &Peer) -> Option<Self> {
         match peer {
             Peer::Entity(Entity::All) => None,
@@ -57,14 +57,14 @@ impl Atom {
             Peer::Names(pattern) => Some(Self::Names(pattern.clone())),
             Peer::Network { net, except } => {
                 let net = net.trunc();
-                // An exception that contains the network excludes all of it; a disjoint one has no effect.
+                // A containing exception excludes all; a disjoint one has no effect.
                 let within = |e: &IpNet| if e.contains(&net) { Some(net) } else { net.contains(e).then(|| e.trunc()) };
                 Some(Self::Network { net, except: except.iter().filter_map(within).collect() })
             }
         }
     }
 
-    /// True when it matches by the owner. Networks and names match by address: see [`super::networks`].
+    /// Networks and names match by address.
     pub(super) fn matches(&self, owner: OwnerOf<'_>) -> bool {
         match (self, owner) {
             (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_ref()),
@@ -83,21 +83,21 @@ impl Atom {
         matches!(self, Self::Network { .. } | Self::Names(_))
     }
 
-    /// Longest-prefix rows; rows of names' addresses are additional: see [`super::names`].
+    /// Longest-prefix rows; names need more: see [`super::names`].
     pub(super) fn networks(&self) -> usize {
         if let Self::Network { except, .. } = self { 1 + except.len() } else { 0 }
     }
 }
 
-/// Atoms of all rules. Atoms of rule sets in use are active: they distinguish peer classes.
+/// Atoms of rule sets in use are active: they distinguish peer classes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Atoms {
     ids: OrdMap<Arc<Atom>, AtomId>,
     entries: OrdMap<AtomId, Entry>,
-    /// Active atoms that match by owner.
+    /// Active, and matching by owner.
     of_owners: OrdSet<AtomId>,
     next: u64,
-    /// Atoms with changed counts since [`Atoms::settle`].
+    /// Counts changed since [`Atoms::settle`].
     touched: BTreeSet<AtomId>,
 }
 
@@ -106,11 +106,11 @@ struct Entry {
     atom: Arc<Atom>,
     holders: usize,
     users: usize,
-    /// Active at the last [`Atoms::settle`].
+    /// At the last [`Atoms::settle`].
     active: bool,
 }
 
-/// Atoms that became active or inactive.
+/// Newly active and inactive atoms.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     pub(super) added: BTreeMap<AtomId, Arc<Atom>>,
@@ -118,7 +118,7 @@ pub(super) struct Delta {
 }
 
 impl Atoms {
-    /// Number of an atom, valid until the next `settle`, and afterwards while the atom is held or active.
+    /// Valid until the next `settle`, then while held or active.
     pub(super) fn intern(&mut self, atom: Atom) -> AtomId {
         let id = self.ids.get(&atom).copied().unwrap_or_else(|| {
             let (id, atom) = (AtomId(self.next), Arc::new(atom));
@@ -154,7 +154,7 @@ impl Atoms {
         }
     }
 
-    /// Removes unused atoms and returns those that became active or inactive.
+    /// Removes unused atoms.
     pub(super) fn settle(&mut self) -> Delta {
         let mut delta = Delta::default();
         for id in std::mem::take(&mut self.touched) {

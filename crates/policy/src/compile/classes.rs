@@ -1,4 +1,4 @@
-//! Peer classes: addresses that match the same active atoms.
+//! Peer classes: addresses with the same active atoms.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use super::{
     ids::Ids,
 };
 
-/// Active atoms that match an address, sorted.
+/// A class's atoms, sorted.
 pub(super) type Signature = Arc<[AtomId]>;
 
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Classes {
         Self { ids, by_signature: OrdMap::new(), signatures: OrdMap::new(), by_atom: OrdSet::new() }
     }
 
-    /// Frees released numbers; their rows are gone.
+    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.ids.settle();
     }
@@ -60,8 +60,8 @@ impl Classes {
         self.by_atom.range((atom, PeerClass::ANY)..=(atom, PeerClass(u32::MAX))).map(|(_, class)| *class)
     }
 
-    /// Assigns classes to the `wanted` signatures. Every address of a class in `left` now has a wanted signature or
-    /// is gone.
+    /// Assigns classes to the `wanted` signatures. Every address of a class in `left` now has a wanted signature or is
+    /// gone.
     ///
     /// An existing signature keeps its class. A new one takes the class of a removed signature that differs only in
     /// added or dropped atoms: remaining rule sets have none of these, so the class means the same to them.

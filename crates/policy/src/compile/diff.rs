@@ -1,23 +1,22 @@
 //! Row changes between two states.
 //!
-//! After every prefix of the changes, the decision about every flow of an endpoint in both states is the old or the
-//! new one. So a flow that both states deny never passes.
+//! After every prefix of the changes, the decision about every flow of an endpoint in both states is the old or the new
+//! one. So a flow that both states deny never passes.
 //!
 //! **Correctness.** A decision depends on the endpoint's rule set, on the class of the longest prefix of the peer's
 //! address, and on cells that never change their value. Three cases need care:
 //!
-//! - *Longest prefixes.* New prefixes are added longest first, and old ones removed shortest first. The addresses of
-//!   a prefix have their old class until the prefix is changed, added or removed, and then their new one.
+//! - *Longest prefixes.* New prefixes are added longest first, old ones removed shortest first. Addresses have their
+//!   old class until their prefix changes, and then their new one.
 //! - *Classes.* No cell of a class in use is written. A new class gets its cells in every rule set before an address
-//!   has the class, and an old one loses them after no address has it.
-//! - *Endpoints that change rule set while classes change.* An old rule set has no cells for new classes, and a new
-//!   one none for old classes. During the change, addresses that move from class `o` to class `n` have a class `t`
-//!   that means `o` to old rule sets and `n` to new ones. First the addresses take `t`, which changes nothing for the
-//!   old rule sets; then the endpoints change rule sets; then the addresses take `n`. A new class with addresses from
-//!   only one `o` serves as its `t`, and so does an old one whose addresses all move to one `n`.
+//!   has the class; an old one loses them after the last address.
+//! - *Endpoints that change rule set while classes change.* An old rule set has no cells for new classes, a new one
+//!   none for old classes. Addresses that move from class `o` to class `n` first take a class `t` that means `o` to old
+//!   rule sets and `n` to new ones; then the endpoints change rule sets; then the addresses take `n`. A new class with
+//!   addresses from only one `o` serves as its `t`, and so does an old one whose addresses all move to one `n`.
 //!
-//! In a rule set that only some endpoints leave, `t` would need both meanings: such endpoints first take a copy,
-//! which counts as an old rule set.
+//! In a rule set that only some endpoints leave, `t` would need both meanings: these endpoints first take a copy, which
+//! counts as old.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,19 +35,19 @@ use crate::model::Origin;
 /// A change of one row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Add a listener. Cells refer to it once the proxy has it.
+    /// Cells refer to it once the proxy has it.
     PutListener(ListenerId, Arc<Listener>),
-    /// Remove a listener without cells.
+    /// Without cells.
     DropListener(ListenerId),
     /// Add or replace a rule's origin.
     PutOrigin(RuleIndex, Arc<Origin>),
-    /// Remove a rule.
+    /// Remove a rule's origin.
     DropOrigin(RuleIndex),
     /// Set an endpoint's rule sets.
     PutSets(EndpointKey, Sets),
-    /// Remove an endpoint; first of all changes, after which its programs decide nothing.
+    /// Precedes all changes.
     DropSets(EndpointKey),
-    /// Add a prefix, or change its class or identity.
+    /// Add or change a prefix.
     PutAddress(IpNet, Known),
     /// Remove a prefix.
     DropAddress(IpNet),
@@ -65,25 +64,24 @@ pub enum Change {
 /// Ordered changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diff {
-    /// Changes, to be applied in sequence.
+    /// In sequence.
     pub changes: Vec<Change>,
-    /// Maximum row counts during the change.
+    /// Maximum row counts meanwhile.
     pub peak: Sizes,
 }
 
-/// Old and new class of an address.
+/// Old and new class.
 type Way = (PeerClass, PeerClass);
 type Cells = BTreeMap<(SetId, (PeerClass, PortClass)), Cell>;
 
 /// Changes from `old` to `new`. The same [`Engine`](super::Engine), or one made with [`after`](super::Engine::after),
-/// must have made `new` from `old`: shared rule sets and classes keep their meaning. If `new` was made from a copy of
-/// `old`, the cost is proportional to the difference.
+/// must have made `new`. From a copy, the cost is proportional to the difference.
 #[must_use]
 pub fn diff(old: &Tables, new: &Tables) -> Diff {
     between(old, old.sizes(), new)
 }
 
-/// [`diff`] with the known sizes of `old`.
+/// With the known sizes of `old`.
 pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let mut changes = Vec::new();
     let (endpoints, origins) = (Differing::of(&old.sets, &new.sets), Differing::of(&old.origins, &new.origins));
@@ -98,7 +96,7 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let ways: BTreeSet<Way> = prefixes.values().copied().filter(|(o, n)| flips && o != n).collect();
     let before = with_copies(old, new, &endpoints, &ways);
 
-    // The copies are rows of the old state that do not exist yet.
+    // Rows of the old state that do not exist yet.
     let copied = put_rows(&Differing::of(&old.rules, &before.rules), &mut changes);
     let rules = Differing::of(&before.rules, &new.rules);
     let added = put_rows(&rules, &mut changes);
@@ -136,7 +134,7 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     Diff { changes, peak }
 }
 
-/// Differences of two maps, sorted by key.
+/// Sorted by key.
 struct Differing<'a, K, V> {
     new: Vec<(&'a K, &'a V)>,
     gone: Vec<(&'a K, &'a V)>,
@@ -157,8 +155,7 @@ impl<'a, K: Ord, V: PartialEq> Differing<'a, K, V> {
     }
 }
 
-/// Prefixes with changed rows, and the old and new class of their addresses outside longer prefixes. Without an old
-/// state, both are the new one.
+/// Old and new class of changed prefixes, outside longer prefixes. Without an old state, both are the new class.
 fn prefixes(old: &Tables, new: &Tables) -> BTreeMap<IpNet, Way> {
     let class = |tables: &Tables, net: &IpNet| covering(&tables.ipcache, *net).map(|(_, known)| known.class);
     let rows = Differing::of(&old.ipcache, &new.ipcache);
@@ -174,7 +171,7 @@ fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item
     tables.rules.get(&set).into_iter().flat_map(move |rows| rows.cells_of(class))
 }
 
-/// True when a rule set in both states distinguishes the classes of a way.
+/// A rule set in both states distinguishes the classes.
 fn tells_apart(old: &Tables, new: &Tables, set: SetId, (o, n): Way) -> bool {
     !cells_of(old, set, o).eq(cells_of(new, set, n))
 }
@@ -183,7 +180,7 @@ fn both(sets: Sets) -> [SetId; 2] {
     [sets.ingress, sets.egress]
 }
 
-/// The old tables, with copies of remaining rule sets that distinguish a way, for the endpoints that leave them.
+/// Copies remaining rule sets that distinguish a way, for the endpoints that leave them.
 fn with_copies(
     old: &Tables,
     new: &Tables,
@@ -191,7 +188,7 @@ fn with_copies(
     ways: &BTreeSet<Way>,
 ) -> Tables {
     let mut tables = old.clone();
-    // Copy of each rule set that an endpoint leaves; the same id if no copy is needed.
+    // By rule set; itself if no copy is needed.
     let mut copies: BTreeMap<SetId, SetId> = BTreeMap::new();
     let last = old.rules.get_max().into_iter().chain(new.rules.get_max()).map(|(set, _)| set.0).max();
     let mut free = (last.unwrap_or(0)..=u32::MAX).skip(1).map(SetId);
@@ -219,7 +216,7 @@ fn with_copies(
     tables
 }
 
-/// Class during the change for each way, and the cells that it needs.
+/// Class for each way during the change, and its cells.
 fn pass_through(
     old: &Tables,
     new: &Tables,
@@ -233,12 +230,12 @@ fn pass_through(
         return (through, cells);
     }
     let of_addresses = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back());
-    // An interrupted change may leave cells of unused classes, in rule sets that are gone in the new state.
+    // An interrupted change may leave cells of unused classes.
     let of_cells = rules.gone.iter().filter_map(|(_, rows)| rows.last_class());
     let last = of_addresses.chain(of_cells).max();
     let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
     let all: BTreeSet<Way> = prefixes.values().copied().collect();
-    // Number of target classes and of source classes.
+    // Counts of target and source classes.
     let (mut to, mut from): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
     for (o, n) in all {
         *to.entry(o).or_default() += 1;
@@ -247,7 +244,7 @@ fn pass_through(
 
     let left: Vec<SetId> = rules.gone.iter().map(|(set, _)| **set).collect();
     let taken: Vec<SetId> = rules.new.iter().map(|(set, _)| **set).collect();
-    // Rule sets in both states that an endpoint newly takes.
+    // In both states; an endpoint newly takes them.
     let joined: BTreeSet<SetId> = Differing::of(&old.sets, &new.sets)
         .others
         .into_iter()
@@ -282,7 +279,7 @@ fn pass_through(
     (through, cells)
 }
 
-/// Adds new rows of rule sets; returns their number.
+/// Returns the number of new rows.
 fn put_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) -> Sizes {
     let none = Rows::default();
     let mut added = Sizes::default();
@@ -313,8 +310,7 @@ fn drop_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>)
     }
 }
 
-/// Adds new prefixes, longest first, then changes classes and identities. Prefixes on a way take the intermediate
-/// class.
+/// New prefixes, longest first, then changed ones. Prefixes on a way take the intermediate class.
 fn put_addresses(
     old: &Tables,
     new: &Tables,

@@ -1,23 +1,20 @@
 //! Maintains the tables while policies and endpoints change.
 //!
-//! State, and when it is recomputed:
-//!
 //! | state | recomputed |
 //! |---|---|
 //! | policies that select an identity | for a changed policy or a new identity |
-//! | rule sets of a kind (identity, declared ports, health, enforcement, share) | when a selecting policy changes |
-//! | port classes of a rule set | never: other rules or other numbers of named ports give another rule set |
-//! | atoms that match an identity | for new atoms of rule sets in use |
-//! | nesting of networks | for networks that come into or go out of use, and the networks in them |
-//! | addresses that a name pattern matches | for a changed name; for all names when the pattern comes into use |
+//! | rule sets of a kind | when a selecting policy changes |
+//! | port classes of a rule set | never: other ports give another rule set |
+//! | atoms that match an identity | for new atoms in use |
+//! | nesting of networks | for networks that come into or go out of use |
+//! | addresses that a name pattern matches | for a changed name; for all names of a new pattern |
 //! | class of an address | when it is new, has another owner, or matches other atoms |
-//! | cells of a rule set and a peer class | never: other matches of the rule set's atoms give another class |
+//! | cells of a rule set and a peer class | never: other atoms give another class |
 //!
-//! An endpoint of a known kind whose addresses no rule names needs none of this. A newly matched address of a pattern
-//! needs one row, unless it is the first of its class. A name without a pattern in use changes no row.
+//! An endpoint of a known kind whose addresses no rule names needs none of this. A pattern's new address needs one row,
+//! unless it is the first of its class.
 //!
-//! The state is in persistent maps: a change works on a copy, costs only the changed entries, and is discarded with
-//! the copy when refused.
+//! The maps are persistent: a change works on a copy, costs only the changed entries, and is discarded when refused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,21 +47,21 @@ use crate::{
 /// An input change.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Insert or replace a policy by name.
+    /// Insert or replace, by name.
     Policy(Policy),
     /// Remove a policy.
     NoPolicy(PolicyName),
-    /// Insert or replace an endpoint by key.
+    /// Insert or replace, by key.
     Endpoint(EndpointKey, Member),
     /// Remove an endpoint.
     NoEndpoint(EndpointKey),
     /// Replace the node's addresses.
     Node(BTreeSet<IpAddr>),
-    /// Replace the addresses of a DNS name (lower case, without a trailing dot); without addresses, remove the name.
+    /// The name is lower case, without a trailing dot; without addresses, it is removed.
     Name(Arc<str>, BTreeSet<IpAddr>),
 }
 
-/// All events were refused.
+/// Every event was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The rows exceed the limits.
@@ -75,7 +72,7 @@ pub enum Refused {
     Identity(#[from] IdentityInUse),
 }
 
-/// The tables and the state to change them.
+/// Tables, and the state to change them.
 #[derive(Debug, Clone)]
 pub struct Engine {
     limits: Limits,
@@ -90,14 +87,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine without policies and endpoints, and with empty tables.
+    /// With empty tables.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self::after(limits, Tables::default())
     }
 
     /// Replaces the engine that made `tables`, possibly in the middle of a change: the first changes lead from these
-    /// tables to the tables of the first events, with other identifiers.
+    /// tables.
     #[must_use]
     pub fn after(limits: Limits, tables: Tables) -> Self {
         Self {
@@ -113,28 +110,28 @@ impl Engine {
         }
     }
 
-    /// Adds a row for each of these networks, regardless of rules. Call it before the first events.
+    /// Adds rows for networks without rules. Call it before the first events.
     #[must_use]
     pub fn with_rows_of(mut self, nets: &[IpNet]) -> Self {
         self.peers = self.peers.with_rows_of(nets);
         self
     }
 
-    /// Numbers new listeners from `first`. Call it before the first events.
+    /// Call it before the first events.
     #[must_use]
     pub fn with_listeners_from(mut self, first: u16) -> Self {
         self.listeners = self.listeners.from(first);
         self
     }
 
-    /// Excludes these numbers for new listeners.
+    /// For new listeners.
     #[must_use]
     pub fn without_listeners(mut self, avoided: Arc<BTreeSet<u16>>) -> Self {
         self.listeners = self.listeners.without(avoided);
         self
     }
 
-    /// Tables of all events so far.
+    /// After all events.
     #[must_use]
     pub const fn tables(&self) -> &Tables {
         &self.tables
@@ -146,23 +143,22 @@ impl Engine {
         self.sizes
     }
 
-    /// The tables without the engine.
+    /// Without the engine.
     #[must_use]
     pub fn into_tables(self) -> Tables {
         self.tables
     }
 
-    /// True when another endpoint differs for policy only in addresses: then this one costs a few rows.
+    /// Another endpoint differs only in addresses.
     #[must_use]
     pub fn knows(&self, key: EndpointKey, member: &Member) -> bool {
         self.kinds.knows(key, member)
     }
 
-    /// Applies the events as one change. Later calls reuse removed identifiers, so row changes must be applied in
-    /// order and completely.
+    /// Applies the events as one change. Apply row changes in order and completely: later calls reuse identifiers.
     ///
     /// # Errors
-    /// The rows exceed the limits, or one identity has different labels. Then nothing has changed.
+    /// The rows exceed the limits, or one identity has different labels. Nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
         if let Some(beyond) = next.build(events)?.beyond(&self.limits) {
@@ -172,7 +168,7 @@ impl Engine {
         if let Some(beyond) = diff.peak.beyond(&self.limits) {
             return Err(next.too_large(beyond, true).into());
         }
-        // No number is reused before the next call, when the changes have been applied.
+        // Numbers are reused only by the next call, after the changes.
         next.policies.settle();
         next.sets.settle();
         next.peers.settle();
@@ -181,11 +177,10 @@ impl Engine {
         Ok(diff.changes)
     }
 
-    /// Builds the tables after the events. With more cells than fit, the tables are incomplete and the result is a
-    /// lower bound.
+    /// With more cells than fit, the result is a lower bound.
     fn build(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Sizes, IdentityInUse> {
         if self.peers.classes.is_empty() {
-            // First build: the tables are empty, or another engine's.
+            // The tables are empty, or another engine's.
             (self.tables, self.sizes) = Default::default();
         }
         let mut touched = Touched::default();
@@ -222,7 +217,7 @@ impl Engine {
         touched.kinds.extend(affected.into_iter().flat_map(|identity| kinds.of_identity(identity)));
     }
 
-    /// Selects the rule sets of kinds whose rules may have changed; returns those out of use.
+    /// Of kinds whose rules may have changed; returns rule sets out of use.
     fn choose_sets(&mut self, touched: &mut Touched) -> Vec<SetId> {
         let Self { policies, kinds, atoms, sets, .. } = self;
         touched.kinds.extend(touched.names.iter().flat_map(|name| sets.senders_to(name)));
@@ -247,8 +242,8 @@ impl Engine {
         sets.sweep(released, atoms)
     }
 
-    /// Fills new rule sets, and new classes in the others; returns the number of cells, above the limit a lower bound
-    /// without making most cells: a few rules can need more than fit into memory.
+    /// Returns the number of cells, above the limit a lower bound without most cells: a few rules can need more than
+    /// fits into memory.
     fn fill_sets(&mut self, gone: &[SetId], changed: &Changed) -> usize {
         let Self { sets, peers, tables, limits, sizes, listeners, .. } = self;
         for (set, rows) in gone.iter().filter_map(|set| Some((*set, tables.rules.remove(set)?))) {

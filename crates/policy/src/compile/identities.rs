@@ -14,7 +14,7 @@ use crate::model::{Holds, LabelOf, Labels, Requirement, Selector};
 #[derive(Debug, Clone, Default)]
 pub(super) struct Identities {
     all: OrdMap<Identity, Arc<Selected>>,
-    /// By label hash. Hashes may collide, so results are checked against the selector.
+    /// Hashes may collide: check results against the selector.
     by_label: OrdSet<(u64, Identity)>,
 }
 
@@ -51,7 +51,7 @@ impl Identities {
     }
 
     /// A superset of the selected identities; `None` if no requirement lists values. Follows all requirements in
-    /// parallel and uses the list that ends first.
+    /// parallel; the list that ends first counts.
     fn candidates(&self, selector: &Selector) -> Option<Vec<Identity>> {
         let of = |hash| self.by_label.range((hash, Identity(0))..=(hash, Identity(u32::MAX))).map(|(_, id)| *id);
         let meeting = |requirement: &Requirement| {
@@ -72,7 +72,7 @@ impl Identities {
     }
 }
 
-/// Hashes of all labels that a requirement can ask for.
+/// That a requirement can ask for.
 fn labels(selected: &Selected) -> impl Iterator<Item = u64> {
     let of = |of, labels: &Labels| -> Vec<u64> { labels.iter().map(|(key, value)| hash(of, key, value)).collect() };
     let own = of(LabelOf::Endpoint, &selected.labels);

@@ -4,19 +4,19 @@ use std::collections::BTreeSet;
 
 use imbl::OrdSet;
 
-/// Numbers from 1, lowest first.
+/// Row numbers from 1, lowest first.
 #[derive(Debug, Clone)]
 pub(super) struct Ids {
     /// Smaller numbers have been used.
     next: u32,
-    /// Free numbers below `next`.
+    /// Below `next`.
     free: OrdSet<u32>,
-    /// Released since [`Ids::settle`]: their rows still exist.
+    /// Released since [`Ids::settle`]: their rows exist.
     leaving: BTreeSet<u32>,
 }
 
 impl Ids {
-    /// Starts with existing rows of the numbers in `leaving`.
+    /// Rows of the numbers in `leaving` exist.
     pub(super) fn beside(leaving: impl Iterator<Item = u32>) -> Self {
         Self { next: 1, free: OrdSet::new(), leaving: leaving.collect() }
     }

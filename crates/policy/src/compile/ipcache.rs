@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{Known, PeerClass};
 
-/// Longest-prefix rows; dereferences to the map.
+/// Address rows; dereferences to the map.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ipcache {
     rows: OrdMap<IpNet, Known>,
@@ -15,7 +15,7 @@ pub struct Ipcache {
 }
 
 impl Ipcache {
-    /// Sets a row; returns the previous one.
+    /// Returns the previous row.
     pub fn insert(&mut self, net: IpNet, known: Known) -> Option<Known> {
         let old = self.rows.insert(net, known);
         if old.map(|old| old.class) != Some(known.class) {

@@ -1,4 +1,4 @@
-//! Endpoints and their kinds. A kind: endpoints of one share that differ for policy only in their addresses.
+//! Kinds: endpoints of one share that differ only in addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,7 +46,6 @@ impl KindKey {
 #[derive(Debug, Clone)]
 pub(super) struct Kind {
     key: Arc<KindKey>,
-    /// An example.
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) sets: Sets,
 }
@@ -68,7 +67,7 @@ pub(super) enum Owner {
     Outside,
 }
 
-/// Two endpoints with one identity and different labels or namespaces.
+/// One identity has different labels or namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "take in endpoint {}: other endpoints with identity {} have other labels or another namespace; give each set of \
@@ -85,17 +84,17 @@ pub struct IdentityInUse {
 
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// Kinds whose rules may have changed.
+    /// Their rules may have changed.
     pub(super) kinds: BTreeSet<KindId>,
     pub(super) new: BTreeSet<KindId>,
     pub(super) gone: Vec<KindId>,
-    /// Endpoints that are new or changed kind.
+    /// New, or of another kind.
     pub(super) members: BTreeSet<EndpointKey>,
-    /// Addresses whose owner may have changed.
+    /// Their owner may have changed.
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Named ports with changed numbers.
+    /// With changed numbers.
     pub(super) names: BTreeSet<PortName>,
-    /// Rule sets that a kind left.
+    /// Left by a kind.
     pub(super) released: Vec<(SetId, KindId)>,
 }
 
@@ -108,7 +107,7 @@ pub(super) struct Kinds {
     pub(super) identities: Identities,
     of_identity: OrdSet<(Identity, KindId)>,
     of_kind: OrdSet<(KindId, EndpointKey)>,
-    /// Kinds by declared number of a named port.
+    /// By declared number.
     declared: OrdSet<(PortName, u16, KindId)>,
     addresses: OrdSet<(IpAddr, EndpointKey)>,
     node: OrdSet<IpAddr>,
@@ -226,13 +225,12 @@ impl Kinds {
         self.of_kind.range((kind, EndpointKey(0))..=(kind, EndpointKey(u32::MAX))).map(|(_, key)| *key)
     }
 
-    /// Kinds that declare the number for the named port.
     fn declaring(&self, name: &PortName, number: u16) -> impl Iterator<Item = KindId> {
         let all = (name.clone(), number, KindId::FIRST)..=(name.clone(), number, KindId::LAST);
         self.declared.range(all).map(|(_, _, kind)| *kind)
     }
 
-    /// Owners that match the atom, for any address; empty for networks and names.
+    /// For any address; empty for networks and names.
     pub(super) fn matched_by(&self, atom: &Atom) -> Vec<Owner> {
         let kinds: Vec<KindId> = match atom {
             Atom::Network { .. } | Atom::Names(_) => return Vec::new(),
@@ -270,7 +268,7 @@ impl Kinds {
         numbers
     }
 
-    /// Owner of an address: the node takes precedence, then the endpoint with the lowest key.
+    /// The node takes precedence, then the lowest key.
     pub(super) fn owner(&self, address: IpAddr) -> Owner {
         if self.node.contains(&address) {
             return Owner::Node;
@@ -280,14 +278,13 @@ impl Kinds {
         kind.map_or(Owner::Outside, Owner::Endpoint)
     }
 
-    /// Addresses in the network that belong to endpoints or the node.
+    /// Of endpoints or the node.
     pub(super) fn addresses_in(&self, net: IpNet) -> impl Iterator<Item = IpAddr> {
         let (first, last) = (net.network(), net.broadcast());
         let of_endpoints = self.addresses.range((first, EndpointKey(0))..=(last, EndpointKey(u32::MAX)));
         of_endpoints.map(|(address, _)| *address).chain(self.node.range(first..=last).copied())
     }
 
-    /// Addresses of a kind's endpoints or of the node.
     pub(super) fn addresses_of(&self, owner: Owner) -> Vec<IpAddr> {
         match owner {
             Owner::Endpoint(kind) => {
@@ -299,7 +296,7 @@ impl Kinds {
         }
     }
 
-    /// Policy attributes of an owner; `None` for a removed kind.
+    /// `None` for a removed kind.
     pub(super) fn known(&self, owner: Owner) -> Option<(Identity, OwnerOf<'_>)> {
         Some(match owner {
             Owner::Endpoint(kind) => {

@@ -12,9 +12,9 @@ use crate::model::Origin;
 pub struct Sizes {
     /// Ipcache.
     pub ipcache: usize,
-    /// Port classes of all rule sets.
+    /// Of all rule sets.
     pub ports: usize,
-    /// Cells of all rule sets.
+    /// Of all rule sets.
     pub rules: usize,
     /// Rule sets.
     pub sets: usize,
@@ -22,7 +22,7 @@ pub struct Sizes {
     pub listeners: usize,
 }
 
-/// Row limits. They also apply during a change, when old and new rows coexist.
+/// Row limits, also during a change, when old and new rows coexist.
 pub type Limits = Sizes;
 
 /// A table of the programs.
@@ -54,7 +54,7 @@ impl fmt::Display for Table {
 
 const TOLD: usize = 3;
 
-/// The rows exceed a limit; nothing has changed.
+/// Rows exceed a limit; nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "compile the policies: at least {needed} {table} are needed{}, {} more than the {limit} that fit; {}; narrow or merge \
@@ -66,13 +66,13 @@ const TOLD: usize = 3;
 pub struct TooLarge {
     /// Table.
     pub table: Table,
-    /// Needed rows; for [`Table::Rules`] a lower bound.
+    /// For [`Table::Rules`] a lower bound.
     pub needed: usize,
     /// Limit.
     pub limit: usize,
-    /// The new state fits, but not together with the old one, which exists until all endpoints have changed.
+    /// The new state does not fit together with the old one.
     pub during: bool,
-    /// Rules with the most rows, and their counts, largest first.
+    /// With the most rows, largest first.
     pub largest: Vec<(Origin, usize)>,
 }
 
@@ -82,7 +82,6 @@ fn told(largest: &[(Origin, usize)]) -> String {
 }
 
 impl Sizes {
-    /// First table above its limit.
     pub(super) fn beyond(&self, limits: &Limits) -> Option<(Table, usize, usize)> {
         let tables = [
             (Table::Ipcache, self.ipcache, limits.ipcache),

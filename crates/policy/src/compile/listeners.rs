@@ -1,4 +1,4 @@
-//! Proxy listeners by direction, union of requests and share, and the cells that refer to them.
+//! Proxy listeners, and the cells that refer to them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -13,19 +13,19 @@ type Uses = OrdMap<(ListenerId, SetId), usize>;
 pub(super) struct Listeners {
     /// Lowest number.
     first: u16,
-    /// Numbers excluded for new listeners.
+    /// For new listeners.
     avoided: Arc<BTreeSet<u16>>,
     table: Table,
     by_content: OrdMap<Arc<Listener>, ListenerId>,
     uses: Uses,
-    /// Listeners that may be unused since the last settlement.
+    /// Possibly unused since the last settlement.
     touched: BTreeSet<ListenerId>,
-    /// Removed listeners whose cells exist until the next settlement.
+    /// Their cells exist until the next settlement.
     leaving: BTreeSet<ListenerId>,
 }
 
 impl Listeners {
-    /// Starts with a table; listeners that are used again before the first settlement keep their numbers.
+    /// Listeners used again before the first settlement keep their numbers.
     pub(super) fn of(table: &Table) -> Self {
         let by_content = table.iter().map(|(id, listener)| (Arc::clone(listener), *id)).collect();
         let touched = table.keys().copied().collect();
@@ -41,7 +41,7 @@ impl Listeners {
         Self { avoided, ..self }
     }
 
-    /// Adds a cell of the rule set that refers to the listener.
+    /// Adds a cell of the rule set.
     pub(super) fn acquire(&mut self, set: SetId, listener: Listener) -> ListenerId {
         let id = self.by_content.get(&listener).copied().unwrap_or_else(|| {
             let (id, listener) = (self.free(), Arc::new(listener));
@@ -53,7 +53,7 @@ impl Listeners {
         id
     }
 
-    /// Lowest free number, or the last number, which is above any limit.
+    /// Else the last number, which is above any limit.
     fn free(&self) -> ListenerId {
         let taken =
             |id: &ListenerId| self.table.contains_key(id) || self.leaving.contains(id) || self.avoided.contains(&id.0);
@@ -70,7 +70,7 @@ impl Listeners {
         }
     }
 
-    /// Removes listeners without cells; returns the others.
+    /// Removes listeners without cells.
     pub(super) fn sweep(&mut self) -> (Table, Uses) {
         for id in std::mem::take(&mut self.touched) {
             if self.uses.range((id, SetId::NONE)..=(id, SetId(u32::MAX))).next().is_some() {
@@ -84,7 +84,7 @@ impl Listeners {
         (self.table.clone(), self.uses.clone())
     }
 
-    /// Frees removed numbers; their cells are gone.
+    /// Their cells are gone.
     pub(super) fn settle(&mut self) {
         self.leaving.clear();
     }

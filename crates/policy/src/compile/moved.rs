@@ -1,4 +1,4 @@
-//! Connections that leave a remaining proxy listener because of a row change.
+//! Connections that a row change takes from a remaining listener.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,7 @@ use super::{
 type Classes = BTreeSet<(PeerClass, PeerClass)>;
 
 impl Tables {
-    /// Endpoints with connections that leave a listener in both tables for another listener or for none, without
-    /// being denied. Costs the differing rule sets of endpoints and classes of addresses.
+    /// Endpoints with connections that leave a listener in both tables without being denied.
     #[must_use]
     pub fn moved(&self, after: &Self) -> BTreeSet<(ListenerId, EndpointKey)> {
         if self.redirects.is_empty() || after.redirects.is_empty() {
@@ -60,8 +59,7 @@ impl Tables {
         all
     }
 
-    /// Old and new classes of addresses that change class, except for added or removed endpoints, which have no
-    /// connections.
+    /// Without added or removed endpoints, which have no connections.
     fn changed_classes(&self, after: &Self) -> Classes {
         let differences = self.ipcache.diff(&after.ipcache).filter_map(|difference| match difference {
             DiffItem::Update { old: (_, before), new: (_, known) } => Some((before.class, known.class)),
@@ -77,7 +75,7 @@ impl Tables {
     }
 }
 
-/// Listeners in `of` with a destination that the old rows lead to them and the new rows accept in another way.
+/// The old rows lead a destination to the listener, and the new rows accept it otherwise.
 fn led_elsewhere(before: &Rows, after: &Rows, classes: &Classes, of: &BTreeSet<ListenerId>) -> BTreeSet<ListenerId> {
     let destinations = edges(before, after);
     let mut found = BTreeSet::new();
@@ -94,7 +92,7 @@ fn led_elsewhere(before: &Rows, after: &Rows, classes: &Classes, of: &BTreeSet<L
     found
 }
 
-/// One destination per range of ports with uniform rows: the start of each prefix, and after its end.
+/// The start of each prefix, and after its end: one destination per uniform range.
 fn edges(before: &Rows, after: &Rows) -> BTreeSet<(L4, u16)> {
     let prefixes = before.ports.keys().chain(after.ports.keys());
     let ends = prefixes.flat_map(|prefix| {

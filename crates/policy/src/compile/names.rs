@@ -1,4 +1,4 @@
-//! Addresses of DNS names, and addresses that name patterns match.
+//! Addresses of DNS names and name patterns.
 
 use std::{
     collections::BTreeSet,
@@ -18,13 +18,13 @@ const LAST: IpAddr = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
 pub(super) struct Names {
     addresses: OrdMap<Arc<str>, Arc<BTreeSet<IpAddr>>>,
     patterns: OrdMap<AtomId, NamePattern>,
-    /// Number of names for each pair of a pattern and a matched address.
+    /// Names for each pattern and matched address.
     matched: OrdMap<(AtomId, IpAddr), usize>,
-    /// Pairs with a changed count since [`Names::settle`].
+    /// Counts changed since [`Names::settle`].
     touched: BTreeSet<(AtomId, IpAddr)>,
 }
 
-/// A possibly changed match of a pattern and an address.
+/// A possibly changed match.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) atom: AtomId,
@@ -59,7 +59,7 @@ impl Names {
         self.touched.insert((id, address));
     }
 
-    /// Updates the active patterns; returns the pairs of pattern and address that may have changed.
+    /// Updates the active patterns.
     pub(super) fn settle(&mut self, delta: &Delta) -> Vec<Named> {
         for id in delta.dropped.keys().filter(|id| self.patterns.contains_key(*id)).collect::<Vec<_>>() {
             self.patterns.remove(id);
@@ -88,7 +88,7 @@ impl Names {
         self.patterns.contains_key(&id)
     }
 
-    /// Number of addresses that a pattern matches; 0 if inactive.
+    /// 0 if the pattern is inactive.
     pub(super) fn addresses_of(&self, id: AtomId) -> usize {
         self.matched_by(id).count()
     }

@@ -1,4 +1,4 @@
-//! Nested networks: longest-prefix look-up, and the networks and names of rules that match an address.
+//! Nested networks: longest-prefix look-up, and matching networks and names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,8 +22,8 @@ pub(super) fn longest<V: Clone>(map: &OrdMap<IpNet, V>, address: IpAddr) -> Opti
 
 /// Longest prefix that contains the network.
 ///
-/// Prefixes are sorted by address, then length, so the result precedes the network and contains every prefix between
-/// both. It has no more bits than the network shares with the nearest preceding prefix.
+/// Prefixes are sorted by address, then length, so it precedes the network, and contains every prefix between. It has
+/// no more bits than the network shares with the nearest preceding prefix.
 pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Option<(&IpNet, &V)> {
     loop {
         let (nearest, value) = map.get_prev(&net)?;
@@ -39,33 +39,33 @@ pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Opti
     }
 }
 
-/// An atom begins or ends to match, seen from outside.
+/// Seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Edge {
     Begin(AtomId),
     End(AtomId),
 }
 
-/// Networks and exceptions in use, addresses of names in use, and both whole families, with the atoms that match the
-/// addresses for which they are the longest prefix.
+/// Networks, exceptions, names' addresses, and both families, with the atoms that match there outside longer
+/// boundaries.
 #[derive(Debug, Clone)]
 pub(super) struct Boundaries {
     nets: OrdMap<IpNet, Signature>,
     edges: OrdSet<(IpNet, Edge)>,
-    /// Networks that need no edge.
+    /// They need no edge.
     always: Arc<BTreeSet<IpNet>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Moved {
-    /// Boundaries that were added, removed or match other atoms.
+    /// Added, removed, or matching other atoms.
     pub(super) nets: Vec<IpNet>,
-    /// Disjoint networks that contain all of `nets`.
+    /// Disjoint; contain all of `nets`.
     pub(super) within: Vec<IpNet>,
 }
 
 impl Boundaries {
-    /// Without atoms; always includes the networks `own`.
+    /// Always includes `own`.
     pub(super) fn new(own: &[IpNet]) -> Self {
         let always: BTreeSet<IpNet> = EVERYWHERE.into_iter().chain(own.iter().map(IpNet::trunc)).collect();
         let nets = always.iter().map(|net| (*net, Signature::default())).collect();
@@ -80,12 +80,11 @@ impl Boundaries {
         self.nets.keys().copied()
     }
 
-    /// Network and name atoms that match the addresses of the network outside longer boundaries.
+    /// Matches outside longer boundaries.
     pub(super) fn matching(&self, net: IpNet) -> Signature {
         covering(&self.nets, net).map(|(_, matching)| Arc::clone(matching)).unwrap_or_default()
     }
 
-    /// Applies changed atoms and addresses of names.
     pub(super) fn update(&mut self, delta: &Delta, named: &[Named]) -> Moved {
         let mut touched = BTreeSet::new();
         for (net, edge) in delta.dropped.iter().flat_map(|(id, atom)| edges(*id, atom)) {
@@ -106,7 +105,7 @@ impl Boundaries {
             }
         }
         let mut moved = Moved::default();
-        // A network precedes the networks in it.
+        // A network precedes its subnetworks.
         for net in touched {
             if !moved.within.last().is_some_and(|outer| outer.contains(&net)) {
                 self.renew(net, &mut moved.nets);
@@ -116,7 +115,6 @@ impl Boundaries {
         moved
     }
 
-    /// Rebuilds the boundaries of a network and its subnetworks.
     fn renew(&mut self, net: IpNet, moved: &mut Vec<IpNet>) {
         let last = IpNet::from(net.broadcast());
         let mut wanted: BTreeMap<IpNet, Vec<Edge>> =
@@ -131,7 +129,7 @@ impl Boundaries {
             moved.push(net);
         }
         let outside = net.supernet().map(|outer| self.matching(outer)).unwrap_or_default();
-        // Boundaries around the current one, longest last.
+        // Longest last.
         let mut around: Vec<(IpNet, Signature)> = Vec::new();
         for (net, edges) in wanted {
             while around.last().is_some_and(|(outer, _)| !outer.contains(&net)) {
@@ -148,7 +146,7 @@ impl Boundaries {
     }
 }
 
-/// Atoms that match inside the edges.
+/// Inside the edges.
 fn crossing(outside: &[AtomId], edges: &[Edge]) -> Signature {
     let mut matching: BTreeSet<AtomId> = outside.iter().copied().collect();
     for edge in edges {

@@ -1,4 +1,4 @@
-//! Peers of packets: longest-prefix rows of addresses, and their classes.
+//! Longest-prefix rows of addresses, and their classes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,12 +18,12 @@ use super::{
     networks::Boundaries,
 };
 
-/// Inputs of address classes: owners, and matching networks and names of rules.
+/// Inputs of classes: owners, networks and names.
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
     boundaries: Boundaries,
     pub(super) names: Names,
-    /// Active atoms that match each owner, sorted; without networks and names.
+    /// Active atoms, sorted; without networks and names.
     owners: OrdMap<Owner, Signature>,
     pub(super) classes: Classes,
 }
@@ -42,12 +42,12 @@ impl Peers {
         Self { boundaries: Boundaries::new(nets), ..self }
     }
 
-    /// Frees released classes; their rows are gone.
+    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.classes.settle();
     }
 
-    /// Updates classes and `ipcache` rows for touched addresses and for addresses that match other atoms.
+    /// For touched addresses, and addresses that match other atoms.
     pub(super) fn update(
         &mut self,
         delta: &Delta,
@@ -96,7 +96,7 @@ impl Peers {
         changed
     }
 
-    /// Identity and matching atoms of a network's row; `None` if it needs no row.
+    /// `None` if the network needs no row.
     fn row(&self, net: IpNet, kinds: &Kinds) -> Option<(Identity, Signature)> {
         let owner = if net.prefix_len() == net.max_prefix_len() { kinds.owner(net.addr()) } else { Owner::Outside };
         if owner == Owner::Outside && !self.boundaries.contains(&net) {
@@ -118,7 +118,7 @@ impl Peers {
         Some((identity, all.into()))
     }
 
-    /// Matches owners with atoms, for known owners only the changed atoms. Returns owners with other matches.
+    /// For known owners only changed atoms. Returns owners with other matches.
     fn match_owners(
         &mut self,
         first: bool,

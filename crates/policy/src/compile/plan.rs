@@ -1,4 +1,4 @@
-//! A rule set: rules with their port classes, and the cells of peer classes.
+//! A rule set: rules with port classes, and cells of peer classes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,21 +24,21 @@ pub(super) struct Plan {
     pub(super) ports: OrdMap<PortPrefix, PortClass>,
     clauses: Vec<Clause>,
     of_any: Vec<usize>,
-    /// Clauses by the atoms of which a peer must match one.
+    /// A peer must match one.
     of_atom: BTreeMap<AtomId, Vec<usize>>,
 }
 
-/// A rule, or its part for one port list.
+/// A rule's part for one port list.
 #[derive(Debug)]
 struct Clause {
     hit: Hit,
     admin: bool,
-    /// Rule, even if `hit` does not name it.
+    /// Even if `hit` does not name it.
     rule: Option<RuleIndex>,
-    /// Additional atom that the peer must match.
+    /// The peer must match it, too.
     with: Option<AtomId>,
     ports: Vec<PortClass>,
-    /// Accepted requests; `None` for all. A clause with requests has ports.
+    /// `None` for all. Clauses with requests have ports.
     requests: Option<Arc<Requests>>,
 }
 
@@ -47,12 +47,11 @@ struct Clause {
 pub(super) struct Draft {
     admin: Option<Hit>,
     rest: Option<Hit>,
-    /// Hit of rules with requests, which decides without a better `rest`.
+    /// Of rules with requests; decides without a better `rest`.
     redirect: Option<(Hit, Arc<Requests>)>,
 }
 
 impl Draft {
-    /// The cell; `number` returns the listener's number for the requests.
     pub(super) fn cell(self, number: impl FnOnce(Arc<Requests>) -> ListenerId) -> Cell {
         let rest = match self.redirect {
             Some((hit, requests)) if self.rest.is_none_or(|rest| hit.rank < rest.rank) => {
@@ -70,10 +69,10 @@ impl Plan {
         let mut lists = Lists::default();
         let mut plan =
             Self { key, ports: OrdMap::new(), clauses: Vec::new(), of_any: Vec::new(), of_atom: BTreeMap::new() };
-        // Index of each clause's port list; `None` for every destination.
+        // `None` for every destination.
         let mut places: Vec<Option<usize>> = Vec::new();
         let mut rank = 0;
-        // Rules with requests count together and share two ranks: one for specific peers, one for every peer.
+        // They share two ranks: for specific peers, and for every peer.
         let mut of_requests = None;
         for rule in rules {
             let requests = rule.requests.clone();
@@ -119,12 +118,11 @@ impl Plan {
         self.clauses.push(clause);
     }
 
-    /// Atoms that distinguish peers, with duplicates.
     pub(super) fn atoms(&self) -> impl Iterator<Item = AtomId> {
         self.peers().chain(self.clauses.iter().filter_map(|clause| clause.with))
     }
 
-    /// Atoms of peers with specific cells; each such peer matches at least one.
+    /// A peer with specific cells matches at least one.
     pub(super) fn peers(&self) -> impl Iterator<Item = AtomId> {
         self.of_atom.keys().copied()
     }
@@ -133,17 +131,16 @@ impl Plan {
         self.cells(self.of_any.iter().copied(), &[])
     }
 
-    /// Lower bound for the cells of a class that matches these atoms.
+    /// Lower bound for the cells of a class.
     pub(super) fn at_least(&self, matching: &[AtomId]) -> usize {
         self.clauses_of(matching).map(|(_, clause)| clause.ports.len()).max().unwrap_or(0)
     }
 
-    /// Cells of a class that matches these sorted atoms.
     pub(super) fn cells_of(&self, matching: &[AtomId]) -> BTreeMap<PortClass, Draft> {
         self.cells(self.clauses_of(matching).map(|(at, _)| at), &self.of_any)
     }
 
-    /// Cells of clauses by sorted index. `beside`: clauses whose requests count in cells that have requests.
+    /// `beside`: clauses whose requests count in cells with requests.
     fn cells(&self, places: impl Iterator<Item = usize>, beside: &[usize]) -> BTreeMap<PortClass, Draft> {
         let mut cells: BTreeMap<PortClass, Draft> = BTreeMap::new();
         let mut with_requests: BTreeMap<PortClass, BTreeSet<usize>> = BTreeMap::new();
@@ -204,7 +201,7 @@ impl Plan {
     }
 }
 
-/// Parts of a rule: an additional atom for the peer, and a port list, `None` for every destination.
+/// An additional atom, and a port list, `None` for every destination.
 fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<AtomId>, Option<Arc<PortList>>)> {
     let Some(ports) = ports else { return vec![(None, None)] };
     let mut parts = Vec::new();
@@ -215,7 +212,7 @@ fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<
             if key.direction == Direction::Ingress {
                 Arc::make_mut(&mut numbers).insert(port);
             } else {
-                // The peer is the receiver: the number applies to peers that declare it.
+                // The peer is the receiver, and must declare the number.
                 let declares = Atom::Declares { protocol: name.0, name: name.1.clone(), number };
                 parts.push((Some(atoms.intern(declares)), Some(Arc::new([port].into()))));
             }
@@ -227,7 +224,7 @@ fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<
     parts
 }
 
-/// Adds the unknown class for a rule with ports, which a packet without a known transport header may match.
+/// For a packet without a transport header.
 fn with_unknown(mut ports: Vec<PortClass>) -> Vec<PortClass> {
     if !ports.is_empty() {
         ports.push(PortClass::UNKNOWN);

@@ -1,4 +1,4 @@
-//! Ordered policies, the identities that they select, and the rules for a kind of endpoint.
+//! Ordered policies, selected identities, and the rules of a kind.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -32,20 +32,19 @@ pub(super) struct Order {
 
 impl Order {
     fn of(policy: &Policy) -> Self {
-        // The namespaced tier has no priorities.
         let priority = if policy.tier == Tier::Namespaced { 0 } else { policy.priority };
         Self { tier: policy.tier, priority, name: policy.name.clone() }
     }
 }
 
-/// A rule with peers and ports prepared for all rule sets.
+/// A rule, prepared for all rule sets.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) index: RuleIndex,
     pub(super) origin: Arc<Origin>,
     pub(super) admin: bool,
     pub(super) ruling: Ruling,
-    /// `false` for a pass of the baseline tier, which no verdict names.
+    /// `false` for a pass of the baseline tier.
     pub(super) told: bool,
     /// `None` for every peer.
     pub(super) peers: Option<Vec<AtomId>>,
@@ -67,7 +66,7 @@ struct Entry {
     rules: Vec<Arc<Prepared>>,
 }
 
-/// Labels and namespace, and the policies that select them.
+/// Labels, and the policies that select them.
 #[derive(Debug, Clone)]
 pub(super) struct Selected {
     pub(super) labels: Labels,
@@ -85,17 +84,16 @@ impl Selected {
     }
 }
 
-/// Identity of a rule set.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SetKey {
     pub(super) direction: Direction,
-    /// In evaluation order. While in use, an index means one content and tier of a rule.
+    /// In evaluation order. While in use, an index means one content and tier.
     pub(super) rules: Vec<RuleIndex>,
-    /// Isolating policies, which deny after all rules.
+    /// They deny after all rules.
     pub(super) isolated_by: Vec<PolicyName>,
-    /// Numbers of the rules' named ports: the subject's for ingress, all peers' for egress.
+    /// The subject's for ingress, all peers' for egress.
     pub(super) numbers: BTreeMap<PortName, Vec<u16>>,
-    /// Share of the endpoints, if a rule has requests for the proxy; else [`Share::default`].
+    /// [`Share::default`] without requests for the proxy.
     pub(super) share: Share,
 }
 
@@ -111,12 +109,12 @@ impl Policies {
         Self { orders: OrdMap::new(), entries: OrdMap::new(), indices }
     }
 
-    /// Frees released indices; their rows are gone.
+    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.indices.settle();
     }
 
-    /// Replaces or removes a policy and updates identities; returns those whose rules may have changed.
+    /// Returns identities whose rules may have changed.
     pub(super) fn set(
         &mut self,
         name: &PolicyName,
@@ -162,7 +160,7 @@ impl Policies {
         affected
     }
 
-    /// A rule in the old policy keeps its index at any position; equal rules keep theirs in order.
+    /// At any position; equal rules keep theirs in order.
     fn prepare(&mut self, policy: Policy, old: Option<&Entry>, atoms: &mut Atoms) -> Entry {
         let mut before: HashMap<_, VecDeque<RuleIndex>> = HashMap::new();
         for old in old.into_iter().filter(|old| old.policy.tier == policy.tier) {
@@ -188,8 +186,7 @@ impl Policies {
         selected
     }
 
-    /// Rules of a direction for a kind of endpoint, in evaluation order, with their set key; `None` without rules and
-    /// isolation. `numbers` resolves a named port.
+    /// In evaluation order; `None` without rules and isolation.
     pub(super) fn rules(
         &self,
         identity: &Selected,
@@ -229,7 +226,7 @@ impl Policies {
         if let Enforcement::Always(by) = enforcement {
             isolated_by.push(PolicyName::clone(by));
         }
-        // Isolation decides every packet that reaches it.
+        // Isolation decides every packet.
         if !isolated_by.is_empty() {
             baseline.clear();
         }
@@ -247,7 +244,7 @@ impl Policies {
     }
 }
 
-/// A rule without its source location.
+/// Without source location.
 type Content<'a> = (Direction, Action, Option<&'a [Peer]>, Option<&'a [Port]>, Option<&'a Requests>);
 
 fn content(rule: &Rule) -> Content<'_> {
@@ -271,7 +268,7 @@ impl Prepared {
         };
         let peers = peers.map(|peers| peers.into_iter().map(&mut hold).collect());
         let (admin, told) = (tier == Tier::Admin, !passes_last);
-        // Without ports, a rule with requests matches nothing.
+        // Requests without ports match nothing.
         let listed = rule.ports.as_deref().or(rule.requests.as_ref().map(|_| &[][..]));
         let (origin, ports) = (Arc::new(rule.origin.clone()), listed.map(Ports::new));
         Self { index, origin, admin, ruling, told, peers, ports, requests: rule.requests.clone() }

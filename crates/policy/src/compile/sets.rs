@@ -1,4 +1,4 @@
-//! Rule sets in use: distinct rule lists, and the kinds of endpoints that use them.
+//! Rule sets in use, and their kinds of endpoints.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,11 +21,11 @@ pub(super) struct RuleSets {
     by_key: OrdMap<Arc<SetKey>, SetId>,
     plans: OrdMap<SetId, Arc<Plan>>,
     users: OrdSet<(SetId, KindId)>,
-    /// By the atoms of specific peers.
+    /// Of specific peers.
     by_atom: OrdSet<(AtomId, SetId)>,
-    /// Egress rule sets by named port.
+    /// Egress rule sets.
     by_name: OrdSet<(PortName, SetId)>,
-    /// Created since [`RuleSets::take_new`].
+    /// Since [`RuleSets::take_new`].
     new: Vec<SetId>,
 }
 
@@ -35,12 +35,11 @@ impl RuleSets {
         Self { ids, by_key, plans, users, by_atom, by_name, new }
     }
 
-    /// Frees released identifiers; their rows are gone.
+    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.ids.settle();
     }
 
-    /// Assigns the rules to the kind.
     pub(super) fn acquire(
         &mut self,
         kind: KindId,
@@ -85,7 +84,6 @@ impl RuleSets {
         true
     }
 
-    /// Rule sets created since the last call.
     pub(super) fn take_new(&mut self) -> Vec<SetId> {
         std::mem::take(&mut self.new)
     }
@@ -98,7 +96,7 @@ impl RuleSets {
         self.plans.values().map(|plan| &**plan)
     }
 
-    /// Rule sets that can have cells of a class with these atoms, sorted.
+    /// They can have cells of this class.
     pub(super) fn matched_by(&self, signature: &Signature) -> BTreeSet<SetId> {
         let of = |atom: &AtomId| self.by_atom.range((*atom, SetId::NONE)..=(*atom, SetId(u32::MAX)));
         signature.iter().flat_map(of).map(|(_, id)| *id).collect()
@@ -114,7 +112,7 @@ impl RuleSets {
     }
 }
 
-/// Named ports whose numbers come from peers.
+/// Their numbers come from peers.
 fn names(plan: &Plan) -> impl Iterator<Item = &PortName> {
     plan.key.numbers.keys().filter(|_| plan.key.direction == Direction::Egress)
 }

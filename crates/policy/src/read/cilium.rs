@@ -1,14 +1,13 @@
-//! `CiliumNetworkPolicy` and `CiliumClusterwideNetworkPolicy` of cilium.io/v2 (Cilium, network policy: layer 3 and 4,
-//! deny policies, default deny, Kubernetes constructs).
+//! `CiliumNetworkPolicy` and `CiliumClusterwideNetworkPolicy` of cilium.io/v2.
 //!
-//! - A direction with an accept or deny rule is isolated, unless `enableDefaultDeny` overrides it.
-//! - A rule without peers and ports, `{}`, matches nothing and only isolates. With only ports, it matches every peer.
-//! - An empty list of peers (`fromEndpoints: []`) matches nothing; `[{}]` matches the endpoints of the namespace, or,
-//!   in a clusterwide policy, all endpoints, including those without a namespace.
+//! - A direction with rules is isolated, unless `enableDefaultDeny` overrides it.
+//! - A rule without peers and ports, `{}`, only isolates. With only ports, it matches every peer.
+//! - An empty list of peers matches nothing; `[{}]` matches the endpoints of the namespace, or, in a clusterwide
+//!   policy, all endpoints.
 //!
-//! Differences from Cilium: networks also match addresses of endpoints and the node, as in the other formats; names
-//! (`toFQDNs`) do not. Content that Cilium corrects or ignores with a warning is refused: a subject of another
-//! namespace, an empty `ports`, an `endPort` below `port`, an exception equal to the network.
+//! Differences from Cilium: networks also match addresses of endpoints and the node; names (`toFQDNs`) do not. Content
+//! that Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an
+//! `endPort` below `port`, an exception equal to the network.
 
 use std::collections::BTreeSet;
 
@@ -23,15 +22,15 @@ use crate::model::{
     Action, Direction, Directions, Entity, LabelOf, Labels, Peer, Policy, Requirement, Rule, Selector, Tier,
 };
 
-/// Cilium's label key for a pod's namespace.
+/// Cilium's key for a pod's namespace.
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// Key prefix of namespace labels.
+/// Prefix of namespace labels' keys.
 const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
-/// Single label of an endpoint whose labels are unknown yet.
+/// Label of an endpoint whose labels are unknown.
 const WITHOUT_LABELS: &str = "reserved:init";
-/// Label sources of peers other than endpoints.
+/// Of peers other than endpoints.
 const OTHER_SOURCES: [&str; 5] = ["reserved", "cidr", "cidrgroup", "fqdn", "node"];
-/// Entities. Cilium's cluster includes the node.
+/// Cilium's cluster includes the node.
 const ENTITIES: [(&str, &[Entity]); 5] = [
     ("all", &[Entity::All]),
     ("world", &[Entity::World]),
@@ -40,7 +39,7 @@ const ENTITIES: [(&str, &[Entity]); 5] = [
     ("health", &[Entity::Health]),
 ];
 
-/// Policies of a document: one for `spec`, and one per item of `specs`.
+/// One for `spec`, and one per item of `specs`.
 pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let mut policies = Vec::new();
     if let Some(spec) = document.object.get("spec") {
@@ -107,7 +106,7 @@ fn default_deny(reader: &mut Reader, spec: &Object<'_>) -> Read<(Option<bool>, O
     Ok((ingress?, egress?))
 }
 
-/// Rules of an item: one for all destinations without requests, and one per set of requests.
+/// One without requests, and one per set of requests.
 fn rules(
     reader: &mut Reader,
     field: &Field<'_>,
@@ -136,7 +135,6 @@ fn rules(
     let peers = peers(reader, &object, peer_keys, namespace);
     let destinations = cilium_ports::read(reader, &object, direction, action);
     let (peers, destinations) = (peers?, destinations?);
-    // Without peers and ports, nothing matches.
     let everywhere = destinations.iter().any(|to| to.ports.is_none());
     let peers = if peers.is_none() && everywhere { Some(Vec::new()) } else { peers };
     let origin = reader.origin(field);
@@ -190,7 +188,7 @@ fn peers(
     peers.map(Some)
 }
 
-/// Endpoints of a peer selector: in the policy's namespace, unless the selector names one.
+/// In the policy's namespace, unless the selector names one.
 fn endpoints_of(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> Read<Selector> {
     let mut requirements = values::label_selector(reader, field, &key)?;
     if let Some(namespace) = namespace {
@@ -203,7 +201,6 @@ fn endpoints_of(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>)
     Ok(Selector(requirements))
 }
 
-/// Subjects of a policy: always in its namespace.
 fn subject(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> Read<Selector> {
     let mut requirements = values::label_selector(reader, field, &key)?;
     let Some(namespace) = namespace else { return Ok(Selector(requirements)) };
@@ -219,7 +216,7 @@ fn subject(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> R
     Ok(Selector(requirements))
 }
 
-/// A key `SOURCE:KEY`, or `KEY` for any source. Keys for a namespace's name and labels refer to the namespace.
+/// `SOURCE:KEY`, or `KEY` for any source. Keys of a namespace's name and labels refer to the namespace.
 fn key(reader: &mut Reader, field: &Field<'_>, text: &str) -> Read<(LabelOf, String)> {
     let (source, key) = text.split_once(':').unwrap_or(("any", text));
     if source.is_empty() || !source.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {

@@ -1,4 +1,4 @@
-//! `rules` and `serverNames` in `toPorts` of cilium.io/v2: accepted requests.
+//! `rules` and `serverNames` in `toPorts` of cilium.io/v2.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ use crate::{
     requests::{HeaderRule, HttpRule, Pattern, Requests, ServerName},
 };
 
-/// Longest regular expression, bytes. A proxy compiles each.
+/// Bytes; a proxy compiles each expression.
 const MAX_PATTERN: usize = 1_000;
-/// Highest product of nested repetitions: RE2's limit.
+/// Of nested repetitions: RE2's limit.
 const MAX_REPEATS: u64 = 1_000;
-/// Estimated instructions of an expression with expanded repetitions. RE2's default of 8 MiB holds 87,000.
+/// Estimated instructions after expansion. RE2's default of 8 MiB holds 87,000.
 const MAX_PROGRAM: u64 = 50_000;
-/// Accepted requests of an item; `None` for all.
+/// `None` accepts all requests.
 pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction) -> Read<Option<Requests>> {
     let names = item.get("serverNames").map(|field| server_names(reader, &field)).transpose();
     let rules = item.get("rules").map(|field| match names {
@@ -37,7 +37,7 @@ pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction)
     })
 }
 
-/// `rules` next to `serverNames`: only the handling of connections without a proxy.
+/// Next to `serverNames`: only the handling of connections without a proxy.
 fn beside_names(reader: &mut Reader, item: &Object<'_>, field: &Field<'_>) -> Read<Requests> {
     const REMEDY: &str = "write an item for each: requests inside TLS are not seen";
     let object = reader.object(field, &["http", "dns", "failOpen"], &[])?;
@@ -86,7 +86,7 @@ fn request(reader: &mut Reader, field: &Field<'_>) -> Read<HttpRule> {
     Ok(HttpRule { method: method?, path: path?, host: host?, headers })
 }
 
-/// A regular expression for a whole text; `None` for an empty one, which matches everything.
+/// `None` for an empty expression, which matches everything.
 fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
     const REMEDY: &str = "write a regular expression of RE2, for the whole text";
     let text = reader.text(field)?;
@@ -144,7 +144,7 @@ impl Foreign<'_> {
     }
 }
 
-/// RE2 matches UTF-8: it reads a byte above 7f as half a character.
+/// RE2 reads a byte above 7f as half a UTF-8 character.
 fn literal(literal: &Literal) -> Result<(), &'static str> {
     match literal.kind {
         LiteralKind::HexFixed(HexLiteralKind::X) | LiteralKind::HexBrace(HexLiteralKind::X) if literal.c.is_ascii() => {
@@ -213,7 +213,7 @@ impl ast::Visitor for Foreign<'_> {
     }
 }
 
-/// Highest product of nested repetitions.
+/// Of nested repetitions.
 fn repeats(hir: &Hir) -> u64 {
     match hir.kind() {
         HirKind::Repetition(repetition) => {
@@ -226,8 +226,7 @@ fn repeats(hir: &Hir) -> u64 {
     }
 }
 
-/// Estimated instructions with expanded repetitions. A class with multi-byte characters needs more than one per
-/// range.
+/// A class with multi-byte characters needs several instructions per range.
 fn program(hir: &Hir) -> u64 {
     const OF_SEVERAL_BYTES: u64 = 12;
     match hir.kind() {
@@ -246,7 +245,7 @@ fn program(hir: &Hir) -> u64 {
     }
 }
 
-/// Simplifies an expression for a fixed text or prefix: cheaper and more readable.
+/// A fixed text or prefix is cheaper and more readable.
 fn plain(hir: &Hir) -> Option<Pattern> {
     let parts = match hir.kind() {
         HirKind::Concat(parts) => parts.as_slice(),
@@ -271,7 +270,7 @@ fn plain(hir: &Hir) -> Option<Pattern> {
     }
 }
 
-/// `.*`. Request texts contain no line feed.
+/// `.*`; texts contain no line feed.
 fn is_anything(hir: &Hir) -> bool {
     match hir.kind() {
         HirKind::Repetition(repetition) => {
@@ -300,7 +299,7 @@ fn header_match(reader: &mut Reader, field: &Field<'_>) -> Read<HeaderRule> {
     checked(reader, object.field(), name, value)
 }
 
-/// Checks that the name is a token (RFC 9110, section 5.6.2) and the value has no control characters.
+/// RFC 9110, section 5.6.2: the name is a token. The value has no control characters.
 fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&str>) -> Read<HeaderRule> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || !name.bytes().all(token) {
@@ -324,8 +323,8 @@ fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&st
     Ok(rule)
 }
 
-/// Headers that Envoy removes before routing: hop-by-hop (RFC 9110, section 7.6.1), Envoy's, and the header where the
-/// proxy saves a client value. Envoy keeps `Upgrade: websocket`.
+/// Envoy removes them before routing: hop-by-hop headers (RFC 9110, section 7.6.1), Envoy's headers, and the proxy's
+/// copy of a client value. It keeps `Upgrade: websocket`.
 fn is_never_seen(rule: &HeaderRule) -> bool {
     match rule.name.as_str() {
         "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" | "x-wharf-forwarded-proto" => true,

@@ -1,4 +1,4 @@
-//! DNS names of cilium.io/v2: items of `toFQDNs`, and of `dns` in `rules`.
+//! Items of `toFQDNs`, and of `dns` in `rules`, of cilium.io/v2.
 
 use super::field::{Field, Read, Reader, quoted};
 use crate::names::{Malformed, NamePattern};

@@ -13,10 +13,10 @@ use crate::{
     requests::Requests,
 };
 
-/// Most ports per `toPorts` item, and types per `icmps` item.
+/// Per `toPorts` item, or types per `icmps` item.
 const MAX_ITEMS: usize = 40;
 
-/// ICMP types (IANA; spelt as in Cilium).
+/// IANA; spelt as in Cilium.
 const ICMP_TYPES: [(&str, u8); 15] = [
     ("EchoReply", 0),
     ("DestinationUnreachable", 3),
@@ -35,7 +35,7 @@ const ICMP_TYPES: [(&str, u8); 15] = [
     ("ExtendedEchoReply", 43),
 ];
 
-/// ICMPv6 types (IANA; spelt as in Cilium).
+/// IANA; spelt as in Cilium.
 const ICMPV6_TYPES: [(&str, u8); 27] = [
     ("DestinationUnreachable", 1),
     ("PacketTooBig", 2),
@@ -66,15 +66,13 @@ const ICMPV6_TYPES: [(&str, u8); 27] = [
     ("ExtendedEchoReply", 161),
 ];
 
-/// Destinations of a rule, and accepted requests; `None` for all.
+/// Ports, and accepted requests (`None`: all).
 pub(super) struct Destinations {
-    /// `None` for every destination.
     pub(super) ports: Option<Vec<Port>>,
     pub(super) requests: Option<Arc<Requests>>,
 }
 
-/// Destinations of a rule: first all without requests, then each `toPorts` item with requests. Every destination if
-/// both lists are absent or empty.
+/// First all without requests, then each `toPorts` item with requests. Every destination without both lists.
 pub(super) fn read(
     reader: &mut Reader,
     rule: &Object<'_>,
@@ -160,7 +158,6 @@ fn to_ports(
     Ok((ports, requests))
 }
 
-/// A port per protocol; ANY means `any`.
 fn port(reader: &mut Reader, field: &Field<'_>, any: &[Protocol]) -> Read<Vec<Port>> {
     const ANY: (&str, Option<Protocol>) = ("ANY", None);
     let object = reader.object(field, &["port", "endPort", "protocol"], &[])?;
@@ -190,7 +187,7 @@ fn port(reader: &mut Reader, field: &Field<'_>, any: &[Protocol]) -> Read<Vec<Po
             return Err(reader.refuse_key(&object, "endPort", "is there with the name of a port", remedy));
         }
         None => {
-            // Service names are case-insensitive (RFC 6335, section 5.1).
+            // RFC 6335, section 5.1: case-insensitive.
             let text = reader.text(&port)?.to_ascii_lowercase();
             Written::Name(values::port_name(reader, &port, &text)?)
         }
@@ -210,7 +207,7 @@ enum Written {
     Name(String),
 }
 
-/// A quoted or plain number from 0 to 65,535; `None` for a text with other characters.
+/// Quoted or plain, 0 to 65,535; `None` for other characters.
 fn number(reader: &mut Reader, field: &Field<'_>) -> Read<Option<u16>> {
     let text = match field.value() {
         Value::Text(text) => text,
@@ -220,7 +217,7 @@ fn number(reader: &mut Reader, field: &Field<'_>) -> Read<Option<u16>> {
         return Ok(None);
     }
     match text.parse::<u16>() {
-        // Cilium reads a number with a leading zero as octal.
+        // Cilium reads it as octal.
         Ok(number) if number.to_string() == *text => Ok(Some(number)),
         _ => Err(reader.refuse(field, format!("is {}", quoted(text)), "write a whole number from 0 to 65535")),
     }

@@ -1,5 +1,4 @@
-//! `ClusterNetworkPolicy` of policy.networking.k8s.io (network-policy-api.sigs.k8s.io, API reference of v1alpha2 and
-//! v1beta1).
+//! `ClusterNetworkPolicy` of policy.networking.k8s.io v1alpha2 and v1beta1 (network-policy-api.sigs.k8s.io).
 
 use super::{
     field::{Field, Object, Read, Reader},
@@ -8,16 +7,15 @@ use super::{
 };
 use crate::model::{Action, Direction, Directions, Peer, Policy, Port, PortRange, Protocol, Rule, Selector, Tier};
 
-/// Most items per list: rules of a direction, peers, protocols, networks.
+/// Rules of a direction, peers, protocols, networks.
 const MAX_ITEMS: usize = 25;
-/// Longest rule name, characters.
+/// Of a rule, characters.
 const MAX_NAME: usize = 100;
 const ACTIONS: [(&str, Action); 3] = [("Accept", Action::Accept), ("Deny", Action::Deny), ("Pass", Action::Pass)];
-/// Unsupported peer fields of the API.
 const OTHER_PEERS: [(&str, &str); 2] =
     [("nodes", "write the nodes' addresses as networks"), ("domainNames", "write the names' addresses as networks")];
 
-/// The policy of a document. It never isolates: packets without a matching rule reach the next tier.
+/// Packets without a matching rule reach the next tier.
 pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let spec = document.spec(reader)?;
     let object = reader.object(&spec, &["tier", "priority", "subject", "ingress", "egress"], &[])?;
@@ -40,7 +38,6 @@ pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Pol
     Ok(vec![Policy { name, subject, tier, priority, isolates, rules, origin }])
 }
 
-/// The single field that is set.
 fn one_of<'k>(reader: &mut Reader, object: &Object<'_>, keys: &[&'k str]) -> Read<&'k str> {
     match object.set(keys).as_slice() {
         [key] => Ok(*key),
@@ -64,7 +61,6 @@ fn items<'a, T>(
     Ok(items)
 }
 
-/// Pods by the field `namespaces` or `pods`.
 fn pods(reader: &mut Reader, object: &Object<'_>, key: &str) -> Read<Selector> {
     let field = reader.required(object, key, "write a selector")?;
     if key == "namespaces" {
@@ -152,7 +148,7 @@ fn ports(reader: &mut Reader, field: &Field<'_>) -> Read<Vec<Port>> {
         _ => {
             let text = reader.text(&field)?;
             let name = values::port_name(reader, &field, text)?;
-            // Named ports of a container apply to every protocol.
+            // They apply to every protocol.
             return Ok(PROTOCOLS.map(|(_, protocol)| Port::Named { protocol, name: name.clone() }).into());
         }
     };

@@ -8,16 +8,16 @@ use super::{
 };
 use crate::model::Origin;
 
-/// Most characters of untrusted text in a refusal.
+/// Characters of untrusted text.
 const SHOWN: usize = 64;
 
-/// Proof of a recorded refusal. Only [`Reader`] creates it, so no content is dropped silently.
+/// A recorded refusal. Only [`Reader`] creates it: no content is dropped silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refused(());
 
 pub(super) type Read<T> = Result<T, Refused>;
 
-/// A value of a document and its path.
+/// A value and its path.
 #[derive(Debug, Clone)]
 pub(super) struct Field<'a> {
     node: &'a Node,
@@ -46,24 +46,23 @@ impl<'a> Field<'a> {
 pub(super) struct Object<'a> {
     field: Field<'a>,
     entries: &'a [Entry],
-    /// A refused key: a missing key is then part of the same mistake.
+    /// A missing key is then part of the same mistake.
     refused: Option<Refused>,
 }
 
 impl<'a> Object<'a> {
-    /// The field; `None` if absent or null, which Kubernetes treats alike.
+    /// `None` if absent or null, as in Kubernetes.
     pub(super) fn get(&self, key: &str) -> Option<Field<'a>> {
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         let set = !matches!(entry.node.value, Value::Null);
         set.then(|| Field { node: &entry.node, path: self.field.child(key) })
     }
 
-    /// The keys that are set.
     pub(super) fn set<'k>(&self, keys: &[&'k str]) -> Vec<&'k str> {
         keys.iter().copied().filter(|key| self.get(key).is_some()).collect()
     }
 
-    /// Entries of a mapping with user-defined keys, such as labels.
+    /// For user-defined keys, such as labels.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> {
         let path = self.field.path.clone();
         self.entries.iter().map(move |entry| {
@@ -76,11 +75,10 @@ impl<'a> Object<'a> {
     }
 }
 
-/// Reads a text and collects refusals.
+/// Collects refusals.
 #[derive(Debug)]
 pub(super) struct Reader {
     file: Arc<str>,
-    /// Kind and name of the current document.
     pub(super) document: Arc<str>,
     refusals: Vec<Refusal>,
     more: usize,
@@ -91,7 +89,7 @@ impl Reader {
         Self { file: file.into(), document: "".into(), refusals: Vec::new(), more: 0 }
     }
 
-    /// Refusals by line, and the number of omitted ones.
+    /// By line, and the number of omitted refusals.
     pub(super) fn refusals(mut self) -> Vec<Refusal> {
         self.refusals.sort_by_key(Refusal::line);
         if self.more > 0 {
@@ -115,7 +113,6 @@ impl Reader {
         self.refuse_at(field.line(), path, reason, remedy)
     }
 
-    /// Refuses the document because of an invalid or missing field of a mapping.
     pub(super) fn refuse_key(
         &mut self,
         object: &Object<'_>,
@@ -146,7 +143,6 @@ impl Reader {
         Origin { file, line: field.line(), document, field: field.path.clone() }
     }
 
-    /// A mapping with user-defined keys.
     pub(super) fn map<'a>(&mut self, field: &Field<'a>) -> Read<Object<'a>> {
         match &field.node.value {
             Value::Map(entries) => Ok(Object { field: field.clone(), entries, refused: None }),
@@ -154,7 +150,7 @@ impl Reader {
         }
     }
 
-    /// A mapping with only these fields. `unsupported`: known fields, and alternatives to them.
+    /// `unsupported`: known fields, and alternatives.
     pub(super) fn object<'a>(
         &mut self,
         field: &Field<'a>,
@@ -180,7 +176,7 @@ impl Reader {
         Ok(object)
     }
 
-    /// Refuses a mapping without any of the alternative keys.
+    /// None of the alternative keys is set.
     pub(super) fn refuse_empty(&mut self, object: &Object<'_>, reason: &str, remedy: impl Into<String>) -> Refused {
         object.refused.unwrap_or_else(|| self.refuse(&object.field, reason, remedy))
     }
@@ -245,7 +241,7 @@ impl Reader {
         }
     }
 
-    /// Reads each item of a list; continues after an error, to report them all.
+    /// Continues after an error, to report all.
     pub(super) fn each<'a, T>(
         &mut self,
         field: &Field<'a>,
@@ -255,7 +251,6 @@ impl Reader {
         items.into_iter().collect()
     }
 
-    /// Reads a list that must not be empty.
     pub(super) fn some<'a, T>(
         &mut self,
         field: &Field<'a>,
@@ -267,7 +262,7 @@ impl Reader {
     }
 }
 
-/// Untrusted text for a refusal: short, without control characters.
+/// Untrusted text: short, without control characters.
 pub(super) fn quoted(text: &str) -> String {
     format!("{:?}", cut(text, SHOWN))
 }
@@ -279,7 +274,6 @@ pub(super) fn cut(text: &str, characters: usize) -> String {
     }
 }
 
-/// A key for a path.
 fn plain(key: &str) -> String {
     let word = !key.is_empty() && key.len() <= SHOWN && key.bytes().all(|b| b.is_ascii_alphanumeric());
     if word { key.to_owned() } else { quoted(key) }

@@ -1,4 +1,4 @@
-//! Fields of every Kubernetes object: version, kind, metadata; and lists of objects.
+//! Version, kind and metadata; lists of objects.
 
 use super::{
     MAX_DOCUMENTS,
@@ -20,7 +20,6 @@ pub(super) enum Kind {
     CiliumClusterwide,
 }
 
-/// API version, name and kind.
 const KINDS: [(&str, &str, Kind); 5] = [
     ("networking.k8s.io/v1", "NetworkPolicy", Kind::Kubernetes),
     ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", Kind::Cluster),
@@ -29,13 +28,13 @@ const KINDS: [(&str, &str, Kind); 5] = [
     ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", Kind::CiliumClusterwide),
 ];
 
-/// Replaced kinds, and their replacements.
+/// And their replacements.
 const REPLACED: [(&str, &str); 2] = [
     ("AdminNetworkPolicy", "write a ClusterNetworkPolicy with tier Admin"),
     ("BaselineAdminNetworkPolicy", "write a ClusterNetworkPolicy with tier Baseline"),
 ];
 
-/// Metadata fields (meta/v1 ObjectMeta); only name and namespace have an effect.
+/// meta/v1 ObjectMeta; only name and namespace have an effect.
 const METADATA: [&str; 15] = [
     "name",
     "namespace",
@@ -59,7 +58,6 @@ impl Kind {
         matches!(self, Self::Kubernetes | Self::Cilium)
     }
 
-    /// True for kinds with `specs`, a list of `spec`.
     const fn has_specs(self) -> bool {
         matches!(self, Self::Cilium | Self::CiliumClusterwide)
     }
@@ -78,10 +76,10 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Version and kind of a typed list's items, which may omit them.
+/// Of a typed list's items, which may omit them.
 type Listed = Option<(&'static str, &'static str)>;
 
-/// An object, and the version and kind from its list.
+/// An object, with its list's version and kind.
 #[derive(Debug)]
 pub(super) struct Item<'a> {
     node: &'a Node,
@@ -106,7 +104,6 @@ pub(super) fn items<'a>(reader: &mut Reader, documents: &'a [Node]) -> Vec<Item<
     all
 }
 
-/// Items of a list, with the version and kind of a typed list; `None` for other objects.
 fn list<'a>(reader: &mut Reader, node: &'a Node) -> Read<Option<(&'a [Node], Listed)>> {
     let root = Field::root(node);
     let object = reader.map(&root)?;
@@ -129,7 +126,7 @@ fn list<'a>(reader: &mut Reader, node: &'a Node) -> Read<Option<(&'a [Node], Lis
     }
 }
 
-/// Kind and name of an object, which later refusals name.
+/// Later refusals name them.
 pub(super) fn document<'a>(reader: &mut Reader, item: &Item<'a>, number: usize) -> Read<Document<'a>> {
     reader.document = format!("policy {number}").into();
     let root = Field::root(item.node);
@@ -146,7 +143,6 @@ pub(super) fn document<'a>(reader: &mut Reader, item: &Item<'a>, number: usize) 
     Ok(Document { kind, name, object })
 }
 
-/// The object's kind and name, even if invalid.
 fn named(object: &Object<'_>, listed: Listed) -> Option<String> {
     let word = |value: &'_ Value| match value {
         Value::Text(text) if values::is_label_key(text) => Some(text.clone()),

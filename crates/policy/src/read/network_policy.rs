@@ -1,4 +1,4 @@
-//! `NetworkPolicy` of networking.k8s.io/v1 (Kubernetes API reference, NetworkPolicySpec).
+//! `NetworkPolicy` of networking.k8s.io/v1.
 
 use super::{
     field::{Field, Object, Read, Reader},
@@ -14,14 +14,14 @@ pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Pol
     let namespace = &document.name.namespace;
     let subject = match object.get("podSelector") {
         Some(field) => pods(reader, &field, namespace),
-        // Optional in the API: every pod of the namespace.
+        // Optional: every pod of the namespace.
         None => Ok(Selector([values::in_namespace(namespace)].into())),
     };
     let isolates = directions(reader, &object);
     let ingress = rules(reader, &object, Direction::Ingress, namespace);
     let egress = rules(reader, &object, Direction::Egress, namespace);
     let (subject, isolates, ingress, egress) = (subject?, isolates?, ingress?, egress?);
-    // Rules of a direction outside the policy's types have no effect.
+    // Other directions have no effect.
     let ingress = ingress.into_iter().filter(|_| isolates.ingress);
     let rules = ingress.chain(egress.into_iter().filter(|_| isolates.egress)).collect();
     let (name, tier, origin) = (document.name.clone(), Tier::Namespaced, reader.origin(&spec));
@@ -34,7 +34,7 @@ fn pods(reader: &mut Reader, field: &Field<'_>, namespace: &str) -> Read<Selecto
     Ok(Selector(requirements))
 }
 
-/// `policyTypes`; by default ingress, and egress if there are egress rules.
+/// Default: ingress, and egress if there are egress rules.
 fn directions(reader: &mut Reader, spec: &Object<'_>) -> Read<Directions> {
     let types = match spec.get("policyTypes") {
         Some(field) => reader.each(&field, |reader, field| {
@@ -64,7 +64,7 @@ fn rules(reader: &mut Reader, spec: &Object<'_>, direction: Direction, namespace
     })
 }
 
-/// A list; `None`, meaning everything, if absent or empty.
+/// `None` (everything) if absent or empty.
 fn all_or_some<'a, T>(
     reader: &mut Reader,
     object: &Object<'a>,

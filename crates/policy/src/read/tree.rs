@@ -1,5 +1,4 @@
-//! Text to trees of values with lines. Formats are read from trees, because derived deserializers stop at the first
-//! mistake and all mistakes of a text are reported.
+//! Text to trees of values with lines. Derived deserializers would stop at the first mistake.
 
 use std::fmt;
 
@@ -11,21 +10,21 @@ use serde_saphyr::{Error, MergeKeyPolicy, Spanned};
 
 use super::MAX_DOCUMENTS;
 
-/// Deepest nesting. Policies need a dozen levels; `managedFields` of an exported policy a few more.
+/// Policies need a dozen levels; `managedFields` a few more.
 const MAX_DEPTH: usize = 48;
-/// Most scalars, lists and mappings in a text.
+/// Scalars, lists and mappings.
 const MAX_NODES: usize = 1_000_000;
-/// Most anchors, and most aliases, in a text.
+/// Anchors, and aliases.
 const MAX_ALIASES: usize = 10_000;
-/// Most parser events from expanded aliases in a text.
+/// Parser events from aliases.
 const MAX_COPIED: usize = 20_000;
-/// Deepest nesting of aliases. Their levels add up and must fit on the stack.
+/// Their levels add up and must fit on the stack.
 const MAX_ALIAS_DEPTH: usize = 4;
 
-/// A value and its line.
+/// A value with its line.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Line, from 1; for an alias, the alias's line.
+    /// From 1; the alias's for an alias.
     pub(super) line: u32,
     pub(super) value: Value,
 }
@@ -34,15 +33,14 @@ pub(super) struct Node {
 pub(super) enum Value {
     /// `null`, `~` or empty.
     Null,
-    /// Includes YAML 1.1 words such as `on`, which Kubernetes parses as booleans.
+    /// Also YAML 1.1 words such as `on`, as in Kubernetes.
     Bool(bool),
-    /// An integer.
     Integer(i128),
-    /// A number with a fraction or a leading zero, which no field accepts.
+    /// With a fraction or a leading zero, which no field accepts.
     Fraction,
     Text(String),
     List(Vec<Node>),
-    /// A mapping in text order, with unique keys.
+    /// In text order, with unique keys.
     Map(Vec<Entry>),
 }
 
@@ -54,7 +52,6 @@ pub(super) struct Entry {
 }
 
 impl Value {
-    /// Type, for a refusal.
     pub(super) const fn kind(&self) -> &'static str {
         match self {
             Self::Null => "nothing",
@@ -68,7 +65,6 @@ impl Value {
     }
 }
 
-/// Why a text cannot be parsed.
 #[derive(Debug)]
 pub(super) struct Malformed {
     pub(super) line: u32,
@@ -76,9 +72,9 @@ pub(super) struct Malformed {
     pub(super) remedy: &'static str,
 }
 
-/// Documents of a text in YAML or JSON (a subset of YAML), without empty ones.
+/// YAML or JSON (a subset of YAML), without empty documents.
 pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
-    // The parser treats a zero byte as the end and would skip the rest.
+    // The parser would skip the rest.
     if let Some((before, _)) = text.split_once('\0') {
         let line = u32::try_from(before.matches('\n').count()).unwrap_or(u32::MAX).saturating_add(1);
         let reason = "has a zero byte, which neither YAML nor JSON may have".to_owned();
@@ -90,7 +86,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
     }
     let options = serde_saphyr::options! {
         with_snippet: false,
-        // Merge keys would change a policy's fields from a distance.
+        // They change fields from a distance.
         merge_keys: MergeKeyPolicy::Error,
         budget: serde_saphyr::budget! {
             max_documents: MAX_DOCUMENTS,
@@ -99,7 +95,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
             max_events: 3 * MAX_NODES,
             max_anchors: MAX_ALIASES,
             max_aliases: MAX_ALIASES,
-            // Alias expansion is bounded below, for any number of anchors.
+            // Expansion is bounded below.
             enforce_alias_anchor_ratio: false,
         },
         alias_limits: serde_saphyr::alias_limits! {
@@ -120,7 +116,7 @@ fn malformed(error: &Error) -> Malformed {
             ),
             "split the text",
         ),
-        // Errors inside an expanded alias, and too large aliases.
+        // In an expanded alias, or of a too large alias.
         Error::AliasError { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
@@ -323,7 +319,7 @@ mod tests {
         assert!(parse(&"[".repeat(100_000)).is_err());
     }
 
-    /// Anchors `a0` to `aN`; `anchor` builds each from the previous one.
+    /// `anchor` builds each from the previous one.
     fn chain(length: usize, anchor: impl Fn(&str) -> String) -> String {
         let line = |at: usize| match at {
             0 => "a0: &a0 [x]\n".to_owned(),

@@ -1,4 +1,4 @@
-//! Values of several formats: names, label selectors, networks, ports.
+//! Names, label selectors, networks, ports of several formats.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -9,16 +9,16 @@ use crate::model::{Holds, LabelOf, Peer, PortRange, Protocol, Requirement, Selec
 
 pub(super) use crate::model::NAMESPACE_NAME;
 
-/// Protocols with ports, in Kubernetes' spelling.
+/// In Kubernetes' spelling.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
     [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
 
-/// RFC 1123 label: lower-case letters, digits and `-`, alphanumeric at both ends, at most 63.
+/// RFC 1123: lower-case letters, digits and `-`, alphanumeric at both ends, at most 63.
 fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
 
-/// RFC 1123 subdomain: labels with dots, at most 253 characters (Kubernetes limits only the whole).
+/// RFC 1123: labels with dots, at most 253 characters (Kubernetes limits only the whole).
 fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
@@ -40,7 +40,7 @@ fn is_qualified_part(text: &str) -> bool {
         && end(bytes.last())
 }
 
-/// True for a label key: a name, optionally after a subdomain and `/` (Kubernetes, labels and selectors).
+/// A name, optionally after a subdomain and `/`.
 #[must_use]
 pub fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
@@ -49,14 +49,13 @@ pub fn is_label_key(text: &str) -> bool {
     }
 }
 
-/// True for a label value: empty, or like a key's name.
+/// Empty, or like a key's name.
 #[must_use]
 pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_qualified_part(text)
 }
 
-/// IANA service name (RFC 6335, section 5.1): lower-case letters, digits and single `-`, at least one letter, at most
-/// 15.
+/// RFC 6335, section 5.1.
 fn is_port_name(text: &str) -> bool {
     (1..=15).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
@@ -92,10 +91,9 @@ pub(super) fn port_name(reader: &mut Reader, field: &Field<'_>, text: &str) -> R
     Err(reader.refuse(field, format!("{} is no port", quoted(text)), remedy))
 }
 
-/// Maps a selector key to the label owner and the model's key.
+/// Selector key to the label's owner and the model's key.
 pub(super) type Keys<'k> = &'k dyn Fn(&mut Reader, &Field<'_>, &str) -> Read<(LabelOf, String)>;
 
-/// Keys of a Kubernetes pod selector.
 pub(super) fn pod_key(reader: &mut Reader, field: &Field<'_>, key: &str) -> Read<(LabelOf, String)> {
     Ok((LabelOf::Endpoint, format!("k8s:{}", checked_key(reader, field, key)?)))
 }
@@ -121,7 +119,7 @@ fn label_value(reader: &mut Reader, field: &Field<'_>) -> Read<String> {
     Err(reader.refuse(field, format!("{} is no label value", quoted(text)), remedy))
 }
 
-/// Requirements of a label selector (meta/v1 LabelSelector); all must hold.
+/// meta/v1 LabelSelector.
 pub(super) fn label_selector(reader: &mut Reader, field: &Field<'_>, keys: Keys<'_>) -> Read<BTreeSet<Requirement>> {
     let object = reader.object(field, &["matchLabels", "matchExpressions"], &[])?;
     let labels = object.get("matchLabels").map_or(Ok(Vec::new()), |labels| match_labels(reader, &labels, keys));
@@ -194,8 +192,7 @@ pub(super) fn in_namespace(namespace: &str) -> Requirement {
     Requirement { of: LabelOf::Namespace, key: NAMESPACE_NAME.to_owned(), holds }
 }
 
-/// Requires some namespace, unless a requirement implies it: a namespace selector never selects endpoints without a
-/// namespace.
+/// A namespace selector never selects endpoints without a namespace.
 pub(super) fn in_some_namespace(mut requirements: BTreeSet<Requirement>) -> BTreeSet<Requirement> {
     let says_so = |r: &Requirement| r.of == LabelOf::Namespace && matches!(r.holds, Holds::In(_) | Holds::Exists);
     if !requirements.iter().any(says_so) {
@@ -205,7 +202,6 @@ pub(super) fn in_some_namespace(mut requirements: BTreeSet<Requirement>) -> BTre
     requirements
 }
 
-/// Pods by selectors of namespace and pod; an absent selector matches all.
 pub(super) fn pods_of(reader: &mut Reader, namespaces: Option<&Field<'_>>, pods: Option<&Field<'_>>) -> Read<Selector> {
     let mut read = |field: Option<&Field<'_>>, keys: Keys<'_>| {
         field.map_or(Ok(BTreeSet::new()), |field| label_selector(reader, field, keys))
@@ -218,7 +214,7 @@ pub(super) fn pods_of(reader: &mut Reader, namespaces: Option<&Field<'_>>, pods:
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notation {
-    /// `10.0.0.0/8`; host bits are cleared, as in Kubernetes.
+    /// Host bits are cleared, as in Kubernetes.
     Cidr,
     /// Without host bits.
     Exact,
@@ -271,7 +267,7 @@ pub(super) fn network_except(reader: &mut Reader, object: &Object<'_>) -> Read<P
     Ok(Peer::Network { net, except: except? })
 }
 
-/// Ports from `first` to the field's number, at least `first`; only `first` without the field.
+/// At least `first`; only `first` without the field.
 pub(super) fn up_to(reader: &mut Reader, first: u16, last: Option<Field<'_>>) -> Read<PortRange> {
     let Some(field) = last else { return Ok(PortRange { first, last: first }) };
     let last = reader.number(&field, 1..=u16::MAX)?;

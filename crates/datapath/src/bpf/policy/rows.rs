@@ -1,5 +1,4 @@
-//! Keys of the policy tables, and readable rows. IPv4 prefixes are IPv4-mapped: all of IPv4 is `::ffff:0:0/96`, all
-//! of IPv6 is `::/0`.
+//! Keys of the policy tables, and readable rows. IPv4 prefixes are IPv4-mapped: all of IPv4 is `::ffff:0:0/96`.
 
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
@@ -12,7 +11,6 @@ use wharf_core::policy::{Cell, PortRange, RowChange};
 
 use crate::bpf::rows::{address_of, key_of};
 
-/// Why a row is invalid.
 pub(crate) type Cause = &'static str;
 type Result<T> = std::result::Result<T, Cause>;
 
@@ -22,7 +20,6 @@ const PORT_BITS: u8 = 16;
 const BEYOND: Cause = "it has bits beyond its prefix";
 const TOO_LONG: Cause = "its prefix is longer than its address";
 
-/// Truncates the prefix.
 pub(crate) fn peer_key(net: IpNet) -> Result<Key<EndpointKey>> {
     let net = net.trunc();
     let length = match net {
@@ -98,7 +95,6 @@ pub(crate) fn subject(change: &RowChange) -> String {
     }
 }
 
-/// Column names and values.
 pub(crate) mod readable {
     use ipnet::IpNet;
     use wharf_common::{
@@ -112,7 +108,7 @@ pub(crate) mod readable {
 
     use crate::bpf::inventory::{Row, row};
 
-    /// `80`, `8080-8095`; an invalid prefix length is ignored.
+    /// Ignores an invalid prefix length.
     pub(super) fn range(range: &PortRange) -> String {
         let others = super::port_mask(range.length).map_or(0, |mask| !mask);
         let (first, last) = (range.first & !others, range.first | others);
@@ -154,7 +150,6 @@ pub(crate) mod readable {
         row([("generation", generation.to_string()), ("flags", flags.join(","))])
     }
 
-    /// `deny rule 7 rank 3`; empty for no rule.
     fn hit(hit: &Hit) -> String {
         if hit.rank == NO_RANK {
             return String::new();

@@ -1,9 +1,9 @@
-//! The rows of `METRICS` in ABI version 1.
+//! `METRICS` in ABI version 1.
 
 use wharf_common::{Counter, DropReason, drop_reason::REASONS};
 use wharf_core::kernel::Result;
 
-/// First tally row of each direction. A tally counts the test packets in another row.
+/// First tally row of each direction. A tally counts another row's test packets.
 const FIRST_TALLY: u32 = 24;
 /// In the order of the tallies.
 const TALLIED: [DropReason; 6] = [
@@ -15,7 +15,7 @@ const TALLIED: [DropReason; 6] = [
     DropReason::EndpointNotReady,
 ];
 
-/// A row, per CPU, without test packets. A tallied row's difference goes to the first CPU; tally rows become zero.
+/// Without test packets. A tallied row's difference goes to the first CPU; tally rows become zero.
 pub(super) fn row(index: u32, read: impl Fn(u32) -> Result<Vec<Counter>>) -> Result<Vec<Counter>> {
     let (number, first_of_direction) = (index % REASONS, index - index % REASONS);
     let mut row = read(index)?;

@@ -1,11 +1,9 @@
-//! Rule expressions. Attribute numbers are from `linux/netfilter/nf_tables.h`, in the enum named after each
-//! expression.
+//! Rule expressions. Attribute numbers: `linux/netfilter/nf_tables.h`, in the enum named after each expression.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::wire::{Attributes, attributes, elem, find, rule, text};
 
-/// The kernel's name of the expression, and its attributes by number.
 #[derive(Debug, Clone)]
 pub(super) struct Expression {
     name: String,
@@ -14,7 +12,7 @@ pub(super) struct Expression {
 
 pub(super) type Rule = Vec<Expression>;
 
-/// A missing attribute equals zero, the older behaviour of attributes that newer kernels add.
+/// A missing attribute equals zero: newer kernels add attributes.
 impl PartialEq for Expression {
     fn eq(&self, other: &Self) -> bool {
         let kinds: BTreeSet<_> = self.attributes.keys().chain(other.attributes.keys()).collect();
@@ -28,8 +26,8 @@ impl PartialEq for Expression {
 
 impl Eq for Expression {}
 
-/// Register number, as dumped, of the 32-bit word `word` of 16: 16-byte registers are 1 to 4, words between are 8 and
-/// up (`enum nft_registers`).
+/// Number of the 32-bit word `word` of 16, as dumped: 16-byte registers are 1 to 4, words between are 8 and up (`enum
+/// nft_registers`).
 pub(super) const fn register(word: u32) -> u32 {
     if word.is_multiple_of(4) { word / 4 + 1 } else { word + 8 }
 }
@@ -40,37 +38,35 @@ pub(super) enum Field {
     Destination,
 }
 
-/// Properties of the receiving socket (`enum nft_socket_keys`).
+/// `enum nft_socket_keys`.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum SocketKey {
     /// Accepts packets to foreign addresses.
     Transparent = 0,
-    /// Its `SO_MARK`, in host byte order.
+    /// `SO_MARK`, in host byte order.
     Mark = 1,
     /// Listens at any address. The rule ends for a connection under establishment.
     Wildcard = 2,
 }
 
 const RTN_LOCAL: u32 = 2;
-/// `NFT_META_MARK` and `NFT_META_OIFNAME` of `linux/netfilter/nf_tables.h`.
+/// `enum nft_meta_keys`.
 const META_MARK: u32 = 3;
 const META_OIFNAME: u32 = 7;
-/// `NFT_CT_STATE`, `NFT_CT_STATUS` and `NFT_CT_ZONE` of `linux/netfilter/nf_tables.h`.
+/// `enum nft_ct_keys`.
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
 const CT_ZONE: u32 = 17;
-/// `NF_CT_STATE_INVALID_BIT` and `IPS_DST_NAT` of `linux/netfilter/nf_conntrack_common.h`.
+/// `linux/netfilter/nf_conntrack_common.h`.
 const STATE_INVALID: u32 = 1;
 const IPS_DST_NAT: u32 = 0x20;
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
-/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` of `linux/netfilter/nf_nat.h`, which the kernel adds to
-/// dumps.
+/// `NF_NAT_RANGE_*` of `linux/netfilter/nf_nat.h`, which the kernel adds to dumps.
 const MAP_IPS: u32 = 1;
 const PROTO_SPECIFIED: u32 = 2;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`: any free port, even if the packet's own is free. Otherwise two processors with
-/// the same source port from two containers choose the same port, and a packet is lost. On two processors: 1 to 6 of
-/// 28,000 flows to one destination, 70 of 56,000; with the flag 0 or 1 of 56,000.
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`: any free port, even if the packet's own is free. Otherwise two processors can
+/// choose the same port for two containers, and a packet is lost (1 to 6 of 28,000 flows to one destination).
 const RANDOM_FULLY: u32 = 0x10;
 
 impl Expression {
@@ -94,7 +90,7 @@ impl Expression {
         self.value(kind)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// Empty where the attribute is missing or not UTF-8.
+    /// Empty where missing or not UTF-8.
     pub(super) fn text(&self, kind: u16) -> String {
         let value = self.value(kind).unwrap_or_default();
         String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).unwrap_or_default()
@@ -105,12 +101,12 @@ impl Expression {
         self
     }
 
-    /// `meta nfproto`: one byte.
+    /// One byte.
     pub(super) fn family(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, 15)])
     }
 
-    /// `meta l4proto`: one byte, padded to the word.
+    /// One byte, padded to the word.
     pub(super) fn transport(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, 16)])
     }
@@ -119,7 +115,7 @@ impl Expression {
         Self::has_bit(Self::mark(0), bit)
     }
 
-    /// `meta mark`, in host byte order.
+    /// In host byte order.
     pub(super) fn mark(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, META_MARK)])
     }
@@ -135,41 +131,40 @@ impl Expression {
             .with(5, data(&added.to_ne_bytes()).0)
     }
 
-    /// Shifts a word in host byte order to the right.
+    /// In host byte order.
     pub(super) fn shift_right(word: u32, bits: u32) -> Self {
         const RIGHT: u32 = 2;
         Self::of_numbers("bitwise", [(1, register(word)), (2, register(word)), (3, 4), (6, RIGHT)])
             .with(7, data(&bits.to_ne_bytes()).0)
     }
 
-    /// Loads a property (one byte, or the mark) of the receiving socket. The rule ends without a socket.
+    /// One byte, or the mark. The rule ends without a receiving socket.
     pub(super) fn socket(word: u32, key: SocketKey) -> Self {
         Self::of_numbers("socket", [(1, key as u32), (2, register(word))])
     }
 
-    /// `tproxy` to the listener at the address and port in the registers. The rule ends without a listener.
+    /// To the listener at the registers' address and port. The rule ends without a listener.
     pub(super) fn to_socket(family: u8, address: u32, port: u32) -> Self {
         Self::of_numbers("tproxy", [(1, family.into()), (2, register(address)), (3, register(port))])
     }
 
-    /// `notrack`: the packet bypasses connection tracking.
+    /// Bypasses connection tracking.
     pub(super) fn untrack() -> Self {
         Self::of_numbers("notrack", [])
     }
 
-    /// Matches output interfaces without this name prefix.
+    /// Output interfaces without this name prefix.
     pub(super) fn leaves_by_none_of(prefix: &str) -> [Self; 2] {
         let name = Self::of_numbers("meta", [(1, register(0)), (2, META_OIFNAME)]);
         [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
     }
 
-    /// `enum nft_ct_keys`; a word in host byte order.
+    /// `enum nft_ct_keys`; host byte order.
     fn connection(word: u32, key: u32) -> Self {
         Self::of_numbers("ct", [(1, register(word)), (2, key)])
     }
 
-    /// `ct original zone set`: the original direction uses the zone in the register (16 bits, host byte order);
-    /// replies have no zone.
+    /// For the original direction, from the register (16 bits, host byte order); replies have no zone.
     pub(super) fn set_zone(word: u32) -> Self {
         const DIRECTION_ORIGINAL: u8 = 0;
         Self::of_numbers("ct", [(2, CT_ZONE), (4, register(word))]).with(3, vec![DIRECTION_ORIGINAL])
@@ -190,7 +185,7 @@ impl Expression {
         Self::payload(word, 1, if matches!(field, Field::Source) { 12 } else { 16 }, 1)
     }
 
-    /// The destination port of TCP, UDP and SCTP, two bytes padded to the word.
+    /// TCP, UDP and SCTP: two bytes padded to the word.
     pub(super) fn destination_port(word: u32) -> Self {
         Self::payload(word, 2, 2, 2)
     }
@@ -203,7 +198,6 @@ impl Expression {
         Self::compare(word, CMP_EQ, value)
     }
 
-    /// Matches destinations that are not the node's (`fib daddr type`).
     pub(super) fn not_to_the_node() -> [Self; 2] {
         Self::address_type(Field::Destination, CMP_NEQ)
     }
@@ -218,7 +212,7 @@ impl Expression {
 
     fn address_type(field: Field, operator: u32) -> [Self; 2] {
         const TYPE: u32 = 3;
-        // `NFTA_FIB_F_SADDR` and `NFTA_FIB_F_DADDR` of `linux/netfilter/nf_tables.h`.
+        // `NFTA_FIB_F_SADDR`, `NFTA_FIB_F_DADDR`.
         let flag = if matches!(field, Field::Source) { 1 } else { 2 };
         let kind = Self::of_numbers("fib", [(1, register(0)), (2, TYPE), (3, flag)]);
         [kind, Self::compare(0, operator, &RTN_LOCAL.to_ne_bytes())]
@@ -245,19 +239,16 @@ impl Expression {
         Self::within(word, set).with(5, F_INV.to_be_bytes().to_vec())
     }
 
-    /// Matches keys in the map; loads the value from register `to` on.
     pub(super) fn map(word: u32, set: &str, to: u32) -> Self {
         Self::within(word, set).with(3, register(to).to_be_bytes().to_vec())
     }
 
-    /// `dnat` to the address and port in the registers.
     pub(super) fn translate_destination(family: u8, address: u32, port: u32) -> Self {
         let (address, port) = (register(address), register(port));
         let registers = [(3, address), (4, address), (5, port), (6, port), (7, MAP_IPS | PROTO_SPECIFIED)];
         Self::of_numbers("nat", [(1, 1), (2, family.into())]).and(registers)
     }
 
-    /// `snat` to the address in the register.
     pub(super) fn translate_source(family: u8, address: u32) -> Self {
         let address = register(address);
         Self::of_numbers("nat", [(1, 0), (2, family.into())]).and([
@@ -272,7 +263,7 @@ impl Expression {
         self
     }
 
-    /// `masquerade`: the source becomes the address of the output interface.
+    /// The source becomes the output interface's address.
     pub(super) fn masquerade() -> Self {
         Self::of_numbers("masq", [(1, RANDOM_FULLY)])
     }
@@ -281,7 +272,6 @@ impl Expression {
         Self::of_numbers("immediate", [(1, register(word))]).with(2, data(value).0)
     }
 
-    /// `return`.
     pub(super) fn give_back() -> Self {
         const RETURN: i32 = -5;
         Self::verdict(RETURN)
@@ -299,7 +289,7 @@ impl Expression {
     }
 }
 
-/// Encodes `enum nft_data_attributes`.
+/// `enum nft_data_attributes`.
 pub(super) fn data(value: &[u8]) -> Attributes {
     Attributes::default().bytes(elem::DATA_VALUE, value)
 }
@@ -308,7 +298,7 @@ fn name(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// Encodes the value of `NFTA_RULE_EXPRESSIONS`.
+/// `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn encode(rule: &Rule) -> Attributes {
     rule.iter().fold(Attributes::default(), |list, expression| {
         let inner =
@@ -318,7 +308,6 @@ pub(super) fn encode(rule: &Rule) -> Attributes {
     })
 }
 
-/// Decodes a kernel dump. `None` where it cannot be read.
 pub(super) fn decode(bytes: &[u8]) -> Option<Rule> {
     let one = |(_, value): (u16, Vec<u8>)| {
         let parts = attributes(&value)?;

@@ -1,7 +1,5 @@
-//! The effect of foreign forward chains on container packets, by a walk of their rules.
-//!
-//! A rule matches all packets, some, none, or is not understood ([`super::packets`]). A chain refuses packets if no
-//! rule may accept one, and accepts them if no rule may refuse most of them; otherwise it is unclear.
+//! The effect of foreign forward chains on container packets ([`super::packets`]). A chain refuses packets if no rule
+//! may accept one, and accepts them if no rule may refuse most of them; otherwise it is unclear.
 
 use std::{collections::BTreeMap, rc::Rc};
 
@@ -14,11 +12,11 @@ use super::{
 
 /// `NFT_JUMP_STACK_SIZE`.
 const MAX_DEPTH: usize = 16;
-/// Rules evaluated per chain: jumps multiply.
+/// Evaluated per chain: jumps multiply.
 const MAX_RULES: usize = 20_000;
-/// Set elements that cost about as much as one rule.
+/// Cost about as much as one rule.
 const ELEMENTS_OF_A_RULE: usize = 64;
-/// `NFT_SET_INTERVAL`, and the unsupported `NFT_SET_CONCAT` and `NFT_SET_OBJECT`.
+/// `NFT_SET_INTERVAL`; unsupported: `NFT_SET_CONCAT`, `NFT_SET_OBJECT`.
 const F_INTERVAL: u32 = wire::set::F_INTERVAL;
 const F_OTHER: u32 = 0x80 | 0x40;
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,11 +26,11 @@ enum Verdict {
     Return,
     Jump(String),
     Goto(String),
-    /// Another program decides, or the target is not understood.
+    /// Not understood, or another program decides.
     Unclear,
 }
 
-/// Reads `NFTA_DATA_VERDICT` of a value; `None` for `continue`.
+/// `NFTA_DATA_VERDICT`; `None` for `continue`.
 fn verdict(data: &[u8]) -> Option<Verdict> {
     let data = attributes(data)?;
     let verdict = attributes(find(&data, 2)?)?;
@@ -51,14 +49,14 @@ fn verdict(data: &[u8]) -> Option<Verdict> {
 struct Set {
     flags: u32,
     key_len: usize,
-    /// Keys, or interval starts, with their values.
+    /// Keys, or interval starts, with values.
     elements: Vec<(Vec<u8>, Vec<u8>)>,
     /// Interval ends (exclusive), sorted.
     ends: Vec<Vec<u8>>,
 }
 
 impl Set {
-    /// Elements that may match, with certainty; only the certain one if there is one.
+    /// Elements that may match; only the certain one if there is one.
     fn find(&self, key: &[Byte]) -> Vec<(Sure, &[u8])> {
         let mut found = Vec::new();
         for (one, data) in &self.elements {
@@ -77,7 +75,7 @@ impl Set {
     }
 }
 
-/// The big-endian predecessor.
+/// Big-endian.
 fn before(number: &[u8]) -> Vec<u8> {
     let mut number = number.to_vec();
     for byte in number.iter_mut().rev() {
@@ -90,10 +88,9 @@ fn before(number: &[u8]) -> Vec<u8> {
     number
 }
 
-/// Queries the kernel for objects of one family; `None` on failure.
+/// For objects of one family; `None` on failure.
 pub(super) type Ask<'a> = &'a mut dyn FnMut(u16, &Attributes) -> Option<Vec<Vec<u8>>>;
 
-/// A table's chains and sets, read on demand.
 pub(super) struct Ruleset<'a> {
     table: String,
     ask: Ask<'a>,
@@ -128,7 +125,7 @@ impl<'a> Ruleset<'a> {
     }
 
     fn read_set(&mut self, name: &str) -> Option<Set> {
-        // The kernel dumps all sets of the table.
+        // The kernel dumps all sets.
         let sets = (self.ask)(message::GET_SET, &Attributes::default().text(wire::set::TABLE, &self.table))?;
         let head = sets
             .iter()
@@ -222,7 +219,7 @@ impl Walk<'_, '_> {
         End::Return
     }
 
-    /// Verdicts, each with its share of packets.
+    /// Verdicts with their share of packets.
     fn rule(&mut self, rule: &Rule) -> Vec<(Sure, Verdict)> {
         let mut registers = Registers([None; 64]);
         let mut sure = Sure::All;
@@ -341,7 +338,7 @@ enum Step {
 struct Registers([Byte; 64]);
 
 impl Registers {
-    /// Byte offset of a register (`enum nft_registers`).
+    /// Byte offset (`enum nft_registers`).
     fn place(register: u32) -> Option<usize> {
         match register {
             1..=4 => usize::try_from((register - 1) * 16).ok(),

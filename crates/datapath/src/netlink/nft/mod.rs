@@ -1,24 +1,23 @@
 //! The node's nftables table, `table inet wharf`, over netlink.
 //!
-//! [`wharf_core::nat`] decides the content, which is written in one transaction, so that no packet meets a
-//! half-written table. A port mapping is two set elements, a container that is not masqueraded is one: no rule
-//! belongs to a container.
+//! [`wharf_core::nat`] decides the content, which is written in one transaction. No rule belongs to a container: a port
+//! mapping is two set elements, a container that is not masqueraded is one.
 //!
 //! | part | purpose |
 //! |---|---|
 //! | `wire` | numbers and attributes of nf_tables messages |
 //! | `expr`, `rules`, `redirects` | expressions and rules |
-//! | `table` | the table as a value, desired or observed, and differences |
-//! | `read` | the kernel's answers |
-//! | `judge`, `packets` | the effect of foreign forward chains on container packets |
+//! | `table` | the table as a value, and differences |
+//! | `read`, `write` | messages from and to the kernel |
+//! | `judge`, `packets` | the effect of foreign forward chains |
 //! | `socket` | queries and transactions |
 //!
-//! The table's comment is Wharf's mark. A table without it is foreign: it is reported (`Conflict`) and never changed.
-//! Calls block for the kernel's answer.
+//! The table's comment is Wharf's mark. A table without it is foreign: it is never changed. Calls block for the
+//! kernel's answer.
 //!
-//! Errors by kind: `Unsupported` where the kernel lacks nf_tables or a part of it, `Permission` without
-//! `CAP_NET_ADMIN`, `Conflict` for a foreign table, `Exists` for a port with another target, `NotFound` for elements
-//! of an absent table.
+//! Errors: `Unsupported` where the kernel lacks a part of nf_tables, `Permission` without `CAP_NET_ADMIN`, `Conflict`
+//! for a foreign table, `Exists` for a port with another target, `NotFound` for elements of an absent table,
+//! `Exhausted` if other programs change the ruleset faster than it can be read.
 
 mod expr;
 mod judge;
@@ -63,7 +62,7 @@ use crate::error::{fail, kind_of};
 
 const TABLE: &str = "wharf";
 const SUBJECT: &str = "inet wharf";
-/// Prefix of the table's comment. Must not change, or agents of other versions take the table for foreign.
+/// Must not change, or agents of other versions take the table for foreign.
 const MARK: &str = "made by wharf-agent";
 /// Attempts while other programs change the ruleset.
 const TRIES: usize = 16;
@@ -71,7 +70,7 @@ const TRIES: usize = 16;
 /// The result of [`Nft::ensure`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ensured {
-    /// The table was as desired.
+    /// It was as desired.
     Unchanged,
     /// There was no table.
     Created,
@@ -92,16 +91,16 @@ impl Nft {
     /// Writes the desired table in one transaction, unless it is already in force.
     ///
     /// # Errors
-    /// See the module. `Exhausted` if other programs change the ruleset faster than it can be read.
+    /// See the module.
     pub fn ensure(&self, nat: &Nat) -> Result<Ensured> {
         let desired = Table::of(nat)?;
         self.write(|_| Ok(desired.clone()))
     }
 
-    /// [`Self::ensure`], but keeps the endpoints' entries in the table. A rewrite also adds the entries of `nat`.
+    /// [`Self::ensure`], but keeps the endpoints' entries in the table.
     ///
     /// # Errors
-    /// See [`Self::ensure`].
+    /// See the module.
     pub fn ensure_around(&self, nat: &Nat) -> Result<Ensured> {
         self.write(|seen| {
             let Some(seen) = seen else { return Table::of(nat) };
@@ -145,7 +144,7 @@ impl Nft {
     /// Adds all entries or none. Existing ones stay.
     ///
     /// # Errors
-    /// See the module; `Exists` names the port with another target.
+    /// See the module; `Exists` names the port.
     pub fn add(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "publish";
         let all = listed(entries)?;
@@ -166,7 +165,6 @@ impl Nft {
                 Outcome::Failed(refusal) => return Err(missing_or(refusal, OPERATION)),
                 Outcome::Refused(refused) => refused,
             };
-            // Kernels differ in the errno for a key with another value.
             let is_taken = |refusal: &Refusal| refusal.is(libc::EBUSY) || refusal.is(libc::EEXIST);
             let taken = refused.iter().find(|(_, refusal)| is_taken(refusal)).and_then(|(index, _)| all.get(*index));
             match taken {
@@ -180,12 +178,11 @@ impl Nft {
         })
     }
 
-    /// Removes entries in one transaction. Absent entries are no error; a port with another target stays. Remove both
-    /// mappings of a container port in one call: otherwise the container does not reach itself by the remaining one
-    /// (see [`Table::differences`]).
+    /// Removes entries in one transaction. A port with another target stays. Remove both mappings of a container port
+    /// in one call: otherwise the container does not reach itself by the remaining one (see [`Table::differences`]).
     ///
     /// # Errors
-    /// See the module. `Exhausted` if other programs change the ruleset faster than it can be read.
+    /// See the module.
     pub fn take_back(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "take back";
         let all = listed(entries)?;
@@ -219,7 +216,7 @@ impl Nft {
     /// Reads the table; `None` where there is none.
     ///
     /// # Errors
-    /// See the module. `Exhausted` if other programs change the ruleset faster than it can be read.
+    /// See the module.
     pub fn look(&self) -> Result<Option<Table>> {
         const OPERATION: &str = "read table";
         self.with(OPERATION, |netfilter| {
@@ -232,8 +229,8 @@ impl Nft {
         })
     }
 
-    /// Foreign chains that refuse forwarded packets of the pools, or whose effect is unclear. `published`:
-    /// connections to the pools must pass too. `uplink`: the only interface to other networks.
+    /// Foreign chains that refuse forwarded packets of the pools, or whose effect is unclear. `published`: also
+    /// connections to the pools. `uplink`: the only interface to other networks.
     ///
     /// # Errors
     /// See the module.
@@ -250,7 +247,6 @@ impl Nft {
                 let mut dump = |kind, attributes: &Attributes| {
                     let mut answer = netfilter.dump_of(family, kind, attributes);
                     for _ in 1..TRIES {
-                        // The ruleset changed during the dump.
                         if answer.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {
                             answer = netfilter.dump_of(family, kind, attributes);
                         }
@@ -295,7 +291,7 @@ impl Nft {
         })
     }
 
-    /// Deletes the table. Returns whether there was one.
+    /// Deletes the table; false without one.
     ///
     /// # Errors
     /// See the module.
@@ -332,7 +328,7 @@ impl Nft {
     }
 }
 
-/// Elements without duplicates, with their entries.
+/// Without duplicates.
 fn listed(entries: &[NatEntry]) -> Result<Vec<(&NatEntry, Element)>> {
     let mut seen = HashSet::new();
     let mut all = Vec::with_capacity(2 * entries.len());
@@ -343,7 +339,7 @@ fn listed(entries: &[NatEntry]) -> Result<Vec<(&NatEntry, Element)>> {
     Ok(all)
 }
 
-/// Error subject: a range of ports may be thousands of entries.
+/// A range of ports may be thousands of entries.
 fn in_words(entries: &[NatEntry]) -> String {
     match entries {
         [first, _, ..] => format!("{first} and {} more", entries.len() - 1),
@@ -351,14 +347,13 @@ fn in_words(entries: &[NatEntry]) -> String {
     }
 }
 
-/// The ruleset's generation and the table, if any. `None` if the ruleset changed meanwhile.
+/// With the ruleset's generation; `None` if the ruleset changed meanwhile.
 fn try_read(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<(u32, Option<Table>)>> {
     let before = generation(netfilter, operation)?;
     let seen = match head(netfilter, operation)? {
         None => None,
         Some(head) => match read::table(netfilter, head) {
             Ok(table) => Some(table),
-            // An object vanished, or the dump was interrupted.
             Err(read::Failed::Changed) => return Ok(None),
             Err(read::Failed::Io(e)) => return Err(wrap(operation, &e)),
             Err(read::Failed::Refused(refusal)) => return Err(missing_or(refusal, operation)),
@@ -374,10 +369,7 @@ fn generation(netfilter: &mut Netfilter, operation: &'static str) -> Result<u32>
     messages.first().and_then(|message| read::generation(message)).ok_or_else(|| unreadable(operation))
 }
 
-/// The table's attributes; `None` where there is no table.
-///
-/// # Errors
-/// `Conflict` for a foreign table.
+/// An error for a foreign table.
 fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Head>> {
     let name = Attributes::default().text(wire::table::NAME, TABLE);
     let messages = match netfilter.get(message::GET_TABLE, &name).map_err(|e| wrap(operation, &e))? {
@@ -386,7 +378,7 @@ fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Hea
     };
     let head = messages.first().and_then(|message| read::head(message).ok()).ok_or_else(|| unreadable(operation))?;
     let mark = comment(MARK);
-    // Kind, length, then the text, which a version of Wharf may extend.
+    // Other versions may extend the text.
     let marked = head.userdata.first() == mark.first()
         && head.userdata.get(2..).is_some_and(|text| text.starts_with(MARK.as_bytes()));
     if marked {
@@ -429,7 +421,7 @@ fn wrap(operation: &'static str, error: &io::Error) -> KernelError {
     }
 }
 
-/// A refused query or transaction: usually nf_tables or the permission is missing.
+/// Usually nf_tables or the permission is missing.
 fn missing_or(refusal: Refusal, operation: &'static str) -> KernelError {
     const ABSENT: [i32; 5] =
         [libc::EINVAL, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EAFNOSUPPORT, libc::ENOPROTOOPT];
@@ -447,7 +439,7 @@ fn missing_or(refusal: Refusal, operation: &'static str) -> KernelError {
     refusal.into_error(operation, SUBJECT)
 }
 
-/// A refused part of a new table. ENOENT or similar: the kernel lacks a kind of expression, chain or table.
+/// ENOENT or similar: the kernel lacks a kind of expression, chain or table.
 fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
     const ABSENT: [i32; 3] = [libc::ENOENT, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];
     match refused.into_iter().next() {
@@ -463,7 +455,7 @@ fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelE
     }
 }
 
-/// A refused change of a table: another program changed it.
+/// Another program changed the table.
 fn refused_elements(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
     match refused.into_iter().next() {
         Some((_, refusal)) => refusal.into_error(operation, SUBJECT),

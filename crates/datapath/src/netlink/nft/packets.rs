@@ -1,7 +1,5 @@
-//! Model packets for foreign forward chains.
-//!
-//! A model stands for a set of packets and knows the bits in which they agree. A test holds for all, some or none of
-//! them, or is not understood.
+//! Model packets for foreign forward chains. A model stands for a set of packets and knows the bits in which they
+//! agree. A test holds for all, some or none, or is not understood.
 
 use ipnet::IpNet;
 
@@ -15,7 +13,6 @@ const IPS_DST_NAT: u32 = 0x20;
 
 /// Value and mask of known bits; `None` if not modelled.
 pub(super) type Byte = Option<(u8, u8)>;
-/// A byte that differs from packet to packet.
 pub(super) const ANY: Byte = Some((0, 0));
 
 fn exactly(bytes: &[u8]) -> Vec<Byte> {
@@ -24,19 +21,17 @@ fn exactly(bytes: &[u8]) -> Vec<Byte> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The first packet of a container's connection.
+    /// A container's first packet.
     Out,
-    /// The reply to it.
     Answer,
-    /// The first packet of a connection to a published port.
+    /// A first packet to a published port.
     Published,
 }
 
-/// TCP packets between a pool and other networks.
 pub(super) struct Packets<'a> {
     pub(super) pool: IpNet,
     pub(super) way: Way,
-    /// The only interface to other networks, if there is one.
+    /// The only interface to other networks.
     pub(super) uplink: Option<&'a str>,
 }
 
@@ -54,7 +49,7 @@ impl Packets<'_> {
         header.get(offset..offset.checked_add(length)?).map(<[Byte]>::to_vec)
     }
 
-    /// Name of the container's interface (`near`) or the other one.
+    /// `near`: the container's.
     fn interface(&self, near: bool) -> Vec<Byte> {
         let mut name = match (near, self.uplink) {
             (true, _) => [exactly(b"wh"), vec![ANY; 12]].concat(),
@@ -65,7 +60,7 @@ impl Packets<'_> {
         name
     }
 
-    /// See `enum nft_meta_keys`.
+    /// `enum nft_meta_keys`.
     pub(super) fn meta(&self, key: u32) -> Vec<Byte> {
         let v4 = self.pool.addr().is_ipv4();
         match key {
@@ -79,7 +74,7 @@ impl Packets<'_> {
         }
     }
 
-    /// See `enum nft_ct_keys`: state and status.
+    /// `enum nft_ct_keys`: state and status.
     pub(super) fn connection(&self, key: u32) -> Vec<Byte> {
         let translated = if self.way == Way::Published { IPS_DST_NAT } else { 0 };
         match key {
@@ -93,15 +88,13 @@ impl Packets<'_> {
         if matches!(self.way, Way::Answer) { ESTABLISHED } else { NEW }
     }
 
-    /// An iptables match.
     pub(super) fn xt(&self, expression: &Expression) -> Option<Sure> {
-        // From `struct xt_conntrack_mtinfo2` and 3.
+        // `struct xt_conntrack_mtinfo2` and 3.
         const STATE: u16 = 1;
         const ALIAS: u16 = 1 << 13;
         const DST_NAT: u16 = 1 << 7;
         match expression.text(1).as_str() {
             "comment" => Some(Sure::All),
-            // They compare the transport header.
             "tcp" | "udp" | "multiport" | "icmp" | "icmp6" | "limit" => Some(Sure::Some),
             "conntrack" if expression.number(2) >= Some(2) => {
                 let info = expression.value(3).unwrap_or_default();
@@ -121,7 +114,6 @@ impl Packets<'_> {
     }
 }
 
-/// Share of packets for which a test holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sure {
     All,
@@ -129,7 +121,7 @@ pub(super) enum Sure {
     Unclear,
 }
 
-/// The opposite of a test. An exception for some packets leaves most of them, so the result is not `Some`.
+/// An exception for some packets leaves most of them, so the result is not `Some`.
 pub(super) fn not(test: Option<Sure>) -> Option<Sure> {
     match test {
         None => Some(Sure::All),
@@ -138,7 +130,6 @@ pub(super) fn not(test: Option<Sure>) -> Option<Sure> {
     }
 }
 
-/// `None` where the bytes differ from the value.
 pub(super) fn equal(bytes: &[Byte], value: &[u8]) -> Option<Sure> {
     let mut sure = if bytes.len() < value.len() { Sure::Unclear } else { Sure::All };
     for (byte, wanted) in bytes.iter().zip(value) {
@@ -152,7 +143,7 @@ pub(super) fn equal(bytes: &[Byte], value: &[u8]) -> Option<Sure> {
     Some(sure)
 }
 
-/// Whether the bytes, a big-endian number, are within the inclusive range.
+/// The bytes are big-endian, the range inclusive.
 pub(super) fn between(bytes: &[Byte], first: &[u8], last: &[u8]) -> Option<Sure> {
     let known: Option<Vec<_>> = bytes.iter().copied().collect();
     let Some(known) = known else { return Some(Sure::Unclear) };

@@ -1,4 +1,4 @@
-//! Parses the kernel's dumps of the table. Malformed input gives [`Unreadable`].
+//! Parses the kernel's dumps of the table.
 
 use std::{collections::BTreeMap, io};
 
@@ -17,7 +17,6 @@ pub(super) struct Unreadable;
 type Read<T> = Result<T, Unreadable>;
 
 pub(super) enum Failed {
-    /// The ruleset changed meanwhile.
     Changed,
     Io(io::Error),
     Refused(Refusal),
@@ -33,7 +32,7 @@ impl From<Unreadable> for Failed {
 pub(super) fn table(netfilter: &mut Netfilter, head: Head) -> Result<Table, Failed> {
     let mut found = Table { flags: head.flags, objects: head.objects, ..Table::default() };
     let ours = Attributes::default().text(wire::rule::TABLE, TABLE);
-    // The kernel dumps chains of every table.
+    // Dumps have every table's chains.
     for message in dump(netfilter, message::GET_CHAIN, &Attributes::default())? {
         found.chains.extend(chain(&message, TABLE)?);
     }
@@ -47,7 +46,7 @@ pub(super) fn table(netfilter: &mut Netfilter, head: Head) -> Result<Table, Fail
         for message in dump(netfilter, message::GET_SET_ELEM, &list)? {
             set.elements.extend(elements(&message)?);
         }
-        // `nft` adds an end at zero where no interval begins at zero. It ends nothing.
+        // `nft` adds an end at zero where no interval begins at zero.
         set.elements.retain(|key, _| !key.end || key.bytes.iter().any(|byte| *byte != 0));
         found.sets.insert(name, set);
     }
@@ -57,7 +56,6 @@ pub(super) fn table(netfilter: &mut Netfilter, head: Head) -> Result<Table, Fail
 fn dump(netfilter: &mut Netfilter, kind: u16, filter: &Attributes) -> Result<Vec<Vec<u8>>, Failed> {
     match netfilter.dump(kind, filter) {
         Ok(Ok(messages)) => Ok(messages),
-        // The table or the set is gone.
         Ok(Err(refusal)) if refusal.is(libc::ENOENT) => Err(Failed::Changed),
         Ok(Err(refusal)) => Err(Failed::Refused(refusal)),
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Err(Failed::Changed),
@@ -65,7 +63,7 @@ fn dump(netfilter: &mut Netfilter, kind: u16, filter: &Attributes) -> Result<Vec
     }
 }
 
-/// Reads `NFT_MSG_NEWGEN`.
+/// `NFT_MSG_NEWGEN`.
 pub(super) fn generation(message: &[u8]) -> Option<u32> {
     let attributes = message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?;
     number(&wire::attributes(attributes)?, GEN_ID)
@@ -75,11 +73,11 @@ pub(super) fn generation(message: &[u8]) -> Option<u32> {
 pub(super) struct Head {
     pub(super) flags: u32,
     pub(super) objects: u32,
-    /// The comment: Wharf's mark in Wharf's table.
+    /// The comment: in Wharf's table, the mark.
     pub(super) userdata: Vec<u8>,
 }
 
-/// Reads `NFT_MSG_NEWTABLE`.
+/// `NFT_MSG_NEWTABLE`.
 pub(super) fn head(message: &[u8]) -> Read<Head> {
     let all = of_message(message).ok_or(Unreadable)?;
     let flags = number(&all, wire::table::FLAGS).ok_or(Unreadable)?;
@@ -87,7 +85,7 @@ pub(super) fn head(message: &[u8]) -> Read<Head> {
     Ok(Head { flags, objects, userdata: find(&all, wire::table::USERDATA).unwrap_or_default().to_vec() })
 }
 
-/// Reads `NFT_MSG_NEWCHAIN`; `None` for another table. A chain without a hook has an empty type.
+/// `NFT_MSG_NEWCHAIN`; `None` for another table. A chain without a hook has an empty type.
 pub(super) fn chain(message: &[u8], table: &str) -> Read<Option<(String, Chain)>> {
     let all = of_message(message).ok_or(Unreadable)?;
     if text(&all, wire::chain::TABLE).is_none_or(|name| name != table) {
@@ -106,14 +104,13 @@ pub(super) fn chain(message: &[u8], table: &str) -> Read<Option<(String, Chain)>
     Ok(Some((name, found)))
 }
 
-/// A foreign chain that sees forwarded packets.
 pub(super) struct Forwarding {
     pub(super) table: String,
     pub(super) name: String,
     pub(super) drops: bool,
 }
 
-/// Reads `NFT_MSG_NEWCHAIN` of any family; `None` for a chain that does not see forwarded packets.
+/// `NFT_MSG_NEWCHAIN` of any family; `None` for a chain that does not see forwarded packets.
 pub(super) fn forwarding(message: &[u8]) -> Option<Forwarding> {
     let all = of_anybody(message)?;
     let hook = number(&attributes(find(&all, wire::chain::HOOK)?)?, wire::chain::HOOK_NUM)?;
@@ -125,19 +122,19 @@ pub(super) fn forwarding(message: &[u8]) -> Option<Forwarding> {
     })
 }
 
-/// Reads `NFT_MSG_NEWTABLE` of any family; `None` unless the table is dormant.
+/// `NFT_MSG_NEWTABLE` of any family; `None` unless dormant.
 pub(super) fn dormant(message: &[u8]) -> Option<String> {
     let all = of_anybody(message)?;
     (number(&all, wire::table::FLAGS)? & wire::table::F_DORMANT != 0).then_some(())?;
     text(&all, wire::table::NAME)
 }
 
-/// Reads `NFT_MSG_NEWRULE` of any family.
+/// `NFT_MSG_NEWRULE` of any family.
 pub(super) fn rule_of_anybody(message: &[u8]) -> Option<Rule> {
     expr::decode(find(&of_anybody(message)?, wire::rule::EXPRESSIONS).unwrap_or_default())
 }
 
-/// Reads `NFT_MSG_NEWSETELEM` of any family.
+/// `NFT_MSG_NEWSETELEM` of any family.
 pub(super) fn elements_of_anybody(message: &[u8]) -> Option<Vec<(Key, Vec<u8>)>> {
     let all = of_anybody(message)?;
     let list = attributes(find(&all, elem::LIST_ELEMENTS).unwrap_or_default())?;
@@ -154,7 +151,7 @@ pub(super) fn of_anybody(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     attributes(message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?)
 }
 
-/// Reads `NFT_MSG_NEWRULE`.
+/// `NFT_MSG_NEWRULE`.
 pub(super) fn rule(message: &[u8]) -> Read<(String, Rule)> {
     let all = of_message(message).ok_or(Unreadable)?;
     let chain = text(&all, wire::rule::CHAIN).ok_or(Unreadable)?;
@@ -162,7 +159,7 @@ pub(super) fn rule(message: &[u8]) -> Read<(String, Rule)> {
     Ok((chain, expressions))
 }
 
-/// Reads `NFT_MSG_NEWSET`.
+/// `NFT_MSG_NEWSET`.
 pub(super) fn set(message: &[u8]) -> Read<(String, Set)> {
     let all = of_message(message).ok_or(Unreadable)?;
     let name = text(&all, wire::set::NAME).ok_or(Unreadable)?;
@@ -178,7 +175,7 @@ pub(super) fn set(message: &[u8]) -> Read<(String, Set)> {
     Ok((name, found))
 }
 
-/// Reads `NFT_MSG_NEWSETELEM`: elements of a set, which may span several messages.
+/// `NFT_MSG_NEWSETELEM`; a set may span several messages.
 pub(super) fn elements(message: &[u8]) -> Read<Vec<(Key, Vec<u8>)>> {
     let all = of_message(message).ok_or(Unreadable)?;
     let list = attributes(find(&all, elem::LIST_ELEMENTS).unwrap_or_default()).ok_or(Unreadable)?;
@@ -196,7 +193,7 @@ fn element(bytes: &[u8]) -> Option<(Key, Vec<u8>)> {
     Some((Key { bytes: value(elem::KEY)??, end }, data))
 }
 
-/// Whether any parser accepts the message, for [`crate::outside`].
+/// For [`crate::outside`].
 pub(crate) fn is_readable(message: &[u8]) -> bool {
     let entries = |elements: Vec<_>| {
         let set = Set { elements: elements.into_iter().collect(), ..Set::default() };

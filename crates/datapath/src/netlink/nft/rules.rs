@@ -1,6 +1,4 @@
-//! The chains and their rules.
-//!
-//! A chain of type nat sees a connection's first packet; connection tracking translates the rest.
+//! The chains and their rules. A nat chain sees a connection's first packet; connection tracking translates the rest.
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
@@ -20,11 +18,10 @@ const LOCAL_IN: u32 = 1;
 pub(super) const FORWARD: u32 = 2;
 pub(super) const LOCAL_OUT: u32 = 3;
 const POST_ROUTING: u32 = 4;
-/// `NF_IP_PRI_NAT_DST` `NF_IP_PRI_FILTER` and `NF_IP_PRI_NAT_SRC` of `linux/netfilter_ipv4.h`; the same for IPv6.
+/// `NF_IP_PRI_*` of `linux/netfilter_ipv4.h`; the same for IPv6.
 const DESTINATION: i32 = -100;
 pub(super) const FILTER: i32 = 0;
 const SOURCE: i32 = 100;
-/// `NF_ACCEPT` of `linux/netfilter.h`.
 pub(super) const ACCEPT: u32 = 1;
 
 pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeMap<String, Chain> {
@@ -32,7 +29,7 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
         (name.to_owned(), Chain { kind: kind.to_owned(), hook, priority, policy: ACCEPT, rules })
     };
     let mut chains = BTreeMap::from([
-        // Packets from outside pass prerouting, packets from the node pass output.
+        // Outside packets pass prerouting, the node's packets output.
         chain("prerouting", "nat", PRE_ROUTING, DESTINATION, published(None)),
         chain("output", "nat", LOCAL_OUT, DESTINATION, published(Some(asked_by_the_node()))),
         chain("postrouting", "nat", POST_ROUTING, SOURCE, leaving(masquerade)),
@@ -50,7 +47,7 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
     chains
 }
 
-/// Drops packets to a service that the container's rules deny, except to other containers, whose programs decide.
+/// Drops packets to a service that the rules deny, except to other containers, whose programs decide.
 fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
     Expression::marked(MARK_UNDECIDED).into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
 }
@@ -59,7 +56,6 @@ pub(super) fn family(v4: bool) -> u8 {
     if v4 { IPV4 } else { IPV6 }
 }
 
-/// Words of an address in registers.
 pub(super) const fn words(v4: bool) -> u32 {
     if v4 { 1 } else { 4 }
 }
@@ -68,24 +64,22 @@ pub(super) fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule
     [Expression::family(0), Expression::is(0, &[family(v4)])].into_iter().chain(rest).collect()
 }
 
-/// Excludes the proxy's connections in the node's name, made because a container connected to an address of the node.
-/// Translated, they would reach the published container as the node, which its rules always allow, and not as the
-/// client.
+/// Excludes the proxy's connections in the node's name, made for a container that connected to an address of the node.
+/// Translated, they would reach the published container as the node, which its rules always allow.
 fn asked_by_the_node() -> Rule {
     let from_the_node = Expression::from_the_node().into_iter().chain([Expression::give_back()]);
     Expression::marked(MARK_PROXIED_EGRESS).into_iter().chain(from_the_node).collect()
 }
 
-/// Translates published ports, except packets that match `except`. Mappings with a host IP come first.
+/// Except packets that match `except`. Mappings with a host IP come first.
 fn published(except: Option<Rule>) -> Vec<Rule> {
-    // The kernel does not route from ::1 to another interface. A refused connection lets a client try 127.0.0.1 at
-    // once; a translated one would be lost.
+    // The kernel does not route from ::1 to another interface. Refused, a client tries 127.0.0.1 at once.
     let loopback6 = [
         Expression::address(0, false, Field::Destination),
         Expression::is(0, &Ipv6Addr::LOCALHOST.octets()),
         Expression::give_back(),
     ];
-    // A single route lookup handles most connections, which are not for the node.
+    // Fast path for connections that are not for the node.
     let elsewhere = Expression::not_to_the_node().into_iter().chain([Expression::give_back()]).collect();
     let mut rules = vec![elsewhere];
     rules.extend(except);
@@ -93,7 +87,7 @@ fn published(except: Option<Rule>) -> Vec<Rule> {
     for v4 in [true, false] {
         let (family, address, names) = (family(v4), words(v4), Names::of(v4));
         let port = |word| [Expression::transport(word), Expression::destination_port(word + 1)];
-        // The map's value (address, port) replaces the key.
+        // The value (address, port) replaces the key.
         let translate = |map| [Expression::map(0, map, 0), Expression::translate_destination(family, 0, address)];
         let destination = [Expression::address(0, v4, Field::Destination)];
         rules.push(rule(v4, destination.into_iter().chain(port(address)).chain(translate(names.ports_of))));
@@ -117,8 +111,7 @@ pub(super) fn leaves(v4: bool) -> Vec<Expression> {
     ]
 }
 
-/// Drops invalid packets, which pass no nat chain and would leave with the container's address. The peer cannot
-/// reply, and some networks penalise them.
+/// Drops invalid packets, which pass no nat chain and would leave with the container's address.
 fn untranslated() -> Vec<Rule> {
     let invalid = |v4| rule(v4, leaves(v4).into_iter().chain(Expression::invalid()).chain([Expression::drop()]));
     vec![invalid(true), invalid(false)]

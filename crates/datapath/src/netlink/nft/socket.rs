@@ -19,18 +19,18 @@ use super::{
     wire::{Attributes, BATCH_BEGIN, BATCH_END, BATCH_GENID, GENERIC_LEN, INET, SUBSYSTEM, message},
 };
 
-/// The kernel answers before `sendmsg` returns; the timeout guards against bugs.
+/// The kernel answers before `sendmsg` returns; guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes. Each refusal in a transaction is charged about 1 KiB.
+/// Bytes. Each refusal in a transaction costs about 1 KiB.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Default `SO_SNDBUF`, bytes. A transaction is one `sendmsg`, which must fit.
+/// Default `SO_SNDBUF`, bytes. A transaction is one `sendmsg`.
 const SEND_BUFFER: usize = 128 << 10;
 
-/// Bytes: some thousand rules, some hundred set elements. More would delay a status for too long.
+/// Bytes: some thousand rules, some hundred set elements. More would delay a status.
 const MAX_FOREIGN: usize = 512 << 10;
 const MAX_FOREIGN_SET: usize = 64 << 10;
 
-/// A message of a transaction. `NLM_F_REQUEST` is implied.
+/// `NLM_F_REQUEST` is implied.
 #[derive(Debug, Clone)]
 pub(super) struct Message {
     pub(super) kind: u16,
@@ -38,13 +38,13 @@ pub(super) struct Message {
     pub(super) attributes: Attributes,
 }
 
-/// The outcome of a transaction. Only `Done` changes the ruleset.
+/// Of a transaction. Only `Done` changes the ruleset.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Done,
-    /// The ruleset no longer has the expected generation.
+    /// Another ruleset generation than expected.
     Stale,
-    /// Refusals of single messages, by index.
+    /// Of single messages, by index.
     Refused(Vec<(usize, Refusal)>),
     /// nf_tables is missing or not permitted, or the commit failed.
     Failed(Refusal),
@@ -56,7 +56,6 @@ pub(super) struct Netfilter {
 }
 
 impl Netfilter {
-    /// Opens a socket in the thread's network namespace.
     pub(super) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.bind_auto()?;
@@ -74,12 +73,12 @@ impl Netfilter {
         self.ask(INET, kind, NLM_F_ACK, attributes, usize::MAX)
     }
 
-    /// Dumps a kind of objects. [`io::ErrorKind::Interrupted`]: the ruleset changed meanwhile.
+    /// [`io::ErrorKind::Interrupted`]: the ruleset changed.
     pub(super) fn dump(&mut self, kind: u16, attributes: &Attributes) -> io::Result<Result<Vec<Vec<u8>>, Refusal>> {
         self.ask(INET, kind, NLM_F_DUMP, attributes, usize::MAX)
     }
 
-    /// [`Self::dump`] of foreign tables. [`io::ErrorKind::FileTooLarge`]: longer than [`MAX_FOREIGN`].
+    /// Of foreign tables. [`io::ErrorKind::FileTooLarge`]: longer than [`MAX_FOREIGN`].
     pub(super) fn dump_of(
         &mut self,
         family: u8,
@@ -113,14 +112,14 @@ impl Netfilter {
                     Body::Message(bytes) => {
                         length += bytes.len();
                         if length > limit {
-                            // The kernel scans a large set for each datagram; closing the socket discards the rest.
+                            // Closing the socket discards the rest: the kernel scans a large set for each datagram.
                             *self = Self::open()?;
                             return Err(io::ErrorKind::FileTooLarge.into());
                         }
                         found.push(bytes);
                     }
                     Body::Refused(refusal) => return Ok(Err(refusal)),
-                    // The kernel refuses a dump while another one runs on the socket.
+                    // Another dump may start only now.
                     Body::Done | Body::Ack if interrupted => return Err(io::ErrorKind::Interrupted.into()),
                     Body::Done | Body::Ack => return Ok(Ok(found)),
                 }
@@ -128,7 +127,7 @@ impl Netfilter {
         }
     }
 
-    /// Sends one transaction. With a generation, it fails if the ruleset has another generation.
+    /// Fails at another ruleset generation than the given one.
     pub(super) fn commit(&mut self, generation: Option<u32>, messages: &[Message]) -> io::Result<Outcome> {
         let subsystem = (0, SUBSYSTEM);
         let mut buffer = Vec::new();
@@ -136,7 +135,7 @@ impl Netfilter {
         self.append(&mut buffer, BATCH_BEGIN, 0, subsystem, &expected);
         let begin = self.sequence;
         for (index, message) in messages.iter().enumerate() {
-            // Refusals are always sent, before the last message's acknowledgement.
+            // Refusals are sent before the last message's acknowledgement.
             let last = if index + 1 == messages.len() { NLM_F_ACK } else { 0 };
             let kind = SUBSYSTEM << 8 | message.kind;
             self.append(&mut buffer, kind, message.flags | last, (INET, 0), &message.attributes);
@@ -150,7 +149,6 @@ impl Netfilter {
         let mut refused = Vec::new();
         loop {
             for frame in self.receive()? {
-                // Skips unread answers of earlier calls.
                 let index = frame.sequence.wrapping_sub(begin);
                 if index > end.wrapping_sub(begin) {
                     continue;

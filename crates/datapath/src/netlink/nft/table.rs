@@ -1,4 +1,4 @@
-//! The table as a value, desired or observed.
+//! The table as a value.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use crate::error::fail;
 /// The node's table, desired or observed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
-    /// `enum nft_table_flags`; a dormant table has no effect.
+    /// `enum nft_table_flags`.
     pub(super) flags: u32,
     pub(super) objects: u32,
     pub(super) chains: BTreeMap<String, Chain>,
@@ -31,7 +31,6 @@ pub struct Table {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Chain {
-    /// `nat` or `filter`.
     pub(super) kind: String,
     /// `enum nf_inet_hooks`.
     pub(super) hook: u32,
@@ -46,10 +45,10 @@ pub(super) struct Chain {
 pub(super) struct Set {
     /// `enum nft_set_flags`.
     pub(super) flags: u32,
-    /// Display types of `nft`; the kernel does not use them.
+    /// Display types of `nft`; unused by the kernel.
     pub(super) key_type: u32,
     pub(super) data_type: u32,
-    /// Bytes; 0 for a set without values.
+    /// Bytes; 0 without values.
     pub(super) key_len: u32,
     pub(super) data_len: u32,
     pub(super) elements: BTreeMap<Key, Vec<u8>>,
@@ -59,7 +58,7 @@ pub(super) struct Set {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) bytes: Vec<u8>,
-    /// The exclusive end of an interval.
+    /// An interval's exclusive end.
     pub(super) end: bool,
 }
 
@@ -68,12 +67,12 @@ pub(super) struct Names {
     /// Masqueraded sources, and destinations that are not masqueraded.
     pub(super) pools: &'static str,
     pub(super) excluded: &'static str,
-    /// Ports published on all addresses, and on one address.
+    /// Published on all addresses, and on one address.
     pub(super) ports: &'static str,
     pub(super) ports_of: &'static str,
     /// Containers and the ports by which they reach themselves.
     pub(super) hairpin: &'static str,
-    /// Containers whose traffic is not masqueraded in either direction.
+    /// Containers that are not masqueraded in either direction.
     pub(super) own: &'static str,
 }
 
@@ -111,8 +110,6 @@ fn joined(types: &[u32]) -> u32 {
 }
 
 impl Table {
-    /// Builds the desired table.
-    ///
     /// # Errors
     /// `Exists`: two mappings of one key have different targets.
     pub(super) fn of(nat: &Nat) -> Result<Self> {
@@ -168,7 +165,7 @@ impl Table {
         self.sets.insert(names.own.to_owned(), Set { key_type: address, key_len: length, ..Set::default() });
     }
 
-    /// The endpoints' entries. Omits malformed elements.
+    /// The endpoints' entries, without malformed elements.
     #[must_use]
     pub fn entries(&self) -> BTreeSet<NatEntry> {
         let of = |name: &str| self.sets.get(name).map(|set| &set.elements).into_iter().flatten();
@@ -176,7 +173,7 @@ impl Table {
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
     }
 
-    /// The port mappings. Omits malformed elements.
+    /// The port mappings, without malformed elements.
     #[must_use]
     pub fn mappings(&self) -> BTreeSet<PortMapping> {
         let of = |v4, name: &str| {
@@ -190,7 +187,7 @@ impl Table {
     /// Describes the differences from the desired state.
     ///
     /// # Errors
-    /// The desired state contradicts itself (see [`super::Nft::ensure`]).
+    /// The desired state contradicts itself.
     pub fn differences(&self, desired: &Nat) -> Result<Vec<String>> {
         let desired = Self::of(desired)?;
         let mut found = Vec::new();
@@ -261,7 +258,7 @@ pub(super) struct Element {
     pub(super) data: Vec<u8>,
 }
 
-/// A mapping has two elements: the translation, and the hairpin, which all mappings of a container port share.
+/// A translation, and the hairpin, which all mappings of a container port share.
 pub(super) fn elements(entry: &NatEntry) -> Result<Vec<Element>> {
     let mapping = match entry {
         NatEntry::Port(mapping) => mapping,

@@ -1,4 +1,4 @@
-//! What needs no kernel: encoding, reading back what was encoded, damaged messages.
+//! Encoding, reading back, damaged messages.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -39,7 +39,7 @@ fn nat() -> Nat {
     Nat { masquerade: Some(masquerade), mappings, ..Nat::default() }
 }
 
-/// The message as a datagram of the kernel's would have it.
+/// As a datagram of the kernel.
 fn bytes(message: &Message) -> Vec<u8> {
     let mut bytes = vec![0; HEADER_LEN];
     bytes.extend([INET, 0, 0, 0]);
@@ -48,7 +48,6 @@ fn bytes(message: &Message) -> Vec<u8> {
     bytes
 }
 
-/// The table that the messages make.
 fn read_back(messages: &[Message]) -> Table {
     let mut found = Table::default();
     for message in messages {
@@ -133,7 +132,7 @@ fn an_attribute_of_zero_equals_none_and_another_value_does_not() {
     let rule = vec![lookup.clone()];
     let encoded = expr::encode(&rule);
     assert_eq!(expr::decode(&encoded.0), Some(rule));
-    // As the kernel tells it, with flags of zero.
+    // With flags of zero, as from the kernel.
     let inner = Attributes::default().text(1, "pools4").number(2, 1).number(5, 0);
     let told = Attributes::default().text(1, "lookup").nest(2, &inner);
     assert_eq!(expr::decode(&Attributes::default().nest(1, &told).0), Some(vec![lookup.clone()]));

@@ -6,21 +6,20 @@ use super::super::batch::HEADER_LEN;
 
 /// `NFNL_SUBSYS_NFTABLES` of `linux/netfilter/nfnetlink.h`.
 pub(super) const SUBSYSTEM: u16 = 10;
-/// `NFNL_MSG_BATCH_BEGIN` and `NFNL_MSG_BATCH_END`, which enclose a transaction.
+/// They enclose a transaction.
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
-/// `NFNL_BATCH_GENID`: refuse the transaction if the ruleset has another generation.
+/// Refuses the transaction at another ruleset generation.
 pub(super) const BATCH_GENID: u16 = 1;
-/// `NFPROTO_INET`, `NFPROTO_IPV4`, `NFPROTO_IPV6` of `linux/netfilter.h`.
+/// `NFPROTO_*` of `linux/netfilter.h`.
 pub(super) const INET: u8 = 1;
 pub(super) const IPV4: u8 = 2;
 pub(super) const IPV6: u8 = 10;
-/// Length of `struct nfgenmsg`: family, version, resource id (big endian).
+/// `struct nfgenmsg`: family, version, resource id (big endian).
 pub(super) const GENERIC_LEN: usize = 4;
-/// `NFTA_LIST_ELEM`.
 pub(super) const LIST_ELEM: u16 = 1;
 
-/// Message types (`enum nf_tables_msg_types` of `linux/netfilter/nf_tables.h`).
+/// `enum nf_tables_msg_types` of `linux/netfilter/nf_tables.h`.
 pub(super) mod message {
     pub(crate) const NEW_TABLE: u16 = 0;
     pub(crate) const GET_TABLE: u16 = 1;
@@ -43,7 +42,7 @@ pub(super) mod table {
     pub(crate) const FLAGS: u16 = 2;
     pub(crate) const USE: u16 = 3;
     pub(crate) const USERDATA: u16 = 6;
-    /// `NFT_TABLE_F_DORMANT`: the table's chains do not run.
+    /// The table's chains do not run.
     pub(crate) const F_DORMANT: u32 = 1;
 }
 
@@ -90,18 +89,14 @@ pub(super) mod elem {
     pub(crate) const DATA: u16 = 2;
     pub(crate) const FLAGS: u16 = 3;
     pub(crate) const F_INTERVAL_END: u32 = 1;
-    /// `NFTA_DATA_VALUE`.
     pub(crate) const DATA_VALUE: u16 = 1;
 }
 
-/// Families of forward chains (`NFPROTO_*`).
+/// Of forward chains (`NFPROTO_*`).
 pub(super) const FAMILIES: [(u8, &str); 3] = [(2, "ip"), (10, "ip6"), (INET, "inet")];
-/// `NF_INET_FORWARD`.
 pub(super) const HOOK_FORWARD: u32 = 2;
-/// `NF_DROP`.
 pub(super) const POLICY_DROP: u32 = 0;
 
-/// `NFTA_GEN_ID`.
 pub(super) const GEN_ID: u16 = 1;
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -130,12 +125,12 @@ impl Attributes {
     }
 }
 
-/// Parses attributes; removes flags from kinds. `None` where truncated.
+/// Removes flags from kinds. `None` where truncated.
 pub(super) fn attributes(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     NlasIterator::new(bytes).map(|a| a.ok().map(|a| (a.kind(), a.value().to_vec()))).collect()
 }
 
-/// A message's attributes. `None` where truncated, or of another family than inet.
+/// `None` where truncated, or of another family than inet.
 pub(super) fn of_message(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     (*message.get(HEADER_LEN)? == INET).then_some(())?;
     attributes(message.get(HEADER_LEN + GENERIC_LEN..)?)
@@ -150,7 +145,7 @@ pub(super) fn number(all: &[(u16, Vec<u8>)], kind: u16) -> Option<u32> {
     find(all, kind)?.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// Without NUL; `None` where missing or not UTF-8.
+/// `None` where missing or not UTF-8.
 pub(super) fn text(all: &[(u16, Vec<u8>)], kind: u16) -> Option<String> {
     let value = find(all, kind)?;
     String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).ok()

@@ -10,9 +10,9 @@ use super::{
     wire::{Attributes, LIST_ELEM, chain, elem, message, rule, set, table},
 };
 
-/// Table comment in userdata (`NFTNL_UDATA_TABLE_COMMENT` of libnftnl's `udata.h`): kind, length, text.
+/// `NFTNL_UDATA_TABLE_COMMENT` of libnftnl's `udata.h`: kind, length, text.
 const COMMENT: u8 = 0;
-/// Elements per message: their attributes must fit 64 KiB.
+/// Per message, whose attributes must fit 64 KiB.
 const ELEMENTS: usize = 256;
 
 pub(super) fn comment(text: &str) -> Vec<u8> {
@@ -25,7 +25,7 @@ pub(super) fn delete_table() -> Message {
     Message { kind: message::DEL_TABLE, flags: 0, attributes }
 }
 
-/// Creates the table, which must not exist. Sets and elements precede the rules that use them.
+/// The table must not exist. Sets and elements precede the rules that use them.
 pub(super) fn create(desired: &Table) -> Vec<Message> {
     let attributes = Attributes::default()
         .text(table::NAME, TABLE)
@@ -98,7 +98,7 @@ fn new_elements(kind: u16, flags: u16, set: &str, elements: impl IntoIterator<It
     Message { kind, flags, attributes }
 }
 
-/// One element per message, so that a refusal identifies it.
+/// One per message, so that a refusal identifies it.
 pub(super) fn of_element(kind: u16, flags: u16, one: &Element) -> Message {
     let key = Key { bytes: one.key.clone(), end: false };
     let value: &[u8] = if kind == message::NEW_SET_ELEM { &one.data } else { &[] };
