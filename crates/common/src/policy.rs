@@ -43,8 +43,8 @@ pub const MARK_PROXIED_EGRESS: u32 = 1 << 8;
 pub const MARK_PROXIED_INGRESS: u32 = 1 << 9;
 /// With [`MARK_TO_PROXY`]: a program turned the packet back; connection tracking has seen it.
 pub const MARK_TURNED: u32 = 1 << 10;
-/// With [`MARK_TO_PROXY`], for a listening socket (a TCP connection's first packet, every UDP packet): shift of the
-/// port, network byte order. The node's nftables table clears it before routing, or drops the packet.
+/// With [`MARK_TO_PROXY`], for a listening socket (TCP until the connection's socket is known, every UDP packet): shift
+/// of the port, network byte order. The node's nftables table clears it before routing, or drops the packet.
 pub const MARK_PORT_SHIFT: u32 = 16;
 
 /// The node's [`PeerRow::identity`]: its probes pass under any policy.

@@ -14,7 +14,7 @@ use core::ptr;
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     DropReason, EndpointRow, ProxyUse,
-    flow::{FLOW_ADMITTED, FLOW_FIN, FLOW_FIN_REPLY, FLOW_RESET},
+    flow::{FLOW_ADMITTED, FLOW_FIN_REPLY, FLOW_RESET},
 };
 use wharf_ebpf::{atomic, endpoints::endpoint, maps::PROXY_USE, parse::Ipv6Address};
 
@@ -36,10 +36,11 @@ const TIME_WAIT: u32 = 6;
 const SPENT: u32 = 1 << 16;
 
 /// Flags after which the flow's connection may be over.
-pub const ENDED: u16 = FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET;
+pub const ENDED: u16 = FLOW_FIN_REPLY | FLOW_RESET;
 
 /// True when the next packet of a flow with these flags cannot open a connection. False before the proxy's socket is
-/// found, and after a FIN or RST of either end: with SYN cookies, an acknowledgement opens the next connection.
+/// found, and after the proxy's FIN or a RST: with SYN cookies, an acknowledgement opens the next connection. After the
+/// client's FIN the proxy still has the socket.
 #[inline(always)]
 pub fn is_admitted(flags: u16) -> bool {
     flags & (FLOW_ADMITTED | ENDED) == FLOW_ADMITTED

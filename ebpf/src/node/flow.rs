@@ -150,8 +150,10 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     let by_high = forget(u64::from(by_high)) & 1 != 0;
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals, now());
-    let is_upstream = redirect::is_upstream(ctx, asked, &packet);
-    key.set_upstream(is_upstream);
+    let is_upstream = redirect::is_upstream(ctx, &packet);
+    if is_upstream {
+        key.switch_upstream();
+    }
     let mut found = find(&key);
     let may_be_answer = packet.protocol == TCP && !is_upstream && !redirect::opens(signals);
     if may_be_answer
@@ -159,9 +161,9 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             let by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
             redirect::may_answer_proxy(ctx, row.flags, by_owner)
         })
-        && is_to_proxy(&mut key, by_high)
+        && is_of_upstream(ctx, &key, by_high)
     {
-        key.set_upstream(true);
+        key.switch_upstream();
         found = find(&key);
     }
     key.forget_kinds();
@@ -215,11 +217,10 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         let passed = policy::judge(ctx, asked, &packet, by_owner, rule, flags)?;
         rule = passed.rule();
         if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
-            if flags & FLOW_UPSTREAM == 0
-                && packet.protocol == TCP
-                && redirect::opens(signals)
-                && is_held_by_proxy(&mut key)
-            {
+            // The proxy's answers to itself would be taken for answers to the client, and its socket would take the
+            // client's packets: the later connection waits for the end of the proxy's, or replaces the client's.
+            let is_upstream = flags & FLOW_UPSTREAM != 0;
+            if packet.protocol == TCP && is_held_by_proxy(other(&key, is_upstream)) && !is_upstream {
                 return Err(DropReason::ProxyUnavailable);
             }
             let is_running = found.as_ref().is_some_and(|(row, _)| row.flags & FLOW_PROXIED == 0);
@@ -339,12 +340,11 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
         return answer;
     }
     let (mut key, by_high) = about.key();
-    let Some((row, _)) = find(&key).or_else(|| {
-        key.set_upstream(about.protocol == TCP);
-        find(&key)
-    }) else {
-        return answer;
-    };
+    // A client's own packets to the proxy reach no host that could report them.
+    if about.protocol == TCP && other(&key, false) & FOUND != 0 {
+        key.switch_upstream();
+    }
+    let Some((row, _)) = find(&key) else { return answer };
     let (flags, rule) = (row.flags, row.rule);
     let by_owner = by_high != (flags & FLOW_BY_HIGH != 0);
     answer
@@ -379,42 +379,55 @@ fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
     }
 }
 
-/// Flags of the flow with this key, with [`FOUND`]; else zero. A global function, verified once.
+/// Flags of the other flow with the addresses and ports of this key, with [`FOUND`]: the proxy's in the client's name for
+/// the client's own, and the reverse. Zero without a row. `removes`: not zero to remove it. A global function, verified
+/// once.
 ///
 /// # Safety
 ///
 /// `key` points to a key, or is null.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn wharf_flags(key: *const Key) -> u32 {
+pub unsafe extern "C" fn wharf_other(key: *const Key, removes: u32) -> u32 {
     // SAFETY: the caller's contract.
-    unsafe { key.as_ref() }.and_then(find).map_or(0, |(row, _)| FOUND | u32::from(row.flags))
+    let Some(key) = (unsafe { key.as_ref() }) else { return 0 };
+    // On this function's stack: Linux before 6.2 takes no other memory as a key.
+    let mut other = *key;
+    other.switch_upstream();
+    let other = core::hint::black_box(&mut other);
+    let Some((row, _)) = find(other) else { return 0 };
+    let flags = row.flags;
+    if removes != 0 {
+        if flags & FLOW_RECENT != 0 {
+            recent::left(row.owner);
+        }
+        let _ = FLOWS.remove(other.as_shared());
+        let _ = FLOWS_NEW.remove(other.as_shared());
+    }
+    FOUND | u32::from(flags)
 }
 
 const FOUND: u32 = 1 << 16;
 
-/// [`wharf_flags`] of the proxy's flow in a client's name with the addresses and ports of this key, a client's.
 #[inline(always)]
-fn flags_of_upstream(key: &mut Key) -> u32 {
-    key.set_upstream(true);
+fn other(key: &Key, removes: bool) -> u32 {
     // SAFETY: a key.
-    let flags = core::hint::black_box(unsafe { wharf_flags(&raw const *key) });
-    key.set_upstream(false);
-    flags
+    core::hint::black_box(unsafe { wharf_other(&raw const *key, removes.into()) })
 }
 
-/// True if the packet goes to the proxy, which began its flow in the name of the receiver.
+/// True if the packet goes to the proxy, which began its flow in the name of the receiver, or is a reset by the node's
+/// stack in place of the proxy's socket, which is gone. `key`: of the client's own flow.
 #[inline(always)]
-fn is_to_proxy(key: &mut Key, by_high: bool) -> bool {
-    let flags = flags_of_upstream(key);
-    flags & FOUND != 0 && by_high != (flags as u16 & FLOW_BY_HIGH != 0)
+fn is_of_upstream(ctx: &TcContext, key: &Key, by_high: bool) -> bool {
+    let flags = other(key, false);
+    flags & FOUND != 0 && (redirect::is_by_node(ctx) || by_high != (flags as u16 & FLOW_BY_HIGH != 0))
 }
 
-/// True if the proxy has both ends of a connection with these addresses and ports, of which it began one in the
-/// client's name: its socket would take the client's packet.
+/// True if the proxy has both ends of a connection, of which it began one in a client's name. `flags`: of [`other`], for
+/// the client's own flow.
 #[inline(always)]
-fn is_held_by_proxy(key: &mut Key) -> bool {
-    flags_of_upstream(key) as u16 & (FLOW_PROXIED | clients::ENDED) == FLOW_PROXIED
+fn is_held_by_proxy(flags: u32) -> bool {
+    flags as u16 & (FLOW_PROXIED | clients::ENDED) == FLOW_PROXIED
 }
 
 struct Ends {

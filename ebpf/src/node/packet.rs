@@ -399,10 +399,10 @@ impl Key {
         self.kinds as u8
     }
 
-    /// Makes it the key of the proxy's connection in a client's name, or of the client's own flow.
+    /// Makes the key of a client's own flow the key of the proxy's in the client's name, or the reverse.
     #[inline(always)]
-    pub fn set_upstream(&mut self, is_upstream: bool) {
-        self.kinds = self.kinds & !UPSTREAM | if is_upstream { UPSTREAM } else { 0 };
+    pub fn switch_upstream(&mut self) {
+        self.kinds ^= UPSTREAM;
     }
 
     /// Hides the numbers from the verifier ([`crate::flow::forget`]).

@@ -259,11 +259,8 @@ pub fn is_by_node(ctx: &TcContext) -> bool {
 
 /// True for a TCP packet to a container that the proxy sends in a client's name.
 #[inline(always)]
-pub fn is_upstream(ctx: &TcContext, asked: &Asked, packet: &Packet) -> bool {
-    packet.protocol == TCP
-        && asked.direction as u32 == Direction::Ingress as u32
-        && is_by_node(ctx)
-        && mark_of(ctx) & MARKS_OF_PROXY != 0
+pub fn is_upstream(ctx: &TcContext, packet: &Packet) -> bool {
+    packet.protocol == TCP && mark_of(ctx) & MARKS_OF_PROXY != 0 && is_by_node(ctx)
 }
 
 /// True if the packet can belong to a connection that the proxy began in a client's name, although the client's own

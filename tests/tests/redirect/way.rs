@@ -36,6 +36,7 @@ pub(crate) fn prepare(node: &Node, ports: &[u16]) -> Result<()> {
            chain redirected {{ type filter hook prerouting priority -60;
              {}
              meta mark & 0x80 != 0 meta mark & 0xffff0000 != 0 drop
+             meta mark & 0x80 != 0 meta l4proto tcp socket transparent 0 drop
            }}
            chain answers {{ type filter hook prerouting priority -50;
              fib daddr type local return

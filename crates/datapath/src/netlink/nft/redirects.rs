@@ -65,7 +65,13 @@ fn redirected() -> Vec<Rule> {
     // The proxy has closed its socket: a wildcard socket of the node would get the packet.
     let is_left = Expression::marked(MARK_TO_PROXY).into_iter().chain(Expression::marked(!MARKS));
     let dropped = is_left.chain([Expression::drop()]).collect();
-    ends.map(|(v4, protocol)| listens(v4, protocol)).into_iter().chain([dropped]).collect()
+    // A server of the node, which the client reaches only through the proxy, has a socket with these addresses.
+    let is_others = Expression::marked(MARK_TO_PROXY)
+        .into_iter()
+        .chain([Expression::transport(0), Expression::is(0, &[TCP])])
+        .chain([Expression::socket(0, SocketKey::Transparent), Expression::is(0, &[0]), Expression::drop()]);
+    let rules = ends.map(|(v4, protocol)| listens(v4, protocol));
+    rules.into_iter().chain([dropped, is_others.collect()]).collect()
 }
 
 /// Gives packets with a port in the mark to the listener there, or to the socket of their connection if it exists, and
