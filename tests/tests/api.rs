@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
-use wharf_tests::{Attached, Node, NodeConfig, Sandbox, http::Response, scenario};
+use wharf_tests::{Attached, Node, NodeConfig, Sandbox, http::Response, scenario, wait};
 
 struct Scene {
     a: Sandbox,
@@ -45,7 +45,11 @@ fn answers(node: &Node, method: &str, target: &str, body: Option<Value>, status:
 fn every_get_answers_200_with_its_body() -> Result<()> {
     with_one(|node, s| {
         let id = s.id;
-        let status = answers(node, "GET", "/v1/healthz", None, 200)?.json()?;
+        // Pending until the first collection of flows.
+        let status = wait::until("a known status", || {
+            let status = answers(node, "GET", "/v1/healthz", None, 200)?.json()?;
+            Ok((status["overall"] != "pending").then_some(status))
+        })?;
         ensure!(status["serving"] == true && status["overall"] == "ok", "{status}");
         ensure!(status["endpoints"]["ready"] == 1 && status["node_name"] == "quay", "{status}");
         let config = answers(node, "GET", "/v1/config", None, 200)?.json()?;

@@ -235,10 +235,8 @@ impl Delegation {
                     WorkError::Deadline(_) => true,
                     _ => false,
                 };
-                if nothing {
-                    if let Err(why) = self.records.end(a).await {
-                        tracing::warn!("remove the record of a failed ADD: {why}; a DEL is sent for it");
-                    }
+                if nothing && let Err(why) = self.records.end(a).await {
+                    tracing::warn!("remove the record of a failed ADD: {why}; a DEL is sent for it");
                 }
                 Err(error)
             }

@@ -58,6 +58,7 @@ pub struct Answer {
     pub addresses: Vec<(IpAddr, Duration)>,
 }
 
+/// Learns addresses before the client receives them.
 pub trait Names: Send + Sync {
     /// Resolves when policy knows the addresses. On an error (for an operator) or after 2 s, the client gets no answer.
     fn learn<'a>(&'a self, answer: Answer) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
