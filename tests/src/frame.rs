@@ -145,11 +145,11 @@ pub fn udp(from: IpAddr, to: IpAddr, ports: (u16, u16), payload: &[u8]) -> Vec<u
     with_checksum(from, to, 17, 6, [&header, payload].concat())
 }
 
-/// The first segment of a TCP connection (RFC 9293, 3.1) with its checksum, without options.
+/// A TCP segment without options and data (RFC 9293, 3.1), with its checksum.
 #[must_use]
-pub fn tcp_syn(from: IpAddr, to: IpAddr, ports: (u16, u16), sequence: u32) -> Vec<u8> {
+pub fn tcp(from: IpAddr, to: IpAddr, ports: (u16, u16), sequence: u32, flags: u8) -> Vec<u8> {
     let ports = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
-    let rest = [0x50, 2, 0xff, 0xff, 0, 0, 0, 0];
+    let rest = [0x50, flags, 0xff, 0xff, 0, 0, 0, 0];
     with_checksum(from, to, 6, 16, [&ports[..], &sequence.to_be_bytes(), &[0; 4], &rest].concat())
 }
 

@@ -172,6 +172,7 @@ fn flood(client: &Pod, server: SocketAddr, ends: &AtomicBool) -> Result<()> {
     let mut deaf = command_in(client.space()?, "nft")?;
     deaf.arg("table inet deaf { chain in { type filter hook input priority 0; policy drop; }; }");
     run(deaf, b"", wait::PATIENCE)?.ok()?;
+    const SYN: u8 = 2;
     let (from, to) = (client.end.v4()?.into(), SockaddrStorage::from(server));
     let open = || socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Tcp);
     let socket = client.space()?.run(open)?.context("make a raw socket")?;
@@ -179,7 +180,7 @@ fn flood(client: &Pod, server: SocketAddr, ends: &AtomicBool) -> Result<()> {
         if ends.load(Relaxed) {
             return Ok(());
         }
-        let segment = frame::tcp_syn(from, server.ip(), (port, server.port()), sequence);
+        let segment = frame::tcp(from, server.ip(), (port, server.port()), sequence, SYN);
         sendto(socket.as_raw_fd(), &segment, &to, MsgFlags::empty()).context("send a first packet")?;
         if sequence % 200 == 0 {
             thread::sleep(Duration::from_millis(20));

@@ -25,7 +25,7 @@ use wharf_core::kernel::{KernelErrorKind, Result};
 use super::batch::{Body, Frame, HEADER_LEN, frames};
 use crate::error::{fail, wrap};
 
-const OPERATION: &str = "count connections of the proxies";
+const OPERATION: &str = "list connections of the proxies";
 const SUBJECT: &str = "sock_diag";
 
 /// `linux/sock_diag.h`.
