@@ -379,9 +379,8 @@ fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
     }
 }
 
-/// Flags of the other flow with the addresses and ports of this key, with [`FOUND`]: the proxy's in the client's name for
-/// the client's own, and the reverse. Zero without a row. `removes`: not zero to remove it. A global function, verified
-/// once.
+/// Flags, with [`FOUND`], of the other flow with this key's addresses and ports: the proxy's in the client's name for
+/// the client's own, and the reverse. Zero without a row. `removes`: not zero to remove it. A global function.
 ///
 /// # Safety
 ///
@@ -423,8 +422,8 @@ fn is_of_upstream(ctx: &TcContext, key: &Key, by_high: bool) -> bool {
     flags & FOUND != 0 && (redirect::is_by_node(ctx) || by_high != (flags as u16 & FLOW_BY_HIGH != 0))
 }
 
-/// True if the proxy has both ends of a connection, of which it began one in a client's name. `flags`: of [`other`], for
-/// the client's own flow.
+/// True if the proxy has both ends of a connection that it began in a client's name. `flags`: of [`other`], for the
+/// client's own flow.
 #[inline(always)]
 fn is_held_by_proxy(flags: u32) -> bool {
     flags as u16 & (FLOW_PROXIED | clients::ENDED) == FLOW_PROXIED

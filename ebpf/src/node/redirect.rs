@@ -1,29 +1,26 @@
 //! Hands flows to the proxy where a rule redirects them.
 //!
 //! **To the proxy.** By [`MARK_TO_PROXY`] a routing rule of the node delivers a packet locally for any destination,
-//! and the kernel finds the proxy's transparent socket, which has the addresses and ports of client and server. While
-//! that socket does not exist, packets also have the proxy's port in their mark, and the node's nftables table assigns
-//! them to the socket that listens there. These are first packets and, when the listener answers with SYN cookies,
-//! those that complete the handshake. A packet from the stack to a container's link is turned back
-//! ([`wharf_ebpf::turn`]).
+//! and the kernel finds the proxy's transparent socket, which has the addresses and ports of client and server. Until
+//! that socket exists (first packets and, with SYN cookies, those that complete the handshake), packets also have the
+//! proxy's port in their mark, and the node's nftables table assigns them to the listening socket. A packet from the
+//! stack to a container's link is turned back ([`wharf_ebpf::turn`]).
 //!
-//! **UDP** has no connections: one proxy socket receives all flows, so each packet has the port in its mark and is
-//! judged for it. A flow goes to the proxy from the first redirected packet, and back to the server when the rules no
-//! longer redirect. Fragments have the port too; the kernel reassembles them before a `tproxy` rule
-//! (`nft_tproxy_init` requests it), also turned ones.
+//! **UDP**: one proxy socket receives all flows, so each packet has the port in its mark and is judged for it. A flow
+//! goes to the proxy from the first redirected packet, and back to the server when the rules no longer redirect.
+//! Fragments have the port too; the kernel reassembles them before a `tproxy` rule, also turned ones.
 //!
-//! **From the proxy.** Its packets have the client's address and a source port that the node's stack chose; they are
-//! another flow. That row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow can be both: the server's
-//! rules can redirect what the proxy sends for the client's rules. UDP answers have the server's address as source and
-//! no mark.
+//! **From the proxy.** Its packets have the client's address and a source port that the node's stack chose. That flow's
+//! row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow can be both: the server's rules can redirect
+//! what the proxy sends for the client's rules. UDP answers have the server's address as source and no mark.
 //!
 //! **A server on the node** receives the proxy's packets without a hook, and answers to the container's link. The
 //! proxy's socket identifies such an answer, which is turned back too; its flow has no row.
 //!
-//! The client's own stack can choose the same port for the same server. A TCP connection of the proxy therefore has a
-//! key of its own ([`wharf_common::FlowKey::upstream`]): its packets are known by their mark, and those of the other
-//! end by what the client's flow says about them ([`may_answer_proxy`]). For UDP, the later flow owns the row; a port
-//! range of the proxy outside the clients' (usually 32768 to 60999) avoids this.
+//! The client's own stack can choose the same port for the same server, so a TCP connection of the proxy has another
+//! key ([`wharf_common::FlowKey::upstream`]): its packets are known by their mark, and those of the other end by the
+//! client's flow ([`may_answer_proxy`]). For UDP, the later flow owns the row; a port range of the proxy outside the
+//! clients' (usually 32768 to 60999) avoids this.
 
 use core::{mem::offset_of, ptr};
 
@@ -359,7 +356,8 @@ fn has_connection(ctx: &TcContext, ports: u32) -> bool {
     !matches!(tcp_state(ctx, ports), NO_SOCKET | LISTEN)
 }
 
-/// State of the TCP socket that takes the packet at hand (`BPF_TCP_*` of `linux/bpf.h`), zero without one. `ports`: [`Packet::ports`].
+/// State of the TCP socket that takes the current packet (`BPF_TCP_*` of `linux/bpf.h`), or [`NO_SOCKET`].
+/// `ports`: [`Packet::ports`].
 #[inline(always)]
 pub fn tcp_state(ctx: &TcContext, ports: u32) -> u32 {
     let mut tuple = [0; 9];
