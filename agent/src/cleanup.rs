@@ -1,7 +1,7 @@
 //! `wharf-agent cleanup`: removes every trace of an agent from a node where none runs.
 //!
-//! Removes links, routes, the router, pins and the agent's Envoy, then files. Keeps and lists what is not provably
-//! Wharf's.
+//! Removes links, routes, the router, pins and the agent's Envoy, then files. An object that may
+//! belong to another program stays and is listed.
 
 use std::{
     ffi::OsString,

@@ -70,8 +70,8 @@ fn judge(
 /// Decides whether the packet may enter, and sets its Ethernet addresses. Decrements the TTL (more than one) of a
 /// packet from another endpoint.
 ///
-/// Neighbour messages need no rule: the decrement invalidates those of other endpoints (valid only with hop limit 255),
-/// the node's interface sends none, and a privileged process on the node may forge them.
+/// Neighbour messages need no rule: they are valid only with hop limit 255, which another endpoint's messages have lost
+/// on the way; the node's interface sends none, and a privileged process on the node may forge them.
 #[inline(always)]
 fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
     parse::gather(ctx, if profile.chained() { MESSAGE_BYTES } else { HEADERS_BYTES })?;

@@ -243,8 +243,8 @@ impl Owed {
 }
 
 impl Delegation {
-    /// Sends owed DELs of attachments without a running operation; returns how many records remain. Those of earlier
-    /// boots count: a service may hold leases across boots.
+    /// Sends owed DELs of attachments without a running operation; returns how many records remain. Records of earlier
+    /// boots count, because a service may hold leases across boots.
     ///
     /// # Errors
     /// An unreadable directory.

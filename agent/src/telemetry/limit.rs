@@ -33,7 +33,7 @@ struct Window<S> {
     suppressed: Option<Suppressed<S>>,
 }
 
-/// `S`: what is kept of a suppressed line.
+/// `S`: the sample of suppressed lines.
 #[derive(Debug)]
 pub struct Limiter<S> {
     places: HashMap<Place, Window<S>>,

@@ -1,4 +1,4 @@
-//! `wharf debuginfo`: collects in one archive what is needed to find a fault.
+//! `wharf debuginfo`: collects data about a fault in one archive.
 //!
 //! Each part has a time limit; an unreadable part becomes a file with the reason. It works without an agent, and has no
 //! secrets: no environment or command line of a process, no contents of the store, nothing from a container.

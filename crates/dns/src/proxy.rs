@@ -101,8 +101,8 @@ impl DnsProxy {
         (Self { node, books, turn: Semaphore::new(1), state: Mutex::default() }, receiver)
     }
 
-    /// Replaces all listeners, by port (host byte order). A served port keeps its sockets and pending queries; those of
-    /// a removed port get no answer. The next call retries a failed port.
+    /// Replaces all listeners, by port (host byte order). A served port keeps its sockets and pending queries.
+    /// Pending queries of a removed port get no answer. The next call retries a failed port.
     ///
     /// Call it in a tokio runtime, whose threads' network namespace applies. A dropped future has closed some ports and
     /// opened none.

@@ -140,7 +140,7 @@ impl Plan {
         self.cells(self.clauses_of(matching).map(|(at, _)| at), &self.of_any)
     }
 
-    /// `beside`: clauses whose requests count in cells with requests.
+    /// `beside`: clauses for any peer; where a cell has requests, their requests are added.
     fn cells(&self, places: impl Iterator<Item = usize>, beside: &[usize]) -> BTreeMap<PortClass, Draft> {
         let mut cells: BTreeMap<PortClass, Draft> = BTreeMap::new();
         let mut with_requests: BTreeMap<PortClass, BTreeSet<usize>> = BTreeMap::new();

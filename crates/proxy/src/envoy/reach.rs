@@ -83,7 +83,7 @@ fn is_open(directory: &Path, user: User) -> bool {
     meta.is_dir() && meta.mode() & class(&meta, user) != 0
 }
 
-/// Execute bit for this user, who is in one group.
+/// The bit of the mode that lets this user, a member of one group, enter the directory.
 fn class(meta: &fs::Metadata, user: User) -> u32 {
     match (meta.uid() == user.uid, meta.gid() == user.gid) {
         (true, _) => 0o100,

@@ -89,7 +89,7 @@ fn listens(v4: bool, protocol: u8) -> Rule {
 }
 
 /// Marks outside packets for the proxy's connections: replies to packets in a container's name, and later packets of
-/// outside clients. Otherwise the kernel would drop what it then forwards.
+/// outside clients. Without the mark, the kernel would forward these packets, and drop them there.
 fn answers() -> Vec<Rule> {
     // Fast path for the node's traffic.
     let local = Expression::to_the_node().into_iter().chain([Expression::give_back()]).collect();
