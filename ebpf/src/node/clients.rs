@@ -6,14 +6,15 @@
 //! refuse.
 //!
 //! A packet counts until a lookup finds the proxy's established socket, or that socket answers; the packet's content
-//! does not matter. A client that has the final packets of its handshakes dropped on the way (wrong checksum, full
+//! does not matter. A first packet counts where it comes from the node's stack (published ports, services): as soon as
+//! the proxy knows the connection, the stack gives its packets to the proxy before any program sees them. A client that has the final packets of its handshakes dropped on the way (wrong checksum, full
 //! queue), in order to send them all again at once, is counted each time.
 
 use core::ptr;
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
-    DropReason, EndpointRow, ProxyUse,
+    Direction, DropReason, EndpointRow, ProxyUse,
     flow::{FLOW_ADMITTED, FLOW_FIN_REPLY, FLOW_RESET},
 };
 use wharf_ebpf::{atomic, endpoints::endpoint, maps::PROXY_USE, parse::Ipv6Address};
@@ -53,20 +54,27 @@ pub fn may_await_socket(flags: u16) -> bool {
     flags & (FLOW_ADMITTED | ENDED) == 0
 }
 
-/// Admits a packet of a TCP flow to a proxy. Returns [`FLOW_ADMITTED`] when later packets need no check, else zero.
+/// Admits a packet of a TCP flow to a proxy; `direction`: of the endpoint that judges it. Returns [`FLOW_ADMITTED`] when later packets need no check, else zero.
 ///
 /// # Errors
 /// `ProxyShareSpent`.
 #[inline(always)]
-pub fn admit(ctx: &TcContext, packet: &Packet) -> Result<u16, DropReason> {
+pub fn admit(ctx: &TcContext, packet: &Packet, direction: Direction) -> Result<u16, DropReason> {
+    let by_stack = if direction as u32 == Direction::Ingress as u32 { BY_STACK } else { 0 };
+    let what = if opens(packet.signals) { FIRST | by_stack } else { 0 };
     // SAFETY: the context the program was called with.
-    match core::hint::black_box(unsafe { wharf_admit(ctx.skb.skb, packet.ports(), opens(packet.signals).into()) }) {
+    match core::hint::black_box(unsafe { wharf_admit(ctx.skb.skb, packet.ports(), what) }) {
         SPENT => Err(DropReason::ProxyShareSpent),
         flags => Ok(flags as u16),
     }
 }
 
-/// [`admit`]. `ports`: [`Packet::ports`]; `first`: not zero for the first packet of a connection.
+/// Arguments of [`wharf_admit`]. The first packet of a connection.
+const FIRST: u32 = 1 << 0;
+/// With [`FIRST`].
+const BY_STACK: u32 = 1 << 1;
+
+/// [`admit`]. `ports`: [`Packet::ports`].
 ///
 /// A global function with the context and scalars only: the verifier checks it once.
 ///
@@ -75,13 +83,13 @@ pub fn admit(ctx: &TcContext, packet: &Packet) -> Result<u16, DropReason> {
 /// `skb` is the context of the running program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, first: u32) -> u32 {
+pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, what: u32) -> u32 {
     let ctx = &TcContext::new(skb);
     let admitted = u32::from(FLOW_ADMITTED);
     let Some(client) = address(ctx, true).and_then(|source| client(ctx, source)) else {
-        return if first != 0 { 0 } else { admitted };
+        return if what & FIRST != 0 { 0 } else { admitted };
     };
-    if first == 0 {
+    if what & FIRST == 0 {
         let state = tcp_state(ctx, ports) & 31;
         if HELD >> state & 1 != 0 {
             return admitted;
@@ -100,7 +108,7 @@ pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, first: u32
         if ptr::read_volatile(&raw const (*node).limit).wrapping_sub(now()).cast_signed() >= 0 && is_spent(used) {
             return SPENT;
         }
-        if first == 0 {
+        if what != FIRST {
             atomic::increment(&raw mut (*used).opened);
             atomic::increment(&raw mut (*node).opened);
         }

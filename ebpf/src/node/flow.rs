@@ -243,7 +243,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     let may_open = by_owner && packet.protocol == TCP && signals & SIGNAL_RST == 0;
     if flags & FLOW_PROXIED != 0 && may_open && !clients::is_admitted(flags) {
-        let admitted = clients::admit(ctx, &packet)?;
+        let admitted = clients::admit(ctx, &packet, asked.direction)?;
         flags = flags & !FLOW_ADMITTED | admitted;
         if let Some((row, _)) = &mut found {
             // SAFETY: a map value; fields are written whole.

@@ -223,20 +223,10 @@ pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) 
     }
 }
 
-/// True if a proxy socket receives packets from this packet's destination to its source; `ports`: of those packets.
+/// True if a UDP socket of the proxy receives the answers to this packet; `ports`: of those.
 #[inline(always)]
 fn has_socket(ctx: &TcContext, ports: u32) -> bool {
-    let mut tuple = [0; 9];
-    let (client, server) = (offset_of!(Ipv4, source), offset_of!(Ipv4, destination));
-    if is_v4(ctx) {
-        tuple[2] = ports;
-        return load(ctx, server, &mut tuple, 0, 1)
-            && load(ctx, client, &mut tuple, 1, 1)
-            && is_taken(ctx, true, &mut tuple, 3);
-    }
-    let (client, server) = (offset_of!(Ipv6, source), offset_of!(Ipv6, destination));
-    tuple[8] = ports;
-    load(ctx, server, &mut tuple, 0, 4) && load(ctx, client, &mut tuple, 4, 4) && is_taken(ctx, true, &mut tuple, 9)
+    socket(ctx, ports, ANSWERS | OF_UDP) != NO_SOCKET
 }
 
 /// Loads words at an offset of the IP header.
@@ -360,68 +350,74 @@ fn has_connection(ctx: &TcContext, ports: u32) -> bool {
 /// `ports`: [`Packet::ports`].
 #[inline(always)]
 pub fn tcp_state(ctx: &TcContext, ports: u32) -> u32 {
-    let mut tuple = [0; 9];
-    if is_v4(ctx) {
-        tuple[2] = ports;
-        return if load(ctx, offset_of!(Ipv4, source), &mut tuple, 0, 2) {
-            state(ctx, &mut tuple, 3)
-        } else {
-            NO_SOCKET
-        };
-    }
-    tuple[8] = ports;
-    if load(ctx, offset_of!(Ipv6, source), &mut tuple, 0, 8) { state(ctx, &mut tuple, 9) } else { NO_SOCKET }
+    socket(ctx, ports, 0)
 }
 
 /// True if a TCP socket listens at this port of the node's loopback or any address in the packet's family, or a UDP
 /// socket is bound there.
 #[inline(always)]
 fn listens(ctx: &TcContext, port: u32, udp: bool) -> bool {
-    let port = u32::from((port as u16).to_be()) << 16;
+    let ports = u32::from((port as u16).to_be()) << 16;
+    socket(ctx, ports, AT_LOOPBACK | if udp { OF_UDP } else { 0 }) == LISTEN
+}
+
+/// [`wharf_socket`].
+#[inline(always)]
+fn socket(ctx: &TcContext, ports: u32, what: u32) -> u32 {
+    // SAFETY: the program's context.
+    core::hint::black_box(unsafe { wharf_socket(ctx.skb.skb, ports, what) })
+}
+
+/// Arguments of [`wharf_socket`]. The socket that takes the answers to the packet.
+const ANSWERS: u32 = 1 << 0;
+/// The one at the node's loopback address.
+const AT_LOOPBACK: u32 = 1 << 1;
+const OF_UDP: u32 = 1 << 2;
+
+/// State of the socket that takes the packet (`BPF_TCP_*` of `linux/bpf.h`; [`LISTEN`] for UDP), or [`NO_SOCKET`].
+/// `ports`: [`Packet::ports`] of what it takes. A global function, verified once.
+///
+/// # Safety
+///
+/// `skb`: the program's context.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn wharf_socket(skb: *mut __sk_buff, ports: u32, what: u32) -> u32 {
+    let ctx = &TcContext::new(skb);
+    let order = |source, destination| if what & ANSWERS == 0 { (source, destination) } else { (destination, source) };
     let mut tuple = [0; 9];
     let words = if is_v4(ctx) {
-        (tuple[1], tuple[2]) = (0x7f00_0001_u32.to_be(), port);
+        let (first, second) = order(offset_of!(Ipv4, source), offset_of!(Ipv4, destination));
+        if what & AT_LOOPBACK != 0 {
+            tuple[1] = 0x7f00_0001_u32.to_be();
+        } else if !load(ctx, first, &mut tuple, 0, 1) || !load(ctx, second, &mut tuple, 1, 1) {
+            return NO_SOCKET;
+        }
+        tuple[2] = ports;
         3
     } else {
-        (tuple[7], tuple[8]) = (1_u32.to_be(), port);
+        let (first, second) = order(offset_of!(Ipv6, source), offset_of!(Ipv6, destination));
+        if what & AT_LOOPBACK != 0 {
+            tuple[7] = 1_u32.to_be();
+        } else if !load(ctx, first, &mut tuple, 0, 4) || !load(ctx, second, &mut tuple, 4, 4) {
+            return NO_SOCKET;
+        }
+        tuple[8] = ports;
         9
     };
-    is_taken(ctx, udp, &mut tuple, words)
-}
-
-#[inline(always)]
-fn is_v4(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context.
-    unsafe { (*ctx.skb.skb).protocol == PROTOCOL_IPV4 }
-}
-
-/// True if a TCP socket listens, or a UDP socket is open, for this `struct bpf_sock_tuple` (source, destination,
-/// ports).
-#[inline(always)]
-fn is_taken(ctx: &TcContext, udp: bool, tuple: &mut [u32; 9], words: u32) -> bool {
-    if !udp {
-        return state(ctx, tuple, words) == LISTEN;
-    }
-    let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
+    let (tuple, bytes) = (tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
     // SAFETY: the context, and a tuple of that many bytes; a negative namespace is the packet's device's. A socket is
     // released once.
     unsafe {
-        let socket = bpf_sk_lookup_udp(skb, tuple, bytes, u64::MAX, 0);
-        if socket.is_null() {
-            return false;
+        if what & OF_UDP != 0 {
+            let socket = bpf_sk_lookup_udp(skb.cast(), tuple, bytes, u64::MAX, 0);
+            if socket.is_null() {
+                return NO_SOCKET;
+            }
+            bpf_sk_release(socket.cast());
+            return LISTEN;
         }
-        bpf_sk_release(socket.cast());
-    }
-    true
-}
-
-/// State of the TCP socket that receives packets of this tuple.
-#[inline(always)]
-fn state(ctx: &TcContext, tuple: &mut [u32; 9], words: u32) -> u32 {
-    let (skb, tuple, bytes) = (ctx.skb.skb.cast(), tuple.as_mut_ptr().cast::<bpf_sock_tuple>(), words * 4);
-    // SAFETY: as in `is_taken`.
-    unsafe {
-        let socket = bpf_skc_lookup_tcp(skb, tuple, bytes, u64::MAX, 0);
+        let socket = bpf_skc_lookup_tcp(skb.cast(), tuple, bytes, u64::MAX, 0);
         if socket.is_null() {
             return NO_SOCKET;
         }
@@ -429,4 +425,10 @@ fn state(ctx: &TcContext, tuple: &mut [u32; 9], words: u32) -> u32 {
         bpf_sk_release(socket.cast());
         state
     }
+}
+
+#[inline(always)]
+fn is_v4(ctx: &TcContext) -> bool {
+    // SAFETY: the program's context.
+    unsafe { (*ctx.skb.skb).protocol == PROTOCOL_IPV4 }
 }

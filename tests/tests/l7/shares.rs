@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     os::fd::AsRawFd as _,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -135,18 +135,66 @@ fn a_server_whose_share_is_spent_by_several_clients_takes_no_other_ones_and_is_n
     })
 }
 
+/// An address that the node translates to the server's.
+fn service(node: &Node, scene: &Scene) -> Result<SocketAddr> {
+    let service = SocketAddr::from(([198, 51, 100, 7], PORT));
+    let mut nft = command_in(node.space(), "nft")?;
+    let (from, to) = (service.ip(), scene.db.end.v4()?);
+    let chain = "type nat hook prerouting priority dstnat";
+    nft.arg(format!("table ip services {{ chain to {{ {chain}; ip daddr {from} dnat to {to}; }}; }}"));
+    run(nft, b"", wait::PATIENCE)?.ok()?;
+    Ok(service)
+}
+
+/// Only the server's programs see the translated address.
+#[test]
+fn a_client_gets_no_more_than_its_share_through_a_translated_address() -> Result<()> {
+    setrlimit(Resource::RLIMIT_NOFILE, FILES, FILES)?;
+    scenario(NodeConfig::default().with_envoy()?, |node| {
+        let scene = Scene::new(node)?;
+        let service = service(node, &scene)?;
+        import(node, &ingress("db", "[{path: /public}]"))?;
+        await_realized(node)?;
+        ensure!(get(scene.web.space()?, service, "/public")? == 200, "before");
+        let held = half_requests(&scene.web, service)?;
+        ensure!(held.len() <= OF_CLIENT && held.len() > OF_CLIENT / 2, "{} connections", held.len());
+        let id = node.endpoint(&scene.db.end)?.id;
+        ensure!(node.packets(id, "ingress", "proxy-share-spent")? > 0, "further ones are dropped at the server");
+        drop(held);
+        scene.end(node)
+    })
+}
+
+/// With HTTP/2, headers of many KiB cost a client a few bytes, and the proxy all of them.
+#[test]
+fn a_request_has_at_most_16_kib_of_headers() -> Result<()> {
+    scenario(NodeConfig::default().with_envoy()?, |node| {
+        let scene = Scene::new(node)?;
+        import(node, &ingress("db", "[{path: /public}]"))?;
+        await_realized(node)?;
+        let [db, _] = scene.servers()?;
+        for (bytes, status) in [(12_000, "200"), (17_000, "431")] {
+            let answer = scene.web.space()?.run(|| {
+                let mut stream = TcpStream::connect_timeout(&db, wait::PATIENCE)?;
+                stream.set_read_timeout(Some(wait::PATIENCE))?;
+                write!(stream, "GET /public HTTP/1.1\r\nHost: db\r\nX: {}\r\n\r\n", "x".repeat(bytes))?;
+                let mut answer = [0; 12];
+                stream.read_exact(&mut answer)?;
+                anyhow::Ok(String::from_utf8_lossy(&answer).into_owned())
+            })??;
+            ensure!(answer == format!("HTTP/1.1 {status}"), "{bytes} bytes: {answer}");
+        }
+        scene.end(node)
+    })
+}
+
 /// The proxy's sockets have the translated address, by which the client's programs find none.
 #[test]
 fn a_connection_through_a_translated_address_takes_one_place() -> Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, FILES, FILES)?;
     scenario(NodeConfig::default().with_envoy()?, |node| {
         let scene = Scene::new(node)?;
-        let service = SocketAddr::from(([198, 51, 100, 7], PORT));
-        let mut nft = command_in(node.space(), "nft")?;
-        let (from, to) = (service.ip(), scene.db.end.v4()?);
-        let chain = "type nat hook prerouting priority dstnat";
-        nft.arg(format!("table ip services {{ chain to {{ {chain}; ip daddr {from} dnat to {to}; }}; }}"));
-        run(nft, b"", wait::PATIENCE)?.ok()?;
+        let service = service(node, &scene)?;
         import(node, &rule("web", "egress", "[{path: '/.*'}]", ""))?;
         await_realized(node)?;
         let mut client = WebClient::connect(scene.web.space()?, service)?;

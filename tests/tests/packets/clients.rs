@@ -13,10 +13,10 @@ use wharf_common::{
     CellKey, CellRow,
     Direction::Egress,
     DropReason::ProxyShareSpent,
-    EndpointKey, PeerRow, PolicyState, ProxyUse, SetsRow,
-    flow::{FLOW_ADMITTED, TCP},
+    EndpointKey, FlowKey, PeerRow, PolicyState, ProxyUse, SetsRow,
+    flow::{FLOW_ADMITTED, FLOW_RESET, TCP},
     map,
-    policy::{Hit, MARK_PORT_SHIFT, redirect},
+    policy::{Hit, MARK_PORT_SHIFT, MARK_PROXIED_EGRESS, redirect},
 };
 
 use crate::{
@@ -159,6 +159,10 @@ fn a_connection_that_the_proxy_has_goes_on_beyond_the_share() -> Result<()> {
     );
     drop(connection);
     ensure!(passes(&a, first)?, "no end was seen");
+    // The proxy's socket lives on: what the client still acknowledges is an answer.
+    for _ in 0..3 {
+        ensure!(passes(&a, first.with(FIN | ACK))? && passes(&a, first)?, "after the client's own end");
+    }
     ensure!(passes(&a, first.with(RST))? && !passes(&a, first)?, "after a reset");
     ensure!(passes(&a, first.with(RST))?, "a reset opens nothing");
     Ok(())
@@ -202,6 +206,26 @@ fn limits_hold_no_longer_than_an_agent_counts() -> Result<()> {
         ensure!(begins(&a, port)? && passes(&a, from(port))?, "{port}");
     }
     ensure!(opened(&mut a)? == [5, 5], "they count all the same");
+    Ok(())
+}
+
+/// The proxy's sockets are gone with the proxy; their ports may be the client's own.
+#[test]
+fn a_reset_of_the_stacks_ends_the_connection_of_the_proxy() -> Result<()> {
+    let (mut a, _listener) = redirected(100, now()? + 60)?;
+    // A is the server here.
+    let first = from(4000).back();
+    let to_a = |a: &Endpoint, flags, mark| a.run_marked(TO_CONTAINER, &first.with(flags).packet(), mark, 0);
+    ensure!(to_a(&a, SYN, MARK_PROXIED_EGRESS)?.0 == OK, "the proxy's first packet");
+    let of_proxy = FlowKey { upstream: 1, ..first.key() };
+    let ended = |a: &mut Endpoint| {
+        let (row, _) = row(a, &of_proxy)?.context("a row of the proxy's connection")?;
+        anyhow::Ok(row.flags & FLOW_RESET != 0)
+    };
+    ensure!(!ended(&mut a)?, "it has begun");
+    ensure!(to_a(&a, RST, 0)?.0 == OK, "the reset passes");
+    ensure!(ended(&mut a)?, "and ends it");
+    ensure!(row(&mut a, &first.key())?.is_none(), "it begins no flow of the client's");
     Ok(())
 }
 

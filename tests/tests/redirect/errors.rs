@@ -23,20 +23,20 @@ fn nft(space: &Space, arguments: &str) -> Result<String> {
 }
 
 /// Counts the errors that a namespace gets.
-fn count(space: &Space) -> Result<()> {
+pub(crate) fn count(space: &Space) -> Result<()> {
     let types = ["icmp type destination-unreachable", "icmpv6 type destination-unreachable"];
     let rules = types.map(|which| format!("{which} counter;")).concat();
     nft(space, &format!("table inet t {{ chain c {{ type filter hook input priority -300; {rules} }}; }}")).map(drop)
 }
 
-fn got_none(space: &Space) -> Result<()> {
+pub(crate) fn got_none(space: &Space) -> Result<()> {
     let told = nft(space, "list table inet t")?;
     ensure!(told.matches("packets 0 ").count() == 2, "{told}");
     Ok(())
 }
 
 /// Sends the error that nobody listens at the port of `at` to the one whose packet of TCP it says it is about.
-fn send_error(from: &Space, at: SocketAddr, to: SocketAddr) -> Result<()> {
+pub(crate) fn send_error(from: &Space, at: SocketAddr, to: SocketAddr) -> Result<()> {
     let ports = [to.port().to_be_bytes(), at.port().to_be_bytes()].concat();
     let quoted = frame::ip(to.ip(), at.ip(), 6, &[&ports[..], &[0; 16]].concat());
     let (family, protocol, kind) = match at.ip() {

@@ -9,6 +9,7 @@ mod older;
 mod pods;
 mod proxy;
 mod rules;
+mod same_port;
 mod strangers;
 mod udp;
 mod way;
@@ -22,10 +23,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::{
-    socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, sendto, setsockopt,
-        socket, sockopt,
-    },
+    socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt},
     time::TimeVal,
 };
 use serde_json::json;
@@ -33,7 +31,6 @@ use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, redirect};
 use wharf_tests::{
     Node, NodeConfig, Sandbox,
     echo::{self, EchoServer},
-    frame,
     process::ip,
     scenario, wait,
     world::{NODE, World},
@@ -303,65 +300,6 @@ fn connect_from(pod: &Pod, port: u16, to: SocketAddr) -> Result<TcpStream> {
     })??;
     stream.set_read_timeout(Some(Duration::from_secs(3)))?;
     Ok(stream)
-}
-
-#[test]
-fn a_container_has_no_part_in_what_the_proxy_sends_in_its_name() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
-        let scene = Scene::new(node)?;
-        scene.redirect(node, Side::Egress, false)?;
-        for (number, to) in scene.servers()?.into_iter().enumerate() {
-            let open = Open::new(&scene.web, to)?;
-            let port = scene.egress.upstreams().get(2 * number).context("a connection that was sent on")?.port();
-            let same = Open(connect_from(&scene.web, port, to).context("the port that the proxy took")?);
-            ensure!(same.echoes()? && open.echoes()?, "{to}: both, through the proxy");
-            ensure!(scene.egress.taken().len() == 2 * (number + 1), "{to}: the proxy has both");
-            drop(same);
-            ensure!(open.echoes()?, "{to}: the proxy's connection afterwards");
-        }
-        scene.end(node)
-    })
-}
-
-/// Sends an acknowledgement of nothing from one port of the client's.
-fn acknowledge(pod: &Pod, port: u16, to: SocketAddr) -> Result<()> {
-    const ACK: u8 = 16;
-    let own = pod.end.both()?.into_iter().find(|own| own.is_ipv4() == to.is_ipv4()).context("an address")?;
-    let (kind, flags) = (SockType::Raw, SockFlag::SOCK_CLOEXEC);
-    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let made = pod.space()?.run(|| socket(family, kind, flags, SockProtocol::Tcp))?.context("make a raw socket")?;
-    let segment = frame::tcp(own, to.ip(), (port, to.port()), 1, ACK);
-    // A raw socket's address has no port.
-    let to = SockaddrStorage::from(SocketAddr::new(to.ip(), 0));
-    sendto(made.as_raw_fd(), &segment, &to, MsgFlags::empty()).context("send an acknowledgement")?;
-    Ok(())
-}
-
-/// The proxy's connection to itself has the same ends as the client's.
-#[test]
-fn where_both_ends_redirect_a_client_waits_for_the_port_that_the_proxy_took() -> Result<()> {
-    scenario(NodeConfig::default(), |node| {
-        let scene = Scene::new(node)?;
-        scene.redirect(node, Side::Egress, false)?;
-        scene.redirect(node, Side::Ingress, false)?;
-        let dropped = || node.packets(node.endpoint(&scene.web.end)?.id, "egress", "proxy-unavailable");
-        for (number, to) in scene.servers()?.into_iter().enumerate() {
-            let open = Open::new(&scene.web, to)?;
-            let port = scene.egress.upstreams().last().context("a connection that was sent on")?.port();
-            let before = dropped()?;
-            ensure!(connect_from(&scene.web, port, to).is_err() && dropped()? > before, "{to}: the port is taken");
-            ensure!(open.echoes()?, "{to}: the proxy's connection afterwards");
-            // Not only first packets: the proxy's socket would answer with its sequence numbers.
-            let before = dropped()?;
-            acknowledge(&scene.web, port, to)?;
-            wait::until("its drop", || Ok((dropped()? > before).then_some(())))?;
-            drop(open);
-            let free = || Ok(connect_from(&scene.web, port, to).ok());
-            let same = Open(wait::until("the port is free", free).with_context(|| format!("{number}"))?);
-            ensure!(same.echoes()?, "{to}");
-        }
-        scene.end(node)
-    })
 }
 
 #[test]

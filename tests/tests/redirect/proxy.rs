@@ -2,11 +2,11 @@
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsRawFd as _, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU16, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -37,8 +37,14 @@ pub(crate) struct Taken {
     pub(crate) server: SocketAddr,
 }
 
-/// Of each connection that was sent on, the address and the port that the proxy took for it.
-type Upstreams = Mutex<Vec<SocketAddr>>;
+/// The proxy's own connections to servers.
+#[derive(Debug, Default)]
+struct Upstreams {
+    /// Of each connection that was sent on, the address and the port that the proxy took for it.
+    made: Mutex<Vec<SocketAddr>>,
+    /// The port of the next one; zero: the kernel chooses.
+    from: AtomicU16,
+}
 
 /// A proxy of a node's, which stops when it is dropped.
 #[derive(Debug)]
@@ -115,7 +121,12 @@ impl Proxy {
 
     /// Where the connections that it sent on come from, as the servers see it.
     pub(crate) fn upstreams(&self) -> Vec<SocketAddr> {
-        self.upstreams.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.upstreams.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The port of connections that it sends on from now on; zero: the kernel chooses.
+    pub(crate) fn send_from(&self, port: u16) {
+        self.upstreams.from.store(port, Ordering::Relaxed);
     }
 
     /// Closes the side of all clients, as one that has served its request.
@@ -165,22 +176,24 @@ fn serve(
             if let Ok(copy) = stream.try_clone() {
                 streams.lock().unwrap_or_else(PoisonError::into_inner).push(copy);
             }
-            scope.spawn(move || match upstream(client.ip(), server, mark) {
-                Ok(upstream) => {
-                    let own = upstream.local_addr();
-                    upstreams.lock().unwrap_or_else(PoisonError::into_inner).extend(own);
-                    between(&stream, &upstream, stop);
+            scope.spawn(move || {
+                match upstream((client.ip(), upstreams.from.load(Ordering::Relaxed)).into(), server, mark) {
+                    Ok(upstream) => {
+                        let own = upstream.local_addr();
+                        upstreams.made.lock().unwrap_or_else(PoisonError::into_inner).extend(own);
+                        between(&stream, &upstream, stop);
+                    }
+                    // The client sees its connection end.
+                    Err(error) => eprintln!("the proxy, {client} to {server}: {error:#}"),
                 }
-                // The client sees its connection end.
-                Err(error) => eprintln!("the proxy, {client} to {server}: {error:#}"),
             });
         }
     });
 }
 
-/// A connection to the server from the client's address.
-fn upstream(client: IpAddr, server: SocketAddr, mark: u32) -> Result<TcpStream> {
-    let made = transparent(SockType::Stream, (client, 0).into(), Some(mark))?;
+/// A connection to the server from an address of the client's.
+fn upstream(from: SocketAddr, server: SocketAddr, mark: u32) -> Result<TcpStream> {
+    let made = transparent(SockType::Stream, from, Some(mark))?;
     setsockopt(&made, sockopt::SendTimeout, &nix::sys::time::TimeVal::new(5, 0))?;
     connect(made.as_raw_fd(), &SockaddrStorage::from(server)).context("connect to the server")?;
     Ok(TcpStream::from(made))

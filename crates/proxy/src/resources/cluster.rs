@@ -26,8 +26,8 @@ pub(crate) const ORIGINAL_DESTINATION: &str = "original-destination";
 
 /// More than a SYN and two retransmissions (RFC 6298: 1 s, 2 s, 4 s).
 const CONNECT_SECONDS: i64 = 10;
-/// Also after the client has disconnected.
-const IDLE_SECONDS: i64 = 5;
+/// Also after the client has disconnected: where the rules of both ends redirect, the connection counts for the client.
+const IDLE_SECONDS: i64 = 1;
 /// `IP_BIND_ADDRESS_NO_PORT` (linux/in.h): connections to several servers can share a port.
 const BIND_ADDRESS_NO_PORT: i64 = 24;
 

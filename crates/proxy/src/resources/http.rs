@@ -42,6 +42,8 @@ const STREAM_IDLE_SECONDS: i64 = 3600;
 const HEADERS_SECONDS: i64 = 15;
 /// Per HTTP/2 connection. With the connection share, this bounds an endpoint's requests.
 const STREAMS: u32 = 100;
+/// KiB of a request's headers. HTTP/2 compresses them: a connection of few bytes can fill this for each of its streams.
+const HEADERS_KIB: u32 = 16;
 
 /// Headers by which clients control Envoy (timeouts, retries) and Envoy identifies itself.
 const ORDERS: &str = "x-envoy-";
@@ -88,6 +90,7 @@ pub(super) fn connection_manager(
         }),
         stream_idle_timeout: seconds(STREAM_IDLE_SECONDS),
         request_headers_timeout: seconds(HEADERS_SECONDS),
+        max_request_headers_kb: number(HEADERS_KIB),
         upgrade_configs: vec![UpgradeConfig { upgrade_type: "websocket".into(), ..UpgradeConfig::default() }],
         ..HttpConnectionManager::default()
     }
