@@ -27,7 +27,7 @@ pub use effective::effective;
 pub use error::ConfigError;
 use file::{File, read_file};
 use flags::given;
-pub use flags::{AttachChoice, Cidrs, Enforcement, Flags, LocalDelivery, Switch, parse};
+pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, Switch, parse};
 
 /// The socket's file name in the run directory.
 pub const SOCKET: &str = "wharf.sock";
@@ -78,7 +78,7 @@ pub struct AgentConfig {
     /// Service addresses, translated by the node.
     pub service_cidr: Vec<IpNet>,
     /// When policy is enforced.
-    pub policy_enforcement: Enforcement,
+    pub policy_enforcement: wharf_core::policy::Enforcement,
     /// Audit mode: denied packets pass.
     pub policy_audit: bool,
     /// Connections survive a change that forbids them.

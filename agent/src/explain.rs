@@ -34,7 +34,7 @@ use crate::{
     clock, endpoint, findings,
     node::{
         Node,
-        endpoint::{Handle, View, api_endpoint, api_state},
+        endpoint::{Handle, View, api_endpoint},
         health,
         lifecycle::Lifecycle,
         looks::Purpose,
@@ -151,7 +151,7 @@ async fn living(node: &Arc<Node>, handle: &Handle, records: &Result<Vec<Deletion
     let verdicts = counters(node, r.id).await;
     let in_anothers_name = in_anothers_name(verdicts.as_deref().unwrap_or_default());
     let known = Known {
-        state: api_state(view.fsm.state),
+        state: view.fsm.state,
         since_unix_ms,
         phase: &view.status.phase,
         waits: (&view.status.waits_for, &view.status.ends_when),

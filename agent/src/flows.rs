@@ -54,6 +54,7 @@ fn in_api(flow: &Flow) -> api::Flow {
         },
         owner: flow.owner.map(wharf_core::ids::EndpointId::get),
         by_stack: flow.by_stack,
+        by_proxy: flow.by_proxy,
         kept: flow.kept,
         idle_ms: millis(flow.idle),
         left_ms: millis(flow.left),

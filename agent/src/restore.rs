@@ -34,6 +34,7 @@ use crate::{
         registry::Registry,
         timeline,
     },
+    policy::Unrecorded,
     sync::lock,
 };
 
@@ -129,6 +130,13 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     let mut changes = Vec::new();
     timeline::load(&life.timelines, &life.store, &snapshot).await;
     orphan::recognise(&life.registry, &life.orphans, &dump, &snapshot.leases);
+    let unrecorded: Vec<Unrecorded> = orphan::unrecorded(&dump, &snapshot)
+        .map(|o| Unrecorded {
+            id: o.link.id,
+            epoch: o.link.epoch,
+            addresses: o.rows.iter().map(|(ip, _)| *ip).collect(),
+        })
+        .collect();
     let unclaimed = claim_addresses(&mut lock(&life.addresses.ipam), &snapshot, &links, &mut changes);
     let out_of_service = unreadable(&life.registry, &snapshot, &dump, &mut changes);
     out_of_service::hold(life, snapshot.out_of_service.clone());
@@ -192,7 +200,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     // All endpoints before any rebuild: rows of missing ones would be removed.
     let records = life.registry.list();
     let records = records.iter().map(|handle| handle.shared.read(|v| v.record.clone()));
-    if let Err(error) = life.policy.start(records).await {
+    if let Err(error) = life.policy.start(records, unrecorded).await {
         tracing::error!("{error}");
     }
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();

@@ -14,7 +14,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-pub(crate) use endpoint::{DeleteArgs, EndpointCommand, EndpointSetting, Level, ListFilter};
+pub(crate) use endpoint::{DeleteArgs, EndpointCommand, EndpointSetting, ListFilter};
 pub(crate) use flow::BpfCtCommand;
 pub(crate) use label::{BadLabel, LabelChange, LabelChanges, Labels, changed};
 pub(crate) use list::{Choice, Follow, NamespaceName};

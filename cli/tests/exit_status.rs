@@ -152,7 +152,7 @@ fn an_address_is_given_back_or_its_holder_is_named() {
 fn flows_are_listed_with_what_was_left_out_and_flushed() {
     let end = |address: &str, port: u16| json!({"address": address, "port": port});
     let flow = json!({"protocol": "udp", "source": end("fd00:88::7", 4_000), "destination": end("fd00:88::8", 53),
-        "state": "established", "owner": 7, "by_stack": false, "kept": true, "idle_ms": 2_000, "left_ms": 178_000});
+        "state": "established", "owner": 7, "by_stack": false, "by_proxy": false, "kept": true, "idle_ms": 2_000, "left_ms": 178_000});
     let list = json!({"flows": [flow], "more": 41});
     let gone = json!({"code": "not-found", "message": "remove flows: find endpoint 9: no such endpoint"});
     let asked =

@@ -5,8 +5,7 @@ use std::{
     num::NonZeroU16,
 };
 
-use wharf_api::{PortProtocol, PublishedPort};
-use wharf_names::port::share_address;
+use wharf_api::{Protocol, PublishedPort};
 
 use crate::{fault::Fault, json::Object, rules::cut};
 
@@ -17,12 +16,8 @@ pub(crate) fn parse(runtime: &Object<'_>) -> Result<Vec<PublishedPort>, Fault> {
     let mut ports: Vec<(String, PublishedPort)> = Vec::new();
     for (path, item) in runtime.list(KEY)? {
         let port = entry(&Object::at(path.clone(), item)?.in_any_case())?;
-        let claims = |there: &PublishedPort| {
-            let same = (there.protocol, there.host_port) == (port.protocol, port.host_port);
-            same && share_address(there.host_ip, port.host_ip)
-        };
-        if let Some((other, there)) = ports.iter().find(|(_, there)| claims(there)) {
-            let (mine, theirs) = (port.host_side(), there.host_side());
+        if let Some((other, there)) = ports.iter().find(|(_, there)| there.overlaps(&port)) {
+            let (mine, theirs) = (port.to_string(), there.to_string());
             return Err(Fault::config(format!(
                 "netconf: key {path:?} publishes {mine}, and {other:?} publishes {theirs} already; publish one of them on \
                  another port or another address"
@@ -53,12 +48,12 @@ fn port(entry: &Object<'_>, key: &str) -> Result<NonZeroU16, Fault> {
     port.ok_or_else(|| refused(entry, key, "a port from 1 to 65535"))
 }
 
-fn protocol(entry: &Object<'_>) -> Result<PortProtocol, Fault> {
+fn protocol(entry: &Object<'_>) -> Result<Protocol, Fault> {
     let name = entry.string("protocol")?.unwrap_or_default();
     match name.to_ascii_lowercase().as_str() {
-        "" | "tcp" => Ok(PortProtocol::Tcp),
-        "udp" => Ok(PortProtocol::Udp),
-        "sctp" => Ok(PortProtocol::Sctp),
+        "" | "tcp" => Ok(Protocol::Tcp),
+        "udp" => Ok(Protocol::Udp),
+        "sctp" => Ok(Protocol::Sctp),
         _ => Err(refused(entry, "protocol", "tcp, udp or sctp")),
     }
 }
@@ -97,7 +92,7 @@ mod tests {
             {"HostPort": 10, "ContainerPort": 11, "Protocol": "udp", "HostIP": "127.0.0.1"},
         ]))
         .unwrap();
-        let sides: Vec<_> = ports.iter().map(PublishedPort::host_side).collect();
+        let sides: Vec<_> = ports.iter().map(ToString::to_string).collect();
         assert_eq!(sides, ["8080/tcp", "8080/udp", "127.0.0.1:1/sctp", "[::1]:1/sctp", "9/tcp", "127.0.0.1:10/udp"]);
         assert_eq!(ports[2].container_port.get(), 65_535);
         assert_eq!(read(Value::Null), Ok(Vec::new()));

@@ -7,11 +7,12 @@ use std::{
 };
 
 use serde::Deserialize;
+use wharf_core::policy::Enforcement;
 
 use super::{
     cidr::Cidr,
     error::ConfigError,
-    flags::{AttachChoice, Enforcement, LocalDelivery, Switch},
+    flags::{AttachChoice, LocalDelivery, Switch},
 };
 use crate::telemetry::LogFormat;
 

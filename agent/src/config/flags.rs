@@ -15,6 +15,7 @@ use clap::{
 use ipnet::IpNet;
 use serde::Deserialize;
 use wharf_api::SettingOrigin;
+use wharf_core::policy::Enforcement;
 
 use super::cidr::{Cidr, CidrError};
 use crate::telemetry::LogFormat;
@@ -197,30 +198,6 @@ pub enum Switch {
     On,
     /// Off.
     Off,
-}
-
-/// When policy is enforced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Enforcement {
-    /// Where a policy selects the container.
-    Default,
-    /// Everywhere: a container that no policy selects neither sends nor receives.
-    Always,
-    /// Nowhere: policies are taken, and nothing is dropped.
-    Never,
-}
-
-impl Enforcement {
-    /// Name in settings.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Default => "default",
-            Self::Always => "always",
-            Self::Never => "never",
-        }
-    }
 }
 
 /// Way of packets between two endpoints of the node.

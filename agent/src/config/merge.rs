@@ -15,11 +15,12 @@ use wharf_core::{
     mtu::MAX_MTU,
     nat::Masquerade,
     plan::DeleteStep,
+    policy::Enforcement,
 };
 
 use super::{
-    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Enforcement, Flags, LocalDelivery, PROXY_PORTS,
-    Switch, cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
+    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Flags, LocalDelivery, PROXY_PORTS, Switch,
+    cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
 };
 use crate::telemetry::{LogFilter, LogFormat};
 

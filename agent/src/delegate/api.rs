@@ -309,7 +309,7 @@ fn endpoint(made: &Made) -> Endpoint {
         ports_off: false,
         masquerade: None,
         bandwidth: wharf_api::Bandwidth::default(),
-        policy_enforcement: wharf_api::PolicyEnforcement::Default,
+        policy_enforcement: wharf_api::Enforcement::Default,
         named_ports: BTreeMap::new(),
         delegated: Some(Box::new(wharf_api::DelegatedEndpoint {
             prefix4: v4.map(|a| a.net.prefix_len()),

@@ -3,7 +3,7 @@
 use wharf_core::{
     bandwidth::Limit,
     ids::Attachment,
-    nat::{Protocol, Publish},
+    nat::{Protocol, PublishedPort},
 };
 use wharf_delegate::v1;
 
@@ -53,7 +53,7 @@ pub fn add(spec: &CreateSpec) -> v1::AddRequest {
     }
 }
 
-fn port(port: &Publish) -> v1::Port {
+fn port(port: &PublishedPort) -> v1::Port {
     let protocol = match port.protocol {
         Protocol::Tcp => v1::port::Protocol::Tcp,
         Protocol::Udp => v1::port::Protocol::Udp,

@@ -7,7 +7,7 @@ use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::{Identity, Label},
-    policy::{MAX_NAMED_PORTS, OwnEnforcement},
+    policy::MAX_NAMED_PORTS,
     state::{Event, Level, State},
     store::Change,
     timeline::{Operation, Outcome},
@@ -124,10 +124,6 @@ impl EndpointTask {
 }
 
 fn told(record: &EndpointRecord) -> String {
-    let enforcement = match record.policy_enforcement {
-        None => "default",
-        Some(OwnEnforcement::Always) => "always",
-        Some(OwnEnforcement::Never) => "never",
-    };
+    let enforcement = record.policy_enforcement.as_str();
     format!("policy-enforcement {enforcement}, {} named ports", record.named_ports.len())
 }

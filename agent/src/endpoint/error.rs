@@ -9,7 +9,7 @@ use wharf_core::{
     ids::{Attachment, EndpointId, IfName, MacAddr, PoolName},
     ipam::IpamError,
     kernel::KernelError,
-    nat::Publish,
+    nat::PublishedPort,
     plan::{CreateStep, DeleteStep, UndoStep},
     state::State,
 };
@@ -186,15 +186,15 @@ pub enum CreateCause {
     PoolNotMasqueraded(PoolName),
     /// Masquerading is off, and so is publishing.
     #[error("{0}: this node publishes no ports, because its agent runs with --masquerade off")]
-    PortsOff(Publish),
+    PortsOff(PublishedPort),
     /// The pool lacks the host IP's family.
     #[error("{0}: the container gets no {1} address, because pool {2} has none")]
-    PortFamily(Publish, &'static str, PoolName),
+    PortFamily(PublishedPort, &'static str, PoolName),
     /// Another endpoint publishes the port.
     #[error("{port}: endpoint {id} ({attachment}) has published this port already")]
     PortTaken {
         /// Requested.
-        port: Publish,
+        port: PublishedPort,
         /// Its endpoint.
         id: EndpointId,
         /// Attachment.

@@ -15,7 +15,8 @@ use wharf_core::{
     identity_allocator::says_what,
     ids::{Attachment, IfIndex, MacAddr, PoolName, RuntimeName},
     ipam::Ipam,
-    nat::Publish,
+    nat::{PortMapping, PublishedPort},
+    policy::Enforcement,
     state::{Fsm, State},
     store::LeaseOwner,
 };
@@ -58,7 +59,7 @@ pub struct CreateSpec {
     /// Requesting container runtime.
     pub runtime: Option<RuntimeName>,
     /// Ports to publish.
-    pub ports: Vec<Publish>,
+    pub ports: Vec<PublishedPort>,
     /// The pool's if absent.
     pub masquerade: Option<bool>,
     /// Limits.
@@ -196,7 +197,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         ports: spec.ports.clone(),
         masquerade: spec.masquerade,
         bandwidth: spec.bandwidth,
-        policy_enforcement: None,
+        policy_enforcement: Enforcement::Default,
         named_ports: std::collections::BTreeMap::new(),
         link_owner: plugin.map_or(LinkOwner::Wharf, |p| LinkOwner::Plugin { hooks: p.hooks }),
         // Runtimes send a pod's name without labels.
@@ -268,7 +269,7 @@ async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -
     let mut mappings = Vec::new();
     for port in &spec.ports {
         let before = mappings.len();
-        mappings.extend(families.iter().filter_map(|ip| port.to(*ip)));
+        mappings.extend(families.iter().filter_map(|ip| PortMapping::of(port, *ip)));
         if mappings.len() == before {
             let family = if port.host_ip.is_some_and(|ip| ip.is_ipv6()) { "IPv6" } else { "IPv4" };
             return Err(CreateCause::PortFamily(*port, family, name.clone()));

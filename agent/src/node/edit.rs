@@ -6,7 +6,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     identity::Label,
     ids::PortName,
-    policy::{NamedPort, OwnEnforcement},
+    policy::{Enforcement, NamedPort},
 };
 
 /// `None` keeps a value.
@@ -14,8 +14,8 @@ use wharf_core::{
 pub struct Edit {
     /// All labels.
     pub labels: Option<BTreeSet<Label>>,
-    /// `Some(None)` follows the node.
-    pub enforcement: Option<Option<OwnEnforcement>>,
+    /// In place of the node's mode.
+    pub enforcement: Option<Enforcement>,
     /// `None` removes a port.
     pub named_ports: BTreeMap<PortName, Option<NamedPort>>,
 }

@@ -13,17 +13,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
-use wharf_api::{
-    ContainerRoute, EndpointLogEntry, EndpointMode, EndpointStatus, LogStatus, PortProtocol, PublishedPort, StepError,
-};
+use wharf_api::{ContainerRoute, EndpointLogEntry, EndpointMode, EndpointStatus, LogStatus, StepError};
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
     endpoint::{EndpointRecord, IpOwner},
     ids::{EndpointId, Epoch},
     kernel::KernelError,
-    nat::{Protocol, Publish},
     plan::DeleteOptions,
-    policy::NamedPort,
     state::{Fsm, Level, State},
     store::Lease,
     timeline::{Ended, Entries, Entry, Life, Operation, Outcome, Who},
@@ -32,7 +28,6 @@ use wharf_core::{
 use crate::{
     clock,
     node::{edit::Edit, error::CommandError},
-    policy::api_enforcement,
     sync::lock,
     telemetry::operation::{self, OpId},
 };
@@ -177,7 +172,7 @@ impl Shared {
         log.push_back(EndpointLogEntry {
             time_unix_ms: clock::unix_ms(),
             status,
-            state: api_state(state),
+            state: state,
             event: event.to_owned(),
             message,
         });
@@ -323,43 +318,6 @@ pub fn entry(operation: Operation, phase: &str, took: Option<Duration>, outcome:
     }
 }
 
-/// For the API.
-#[must_use]
-pub fn api_state(state: State) -> wharf_api::EndpointState {
-    use wharf_api::EndpointState as Api;
-    match state {
-        State::WaitingForIdentity => Api::WaitingForIdentity,
-        State::WaitingToRegenerate => Api::WaitingToRegenerate,
-        State::Regenerating => Api::Regenerating,
-        State::Ready => Api::Ready,
-        State::Restoring => Api::Restoring,
-        State::Disconnecting => Api::Disconnecting,
-        State::Disconnected => Api::Disconnected,
-        State::Invalid => Api::Invalid,
-    }
-}
-
-fn protocol(protocol: Protocol) -> PortProtocol {
-    match protocol {
-        Protocol::Tcp => PortProtocol::Tcp,
-        Protocol::Udp => PortProtocol::Udp,
-        Protocol::Sctp => PortProtocol::Sctp,
-    }
-}
-
-fn named_port(port: &NamedPort) -> wharf_api::NamedPort {
-    wharf_api::NamedPort { port: port.port, protocol: protocol(port.protocol) }
-}
-
-fn published(port: &Publish) -> PublishedPort {
-    PublishedPort {
-        protocol: protocol(port.protocol),
-        host_ip: port.host_ip,
-        host_port: port.host_port,
-        container_port: port.container_port,
-    }
-}
-
 fn bandwidth(limits: &Bandwidth) -> wharf_api::Bandwidth {
     let of = |l: Option<Limit>| l.map(|l| wharf_api::BandwidthLimit { rate: l.rate.get(), burst: l.burst.get() });
     wharf_api::Bandwidth { ingress: of(limits.ingress), egress: of(limits.egress) }
@@ -372,7 +330,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
     wharf_api::Endpoint {
         id: r.id.get(),
         epoch: r.epoch.0,
-        state: api_state(view.fsm.state),
+        state: view.fsm.state,
         container_id: r.attachment.container_id.to_string(),
         ifname: r.attachment.ifname.to_string(),
         network: r.attachment.network.to_string(),
@@ -398,12 +356,12 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         pod_namespace: r.pod_namespace.clone(),
         runtime: r.runtime.as_ref().map(ToString::to_string),
         created_unix_ms: r.created_unix_ms,
-        ports: r.ports.iter().map(published).collect(),
+        ports: r.ports.clone(),
         ports_off: !r.ports.is_empty() && !masquerades,
         masquerade: r.masquerade,
         bandwidth: bandwidth(&r.bandwidth),
-        policy_enforcement: r.policy_enforcement.map(api_enforcement).unwrap_or_default(),
-        named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), named_port(port))).collect(),
+        policy_enforcement: r.policy_enforcement,
+        named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), *port)).collect(),
         mode: if r.link_owner.is_wharf() { EndpointMode::Own } else { EndpointMode::Chained },
         delegated: None,
         status: view.status.clone(),

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{ContainerId, EndpointId, Epoch, IfIndex, IfName, MAX_ENDPOINT_ID},
-    nat::Publish,
+    nat::PublishedPort,
 };
 
 use crate::{node::endpoint::Handle, sync::lock};
@@ -30,7 +30,7 @@ pub enum Taken {
     /// On the plugin's link.
     Link(Box<Handle>),
     /// Publishes the port.
-    Port(Publish, Box<Handle>),
+    Port(PublishedPort, Box<Handle>),
 }
 
 /// Endpoints and free ids.

@@ -26,10 +26,8 @@ use super::{
     rounds::Rounds,
     rows,
 };
-use crate::{
-    config::{Enforcement, PROXY_PORTS},
-    proxy::Wanted,
-};
+use crate::{config::PROXY_PORTS, proxy::Wanted};
+use wharf_core::policy::Enforcement;
 
 /// Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE` keeps one entry free;
 /// `POLICY_PORTS` changes no values. An endpoint has two rule sets, and four during a change.

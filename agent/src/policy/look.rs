@@ -13,7 +13,7 @@ use wharf_api::{
 use wharf_common::{Direction as EventDirection, DropReason, Event, flow};
 use wharf_core::{
     ids::EndpointId,
-    policy::{OwnEnforcement, PolicyRows},
+    policy::{Enforcement, PolicyRows},
 };
 use wharf_policy::{
     compile::{Engine, Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
@@ -26,7 +26,7 @@ use super::{
     error::PolicyError,
     rows::{cell_key, key},
 };
-use crate::{config::Enforcement, proxy};
+use crate::proxy;
 
 /// A packet to explain.
 #[derive(Debug, Clone, Copy)]
@@ -182,12 +182,12 @@ impl Policy {
         let inner = self.lock().await;
         let kernel = if inner.active { self.kernel.observe_policy().await? } else { PolicyRows::default() };
         let rules = |direction| rules(&inner, &kernel, id, direction);
-        let own = inner.members.get(id).and_then(|place| place.own);
+        let own = inner.members.get(id).map(|place| place.own).unwrap_or_default();
         Ok(EndpointPolicy {
             endpoint: id.get(),
-            enforcement: match own {
-                Some(own) if inner.enforcement != Enforcement::Never => api_enforcement(own),
-                _ => inner.enforcement.into(),
+            enforcement: match (inner.enforcement, own) {
+                (Enforcement::Never, _) | (_, Enforcement::Default) => inner.enforcement,
+                (_, own) => own,
             },
             audit: self.mode.audits,
             desired_revision: inner.wanted.revision,
@@ -433,25 +433,6 @@ fn ports(rows: &Rows, class: PortClass) -> Vec<String> {
         _ => format!("{} {first}-{last}", name(l4)),
     };
     ranges.into_iter().map(told).collect()
-}
-
-/// Enforcement for the API.
-#[must_use]
-pub fn api_enforcement(own: OwnEnforcement) -> wharf_api::PolicyEnforcement {
-    match own {
-        OwnEnforcement::Always => wharf_api::PolicyEnforcement::Always,
-        OwnEnforcement::Never => wharf_api::PolicyEnforcement::Never,
-    }
-}
-
-impl From<Enforcement> for wharf_api::PolicyEnforcement {
-    fn from(enforcement: Enforcement) -> Self {
-        match enforcement {
-            Enforcement::Default => Self::Default,
-            Enforcement::Always => Self::Always,
-            Enforcement::Never => Self::Never,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@ use wharf_core::{
     identity::{Identity, Label},
     identity_allocator::security_relevant,
     ids::{EndpointId, Epoch, PortName},
-    nat,
-    policy::{NamedPort, OwnEnforcement},
+    policy::{Enforcement, NamedPort},
 };
 use wharf_policy::{
     compile::{self, Event, Member},
@@ -21,7 +20,6 @@ use wharf_policy::{
 };
 
 use super::{documents::Documents, rows::key};
-use crate::config::Enforcement;
 
 /// Of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
@@ -58,31 +56,36 @@ pub(super) struct Surroundings<'a> {
 
 impl Surroundings<'_> {
     /// `init`: the labels are unknown, and policies may isolate.
-    fn enforcement(self, own: Option<OwnEnforcement>, init: bool) -> model::Enforcement {
+    fn enforcement(self, own: Enforcement, init: bool) -> model::Enforcement {
         let always = |kind: &str, name: &str| {
             let (kind, name) = (kind.to_owned(), name.to_owned());
             model::Enforcement::Always(Arc::new(PolicyName { kind, namespace: String::new(), name }))
         };
         match (self.mode, own) {
             (Enforcement::Never, _) => model::Enforcement::Default,
-            (_, Some(OwnEnforcement::Never)) => model::Enforcement::Never,
-            (_, Some(OwnEnforcement::Always)) => always("policy-enforcement of the endpoint", "always"),
-            (_, None) if init && !self.wanted.is_empty() => always("identity", INIT),
-            (_, None) => model::Enforcement::Default,
+            (_, Enforcement::Never) => model::Enforcement::Never,
+            (_, Enforcement::Always) => always("policy-enforcement of the endpoint", "always"),
+            (_, Enforcement::Default) if init && !self.wanted.is_empty() => always("identity", INIT),
+            (_, Enforcement::Default) => model::Enforcement::Default,
         }
     }
 }
 
 fn ports_of(record: &EndpointRecord) -> BTreeMap<(Protocol, String), u16> {
-    let protocol = |of| match of {
-        nat::Protocol::Tcp => Protocol::Tcp,
-        nat::Protocol::Udp => Protocol::Udp,
-        nat::Protocol::Sctp => Protocol::Sctp,
-    };
-    let port = |(name, NamedPort { port, protocol: of }): (&PortName, &NamedPort)| {
-        ((protocol(*of), name.to_string()), port.get())
-    };
+    let port =
+        |(name, NamedPort { port, protocol }): (&PortName, &NamedPort)| ((*protocol, name.to_string()), port.get());
     record.named_ports.iter().map(port).collect()
+}
+
+/// An endpoint in the kernel without a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unrecorded {
+    /// Endpoint id.
+    pub id: EndpointId,
+    /// Epoch of its link.
+    pub epoch: Epoch,
+    /// Its rows in `ENDPOINTS`.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Endpoints, and a number for each set of labels; numbers are not reused.
@@ -102,7 +105,7 @@ pub(super) struct Place {
     pub(super) epoch: Epoch,
     pub(super) namespace: Option<String>,
     /// Overrides the node's mode.
-    pub(super) own: Option<OwnEnforcement>,
+    pub(super) own: Enforcement,
     init: bool,
     pub(super) member: Member,
 }
@@ -124,6 +127,19 @@ impl Members {
         };
         let place = |member| Place { epoch: record.epoch, namespace, own, init, member };
         self.put(record.id, record.identity, endpoint, place)
+    }
+
+    /// An endpoint whose record was lost, as one whose labels are not known yet.
+    pub(super) fn insert_unrecorded(&mut self, lost: Unrecorded, node: Surroundings<'_>) {
+        let own = Enforcement::Default;
+        let endpoint = Endpoint {
+            addresses: lost.addresses,
+            labels: [(INIT.to_owned(), String::new())].into(),
+            enforcement: node.enforcement(own, true),
+            ..Endpoint::default()
+        };
+        let place = |member| Place { epoch: lost.epoch, namespace: None, own, init: true, member };
+        self.put(lost.id, Identity::INIT, endpoint, place);
     }
 
     fn put(

@@ -82,12 +82,14 @@ use self::{
     rounds::Rounds,
 };
 use crate::{
-    config::{AgentConfig, Enforcement},
+    config::AgentConfig,
     proxy::{ProxyError, Redirects},
 };
+use wharf_core::policy::Enforcement;
 
 pub use directory::check as check_directory;
-pub use look::{Ask, Summary, api_enforcement, destination};
+pub use look::{Ask, Summary, destination};
+pub use members::Unrecorded;
 pub use names::{CONTROLLER as NAMES_CONTROLLER, INTERVAL as NAMES_INTERVAL};
 pub use probes::Probes;
 
@@ -174,11 +176,16 @@ impl Policy {
         Ok(())
     }
 
-    /// At a start, writes all rows in one change.
+    /// At a start, writes all rows in one change. An endpoint without a record that has rules in the kernel is isolated:
+    /// with its labels, the agent has lost what may reach it.
     ///
     /// # Errors
     /// Rows do not fit, or the kernel refused; the earlier rows stay.
-    pub async fn start(&self, records: impl IntoIterator<Item = EndpointRecord>) -> Result<(), PolicyError> {
+    pub async fn start(
+        &self,
+        records: impl IntoIterator<Item = EndpointRecord>,
+        unrecorded: impl IntoIterator<Item = Unrecorded>,
+    ) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         for record in records {
             inner.put(&record);
@@ -187,6 +194,15 @@ impl Policy {
         inner.active = true;
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
+        let has_rules = |id| rows.sets.get(&id).is_some_and(|sets| *sets != SetsRow::default());
+        for lost in unrecorded.into_iter().filter(|lost| has_rules(lost.id)) {
+            tracing::warn!(
+                endpoint = lost.id.get(),
+                "its record was lost, and policy applied to it: it is isolated until it is recreated"
+            );
+            let Inner { members, wanted, enforcement, .. } = &mut *inner;
+            members.insert_unrecorded(lost, members::Surroundings { wanted, mode: *enforcement });
+        }
         inner.active = rows.generation != 0 || inner.is_needed();
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
         self.realize(inner, Vec::new()).await.1

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use wharf_core::{endpoint::EndpointRecord, nat, selfcheck::Probe};
+use wharf_core::{endpoint::EndpointRecord, selfcheck::Probe};
 use wharf_policy::{
     compile::{L4, SetId, Tables},
     model::{Direction, Protocol},
@@ -118,7 +118,6 @@ fn tried(tables: &Tables, record: &EndpointRecord, direction: Direction, peers: 
         };
         let accept = decision.accept;
         if found.iter().all(|probe| probe.accept != accept) {
-            let protocol = if protocol == Protocol::Tcp { nat::Protocol::Tcp } else { nat::Protocol::Udp };
             found.push(Probe { egress: direction == Direction::Egress, peer, protocol, port, accept });
         }
         if found.len() == 2 {

@@ -7,13 +7,11 @@ use std::{
 
 use axum::{Extension, Json, extract::State};
 use tokio::sync::oneshot;
-use wharf_api::{
-    AgentConfigPatch, AgentConfigView, ApiError, ErrorCode, LogFormat as ApiFormat, PolicyEnforcement, SettingOrigin,
-};
+use wharf_api::{AgentConfigPatch, AgentConfigView, ApiError, ErrorCode, LogFormat as ApiFormat, SettingOrigin};
 use wharf_core::state::{Level, State as EndpointState};
 
 use crate::{
-    config::{Enforcement, effective},
+    config::effective,
     node::{Node, endpoint::Command},
     rest::{
         endpoint::accepts_work,
@@ -52,11 +50,6 @@ pub async fn patch(
     check(&body)?;
     // First: the kernel may reject it.
     if let Some(enforcement) = body.policy_enforcement {
-        let enforcement = match enforcement {
-            PolicyEnforcement::Default => Enforcement::Default,
-            PolicyEnforcement::Always => Enforcement::Always,
-            PolicyEnforcement::Never => Enforcement::Never,
-        };
         let old = node.life.policy.enforcement().await;
         to_its_end(&node, move |life| async move { life.policy.set_enforcement(enforcement).await }).await?;
         changed(&node, POLICY_ENFORCEMENT, old.as_str(), enforcement.as_str());

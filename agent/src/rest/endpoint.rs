@@ -1,6 +1,12 @@
 //! `/v1/endpoint`.
 
-use std::{collections::BTreeMap, convert::Infallible, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Json,
@@ -10,8 +16,8 @@ use axum::{
 use tokio::{sync::oneshot, time::Instant};
 use wharf_api::{
     ApiError, COMMAND_HEADER, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter,
-    EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, NamedPort, PolicyEnforcement,
-    PortProtocol, PublishedPort, RegenerateLevel, SelfCheck,
+    EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointPatch, ErrorCode, Health, NamedPort, PublishedPort,
+    SelfCheck,
 };
 use wharf_core::{
     bandwidth::{Bandwidth, Limit},
@@ -19,12 +25,9 @@ use wharf_core::{
     identity::Label,
     identity_allocator::{RESERVED_SOURCE, security_relevant},
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName, PortName, RuntimeName},
-    kernel::MIN_MTU,
+    kernel::{ConfigSpec, MIN_MTU},
     mtu::MAX_MTU,
-    nat::{Protocol, Publish},
     plan::DeleteOptions,
-    policy::{self, OwnEnforcement},
-    state::Level,
 };
 
 use crate::{
@@ -38,7 +41,7 @@ use crate::{
         Node,
         aside::Wanted,
         edit::Edit,
-        endpoint::{Command, Done, Handle, View, api_endpoint, api_state},
+        endpoint::{Command, Done, Handle, View, api_endpoint},
         health,
         looks::Purpose,
         self_checks::Lane,
@@ -60,6 +63,8 @@ const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// Kubernetes objects have a few dozen.
 const MAX_LABELS: usize = 256;
 const MAX_PORTS: usize = 1_024;
+/// Prefix of keys in selectors that match any source.
+const ANY_SOURCE: &str = "any";
 
 /// Endpoints that match every filter, by id.
 #[utoipa::path(get, path = "/v1/endpoint", tag = "endpoint", params(EndpointFilter),
@@ -73,7 +78,7 @@ pub async fn list(State(node): State<Arc<Node>>, Query(filter): Query<EndpointFi
         let r = &v.record;
         filter.container_id.as_ref().is_none_or(|c| r.attachment.container_id.as_str() == c)
             && filter.network.as_ref().is_none_or(|n| r.attachment.network.as_str() == n)
-            && filter.state.is_none_or(|s| s == api_state(v.fsm.state))
+            && filter.state.is_none_or(|s| s == v.fsm.state)
             && label.as_ref().is_none_or(|l| r.labels.contains(l))
             && filter.pod_name.as_ref().is_none_or(|p| r.pod_name.as_ref() == Some(p))
     };
@@ -139,10 +144,6 @@ pub async fn patch(
         ask(&handle, |done| Command::Trace(trace, done)).await?;
     }
     if let Some(level) = body.regenerate {
-        let level = match level {
-            RegenerateLevel::Policy => Level::Policy,
-            RegenerateLevel::Datapath => Level::Datapath,
-        };
         ask(&handle, |done| Command::Regenerate(level, done)).await?;
     }
     Ok(Json(shown(&node, &handle)))
@@ -345,22 +346,45 @@ pub async fn labels(State(node): State<Arc<Node>>, Segment(text): Segment) -> An
         (status = 409, body = ApiError), (status = 500, body = ApiError)))]
 pub async fn config(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
     let view = handle(&node, &text)?.shared.view();
-    let want = build::desired_config(&node.life.config, &node.life.trace_all, &view.record, view.trace);
-    let address = |a: Option<std::net::IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
-    let desired = BTreeMap::from([
-        ("epoch".to_owned(), want.epoch.to_string()),
-        ("ifindex".to_owned(), want.host_ifindex.to_string()),
-        ("identity".to_owned(), want.identity.to_string()),
-        ("ipv4".to_owned(), address(want.ipv4.map(Into::into))),
-        ("ipv6".to_owned(), address(want.ipv6.map(Into::into))),
-        ("gateway4".to_owned(), address(want.gateway4.map(Into::into))),
-        ("gateway6".to_owned(), address(want.gateway6.map(Into::into))),
-        ("live".to_owned(), want.live.to_string()),
-        ("trace".to_owned(), want.trace.to_string()),
-        ("local_by_stack".to_owned(), want.local_by_stack.to_string()),
-    ]);
+    let desired = desired(&build::desired_config(&node.life.config, &node.life.trace_all, &view.record, view.trace));
     let rows = node.life.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await?;
     Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))
+}
+
+/// Without `..`: a new setting does not compile until it is shown.
+fn desired(config: &ConfigSpec) -> BTreeMap<String, String> {
+    let ConfigSpec {
+        epoch,
+        host_ifindex,
+        identity,
+        ipv4,
+        ipv6,
+        gateway4,
+        gateway6,
+        live,
+        trace,
+        local_by_stack,
+        chained,
+        bandwidth: Bandwidth { ingress, egress },
+    } = config;
+    let address = |a: Option<IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
+    let limit = |limit: &Option<Limit>| limit.map(|l| format!("{} bit/s, burst {} bit", l.rate, l.burst));
+    let rows = [
+        ("epoch", epoch.to_string()),
+        ("ifindex", host_ifindex.to_string()),
+        ("identity", identity.to_string()),
+        ("ipv4", address(ipv4.map(Into::into))),
+        ("ipv6", address(ipv6.map(Into::into))),
+        ("gateway4", address(gateway4.map(Into::into))),
+        ("gateway6", address(gateway6.map(Into::into))),
+        ("live", live.to_string()),
+        ("trace", trace.to_string()),
+        ("local_by_stack", local_by_stack.to_string()),
+        ("chained", chained.to_string()),
+        ("limit_ingress", limit(ingress).unwrap_or_default()),
+        ("limit_egress", limit(egress).unwrap_or_default()),
+    ];
+    rows.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
 fn handle(node: &Node, text: &str) -> Answer<Handle> {
@@ -423,6 +447,10 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
         if label.source == RESERVED_SOURCE {
             return Err(invalid(format!("read labels: {label}: only the agent gives {RESERVED_SOURCE} labels")));
         }
+        if label.source == ANY_SOURCE {
+            let why = "stands for every source in a policy; give the label's own source";
+            return Err(invalid(format!("read labels: {label}: {ANY_SOURCE} {why}")));
+        }
         Ok(label)
     };
     let labels = labels.iter().map(parse).collect::<Answer<std::collections::BTreeSet<Label>>>()?;
@@ -437,48 +465,30 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
 fn parse_edit(body: &EndpointPatch) -> Answer<Edit> {
     let named = |(name, port): (&String, &Option<NamedPort>)| {
         let name = PortName::parse(name).map_err(|e| invalid(format!("read named_ports: {e}")))?;
-        Ok((name, port.map(|NamedPort { port, protocol: of }| policy::NamedPort { port, protocol: protocol(of) })))
+        Ok((name, *port))
     };
     Ok(Edit {
         labels: body.labels.as_deref().map(parse_labels).transpose()?,
-        enforcement: body.policy_enforcement.map(|enforcement| match enforcement {
-            PolicyEnforcement::Default => None,
-            PolicyEnforcement::Always => Some(OwnEnforcement::Always),
-            PolicyEnforcement::Never => Some(OwnEnforcement::Never),
-        }),
+        enforcement: body.policy_enforcement,
         named_ports: body.named_ports.iter().map(named).collect::<Answer<_>>()?,
     })
 }
 
-fn protocol(protocol: PortProtocol) -> Protocol {
-    match protocol {
-        PortProtocol::Tcp => Protocol::Tcp,
-        PortProtocol::Udp => Protocol::Udp,
-        PortProtocol::Sctp => Protocol::Sctp,
-    }
-}
-
-fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<Publish>> {
+fn parse_ports(attachment: &Attachment, ports: &[PublishedPort]) -> Answer<Vec<PublishedPort>> {
     if ports.len() > MAX_PORTS {
         let count = ports.len();
         return Err(invalid(format!("create endpoint {attachment}: {count} ports, at most {MAX_PORTS} are taken")));
     }
-    let publish = |port: &PublishedPort| Publish {
-        protocol: protocol(port.protocol),
-        host_ip: port.host_ip,
-        host_port: port.host_port,
-        container_port: port.container_port,
-    };
-    let mut read: Vec<Publish> = Vec::with_capacity(ports.len());
-    for port in ports.iter().map(publish) {
+    let mut read: Vec<PublishedPort> = Vec::with_capacity(ports.len());
+    for port in ports {
         if port.host_ip.is_some_and(|ip| ip.is_multicast() || ip == Ipv4Addr::BROADCAST) {
             let rule = "a port is published on an address of one node";
             return Err(invalid(format!("create endpoint {attachment}: port {port}: {rule}")));
         }
-        if let Some(other) = read.iter().find(|other| other.overlaps(&port)) {
+        if let Some(other) = read.iter().find(|other| other.overlaps(port)) {
             return Err(invalid(format!("create endpoint {attachment}: port {port} is asked for beside {other}")));
         }
-        read.push(port);
+        read.push(*port);
     }
     Ok(read)
 }
@@ -587,6 +597,9 @@ mod tests {
     fn a_label_has_one_value() {
         let parse = |labels: &[&str]| parse_labels(&labels.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>());
         assert_eq!(parse(&["k8s:a=1", "cni:a=2", "k8s:b=1", "k8s:a=1"]).expect("labels").len(), 3);
+        for source in ["any", "reserved"] {
+            assert!(parse(&[&format!("{source}:a=1")]).is_err(), "{source}");
+        }
         for labels in [&["k8s:a=1", "k8s:a=2"], &["k8s:a", "k8s:a=2"]] {
             let why = format!("{:?}", parse(labels).expect_err("two values"));
             assert!(why.contains("two values of one label"), "{why}");

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, Health};
 
 use super::Source;
-use crate::{config::Enforcement, node::part::Fill, policy::Summary};
+use crate::{node::part::Fill, policy::Summary};
+use wharf_core::policy::Enforcement;
 
 pub(super) fn source() -> Source {
     Source {

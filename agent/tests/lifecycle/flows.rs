@@ -21,6 +21,7 @@ pub(crate) fn connection(source: IpAddr, port: u16) -> Flow {
         protocol: 6,
         state: CoreState::Established,
         by_stack: false,
+        by_proxy: false,
         kept: true,
         owner: None,
         idle: Duration::from_millis(1_500),

@@ -13,7 +13,7 @@ use wharf_agent::{
     policy::{self, Ask},
 };
 use wharf_api::{PolicyExplanation, PolicyProtocol, PolicyVerdict};
-use wharf_core::{identity::Identity, policy::OwnEnforcement, state::State};
+use wharf_core::{identity::Identity, policy::Enforcement, state::State};
 use wharf_datapath::fake::Operation as Op;
 
 use crate::support::*;
@@ -192,7 +192,7 @@ fn policies_about_pods_without_labels_and_an_endpoints_own_enforcement_hold() {
         let web = create(&agent, pod(&agent, "web", &["k8s:app=web"])).await;
         let late = create(&agent, pod(&agent, "late", &[])).await;
         assert_eq!(passes(&agent, &late, &web).await, (true, false));
-        let never = Edit { enforcement: Some(Some(OwnEnforcement::Never)), ..Edit::default() };
+        let never = Edit { enforcement: Some(Enforcement::Never), ..Edit::default() };
         edit(&late, never).await.expect("changed");
         assert_eq!(passes(&agent, &late, &web).await, (true, true));
         assert_eq!(identity(&late), Identity::INIT, "its labels are still to come");

@@ -3,7 +3,6 @@
 
 use tokio::sync::oneshot;
 use wharf_agent::{
-    config::Enforcement,
     node::{
         edit::Edit,
         endpoint::{Command, Handle},
@@ -11,12 +10,12 @@ use wharf_agent::{
     },
     policy::{self, Ask},
 };
-use wharf_api::{PolicyEnforcement, PolicyExplanation, PolicyProtocol, PolicyVerdict};
+use wharf_api::{Enforcement, PolicyExplanation, PolicyProtocol, PolicyVerdict};
 use wharf_core::{
     ids::PortName,
     kernel::KernelErrorKind as Kind,
     nat::Protocol,
-    policy::{MAX_NAMED_PORTS, NamedPort, OwnEnforcement},
+    policy::{MAX_NAMED_PORTS, NamedPort},
 };
 use wharf_datapath::fake::Operation as Op;
 
@@ -51,7 +50,7 @@ async fn edit(handle: &Handle, edit: Edit) -> Result<(), CommandError> {
     answer.await.expect("answered")
 }
 
-fn enforcement(own: Option<OwnEnforcement>) -> Edit {
+fn enforcement(own: Enforcement) -> Edit {
     Edit { enforcement: Some(own), ..Edit::default() }
 }
 
@@ -87,7 +86,7 @@ fn an_endpoint_of_its_own_is_isolated_in_both_directions_without_a_policy() {
     let machine = Machine::new();
     machine.life(async |agent| {
         let (one, other) = two(&agent).await;
-        edit(&one, enforcement(Some(OwnEnforcement::Always))).await.expect("changed");
+        edit(&one, enforcement(Enforcement::Always)).await.expect("changed");
         let (ingress, egress) = sets(&agent, &one);
         assert!(ingress != 0 && egress != 0, "in the kernel when it is answered");
         assert_eq!(sets(&agent, &other), (0, 0));
@@ -95,13 +94,13 @@ fn an_endpoint_of_its_own_is_isolated_in_both_directions_without_a_policy() {
         let told = explain(&agent, &one, &other, 80).await.egress.expect("judged");
         assert_eq!(told.isolated_by, ["policy-enforcement of the endpoint always"]);
         let policy = agent.life.policy.endpoint(one.id).await.expect("read");
-        assert_eq!(policy.enforcement, PolicyEnforcement::Always);
-        assert_eq!(agent.life.policy.endpoint(other.id).await.expect("read").enforcement, PolicyEnforcement::Default);
+        assert_eq!(policy.enforcement, Enforcement::Always);
+        assert_eq!(agent.life.policy.endpoint(other.id).await.expect("read").enforcement, Enforcement::Default);
     });
     machine.life(async |agent| {
         let (one, other) = (agent.handle(1), agent.handle(2));
         assert!(!passes(&agent, &other, &one, 80).await, "it outlives the agent");
-        edit(&one, enforcement(None)).await.expect("changed");
+        edit(&one, enforcement(Enforcement::Default)).await.expect("changed");
         assert_eq!(sets(&agent, &one), (0, 0));
         assert!(passes(&agent, &other, &one, 80).await);
     });
@@ -113,13 +112,13 @@ fn an_endpoint_without_enforcement_is_the_subject_of_no_policy_and_still_a_peer(
         let (one, other) = two(&agent).await;
         let from_web = format!("{ISOLATED}  ingress: [{{from: [{{podSelector: {{matchLabels: {{app: web}}}}}}]}}]\n");
         agent.life.policy.import("a.yaml", &from_web).await.expect("imported");
-        edit(&one, enforcement(Some(OwnEnforcement::Never))).await.expect("changed");
+        edit(&one, enforcement(Enforcement::Never)).await.expect("changed");
         assert_eq!(sets(&agent, &one), (0, 0));
         assert!(passes(&agent, &one, &other, 80).await, "the other's policy knows it by its labels");
         assert_eq!(agent.life.policy.list().await.policies[0].endpoints, [2]);
         let policy = agent.life.policy.endpoint(one.id).await.expect("read");
-        assert_eq!((policy.enforcement, policy.ingress.policies.len()), (PolicyEnforcement::Never, 0));
-        edit(&one, enforcement(None)).await.expect("changed");
+        assert_eq!((policy.enforcement, policy.ingress.policies.len()), (Enforcement::Never, 0));
+        edit(&one, enforcement(Enforcement::Default)).await.expect("changed");
         assert_ne!(sets(&agent, &one).0, 0);
         assert_eq!(agent.life.policy.list().await.policies[0].endpoints, [1, 2]);
     });
@@ -129,14 +128,14 @@ fn an_endpoint_without_enforcement_is_the_subject_of_no_policy_and_still_a_peer(
 fn the_nodes_mode_never_goes_before_an_endpoints_own() {
     Machine::new().life(async |agent| {
         let (one, other) = two(&agent).await;
-        edit(&one, enforcement(Some(OwnEnforcement::Always))).await.expect("changed");
+        edit(&one, enforcement(Enforcement::Always)).await.expect("changed");
         agent.life.policy.set_enforcement(Enforcement::Never).await.expect("set");
         assert_eq!(sets(&agent, &one), (0, 0));
-        edit(&other, enforcement(Some(OwnEnforcement::Always))).await.expect("changed");
+        edit(&other, enforcement(Enforcement::Always)).await.expect("changed");
         assert_eq!(sets(&agent, &other), (0, 0));
-        assert_eq!(agent.life.policy.endpoint(one.id).await.expect("read").enforcement, PolicyEnforcement::Never);
+        assert_eq!(agent.life.policy.endpoint(one.id).await.expect("read").enforcement, Enforcement::Never);
         agent.life.policy.set_enforcement(Enforcement::Always).await.expect("set");
-        edit(&other, enforcement(Some(OwnEnforcement::Never))).await.expect("changed");
+        edit(&other, enforcement(Enforcement::Never)).await.expect("changed");
         assert_eq!(sets(&agent, &other), (0, 0), "its own goes before every other mode");
         agent.life.policy.set_enforcement(Enforcement::Default).await.expect("set");
         assert!(sets(&agent, &one) != (0, 0) && !passes(&agent, &other, &one, 80).await);
@@ -150,7 +149,7 @@ fn a_change_that_the_kernel_or_the_disk_refuses_leaves_nothing() {
         let (one, _) = two(&agent).await;
         agent.life.policy.import("a.yaml", ISOLATED).await.expect("imported");
         let before = (one.shared.read(|v| v.record.clone()), agent.kernel.policy().0.sets);
-        let both = Edit { enforcement: Some(Some(OwnEnforcement::Always)), ..port("api", Some(80)) };
+        let both = Edit { enforcement: Some(Enforcement::Always), ..port("api", Some(80)) };
         agent.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
         let refused = edit(&one, both.clone()).await.expect_err("the kernel");
         assert!(refused.to_string().contains("the rules of before"), "{refused}");

@@ -3,12 +3,18 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use wharf_agent::{
-    config::Enforcement,
+    endpoint::create::CreateSpec,
     node::{edit::Edit, endpoint::Command},
     policy::{Policy, error::PolicyError},
 };
 use wharf_api::ErrorCode;
-use wharf_core::{kernel::KernelErrorKind as Kind, policy::PolicyRows};
+use wharf_common::{SetsRow, policy::ACCEPT};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    kernel::KernelErrorKind as Kind,
+    plan::DeleteOptions,
+    policy::{Enforcement, PolicyRows},
+};
 use wharf_datapath::fake::Operation as Op;
 
 use crate::{
@@ -79,6 +85,39 @@ fn a_new_endpoint_is_refused_while_policies_are_lost() {
         assert_eq!(rows(&machine).sets.keys().copied().collect::<Vec<_>>(), [id(1)]);
         let handle = agent.create("c3").await;
         assert_ne!(ingress(&machine, handle.id.get()), 0);
+    });
+}
+
+/// The store is gone, with the labels; the policies are there.
+#[test]
+fn an_endpoint_that_policy_isolated_stays_isolated_when_its_record_is_lost() {
+    let machine = Machine::new();
+    let [closed, open]: [EndpointRecord; 2] = machine.life(async |agent| {
+        let labels = ["k8s:app=other".parse().expect("label")].into();
+        agent.try_create(CreateSpec { labels, ..agent.container("c2") }).await.expect("created");
+        let made = [agent.create("c1").await, agent.handle(1)];
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        made.map(|handle| handle.shared.read(|v| v.record.clone()))
+    });
+    let sets = |record: &EndpointRecord| rows(&machine).sets.get(&record.id).copied().unwrap_or_default();
+    assert!(sets(&closed).ingress != 0 && sets(&open) == SetsRow::default());
+    std::fs::write(machine.store_path(), vec![0xa5; 65_536]).expect("overwrite");
+    for _ in 0..2 {
+        machine.life(async |agent| {
+            agent.quiet().await;
+            let (row, cells) = (sets(&closed), rows(&machine).cells);
+            assert!(row.ingress != 0 && row.egress != 0, "{row:?}");
+            let accepts = cells.iter().filter(|(key, _)| [row.ingress, row.egress].contains(&key.set));
+            assert_eq!(accepts.filter(|(_, (cell, _))| cell.rest.ruling == ACCEPT).count(), 0, "{cells:?}");
+            assert_eq!(sets(&open), SetsRow::default(), "no policy applied to it");
+            let new = agent.create("new").await;
+            assert_ne!(ingress(&machine, new.id.get()), 0, "new containers are policed");
+            agent.delete(&new).await;
+        });
+    }
+    machine.life(async |agent| {
+        agent.del(&closed.attachment, DeleteOptions::default()).await;
+        assert_eq!(sets(&closed), SetsRow::default(), "its rows go with it");
     });
 }
 

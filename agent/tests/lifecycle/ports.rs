@@ -5,7 +5,7 @@ use wharf_agent::{endpoint::create::CreateSpec, reconcile::Reconcile};
 use wharf_api::ErrorCode;
 use wharf_core::{
     kernel::{KernelErrorKind as Kind, NatKernel as _},
-    nat::{Masquerade, NatEntry, Protocol, Publish},
+    nat::{Masquerade, NatEntry, PortMapping, Protocol, PublishedPort},
     plan::DeleteOptions,
 };
 use wharf_datapath::fake::Operation as Op;
@@ -18,8 +18,8 @@ fn machine() -> Machine {
     machine
 }
 
-fn port(host_port: u16) -> Publish {
-    Publish {
+fn port(host_port: u16) -> PublishedPort {
+    PublishedPort {
         protocol: Protocol::Tcp,
         host_ip: None,
         host_port: host_port.try_into().expect("port"),
@@ -27,7 +27,7 @@ fn port(host_port: u16) -> Publish {
     }
 }
 
-fn asks(agent: &Agent, name: &str, ports: &[Publish]) -> CreateSpec {
+fn asks(agent: &Agent, name: &str, ports: &[PublishedPort]) -> CreateSpec {
     CreateSpec { ports: ports.to_vec(), ..agent.container(name) }
 }
 
@@ -41,7 +41,7 @@ fn ports_come_and_go_with_their_endpoint_and_outlive_the_agent() {
     machine.life(async |agent| {
         with_table(&agent).await;
         let made = agent.try_create(asks(&agent, "c1", &[port(8080), port(8081)])).await.expect("created");
-        assert_eq!(made.ports.iter().map(|p| p.host_side()).collect::<Vec<_>>(), ["8080/tcp", "8081/tcp"]);
+        assert_eq!(made.ports.iter().map(ToString::to_string).collect::<Vec<_>>(), ["8080/tcp", "8081/tcp"]);
         assert_eq!(agent.kernel.nat().len(), 4, "both families");
         agent.assert_healthy().await;
     });
@@ -78,7 +78,7 @@ fn a_refused_or_failed_create_leaves_no_port() {
         agent.kernel.hold_port(8082);
         let refused = agent.try_create(asks(&agent, "c1", &[port(8082)])).await.expect_err("held");
         assert_eq!(refused.code, ErrorCode::Exists, "{}", refused.message);
-        let six = Publish { host_ip: Some([192, 0, 2, 1].into()), ..port(8080) };
+        let six = PublishedPort { host_ip: Some([192, 0, 2, 1].into()), ..port(8080) };
         agent.kernel.fail_next_after_effect(Op::EnsureReachable, Kind::Other);
         agent.try_create(asks(&agent, "c2", &[six])).await.expect_err("asked for");
         assert_eq!(agent.kernel.nat().len(), 0);
@@ -91,7 +91,7 @@ fn a_refused_or_failed_create_leaves_no_port() {
     });
     machine().with_cidrs(&["10.88.0.0/24"]).life(async |agent| {
         with_table(&agent).await;
-        let six = Publish { host_ip: Some("2001:db8::1".parse().expect("address")), ..port(8080) };
+        let six = PublishedPort { host_ip: Some("2001:db8::1".parse().expect("address")), ..port(8080) };
         let refused = agent.try_create(asks(&agent, "c1", &[six])).await.expect_err("no IPv6");
         assert_eq!(refused.code, ErrorCode::InvalidRequest);
         assert!(refused.message.contains("no IPv6 address"), "{}", refused.message);
@@ -104,8 +104,8 @@ fn a_stray_port_and_a_missing_one_are_mended_when_they_were_seen_twice() {
     machine().life(async |agent| {
         with_table(&agent).await;
         let made = agent.try_create(asks(&agent, "c1", &[port(8080)])).await.expect("created");
-        let stray = NatEntry::Port(port(9090).to([10, 88, 0, 99].into()).expect("one family"));
-        let own = NatEntry::Port(port(8080).to(made.ipv4.expect("address").into()).expect("one family"));
+        let stray = NatEntry::Port(PortMapping::of(&port(9090), [10, 88, 0, 99].into()).expect("one family"));
+        let own = NatEntry::Port(PortMapping::of(&port(8080), made.ipv4.expect("address").into()).expect("one family"));
         agent.kernel.add_nat_behind_the_back(stray);
         assert!(agent.kernel.remove_nat_behind_the_back(&own));
         let mut reconcile = Reconcile::default();

@@ -1,7 +1,7 @@
 //! Arguments of `wharf endpoint`.
 
-use clap::{ArgGroup, Args, Subcommand, ValueEnum, builder::PossibleValuesParser, builder::TypedValueParser};
-use wharf_api::{EndpointState, NamedPort, PolicyEnforcement, PortProtocol, RegenerateLevel};
+use clap::{ArgGroup, Args, Subcommand};
+use wharf_api::{EndpointState, Enforcement, NamedPort, Protocol, RegenerateLevel};
 
 use super::{
     label::{LabelChanges, Labels},
@@ -102,8 +102,8 @@ Examples:
         #[arg(value_name = "ID")]
         id: Target,
         /// How much is renewed.
-        #[arg(long, value_enum, default_value_t = Level::Policy)]
-        level: Level,
+        #[arg(long, value_enum, default_value_t = RegenerateLevel::Policy)]
+        level: RegenerateLevel,
     },
     /// Delete an endpoint: its programs, maps, link, routes and, without --keep-ip, its addresses.
     #[command(
@@ -140,7 +140,7 @@ Examples:
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndpointSetting {
     /// Enforcement in place of the node's mode.
-    Enforcement(PolicyEnforcement),
+    Enforcement(Enforcement),
     /// A named port; `None` removes it. The agent checks the name.
     Port(String, Option<NamedPort>),
 }
@@ -166,12 +166,7 @@ impl std::str::FromStr for EndpointSetting {
 /// Parses `80/tcp`.
 fn parse_named_port(text: &str) -> Option<NamedPort> {
     let (port, protocol) = text.split_once('/')?;
-    let protocol = match protocol {
-        "tcp" => PortProtocol::Tcp,
-        "udp" => PortProtocol::Udp,
-        "sctp" => PortProtocol::Sctp,
-        _ => return None,
-    };
+    let protocol = Protocol::ALL.into_iter().find(|known| known.to_string() == protocol)?;
     Some(NamedPort { port: port.parse().ok()?, protocol })
 }
 
@@ -187,7 +182,7 @@ pub(crate) struct ListFilter {
     #[arg(long, value_name = "NAME")]
     pub(crate) network: Option<String>,
     /// In this state.
-    #[arg(long, value_name = "STATE", value_parser = state_parser())]
+    #[arg(long, value_name = "STATE", value_enum)]
     pub(crate) state: Option<EndpointState>,
     /// Carrying this label, `source:key=value`.
     #[arg(long, value_name = "LABEL")]
@@ -224,62 +219,16 @@ pub(crate) struct DeleteArgs {
     pub(crate) epoch: Option<u64>,
 }
 
-/// How much a regeneration renews.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Level {
-    /// Maps and redirects.
-    Policy,
-    /// Programs too.
-    Datapath,
-}
-
-impl From<Level> for RegenerateLevel {
-    fn from(level: Level) -> Self {
-        match level {
-            Level::Policy => Self::Policy,
-            Level::Datapath => Self::Datapath,
-        }
-    }
-}
-
-const STATES: [&str; 8] = [
-    "waiting-for-identity",
-    "waiting-to-regenerate",
-    "regenerating",
-    "ready",
-    "restoring",
-    "disconnecting",
-    "disconnected",
-    "invalid",
-];
-
-/// Parses a state's API name.
-fn parse_state(name: &str) -> Result<EndpointState, serde_json::Error> {
-    serde_json::from_value(serde_json::Value::String(name.to_owned()))
-}
-
-fn state_parser() -> impl TypedValueParser<Value = EndpointState> {
-    PossibleValuesParser::new(STATES).try_map(|name| parse_state(&name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_state_name_is_the_apis() {
-        for name in STATES {
-            let state = parse_state(name).ok().and_then(|state| serde_json::to_value(state).ok());
-            assert_eq!(state, Some(serde_json::Value::String(name.to_owned())), "{name}");
-        }
-    }
-
-    #[test]
     fn settings_of_an_endpoint() {
         let port = |port: u16, protocol| Some(NamedPort { port: port.try_into().expect("a port"), protocol });
         let of = |text: &str| text.parse::<EndpointSetting>().ok();
-        assert_eq!(of("policy-enforcement=never"), Some(EndpointSetting::Enforcement(PolicyEnforcement::Never)));
-        let http = EndpointSetting::Port("http".to_owned(), port(80, PortProtocol::Tcp));
+        assert_eq!(of("policy-enforcement=never"), Some(EndpointSetting::Enforcement(Enforcement::Never)));
+        let http = EndpointSetting::Port("http".to_owned(), port(80, Protocol::Tcp));
         assert_eq!(of("port.http=80/tcp"), Some(http));
         assert_eq!(of("port.http="), Some(EndpointSetting::Port("http".to_owned(), None)));
         for bad in ["", "port.http", "port.http=80", "port.http=0/tcp", "port.http=80/icmp", "port.http=65536/tcp"] {

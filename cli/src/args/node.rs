@@ -7,7 +7,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use wharf_api::{LogFormat, PACKET_REASONS, PolicyEnforcement};
+use wharf_api::{Enforcement, LogFormat, PACKET_REASONS};
 
 use super::{
     flow::BpfCtCommand,
@@ -307,7 +307,7 @@ pub(crate) enum Setting {
     Trace(bool),
     /// Shows one in this many traced packets.
     TraceSampling(u32),
-    PolicyEnforcement(PolicyEnforcement),
+    PolicyEnforcement(Enforcement),
 }
 
 impl Setting {
@@ -374,13 +374,8 @@ impl std::str::FromStr for Setting {
     }
 }
 
-pub(super) fn parse_enforcement(text: &str) -> Result<PolicyEnforcement, BadValue> {
-    match text {
-        "default" => Ok(PolicyEnforcement::Default),
-        "always" => Ok(PolicyEnforcement::Always),
-        "never" => Ok(PolicyEnforcement::Never),
-        _ => Err(BadValue("policy-enforcement is default, always or never")),
-    }
+pub(super) fn parse_enforcement(text: &str) -> Result<Enforcement, BadValue> {
+    Enforcement::from_str(text, false).map_err(|_| BadValue("policy-enforcement is default, always or never"))
 }
 
 fn parse_on_off(text: &str) -> Option<bool> {
@@ -463,7 +458,7 @@ mod tests {
         assert_eq!("trace=off".parse(), Ok(Setting::Trace(false)));
         assert_eq!("trace-sampling=100".parse(), Ok(Setting::TraceSampling(100)));
         assert_eq!("log-format=json".parse(), Ok(Setting::LogFormat(LogFormat::Json)));
-        assert_eq!("policy-enforcement=never".parse(), Ok(Setting::PolicyEnforcement(PolicyEnforcement::Never)));
+        assert_eq!("policy-enforcement=never".parse(), Ok(Setting::PolicyEnforcement(Enforcement::Never)));
         for offered in Setting::EXAMPLES {
             assert!(offered.parse::<Setting>().is_ok(), "{offered}");
         }

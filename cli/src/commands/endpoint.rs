@@ -1,12 +1,11 @@
 //! `wharf endpoint ...`.
 
-use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health, MendedBy};
+use wharf_api::{DeleteQuery, Endpoint, EndpointFilter, EndpointPatch, Health, MendedBy, RegenerateLevel};
 
 use super::{Context, describe, watch};
 use crate::{
     args::{
-        Choice, DeleteArgs, EndpointCommand, EndpointSetting, LabelChanges, Labels, Level, ListFilter, NamespaceName,
-        changed,
+        Choice, DeleteArgs, EndpointCommand, EndpointSetting, LabelChanges, Labels, ListFilter, NamespaceName, changed,
     },
     error::{CliError, Exit},
     output::remark,
@@ -110,9 +109,8 @@ async fn labels(cx: &Context, id: &Target, changes: Vec<LabelChanges>, set: Vec<
     Ok(Exit::Ok)
 }
 
-async fn regenerate(cx: &Context, id: &Target, level: Level) -> Result<Exit, CliError> {
-    let e =
-        patch(cx, id.as_str(), EndpointPatch { regenerate: Some(level.into()), ..EndpointPatch::default() }).await?;
+async fn regenerate(cx: &Context, id: &Target, level: RegenerateLevel) -> Result<Exit, CliError> {
+    let e = patch(cx, id.as_str(), EndpointPatch { regenerate: Some(level), ..EndpointPatch::default() }).await?;
     cx.out.emit(&e, |_| endpoint::regenerated(&e))?;
     // A failed build keeps the last good state; only the kernel shows whether the fault is repaired.
     let health = cx.client.endpoint_health(&e.id.to_string()).await?;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use wharf_api::{
     DeleteResult, Endpoint, EndpointConfigView, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointMode,
-    EndpointState, LogStatus, NamedPort, PolicyEnforcement, SelfCheck, SelfCheckCase,
+    EndpointState, Enforcement, LogStatus, NamedPort, SelfCheck, SelfCheckCase,
 };
 
 use super::{
@@ -97,7 +97,7 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     screen.line("IPv4", &address(e.ipv4.map(|ip| ip.to_string()), e.gateway4.map(|ip| ip.to_string())));
     screen.line("IPv6", &address(e.ipv6.map(|ip| ip.to_string()), e.gateway6.map(|ip| ip.to_string())));
     for (i, port) in e.ports.iter().enumerate() {
-        let lead = format!("{} to port {}", port.host_side(), port.container_port);
+        let lead = format!("{} to port {}", port, port.container_port);
         screen.line(if i == 0 { "Ports" } else { "" }, &lead);
     }
     if e.ports_off {
@@ -114,8 +114,8 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
             screen.line(title, &format!("{}bit/s, burst {}bit", text::decimal(limit.rate), text::decimal(limit.burst)));
         }
     }
-    if e.policy_enforcement != PolicyEnforcement::Default {
-        let mode = if e.policy_enforcement == PolicyEnforcement::Always { "always" } else { "never" };
+    if e.policy_enforcement != Enforcement::Default {
+        let mode = if e.policy_enforcement == Enforcement::Always { "always" } else { "never" };
         screen.line("Enforcement", &format!("{mode} (its own, in place of the node's mode)"));
     }
     for (i, (name, NamedPort { port, protocol })) in e.named_ports.iter().enumerate() {

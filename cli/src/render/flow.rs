@@ -50,7 +50,11 @@ impl Layout {
             token(text::span(flow.left_ms)),
         ]);
         if self.wide {
-            row.push(token(if flow.by_stack { "stack" } else { "direct" }));
+            row.push(token(match (flow.by_proxy, flow.by_stack) {
+                (true, _) => "proxy",
+                (false, true) => "stack",
+                (false, false) => "direct",
+            }));
             row.push(token(if flow.kept { "yes" } else { "no" }));
         }
         row
@@ -79,19 +83,21 @@ mod tests {
             state: FlowState::Established,
             owner: Some(7),
             by_stack: false,
+            by_proxy: false,
             kept: true,
             idle_ms: 1_073,
             left_ms: 7_438_000,
         }
     }
 
-    fn usual() -> [Flow; 4] {
+    fn usual() -> [Flow; 5] {
         let new = Flow { state: FlowState::New, kept: false, ..flow(17, ("10.88.0.7", 40_000), ("10.88.0.8", 53)) };
         let closed = flow(6, ("fd57:4a7f:e8f::2", 40_000), ("fd57:4a7f:e8f::3", 443));
         [
             flow(6, ("10.88.0.7", 40_000), ("192.0.2.7", 443)),
             Flow { by_stack: true, ..new },
             Flow { state: FlowState::Closed, owner: None, left_ms: 0, ..closed },
+            Flow { by_proxy: true, ..flow(6, ("10.88.0.7", 40_000), ("10.88.0.8", 443)) },
             flow(47, ("10.88.0.7", 0), ("192.0.2.7", 0)),
         ]
     }
@@ -110,7 +116,7 @@ mod tests {
     fn the_longest_addresses_stand_below_each_other_within_100_columns() {
         let longest = ("2001:db8:1111:2222:3333:4444:5555:6666", 65_535);
         let flow = Flow { owner: Some(16_383), ..flow(132, longest, longest) };
-        let shown = list(&[flow, usual()[3].clone()], &Style::plain(), false);
+        let shown = list(&[flow, usual()[4].clone()], &Style::plain(), false);
         assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
         insta::assert_snapshot!(shown);
     }

@@ -66,12 +66,12 @@ pub(crate) fn list(ports: &[Port<'_>], style: &Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use wharf_api::PortProtocol;
+    use wharf_api::Protocol;
 
     use super::*;
     use crate::render::sample::endpoint;
 
-    fn port(host_ip: Option<&str>, host_port: u16, protocol: PortProtocol) -> PublishedPort {
+    fn port(host_ip: Option<&str>, host_port: u16, protocol: Protocol) -> PublishedPort {
         let number = |n: u16| n.try_into().unwrap();
         PublishedPort {
             protocol,
@@ -85,13 +85,13 @@ mod tests {
     fn ports_of_all_endpoints_by_number_within_100_columns() {
         let longest = "2001:db8:1111:2222:3333:4444:5555:6666";
         let web = Endpoint {
-            ports: vec![port(None, 8080, PortProtocol::Udp), port(Some(longest), 65_535, PortProtocol::Sctp)],
+            ports: vec![port(None, 8080, Protocol::Udp), port(Some(longest), 65_535, Protocol::Sctp)],
             ..endpoint()
         };
         let other = Endpoint {
             id: 65_000,
             ifname: "a-long-ifname-1".to_owned(),
-            ports: vec![port(Some("127.0.0.1"), 8080, PortProtocol::Tcp)],
+            ports: vec![port(Some("127.0.0.1"), 8080, Protocol::Tcp)],
             ..endpoint()
         };
         let endpoints = [web, other, endpoint()];
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn ports_that_nothing_translates_are_told() {
-        let ports = vec![port(None, 8080, PortProtocol::Udp)];
+        let ports = vec![port(None, 8080, Protocol::Udp)];
         let endpoints = [Endpoint { ports, ports_off: true, ..endpoint() }];
         let listed = list(&of(&endpoints), &Style::plain());
         assert!(listed.lines().any(|line| line.starts_with("off: the agent runs with --masquerade off")), "{listed}");

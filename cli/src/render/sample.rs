@@ -46,7 +46,7 @@ pub(crate) fn endpoint() -> Endpoint {
         masquerade: None,
         bandwidth: wharf_api::Bandwidth::default(),
         delegated: None,
-        policy_enforcement: wharf_api::PolicyEnforcement::Default,
+        policy_enforcement: wharf_api::Enforcement::Default,
         named_ports: BTreeMap::new(),
         mode: wharf_api::EndpointMode::Own,
         status: EndpointStatus {

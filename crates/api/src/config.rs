@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use wharf_names::endpoint::Enforcement;
 
 /// Body of `GET|PATCH /v1/config`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -57,28 +58,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// When policy is enforced. Source enforcement (a container may send only from its addresses) is not policy and is
-/// always on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum PolicyEnforcement {
-    /// For endpoints that a policy selects.
-    #[default]
-    Default,
-    /// For every endpoint.
-    Always,
-    /// For no endpoint.
-    Never,
-}
-
-impl PolicyEnforcement {
-    /// The mode `default`.
-    #[must_use]
-    pub fn is_default(&self) -> bool {
-        *self == Self::Default
-    }
-}
-
 /// Body of `PATCH /v1/config`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -99,5 +78,5 @@ pub struct AgentConfigPatch {
     pub trace_sampling: Option<u32>,
     /// When policy is enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy_enforcement: Option<PolicyEnforcement>,
+    pub policy_enforcement: Option<Enforcement>,
 }

@@ -2,9 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    num::NonZeroU16,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use ipnet::IpNet;
@@ -15,7 +13,12 @@ use utoipa::{
     openapi::{Object, ObjectBuilder, OneOfBuilder, Ref, Schema, schema::Type},
 };
 
-use crate::{DelegatedEndpoint, Finding, Health, PolicyEnforcement};
+pub use wharf_names::{
+    endpoint::{Enforcement, Level as RegenerateLevel, State as EndpointState},
+    port::{NamedPort, Protocol, PublishedPort},
+};
+
+use crate::{DelegatedEndpoint, Finding, Health};
 
 /// Body of `PUT /v1/endpoint/{id}`: everything that an ADD needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -144,92 +147,6 @@ pub struct BandwidthLimit {
     pub burst: u64,
 }
 
-/// Protocol of a published port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum PortProtocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl fmt::Display for PortProtocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        })
-    }
-}
-
-/// A named port of an endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NamedPort {
-    /// Port of the container.
-    #[schema(value_type = u16, minimum = 1)]
-    pub port: NonZeroU16,
-    /// Protocol.
-    pub protocol: PortProtocol,
-}
-
-/// A port of the node that forwards to a port of a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PublishedPort {
-    /// Protocol of both ports.
-    pub protocol: PortProtocol,
-    /// Address of the node for the port. When absent, every address of each family that the container has; 0.0.0.0
-    /// and :: mean every address of their family.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub host_ip: Option<IpAddr>,
-    /// Port of the node.
-    #[schema(value_type = u16, minimum = 1)]
-    pub host_port: NonZeroU16,
-    /// Port of the container.
-    #[schema(value_type = u16, minimum = 1)]
-    pub container_port: NonZeroU16,
-}
-
-impl PublishedPort {
-    /// The node's side in user notation: `198.51.100.1:8080/tcp`, `8080/udp`.
-    #[must_use]
-    pub fn host_side(&self) -> String {
-        let port = self.host_port.get();
-        match self.host_ip {
-            Some(ip) => format!("{}/{}", SocketAddr::new(ip, port), self.protocol),
-            None => format!("{port}/{}", self.protocol),
-        }
-    }
-}
-
-/// State of an endpoint's state machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum EndpointState {
-    /// The labels have no identity yet.
-    WaitingForIdentity,
-    /// A build is due.
-    WaitingToRegenerate,
-    /// A build is running.
-    Regenerating,
-    /// Realized equals desired.
-    Ready,
-    /// Read from the store after a restart; not rebuilt yet.
-    Restoring,
-    /// Deletion is in progress.
-    Disconnecting,
-    /// Deleted.
-    Disconnected,
-    /// Create failed.
-    Invalid,
-}
-
 /// Which plugin made an endpoint's link and removes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -325,8 +242,8 @@ pub struct Endpoint {
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
     /// Enforcement of policy for this endpoint; `default` follows the node's mode.
-    #[serde(default, skip_serializing_if = "PolicyEnforcement::is_default")]
-    pub policy_enforcement: PolicyEnforcement,
+    #[serde(default, skip_serializing_if = "Enforcement::is_default")]
+    pub policy_enforcement: Enforcement,
     /// Ports by the names that policy rules use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<String, NamedPort>,
@@ -432,7 +349,7 @@ pub struct EndpointPatch {
     /// Enforcement of policy for this endpoint: `always`, in both directions; `never`, no policy applies; `default`
     /// follows the node's mode. The node's mode `never` takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy_enforcement: Option<PolicyEnforcement>,
+    pub policy_enforcement: Option<Enforcement>,
     /// Named ports to set or, with `null`, remove (RFC 7396); others stay. At most 64 may remain. A name is an IANA
     /// service name (RFC 6335 section 5.1).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -449,16 +366,6 @@ fn named_port_changes() -> Object {
     let either = OneOfBuilder::new().item(null).item(Ref::from_schema_name("NamedPort")).build();
     let example = json!({"http": {"port": 80, "protocol": "tcp"}, "metrics": null});
     ObjectBuilder::new().additional_properties(Some(Schema::OneOf(either))).examples([example]).build()
-}
-
-/// Scope of a regeneration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum RegenerateLevel {
-    /// Maps and redirects only.
-    Policy,
-    /// Also programs.
-    Datapath,
 }
 
 /// Body of `GET /v1/endpoint/{id}/labels`.

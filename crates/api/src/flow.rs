@@ -187,6 +187,9 @@ pub struct Flow {
     pub owner: Option<u16>,
     /// Between two endpoints of the node: packets take the node's stack.
     pub by_stack: bool,
+    /// The node's proxy sends the source's packets in its name. The source can have another flow with the same ports.
+    #[serde(default)]
+    pub by_proxy: bool,
     /// False when newer flows may evict its row.
     pub kept: bool,
     /// Milliseconds since its last packet, accurate to about a second.

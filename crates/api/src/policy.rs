@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{PolicyEnforcement, PolicyRedirect};
+use crate::{Enforcement, PolicyRedirect};
 
 /// Longest text of a [`PolicyImport`], bytes.
 pub const POLICY_TEXT_MOST: usize = 4 << 20;
@@ -23,7 +23,7 @@ pub struct PolicyList {
     /// Revision whose rows are in the kernel; never above `revision`.
     pub realized: u64,
     /// When policy is enforced.
-    pub enforcement: PolicyEnforcement,
+    pub enforcement: Enforcement,
     /// Audit mode: packets that policy would drop are counted and pass.
     pub audit: bool,
     /// Why `realized` is below `revision`, or why a file of the policy directory is refused.
@@ -284,7 +284,7 @@ pub struct EndpointPolicy {
     /// Endpoint id.
     pub endpoint: u16,
     /// When policy is enforced for this endpoint: its setting, or the node's mode.
-    pub enforcement: PolicyEnforcement,
+    pub enforcement: Enforcement,
     /// Audit mode: packets that policy would drop are counted and pass.
     pub audit: bool,
     /// Desired revision.

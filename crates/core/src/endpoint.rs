@@ -15,8 +15,8 @@ use crate::{
     bandwidth::Bandwidth,
     identity::{Identity, Label},
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName, PortName, RuntimeName},
-    nat::{NatEntry, PortMapping, Publish},
-    policy::{NamedPort, OwnEnforcement},
+    nat::{NatEntry, PortMapping, PublishedPort},
+    policy::{Enforcement, NamedPort},
 };
 
 /// Per container.
@@ -145,7 +145,7 @@ pub struct EndpointRecord {
     pub created_unix_ms: u64,
     /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ports: Vec<Publish>,
+    pub ports: Vec<PublishedPort>,
     /// Masquerade packets to other networks; none follows the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
@@ -153,8 +153,8 @@ pub struct EndpointRecord {
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
     /// Overrides the node's enforcement mode.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy_enforcement: Option<OwnEnforcement>,
+    #[serde(default, skip_serializing_if = "Enforcement::is_default")]
+    pub policy_enforcement: Enforcement,
     /// At most [`crate::policy::MAX_NAMED_PORTS`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<PortName, NamedPort>,
@@ -208,7 +208,7 @@ impl EndpointRecord {
     /// One per published port and address.
     #[must_use]
     pub fn mappings(&self) -> Vec<PortMapping> {
-        self.ports.iter().flat_map(|port| self.addresses().filter_map(|ip| port.to(ip))).collect()
+        self.ports.iter().flat_map(|port| self.addresses().filter_map(|ip| PortMapping::of(port, ip))).collect()
     }
 
     /// Published ports, and addresses that are not masqueraded.
@@ -237,7 +237,7 @@ mod tests {
         let port = NamedPort { port: std::num::NonZeroU16::MIN, protocol: crate::nat::Protocol::Tcp };
         let named_ports = [(PortName::parse("http").expect("a name"), port)].into();
         let told = EndpointRecord {
-            policy_enforcement: Some(OwnEnforcement::Never),
+            policy_enforcement: Enforcement::Never,
             named_ports,
             awaits_labels: true,
             runtime: RuntimeName::parse("crio").ok(),

@@ -54,7 +54,7 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         ports: Vec::new(),
         masquerade: None,
         bandwidth: crate::bandwidth::Bandwidth::default(),
-        policy_enforcement: None,
+        policy_enforcement: crate::policy::Enforcement::Default,
         named_ports: std::collections::BTreeMap::new(),
         awaits_labels: false,
         ipam: None,

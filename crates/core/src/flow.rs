@@ -29,6 +29,8 @@ pub struct Flow {
     pub state: FlowState,
     /// Between two endpoints, through the node's stack.
     pub by_stack: bool,
+    /// The proxy is the source, in the source's name.
+    pub by_proxy: bool,
     /// In the table without eviction.
     pub kept: bool,
     /// Endpoint charged for the row; none for an impossible id.
@@ -129,6 +131,7 @@ mod tests {
             protocol: 6,
             state: FlowState::Established,
             by_stack: false,
+            by_proxy: false,
             kept: true,
             owner: None,
             idle: Duration::ZERO,

@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
-use wharf_names::port::share_address;
+pub use wharf_names::port::{Protocol, PublishedPort};
 
 /// Multicast and IPv6 link-local. IPv4 link-local is masqueraded: cloud providers serve DNS and metadata there.
 const NEVER_MASQUERADED: [IpNet; 3] = [
@@ -178,43 +178,6 @@ pub fn merge(cidrs: impl IntoIterator<Item = IpNet>) -> Vec<Span> {
     merged
 }
 
-/// Protocols with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl Protocol {
-    /// Every protocol.
-    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
-
-    /// IANA number.
-    #[must_use]
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        })
-    }
-}
-
 /// A published port of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortMapping {
@@ -228,47 +191,6 @@ pub struct PortMapping {
     pub container: IpAddr,
     /// Container port.
     pub container_port: NonZeroU16,
-}
-
-/// A requested port, before the container has addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Publish {
-    /// Protocol.
-    pub protocol: Protocol,
-    /// Unspecified: all of its family; `None`: all of the container's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_ip: Option<IpAddr>,
-    /// Node port.
-    pub host_port: NonZeroU16,
-    /// Container port.
-    pub container_port: NonZeroU16,
-}
-
-impl Publish {
-    /// `None` if the host IP has the other family.
-    #[must_use]
-    pub fn to(&self, container: IpAddr) -> Option<PortMapping> {
-        let Self { protocol, host_ip, host_port, container_port } = *self;
-        PortMapping { protocol, host_ip, host_port, container, container_port }.checked().ok()
-    }
-
-    /// Both claim a port of one node address, in any family.
-    #[must_use]
-    pub fn overlaps(&self, other: &Self) -> bool {
-        share_address(self.host_ip, other.host_ip)
-            && (self.protocol, self.host_port) == (other.protocol, other.host_port)
-    }
-}
-
-/// As `198.51.100.1:8080/tcp` or `8080/udp`.
-impl fmt::Display for Publish {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let port = self.host_port.get();
-        match self.host_ip {
-            Some(ip) => write!(f, "{}/{}", SocketAddr::new(ip, port), self.protocol),
-            None => write!(f, "{port}/{}", self.protocol),
-        }
-    }
 }
 
 /// Host IP and container differ in family.
@@ -285,6 +207,13 @@ pub struct FamilyMismatch {
 }
 
 impl PortMapping {
+    /// A published port of a container with this address; `None` if the host IP has the other family.
+    #[must_use]
+    pub fn of(port: &PublishedPort, container: IpAddr) -> Option<Self> {
+        let PublishedPort { protocol, host_ip, host_port, container_port } = *port;
+        Self { protocol, host_ip, host_port, container, container_port }.checked().ok()
+    }
+
     /// Normalizes an unspecified host IP (`0.0.0.0`, `::`) to `None`.
     ///
     /// # Errors
@@ -428,7 +357,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_overlaps_by_address_port_and_protocol() {
-        let ask = |host_ip: Option<&str>, port: u16| Publish {
+        let ask = |host_ip: Option<&str>, port: u16| PublishedPort {
             protocol: Protocol::Udp,
             host_ip: host_ip.map(|ip| ip.parse().unwrap()),
             host_port: port.try_into().unwrap(),
@@ -445,9 +374,12 @@ mod tests {
             assert_eq!(ask(b, 53).overlaps(&ask(a, 53)), expected, "{b:?} {a:?}");
             assert!(!ask(a, 53).overlaps(&ask(b, 54)), "{a:?} {b:?}");
         }
-        assert!(!ask(None, 53).overlaps(&Publish { protocol: Protocol::Tcp, ..ask(None, 53) }));
-        assert_eq!(ask(Some("0.0.0.0"), 53).to("10.77.0.2".parse().unwrap()).map(|m| m.host_ip), Some(None));
-        assert_eq!(ask(Some("0.0.0.0"), 53).to("fd77::2".parse().unwrap()), None);
+        assert!(!ask(None, 53).overlaps(&PublishedPort { protocol: Protocol::Tcp, ..ask(None, 53) }));
+        assert_eq!(
+            PortMapping::of(&ask(Some("0.0.0.0"), 53), "10.77.0.2".parse().unwrap()).map(|m| m.host_ip),
+            Some(None)
+        );
+        assert_eq!(PortMapping::of(&ask(Some("0.0.0.0"), 53), "fd77::2".parse().unwrap()), None);
         assert_eq!(ask(Some("::1"), 53).to_string(), "[::1]:53/udp");
     }
 

@@ -1,12 +1,12 @@
 //! Policy rows, and policy attributes of endpoints. `wharf-policy` computes rows and the order of changes.
 
-use std::{collections::BTreeMap, num::NonZeroU16};
+use std::collections::BTreeMap;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 use wharf_common::policy::{CellKey, Hit, PeerRow, SetsRow};
+pub use wharf_names::{endpoint::Enforcement, port::NamedPort};
 
-use crate::{ids::EndpointId, nat::Protocol};
+use crate::ids::EndpointId;
 
 /// Destination ports of a rule set with a common prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,25 +50,6 @@ pub struct Mode {
     pub keeps_flows: bool,
     /// Packets that rules would drop pass.
     pub audits: bool,
-}
-
-/// An endpoint's enforcement mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OwnEnforcement {
-    /// Traffic needs an accepting rule in both directions.
-    Always,
-    /// No policy selects it; it remains a peer.
-    Never,
-}
-
-/// A named port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct NamedPort {
-    /// Container port.
-    pub port: NonZeroU16,
-    /// Protocol.
-    pub protocol: Protocol,
 }
 
 /// Per endpoint.

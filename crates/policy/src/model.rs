@@ -16,6 +16,7 @@ use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::R
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+pub use wharf_names::port::Protocol;
 
 use crate::{names::NamePattern, requests::Requests};
 
@@ -224,17 +225,6 @@ impl PortRange {
     pub const fn range(self) -> RangeInclusive<u16> {
         self.first..=self.last
     }
-}
-
-/// Protocols with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
 }
 
 /// Endpoints that meet every requirement.

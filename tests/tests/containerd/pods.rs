@@ -89,7 +89,7 @@ fn host_ports(node: &Node, containerd: &Containerd) -> Result<()> {
     };
     let (with, without) = (published("with", 8080, "")?, published("without", 8081, WITHOUT_CAPABILITIES)?);
     let there = endpoint(node, &with)?;
-    let sides: Vec<String> = there.ports.iter().map(wharf_api::PublishedPort::host_side).collect();
+    let sides: Vec<String> = there.ports.iter().map(ToString::to_string).collect();
     ensure!(sides == ["8080/tcp"] && endpoint(node, &without)?.ports.is_empty(), "{there:#?}");
     let client = containerd.run(containerd.pod("client"))?;
     let shell = containerd.container(&client, &SLEEP)?;

@@ -3,17 +3,17 @@
 use std::num::NonZeroU16;
 
 use anyhow::{Context as _, Result, ensure};
-use wharf_api::{EndpointPatch, NamedPort, PolicyEnforcement, PortProtocol};
+use wharf_api::{EndpointPatch, Enforcement, NamedPort, Protocol};
 use wharf_tests::{Node, NodeConfig, scenario};
 
 use crate::pods::{Ask, Pod, change, document, import, network_policy, relabel};
 
 fn named(port: u16) -> Result<EndpointPatch> {
-    let port = NamedPort { port: NonZeroU16::new(port).context("a port")?, protocol: PortProtocol::Tcp };
+    let port = NamedPort { port: NonZeroU16::new(port).context("a port")?, protocol: Protocol::Tcp };
     Ok(EndpointPatch { named_ports: [("api".to_owned(), Some(port))].into(), ..EndpointPatch::default() })
 }
 
-fn enforcement(mode: PolicyEnforcement) -> EndpointPatch {
+fn enforcement(mode: Enforcement) -> EndpointPatch {
     EndpointPatch { policy_enforcement: Some(mode), ..EndpointPatch::default() }
 }
 
@@ -48,7 +48,7 @@ fn each_peer_has_its_own_number_of_a_named_port_and_an_endpoint_its_own_enforcem
         };
         by_name()?;
         reached(&one, &web, 80, true)?;
-        change(node, &web.end, &enforcement(PolicyEnforcement::Always))?;
+        change(node, &web.end, &enforcement(Enforcement::Always))?;
         by_name().context("always")?;
         reached(&one, &web, 80, false).context("always")?;
         node.kill_agent()?;
@@ -56,7 +56,7 @@ fn each_peer_has_its_own_number_of_a_named_port_and_an_endpoint_its_own_enforcem
         node.await_rebuilt()?;
         by_name().context("after a restart")?;
         reached(&one, &web, 80, false).context("after a restart")?;
-        change(node, &web.end, &enforcement(PolicyEnforcement::Never))?;
+        change(node, &web.end, &enforcement(Enforcement::Never))?;
         reached(&web, &one, 81, true).context("never")?;
         reached(&one, &web, 80, true).context("never")?;
         detach(node, &[&web, &one, &other])

@@ -18,7 +18,7 @@ use tokio::{sync::oneshot, time::Instant};
 use wharf_agent::{
     addresses::resting,
     audit::{self, AuditError},
-    config::{AgentConfig, Enforcement, LocalDelivery},
+    config::{AgentConfig, LocalDelivery},
     endpoint::{
         create::{self, CreateSpec},
         delete, deletions,
@@ -46,6 +46,7 @@ use wharf_core::{
     ipam::{LeaseRequest, PoolConfig, Wanted},
     kernel::{EndpointKernel as _, NodeKernel as _},
     plan::DeleteOptions,
+    policy::Enforcement,
     state::{Level, State},
     store::{Change, Lease, LeaseOwner, Snapshot},
 };

@@ -1,6 +1,6 @@
 //! `wharf policy get`, `import` and `delete`.
 
-use wharf_api::{PolicyChange, PolicyEnforcement, PolicyInfo, PolicyList, PolicySizes};
+use wharf_api::{Enforcement, PolicyChange, PolicyInfo, PolicyList, PolicySizes};
 
 use super::{
     super::{
@@ -38,11 +38,11 @@ pub(crate) fn get(list: &PolicyList, style: &Style, wide: bool) -> String {
     screen.finish()
 }
 
-fn enforcement(mode: PolicyEnforcement) -> &'static str {
+fn enforcement(mode: Enforcement) -> &'static str {
     match mode {
-        PolicyEnforcement::Default => "default (endpoints that a policy selects)",
-        PolicyEnforcement::Always => "always (every endpoint)",
-        PolicyEnforcement::Never => "never",
+        Enforcement::Default => "default (endpoints that a policy selects)",
+        Enforcement::Always => "always (every endpoint)",
+        Enforcement::Never => "never",
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
         PolicyList {
             revision: 7,
             realized: 7,
-            enforcement: PolicyEnforcement::Default,
+            enforcement: Enforcement::Default,
             audit: false,
             problem: None,
             rows: sizes,
@@ -175,7 +175,7 @@ mod tests {
         let list = PolicyList {
             realized: 6,
             audit: true,
-            enforcement: PolicyEnforcement::Always,
+            enforcement: Enforcement::Always,
             problem,
             policies: Vec::new(),
             ..usual()

@@ -1,6 +1,6 @@
 //! `wharf bpf policy get`: the rows that decide about an endpoint's packets.
 
-use wharf_api::{EndpointPolicy, EndpointRules, PolicyEnforcement, PolicyRow};
+use wharf_api::{EndpointPolicy, EndpointRules, Enforcement, PolicyRow};
 
 use super::super::{
     Style, Tone,
@@ -27,9 +27,9 @@ pub(crate) fn rules(policy: &EndpointPolicy, style: &Style, wide: bool) -> Strin
     }
     let audit = if policy.audit { "; audit: what policy would drop passes" } else { "" };
     let enforcement = match policy.enforcement {
-        PolicyEnforcement::Default => "default (in the directions of policies that select it)",
-        PolicyEnforcement::Always => "always (in both directions)",
-        PolicyEnforcement::Never => "never",
+        Enforcement::Default => "default (in the directions of policies that select it)",
+        Enforcement::Always => "always (in both directions)",
+        Enforcement::Never => "never",
     };
     screen.line("Enforcement", &format!("{enforcement}{audit}"));
     for (name, rules) in [("Ingress", &policy.ingress), ("Egress", &policy.egress)] {
@@ -116,7 +116,7 @@ mod tests {
         let many = ["10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16", "10.5.0.0/16", "10.6.0.0/16"];
         EndpointPolicy {
             endpoint: 9,
-            enforcement: PolicyEnforcement::Default,
+            enforcement: Enforcement::Default,
             audit: false,
             desired_revision: 7,
             realized_revision: 7,

@@ -8,7 +8,7 @@ use crate::{
     finding::Side,
     fixtures::{attachment, id, record},
     ids::{MacAddr, PoolName},
-    nat::{NatEntry, Protocol, Publish},
+    nat::{NatEntry, PortMapping, Protocol, PublishedPort},
 };
 
 mod aside;
@@ -567,14 +567,14 @@ fn a_link_that_was_renamed_is_told_by_its_mark() {
 #[test]
 fn a_port_is_explained_by_a_record_or_by_the_row_of_a_lost_one() {
     let mut node = Node::healthy();
-    let port = |host_port: u16| Publish {
+    let port = |host_port: u16| PublishedPort {
         protocol: Protocol::Tcp,
         host_ip: None,
         host_port: host_port.try_into().unwrap(),
         container_port: 80.try_into().unwrap(),
     };
     node.snapshot.endpoints[0].ports = vec![port(8080)];
-    let to = |host_port, address: &str| NatEntry::Port(port(host_port).to(ip(address)).unwrap());
+    let to = |host_port, address: &str| NatEntry::Port(PortMapping::of(&port(host_port), ip(address)).unwrap());
     node.dump.nat = vec![to(8080, "10.0.0.1"), to(8080, "fd00::1")];
     assert_eq!(node.found(), Vec::<String>::new());
     node.dump.nat = vec![to(8081, "10.0.0.1"), to(8080, "10.0.0.77")];

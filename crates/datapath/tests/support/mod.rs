@@ -361,7 +361,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         ports: Vec::new(),
         masquerade: None,
         bandwidth: Default::default(),
-        policy_enforcement: None,
+        policy_enforcement: wharf_core::policy::Enforcement::Default,
         named_ports: std::collections::BTreeMap::new(),
         awaits_labels: false,
         ipam: None,
