@@ -172,7 +172,7 @@ impl Shared {
         log.push_back(EndpointLogEntry {
             time_unix_ms: clock::unix_ms(),
             status,
-            state: state,
+            state,
             event: event.to_owned(),
             message,
         });

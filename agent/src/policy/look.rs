@@ -75,7 +75,7 @@ impl Policy {
         PolicyList {
             revision: inner.wanted.revision,
             realized: inner.realized,
-            enforcement: inner.enforcement.into(),
+            enforcement: inner.enforcement,
             audit: self.mode.audits,
             problem: problem(&inner),
             rows: PolicySizes {

@@ -330,6 +330,10 @@ impl Policy {
             Err(PolicyError::Lost { .. }) => return directory,
             result => result?,
         }
+        if inner.kept && matches!(self.file.try_exists(), Ok(false)) {
+            tracing::warn!(file = %self.file.display(), "the file of the policies was removed: it is written again");
+            self.keep_or_warn(&mut inner, "the next start would take the policies for lost");
+        }
         self.look_at_proxy(&mut inner).await?;
         let moved = self.look_at_addresses(&mut inner).await?;
         if moved.is_some() || inner.engine.is_none() {

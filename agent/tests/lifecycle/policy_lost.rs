@@ -70,6 +70,20 @@ fn the_rules_of_lost_policies_stay_in_force_over_starts() {
 }
 
 #[test]
+fn a_file_that_is_removed_under_the_agent_is_written_again() {
+    let machine = with_lost_policies();
+    machine.life(async |agent| {
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        std::fs::remove_file(file(&machine)).expect("removed");
+        agent.life.policy.ensure().await.expect("looked");
+    });
+    machine.life(async |agent| {
+        assert_eq!(problem(&agent).await, None);
+        assert_eq!(agent.life.policy.list().await.policies.len(), 1);
+    });
+}
+
+#[test]
 fn a_new_endpoint_is_refused_while_policies_are_lost() {
     let machine = with_lost_policies();
     let before = rules(&machine);
