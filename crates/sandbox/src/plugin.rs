@@ -82,6 +82,9 @@ impl PluginError {
             Failure::Answered { details, .. } => (!details.is_empty()).then(|| details.clone()),
             Failure::Missing { .. } => Some("install it, or name its directory by --cni-bin-dir".to_owned()),
             Failure::Late { .. } => Some("its process was killed; try again".to_owned()),
+            Failure::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("run it as root".to_owned())
+            }
             Failure::Io { .. } | Failure::Ended { .. } | Failure::Answer { .. } => None,
         }
     }
@@ -229,12 +232,19 @@ impl Call<'_> {
 }
 
 pub(crate) fn find(path: &[PathBuf], plugin: &str) -> Result<PathBuf, Failure> {
-    let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
     // A type is a name. Stored records reach this function unchecked.
     let is_name = !plugin.contains('/');
-    let found = path.iter().filter(|_| is_name).map(|directory| directory.join(plugin)).find(is_program);
-    let shown = || path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":");
-    found.ok_or_else(|| Failure::Missing { path: shown() })
+    for program in path.iter().filter(|_| is_name).map(|directory| directory.join(plugin)) {
+        match program.metadata() {
+            Ok(found) if found.is_file() && found.permissions().mode() & 0o111 != 0 => return Ok(program),
+            // Another user may see it.
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(Failure::Io { what: "look for its program", source });
+            }
+            _ => {}
+        }
+    }
+    Err(Failure::Missing { path: path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":") })
 }
 
 fn memory() -> io::Result<File> {

@@ -45,6 +45,13 @@ fn half_requests(client: &Pod, server: SocketAddr) -> Result<Vec<TcpStream>> {
     })
 }
 
+/// Connections of a client that the proxy has. The client itself takes one for open whose last packet was dropped.
+fn open(node: &Node, client: &Pod) -> Result<usize> {
+    let mut list = command_in(node.space(), "ss")?;
+    list.args(["-Htn", "state", "established", "dst", &client.end.v4()?.to_string()]);
+    Ok(run(list, b"", wait::PATIENCE)?.ok()?.lines().count())
+}
+
 /// Waits until the status has this of the proxy, and returns it.
 fn await_told(node: &Node, told: &str) -> Result<()> {
     let mut last = String::new();
@@ -71,7 +78,8 @@ fn a_client_that_spends_its_share_of_the_proxy_leaves_the_server_to_other_client
         ensure!(get(scene.web.space()?, db, "/public")? == 200 && dropped()? == 0, "before");
 
         let held = half_requests(&scene.web, db)?;
-        ensure!(held.len() <= OF_CLIENT && held.len() > OF_CLIENT / 2, "{} connections", held.len());
+        let count = open(node, &scene.web)?;
+        ensure!(count <= OF_CLIENT && count > OF_CLIENT / 2, "{count} connections");
         ensure!(dropped()? > 0, "further ones are dropped at the client");
         ensure!(get(other.space()?, db, "/public")? == 200, "another client of the server");
         await_told(node, &format!("endpoint {id} ("))?;
@@ -86,15 +94,10 @@ fn a_client_that_spends_its_share_of_the_proxy_leaves_the_server_to_other_client
         // The next owner of its address has none of its connections, though no packet told their end.
         let gone = Pod::container(node, "gone", "gone")?;
         let held = half_requests(&gone, db)?;
-        let address = gone.end.v4()?.to_string();
-        let open = || {
-            let mut list = command_in(node.space(), "ss")?;
-            list.args(["-Htn", "state", "established", "dst", &address]);
-            anyhow::Ok(run(list, b"", wait::PATIENCE)?.ok()?.lines().count())
-        };
-        ensure!(open()? >= OF_CLIENT / 2, "{} connections of the one that goes", open()?);
+        ensure!(open(node, &gone)? >= OF_CLIENT / 2, "{} connections of the one that goes", open(node, &gone)?);
         node.detach(&gone.end)?;
-        wait::until("the proxy's connections of a client that is gone", || Ok((open()? == 0).then_some(())))?;
+        let ended = || Ok((open(node, &gone)? == 0).then_some(()));
+        wait::until("the proxy's connections of a client that is gone", ended)?;
         drop(held);
         node.detach(&other.end)?;
         scene.end(node)
@@ -157,7 +160,8 @@ fn a_client_gets_no_more_than_its_share_through_a_translated_address() -> Result
         await_realized(node)?;
         ensure!(get(scene.web.space()?, service, "/public")? == 200, "before");
         let held = half_requests(&scene.web, service)?;
-        ensure!(held.len() <= OF_CLIENT && held.len() > OF_CLIENT / 2, "{} connections", held.len());
+        let count = open(node, &scene.web)?;
+        ensure!(count <= OF_CLIENT && count > OF_CLIENT / 2, "{count} connections");
         let id = node.endpoint(&scene.db.end)?.id;
         ensure!(node.packets(id, "ingress", "proxy-share-spent")? > 0, "further ones are dropped at the server");
         drop(held);

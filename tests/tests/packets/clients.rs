@@ -28,6 +28,8 @@ use crate::{
 const SHARE: u32 = 3;
 /// The server's port.
 const PORT: u16 = 443;
+/// Ticks. An emulated processor verifies the programs for more than a minute.
+const HOUR: u32 = 3_600;
 
 /// A connection of A's from this port.
 const fn from(port: u16) -> Sent {
@@ -93,7 +95,7 @@ fn opened(a: &mut Endpoint) -> Result<[u32; 2]> {
 
 #[test]
 fn a_client_opens_its_share_of_connections_and_no_more() -> Result<()> {
-    let (mut a, _listener) = redirected(SHARE, now()? + 60)?;
+    let (mut a, _listener) = redirected(SHARE, now()? + HOUR)?;
     // Handshakes that are under way at once do not pass the share either.
     for port in 1..=5 {
         ensure!(begins(&a, port)?, "{port}: nothing is open yet");
@@ -122,7 +124,7 @@ fn a_client_opens_its_share_of_connections_and_no_more() -> Result<()> {
 
 #[test]
 fn a_packet_counts_until_the_proxy_has_the_connection() -> Result<()> {
-    let (mut a, _listener) = redirected(SHARE, now()? + 60)?;
+    let (mut a, _listener) = redirected(SHARE, now()? + HOUR)?;
     ensure!(begins(&a, 1)?, "begun");
     // Each of them may be the one that opens it: what is dropped behind the hook proves nothing.
     for count in 1..=SHARE {
@@ -139,7 +141,7 @@ fn a_packet_counts_until_the_proxy_has_the_connection() -> Result<()> {
 
 #[test]
 fn a_connection_that_the_proxy_has_goes_on_beyond_the_share() -> Result<()> {
-    let (mut a, _listener) = redirected(SHARE, now()? + 60)?;
+    let (mut a, _listener) = redirected(SHARE, now()? + HOUR)?;
     let first = from(4000);
     ensure!(begins(&a, 4000)? && passes(&a, first)? && opened(&mut a)? == [1, 1], "opened");
     let connection = connection()?;
@@ -170,7 +172,7 @@ fn a_connection_that_the_proxy_has_goes_on_beyond_the_share() -> Result<()> {
 
 #[test]
 fn a_packet_goes_to_the_listener_until_the_proxy_has_the_connection() -> Result<()> {
-    let (mut a, listener) = redirected(100, now()? + 60)?;
+    let (mut a, listener) = redirected(100, now()? + HOUR)?;
     let port = listener.local_addr()?.port();
     let listeners_port = |a: &Endpoint, sent: Sent| {
         let (action, mark) = a.run_marked(FROM_CONTAINER, &sent.packet(), 0, A.ifindex)?;
@@ -212,7 +214,7 @@ fn limits_hold_no_longer_than_an_agent_counts() -> Result<()> {
 /// The proxy's sockets are gone with the proxy; their ports may be the client's own.
 #[test]
 fn a_reset_of_the_stacks_ends_the_connection_of_the_proxy() -> Result<()> {
-    let (mut a, _listener) = redirected(100, now()? + 60)?;
+    let (mut a, _listener) = redirected(100, now()? + HOUR)?;
     // A is the server here.
     let first = from(4000).back();
     let to_a = |a: &Endpoint, flags, mark| a.run_marked(TO_CONTAINER, &first.with(flags).packet(), mark, 0);
