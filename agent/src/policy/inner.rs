@@ -5,10 +5,15 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use tokio::time::Instant;
 use wharf_common::{
+    SetsRow,
     map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX},
     policy::PEER_SERVICE,
 };
-use wharf_core::{endpoint::EndpointRecord, identity::Identity};
+use wharf_core::{
+    endpoint::EndpointRecord,
+    identity::Identity,
+    policy::{Enforcement, PolicyRows},
+};
 use wharf_dns::cache::Cache;
 use wharf_policy::{
     compile::{Engine, Event, Limits, Tables},
@@ -19,7 +24,7 @@ use super::{
     Change, Computed, Guard, directory,
     documents::Documents,
     error::PolicyError,
-    members::{Members, Surroundings},
+    members::{Members, Surroundings, Unrecorded},
     names,
     proxied::Owed,
     redirects::{Outgoing, Ports},
@@ -27,7 +32,6 @@ use super::{
     rows,
 };
 use crate::{config::PROXY_PORTS, proxy::Wanted};
-use wharf_core::policy::Enforcement;
 
 /// Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE` keeps one entry free;
 /// `POLICY_PORTS` changes no values. An endpoint has two rule sets, and four during a change.
@@ -43,6 +47,8 @@ pub(super) struct Inner {
     pub(super) enforcement: Enforcement,
     pub(super) wanted: Documents,
     pub(super) members: Members,
+    /// Until the kernel's rows are read.
+    pub(super) unrecorded: Vec<Unrecorded>,
     pub(super) node: BTreeSet<IpAddr>,
     pub(super) names: Cache,
     /// Their file is out of date.
@@ -75,6 +81,7 @@ impl Inner {
             enforcement,
             wanted: Documents::default(),
             members: Members::default(),
+            unrecorded: Vec::new(),
             node: BTreeSet::new(),
             names: Cache::default(),
             names_stale: false,
@@ -106,6 +113,20 @@ impl Inner {
         let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
         self.active |= self.is_needed();
         event
+    }
+
+    /// Isolates endpoints without a record that have rules in the kernel: with their labels, the agent has lost what may
+    /// reach them.
+    pub(super) fn isolate_unrecorded(&mut self, rows: &PolicyRows) {
+        let Self { members, wanted, enforcement, unrecorded, .. } = self;
+        let has_rules = |id| rows.sets.get(&id).is_some_and(|sets| *sets != SetsRow::default());
+        for lost in std::mem::take(unrecorded).into_iter().filter(|lost| has_rules(lost.id)) {
+            tracing::warn!(
+                endpoint = lost.id.get(),
+                "its record was lost, and policy applied to it: it is isolated until it is recreated"
+            );
+            members.insert_unrecorded(lost, Surroundings { wanted, mode: *enforcement });
+        }
     }
 
     pub(super) fn renew(&mut self) -> Vec<Event> {

@@ -65,7 +65,7 @@ use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
     kernel::{Kernel, KernelError},
-    policy::{Mode, RowChange},
+    policy::{Enforcement, Mode, RowChange},
 };
 use wharf_dns::cache::Cache;
 use wharf_policy::{
@@ -85,7 +85,6 @@ use crate::{
     config::AgentConfig,
     proxy::{ProxyError, Redirects},
 };
-use wharf_core::policy::Enforcement;
 
 pub use directory::check as check_directory;
 pub use look::{Ask, Summary, destination};
@@ -176,8 +175,7 @@ impl Policy {
         Ok(())
     }
 
-    /// At a start, writes all rows in one change. An endpoint without a record that has rules in the kernel is isolated:
-    /// with its labels, the agent has lost what may reach it.
+    /// At a start, writes all rows in one change. `unrecorded`: endpoints in the kernel without a record.
     ///
     /// # Errors
     /// Rows do not fit, or the kernel refused; the earlier rows stay.
@@ -192,17 +190,9 @@ impl Policy {
         }
         // Until the rows are read, so that a failure is retried.
         inner.active = true;
+        inner.unrecorded = unrecorded.into_iter().collect();
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
-        let has_rules = |id| rows.sets.get(&id).is_some_and(|sets| *sets != SetsRow::default());
-        for lost in unrecorded.into_iter().filter(|lost| has_rules(lost.id)) {
-            tracing::warn!(
-                endpoint = lost.id.get(),
-                "its record was lost, and policy applied to it: it is isolated until it is recreated"
-            );
-            let Inner { members, wanted, enforcement, .. } = &mut *inner;
-            members.insert_unrecorded(lost, members::Surroundings { wanted, mode: *enforcement });
-        }
         inner.active = rows.generation != 0 || inner.is_needed();
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
         self.realize(inner, Vec::new()).await.1
@@ -239,6 +229,7 @@ impl Policy {
     /// The kernel refused: retried.
     pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
+        inner.unrecorded.retain(|lost| lost.id != id);
         let Some(event) = inner.members.remove(id, epoch) else { return Ok(()) };
         match self.realize(inner, vec![event]).await.1 {
             // These rows go with the lost policies; before, no endpoint gets the id or address.

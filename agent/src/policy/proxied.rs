@@ -249,6 +249,7 @@ impl Policy {
 
     /// The proxy keeps the rows' redirects.
     pub(super) fn take_over(&self, inner: &mut Inner, rows: &PolicyRows) -> Tables {
+        inner.isolate_unrecorded(rows);
         let tables = rows::tables(rows, &inner.kept_ports.listeners);
         let mut there = redirects::both(&inner.told, &redirects::wanted(&tables, &inner.members));
         inner.rounds.tell(&mut there);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health};
+use wharf_core::policy::Enforcement;
 
 use super::Source;
 use crate::{node::part::Fill, policy::Summary};
-use wharf_core::policy::Enforcement;
 
 pub(super) fn source() -> Source {
     Source {

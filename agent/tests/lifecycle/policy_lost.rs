@@ -116,9 +116,14 @@ fn an_endpoint_that_policy_isolated_stays_isolated_when_its_record_is_lost() {
     let sets = |record: &EndpointRecord| rows(&machine).sets.get(&record.id).copied().unwrap_or_default();
     assert!(sets(&closed).ingress != 0 && sets(&open) == SetsRow::default());
     std::fs::write(machine.store_path(), vec![0xa5; 65_536]).expect("overwrite");
-    for _ in 0..2 {
+    for life in 0..3 {
+        if life == 1 {
+            // The start cannot read the rules; the controller tries again.
+            machine.kernel.fail_next(Op::ObservePolicy, Kind::Other);
+        }
         machine.life(async |agent| {
             agent.quiet().await;
+            agent.life.policy.ensure().await.expect("looked");
             let (row, cells) = (sets(&closed), rows(&machine).cells);
             assert!(row.ingress != 0 && row.egress != 0, "{row:?}");
             let accepts = cells.iter().filter(|(key, _)| [row.ingress, row.egress].contains(&key.set));

@@ -375,7 +375,7 @@ const AT_LOOPBACK: u32 = 1 << 1;
 const OF_UDP: u32 = 1 << 2;
 
 /// State of the socket that takes the packet (`BPF_TCP_*` of `linux/bpf.h`; [`LISTEN`] for UDP), or [`NO_SOCKET`].
-/// `ports`: [`Packet::ports`] of what it takes. A global function, verified once.
+/// `ports`: [`Packet::ports`] of a packet that this socket takes. A global function, verified once.
 ///
 /// # Safety
 ///
