@@ -101,7 +101,7 @@ pub(crate) fn rustdoc(step: &Step, workspace: &Workspace) -> Result<()> {
         "--locked",
         "--document-private-items",
         "--features",
-        "wharf-agent/otlp",
+        "wharf-agent/otlp,wharf-datapath/fake",
     ]);
     step.run(command.env("RUSTDOCFLAGS", "-D warnings"))
 }

@@ -31,6 +31,7 @@ mod connect;
 mod container_side;
 mod error;
 pub mod events;
+#[cfg(feature = "fake")]
 pub mod fake;
 mod features;
 mod forwarding;
@@ -61,6 +62,7 @@ pub use bpf::loader::Loader;
 pub use bpf::objects::use_next_abi;
 pub use bpf::pins::{ensure_pin_root, has_pin_root};
 pub use events::EventReader;
+#[cfg(feature = "fake")]
 pub use fake::FakeKernel;
 pub use features::{check_capabilities, ipv6_off};
 pub use link_watch::{Carriers, LinkWatch};
