@@ -194,7 +194,8 @@ impl Agent<'_> {
             labels: args.labels.clone(),
             pod_name: args.pod_name.clone(),
             pod_namespace: args.pod_namespace.clone(),
-            runtime: self.runtime.map(str::to_owned),
+            // In the command's header, which an older agent ignores; it would refuse a field that it does not know.
+            runtime: None,
             deadline_ms: None,
             ports: args.ports.clone(),
             masquerade: self.conf.ip_masq,
@@ -227,13 +228,7 @@ impl Agent<'_> {
         let mut ask = async |left: Duration| {
             create.deadline_ms = u64::try_from(left.as_millis()).ok();
             let agent = self.within(left.saturating_add(self.limits.grace));
-            match agent.put_endpoint(&id, &create).await {
-                // An older agent (upgrade, downgrade).
-                Err(e) if e.to_string().contains("unknown field `runtime`") && create.runtime.take().is_some() => {
-                    agent.put_endpoint(&id, &create).await
-                }
-                answer => answer,
-            }
+            agent.put_endpoint(&id, &create).await
         };
         let answer = if args.no_wait {
             ask(self.limits.change).await

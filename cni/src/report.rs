@@ -46,6 +46,7 @@ impl Run {
                 pod_name: pod(&args, "K8S_POD_NAME"),
                 pod_namespace: pod(&args, "K8S_POD_NAMESPACE"),
                 chained: false,
+                runtime: env.runtime.clone().unwrap_or_default(),
             },
             chained: Cell::new(false),
             is_judge: verb == Verb::Check,

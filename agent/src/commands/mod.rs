@@ -251,6 +251,7 @@ pub(crate) mod tests {
             pod_name: "web-0".into(),
             pod_namespace: "shop".into(),
             chained: false,
+            runtime: String::new(),
         }
     }
 

@@ -170,7 +170,7 @@ fn is_retryable(code: Code) -> bool {
 
 fn span(ended: &Ended, mode: Mode) -> Span {
     let Ended { command, outcome, found_nothing: _, code, message, took, ended_unix_ms } = ended;
-    let Command { id, verb, network, container_id, ifname, pod_name, pod_namespace, chained: _ } = command;
+    let Command { id, verb, network, container_id, ifname, pod_name, pod_namespace, runtime, chained: _ } = command;
     let end = ended_unix_ms.saturating_mul(1_000_000);
     let start = end.saturating_sub(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     // An id of zeros is invalid.
@@ -180,6 +180,7 @@ fn span(ended: &Ended, mode: Mode) -> Span {
         ("cni.network", network),
         ("cni.interface", ifname),
         ("container.id", container_id),
+        ("container.runtime", runtime),
         ("k8s.pod.name", pod_name),
         ("k8s.namespace.name", pod_namespace),
         ("wharf.mode", mode.of(command)),

@@ -28,7 +28,7 @@ use crate::{
     rest::{
         body,
         command::{self, Deferred},
-        endpoint::create_spec,
+        endpoint::{Caller, create_spec},
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
         late, operation, status,
@@ -97,8 +97,10 @@ async fn config(State(this): State<Arc<Delegation>>) -> Json<AgentConfigView> {
 async fn add(
     State(this): State<Arc<Delegation>>,
     Segment(text): Segment,
-    Body(body): Body<EndpointCreate>,
+    Caller(runtime): Caller,
+    Body(mut body): Body<EndpointCreate>,
 ) -> Answer<(StatusCode, Json<Endpoint>)> {
+    body.runtime = body.runtime.or(runtime);
     let spec = create_spec(&text, body)?;
     accepts_work(&this, "create endpoint")?;
     let what = format!("create endpoint {}", spec.attachment);

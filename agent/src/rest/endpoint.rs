@@ -29,6 +29,7 @@ use wharf_core::{
     mtu::MAX_MTU,
     plan::DeleteOptions,
 };
+use wharf_handover::command::Command as CniCommand;
 
 use crate::{
     endpoint::{
@@ -94,8 +95,10 @@ pub async fn list(State(node): State<Arc<Node>>, Query(filter): Query<EndpointFi
 pub async fn put(
     State(node): State<Arc<Node>>,
     Segment(text): Segment,
-    Body(body): Body<EndpointCreate>,
+    Caller(runtime): Caller,
+    Body(mut body): Body<EndpointCreate>,
 ) -> Answer<(StatusCode, Json<Endpoint>)> {
+    body.runtime = body.runtime.or(runtime);
     let spec = create_spec(&text, body)?;
     accepts_work(&node, "create endpoint")?;
     Ok((StatusCode::CREATED, Json(create::create(&node.life, spec).await?)))
@@ -502,6 +505,19 @@ fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answ
     Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
 }
 
+/// The container runtime that a CNI command names in its header. Older plugins name it in the body.
+pub struct Caller(pub Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        let command =
+            parts.headers.get(COMMAND_HEADER).and_then(|header| CniCommand::of_header(header.as_bytes()).ok());
+        Ok(Self(command.map(|(command, _)| command.runtime).filter(|runtime| !runtime.is_empty())))
+    }
+}
+
 /// `text` is the path's id.
 ///
 /// # Errors
@@ -590,6 +606,21 @@ mod tests {
             }
             let CheckLane(lane) = CheckLane::from_request_parts(&mut parts, &()).await.expect("a lane");
             assert_eq!(lane, expected, "{is_root:?} {is_command}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_runtime_of_a_command_is_in_its_header() {
+        for (header, expected) in [
+            (r#"{"command":{"id":1,"verb":"ADD","runtime":"crio"},"age_us":1}"#, Some("crio")),
+            (r#"{"command":{"id":1,"verb":"ADD"},"age_us":1}"#, None),
+            (r#"{"command":{"id":1,"verb":"ADD","runtime":"cri/o"},"age_us":1}"#, None),
+            ("ADD", None),
+        ] {
+            let (mut parts, ()) = axum::http::Request::new(()).into_parts();
+            parts.headers.insert(COMMAND_HEADER, axum::http::HeaderValue::from_static(header));
+            let Caller(runtime) = Caller::from_request_parts(&mut parts, &()).await.expect("a caller");
+            assert_eq!(runtime.as_deref(), expected, "{header}");
         }
     }
 

@@ -70,6 +70,9 @@ pub struct Command {
     /// Whether another plugin made the interface, if the shim knows. For a DEL, the agent uses its record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chained: bool,
+    /// Container runtime: the program that ran the plugin.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub runtime: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -118,6 +121,7 @@ impl Command {
         fits("network", &self.network, rules::name)?;
         fits("container id", &self.container_id, rules::name)?;
         fits("interface name", &self.ifname, rules::ifname)?;
+        fits("runtime", &self.runtime, rules::program)?;
         fits("pod name", &self.pod_name, pod)?;
         fits("pod namespace", &self.pod_namespace, pod)
     }
@@ -145,6 +149,7 @@ mod tests {
             pod_name: "web\u{1f6a2}-0\u{7f}".into(),
             pod_namespace: String::new(),
             chained: false,
+            runtime: "crio".into(),
         }
     }
 
@@ -164,6 +169,7 @@ mod tests {
             ifname: "\u{7f}".repeat(15),
             pod_name: long(253),
             pod_namespace: long(253),
+            runtime: long(15),
             ..command()
         };
         assert!(command.to_header(Duration::MAX).len() <= MAX_HEADER_BYTES / 2);
@@ -179,6 +185,7 @@ mod tests {
             r#"{"command":{"id":1,"verb":"RM"},"age_us":1}"#.into(),
             r#"{"command":{"id":-1,"verb":"ADD"},"age_us":1}"#.into(),
             r#"{"command":{"id":1,"verb":"ADD","network":"a/b"},"age_us":1}"#.into(),
+            r#"{"command":{"id":1,"verb":"ADD","runtime":"a/b"},"age_us":1}"#.into(),
             format!(r#"{{"command":{{"id":1,"verb":"ADD","pod_name":"{too_long}"}},"age_us":1}}"#),
             " ".repeat(MAX_HEADER_BYTES + 1),
         ] {

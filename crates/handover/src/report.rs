@@ -303,6 +303,7 @@ mod tests {
             pod_name: String::new(),
             pod_namespace: String::new(),
             chained: false,
+            runtime: String::new(),
         };
         let (outcome, message) = (Outcome::Failure, "because".into());
         Report {
