@@ -28,12 +28,13 @@ use nix::{
 
 use crate::{space::Space, wait};
 
-/// Where the binaries under test are: `WHARF_BIN_DIR`, or `target/release` of the workspace.
+/// Where the binaries under test are: `WHARF_BIN_DIR`, or `target/debug` of the workspace, where the tests' own build puts
+/// them.
 #[must_use]
 pub fn bin_dir() -> PathBuf {
     env::var_os("WHARF_BIN_DIR")
         .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release")))
+        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/debug")))
 }
 
 /// Sends a process a signal. One that is stopped by it does nothing more when this returns: the kernel stops the threads of a
@@ -66,7 +67,11 @@ pub fn signal(pid: Pid, signal: Signal) -> Result<()> {
 /// When it was not built.
 pub fn bin(name: &str) -> Result<PathBuf> {
     let path = bin_dir().join(name);
-    ensure!(path.is_file(), "{} is not there: build it with `cargo xtask build`, or set WHARF_BIN_DIR", path.display());
+    ensure!(
+        path.is_file(),
+        "{} is not there: `cargo test --workspace --no-run` builds it; or set WHARF_BIN_DIR",
+        path.display()
+    );
     path.canonicalize().with_context(|| format!("resolve {}", path.display()))
 }
 
@@ -75,7 +80,7 @@ pub fn bin(name: &str) -> Result<PathBuf> {
 /// # Errors
 /// When it was not built.
 pub fn crash_bin(name: &str) -> Result<PathBuf> {
-    let command = format!("cargo build --release --package {name} --bin {name}-crash");
+    let command = format!("cargo build --package {name} --bin {name}-crash");
     bin(&format!("{name}-crash")).with_context(|| format!("`{command}` builds it"))
 }
 

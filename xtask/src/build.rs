@@ -41,11 +41,18 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// Programs with crash points, and the objects of the next ABI version, to which the upgrade tests upgrade.
-pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
-    progress.step("Programs with crash points, and the next ABI version", |step| {
+/// The objects of the next ABI version, to which the upgrade tests upgrade.
+pub(crate) fn next_objects(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    progress.step("BPF programs of the next ABI version", |step| {
         let copies = NEXT_OBJECTS.map(|name| (name.trim_end_matches(".o"), name));
-        build_object(step, workspace, toolchain, Some("next-abi"), &workspace.next_bpf_objects(), &copies)?;
+        build_object(step, workspace, toolchain, Some("next-abi"), &workspace.next_bpf_objects(), &copies).map(drop)
+    })
+}
+
+/// The release programs with crash points, and [`next_objects`].
+pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    next_objects(progress, workspace, toolchain)?;
+    progress.step("Programs with crash points", |step| {
         for package in ["wharf-agent", "wharf-cni", "wharf"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();

@@ -53,7 +53,7 @@ pub(crate) fn install(
     arguments: &InstallArgs,
 ) -> Result<()> {
     let staged = arguments.layout.root.is_some();
-    let sources = Sources::of(workspace);
+    let sources = Sources::of(workspace, workspace.release());
     if arguments.dry_run {
         for line in preview(&sources, arguments)? {
             println!("{line}");
@@ -64,7 +64,7 @@ pub(crate) fn install(
         privilege.confirm("installing")?;
     }
     if arguments.prebuilt {
-        build::must_be_there(&sources.release)?;
+        build::must_be_there(&sources.programs)?;
     } else {
         launch::build(workspace, privilege, verbose)?;
     }

@@ -64,7 +64,7 @@ impl Machine {
         let Task::Install(arguments) = Cli::try_parse_from(words)?.command else { bail!("not install") };
         let from = self.folder.path().join("sources");
         let sources =
-            Sources { release: from.join("release"), dist: from.join("dist"), generated: from.join("generated") };
+            Sources { programs: from.join("release"), dist: from.join("dist"), generated: from.join("generated") };
         Ok((sources, arguments))
     }
 
@@ -240,7 +240,7 @@ fn what_is_not_built_is_listed_by_a_dry_run_and_refused_by_prebuilt() -> Result<
     assert!(report.contains(&"new       /usr/local/bin/wharf-agent".to_owned()), "{report:?}");
     assert!(report.iter().any(|line| line.contains("not built yet")), "{report:?}");
     let (sources, _) = machine.asked(&["--prebuilt"])?;
-    let message = build::must_be_there(&sources.release).map_err(|error| error.to_string()).err().unwrap_or_default();
+    let message = build::must_be_there(&sources.programs).map_err(|error| error.to_string()).err().unwrap_or_default();
     assert!(message.contains("is not built; run `cargo xtask build` first"), "{message}");
     Ok(())
 }

@@ -18,19 +18,15 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) struct Sources {
-    pub(crate) release: PathBuf,
+    pub(crate) programs: PathBuf,
     /// Unit, conflist, sample configuration.
     pub(crate) dist: PathBuf,
     pub(crate) generated: PathBuf,
 }
 
 impl Sources {
-    pub(crate) fn of(workspace: &Workspace) -> Self {
-        Self {
-            release: workspace.release(),
-            dist: workspace.root().join("dist"),
-            generated: workspace.target().join("install"),
-        }
+    pub(crate) fn of(workspace: &Workspace, programs: PathBuf) -> Self {
+        Self { programs, dist: workspace.root().join("dist"), generated: workspace.target().join("install") }
     }
 
     fn completion(&self, program: &str, shell: &str) -> PathBuf {
@@ -72,7 +68,7 @@ pub(crate) fn generate(sources: &Sources) -> Result<()> {
     let pages = sources.generated.join("man");
     fs::create_dir_all(&pages).with_context(|| format!("create {}", pages.display()))?;
     for name in DESCRIBED {
-        let program = sources.release.join(name);
+        let program = sources.programs.join(name);
         output(Command::new(&program).arg("man").arg(&pages))
             .with_context(|| format!("write the manual pages of {name}"))?;
         for shell in SHELLS {
@@ -110,9 +106,9 @@ pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Ite
     let mut add = |kind, path: PathBuf, mode, bytes| items.push(Item { kind, path, bytes, mode });
 
     for name in ["wharf-agent", "wharf"] {
-        add(Kind::File, prefix.join("bin").join(name), 0o755, built(sources.release.join(name))?);
+        add(Kind::File, prefix.join("bin").join(name), 0o755, built(sources.programs.join(name))?);
     }
-    add(Kind::File, arguments.cni_bin_dir.join("wharf-cni"), 0o755, built(sources.release.join("wharf-cni"))?);
+    add(Kind::File, arguments.cni_bin_dir.join("wharf-cni"), 0o755, built(sources.programs.join("wharf-cni"))?);
 
     let pages = sources.generated.join("man");
     let listed = match fs::read_dir(&pages) {

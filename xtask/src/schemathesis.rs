@@ -42,7 +42,7 @@ pub(crate) fn run(
     })?;
     let st = progress.step("Schemathesis", |step| install(step, workspace))?;
     progress.step("The REST API against its document", |step| {
-        let mut command = command(workspace, privilege, &st);
+        let mut command = command(workspace, privilege, &st, workspace.release());
         command.args(["--examples", &arguments.examples.to_string(), "--seed", &arguments.seed.to_string()]);
         anyhow::ensure!(
             step.run_open(&mut command)?.success(),
@@ -53,15 +53,15 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Uses the existing build.
+/// Uses the programs of the test build.
 pub(crate) fn check(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let st = install(step, workspace)?;
-    step.run(&mut command(workspace, privilege, &st))
+    step.run(&mut command(workspace, privilege, &st, workspace.debug()))
 }
 
-fn command(workspace: &Workspace, privilege: &Privilege, st: &Path) -> Command {
+fn command(workspace: &Workspace, privilege: &Privilege, st: &Path, programs: PathBuf) -> Command {
     let program = workspace.target().join("debug/wharf-schemathesis");
-    let mut command = privilege.command(&program, &[("WHARF_BIN_DIR", workspace.release().into())]);
+    let mut command = privilege.command(&program, &[("WHARF_BIN_DIR", programs.into())]);
     command.arg("--st").arg(st);
     command
 }

@@ -73,6 +73,9 @@ const PARTS: [Part; 3] = [
     },
 ];
 
+/// With so many shares of the points, a run is a minute or two.
+const SHARES: u64 = 8;
+
 /// Every part runs at least once.
 pub(crate) fn run(
     workspace: &Workspace,
@@ -81,7 +84,7 @@ pub(crate) fn run(
     arguments: &SoakArgs,
 ) -> Result<ExitCode> {
     privilege.confirm("soaking (tests make network namespaces)")?;
-    let mut progress = Progress::new(setup::STEPS + build::STEPS + 2 + PARTS.len(), verbose, privilege);
+    let mut progress = Progress::new(setup::STEPS + build::STEPS + 3 + PARTS.len(), verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::TEST, CoreSources::Auto)?;
     build::ensure(&mut progress, workspace, &toolchain, &[])?;
     build::crash_programs(&mut progress, workspace, &toolchain)?;
@@ -125,7 +128,7 @@ impl Soak<'_> {
             command.env(part.seed, seed.to_string());
             command.args(["--", "--nocapture"]);
             if !tests.is_empty() {
-                command.env("WHARF_CRASH_SHARE", share(seed));
+                command.env("WHARF_CRASH_SHARE", share(seed, SHARES));
                 command.arg("--exact").args(chosen(&tests, seed, thread::available_parallelism()?.get()));
             }
             step.run(&mut command).with_context(|| {
@@ -161,9 +164,9 @@ impl Soak<'_> {
     }
 }
 
-/// An eighth of the crash points; eight consecutive numbers cover all, which take an hour.
-pub(crate) fn share(number: u64) -> String {
-    format!("{}/8", number % 8)
+/// One of `parts` shares of the crash points, all of which take an hour; consecutive numbers cover all.
+pub(crate) fn share(number: u64, parts: u64) -> String {
+    format!("{}/{parts}", number % parts)
 }
 
 /// As long as the longest run so far.

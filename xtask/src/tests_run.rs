@@ -10,6 +10,7 @@ use anyhow::Result;
 use crate::{
     args::{CoreSources, TestArgs},
     build, checks, dist, envoy, libtest, packages,
+    pieces::Sources,
     privilege::Privilege,
     progress::{Progress, Step, spell},
     promtool,
@@ -107,14 +108,14 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, Envoy, packages, crash points, test build and tests; for all tests also clippy, rustdoc, schemathesis,
-    // the demo, and with nextest the documentation's tests.
+    // promtool, Envoy, BPF programs of this ABI version and the next, packages, test build and tests; for all tests also
+    // clippy, rustdoc, schemathesis, the demo, and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
-        (false, _) => 6,
-        (true, false) => 10,
-        (true, true) => 11,
+        (false, _) => 7,
+        (true, false) => 11,
+        (true, true) => 12,
     };
-    let steps = quick.len() + setup::STEPS + build::STEPS + own;
+    let steps = quick.len() + setup::STEPS + own;
     let mut report = Report {
         progress: Progress::new(steps, verbose, privilege),
         workspace,
@@ -159,16 +160,19 @@ fn phases(
             return Ok(());
         }
     }
-    report.prepare("Release build", |progress| build::programs(progress, workspace, &[]))?;
-    report.check("Packages", |step, workspace| dist::make(step, workspace).map(drop));
-
     let rustc = &toolchain.rustc;
-    report.prepare("Crash points", |progress| build::crash_programs(progress, workspace, &toolchain))?;
     report.prepare("Test build", |progress| {
+        build::next_objects(progress, workspace, &toolchain)?;
+        // Also builds the programs, because packages with integration tests need theirs.
         progress.step("Test binaries (a few minutes the first time)", |step| {
-            step.run(runner(workspace, privilege, rustc, &[]).arg("--no-run"))
+            step.run(runner(workspace, privilege, rustc, &[]).arg("--no-run"))?;
+            step.run(workspace.cargo().args(["build", "--locked", "--package", "wharf-node"]))?;
+            build::must_be_there(&workspace.debug())
         })
     })?;
+    report.check("Packages", |step, workspace| {
+        dist::make(step, workspace, Sources::of(workspace, workspace.debug())).map(drop)
+    });
     report.tests("Tests", |step, workspace| run_tests(step, workspace, privilege, rustc, arguments));
     if everything {
         report.check("The API by schemathesis", |step, workspace| schemathesis::check(step, workspace, privilege));
@@ -214,7 +218,7 @@ pub(crate) fn lint(workspace: &Workspace, privilege: &Privilege, verbose: bool) 
 /// The test build has built the demo.
 fn demo(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let program = workspace.target().join("debug/wharf-demo");
-    step.run(&mut privilege.command(&program, &[("WHARF_BIN_DIR", workspace.release().into())]))
+    step.run(&mut privilege.command(&program, &[("WHARF_BIN_DIR", workspace.debug().into())]))
 }
 
 fn has_nextest() -> bool {
@@ -233,7 +237,7 @@ fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: 
     }
     command
         .args(["--workspace", "--locked"])
-        .env("WHARF_BIN_DIR", workspace.release())
+        .env("WHARF_BIN_DIR", workspace.debug())
         // Never rewrites snapshots.
         .env("INSTA_UPDATE", "no");
     if let Some(runner) = privilege.test_runner() {
@@ -255,7 +259,7 @@ fn run_tests(
     let mut command = runner(workspace, privilege, rustc, &arguments.filters);
     if arguments.filters.is_empty() && !arguments.all_points {
         let commits = commits(workspace);
-        let share = soak::share(commits);
+        let share = soak::share(commits, CRASH_SHARES);
         println!(
             "crash points: the share {share}; model: {MODEL_CASES} histories of the seed {commits}; by the number of commits \
              (`--all-points`: all points, and the histories of the fixed seed)"
@@ -271,6 +275,9 @@ fn run_tests(
     let status = step.run_open(&mut command)?;
     Ok((read_junit(&junit)?, status.success()))
 }
+
+/// A sixteenth of the crash points is two minutes of both processors.
+const CRASH_SHARES: u64 = 16;
 
 /// About a minute of a processor. `cargo xtask soak` runs thousands.
 const MODEL_CASES: &str = "96";

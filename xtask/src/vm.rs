@@ -66,7 +66,7 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
         bail!("run guests: they are x86-64 and run this machine's builds, which are {}", std::env::consts::ARCH);
     }
     let kernels = if arguments.kernels.is_empty() { VmKernel::DEFAULT.to_vec() } else { unique(&arguments.kernels) };
-    let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS + 1 };
+    let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS + 2 };
     let mut progress = Progress::new(building + 3 + 2 * kernels.len(), verbose, privilege);
     if arguments.prebuilt {
         build::must_be_there(&workspace.release())?;

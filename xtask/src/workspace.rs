@@ -53,6 +53,11 @@ impl Workspace {
         self.target().join("release")
     }
 
+    /// The programs that the test build makes.
+    pub(crate) fn debug(&self) -> PathBuf {
+        self.target().join("debug")
+    }
+
     /// In the checkout's root, without settings that redirect or change cargo's output.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = bare_cargo();

@@ -66,8 +66,12 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
     let ours = |line: Vec<&str>| -> Vec<String> {
         line.into_iter().map(|word| if word == IMAGE { image.clone() } else { word.to_owned() }).collect()
     };
+    // The test build's programs are linked dynamically, and the image holds no library.
+    let libraries = ["/lib", "/lib64"].into_iter().filter(|directory| Path::new(directory).exists());
+    let libraries: Vec<String> = libraries.map(|directory| format!("--volume={directory}:{directory}:ro")).collect();
     let podman_run = |options: &[&str], program: &[&str]| -> Result<String> {
-        let line = ours(podman.run_line(options, program));
+        let options: Vec<&str> = libraries.iter().map(String::as_str).chain(options.iter().copied()).collect();
+        let line = ours(podman.run_line(&options, program));
         podman.ok(&line.iter().map(String::as_str).collect::<Vec<_>>())
     };
     let pod = kubernetes::pod()?;

@@ -46,7 +46,7 @@ fn every_file_is_in_the_checksums_and_they_hold() -> Result<()> {
 }
 
 #[test]
-fn the_tarballs_programs_run_without_a_library_of_the_machine() -> Result<()> {
+fn the_tarball_is_unpacked_beside_what_is_there_and_its_programs_run() -> Result<()> {
     let root = wharf_tests::scratch::fresh_dir("tarball")?;
     let (archive, into) = (package(".tar.gz")?, root.display().to_string());
     // A node whose /opt is elsewhere, and whose /etc is its own business: both stay as they are.
@@ -62,14 +62,15 @@ fn the_tarballs_programs_run_without_a_library_of_the_machine() -> Result<()> {
     .ok()?;
     ensure!(opt.is_symlink() && root.join("var/opt/cni/bin/wharf-cni").is_file(), "the link /opt was replaced");
     ensure!(std::fs::metadata(&etc)?.permissions().mode() & 0o7777 == 0o700, "the mode of /etc was changed");
-    // A root that holds the archive alone.
+    // `cargo xtask dist` refuses programs that need a library of the machine; the test build's do.
+    let program = |path: &str| root.join(path).display().to_string();
     let version = format!("wharf-agent {}", env!("CARGO_PKG_VERSION"));
-    let said = tool("chroot", &[&into, "/usr/local/bin/wharf-agent", "--version"])?.ok()?;
+    let said = tool(&program("usr/local/bin/wharf-agent"), &["--version"])?.ok()?;
     ensure!(said.trim() == version, "{said}");
-    let said = tool("chroot", &[&into, "/usr/local/bin/wharf", "version", "--client"])?.ok()?;
+    let said = tool(&program("usr/local/bin/wharf"), &["version", "--client"])?.ok()?;
     ensure!(said.contains(env!("CARGO_PKG_VERSION")), "{said}");
-    let mut plugin = Command::new("chroot");
-    plugin.args([&into, "/opt/cni/bin/wharf-cni"]).env("CNI_COMMAND", "VERSION");
+    let mut plugin = Command::new(program("opt/cni/bin/wharf-cni"));
+    plugin.env("CNI_COMMAND", "VERSION");
     let said = run(plugin, br#"{"cniVersion":"1.0.0"}"#, std::time::Duration::from_secs(20))?.ok()?;
     ensure!(said.contains("supportedVersions"), "{said}");
     for file in [

@@ -14,9 +14,9 @@ const NAME: &str = "localhost/wharf";
 pub(super) fn make(release: &Release<'_>) -> Result<()> {
     let (root, layout) = (release.work.join("image"), release.work.join("oci"));
     for name in ["wharf-agent", "wharf", "wharf-node"] {
-        copy(&release.sources.release.join(name), &root.join("usr/bin").join(name), 0o755)?;
+        copy(&release.sources.programs.join(name), &root.join("usr/bin").join(name), 0o755)?;
     }
-    copy(&release.sources.release.join("wharf-cni"), &root.join("opt/cni/bin/wharf-cni"), 0o755)?;
+    copy(&release.sources.programs.join("wharf-cni"), &root.join("opt/cni/bin/wharf-cni"), 0o755)?;
     let network = "10-wharf.conflist";
     copy(&release.sources.dist.join(network), &root.join("etc/cni/net.d").join(network), 0o644)?;
     copy(&release.sources.dist.join("agent.toml"), &root.join("etc/wharf/agent.toml"), 0o644)?;

@@ -47,7 +47,12 @@ pub(crate) fn dist(workspace: &Workspace, privilege: &Privilege, verbose: bool, 
     if !arguments.prebuilt {
         launch::build(workspace, privilege, verbose)?;
     }
-    let out = Progress::new(1, verbose, privilege).step("Packages", |step| make(step, workspace))?;
+    let sources = Sources::of(workspace, workspace.release());
+    build::must_be_there(&sources.programs)?;
+    for name in build::PRODUCT {
+        must_be_static(&sources.programs.join(name))?;
+    }
+    let out = Progress::new(1, verbose, privilege).step("Packages", |step| make(step, workspace, sources))?;
     let mut files = tree::files(&out)?;
     files.sort();
     for file in files {
@@ -57,12 +62,7 @@ pub(crate) fn dist(workspace: &Workspace, privilege: &Privilege, verbose: bool, 
     Ok(())
 }
 
-pub(crate) fn make(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
-    let sources = Sources::of(workspace);
-    build::must_be_there(&sources.release)?;
-    for name in build::PRODUCT {
-        must_be_static(&sources.release.join(name))?;
-    }
+pub(crate) fn make(step: &Step, workspace: &Workspace, sources: Sources) -> Result<PathBuf> {
     pieces::generate(&sources)?;
     let book = book::build(step, workspace)?;
     let host = Rustc::detect()?.host;
