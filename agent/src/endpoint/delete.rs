@@ -310,39 +310,25 @@ async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
 pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
-    let (mut errors, mut clean, mut release) = (Vec::new(), true, None);
-    for step in DeleteStep::REMOVAL {
+    let (mut errors, mut clean) = (Vec::new(), true);
+    let begins = |step: DeleteStep| {
         shared.update(|v| v.begin_step(step.name()));
         crash_point("delete", step.name());
-        let since = Instant::now();
-        let result = match step {
-            DeleteStep::RemoveLink => remove::unlist(life, &subject).await.map(|ends| release = Some(ends)),
-            _ => remove::step(life, &subject, step).await,
-        };
-        timeline::phase(&life.metrics, shared, Operation::Delete, step.name(), since.elapsed(), &result);
-        match result {
-            Ok(()) => shared.log(LogStatus::Ok, step.name(), format!("{:?}", since.elapsed())),
-            Err(why) => {
-                let message = why.to_string();
-                tracing::error!(
-                    endpoint = record.id.get(),
-                    epoch = record.epoch.0,
-                    step = step.name(),
-                    "delete: {message}"
-                );
-                shared.log(LogStatus::Failure, step.name(), message.clone());
-                // Another delete has nothing to do: the addresses rest until the proxy has forgotten them.
-                if step != DeleteStep::AwaitProxy {
-                    errors.push(StepError {
-                        step: step.name().into(),
-                        endpoint: record.attachment.to_string(),
-                        message,
-                    });
-                }
-                clean &= !step.must_succeed();
-            }
+    };
+    let ended = |step: DeleteStep, took: Duration, result: Result<(), RemoveError>| {
+        let name = step.name();
+        timeline::phase(&life.metrics, shared, Operation::Delete, name, took, &result);
+        let Err(why) = result else { return shared.log(LogStatus::Ok, name, format!("{took:?}")) };
+        let message = why.to_string();
+        tracing::error!(endpoint = record.id.get(), epoch = record.epoch.0, step = name, "delete: {message}");
+        shared.log(LogStatus::Failure, name, message.clone());
+        // Another delete has nothing to do: the addresses rest until the proxy has forgotten them.
+        if step != DeleteStep::AwaitProxy {
+            errors.push(StepError { step: name.into(), endpoint: record.attachment.to_string(), message });
         }
-    }
+        clean &= !step.must_succeed();
+    };
+    let release = remove::teardown(life, &subject, begins, ended).await;
     if clean {
         identity::release(life, record.identity).await;
     }

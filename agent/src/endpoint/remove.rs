@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures::FutureExt as _;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{EndpointId, Epoch},
@@ -73,19 +73,42 @@ impl Subject {
     }
 }
 
-/// Runs all steps of [`DeleteStep::REMOVAL`], also after a failure.
+/// Phase one: runs all steps of [`DeleteStep::REMOVAL`], also after a failure. `begins` and `ended` watch each step.
+/// Returns the release of the links, unless they are still in look-ups.
+pub async fn teardown(
+    life: &Arc<Lifecycle>,
+    subject: &Subject,
+    begins: impl Fn(DeleteStep),
+    mut ended: impl FnMut(DeleteStep, Duration, Result<(), RemoveError>),
+) -> Option<Release> {
+    let mut release = None;
+    for step in DeleteStep::REMOVAL {
+        begins(step);
+        let since = Instant::now();
+        let result = match step {
+            DeleteStep::RemoveLink => unlist(life, subject).await.map(|links| release = Some(links)),
+            _ => self::step(life, subject, step).await,
+        };
+        ended(step, since.elapsed(), result);
+    }
+    release
+}
+
+/// [`teardown`], and waits for the kernel to release the links.
 ///
 /// # Errors
 /// Failed steps that must succeed.
 pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveError> {
     let mut left = Vec::new();
-    for step in DeleteStep::REMOVAL {
-        let Err(why) = self::step(life, subject, step).await else { continue };
-        if step.must_succeed() {
-            left.push((step, why));
-        } else {
-            tracing::warn!(endpoint = subject.id().get(), step = step.name(), "remove an endpoint: {why}");
-        }
+    let ended = |step: DeleteStep, _, result| match result {
+        Err(why) if step.must_succeed() => left.push((step, why)),
+        Err(why) => tracing::warn!(endpoint = subject.id().get(), step = step.name(), "remove an endpoint: {why}"),
+        Ok(()) => {}
+    };
+    if let Some(release) = teardown(life, subject, |_| {}, ended).await
+        && let Err(why) = await_kernel(&release).await
+    {
+        left.push((DeleteStep::AwaitKernel, why));
     }
     if left.is_empty() { Ok(()) } else { Err(RemoveError::Removal(left)) }
 }
