@@ -141,16 +141,17 @@ const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let turn = turn::Turn::take()?;
+    make_directory(&config.run_dir).context("--run-dir")?;
+    make_directory(&config.state_dir).context("--state-dir")?;
     // Before the kernel is opened, which installs this version's sink.
-    let turn = turn::Turn::take()?.and_bpffs(&config.bpffs)?;
+    let turn = turn.and_bpffs(&config.bpffs)?;
     delegate::records::leave(&config.run_dir)?;
     let loader = Loader::default();
     give_memory_back();
     let options =
         OpenOptions { bpffs: config.bpffs.clone(), run_dir: config.run_dir.clone(), attach_mode: config.attach_mode };
     let kernel = Arc::new(LinuxKernel::open(options, loader)?);
-    make_directory(&config.run_dir).context("--run-dir")?;
-    make_directory(&config.state_dir).context("--state-dir")?;
     let _turn = turn.and_state(&config.state_dir)?;
     let boot_id = clock::boot_id()?;
     store::check::run(&config.store(), &boot_id);
@@ -160,9 +161,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     }
     let (events, address_changes) = (kernel.events()?, kernel.address_changes()?);
     let metrics_listener = match config.metrics_listen {
-        Some(address) => {
-            Some(tokio::net::TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?)
-        }
+        Some(address) => Some(serve::listen_for_metrics(address).await?),
         None => None,
     };
 
@@ -511,7 +510,15 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
 fn make_directory(path: &Path) -> anyhow::Result<()> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
     made.with_context(|| format!("make directory {}", path.display()))?;
-    let Err(denied @ Errno::EACCES) = eaccess(path, AccessFlags::W_OK | AccessFlags::X_OK) else { return Ok(()) };
+    let denied = match eaccess(path, AccessFlags::W_OK | AccessFlags::X_OK) {
+        Err(Errno::EROFS) => anyhow::bail!(
+            "{}: write to directory {}; mount it writable, or choose another directory",
+            Errno::EROFS.desc(),
+            path.display()
+        ),
+        Err(denied @ Errno::EACCES) => denied,
+        _ => return Ok(()),
+    };
     let meta = std::fs::metadata(path).with_context(|| format!("look at directory {}", path.display()))?;
     let (shown, user) = (path.display(), nix::unistd::geteuid());
     anyhow::bail!(

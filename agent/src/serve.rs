@@ -2,7 +2,7 @@
 
 mod places;
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -70,6 +70,24 @@ pub async fn api(listener: Socket, router: Router, stop: CancellationToken, beat
 /// Serves the admin socket until `stop`.
 pub async fn admin(listener: Socket, router: Router, stop: CancellationToken) {
     serve(listener, ADMIN, Peer::of, router, stop, || {}).await;
+}
+
+/// Binds `--metrics-listen`.
+///
+/// # Errors
+/// The address, why, and what to do.
+pub async fn listen_for_metrics(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another program listens there (`ss -ltnp` names it): stop it, or choose another address"
+            }
+            io::ErrorKind::AddrNotAvailable => "no interface in the agent's network namespace has this address",
+            io::ErrorKind::PermissionDenied => "a port below 1024 needs CAP_NET_BIND_SERVICE: choose another port",
+            _ => "choose another address",
+        };
+        anyhow::anyhow!("{error}: listen on --metrics-listen {address}; {remedy}")
+    })
 }
 
 /// Serves metrics until `stop`.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
 use wharf_tests::{
     Node, NodeConfig,
     agent::{Agent, read_log},
@@ -122,6 +123,30 @@ fn a_run_directory_that_is_a_file_is_refused_in_the_name_of_its_setting() -> Res
     command.arg("--run-dir").arg(&file).arg("--state-dir").arg(&node.dirs().state);
     command.arg("--bpffs").arg(&node.dirs().bpffs);
     says(&run(command, b"", Duration::from_secs(10))?, &["--run-dir", &file.display().to_string()])
+}
+
+#[test]
+fn a_directory_on_a_read_only_file_system_is_refused_with_the_remedy() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    let place = node.dirs().root.join("read-only");
+    fs::create_dir(&place)?;
+    // In the mount namespace of the tests.
+    mount(Some("wharf-test"), &place, Some("tmpfs"), MsFlags::MS_RDONLY, None::<&str>)?;
+    let mut command = node.command(bin("wharf-agent")?)?;
+    command.arg("--run-dir").arg(&node.dirs().run).arg("--state-dir").arg(&place);
+    command.arg("--bpffs").arg(&node.dirs().bpffs);
+    says(&run(command, b"", Duration::from_secs(10))?, &["read-only", "--state-dir", "mount it writable"])?;
+    nothing_was_made(&node)
+}
+
+#[test]
+fn a_taken_or_foreign_address_for_metrics_is_refused_with_the_remedy() -> Result<()> {
+    let node = Node::without_agent(NodeConfig::default())?;
+    // A namespace without any address accepts every one.
+    ip(node.space(), "link set lo up")?;
+    let _taken = node.space().run(|| std::net::TcpListener::bind("127.0.0.1:9964"))??;
+    refused(&node, &["--metrics-listen", "127.0.0.1:9964"], &["in use", "--metrics-listen 127.0.0.1:9964", "stop it"])?;
+    refused(&node, &["--metrics-listen", "192.0.2.1:9964"], &["--metrics-listen 192.0.2.1:9964", "no interface"])
 }
 
 #[test]

@@ -125,9 +125,7 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
     has_no_store(&config)?;
     records::enter(&config.run_dir)?;
     let metrics_listener = match config.metrics_listen {
-        Some(address) => {
-            Some(tokio::net::TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?)
-        }
+        Some(address) => Some(serve::listen_for_metrics(address).await?),
         None => None,
     };
     let (sender, queue) = mpsc::channel(EXPORTS);

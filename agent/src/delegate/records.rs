@@ -40,7 +40,10 @@ pub struct Records {
     waiting: AtomicU64,
     /// Files that failed in this pass; sorted last.
     tried: Mutex<HashSet<(String, bool)>>,
-    unwritable: Mutex<Option<String>>,
+    /// Probes so far.
+    probes: AtomicU64,
+    /// Number and failure of the latest probe: an earlier one that ends later says nothing new.
+    unwritable: Mutex<(u64, Option<String>)>,
     boot_id: String,
 }
 
@@ -53,6 +56,7 @@ impl Records {
             unfinished: Queue::unfinished(run_dir),
             waiting: AtomicU64::new(0),
             tried: Mutex::default(),
+            probes: AtomicU64::new(0),
             unwritable: Mutex::default(),
             boot_id,
         }
@@ -78,15 +82,19 @@ impl Records {
 
     /// Tests whether ADDs can be recorded; otherwise none is sent.
     pub async fn probe(&self) {
+        let number = self.probes.fetch_add(1, Ordering::Relaxed) + 1;
         let queue = self.unfinished.clone();
         let tried = self.deletions.blocking(move |_| queue.probe()).await;
-        *lock(&self.unwritable) = tried.err().map(|why| why.to_string());
+        let mut latest = lock(&self.unwritable);
+        if number > latest.0 {
+            *latest = (number, tried.err().map(|why| why.to_string()));
+        }
     }
 
     /// Why an ADD could not be recorded.
     #[must_use]
     pub fn unwritable(&self) -> Option<String> {
-        lock(&self.unwritable).clone()
+        lock(&self.unwritable).1.clone()
     }
 
     fn record(&self, a: &Attachment) -> Deletion {
