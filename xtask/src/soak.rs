@@ -23,7 +23,6 @@ use crate::{
 
 struct Part {
     title: &'static str,
-    package: &'static str,
     test: &'static str,
     /// Percent.
     share: u32,
@@ -49,7 +48,6 @@ impl Runs {
 const PARTS: [Part; 3] = [
     Part {
         title: "Churn with kills",
-        package: "wharf-tests",
         test: "churn",
         share: 25,
         seed: "WHARF_CHURN_SEED",
@@ -57,7 +55,6 @@ const PARTS: [Part; 3] = [
     },
     Part {
         title: "Crash matrix at random",
-        package: "wharf-tests",
         test: "crash_matrix",
         share: 50,
         seed: "WHARF_CRASH_SEED",
@@ -65,7 +62,6 @@ const PARTS: [Part; 3] = [
     },
     Part {
         title: "Model",
-        package: "wharf-agent",
         test: "model",
         share: 25,
         seed: "WHARF_MODEL_SEED",
@@ -84,14 +80,15 @@ pub(crate) fn run(
     arguments: &SoakArgs,
 ) -> Result<ExitCode> {
     privilege.confirm("soaking (tests make network namespaces)")?;
-    let mut progress = Progress::new(setup::STEPS + build::STEPS + 3 + PARTS.len(), verbose, privilege);
+    let mut progress = Progress::new(setup::STEPS + 3 + PARTS.len(), verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::TEST, CoreSources::Auto)?;
-    build::ensure(&mut progress, workspace, &toolchain, &[])?;
-    build::crash_programs(&mut progress, workspace, &toolchain)?;
+    build::objects(&mut progress, workspace, &toolchain)?;
+    build::next_objects(&mut progress, workspace, &toolchain)?;
     let variable = cargo_target_variable(&toolchain.rustc.host, "RUNNER");
     let soak = Soak { workspace, runner: privilege.test_runner().map(|runner| (variable, runner)) };
-    progress.step("Test binaries", |step| {
-        PARTS.iter().try_for_each(|part| step.run(soak.cargo_test(part).arg("--no-run")))
+    // As `cargo xtask test` builds them, with the programs.
+    progress.step("Test binaries (a few minutes the first time)", |step| {
+        step.run(workspace.cargo().args(["test", "--no-run", "--workspace", "--locked"]))
     })?;
 
     let started = Instant::now();
@@ -152,8 +149,8 @@ impl Soak<'_> {
     fn cargo_test(&self, part: &Part) -> Command {
         let mut command = self.workspace.cargo();
         command
-            .args(["test", "--locked", "--package", part.package, "--test", part.test])
-            .env("WHARF_BIN_DIR", self.workspace.release());
+            .args(["test", "--locked", "--workspace", "--test", part.test])
+            .env("WHARF_BIN_DIR", self.workspace.debug());
         if let Runs::Whole { variables, .. } = part.runs {
             command.envs(variables.iter().copied());
         }
