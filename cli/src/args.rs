@@ -99,9 +99,9 @@ pub(crate) enum ColorWhen {
 pub(crate) enum Command {
     /// Show the state of the node: components, controllers, addresses, endpoints, memory.
     ///
-    /// Answers even when a part of the agent is stuck: a part that does not answer in 1.5 s is shown with its last value,
-    /// marked as stale with its age and what it waits for. When the API itself does not answer, the admin thread is asked
-    /// (admin.sock beside the agent's socket), and the output says so.
+    /// Answers even when a part of the agent is stuck: a part that does not answer in 1.5 s is shown with its last
+    /// value, marked as stale with its age and what it waits for. When the API itself does not answer, the admin thread
+    /// is asked (admin.sock beside the agent's socket), and the output says so.
     #[command(after_help = "\
 Exit status:
   0  ok: the agent serves and nothing is amiss (a part that is pending is no fault)
@@ -176,7 +176,8 @@ Examples:
     Policy(PolicyCommand),
     /// Show the L7 proxy: Envoy, the listeners, who waits for it, and names that containers asked DNS for.
     ///
-    /// Rules about HTTP requests and TLS server names hand connections to Envoy, rules about names hand queries of DNS to the agent.
+    /// Rules about HTTP requests and TLS server names hand connections to Envoy, rules about names hand queries of DNS
+    /// to the agent.
     #[command(
         subcommand,
         after_help = "\
@@ -205,9 +206,9 @@ Examples:
     Bpf(BpfCommand),
     /// Make, run, list, stop and remove sandboxes: containers' networks on a machine without a runtime.
     ///
-    /// A sandbox is a network namespace with a name (`ip netns list` shows it), attached to networks by CNI plugins, Wharf's or
-    /// others. It is there before anything runs in it, and stays until it is removed. These commands need root, and no agent but
-    /// the one that a plugin asks.
+    /// A sandbox is a network namespace with a name (`ip netns list` shows it), attached to networks by CNI plugins,
+    /// Wharf's or others. It is there before anything runs in it, and stays until it is removed. These commands need
+    /// root, and no agent but the one that a plugin asks.
     #[command(
         visible_alias = "sb",
         after_help = "\
@@ -236,8 +237,8 @@ The reasons that --reason knows are those of `wharf bpf metrics list`.")]
     Monitor(MonitorArgs),
     /// Compare kernel, BPF file system and store. A healthy node has no findings.
     ///
-    /// Prints one line for each finding and exits 1 when there are any; prints nothing on standard output and exits 0 when
-    /// there are none; exits 2 when the agent cannot be reached.
+    /// Prints one line for each finding and exits 1 when there are any; prints nothing on standard output and exits 0
+    /// when there are none; exits 2 when the agent cannot be reached.
     #[command(after_help = "\
 Examples:
   wharf audit                   look
@@ -261,8 +262,8 @@ Examples:
     /// Write one archive for troubleshooting: status, records, maps, logs, kernel facts.
     ///
     /// Nothing secret goes in: no environment, no tokens, nothing of what runs in containers; names, labels, addresses
-    /// and log lines do. Works without an agent too, with what can be read then. Exits 0 when every part is in it, 1 when
-    /// some could not be read; each of these is in the archive as a file that says why.
+    /// and log lines do. Works without an agent too, with what can be read then. Exits 0 when every part is in it, 1
+    /// when some could not be read; each of these is in the archive as a file that says why.
     #[command(
         visible_alias = "sysdump",
         after_help = "\

@@ -1,4 +1,5 @@
-//! What scripts rely on: exit statuses, what stands on standard output and what on standard error, and the requests made.
+//! What scripts rely on: exit statuses, what stands on standard output and what on standard error, and the requests
+//! made.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may end so")]
 
 mod agent;

@@ -1,8 +1,8 @@
-//! The protocol as files: for each command one, with every version and every shape of `prevResult`, each with what the binary
-//! printed, its exit status and what the agent was asked.
+//! The protocol as files: for each command one, with every version and every shape of `prevResult`, each with what the
+//! binary printed, its exit status and what the agent was asked.
 //!
-//! `INSTA_UPDATE=always cargo nextest run -p wharf-cni -E 'binary(golden)'` writes the files anew after a change that is
-//! meant; the difference is for the reviewer.
+//! `INSTA_UPDATE=always cargo nextest run -p wharf-cni -E 'binary(golden)'` writes the files anew after a change that
+//! is meant; the difference is for the reviewer.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "other tests need the rest")]

@@ -1,5 +1,6 @@
-//! A file in the deletion queue or among the reports, and the header that names a command. A file of the queue lies under the name that its own content asks for where it has one: a record whose
-//! name lies is refused before anything else of it matters.
+//! A file in the deletion queue or among the reports, and the header that names a command. A file of the queue lies
+//! under the name that its own content asks for where it has one: a record whose name lies is refused before anything
+//! else of it matters.
 
 use std::{fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! Requests of Envoy on its xDS streams, between changes of what it is to have. The first byte says which variant of the protocol
-//! the first stream speaks (`s`: the state of the world; else delta), the rest what happens:
+//! Requests of Envoy on its xDS streams, between changes of what it is to have. The first byte says which variant of
+//! the protocol the first stream speaks (`s`: the state of the world; else delta), the rest what happens:
 //!
 //! | bytes | what |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Every checked-in input, and inputs near them, without libFuzzer: what was found once stays mended, and a property that a change
-//! breaks is seen at once. The inputs are the same in every run; `cargo xtask fuzz` looks for new ones.
+//! Every checked-in input, and inputs near them, without libFuzzer: what was found once stays mended, and a property
+//! that a change breaks is seen at once. The inputs are the same in every run; `cargo xtask fuzz` looks for new ones.
 
 use std::{fs, path::Path};
 

@@ -111,8 +111,8 @@ impl Agent {
         }
     }
 
-    /// Starts one with crash points ([`crate::crash`]) and waits until it is ready; `None` when it was killed at a point
-    /// first.
+    /// Starts one with crash points ([`crate::crash`]) and waits until it is ready; `None` when it was killed at a
+    /// point first.
     ///
     /// # Errors
     /// As [`Self::start`], for any other end.

@@ -1,7 +1,7 @@
 //! containerd with its CRI, on a node of the test: the runtime that most kubelets have.
 //!
-//! Nothing on the machine is used but the programs: state, images, settings and the network configuration are the test's
-//! own (see `jail`), and the image is made of the machine's busybox.
+//! Nothing on the machine is used but the programs: state, images, settings and the network configuration are the
+//! test's own (see `jail`), and the image is made of the machine's busybox.
 
 mod cri;
 mod image;
@@ -42,7 +42,8 @@ const NEEDS: [(&str, &str); 4] =
 const DEBIAN: &str = "/usr/lib/cni";
 const SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// A network of a runtime class: pods of this handler get this list of plugins. Pods without a handler get the first one's.
+/// A network of a runtime class: pods of this handler get this list of plugins. Pods without a handler get the first
+/// one's.
 #[derive(Debug, Clone)]
 pub struct Network {
     /// Name of the runtime class.
@@ -87,7 +88,8 @@ impl Pod {
 }
 
 impl Containerd {
-    /// Starts one in the namespace of a node, with wharf-cni, `loopback` and these of Debian's plugins, and imports [`IMAGE`].
+    /// Starts one in the namespace of a node, with wharf-cni, `loopback` and these of Debian's plugins, and imports
+    /// [`IMAGE`].
     ///
     /// # Errors
     /// When a program is missing (the message says which package helps), or containerd does not get ready.
@@ -331,8 +333,8 @@ cni_conf_dir = "{dir}/{handler}"
         Ok(self.jail.running()?.iter().any(|(_, line)| line.contains(part)))
     }
 
-    /// What containerd and its CNI library still hold: pods, bound namespaces, cached results, processes beside the daemon.
-    /// Shims may end a moment after the call that ended their pods; they get that moment.
+    /// What containerd and its CNI library still hold: pods, bound namespaces, cached results, processes beside the
+    /// daemon. Shims may end a moment after the call that ended their pods; they get that moment.
     ///
     /// # Errors
     /// When something cannot be looked at, or a process does not end.

@@ -1,7 +1,8 @@
 //! Killing Wharf between two side effects.
 //!
-//! The binaries `wharf-agent-crash`, `wharf-cni-crash` and `wharf-crash` have crash points. They append each point that they pass to the
-//! node's trace, and kill themselves at the point that the node's wish names. Agent and plugin share both files.
+//! The binaries `wharf-agent-crash`, `wharf-cni-crash` and `wharf-crash` have crash points. They append each point that
+//! they pass to the node's trace, and kill themselves at the point that the node's wish names. Agent and plugin share
+//! both files.
 
 use std::{ffi::OsString, fs, io::ErrorKind, path::PathBuf};
 
@@ -86,8 +87,8 @@ pub fn trace(dirs: &Dirs) -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// Of an operation's points those that this run kills at: all, or the share that `WHARF_CRASH_SHARE=K/N` names, `K` from 0 below `N`.
-/// The `N` shares together are all points, and a point's share does not depend on the other points.
+/// Of an operation's points those that this run kills at: all, or the share that `WHARF_CRASH_SHARE=K/N` names, `K`
+/// from 0 below `N`. The `N` shares together are all points, and a point's share does not depend on the other points.
 ///
 /// # Errors
 /// When the variable is not of this form.

@@ -1,5 +1,5 @@
-//! A reference service of delegated mode: it keeps a table and makes a veth pair for each attachment, as the interface of
-//! `crates/delegate` says, or does on order what a bad service does.
+//! A reference service of delegated mode: it keeps a table and makes a veth pair for each attachment, as the interface
+//! of `crates/delegate` says, or does on order what a bad service does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -111,7 +111,8 @@ impl Reference {
         Ok(())
     }
 
-    /// Ends the service at once: its connections break, and its socket has no listener. Calls that run end without an effect.
+    /// Ends the service at once: its connections break, and its socket has no listener. Calls that run end without an
+    /// effect.
     ///
     /// # Errors
     /// When the socket's file cannot be removed.

@@ -1,10 +1,10 @@
 //! Where a container runtime runs unseen by the machine, and cannot outlive the test: mount and process namespaces of
 //! its own, in the node's network namespace.
 //!
-//! The runtime's process namespace hangs on one process, the keeper. It dies with the test's thread, and the kernel then
-//! ends everything in the namespace: containers, their monitors, clean-up commands. The mount namespace covers the
-//! directories a runtime writes to with tmpfs. Only `/run` is seen by the test and its agent too, since there the runtime
-//! binds the network namespaces whose paths it passes to the plugin.
+//! The runtime's process namespace hangs on one process, the keeper. It dies with the test's thread, and the kernel
+//! then ends everything in the namespace: containers, their monitors, clean-up commands. The mount namespace covers the
+//! directories a runtime writes to with tmpfs. Only `/run` is seen by the test and its agent too, since there the
+//! runtime binds the network namespaces whose paths it passes to the plugin.
 
 use std::{
     fs::{self, File},
@@ -29,8 +29,8 @@ use nix::{
     sys::signal::{SigHandler, Signal, signal},
 };
 
-/// Covered in the runtime's mount namespace alone, where they exist: its storage, CNI's cache, its locks in shared memory,
-/// the machine's own settings for it.
+/// Covered in the runtime's mount namespace alone, where they exist: its storage, CNI's cache, its locks in shared
+/// memory, the machine's own settings for it.
 const COVERED: [&str; 3] = ["/var/lib", "/dev/shm", "/etc/containers"];
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// Of the name of a test's cgroup; the test's process id follows.
@@ -53,7 +53,8 @@ impl Jail {
         mount(None::<&str>, "/run", None::<&str>, MsFlags::MS_SHARED, None::<&str>).context("share /run")?;
         let mut keeper = command_in(node, "sleep")?;
         keeper.arg("infinity").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec the closure makes system calls on constants; paths this short are not allocated.
+        // SAFETY: between fork and exec the closure makes system calls on constants; paths this short are not
+        // allocated.
         unsafe { keeper.pre_exec(settle) };
         let keeper = in_new_process_namespace(|| keeper.spawn())?.context("start the runtime's first process")?;
         let of_keeper = |ns: &str| {

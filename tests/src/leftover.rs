@@ -33,8 +33,8 @@ impl Node {
         Ok(left)
     }
 
-    /// Waits until the kernel has released the links of endpoints whose DEL was answered: records and addresses stay until then, and a
-    /// busy machine's kernel takes longer than the second that the agent makes a reader wait for it.
+    /// Waits until the kernel has released the links of endpoints whose DEL was answered: records and addresses stay
+    /// until then, and a busy machine's kernel takes longer than the second that the agent makes a reader wait for it.
     ///
     /// # Errors
     /// When they are still there after the harness's patience, or the agent does not answer.

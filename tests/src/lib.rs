@@ -3,8 +3,8 @@
 //! Every packet a test makes stays inside network namespaces the test made. A [`Node`] is such a namespace with a
 //! `wharf-agent` in it, a bpffs, a run directory and a state directory of its own; a [`Sandbox`] stands in for a
 //! container; [`cni`] runs the real plugin by the CNI protocol. All of a node's files live on a tmpfs that is mounted
-//! in a mount namespace private to the test's thread ([`scratch`]), so nothing can be left on the machine, not even when
-//! the test is killed.
+//! in a mount namespace private to the test's thread ([`scratch`]), so nothing can be left on the machine, not even
+//! when the test is killed.
 //!
 //! A scenario is a function of a running node, see [`scenario`].
 //!

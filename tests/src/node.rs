@@ -57,8 +57,8 @@ impl NodeConfig {
     }
 }
 
-/// Runs a scenario on a fresh node. Whatever the outcome nothing stays behind; when it fails, the agent's log is printed;
-/// when it succeeds, the node must be clean ([`Node::finish`]).
+/// Runs a scenario on a fresh node. Whatever the outcome nothing stays behind; when it fails, the agent's log is
+/// printed; when it succeeds, the node must be clean ([`Node::finish`]).
 ///
 /// # Errors
 /// Those of the scenario, and of a node that is not clean after it.

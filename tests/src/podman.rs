@@ -1,7 +1,7 @@
 //! Podman 4 with its CNI backend, on a node of the test: the real client of the plugin.
 //!
-//! Nothing on the machine is used but the programs: storage, settings, locks and the network configuration are the test's
-//! own (see `jail`), and the image is made of the machine's busybox.
+//! Nothing on the machine is used but the programs: storage, settings, locks and the network configuration are the
+//! test's own (see `jail`), and the image is made of the machine's busybox.
 
 mod inspect;
 

@@ -28,8 +28,8 @@ use nix::{
 
 use crate::{space::Space, wait};
 
-/// Where the binaries under test are: `WHARF_BIN_DIR`, or `target/debug` of the workspace, where the tests' own build puts
-/// them.
+/// Where the binaries under test are: `WHARF_BIN_DIR`, or `target/debug` of the workspace, where the tests' own build
+/// puts them.
 #[must_use]
 pub fn bin_dir() -> PathBuf {
     env::var_os("WHARF_BIN_DIR")
@@ -37,8 +37,8 @@ pub fn bin_dir() -> PathBuf {
         .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/debug")))
 }
 
-/// Sends a process a signal. One that is stopped by it does nothing more when this returns: the kernel stops the threads of a
-/// process one after the other, and on a busy machine some go on for a while.
+/// Sends a process a signal. One that is stopped by it does nothing more when this returns: the kernel stops the
+/// threads of a process one after the other, and on a busy machine some go on for a while.
 ///
 /// # Errors
 /// When the process has ended, or does not stop.

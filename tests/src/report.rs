@@ -97,8 +97,8 @@ impl<W: Write> Report<W> {
         output.trim_end().lines().try_for_each(|l| self.line(format!("    {l}").trim_end()))
     }
 
-    /// One check: its finding when it held, its error when not. A check that fails does not end the demo; what builds on
-    /// it gets `None`.
+    /// One check: its finding when it held, its error when not. A check that fails does not end the demo; what builds
+    /// on it gets `None`.
     ///
     /// # Errors
     /// When the reader is gone.

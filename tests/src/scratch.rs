@@ -17,7 +17,8 @@ use nix::{
 /// by the tmpfs. Covering an existing directory needs no new one, which a killed test would leave behind.
 const CANDIDATES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
 
-/// A directory for the files in place of the tmpfs, for the benchmark with the agent's files on a disk. They stay there.
+/// A directory for the files in place of the tmpfs, for the benchmark with the agent's files on a disk. They stay
+/// there.
 const ON_DISK: &str = "WHARF_SCRATCH";
 
 thread_local! {

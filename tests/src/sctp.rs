@@ -69,7 +69,8 @@ impl SctpSocket {
         sendto(self.socket.as_raw_fd(), &packet(sum), &to, MsgFlags::empty()).context("send SCTP").map(drop)
     }
 
-    /// Who asks for an association next, or acknowledges one, and the port that the packet came to. Its checksum is right.
+    /// Who asks for an association next, or acknowledges one, and the port that the packet came to. Its checksum is
+    /// right.
     ///
     /// # Errors
     /// When none comes in time.

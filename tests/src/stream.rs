@@ -21,10 +21,11 @@ use nix::{
 use crate::{space::Space, wait};
 
 const TICK: Duration = Duration::from_millis(20);
-/// After the sender's end, how long the receiver waits for a packet that may still come: a slow machine's queues are long.
+/// After the sender's end, how long the receiver waits for a packet that may still come: a slow machine's queues are
+/// long.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How far a sender that was not scheduled falls behind before it leaves packets out: a burst of a second's packets would fill
-/// the queue of its processor (net.core.netdev_max_backlog), which is no loss of the datapath's.
+/// How far a sender that was not scheduled falls behind before it leaves packets out: a burst of a second's packets
+/// would fill the queue of its processor (net.core.netdev_max_backlog), which is no loss of the datapath's.
 const LATE: Duration = Duration::from_millis(200);
 /// A stream ends by itself after this long, whatever its owner does.
 const BOUND: Duration = Duration::from_secs(300);
@@ -77,8 +78,8 @@ pub struct UdpStream {
 }
 
 impl UdpStream {
-    /// Starts a stream of `rate` packets each second from one namespace to an address in another; returns when the first
-    /// has arrived.
+    /// Starts a stream of `rate` packets each second from one namespace to an address in another; returns when the
+    /// first has arrived.
     ///
     /// # Errors
     /// When no socket can be made, or nothing arrives.
@@ -141,8 +142,8 @@ fn queues_dropped() -> Result<u64> {
     rows.lines().map(dropped).sum::<Result<u64, _>>().context("read the queues' counters")
 }
 
-/// Keeps the calling thread on the processor it is on. A packet between namespaces waits in a queue of the processor that
-/// sent it: those of a sender that moves may overtake each other, whatever the datapath does.
+/// Keeps the calling thread on the processor it is on. A packet between namespaces waits in a queue of the processor
+/// that sent it: those of a sender that moves may overtake each other, whatever the datapath does.
 fn stay_here() -> Result<()> {
     let mut here = CpuSet::new();
     here.set(sched_getcpu().context("ask which processor this is")?).context("name a processor")?;

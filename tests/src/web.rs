@@ -20,7 +20,8 @@ const TICK: Duration = Duration::from_millis(20);
 /// How long a client waits for each answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A header with which a request asks the server to close the connection after the answer. A proxy passes it on, unlike `Connection`.
+/// A header with which a request asks the server to close the connection after the answer. A proxy passes it on, unlike
+/// `Connection`.
 pub const ONCE: &str = "X-Once: yes\r\n";
 
 /// Answers every request with its own request line; on every address of its namespace, until dropped.
@@ -81,7 +82,8 @@ impl Drop for WebServer {
     }
 }
 
-/// Takes connections, each with a thread of its own that waits in a read. At the end their streams are shut down, which ends the reads.
+/// Takes connections, each with a thread of its own that waits in a read. At the end their streams are shut down, which
+/// ends the reads.
 fn accept(listener: &TcpListener, stop: &AtomicBool, served: &Arc<Mutex<Vec<Served>>>) {
     let mut open: Vec<(Weak<TcpStream>, JoinHandle<()>)> = Vec::new();
     while !stop.load(Ordering::Relaxed) {
@@ -165,8 +167,8 @@ impl WebClient {
         status.with_context(|| format!("the connection ended before the answer to {method} {path}"))
     }
 
-    /// As [`Self::ask`]; `None` when the connection ended before the first byte of the answer. The other side may close a connection between
-    /// two requests (RFC 9112, section 9.3.1), and the client learns it by its next request.
+    /// As [`Self::ask`]; `None` when the connection ended before the first byte of the answer. The other side may close
+    /// a connection between two requests (RFC 9112, section 9.3.1), and the client learns it by its next request.
     ///
     /// # Errors
     /// When there is no answer, or a part of one.

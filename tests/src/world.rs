@@ -1,5 +1,5 @@
-//! A network beyond the node: one more namespace, joined to the node's by one link or by a router, without a route back to any
-//! container.
+//! A network beyond the node: one more namespace, joined to the node's by one link or by a router, without a route back
+//! to any container.
 
 use std::net::IpAddr;
 

@@ -332,11 +332,13 @@ fn metrics_are_on_a_tcp_port_when_asked_for_and_nothing_else_is() -> Result<()> 
 fn of_nobody(node: &Node, count: usize) -> Result<Vec<UnixStream>> {
     let socket = node.dirs().socket();
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666))?;
-    // A directory above the run directory may be closed to other users: the thread enters it before it changes its user.
+    // A directory above the run directory may be closed to other users: the thread enters it before it changes its
+    // user.
     let connect = || {
         unshare(CloneFlags::CLONE_FS)?;
         std::env::set_current_dir(socket.parent().context("no directory")?)?;
-        // SAFETY: the system call takes three integers. It changes the user of this thread, which ends after the closure.
+        // SAFETY: the system call takes three integers. It changes the user of this thread, which ends after the
+        // closure.
         let result = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65_534, -1) };
         ensure!(result == 0, "become nobody");
         let name = socket.file_name().context("no name")?;

@@ -331,8 +331,8 @@ fn clients_that_say_nothing_do_not_keep_others_from_being_served() -> Result<()>
             .context("connect")?;
         let sandbox = node.sandbox("late")?;
         let attached = node.attach(&sandbox)?;
-        // The agent closes a connection that says nothing for too long. Had the ADD waited its turn behind these, the agent
-        // would have closed them before.
+        // The agent closes a connection that says nothing for too long. Had the ADD waited its turn behind these, the
+        // agent would have closed them before.
         for stream in &silent {
             stream.set_nonblocking(true)?;
         }

@@ -1,5 +1,5 @@
-//! Limits of bandwidth. What passes is compared with the burst and with what the rate gives in the time that passed, so that
-//! a slow machine makes no difference.
+//! Limits of bandwidth. What passes is compared with the burst and with what the rate gives in the time that passed, so
+//! that a slow machine makes no difference.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},

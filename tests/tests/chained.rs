@@ -127,7 +127,8 @@ impl Chain {
 
     /// The link as the plugin made it: its attributes, addresses and queues, without counters that a packet changes.
     fn picture(&self, node: &Node) -> Result<[String; 3]> {
-        // The kernel gives any device a queue's length with a clsact qdisc, and ends an address's check in its own time.
+        // The kernel gives any device a queue's length with a clsact qdisc, and ends an address's check in its own
+        // time.
         let passing = ["\\", "qlen", "1000", "tentative"];
         let show = |what: &str| -> Result<String> {
             let told = ip(node.space(), &format!("-o {what} show dev {}", self.host))?.replace('\\', " \\ ");
@@ -566,7 +567,8 @@ fn tcx_nodes_attach_filters_there_and_cleanup_takes_them_off() -> Result<()> {
     c.unmake(&node)
 }
 
-/// Points that an ADD and a DEL pass, each once, which are this run's. What the agent does by its own time is not theirs.
+/// Points that an ADD and a DEL pass, each once, which are this run's. What the agent does by its own time is not
+/// theirs.
 fn points(node: &mut Node, c: &Chain) -> Result<[Vec<String>; 2]> {
     ensure!(node.start_armed_agent()?, "it died without a wish");
     node.await_rebuilt()?;
@@ -653,7 +655,8 @@ fn a_kill_between_any_two_steps_leaves_all_or_nothing() -> Result<()> {
     })
 }
 
-/// What an ADD left that was not answered, or was: whole, and gone with its DEL but for the closed link, which the next ADD opens.
+/// What an ADD left that was not answered, or was: whole, and gone with its DEL but for the closed link, which the next
+/// ADD opens.
 fn is_well_and_goes(node: &Node, c: &Chain) -> Result<()> {
     for to in gateways()? {
         ping(c.space()?, to)?.must_answer()?;

@@ -485,7 +485,8 @@ fn an_agent_in_another_mount_namespace_is_named_as_the_cause() -> Result<()> {
     })
 }
 
-/// What a runtime with libcni 1.2 or 1.3 (CRI-O, containerd 2) calls in the life of a node, with the empty lists as Go writes them.
+/// What a runtime with libcni 1.2 or 1.3 (CRI-O, containerd 2) calls in the life of a node, with the empty lists as Go
+/// writes them.
 #[test]
 fn the_calls_of_a_runtime_with_cni_1_1_in_their_order() -> Result<()> {
     scenario(NodeConfig::default(), |node| {

@@ -129,7 +129,8 @@ fn every_map_that_is_listed_can_be_shown() -> Result<()> {
         for name in ["ENDPOINTS", "CALLS", "EVENTS", "STACK_PATHS", &format!("{id}/CONFIG"), &format!("{id}/METRICS")] {
             ensure!(names.contains(&name), "{name} is not in {names:?}");
         }
-        // Sets that are ready ahead of need come and go while this looks; those of the endpoint and the shared ones stay.
+        // Sets that are ready ahead of need come and go while this looks; those of the endpoint and the shared ones
+        // stay.
         let of_endpoint = format!("{id}/");
         for name in names.iter().filter(|n| !n.contains('/') || n.starts_with(&of_endpoint)) {
             let elsewhere = match *name {

@@ -1,4 +1,5 @@
-//! Delegated mode: the agent passes the plugin's commands on to a service, whatever becomes of the service, of itself and of its callers.
+//! Delegated mode: the agent passes the plugin's commands on to a service, whatever becomes of the service, of itself
+//! and of its callers.
 
 use std::{
     collections::BTreeSet,
@@ -28,8 +29,8 @@ use wharf_tests::{
 /// CNI's "try again later".
 const LATER: u32 = 11;
 
-/// A node whose network the service makes. At the end nothing is owed to the service, the agent ends in good order, and it has left nothing on
-/// the node.
+/// A node whose network the service makes. At the end nothing is owed to the service, the agent ends in good order, and
+/// it has left nothing on the node.
 fn delegated(body: impl FnOnce(&mut Node, &mut Reference) -> Result<()>) -> Result<()> {
     let flags = ["--node-name", "quay", "--log-format", "json"].map(str::to_owned).to_vec();
     let mut node = Node::without_agent(NodeConfig { flags, toml: None })?;
@@ -361,7 +362,8 @@ fn a_service_that_is_stopped_is_told_as_not_reached_and_the_agent_ends() -> Resu
     })
 }
 
-/// Kills the agent at each point of ADD and DEL. The shim's answer is a failure or a deferral, and in the end nothing is attached.
+/// Kills the agent at each point of ADD and DEL. The shim's answer is a failure or a deferral, and in the end nothing
+/// is attached.
 #[test]
 fn an_agent_that_is_killed_at_any_point_leaves_nothing() -> Result<()> {
     delegated(|node, service| {
@@ -602,7 +604,8 @@ fn a_socket_that_others_may_have_made_is_not_trusted_and_a_network_of_its_own_is
     })
 }
 
-/// The caller of a DEL that the agent did not read has left a record, and the runtime has gone on: the attachment may be a later ADD's.
+/// The caller of a DEL that the agent did not read has left a record, and the runtime has gone on: the attachment may
+/// be a later ADD's.
 #[test]
 fn a_del_that_is_read_after_its_caller_gave_up_does_nothing() -> Result<()> {
     delegated(|node, service| {

@@ -1,5 +1,5 @@
-//! The harness itself, on two namespaces joined by a plain veth pair: what it reports as lost is lost, what it reports as
-//! whole is whole. Without this a scenario that sees nothing would look like one that goes well.
+//! The harness itself, on two namespaces joined by a plain veth pair: what it reports as lost is lost, what it reports
+//! as whole is whole. Without this a scenario that sees nothing would look like one that goes well.
 
 use std::net::IpAddr;
 

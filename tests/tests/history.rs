@@ -1,7 +1,7 @@
 //! Random histories on the real kernel, held against a reference model: who has an endpoint, and with which addresses.
 //!
-//! The same idea as the model of the agent on the fake kernel (`agent/tests/model`), with fewer runs and all of the real
-//! thing: plugin, agent, netlink, programs.
+//! The same idea as the model of the agent on the fake kernel (`agent/tests/model`), with fewer runs and all of the
+//! real thing: plugin, agent, netlink, programs.
 
 use std::collections::BTreeMap;
 

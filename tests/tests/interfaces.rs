@@ -1,5 +1,5 @@
-//! One container in three networks: two pools of the agent and one of an IPAM plugin, each with routes, labels and an MTU of
-//! its own.
+//! One container in three networks: two pools of the agent and one of an IPAM plugin, each with routes, labels and an
+//! MTU of its own.
 
 use std::net::IpAddr;
 
@@ -116,7 +116,8 @@ fn each_network_of_a_container_has_its_own_routes_mtu_and_policy() -> Result<()>
         }
         s.routed()?;
         s.talk([true; 3])?;
-        // Whoever asks, and whatever the container's other routes are: the answer leaves by the interface that was asked.
+        // Whoever asks, and whatever the container's other routes are: the answer leaves by the interface that was
+        // asked.
         let (wide, conf) =
             (node.sandbox("wide")?, node.netconf().with("name", json!("wide")).with("pool", json!("blue")));
         let wide_end = node.attach_with(&wide, "eth0", &conf)?;

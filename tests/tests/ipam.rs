@@ -130,8 +130,8 @@ fn other_networks_see_the_address_and_a_published_port_shows_who_asks() -> Resul
             world.space()?.run(|| UdpSocket::bind(SocketAddr::new(WORLD[0].parse().expect("address"), 0)))??;
         let seen = sender(&outside, || to(&a, outside.local_addr()?))?;
         ensure!(seen == ea.v4()?, "the world sees {seen}");
-        // By the node's address: the stack translates it. A container that was masqueraded would be taken for the node, which
-        // policy always lets in.
+        // By the node's address: the stack translates it. A container that was masqueraded would be taken for the node,
+        // which policy always lets in.
         let inside = a.space()?.run(|| UdpSocket::bind((ea.v4().expect("address"), 53)))??;
         let seen = sender(&inside, || to(&b, format!("{}:5353", NODE[0]).parse()?))?;
         ensure!(seen == eb.v4()?, "the container sees {seen}");
@@ -228,7 +228,8 @@ fn an_ipam_plugin_of_before_cni_1_1_is_told_by_status_and_no_obstacle_to_gc() ->
     })
 }
 
-/// An IPAM plugin that takes its time: a second for ADD, half of one for DEL. It kills who runs it where `kill` is there.
+/// An IPAM plugin that takes its time: a second for ADD, half of one for DEL. It kills who runs it where `kill` is
+/// there.
 const SLOW: &str = r#"#!/bin/sh
 cd "${0%/*}" || exit 1
 if [ -e kill ]; then rm kill; kill -KILL $PPID; fi

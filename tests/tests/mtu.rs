@@ -121,7 +121,8 @@ fn an_uplink_by_a_nexthop_object_is_an_uplink() -> Result<()> {
     })
 }
 
-/// What a socket of the container learns about the way to `to`, by sending packets that may not be cut until none is too big.
+/// What a socket of the container learns about the way to `to`, by sending packets that may not be cut until none is
+/// too big.
 fn path_mtu(from: &Space, to: SocketAddr, expected: i32) -> Result<()> {
     let socket = echo::udp_client(from, to)?;
     refuse_to_cut(&socket)?;

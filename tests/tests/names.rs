@@ -26,7 +26,8 @@ const API: [&str; 2] = ["198.51.100.3", "2001:db8:7::3"];
 /// See [`API`].
 const ELSEWHERE: [&str; 2] = ["198.51.100.4", "2001:db8:7::4"];
 
-/// Clients may ask the servers of these networks for names below `test`, and reach `api.test` and what is below `app.test`.
+/// Clients may ask the servers of these networks for names below `test`, and reach `api.test` and what is below
+/// `app.test`.
 fn rules(more: &str) -> String {
     format!(
         "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {{name: names}}\nspec:\n  \

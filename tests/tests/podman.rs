@@ -72,7 +72,8 @@ fn reaches(podman: &Podman, from: &str, (v4, v6): (Ipv4Addr, Ipv6Addr), hostname
 }
 
 /// The server may have been started a moment ago: refused connections are tried again. (Debian's static busybox crashes
-/// when wget has to look up a port's name or to set an alarm of its own; so the port is in the URL, and `timeout` is used.)
+/// when wget has to look up a port's name or to set an alarm of its own; so the port is in the URL, and `timeout` is
+/// used.)
 fn fetch(podman: &Podman, from: &str, url: &str) -> Result<String> {
     wait::until(&format!("{url} to be served"), || {
         let finished = podman.finish(&["exec", from, "timeout", "5", "wget", "-q", "-O", "-", url])?;
@@ -128,7 +129,8 @@ fn a_port_that_podman_publishes_leads_to_its_container() -> Result<()> {
     })
 }
 
-/// Podman's monitor holds the port while the container runs. The agent has the rights of its unit: it looks at processes of root's.
+/// Podman's monitor holds the port while the container runs. The agent has the rights of its unit: it looks at
+/// processes of root's.
 #[test]
 fn a_port_of_the_shipped_list_survives_a_reload_and_a_disconnect() -> Result<()> {
     with_podman(|node, podman| {
@@ -164,8 +166,8 @@ fn a_port_of_the_shipped_list_survives_a_reload_and_a_disconnect() -> Result<()>
     })
 }
 
-/// What docs/runtimes.md says of podman: with a list without `ips`, where podman asks for addresses, as it does at each reload, it
-/// does not pass the ports.
+/// What docs/runtimes.md says of podman: with a list without `ips`, where podman asks for addresses, as it does at each
+/// reload, it does not pass the ports.
 #[test]
 fn a_port_that_podman_does_not_pass_at_a_reload_is_back_after_a_restart() -> Result<()> {
     with_podman(|node, podman| {

@@ -242,7 +242,8 @@ fn multicast_and_broadcast_are_not_carried() -> Result<()> {
         ];
         let before = drops(node, own.id, "multicast-unsupported")?;
         sent.iter().try_for_each(|f| socket.send(f))?;
-        // The container's kernel sends multicast of its own (router solicitations), so here only a lower bound is exact.
+        // The container's kernel sends multicast of its own (router solicitations), so here only a lower bound is
+        // exact.
         wait::until("multicast to be counted", || {
             Ok((drops(node, own.id, "multicast-unsupported")? >= before + 3).then_some(()))
         })?;

@@ -124,7 +124,8 @@ fn a_published_port_is_reached_from_everywhere() -> Result<()> {
     })
 }
 
-/// With `route_localnet`, which a published port needs, the kernel takes packets for the loopback from the container's link.
+/// With `route_localnet`, which a published port needs, the kernel takes packets for the loopback from the container's
+/// link.
 #[test]
 fn a_container_with_a_published_port_does_not_reach_the_nodes_loopback() -> Result<()> {
     scenario(NodeConfig::default(), |node| {

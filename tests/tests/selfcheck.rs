@@ -1,5 +1,6 @@
-//! Every endpoint's own check: what its programs do with test packets, against what they should. A fault made behind the
-//! agent's back is found, told with both sides and mended; traffic and churn raise no alarm, and no test packet is counted or told.
+//! Every endpoint's own check: what its programs do with test packets, against what they should. A fault made behind
+//! the agent's back is found, told with both sides and mended; traffic and churn raise no alarm, and no test packet is
+//! counted or told.
 
 use std::{
     collections::BTreeMap,

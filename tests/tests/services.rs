@@ -1,5 +1,5 @@
-//! Services of somebody else's: an address of the node that a rule of the node's translates to a container (a ClusterIP, a
-//! NodePort, a published port). Replies take the way that the flow came.
+//! Services of somebody else's: an address of the node that a rule of the node's translates to a container (a
+//! ClusterIP, a NodePort, a published port). Replies take the way that the flow came.
 
 use std::{
     io::{Read as _, Write as _},
@@ -117,7 +117,8 @@ fn a_container_reaches_its_neighbour_through_a_service() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let s = scene(node)?;
         let client = s.client.space()?;
-        // First, before anything else has noted the port: behind an extension header of IPv6 (destination options, RFC 8200, 4.6).
+        // First, before anything else has noted the port: behind an extension header of IPv6 (destination options, RFC
+        // 8200, 4.6).
         let [_, v6] = services()?;
         let padded = echo::udp_client(client, v6)?;
         with_destination_options(&padded)?;
@@ -319,7 +320,8 @@ fn a_direct_connection_outlives_one_to_the_service_from_the_same_port() -> Resul
         for (own, service) in s.ends[1].both()?.into_iter().zip(services()?) {
             let direct = connect_from(client, 41_000, s.echo.tcp_at(own))?;
             exchange(&direct)?;
-            // The first use of the service, which notes the path: the direct connection takes it from its next packet on.
+            // The first use of the service, which notes the path: the direct connection takes it from its next packet
+            // on.
             exchange(&connect_from(client, 41_001, service)?)?;
             exchange(&direct).with_context(|| format!("after the first use of {service}"))?;
             let through = connect_from(client, 41_000, service)?;

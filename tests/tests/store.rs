@@ -1,5 +1,5 @@
-//! Stores that the agent did not leave like this: of the schema before, of one to come, with a record that cannot be read.
-//! The containers live through all of it.
+//! Stores that the agent did not leave like this: of the schema before, of one to come, with a record that cannot be
+//! read. The containers live through all of it.
 
 use std::{
     fs,

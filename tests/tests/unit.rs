@@ -1,4 +1,5 @@
-//! The agent with the rights of its systemd unit: they are enough, and it gives up all others when something else starts it.
+//! The agent with the rights of its systemd unit: they are enough, and it gives up all others when something else
+//! starts it.
 
 use std::{
     fs,

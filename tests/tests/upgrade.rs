@@ -1,5 +1,5 @@
-//! Upgrade to another ABI version, and downgrade from it, while containers talk. The other version is the next one: the same
-//! agent with another layout of `CONFIG` ([`wharf_common::abi`]).
+//! Upgrade to another ABI version, and downgrade from it, while containers talk. The other version is the next one: the
+//! same agent with another layout of `CONFIG` ([`wharf_common::abi`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -135,8 +135,8 @@ fn fifty_endpoints_are_upgraded_and_downgraded_under_load() -> Result<()> {
 /// The last thing that an upgrade does.
 const LAST: &str = "datapath/upgrade/after-removal";
 
-/// Points that a start which upgrades passes, up to the end of the upgrade: each once; those of the swap and the removal, which
-/// come for each endpoint, once more, so that an endpoint in the middle is met too.
+/// Points that a start which upgrades passes, up to the end of the upgrade: each once; those of the swap and the
+/// removal, which come for each endpoint, once more, so that an endpoint in the middle is met too.
 fn points(node: &mut Node) -> Result<Vec<String>> {
     crash::forget_trace(node.dirs())?;
     ensure!(node.start_armed_agent()?, "the agent died at a crash point that nobody wished for");

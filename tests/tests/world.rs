@@ -1,5 +1,5 @@
-//! What containers meet on the way to other networks: a smaller MTU, routers that answer probes, many flows to one place,
-//! firewalls of other tools on the node.
+//! What containers meet on the way to other networks: a smaller MTU, routers that answer probes, many flows to one
+//! place, firewalls of other tools on the node.
 
 use std::{
     collections::HashSet,

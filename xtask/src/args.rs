@@ -52,8 +52,8 @@ pub(crate) enum Task {
     Bench(Passed),
     /// Serve this machine for real: build, then run wharf-agent in the foreground
     ///
-    /// Arguments go to the agent as they are, e.g. `cargo xtask run -- --ipv4-pool 10.88.0.0/16`. The settings of /etc/wharf/agent.toml
-    /// apply where that file exists and no argument is `--config`. Stop the agent with Ctrl-C.
+    /// Arguments go to the agent as they are, e.g. `cargo xtask run -- --ipv4-pool 10.88.0.0/16`. The settings of
+    /// /etc/wharf/agent.toml apply where that file exists and no argument is `--config`. Stop the agent with Ctrl-C.
     Run(Passed),
     /// Put binaries, CNI network, configuration, manual pages and systemd unit in place
     Install(InstallArgs),
@@ -65,7 +65,8 @@ pub(crate) enum Task {
     ///
     /// The first run installs mdBook under target/mdbook.
     Docs,
-    /// Make the packages under target/dist: .deb, static tarball, container image, Kubernetes manifests, SBOM, checksums
+    /// Make the packages under target/dist: .deb, static tarball, container image, Kubernetes manifests, SBOM,
+    /// checksums
     ///
     /// The same commit and toolchain give the same bytes: times are that of the commit, or SOURCE_DATE_EPOCH.
     #[command(after_help = "\
@@ -77,12 +78,13 @@ Examples:
     Dist(DistArgs),
     /// Fuzz whatever reads bytes from outside
     ///
-    /// `cargo xtask test` replays and mutates the checked-in inputs; this looks for new ones, led by coverage, for as long as
-    /// you like, and goes on from what it found before (in target/fuzz).
+    /// `cargo xtask test` replays and mutates the checked-in inputs; this looks for new ones, led by coverage, for as
+    /// long as you like, and goes on from what it found before (in target/fuzz).
     Fuzz(FuzzArgs),
     /// Hold the REST API against its OpenAPI document, by schemathesis
     ///
-    /// `cargo xtask test` does the same with the defaults. Schemathesis is installed with pip under target/schemathesis.
+    /// `cargo xtask test` does the same with the defaults. Schemathesis is installed with pip under
+    /// target/schemathesis.
     Schemathesis(SchemathesisArgs),
     /// Format the sources
     Fmt(FmtArgs),
@@ -121,7 +123,8 @@ pub(crate) struct TestArgs {
     /// Go on to the tests when a check has failed.
     #[arg(long)]
     pub(crate) keep_going: bool,
-    /// Kill Wharf at all crash points: half an hour more. Without it a run of all tests takes an eighth of them, another for each commit.
+    /// Kill Wharf at all crash points: half an hour more. Without it a run of all tests takes an eighth of them,
+    /// another for each commit.
     #[arg(long)]
     pub(crate) all_points: bool,
     /// Run only tests whose names contain one of these, at all of their crash points.
@@ -145,7 +148,8 @@ pub(crate) struct VmArgs {
     /// Run on this kernel; may be repeated [default: 6.1, 6.12 and 7.2].
     #[arg(long = "kernel", value_enum, value_name = "VERSION")]
     pub(crate) kernels: Vec<VmKernel>,
-    /// Run the tests whose FILE::NAME contains this, `::` for all; may be repeated [default: those of what differs by kernel]
+    /// Run the tests whose FILE::NAME contains this, `::` for all; may be repeated [default: those of what differs by
+    /// kernel]
     #[arg(long = "test", value_name = "NAME")]
     pub(crate) tests: Vec<String>,
     /// Keep the guests' files in target/vm/work.

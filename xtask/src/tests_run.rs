@@ -108,8 +108,8 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, Envoy, BPF programs of this ABI version and the next, packages, test build and tests; for all tests also
-    // clippy, rustdoc, schemathesis, the demo, and with nextest the documentation's tests.
+    // promtool, Envoy, BPF programs of this ABI version and the next, packages, test build and tests; for all tests
+    // also clippy, rustdoc, schemathesis, the demo, and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
         (false, _) => 7,
         (true, false) => 11,

@@ -115,8 +115,8 @@ impl Inner {
         event
     }
 
-    /// Isolates endpoints without a record that have rules in the kernel: with their labels, the agent has lost what may
-    /// reach them.
+    /// Isolates endpoints without a record that have rules in the kernel: with their labels, the agent has lost what
+    /// may reach them.
     pub(super) fn isolate_unrecorded(&mut self, rows: &PolicyRows) {
         let Self { members, wanted, enforcement, unrecorded, .. } = self;
         let has_rules = |id| rows.sets.get(&id).is_some_and(|sets| *sets != SetsRow::default());

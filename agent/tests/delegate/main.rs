@@ -1,5 +1,5 @@
-//! Delegated mode against a service that loses calls and answers: whatever happens, in the end exactly that is attached whose ADD was answered
-//! and not deleted.
+//! Delegated mode against a service that loses calls and answers: whatever happens, in the end exactly that is attached
+//! whose ADD was answered and not deleted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -69,8 +69,8 @@ enum Known {
     Added,
     /// Its DEL was answered, or it was never added, or its ADD failed.
     Gone,
-    /// Its last operation was not answered, or a DEL failed. `killed`: the runtime must ask again, because it was a DEL, or the agent was
-    /// killed since.
+    /// Its last operation was not answered, or a DEL failed. `killed`: the runtime must ask again, because it was a
+    /// DEL, or the agent was killed since.
     Unknown { killed: bool },
 }
 
@@ -182,7 +182,8 @@ fn play(steps: Vec<Step>, fates: Vec<Fate>) -> Result<(), TestCaseError> {
     }
     fake.be_well();
     for (p, k) in &known {
-        // The runtime's own DEL follows an ADD that was not answered. Without it, what was left while the agent lives is undone all the same.
+        // The runtime's own DEL follows an ADD that was not answered. Without it, what was left while the agent lives
+        // is undone all the same.
         if *k == (Known::Unknown { killed: true }) {
             prop_assert!(agent.del(*p).is_some());
         }

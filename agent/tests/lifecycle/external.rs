@@ -1,5 +1,5 @@
-//! Endpoints whose addresses another IPAM leased: the agent serves them and keeps its hands off the addresses. And routes of a
-//! container's own.
+//! Endpoints whose addresses another IPAM leased: the agent serves them and keeps its hands off the addresses. And
+//! routes of a container's own.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,5 @@
-//! Identities that do not come at once: the endpoint waits for one in a state of its own, within bounds, and a delete wins.
+//! Identities that do not come at once: the endpoint waits for one in a state of its own, within bounds, and a delete
+//! wins.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Pods that come without labels: where the node has policy, they are isolated until their labels come or are waited for no longer.
+//! Pods that come without labels: where the node has policy, they are isolated until their labels come or are waited
+//! for no longer.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What somebody does to a link behind the agent's back: known values of the host side are put back, what a container does
-//! to its own interface is its own affair.
+//! What somebody does to a link behind the agent's back: known values of the host side are put back, what a container
+//! does to its own interface is its own affair.
 
 use std::time::Duration;
 

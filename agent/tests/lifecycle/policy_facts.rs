@@ -1,5 +1,5 @@
-//! Facts that policy is told of one endpoint: its own enforcement and its named ports. They are in the kernel when the change is
-//! answered, outlive the agent, and a change that fails leaves nothing.
+//! Facts that policy is told of one endpoint: its own enforcement and its named ports. They are in the kernel when the
+//! change is answered, outlive the agent, and a change that fails leaves nothing.
 
 use tokio::sync::oneshot;
 use wharf_agent::{

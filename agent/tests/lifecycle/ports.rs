@@ -1,5 +1,5 @@
-//! What endpoints have in the node's table, published ports and addresses that are not masqueraded: one endpoint has each
-//! port, all go with their endpoint, and the audit compares them with records.
+//! What endpoints have in the node's table, published ports and addresses that are not masqueraded: one endpoint has
+//! each port, all go with their endpoint, and the audit compares them with records.
 
 use wharf_agent::{endpoint::create::CreateSpec, reconcile::Reconcile};
 use wharf_api::ErrorCode;

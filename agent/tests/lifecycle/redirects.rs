@@ -1,4 +1,5 @@
-//! Redirects that follow from policy: the proxy has them before rows lead there, keeps their ports, and holds nothing up.
+//! Redirects that follow from policy: the proxy has them before rows lead there, keeps their ports, and holds nothing
+//! up.
 
 use std::{collections::BTreeSet, time::Duration};
 

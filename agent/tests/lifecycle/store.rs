@@ -408,7 +408,8 @@ fn a_store_that_another_agent_holds_is_refused() {
     held.writer.join().expect("ends");
 }
 
-/// What a machine has that only its store knows: an endpoint, a caller's lease, an address that rests, a life that ended.
+/// What a machine has that only its store knows: an endpoint, a caller's lease, an address that rests, a life that
+/// ended.
 async fn fill(agent: &Agent) -> wharf_core::store::Snapshot {
     agent.create("c1").await;
     agent.lease_to_caller("job 7").await;
@@ -665,8 +666,8 @@ fn ended_lives_cost_two_kib_each_and_what_is_forgotten_gives_its_room_back() {
             });
             store.commit(gone.collect()).await.expect("commit");
         }
-        // It is compacted when nobody waits any more, so after the last answer. A file of up to 2 MiB is left as it is, and one
-        // that a compaction in between has made smaller may be.
+        // It is compacted when nobody waits any more, so after the last answer. A file of up to 2 MiB is left as it is,
+        // and one that a compaction in between has made smaller may be.
         eventually("the file shrinks", || size() <= 2 << 20).await;
         agent.assert_healthy().await;
     });

@@ -39,8 +39,8 @@ pub(crate) enum Health {
     Well,
     /// Its container's namespace is gone, and with it its link.
     CutOff,
-    /// A delete began and could not end. `intent`: what the store knows of it, NoIPRelease or not. `linked`: its link is
-    /// still there.
+    /// A delete began and could not end. `intent`: what the store knows of it, NoIPRelease or not. `linked`: its link
+    /// is still there.
     Going {
         intent: Option<bool>,
         linked: bool,
@@ -99,8 +99,8 @@ pub(crate) struct Model {
     pub(crate) listeners: BTreeSet<IpAddr>,
     pub(crate) queue: BTreeMap<(Who, u8), Queued>,
     pub(crate) disk_full: bool,
-    /// Attachments of which the undo of a create failed: something is left until their delete comes, an audit repairs, or
-    /// the agent starts again.
+    /// Attachments of which the undo of a create failed: something is left until their delete comes, an audit repairs,
+    /// or the agent starts again.
     pub(crate) left: BTreeSet<(Who, u8)>,
     /// A start could not undo what was left: something may be left until the next.
     pub(crate) left_by_start: bool,

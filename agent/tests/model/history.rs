@@ -47,8 +47,8 @@ pub(crate) enum Trouble {
     },
     /// The agent is killed while the kernel does this.
     KilledAt(Op),
-    /// The agent is killed when so many writes to the disk have passed. What the store had begun is written then, or cut
-    /// off where it is.
+    /// The agent is killed when so many writes to the disk have passed. What the store had begun is written then, or
+    /// cut off where it is.
     KilledAtWrite {
         after: u64,
         torn: bool,

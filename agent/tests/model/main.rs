@@ -1,14 +1,14 @@
 //! Histories of one node against a simple model of what must come of them.
 //!
 //! A history is a list of steps: attaches and detaches, repeated, of strangers, in the middle of which the kernel
-//! refuses, the disk is full, the caller goes away or the agent is killed; leases to callers, labels, policies, rebuilds, garbage
-//! collection, deletion records, restarts. The model knows, for each step, what may come of it: all of it or nothing.
-//! After each step the agent's memory, its store and the kernel are held against the model; the rows of policy against those of an
-//! engine that was just made.
+//! refuses, the disk is full, the caller goes away or the agent is killed; leases to callers, labels, policies,
+//! rebuilds, garbage collection, deletion records, restarts. The model knows, for each step, what may come of it: all
+//! of it or nothing. After each step the agent's memory, its store and the kernel are held against the model; the rows
+//! of policy against those of an engine that was just made.
 //!
-//! The histories are the same in every run; `WHARF_MODEL_CASES=N` plays N others, of the seed `WHARF_MODEL_SEED` if it is set.
-//! `cargo xtask test` plays other ones for each commit, the same on every machine. A history that failed is shrunk and kept in `regressions.txt`, and
-//! replayed first from then on.
+//! The histories are the same in every run; `WHARF_MODEL_CASES=N` plays N others, of the seed `WHARF_MODEL_SEED` if it
+//! is set. `cargo xtask test` plays other ones for each commit, the same on every machine. A history that failed is
+//! shrunk and kept in `regressions.txt`, and replayed first from then on.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod expected;

@@ -57,8 +57,8 @@ Examples:
         #[arg(value_name = "ID")]
         id: Target,
     },
-    /// Check an endpoint's programs, maps, link, addresses and routes now, and run test packets through its programs (nothing
-    /// is sent). Exits 1 when a check fails.
+    /// Check an endpoint's programs, maps, link, addresses and routes now, and run test packets through its programs
+    /// (nothing is sent). Exits 1 when a check fails.
     #[command(after_help = "\
 Examples:
   wharf endpoint health 7 || wharf endpoint log 7
@@ -70,7 +70,8 @@ Examples:
     },
     /// Show an endpoint's labels and the identity they make, or change them: those that are not named stay.
     ///
-    /// A label without `source:` keeps the source of the endpoint's label of that key; a new label is of the source k8s.
+    /// A label without `source:` keeps the source of the endpoint's label of that key; a new label is of the source
+    /// k8s.
     #[command(
         visible_alias = "label",
         after_help = "\

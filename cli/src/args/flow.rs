@@ -14,8 +14,8 @@ use crate::target::Target;
 pub(crate) enum BpfCtCommand {
     /// List tracked flows, or those that match every filter.
     ///
-    /// A flow is both directions of a conversation: SOURCE began it. OWNER is the endpoint that it counts for. IDLE is the time
-    /// since its last packet, LEFT the time until it is forgotten unless a packet comes.
+    /// A flow is both directions of a conversation: SOURCE began it. OWNER is the endpoint that it counts for. IDLE is
+    /// the time since its last packet, LEFT the time until it is forgotten unless a packet comes.
     #[command(
         visible_alias = "ls",
         after_help = "\

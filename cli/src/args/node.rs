@@ -292,8 +292,8 @@ Examples:
   wharf config set log-format=json
   wharf config set trace=on trace-sampling=100     show one in a hundred of the traced packets")]
     Set {
-        /// One of `log-level=LEVEL`, `log-format=text|json`, `trace=on|off`, `trace-sampling=N` (one in N traced packets is
-        /// shown, of those that the programs report), `policy-enforcement=default|always|never`.
+        /// One of `log-level=LEVEL`, `log-format=text|json`, `trace=on|off`, `trace-sampling=N` (one in N traced
+        /// packets is shown, of those that the programs report), `policy-enforcement=default|always|never`.
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<Setting>,
     },

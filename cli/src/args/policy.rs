@@ -19,13 +19,13 @@ use crate::target::Target;
 pub(crate) enum PolicyCommand {
     /// Check policy documents without an agent: show what each policy means, or why a document is refused.
     ///
-    /// It reads NetworkPolicy, ClusterNetworkPolicy, CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy as YAML or JSON.
-    /// A field that is not understood is refused, not skipped. When a file is refused, the others are checked too, and
-    /// standard output stays empty. Nothing is sent to the agent.
+    /// It reads NetworkPolicy, ClusterNetworkPolicy, CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy as YAML or
+    /// JSON. A field that is not understood is refused, not skipped. When a file is refused, the others are checked
+    /// too, and standard output stays empty. Nothing is sent to the agent.
     ///
-    /// TIER is when the policy decides: admin and baseline with the priority (lower first), or namespaced. SUBJECT is the
-    /// set of endpoints that the policy is about. ISOLATES names the directions in which they accept only what a rule
-    /// accepts. RULES is the number of ingress and egress rules.
+    /// TIER is when the policy decides: admin and baseline with the priority (lower first), or namespaced. SUBJECT is
+    /// the set of endpoints that the policy is about. ISOLATES names the directions in which they accept only what a
+    /// rule accepts. RULES is the number of ingress and egress rules.
     #[command(after_help = "\
 Exit status:
   0  every document is valid
@@ -38,15 +38,16 @@ Examples:
   wharf policy validate policies/ -o json | jq '.[] | select(.isolates == [])'
   kubectl get networkpolicies -A -o yaml | wharf policy validate -")]
     Validate {
-        /// A file, `-` for standard input, or a directory: its *.yaml, *.yml and *.json, not those of its subdirectories.
+        /// A file, `-` for standard input, or a directory: its *.yaml, *.yml and *.json, not those of its
+        /// subdirectories.
         #[arg(required = true, value_name = "FILE", value_hint = ValueHint::AnyPath)]
         files: Vec<PathBuf>,
     },
     /// Put the policies of files in force.
     ///
-    /// All files are checked first, as `wharf policy validate` does; when one is refused, nothing is sent. The policies of a
-    /// file are put in one change, file after file. A policy replaces the one of the same kind, namespace and name; the
-    /// others stay. The command ends when the kernel has the new rules.
+    /// All files are checked first, as `wharf policy validate` does; when one is refused, nothing is sent. The policies
+    /// of a file are put in one change, file after file. A policy replaces the one of the same kind, namespace and
+    /// name; the others stay. The command ends when the kernel has the new rules.
     #[command(after_help = "\
 Exit status:
   0  the policies are in force
@@ -59,7 +60,8 @@ Examples:
   wharf policy import policies/ extra.json
   kubectl get networkpolicies -A -o yaml | wharf policy import -")]
     Import {
-        /// A file, `-` for standard input, or a directory: its *.yaml, *.yml and *.json, not those of its subdirectories.
+        /// A file, `-` for standard input, or a directory: its *.yaml, *.yml and *.json, not those of its
+        /// subdirectories.
         #[arg(required = true, value_name = "FILE", value_hint = ValueHint::AnyPath)]
         files: Vec<PathBuf>,
     },
@@ -110,8 +112,8 @@ Examples:
     },
     /// Remove a policy, or all that were imported.
     ///
-    /// A policy of the agent's policy directory is refused: remove its file. The command ends when the kernel has the new
-    /// rules.
+    /// A policy of the agent's policy directory is refused: remove its file. The command ends when the kernel has the
+    /// new rules.
     #[command(after_help = "\
 Examples:
   wharf policy delete NetworkPolicy db -n shop
@@ -277,8 +279,8 @@ fn protocol_parser() -> impl TypedValueParser<Value = PolicyProtocol> {
 pub(crate) enum BpfPolicyCommand {
     /// The rows that decide about an endpoint's packets, with their counters.
     ///
-    /// A row is about a class of peers and a class of ports. Endpoints with the same rules share rows and counters. PACKETS
-    /// counts the first packet of each flow and every packet that did not pass.
+    /// A row is about a class of peers and a class of ports. Endpoints with the same rules share rows and counters.
+    /// PACKETS counts the first packet of each flow and every packet that did not pass.
     #[command(after_help = "\
 Examples:
   wharf bpf policy get 7

@@ -9,8 +9,8 @@ use super::list::Follow;
 pub(crate) enum ProxyCommand {
     /// Show how Envoy is: its process, what it judged, and what it has not done.
     ///
-    /// Exits 0 when it serves what rules need, or none does; 1 when it does not, or refused a listener; 2 when the agent cannot
-    /// be reached.
+    /// Exits 0 when it serves what rules need, or none does; 1 when it does not, or refused a listener; 2 when the
+    /// agent cannot be reached.
     #[command(after_help = "Examples:\n  wharf proxy status\n  wharf proxy status -o json | jq .requests")]
     Status(Follow),
     /// List the ports of the proxy: whose connections they take, and what passes.

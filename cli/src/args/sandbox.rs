@@ -72,8 +72,8 @@ Examples:
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Start stopped sandboxes: each gets a new namespace, attached to its networks with the labels, ports and addresses
-    /// that its create asked for. Commands that ran in it are not started again.
+    /// Start stopped sandboxes: each gets a new namespace, attached to its networks with the labels, ports and
+    /// addresses that its create asked for. Commands that ran in it are not started again.
     #[command(after_help = "\
 Examples:
   wharf sandbox start web
@@ -96,9 +96,9 @@ Examples:
     Exec(ExecArgs),
     /// Run a command in a sandbox, which is made if it is not there.
     ///
-    /// The command has the sandbox's network namespace, and a mount namespace of its own with /sys of that network and, where a
-    /// network names DNS servers, an /etc/resolv.conf. Standard input and output are passed through, and so are SIGTERM and
-    /// SIGHUP.
+    /// The command has the sandbox's network namespace, and a mount namespace of its own with /sys of that network and,
+    /// where a network names DNS servers, an /etc/resolv.conf. Standard input and output are passed through, and so are
+    /// SIGTERM and SIGHUP.
     #[command(after_help = "\
 Exit status: that of the command, or 128 and the number of the signal that ended it.
   125  there is no sandbox for it
@@ -145,8 +145,8 @@ Examples:
     },
     /// End what runs in sandboxes and take them off their networks. The names stay.
     ///
-    /// Each process in the network namespace, and each that `run` started, gets SIGTERM, and SIGKILL when the time is over. Stopping
-    /// the stopped or the unknown is a success. A stop that failed is resumed by the next one.
+    /// Each process in the network namespace, and each that `run` started, gets SIGTERM, and SIGKILL when the time is
+    /// over. Stopping the stopped or the unknown is a success. A stop that failed is resumed by the next one.
     #[command(after_help = "\
 Examples:
   wharf sandbox stop web
@@ -182,13 +182,15 @@ Examples:
 /// What a new sandbox is to have.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
-    /// A network, by the name in its configuration; several become eth0, eth1 and so on. Without: the first one of --conf-dir.
+    /// A network, by the name in its configuration; several become eth0, eth1 and so on. Without: the first one of
+    /// --conf-dir.
     #[arg(long = "network", value_name = "NET")]
     pub(crate) networks: Vec<NetworkName>,
     /// Labels, by which policies select; several with commas between, or by repeating the option.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub(crate) labels: Vec<Labels>,
-    /// A port of the node that leads to one of the sandbox, in its first network: `[HOSTIP:]HOST:CONTAINER[/tcp|udp|sctp]`.
+    /// A port of the node that leads to one of the sandbox, in its first network:
+    /// `[HOSTIP:]HOST:CONTAINER[/tcp|udp|sctp]`.
     #[arg(long = "publish", value_name = "HOST:CONTAINER")]
     pub(crate) ports: Vec<Port>,
     /// An address in the first network; one of each family.
@@ -225,8 +227,8 @@ pub(crate) struct RunArgs {
 /// Whether plugins may wait.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct WaitArgs {
-    /// Fail at once where a plugin would wait, for example for an address in quarantine (wharf-cni waits for up to 60 s;
-    /// other plugins may ignore this).
+    /// Fail at once where a plugin would wait, for example for an address in quarantine (wharf-cni waits for up to 60
+    /// s; other plugins may ignore this).
     #[arg(long)]
     pub(crate) no_wait: bool,
 }

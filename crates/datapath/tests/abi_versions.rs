@@ -1,5 +1,5 @@
-//! Taking endpoints over from another ABI version's pin tree, on the real kernel. The other version is this one under another
-//! number: its tree is renamed, which is all that a version's name is to the kernel.
+//! Taking endpoints over from another ABI version's pin tree, on the real kernel. The other version is this one under
+//! another number: its tree is renamed, which is all that a version's name is to the kernel.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod support;
@@ -143,8 +143,8 @@ fn endpoints_are_carried_over_without_loss_into_another_attach_mode() {
     carried_over_without_loss(AttachMode::Tcx, AttachMode::Clsact);
 }
 
-/// One stays in the other version, because its record was lost: both reach each other, the node too, and its pins go with
-/// its link.
+/// One stays in the other version, because its record was lost: both reach each other, the node too, and its pins go
+/// with its link.
 fn one_that_stays_keeps_its_network(mode: AttachMode) {
     in_linux_world(Some(mode), move |w| async move {
         w.kernel.ensure_node(&node_spec()).await.expect("node");

@@ -80,8 +80,8 @@ async fn packets(k: &LinuxKernel, r: &EndpointRecord, direction: &str, reason: &
 
 const FORGED: &str = "10.77.9.9";
 
-/// Lets the container send without asking for the gateway's MAC, which would be refused while its link is closed and for
-/// an address that is not its own.
+/// Lets the container send without asking for the gateway's MAC, which would be refused while its link is closed and
+/// for an address that is not its own.
 fn know_gateway(r: &EndpointRecord) {
     let mac = r.host_mac.to_string();
     LinuxWorld::inside(&r.netns.path, move || {

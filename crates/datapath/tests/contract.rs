@@ -673,8 +673,8 @@ async fn a_test_packet_shows_what_is_amiss<W: World>(w: W) {
     assert!(names.iter().all(|n| n.ends_with("-ipv4")), "{names:?}");
     k.ensure_config(a.id, &config_spec(&a)).await.expect("config");
     assert_eq!(amiss(self_check(k, &a, &b).await), Vec::<String>::new());
-    // The slot of the program array is empty: no verdict about the endpoint's packets is recorded or carried out but that of what it
-    // sends as it should.
+    // The slot of the program array is empty: no verdict about the endpoint's packets is recorded or carried out but
+    // that of what it sends as it should.
     k.remove_call_slot(1).await.expect("slot");
     let sent = ["to-gateway-ipv4", "to-endpoint-ipv4", "to-gateway-ipv6", "to-endpoint-ipv6"];
     let all = selfcheck::cases(&a, &config_spec(&a), Some(&b));

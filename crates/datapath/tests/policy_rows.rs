@@ -1,5 +1,5 @@
-//! Policy's tables: the contract of `change_policy` and `observe_policy` on the fake and on the real kernel, and what only the real
-//! one can show.
+//! Policy's tables: the contract of `change_policy` and `observe_policy` on the fake and on the real kernel, and what
+//! only the real one can show.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod support;

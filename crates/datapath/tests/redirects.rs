@@ -1,4 +1,5 @@
-//! The node's part of redirects to the proxy: it is made, told, mended and taken away, and packets come to the proxy by it.
+//! The node's part of redirects to the proxy: it is made, told, mended and taken away, and packets come to the proxy by
+//! it.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod support;

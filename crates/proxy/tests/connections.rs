@@ -168,7 +168,8 @@ fn an_endpoint_spends_its_share_and_no_other_ones() {
         for _ in 0..of_endpoint {
             held.push(half_a_header().await);
         }
-        // Envoy's workers accept connections one by one, so a connection is known to be held when it is not closed for a while.
+        // Envoy's workers accept connections one by one, so a connection is known to be held when it is not closed for
+        // a while.
         let spent = async {
             loop {
                 let mut stream = half_a_header().await;

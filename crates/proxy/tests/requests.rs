@@ -51,7 +51,8 @@ fn a_request_passes_as_it_was_sent_and_the_answer_as_it_was_given() {
     });
 }
 
-/// The headers of requests and answers of Envoy's documentation (configuration of HTTP headers, router filter, other filters), and some that do not exist.
+/// The headers of requests and answers of Envoy's documentation (configuration of HTTP headers, router filter, other
+/// filters), and some that do not exist.
 const OF_ENVOY: [&str; 40] = [
     "attempt-count",
     "decorator-operation",

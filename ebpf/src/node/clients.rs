@@ -7,8 +7,9 @@
 //!
 //! A packet counts until a lookup finds the proxy's established socket, or that socket answers; the packet's content
 //! does not matter. A first packet counts where it comes from the node's stack (published ports, services): as soon as
-//! the proxy knows the connection, the stack gives its packets to the proxy before any program sees them. A client that has the final packets of its handshakes dropped on the way (wrong checksum, full
-//! queue), in order to send them all again at once, is counted each time.
+//! the proxy knows the connection, the stack gives its packets to the proxy before any program sees them. A client that
+//! has the final packets of its handshakes dropped on the way (wrong checksum, full queue), in order to send them all
+//! again at once, is counted each time.
 
 use core::ptr;
 
@@ -54,7 +55,8 @@ pub fn may_await_socket(flags: u16) -> bool {
     flags & (FLOW_ADMITTED | ENDED) == 0
 }
 
-/// Admits a packet of a TCP flow to a proxy; `direction`: of the endpoint that judges it. Returns [`FLOW_ADMITTED`] when later packets need no check, else zero.
+/// Admits a packet of a TCP flow to a proxy; `direction`: of the endpoint that judges it. Returns [`FLOW_ADMITTED`]
+/// when later packets need no check, else zero.
 ///
 /// # Errors
 /// `ProxyShareSpent`.

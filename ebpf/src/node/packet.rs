@@ -377,8 +377,8 @@ pub struct Key {
     high: Ipv6Address,
     low_port: u16,
     high_port: u16,
-    /// [`FlowKey::protocol`], [`FlowKey::kind`], [`FlowKey::upstream`] and zero: separately zeroed bytes become a call of
-    /// a function that loops.
+    /// [`FlowKey::protocol`], [`FlowKey::kind`], [`FlowKey::upstream`] and zero: separately zeroed bytes become a call
+    /// of a function that loops.
     kinds: u32,
 }
 

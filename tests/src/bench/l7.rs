@@ -1,4 +1,5 @@
-//! What rules about requests cost: deletes that wait for the proxy, requests through it, and flows that have none of it.
+//! What rules about requests cost: deletes that wait for the proxy, requests through it, and flows that have none of
+//! it.
 //!
 //! | file | what |
 //! |---|---|

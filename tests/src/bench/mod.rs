@@ -1,8 +1,8 @@
 //! What Wharf costs, side by side with what people use today. `cargo xtask bench` runs it.
 //!
-//! Everything that is compared is measured in the same run, in rounds that take turns, so that a machine that is busy for
-//! a while is busy for all of them. Nothing here fails because a number is bad: the marks say what is wanted and what was
-//! seen.
+//! Everything that is compared is measured in the same run, in rounds that take turns, so that a machine that is busy
+//! for a while is busy for all of them. Nothing here fails because a number is bad: the marks say what is wanted and
+//! what was seen.
 //!
 //! | part | what |
 //! |---|---|

@@ -76,7 +76,8 @@ fn adds(agent: &NodeConfig, rounds: usize) -> Result<Group> {
     Ok(group)
 }
 
-/// Round trips of the first datagram of a flow from outside, in turn on a node with one published port and on one with many.
+/// Round trips of the first datagram of a flow from outside, in turn on a node with one published port and on one with
+/// many.
 fn first_packets(agent: &NodeConfig, packets: usize) -> Result<Group> {
     let (few, lots) = (Published::new(agent, 1)?, Published::new(agent, MANY)?);
     let (mut one, mut many) = (Vec::new(), Vec::new());

@@ -56,8 +56,8 @@ impl Phases {
         phases
     }
 
-    /// Mean of each phase of an operation since `before`, microseconds: the whole operation, then its phases, the longest
-    /// first, and what no phase accounts for.
+    /// Mean of each phase of an operation since `before`, microseconds: the whole operation, then its phases, the
+    /// longest first, and what no phase accounts for.
     ///
     /// # Errors
     /// When the operation was not run in between.

@@ -70,8 +70,8 @@ impl Plugin {
         Ok(Self { name, program, conf, then: None, home: Home::Agent(Box::new(node)), sandboxes })
     }
 
-    /// Debian's `ptp` with `ipMasq`, and `portmap` behind it. `None` where `portmap` or iptables, which both need, is not
-    /// there.
+    /// Debian's `ptp` with `ipMasq`, and `portmap` behind it. `None` where `portmap` or iptables, which both need, is
+    /// not there.
     ///
     /// # Errors
     /// When the package of `ptp` is not installed.

@@ -121,8 +121,8 @@ impl Bench<'_> {
         compared([&titles[0], &titles[1]], samples, "per second", Better::Higher)
     }
 
-    /// How much of a pod's start is spent in wharf-cni, and how much of that in the agent. A script tells when the plugin begins and
-    /// ends; its own start is not in that time, and pods with it are in no other number.
+    /// How much of a pod's start is spent in wharf-cni, and how much of that in the agent. A script tells when the
+    /// plugin begins and ends; its own start is not in that time, and pods with it are in no other number.
     fn share_of_the_plugin(&self, rounds: usize) -> Result<String> {
         let (dir, plugin) = (self.containerd.dir(), self.containerd.plugins().join("wharf-cni"));
         let real = fs::read(&plugin).context("read the plugin")?;

@@ -1,4 +1,5 @@
-//! What one packet costs in the endpoint's own programs, by `BPF_PROG_TEST_RUN` on the programs as the agent pinned them.
+//! What one packet costs in the endpoint's own programs, by `BPF_PROG_TEST_RUN` on the programs as the agent pinned
+//! them.
 
 use std::{fs, net::IpAddr};
 
@@ -176,9 +177,9 @@ fn mac(text: &str) -> Result<Mac> {
     octets.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
 }
 
-/// A stand-in for B's `deliver`, the same program but for its constants: it gives a packet of A's the Ethernet addresses
-/// it came with. So A's `from_container`, run again on the packet that it has just sent, finds it as it was but for the
-/// hop that it lost.
+/// A stand-in for B's `deliver`, the same program but for its constants: it gives a packet of A's the Ethernet
+/// addresses it came with. So A's `from_container`, run again on the packet that it has just sent, finds it as it was
+/// but for the hop that it lost.
 pub(super) struct Mirror {
     calls: ProgramArray<MapData>,
     slot: u32,

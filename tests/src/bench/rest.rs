@@ -20,8 +20,8 @@ fn used(node: &Node) -> Result<Duration> {
     Ok(Duration::from(clock_gettime(clock).context("read the agent's clock")?))
 }
 
-/// Processor time of a whole audit, milliseconds, a sample for each of some audits. Work of others on the machine does not
-/// count, unlike in the time until the answer.
+/// Processor time of a whole audit, milliseconds, a sample for each of some audits. Work of others on the machine does
+/// not count, unlike in the time until the answer.
 pub(super) fn audits(node: &Node) -> Result<Vec<f64>> {
     (0..AUDITS)
         .map(|_| {

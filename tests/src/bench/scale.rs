@@ -1,5 +1,5 @@
-//! A thousand endpoints: whether the last comes as fast as the first, what they cost in memory and at rest, and how soon they
-//! are back after the agent was killed.
+//! A thousand endpoints: whether the last comes as fast as the first, what they cost in memory and at rest, and how
+//! soon they are back after the agent was killed.
 
 use std::{collections::BTreeSet, fs, os::fd::AsFd, os::fd::AsRawFd, time::Duration, time::Instant};
 
@@ -24,8 +24,8 @@ pub(super) const KIB: f64 = 1024.0;
 /// Maps of the node that an endpoint's programs also use.
 const SHARED: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
 
-/// Adds that many endpoints one after another, leaves them alone for `at_rest` (an audit and a round of self-checks take place
-/// each minute), and deletes them.
+/// Adds that many endpoints one after another, leaves them alone for `at_rest` (an audit and a round of self-checks
+/// take place each minute), and deletes them.
 ///
 /// # Errors
 /// When an ADD or DEL fails.

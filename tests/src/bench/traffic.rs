@@ -68,8 +68,8 @@ pub fn measure(agent: &NodeConfig, rounds: usize, span: Duration) -> Result<Part
     Ok((groups, marks))
 }
 
-/// One kind of traffic on wires, `span` each time, in rounds whose order rotates. `pairs`: wires of which a note tells the
-/// ratio within each round.
+/// One kind of traffic on wires, `span` each time, in rounds whose order rotates. `pairs`: wires of which a note tells
+/// the ratio within each round.
 ///
 /// # Errors
 /// When a wire breaks, or none of them is the direct one.

@@ -58,7 +58,8 @@ enum Between {
 }
 
 impl Wire {
-    /// All of them: direct pair, Wharf and its floor in each attach mode that the kernel has, Wharf without tracking, routing, bridge.
+    /// All of them: direct pair, Wharf and its floor in each attach mode that the kernel has, Wharf without tracking,
+    /// routing, bridge.
     ///
     /// # Errors
     /// When one cannot be made.
@@ -202,8 +203,8 @@ impl Wire {
             plug(&node, link, sandbox)?;
             configure(sandbox, &format!("{address}/24"), None)?;
         }
-        // Frames go to the host side's own MAC address, as with Wharf: else the receiver's stack would take the packet for
-        // another host's.
+        // Frames go to the host side's own MAC address, as with Wharf: else the receiver's stack would take the packet
+        // for another host's.
         for ((link, sandbox, _), (.., other)) in sides.iter().zip(sides.iter().rev()) {
             let mac = link_mac(&node, link)?;
             ip(sandbox.space()?, &format!("neigh replace {other} lladdr {mac} nud permanent dev eth0"))?;
@@ -251,8 +252,8 @@ fn has_tcx() -> bool {
     SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok()
 }
 
-/// Attaches a program to the ingress hook of `link` that hands each packet to the container behind `receiver`. Both are in
-/// the caller's namespace. The program is attached for as long as the result lives.
+/// Attaches a program to the ingress hook of `link` that hands each packet to the container behind `receiver`. Both are
+/// in the caller's namespace. The program is attached for as long as the result lives.
 fn hand_over(link: &str, receiver: &str, tcx: bool) -> Result<Ebpf> {
     let receiver = nix::net::if_::if_nametoindex(receiver).context("find the receiver's host side")?;
     let mut loader = EbpfLoader::new();

@@ -9,8 +9,8 @@ use wharf_tests::bench::{self, Options, PARTS, ends, table};
 /// Measures Wharf side by side with Debian's ptp and bridge plugins, a direct veth pair, routing and a Linux bridge.
 ///
 /// Everything happens in network namespaces that end with it. A bad number is no failure: the marks at the end say what
-/// is wanted and what was measured. The agent's files are on a tmpfs, as under /run; WHARF_SCRATCH=DIR puts them on the disk of DIR,
-/// where they stay.
+/// is wanted and what was measured. The agent's files are on a tmpfs, as under /run; WHARF_SCRATCH=DIR puts them on the
+/// disk of DIR, where they stay.
 #[derive(Debug, Parser)]
 #[command(name = "wharf-bench")]
 struct Cli {

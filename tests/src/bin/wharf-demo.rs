@@ -194,8 +194,8 @@ fn talk_to_node(report: &mut Stdout, node: &Node, ship: &Ship) -> Result<()> {
     Ok(())
 }
 
-/// A network behind the node, which has no route back to any container: it sees the node's address, and reaches a container
-/// by its published port.
+/// A network behind the node, which has no route back to any container: it sees the node's address, and reaches a
+/// container by its published port.
 fn talk_to_the_world(report: &mut Stdout, node: &Node, ship: &Ship) -> Result<()> {
     let world = World::join(node)?;
     let harbour = node.sandbox("cutter")?;

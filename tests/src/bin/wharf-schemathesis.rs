@@ -2,8 +2,8 @@
 //!
 //! An agent serves a node of its own, with endpoints in it; schemathesis runs inside the same network namespace and
 //! speaks TCP, so a bridge on the namespace's loopback carries its bytes to the agent's unix socket. Nothing leaves the
-//! namespace. The exit status says whether every answer was as the document says, and none a fault of the agent's; after
-//! it the agent must still be the same process, serve, and leave nothing.
+//! namespace. The exit status says whether every answer was as the document says, and none a fault of the agent's;
+//! after it the agent must still be the same process, serve, and leave nothing.
 
 use std::{
     io,

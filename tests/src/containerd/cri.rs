@@ -1,7 +1,7 @@
 //! A client of the Container Runtime Interface, version 1, over a unix socket.
 //!
-//! Of the protocol (`k8s.io/cri-api`, `runtime/v1/api.proto`) only the messages and fields that the tests use, by their numbers;
-//! what else an answer holds is skipped, as protobuf has it.
+//! Of the protocol (`k8s.io/cri-api`, `runtime/v1/api.proto`) only the messages and fields that the tests use, by their
+//! numbers; what else an answer holds is skipped, as protobuf has it.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 

@@ -76,8 +76,8 @@ fn what_a_pod_asks_for(node: &Node, containerd: &Containerd) -> Result<()> {
     containerd.remove(&pod.id)
 }
 
-/// With the shipped list a host port is there; with a list that does not ask for the capability, containerd runs the pod and nobody
-/// hears of its port.
+/// With the shipped list a host port is there; with a list that does not ask for the capability, containerd runs the
+/// pod and nobody hears of its port.
 fn host_ports(node: &Node, containerd: &Containerd) -> Result<()> {
     let published = |name: &str, host_port: i32, handler: &str| -> Result<Pod> {
         let port = PortMapping { container_port: 80, host_port, ..PortMapping::default() };

@@ -16,8 +16,8 @@ pub(crate) const SLEEP: [&str; 2] = ["sleep", "infinity"];
 /// A runtime class whose list of plugins has no capabilities.
 pub(crate) const WITHOUT_CAPABILITIES: &str = "bare";
 
-/// containerd on a fresh node, its network the list that Wharf ships; after the body containerd must hold nothing, then the node
-/// nothing.
+/// containerd on a fresh node, its network the list that Wharf ships; after the body containerd must hold nothing, then
+/// the node nothing.
 pub(crate) fn with_containerd(body: impl FnOnce(&mut Node, &mut Containerd) -> Result<()>) -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let list = shipped(node)?;

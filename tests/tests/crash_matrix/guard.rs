@@ -1,4 +1,5 @@
-//! Policies that are in force on a node, floods that they keep out, and what is known of the rows that follow from them.
+//! Policies that are in force on a node, floods that they keep out, and what is known of the rows that follow from
+//! them.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -12,8 +13,8 @@ use crate::{
     rules::{self, Rules},
 };
 
-/// Three containers. The database accepts what comes from the front end alone; somebody else floods it, and the container that
-/// operations are about floods the witness that echoes, which it may not reach there.
+/// Three containers. The database accepts what comes from the front end alone; somebody else floods it, and the
+/// container that operations are about floods the witness that echoes, which it may not reach there.
 pub(crate) struct Guard {
     web: Pod,
     other: Pod,
@@ -117,7 +118,8 @@ impl Guard {
         Ok(())
     }
 
-    /// The kernel has the rows that follow from what is wanted, and what is wanted is known. What was not interrupted makes it known.
+    /// The kernel has the rows that follow from what is wanted, and what is wanted is known. What was not interrupted
+    /// makes it known.
     pub(crate) fn rules_follow(&mut self, node: &Node, is_whole: bool) -> Result<()> {
         self.holds()?;
         let wanted = wanted(node)?;

@@ -1,9 +1,9 @@
 //! The crash matrix: every operation is killed between every two of its side effects.
 //!
-//! Which points there are is learned by running each operation with a trace. Then, for each point: the node is brought to
-//! the point before the operation, whoever runs it is killed there by SIGKILL, an agent starts, the runtime goes on as
-//! runtimes do, and everything must be as if nothing had happened ([`scene::Scene::check`]). A run may take a share of the points
-//! ([`wharf_tests::crash::share`]).
+//! Which points there are is learned by running each operation with a trace. Then, for each point: the node is brought
+//! to the point before the operation, whoever runs it is killed there by SIGKILL, an agent starts, the runtime goes on
+//! as runtimes do, and everything must be as if nothing had happened ([`scene::Scene::check`]). A run may take a share
+//! of the points ([`wharf_tests::crash::share`]).
 
 #[path = "../policy/flood.rs"]
 mod flood;

@@ -55,11 +55,12 @@ pub(crate) fn starts(operation: &Operation) -> Result<()> {
 const LATER_PASS: Duration = Duration::from_secs(10);
 /// Rows of policy after which the agent is killed, of all rows of a change.
 const MOST_ROWS: usize = 10;
-/// Tries to kill at a later pass of a point. Not every run of an operation comes to it, though both that were learned from did.
+/// Tries to kill at a later pass of a point. Not every run of an operation comes to it, though both that were learned
+/// from did.
 const TRIES: usize = 4;
 
-/// Tries until one was killed at its point; says how many that took. What a try leaves that missed the point is checked as
-/// well, by the try itself.
+/// Tries until one was killed at its point; says how many that took. What a try leaves that missed the point is checked
+/// as well, by the try itself.
 fn until_killed(mut attempt: impl FnMut() -> Result<bool>) -> Result<usize> {
     for tried in 1..=TRIES {
         if attempt()? {
@@ -168,8 +169,8 @@ impl Random {
     }
 }
 
-/// Each point that is in all traces; one of the store, of a file of the state directory and of policy as often as it is passed, because each
-/// commit, file and step is another.
+/// Each point that is in all traces; one of the store, of a file of the state directory and of policy as often as it is
+/// passed, because each commit, file and step is another.
 fn common(traces: &[Vec<String>]) -> Result<Vec<String>> {
     let mut points = Vec::new();
     let counts: Vec<BTreeMap<&str, usize>> = traces.iter().map(|trace| count(trace)).collect();
@@ -210,9 +211,9 @@ fn count(trace: &[String]) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// Waits for the agent's death at the point. Every run comes to the first pass of a point. A run may miss a later one: a
-/// controller's commit, or a rebuild that a delete overtakes, makes one pass more in one run than in another. The agent is then
-/// killed when nothing goes on, and the answer is false.
+/// Waits for the agent's death at the point. Every run comes to the first pass of a point. A run may miss a later one:
+/// a controller's commit, or a rebuild that a delete overtakes, makes one pass more in one run than in another. The
+/// agent is then killed when nothing goes on, and the answer is false.
 fn await_crash(node: &mut Node, point: &str) -> Result<bool> {
     if point.ends_with(":1") {
         return node.await_crash().map(|()| true);

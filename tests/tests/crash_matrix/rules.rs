@@ -1,4 +1,5 @@
-//! The rows of policy that the kernel has, without the numbers that an agent gives: two agents that want the same have the same.
+//! The rows of policy that the kernel has, without the numbers that an agent gives: two agents that want the same have
+//! the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! A node on which two containers live through everything, and what must be so after each crash; with policy ([`Guard`]), three
-//! more, and with rules about requests ([`Redirected`]) two.
+//! A node on which two containers live through everything, and what must be so after each crash; with policy
+//! ([`Guard`]), three more, and with rules about requests ([`Redirected`]) two.
 
 use std::collections::BTreeSet;
 
@@ -126,8 +126,8 @@ impl<'n> Scene<'n> {
         echo::tcp(from, self.echo.tcp_at(to.v6()?.into()), 1000).context("TCP between containers that live on")
     }
 
-    /// Makes sure that an agent with crash points runs, which has nothing to do. One that was started after a crash stays: without a
-    /// wish it is like any other.
+    /// Makes sure that an agent with crash points runs, which has nothing to do. One that was started after a crash
+    /// stays: without a wish it is like any other.
     pub(crate) fn arm(&mut self) -> Result<()> {
         if self.node.has_agent() && !self.armed {
             self.node.kill_agent()?;
@@ -165,7 +165,8 @@ impl<'n> Scene<'n> {
         node.cni("DEL").of(self.x.name(), self.x.path(), "eth0").conf(&node.netconf()).run()
     }
 
-    /// CNI DEL until it succeeds, as runtimes repeat it: on a busy machine the kernel's grace periods can take longer than a step may.
+    /// CNI DEL until it succeeds, as runtimes repeat it: on a busy machine the kernel's grace periods can take longer
+    /// than a step may.
     pub(crate) fn delete(&self, attached: &Attached) -> Result<()> {
         self.until_deleted(|| {
             let conf = attached.conf.clone().after(&attached.result);

@@ -23,8 +23,8 @@ use crate::{
 
 /// The version of the package that is upgraded to.
 const NEWER: &str = "99.0.0";
-/// Exposure of the unit, of 10, that `systemd-analyze security` may find at most. What it still counts are the capabilities, root,
-/// and the mount namespace that the unit must not have (its comments say why).
+/// Exposure of the unit, of 10, that `systemd-analyze security` may find at most. What it still counts are the
+/// capabilities, root, and the mount namespace that the unit must not have (its comments say why).
 const EXPOSURE: &str = "67";
 
 /// A later package: the agent of the next ABI version, and changed settings.
@@ -195,7 +195,8 @@ fn the_package_lives_as_debians_policy_has_it_and_never_stops_traffic() -> Resul
     udp.into_iter().try_for_each(|stream| stream.stop()?.must_be_perfect())?;
     tcp.stop()?.must_be_whole()?;
 
-    // Removed: nothing runs, nothing of the kernel's is left, the configuration is; no runtime takes the network any more.
+    // Removed: nothing runs, nothing of the kernel's is left, the configuration is; no runtime takes the network any
+    // more.
     for sandbox in [&a, &b] {
         machine.cni("DEL", sandbox)?.ok()?;
     }

@@ -1,9 +1,9 @@
-//! A machine for dpkg: this thread's own overlays over the directories that a package writes to, a package database of its own,
-//! and a stand-in for systemd.
+//! A machine for dpkg: this thread's own overlays over the directories that a package writes to, a package database of
+//! its own, and a stand-in for systemd.
 //!
-//! What it does not model: systemd itself. `/usr/bin/systemctl` is a script that hands its arguments to the test, which starts
-//! and stops the agent as the installed unit says (command, variables, capabilities, directories, readiness by notification), and does
-//! nothing else that the unit says.
+//! What it does not model: systemd itself. `/usr/bin/systemctl` is a script that hands its arguments to the test, which
+//! starts and stops the agent as the installed unit says (command, variables, capabilities, directories, readiness by
+//! notification), and does nothing else that the unit says.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -83,7 +83,8 @@ impl Machine {
         for directory in ["/run/systemd/system", MEETING] {
             fs::create_dir_all(directory).with_context(|| format!("create {directory}"))?;
         }
-        // The overlay's alone: where there is none, none has to go; where tests run in a container, services may be forbidden.
+        // The overlay's alone: where there is none, none has to go; where tests run in a container, services may be
+        // forbidden.
         for name in ["/usr/bin/systemctl", "/usr/sbin/policy-rc.d"] {
             fs::remove_file(name).ok();
         }

@@ -1,4 +1,5 @@
-//! What `cargo xtask dist` makes: the Debian package through its life, the image under podman, the manifests, the checksums.
+//! What `cargo xtask dist` makes: the Debian package through its life, the image under podman, the manifests, the
+//! checksums.
 
 mod debian;
 mod image;

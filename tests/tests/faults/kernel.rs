@@ -8,8 +8,8 @@ use crate::{
     support::{all_is_well, await_screen, await_status, config, id, remedy, two, wharf},
 };
 
-/// Takes the programs off until audit and explain name that: the leak audit mends what it has seen twice, perhaps before
-/// they have looked.
+/// Takes the programs off until audit and explain name that: the leak audit mends what it has seen twice, perhaps
+/// before they have looked.
 fn take_off(node: &Node, id: &str, link: &str) -> Result<()> {
     wait::until("the audit to name what nobody has mended yet", || {
         programs::take_off(node.space(), link, "ingress")?;

@@ -1,7 +1,7 @@
 //! Ten prepared faults. An operator who knows nothing finds the cause of each with `wharf status`, `wharf explain` or
 //! `wharf audit`: the first command points the way, another names the object, its owner, both sides and the remedy, and
-//! after the remedy all is well. docs/operations.md walks through the same ten with the same words and the same commands
-//! ([`phrases`]).
+//! after the remedy all is well. docs/operations.md walks through the same ten with the same words and the same
+//! commands ([`phrases`]).
 
 mod addresses;
 mod deletes;

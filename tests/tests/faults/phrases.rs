@@ -21,7 +21,8 @@ pub(crate) struct Fault {
     ///
     /// [`remedy`]: crate::support::remedy
     pub(crate) remedy: &'static [&'static str],
-    /// Commands that the page names beside the remedy: they only show something, or the test harness stands in for them.
+    /// Commands that the page names beside the remedy: they only show something, or the test harness stands in for
+    /// them.
     pub(crate) beside: &'static [&'static str],
 }
 

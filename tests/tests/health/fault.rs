@@ -194,8 +194,8 @@ fn the_agent_is_killed_after_its_link_was_deleted() -> Result<()> {
     mends_at_the_next_start(link_deleted)
 }
 
-/// What cannot be mended by a launch: launches come later and later, the reason stays in sight, and when the fault is gone
-/// all is well again at the same address.
+/// What cannot be mended by a launch: launches come later and later, the reason stays in sight, and when the fault is
+/// gone all is well again at the same address.
 #[test]
 fn a_fault_that_stays_is_told_as_long_as_it_stays() -> Result<()> {
     scenario(config(), |node| {

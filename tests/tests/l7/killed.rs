@@ -21,9 +21,11 @@ use crate::{
     rule,
 };
 
-/// Longest that a change of policy may take while Envoy does not answer: it waits half a second. A busy machine is given as much again several times.
+/// Longest that a change of policy may take while Envoy does not answer: it waits half a second. A busy machine is
+/// given as much again several times.
 const CHANGE: Duration = Duration::from_secs(5);
-/// Longest until an Envoy that hangs is killed: after 10 s its stream ends, and 10 s later the agent kills it. A busy machine is given as much again.
+/// Longest until an Envoy that hangs is killed: after 10 s its stream ends, and 10 s later the agent kills it. A busy
+/// machine is given as much again.
 const KILLED: Duration = Duration::from_secs(40);
 /// The listener of the first rules, and of the next ones.
 const LISTENERS: [&str; 2] = ["ingress-15000", "ingress-15001"];

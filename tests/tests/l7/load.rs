@@ -1,4 +1,5 @@
-//! Changes of policy under load, by both families: no request fails that every policy allows, and none passes that the policy in force denies.
+//! Changes of policy under load, by both families: no request fails that every policy allows, and none passes that the
+//! policy in force denies.
 
 use std::{
     net::SocketAddr,
@@ -82,7 +83,8 @@ impl Asker {
         seen
     }
 
-    /// One request, and whether its answer is that of the policy in force, if one policy was in force from before it until after it.
+    /// One request, and whether its answer is that of the policy in force, if one policy was in force from before it
+    /// until after it.
     fn judged(&self, in_force: &InForce, path: &str, kept: &mut Option<WebClient>, reopened: &mut u64) -> Result<()> {
         let before = in_force.now();
         let status = self.ask(path, kept, reopened)?;

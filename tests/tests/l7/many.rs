@@ -109,7 +109,8 @@ impl Drop for Slowed {
     }
 }
 
-/// Longest that a change of policy or a delete may take under a slow proxy: a change waits half a second for it, a delete a second. A busy machine is given as much again several times.
+/// Longest that a change of policy or a delete may take under a slow proxy: a change waits half a second for it, a
+/// delete a second. A busy machine is given as much again several times.
 const CHANGE: Duration = Duration::from_secs(5);
 
 #[test]

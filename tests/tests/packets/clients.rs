@@ -36,7 +36,8 @@ const fn from(port: u16) -> Sent {
     Sent::new(IpAddr::V4(ELSEWHERE4), TCP, (port, PORT))
 }
 
-/// A's rules redirect all that it sends to a listening socket in the test's network namespace. Limits hold until `until`.
+/// A's rules redirect all that it sends to a listening socket in the test's network namespace. Limits hold until
+/// `until`.
 fn redirected(limit: u32, until: u32) -> Result<(Endpoint, TcpListener)> {
     const SET: u32 = 1;
     let (mut a, _b) = pair()?;

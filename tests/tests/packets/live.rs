@@ -1,7 +1,7 @@
 //! The same programs on veth pairs with packets under way: what a test run of the kernel's cannot make.
 //!
-//! Three namespaces: a node, and A and B as containers. Nothing but the programs joins them: the node has no addresses and
-//! forwards nothing.
+//! Three namespaces: a node, and A and B as containers. Nothing but the programs joins them: the node has no addresses
+//! and forwards nothing.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -215,8 +215,8 @@ fn headers_in_another_piece_of_the_packet_are_found() -> Result<()> {
     Ok(())
 }
 
-/// A neighbour message to another endpoint, hidden behind an extension header where it is not looked for, arrives with a
-/// hop limit that no stack accepts in one.
+/// A neighbour message to another endpoint, hidden behind an extension header where it is not looked for, arrives with
+/// a hop limit that no stack accepts in one.
 #[test]
 fn a_hidden_neighbour_message_arrives_too_old() -> Result<()> {
     let stage = stage()?;

@@ -2,9 +2,9 @@
 //!
 //! Each case names a packet, the hook it meets, and all that may come of it: the verdict, the bytes that leave, and the
 //! **exact** change of every counter of every endpoint concerned. What the kernel's test run cannot make (packets that
-//! arrive somewhere, VLAN tags that the kernel took off the frame, packets in several pieces) is in `live`, on veth pairs.
-//! The test runs name an interface, as traffic has one: the programs do not count what comes on the loopback interface,
-//! see `test_packets`.
+//! arrive somewhere, VLAN tags that the kernel took off the frame, packets in several pieces) is in `live`, on veth
+//! pairs. The test runs name an interface, as traffic has one: the programs do not count what comes on the loopback
+//! interface, see `test_packets`.
 
 mod clients;
 mod deliver;

@@ -1,4 +1,5 @@
-//! What becomes of packets that policy denies: also of those that the endpoint's own program has counted as forwarded before.
+//! What becomes of packets that policy denies: also of those that the endpoint's own program has counted as forwarded
+//! before.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! The packets that an endpoint's own programs judge themselves, and those that they leave to the node's programs. Packets of an
-//! endpoint that is watched are all left to them.
+//! The packets that an endpoint's own programs judge themselves, and those that they leave to the node's programs.
+//! Packets of an endpoint that is watched are all left to them.
 
 use anyhow::{Context, Result, ensure};
 use wharf_common::DropReason;

@@ -1,4 +1,5 @@
-//! Stack of the programs, read from the object: kernels count it differently, and only the strictest count says that all of them load it.
+//! Stack of the programs, read from the object: kernels count it differently, and only the strictest count says that
+//! all of them load it.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -7,9 +8,11 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 
 use crate::fixture::object as built;
 
-/// Bytes of stack that a program has, with every function that it is in the middle of (`MAX_BPF_STACK`, `linux/filter.h`).
+/// Bytes of stack that a program has, with every function that it is in the middle of (`MAX_BPF_STACK`,
+/// `linux/filter.h`).
 const STACK_MAX: u64 = 512;
-/// Each function's part is rounded up to this before Linux 6.7 (`check_max_stack_depth`, `kernel/bpf/verifier.c`); later kernels round to 16.
+/// Each function's part is rounded up to this before Linux 6.7 (`check_max_stack_depth`, `kernel/bpf/verifier.c`);
+/// later kernels round to 16.
 const ROUNDED_TO: u64 = 32;
 /// Bytes of an instruction, and the frame pointer's register (RFC 9669, sections 2 and 3).
 const INSTRUCTION: u64 = 8;

@@ -1,5 +1,5 @@
-//! What policies mean: tables of documents and flows. Each flow is sent over both families, and explained; both must agree
-//! with the table.
+//! What policies mean: tables of documents and flows. Each flow is sent over both families, and explained; both must
+//! agree with the table.
 
 mod cilium;
 mod cluster_network_policy;

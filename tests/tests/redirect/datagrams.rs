@@ -1,4 +1,5 @@
-//! A transparent UDP proxy: it takes the datagrams that the node hands over, sends them on in the client's name, and answers in the server's.
+//! A transparent UDP proxy: it takes the datagrams that the node hands over, sends them on in the client's name, and
+//! answers in the server's.
 
 use std::{
     collections::HashMap,
@@ -191,7 +192,8 @@ fn send_on(datagram: &[u8], Taken { client, server }: Taken, mark: u32, shared: 
     upstream.send(datagram).context("send on").map(drop)
 }
 
-/// A socket for what a client sends to a server: from the client's address, or, where the server is the node itself, from the node's.
+/// A socket for what a client sends to a server: from the client's address, or, where the server is the node itself,
+/// from the node's.
 fn upstream(client: SocketAddr, server: SocketAddr, mark: u32, port: u16) -> Result<UdpSocket> {
     let plain: SocketAddr =
         if server.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };

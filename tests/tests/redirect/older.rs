@@ -83,7 +83,8 @@ fn an_older_connection_never_goes_on_past_the_proxy() -> Result<()> {
     })
 }
 
-/// A client that waits for an answer when the rule comes repeats its first packet, which begins a connection to the proxy.
+/// A client that waits for an answer when the rule comes repeats its first packet, which begins a connection to the
+/// proxy.
 #[test]
 fn a_connection_that_is_about_to_begin_goes_to_the_proxy() -> Result<()> {
     scenario(NodeConfig::default(), |node| {

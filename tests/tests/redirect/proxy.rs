@@ -77,7 +77,8 @@ pub(crate) fn transparent(kind: SockType, at: SocketAddr, mark: Option<u32>) -> 
         SocketAddr::V6(_) => make_transparent6(&made),
     }
     .context("make it transparent")?;
-    // Not of UDP: the kernel then gives a port that another flow's socket has as well, and both flows are one to every observer.
+    // Not of UDP: the kernel then gives a port that another flow's socket has as well, and both flows are one to every
+    // observer.
     if kind == SockType::Stream {
         setsockopt(&made, sockopt::ReuseAddr, &true)?;
     }

@@ -1,5 +1,6 @@
-//! The node's part of redirects, by the tools `ip` and `nft`: these scenarios write the rows of redirects themselves, so the agent, which knows of
-//! none, does not make it. `tests/tests/l7` has the agent's own, `crates/datapath/tests/redirects.rs` its parts.
+//! The node's part of redirects, by the tools `ip` and `nft`: these scenarios write the rows of redirects themselves,
+//! so the agent, which knows of none, does not make it. `tests/tests/l7` has the agent's own,
+//! `crates/datapath/tests/redirects.rs` its parts.
 
 use std::{fs, time::Duration};
 

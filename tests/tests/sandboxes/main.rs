@@ -1,4 +1,5 @@
-//! `wharf sandbox`: sandboxes through the real plugin and a real agent, through chains of other plugins, and after deaths.
+//! `wharf sandbox`: sandboxes through the real plugin and a real agent, through chains of other plugins, and after
+//! deaths.
 
 mod command;
 mod crash;

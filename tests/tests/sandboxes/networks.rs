@@ -40,7 +40,8 @@ spec:
 fn a_published_port_is_reached_from_outside() -> Result<()> {
     with_sandboxes(|node, s| {
         let world = World::join(node)?;
-        // A first sandbox tells which port its server gets; the published one has a server on any port, so it is made after.
+        // A first sandbox tells which port its server gets; the published one has a server on any port, so it is made
+        // after.
         s.ok(node, &["create", "plain"])?;
         let echo = EchoServer::start(&s.space("plain")?)?;
         let port = echo.tcp_at(IpAddr::from(Ipv6Addr::LOCALHOST)).port();

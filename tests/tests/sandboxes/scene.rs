@@ -88,7 +88,8 @@ impl Scene {
         fs::write(self.conf.join(file), list.to_string()).context("write a network")
     }
 
-    /// A plugin that writes each call to `calls` and does what the lines of shell say; an ADD passes on the result before it.
+    /// A plugin that writes each call to `calls` and does what the lines of shell say; an ADD passes on the result
+    /// before it.
     pub(crate) fn plugin(&self, name: &str, lines: &str) -> Result<()> {
         let script = format!(
             "#!/bin/sh\ncd \"$(dirname \"$0\")\"\necho \"$CNI_COMMAND $CNI_IFNAME [$CNI_NETNS]\" >> calls\nconf=$(cat)\n{lines}\n\
@@ -151,8 +152,8 @@ impl Scene {
         run(command, b"", 4 * wait::PATIENCE)
     }
 
-    /// Starts `wharf sandbox ...`, waits until it says this on standard error, goes on with `then`, and waits for its end. What it
-    /// said.
+    /// Starts `wharf sandbox ...`, waits until it says this on standard error, goes on with `then`, and waits for its
+    /// end. What it said.
     pub(crate) fn told(
         &self,
         node: &Node,

@@ -32,8 +32,8 @@ impl Machine {
         Ok(self.living(runtime, node, opening))
     }
 
-    /// Starts an agent and kills it where its start reaches the hold; true when it came so far. Otherwise it has started,
-    /// and is killed then.
+    /// Starts an agent and kills it where its start reaches the hold; true when it came so far. Otherwise it has
+    /// started, and is killed then.
     pub(crate) fn start_and_kill_at(&self, hold: &Hold) -> Result<bool, StoreError> {
         let opened = self.open()?;
         let (runtime, node, opening) = self.prepare(opened);

@@ -493,8 +493,8 @@ pub(crate) async fn after<T>(time: Duration, something: impl Future<Output = T>)
     outcome
 }
 
-/// Where directories that end with their test are made: in memory where there is such a place. Processes die in these tests,
-/// machines do not, so that nothing is learned from waiting for a disk.
+/// Where directories that end with their test are made: in memory where there is such a place. Processes die in these
+/// tests, machines do not, so that nothing is learned from waiting for a disk.
 fn memory() -> std::path::PathBuf {
     let shm = std::path::Path::new("/dev/shm");
     if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }

@@ -1,4 +1,5 @@
-//! Policies, labels of namespaces, and what must come of them: rows in the kernel that say what an engine says that was just made.
+//! Policies, labels of namespaces, and what must come of them: rows in the kernel that say what an engine says that was
+//! just made.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

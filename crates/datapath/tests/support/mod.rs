@@ -58,7 +58,8 @@ pub(crate) trait World: Send + Sync + 'static {
     fn delete_link(&self, host_ifname: &str);
     /// Gives a host side another alias behind the agent's back.
     fn set_alias(&self, host_ifname: &str, alias: &str);
-    /// Puts a veth pair into a namespace as another plugin does: both sides up, with the addresses of the record in the container.
+    /// Puts a veth pair into a namespace as another plugin does: both sides up, with the addresses of the record in the
+    /// container.
     fn add_plugin_link(&self, record: &EndpointRecord);
     /// Whether an interface of the node exists.
     fn has_link(&self, host_ifname: &str) -> bool;

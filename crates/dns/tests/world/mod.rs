@@ -1,7 +1,8 @@
 //! A node between a client and a server, each in a network namespace of its own, with a proxy on the node.
 //!
-//! The node's nftables hand what the client sends to port 53 to the proxy's port (tproxy), and bring to its sockets what the server sends to
-//! the client's addresses. What leaves the node for the server without the proxy's mark is dropped. The node forwards nothing.
+//! The node's nftables hand what the client sends to port 53 to the proxy's port (tproxy), and bring to its sockets
+//! what the server sends to the client's addresses. What leaves the node for the server without the proxy's mark is
+//! dropped. The node forwards nothing.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part, and a test is a crate of its own")]
 

@@ -358,7 +358,8 @@ pub(crate) fn world() -> impl Strategy<Value = World> {
     })
 }
 
-/// Changes of a world: policies that replace others or go, endpoints that come, change their labels or go, names that get other addresses.
+/// Changes of a world: policies that replace others or go, endpoints that come, change their labels or go, names that
+/// get other addresses.
 pub(crate) fn step() -> impl Strategy<Value = Step> {
     let endpoint = (1..=ENDPOINTS).prop_flat_map(|key| endpoint(key).prop_map(move |e| Step::Endpoint(key, e)));
     prop_oneof![

@@ -79,7 +79,8 @@ pub fn in_a_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
     });
 }
 
-/// Redirects what goes to the server's port, or comes to it, to the listener, but not what has the mark of its direction.
+/// Redirects what goes to the server's port, or comes to it, to the listener, but not what has the mark of its
+/// direction.
 pub fn redirect(listener: u16, direction: Direction) {
     let mark = wharf_proxy::mark(direction);
     run(

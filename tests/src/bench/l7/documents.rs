@@ -7,8 +7,8 @@ pub(super) const ALLOWED: &str = "/public";
 /// A path that they do not.
 pub(super) const DENIED: &str = "/secret";
 
-/// A policy about the containers with the label `app`: what others may ask the port of web servers for (`ingress`), or what these may
-/// ask others for (`egress`). All high ports are open, without rules about requests.
+/// A policy about the containers with the label `app`: what others may ask the port of web servers for (`ingress`), or
+/// what these may ask others for (`egress`). All high ports are open, without rules about requests.
 pub(super) fn policy(app: &str, direction: &str, requests: bool) -> String {
     let rules = if requests { format!(", rules: {{http: [{{method: GET, path: {ALLOWED}}}]}}") } else { String::new() };
     format!(

@@ -1,5 +1,5 @@
-//! A web server with small answers, and clients that ask it again and again. Each is one thread that looks after all of its
-//! connections, so that most of the processors' time is left to what lies between them.
+//! A web server with small answers, and clients that ask it again and again. Each is one thread that looks after all of
+//! its connections, so that most of the processors' time is left to what lies between them.
 
 use std::{
     net::SocketAddr,

@@ -25,7 +25,8 @@ impl Plain {
         let mut command = command_in(space, envoy::program()?)?;
         command.arg("--config-path").arg(&file).args(["--concurrency", "2", "--log-level", "error"]);
         command.arg("--disable-hot-restart").stdin(Stdio::null());
-        // A session of its own, as the agent's Envoy has: the scheduler shares processors among sessions (sched(7), autogroups).
+        // A session of its own, as the agent's Envoy has: the scheduler shares processors among sessions (sched(7),
+        // autogroups).
         let own_session = || setsid().map(drop).map_err(Into::into);
         // SAFETY: between fork and exec the closure makes one system call; it allocates nothing.
         unsafe { command.pre_exec(own_session) };

@@ -1,5 +1,5 @@
-//! Requests between two containers: without a proxy, through Envoy as a plain reverse proxy, and through a redirect. And what
-//! rules about requests cost flows that have none.
+//! Requests between two containers: without a proxy, through Envoy as a plain reverse proxy, and through a redirect.
+//! And what rules about requests cost flows that have none.
 
 use std::{
     io::{BufRead, BufReader},

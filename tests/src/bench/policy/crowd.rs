@@ -1,5 +1,5 @@
-//! Many endpoints of a few identities, with a policy for each identity: what a new endpoint and an added rule cost, and the
-//! memory that they take.
+//! Many endpoints of a few identities, with a policy for each identity: what a new endpoint and an added rule cost, and
+//! the memory that they take.
 
 use std::{
     thread,

@@ -31,8 +31,8 @@ fn rule(side: &str, peer: &str, ports: &str) -> String {
     format!("{{{side}: [{peer}], ports: [{ports}]}}")
 }
 
-/// The client of a pair may send by [`EACH_WAY`] rules and its server receive by as many. Of each, one is about the other
-/// end and one about outside; the others are about other containers, networks and ports.
+/// The client of a pair may send by [`EACH_WAY`] rules and its server receive by as many. Of each, one is about the
+/// other end and one about outside; the others are about other containers, networks and ports.
 pub(super) fn each_way() -> String {
     let rules = |side: &str, other: &str| {
         let others = (0..EACH_WAY - 2).map(|n| {
@@ -53,8 +53,8 @@ pub(super) fn app(identity: usize) -> String {
     format!("m{identity}")
 }
 
-/// The policy of one of `identities`: [`OF_IDENTITY`] rules about others of them, three of ingress and two of egress; with
-/// `added` one more of ingress.
+/// The policy of one of `identities`: [`OF_IDENTITY`] rules about others of them, three of ingress and two of egress;
+/// with `added` one more of ingress.
 pub(super) fn of_identity(identity: usize, identities: usize, added: bool) -> String {
     let other = |steps: usize| pods(&app((identity + steps) % identities));
     let of = |side, numbers: std::ops::Range<usize>| {

@@ -26,8 +26,8 @@ const LIMITS: Limits = Limits {
     listeners: 1_000,
 };
 
-/// As [`super::crowd::added_rules`], of the engine alone. Beside the endpoints that have policies there are others, each
-/// with an identity of its own, until there are `identities`.
+/// As [`super::crowd::added_rules`], of the engine alone. Beside the endpoints that have policies there are others,
+/// each with an identity of its own, until there are `identities`.
 pub(super) fn added_rules(extent: &Extent, identities: usize) -> Result<(Vec<f64>, Vec<f64>)> {
     let mut engine = Engine::new(LIMITS);
     let crowd = (0..extent.members).map(|n| {

@@ -225,7 +225,8 @@ impl<'a> Programs<'a> {
         Packet { program, endpoint, bytes: udp((to, from), addresses, (PORTS.1, PORTS.0)) }
     }
 
-    /// Nanoseconds of a packet of an established flow, in many runs and in calls of one run, and of a flow's first packet.
+    /// Nanoseconds of a packet of an established flow, in many runs and in calls of one run, and of a flow's first
+    /// packet.
     fn sample(&self, path: Path, runs: Runs, round: usize) -> Result<(f64, f64, f64)> {
         let packet = self.packet(path.way, PORTS.0);
         let answer = self.answer(path.way);

@@ -1,5 +1,5 @@
-//! Policy's tables in the kernel: which rows a change wrote, and how much memory they take. Read from the pinned maps, not
-//! asked of the agent.
+//! Policy's tables in the kernel: which rows a change wrote, and how much memory they take. Read from the pinned maps,
+//! not asked of the agent.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

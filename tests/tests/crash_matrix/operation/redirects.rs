@@ -1,5 +1,5 @@
-//! Operations on rules about requests, and on a container whose requests are judged. Somebody asks all the time for what no rule
-//! allows.
+//! Operations on rules about requests, and on a container whose requests are judged. Somebody asks all the time for
+//! what no rule allows.
 
 use anyhow::{Context as _, Result, ensure};
 use wharf_tests::process::Finished;
