@@ -82,7 +82,9 @@ pub async fn listen_for_metrics(address: SocketAddr) -> anyhow::Result<TcpListen
             io::ErrorKind::AddrInUse => {
                 "another program listens there (`ss -ltnp` names it): stop it, or choose another address"
             }
-            io::ErrorKind::AddrNotAvailable => "no interface in the agent's network namespace has this address",
+            io::ErrorKind::AddrNotAvailable => {
+                "no interface in the agent's network namespace has this address: choose another address"
+            }
             io::ErrorKind::PermissionDenied => "a port below 1024 needs CAP_NET_BIND_SERVICE: choose another port",
             _ => "choose another address",
         };

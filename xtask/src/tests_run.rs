@@ -276,7 +276,7 @@ fn run_tests(
     Ok((read_junit(&junit)?, status.success()))
 }
 
-/// A sixteenth of the crash points is two minutes of both processors.
+/// A sixteenth of the crash points is about three minutes of both processors.
 const CRASH_SHARES: u64 = 16;
 
 /// About a minute of a processor. `cargo xtask soak` runs thousands.

@@ -505,7 +505,8 @@ fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answ
     Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
 }
 
-/// The container runtime that a CNI command names in its header. Older plugins name it in the body.
+/// The container runtime that a CNI command names in its header; an older plugin names it in the body, which goes
+/// first.
 pub struct Caller(pub Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {

@@ -182,8 +182,7 @@ fn play(steps: Vec<Step>, fates: Vec<Fate>) -> Result<(), TestCaseError> {
     }
     fake.be_well();
     for (p, k) in &known {
-        // The runtime's own DEL follows an ADD that was not answered. Without it, what was left while the agent lives
-        // is undone all the same.
+        // A runtime sends a DEL after an unanswered ADD. An agent that was not killed also removes the rest without it.
         if *k == (Known::Unknown { killed: true }) {
             prop_assert!(agent.del(*p).is_some());
         }

@@ -1,5 +1,5 @@
-//! Identities that do not come at once: the endpoint waits for one in a state of its own, within bounds, and a delete
-//! wins.
+//! Identities that take time: the endpoint waits in the state waiting-for-identity, for a bounded time; a delete ends
+//! the wait.
 
 use std::time::Duration;
 

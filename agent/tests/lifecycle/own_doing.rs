@@ -1,5 +1,5 @@
-//! What somebody does to a link behind the agent's back: known values of the host side are put back, what a container
-//! does to its own interface is its own affair.
+//! Links that others change: the agent restores the host side; it leaves alone what a container does to its own
+//! interface.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Network policy beside the life of endpoints: rows are there before an endpoint is attached and go with it, what is
-//! wanted outlives the agent, and a kernel that refuses is led there later.
+//! Network policy during the life of endpoints. The rows exist before an endpoint is attached, and are removed with it.
+//! The wanted state survives a restart. Changes that the kernel refused are retried.
 
 use std::{collections::BTreeMap, net::IpAddr};
 

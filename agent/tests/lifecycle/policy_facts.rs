@@ -1,5 +1,5 @@
-//! Facts that policy is told of one endpoint: its own enforcement and its named ports. They are in the kernel when the
-//! change is answered, outlive the agent, and a change that fails leaves nothing.
+//! Enforcement and named ports of one endpoint. When a change is answered, the kernel has its rows. They survive a
+//! restart of the agent. A failed change leaves nothing.
 
 use tokio::sync::oneshot;
 use wharf_agent::{

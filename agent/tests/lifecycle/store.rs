@@ -666,8 +666,7 @@ fn ended_lives_cost_two_kib_each_and_what_is_forgotten_gives_its_room_back() {
             });
             store.commit(gone.collect()).await.expect("commit");
         }
-        // It is compacted when nobody waits any more, so after the last answer. A file of up to 2 MiB is left as it is,
-        // and one that a compaction in between has made smaller may be.
+        // The store is compacted after the last answer. Files of up to 2 MiB are not compacted.
         eventually("the file shrinks", || size() <= 2 << 20).await;
         agent.assert_healthy().await;
     });
