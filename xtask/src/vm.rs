@@ -38,12 +38,14 @@ use self::{
 pub(crate) struct Run {
     pub(crate) wanted: Release,
     pub(crate) told: Told,
+    /// Tests of this kernel's plan.
+    pub(crate) planned: usize,
     pub(crate) seconds: u64,
 }
 
 impl Run {
     /// Reasons, apart from failed tests, why the run is a failure.
-    pub(crate) fn complaints(&self, planned: usize) -> Vec<String> {
+    pub(crate) fn complaints(&self) -> Vec<String> {
         let mut complaints = self.told.broken.clone();
         for (name, expected) in [("tcx", self.wanted.tcx), ("netkit", self.wanted.netkit)] {
             let found = self.told.features.get(name).copied();
@@ -53,8 +55,8 @@ impl Run {
             }
         }
         let ran = self.told.tests.len();
-        if ran != planned {
-            complaints.push(format!("{ran} of {planned} tests ran"));
+        if ran != self.planned {
+            complaints.push(format!("{ran} of {} tests ran", self.planned));
         }
         complaints
     }
@@ -76,7 +78,6 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
         build::crash_programs(&mut progress, workspace, &toolchain)?;
     }
     let files = progress.step("Test binaries", |step| plan::make(step, workspace, &arguments.tests))?;
-    let planned = files.iter().map(|file| file.tests.len()).sum();
 
     let directory = workspace.target().join("vm");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
@@ -86,7 +87,7 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     let work = directory.join("work");
     let tools = progress.step("QEMU (40 MB the first time)", |step| Tools::ensure(step, &directory))?;
     let shared = progress.step("The guests' files", |step| image::make(step, workspace, &tools, &files, &work))?;
-    let places = Places { directory: &directory, work: &work, shared: &shared, planned };
+    let places = Places { directory: &directory, work: &work, shared: &shared, files: &files };
     let mut runs = Vec::new();
     let mut failures = Vec::new();
     for kernel in kernels {
@@ -104,14 +105,14 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     } else {
         fs::remove_dir_all(&work).with_context(|| format!("remove {}", work.display()))?;
     }
-    Ok(conclude(&files, &runs, failures, &directory, planned))
+    Ok(conclude(&runs, failures, &directory))
 }
 
 struct Places<'a> {
     directory: &'a Path,
     work: &'a Path,
     shared: &'a Path,
-    planned: usize,
+    files: &'a [TestFile],
 }
 
 fn one(progress: &mut Progress, tools: &Tools, places: &Places<'_>, wanted: Release) -> Result<Run> {
@@ -119,14 +120,15 @@ fn one(progress: &mut Progress, tools: &Tools, places: &Places<'_>, wanted: Rele
         Kernel::ensure(step, places.directory, tools, wanted)
     })?;
     progress.step(&format!("Tests on Linux {}", wanted.version), |step| {
-        let archive = image::with_modules(tools, &kernel, places.shared, places.work)?;
+        let plan = plan::lines(places.files, wanted.oldest);
+        let archive = image::complete(tools, &kernel, &plan, places.shared, places.work)?;
         let started = Instant::now();
         let [console, log] = logs(places.directory, wanted);
-        let (planned, archive) = (places.planned, archive.as_path());
+        let (planned, archive) = (plan.len(), archive.as_path());
         let boot = Boot { kernel: &kernel, archive, console: &console, log: &log, planned };
         let told = guest::run(step, tools, &boot)?;
         step.note(table::summary(&told));
-        Ok(Run { wanted, told, seconds: started.elapsed().as_secs() })
+        Ok(Run { wanted, told, planned, seconds: started.elapsed().as_secs() })
     })
 }
 
@@ -134,7 +136,7 @@ fn logs(directory: &Path, wanted: Release) -> [PathBuf; 2] {
     ["console", "tests"].map(|what| directory.join(format!("{}-{what}.log", wanted.version)))
 }
 
-fn conclude(files: &[TestFile], runs: &[Run], mut failures: Vec<String>, directory: &Path, planned: usize) -> ExitCode {
+fn conclude(runs: &[Run], mut failures: Vec<String>, directory: &Path) -> ExitCode {
     println!("\n{}", table::render(runs));
     for (name, why) in plan::LEFT_OUT.iter().chain(plan::TOO_FAST) {
         println!("left out: {name}, which {why}");
@@ -145,11 +147,11 @@ fn conclude(files: &[TestFile], runs: &[Run], mut failures: Vec<String>, directo
             println!("not applicable on Linux {}: {}, which needs tcx", run.wanted.version, test.name);
         }
     }
-    println!("{planned} tests of {} files; the guests' logs are in {}", files.len(), directory.display());
+    println!("the guests' logs are in {}", directory.display());
     for run in runs {
         let failed = run.told.tests.iter().filter(|test| test.verdict == guest::Verdict::Failed);
         failures.extend(failed.map(|test| format!("Linux {}: {}", run.wanted.version, test.name)));
-        let complaints = run.complaints(planned).into_iter();
+        let complaints = run.complaints().into_iter();
         failures.extend(complaints.map(|complaint| format!("Linux {}: {complaint}", run.wanted.version)));
     }
     for failure in &failures {
@@ -172,22 +174,22 @@ fn unique(kernels: &[VmKernel]) -> Vec<VmKernel> {
 mod tests {
     use super::*;
 
-    fn run_with(lines: &[&str]) -> Run {
+    fn run_with(lines: &[&str], planned: usize) -> Run {
         let mut told = Told::default();
         for line in lines {
             told.on_line(line);
         }
-        Run { wanted: kernel::release(VmKernel::V6_12), told, seconds: 1 }
+        Run { wanted: kernel::release(VmKernel::V6_12), told, planned, seconds: 1 }
     }
 
     #[test]
     fn a_run_is_good_only_when_it_is_whole_and_the_probe_found_what_is_there() {
         let good = r#"@status {"kernel":{"attach_mode":"clsact","features":{"tcx":true,"netkit":true}}}"#;
-        assert_eq!(run_with(&[good, "@start a b", "@end a b 0 1"]).complaints(1), Vec::<String>::new());
-        assert_eq!(run_with(&[good]).complaints(1), ["0 of 1 tests ran"]);
+        assert_eq!(run_with(&[good, "@start a b", "@end a b 0 1"], 1).complaints(), Vec::<String>::new());
+        assert_eq!(run_with(&[good], 1).complaints(), ["0 of 1 tests ran"]);
         let blind = good.replace("\"tcx\":true", "\"tcx\":false");
-        assert_eq!(run_with(&[&blind]).complaints(0), ["the agent's probe for tcx found no on Linux 6.12"]);
-        assert_eq!(run_with(&[]).complaints(0).len(), 2);
+        assert_eq!(run_with(&[&blind], 0).complaints(), ["the agent's probe for tcx found no on Linux 6.12"]);
+        assert_eq!(run_with(&[], 0).complaints().len(), 2);
     }
 
     #[test]

@@ -163,14 +163,9 @@ pub(crate) fn make(
         let path = workspace.root().join(file);
         tree.copy(&path, &path)?;
     }
-    let mut plan = String::new();
     for file in files {
         tree.stripped(step, &file.path, &Path::new("/wharf/tests").join(&file.name))?;
-        for test in &file.tests {
-            plan.push_str(&format!("{} {test}\n", file.name));
-        }
     }
-    tree.write("/wharf/plan", &plan)?;
     tree.write("/wharf/limit", &TEST_LIMIT_SECONDS.to_string())?;
     tree.write("/etc/hostname", "guest\n")?;
     tree.write("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")?;
@@ -182,13 +177,15 @@ pub(crate) fn make(
     Ok(archive)
 }
 
-/// Modules first, then the shared archive (the kernel unpacks one after the other).
-pub(crate) fn with_modules(tools: &Tools, kernel: &Kernel, shared: &Path, work: &Path) -> Result<PathBuf> {
-    let root = work.join("modules");
+/// A kernel's modules and plan first, then the shared archive (the kernel unpacks one after the other).
+pub(crate) fn complete(tools: &Tools, kernel: &Kernel, plan: &[String], shared: &Path, work: &Path) -> Result<PathBuf> {
+    let root = work.join("own");
     let modules = root.join("modules");
     empty_directory(&root)?;
     empty_directory(&modules)?;
     kernel.write_modules(tools, &modules)?;
+    let list = root.join("plan");
+    fs::write(&list, plan.join("\n") + "\n").with_context(|| format!("write {}", list.display()))?;
     let archive = work.join("boot.cpio");
     pack(tools, &root, &archive)?;
     let mut whole =

@@ -59,13 +59,17 @@ pub(crate) struct Release {
     /// Whether the agent must detect tcx and netkit: a probe that misses them would skip their tests.
     pub(crate) tcx: bool,
     pub(crate) netkit: bool,
+    /// Of the supported ones: runs more tests.
+    pub(crate) oldest: bool,
 }
 
 pub(crate) const fn release(kernel: VmKernel) -> Release {
     match kernel {
-        VmKernel::V6_1 => Release { version: "6.1", suite: "bookworm", tcx: false, netkit: false },
-        VmKernel::V6_12 => Release { version: "6.12", suite: "bookworm-backports", tcx: true, netkit: true },
-        VmKernel::V7_2 => Release { version: "7.2", suite: "sid", tcx: true, netkit: true },
+        VmKernel::V6_1 => Release { version: "6.1", suite: "bookworm", tcx: false, netkit: false, oldest: true },
+        VmKernel::V6_12 => {
+            Release { version: "6.12", suite: "bookworm-backports", tcx: true, netkit: true, oldest: false }
+        }
+        VmKernel::V7_2 => Release { version: "7.2", suite: "sid", tcx: true, netkit: true, oldest: false },
     }
 }
 

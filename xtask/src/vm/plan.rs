@@ -17,28 +17,39 @@ use crate::{
 /// By the end of their manifests' paths.
 const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 
-/// By prefix of `FILE::NAME`: each part of the kernel that Wharf uses. Tests of the agent run only on the host.
-const CHOSEN: &[&str] = &[
-    // Hooks, links, pins, rows, nftables, connection tracking, transparent sockets.
-    "abi_versions::a_load_that_fails",
+/// By prefix of `FILE::NAME`, run on each kernel: what depends on its version (hooks, links, pins, rows, the verifier,
+/// nftables, connection tracking, transparent sockets), and the main path of an agent through it.
+const EVERYWHERE: &[&str] = &[
     "abi_versions::endpoints_are_carried_over_without_loss",
     "attach::",
     "linux::",
     "nft::",
-    "nft_foreign::",
     "nft_packets::",
+    "packets::live::",
+    "packets::size::",
     "policy_rows::linux::",
     "redirects::",
     "unlist::",
-    // The verifier, helpers and maps of the kernel. Other tests of `packets` do not depend on the kernel.
+    "life::containers_reach_each_other",
+    "masquerade::a_container_reaches_the_world",
+    "policy::gaps::an_endpoint_is_policed_from_its_first_packet",
+    "ports::a_published_port_is_reached_from_everywhere",
+    "redirect::egress_rules_redirect",
+    "restart::traffic_never_stops_when_the_agent_is_killed",
+    "unit::the_units_capabilities_are_enough_for_a_life",
+];
+
+/// By prefix of `FILE::NAME`, run on the oldest kernel only, which lacks the most: the packets' decisions, which are
+/// the same instructions on each kernel, and one life cycle of each kind.
+const OLDEST: &[&str] = &[
+    "abi_versions::a_load_that_fails",
+    "nft_foreign::",
+    // Other tests of `packets` do not depend on the kernel.
     "packets::clients::",
     "packets::events::",
     "packets::limits::",
-    "packets::live::",
     "packets::policy::",
     "packets::recent::",
-    "packets::size::",
-    // One life cycle of each kind under an agent.
     "announce::neighbours_find_containers",
     "bandwidth::a_limit_holds",
     "cleanup::cleanup_takes_every_trace",
@@ -47,28 +58,21 @@ const CHOSEN: &[&str] = &[
     "faults::kernel::",
     "flows::flows_have_the_right_ends",
     "health::it_is_an_endpoint_like_any_other",
-    "life::containers_reach_each_other",
     "life::two_interfaces_of_one_container",
-    "masquerade::a_container_reaches_the_world",
     "masquerade::off_touches_neither",
     "mtu::",
     "policing::every_false_frame",
     "policy::change::a_tightened_policy_cuts_flows_at_once",
-    "policy::gaps::an_endpoint_is_policed_from_its_first_packet",
     "policy::packets::errors_about_an_allowed_flow_pass",
     "policy::packets::fragments_share",
     "policy::truth::network_policy::peers_of_network_policies",
-    "ports::a_published_port_is_reached_from_everywhere",
     "ports::sctp_passes",
     "redirect::connections_to_the_world",
-    "redirect::egress_rules_redirect",
     "redirect::ingress_rules_redirect",
     "redirect::udp::rules_of_either_end",
     "regenerate::counters_live_on",
-    "restart::traffic_never_stops_when_the_agent_is_killed",
     "selfcheck::a_healthy_endpoint",
     "services::a_container_reaches_its_neighbour",
-    "unit::the_units_capabilities_are_enough_for_a_life",
     "world::a_smaller_mtu",
 ];
 
@@ -107,10 +111,26 @@ pub(crate) struct TestFile {
     /// File name in `tests/`, or library name.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    pub(crate) tests: Vec<String>,
+    tests: Vec<Test>,
 }
 
-/// Tests whose `FILE::NAME` contains a filter, or [`CHOSEN`]. Fails if [`CHOSEN`] names a missing test.
+#[derive(Debug)]
+struct Test {
+    name: String,
+    /// Not on the oldest kernel alone.
+    everywhere: bool,
+}
+
+/// `FILE NAME` for each test of a kernel.
+pub(crate) fn lines(files: &[TestFile], oldest: bool) -> Vec<String> {
+    let of_file = |file: &TestFile| -> Vec<String> {
+        let tests = file.tests.iter().filter(|test| oldest || test.everywhere);
+        tests.map(|test| format!("{} {}", file.name, test.name)).collect()
+    };
+    files.iter().flat_map(of_file).collect()
+}
+
+/// Tests whose `FILE::NAME` contains a filter, or [`EVERYWHERE`] and [`OLDEST`]. Fails if a list names a missing test.
 pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Result<Vec<TestFile>> {
     let build = || {
         let mut command = workspace.cargo();
@@ -136,7 +156,9 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
         let ignored: BTreeSet<String> = list(&["--ignored"])?.into_iter().collect();
         let wanted =
             |test: &String| !ignored.contains(test) && !is_too_fast(&name, test) && is_wanted(filters, &name, test);
-        let tests: Vec<_> = list(&[])?.into_iter().filter(wanted).collect();
+        let everywhere = |test: &str| !filters.is_empty() || begins(EVERYWHERE, &name, test);
+        let tests = list(&[])?.into_iter().filter(wanted);
+        let tests: Vec<_> = tests.map(|test| Test { everywhere: everywhere(&test), name: test }).collect();
         if !tests.is_empty() {
             files.push(TestFile { name, path, tests });
         }
@@ -154,14 +176,15 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
     }
     if filters.is_empty() {
         let names =
-            |file: &TestFile| file.tests.iter().map(|test| format!("{}::{test}", file.name)).collect::<Vec<_>>();
+            |file: &TestFile| file.tests.iter().map(|test| format!("{}::{}", file.name, test.name)).collect::<Vec<_>>();
         let names: Vec<String> = files.iter().flat_map(names).collect();
-        if let Some(lost) = CHOSEN.iter().find(|beginning| !names.iter().any(|name| name.starts_with(**beginning))) {
+        let mut chosen = EVERYWHERE.iter().chain(OLDEST);
+        if let Some(lost) = chosen.find(|beginning| !names.iter().any(|name| name.starts_with(**beginning))) {
             bail!("plan the guests' tests: none begins with {lost}; mend the list in xtask/src/vm/plan.rs");
         }
     }
-    let count: usize = files.iter().map(|file| file.tests.len()).sum();
-    step.note(format!("{count} tests in {} files", files.len()));
+    let [all, everywhere] = [true, false].map(|oldest| lines(&files, oldest).len());
+    step.note(format!("{all} tests in {} files, {everywhere} of them on each kernel", files.len()));
     Ok(files)
 }
 
@@ -190,16 +213,21 @@ pub(crate) fn parse_list(output: &str) -> Vec<String> {
     output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
+fn begins(list: &[&str], file: &str, test: &str) -> bool {
+    let name = format!("{file}::{test}");
+    list.iter().any(|beginning| name.starts_with(beginning))
+}
+
 fn is_too_fast(file: &str, test: &str) -> bool {
     let name = format!("{file}::{test}");
     TOO_FAST.iter().any(|(beginning, _)| name.starts_with(beginning))
 }
 
 fn is_wanted(filters: &[String], file: &str, test: &str) -> bool {
-    let name = format!("{file}::{test}");
     if filters.is_empty() {
-        return CHOSEN.iter().any(|beginning| name.starts_with(beginning));
+        return begins(EVERYWHERE, file, test) || begins(OLDEST, file, test);
     }
+    let name = format!("{file}::{test}");
     filters.iter().any(|filter| name.contains(filter.as_str()))
 }
 
@@ -248,6 +276,7 @@ mod tests {
         assert!(is_wanted(&filters, "life", "tenants"));
         assert!(!is_wanted(&filters, "life", "nine"));
         assert!(is_wanted(&[], "attach", "nine") && !is_wanted(&[], "life", "nine"));
+        assert!(is_wanted(&[], "mtu", "nine") && !begins(EVERYWHERE, "mtu", "nine"));
         assert!(is_wanted(&["::".to_owned()], "life", "nine"), "all");
         assert!(is_too_fast("concurrency", "sixteen_at_once_get_addresses"));
         assert!(!is_too_fast("concurrency", "adds_racing_their_own_dels_leave_nothing"));

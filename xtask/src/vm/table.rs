@@ -65,7 +65,7 @@ mod tests {
             told.on_line(line);
         }
         assert_eq!(summary(&told), "1 passed, 1 failed");
-        let text = render(&[Run { wanted: kernel::release(VmKernel::V6_1), told, seconds: 12 }]);
+        let text = render(&[Run { wanted: kernel::release(VmKernel::V6_1), told, planned: 1, seconds: 12 }]);
         assert_eq!(
             text,
             "kernel                tests  passed  failed  need tcx  seconds  tcx  netkit  redirect-peer  btf  \

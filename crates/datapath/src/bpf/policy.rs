@@ -32,9 +32,6 @@ const CHANGING: u32 = 1 << 31;
 /// `linux/bpf.h`: the row must not exist.
 const BPF_NOEXIST: u64 = 1;
 
-pub(crate) const TABLES: [&str; 5] =
-    [map::IPCACHE, map::POLICY_PORTS, map::POLICY_CELLS, map::POLICY_SETS, map::POLICY_STATE];
-
 struct Tables {
     peers: LpmTrie<MapData, EndpointKey, PeerRow>,
     ports: LpmTrie<MapData, PortKey, u32>,

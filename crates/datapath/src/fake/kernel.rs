@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use async_trait::async_trait;
 use ipnet::IpNet;
+use wharf_common::map;
 use wharf_core::{
     finding::NodeProblem,
     flow::{Flow, FlowFilter, FlowList, FlowUsage, ProxyClients},
@@ -19,7 +20,11 @@ use wharf_core::{
 };
 
 use super::{FakeKernel, Operation, observe, policy::Policy, state::State};
-use crate::{bpf::policy::TABLES, error::fail};
+use crate::error::fail;
+
+/// The maps of policy rows.
+const POLICY_MAPS: [&str; 5] =
+    [map::IPCACHE, map::POLICY_PORTS, map::POLICY_CELLS, map::POLICY_SETS, map::POLICY_STATE];
 
 impl FakeKernel {
     /// Logs, waits at a hold, fails if a test asked for it, and applies the effect.
@@ -388,7 +393,7 @@ fn dump_map(s: &State, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
                     .iter()
                     .map(|c| row(&[("reason", c.reason.clone()), ("packets", c.packets.to_string())]))
                     .collect()),
-                None if TABLES.contains(&name) => Ok(s.policy.dump(name)),
+                None if POLICY_MAPS.contains(&name) => Ok(s.policy.dump(name)),
                 _ => Err(not_found(Operation::DumpMap, name.to_owned(), "there is no such map")),
             }
         }
