@@ -1,11 +1,44 @@
-//! Bounded reads and atomic writes of state files.
+//! State files: their directories, bounded reads, atomic writes.
 
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::Path,
 };
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    unistd::{AccessFlags, eaccess},
+};
+
+/// Makes a directory that only its owner may change, for any umask.
+///
+/// # Errors
+/// It cannot be made or written; says what to do.
+pub fn make_directory(path: &Path) -> anyhow::Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.with_context(|| format!("make directory {}", path.display()))?;
+    let denied = match eaccess(path, AccessFlags::W_OK | AccessFlags::X_OK) {
+        Err(Errno::EROFS) => anyhow::bail!(
+            "{}: write to directory {}; mount it writable, or choose another directory",
+            Errno::EROFS.desc(),
+            path.display()
+        ),
+        Err(denied @ Errno::EACCES) => denied,
+        _ => return Ok(()),
+    };
+    let meta = fs::metadata(path).with_context(|| format!("look at directory {}", path.display()))?;
+    let (shown, user) = (path.display(), nix::unistd::geteuid());
+    anyhow::bail!(
+        "{}: write to directory {shown}, which belongs to user {} (mode {:04o}): the agent runs without CAP_DAC_OVERRIDE; \
+         `chown {user} {shown}`, or choose another directory",
+        denied.desc(),
+        meta.uid(),
+        meta.mode() & 0o7777,
+    )
+}
 
 /// `None` without a file.
 ///

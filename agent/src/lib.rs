@@ -41,6 +41,7 @@ pub mod controller;
 pub mod delegate;
 pub mod endpoint;
 pub mod explain;
+pub mod export;
 pub mod findings;
 pub mod flows;
 pub mod gate;
@@ -67,24 +68,15 @@ pub mod status;
 pub mod store;
 pub mod stuck;
 pub mod sync;
+pub mod systemd;
 pub mod telemetry;
 pub mod turn;
 pub mod upgrade;
 pub mod watchdog;
 
-use std::{
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
-    path::Path,
-    sync::Arc,
-    sync::atomic::Ordering,
-    time::Duration,
-};
+use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use anyhow::Context;
-use nix::{
-    errno::Errno,
-    unistd::{AccessFlags, eaccess},
-};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
@@ -98,7 +90,7 @@ use wharf_proxy::Proxy;
 use crate::{
     addresses::{pools, resting},
     admin::Admin,
-    commands::{Commands, Ended, reports},
+    commands::reports,
     config::AgentConfig,
     endpoint::{abandoned, deletions, links, mtu, prepared, refusals, resume},
     monitor::Judged,
@@ -142,8 +134,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let turn = turn::Turn::take()?;
-    make_directory(&config.run_dir).context("--run-dir")?;
-    make_directory(&config.state_dir).context("--state-dir")?;
+    kept::make_directory(&config.run_dir).context("--run-dir")?;
+    kept::make_directory(&config.state_dir).context("--state-dir")?;
     // Before the kernel is opened, which installs this version's sink.
     let turn = turn.and_bpffs(&config.bpffs)?;
     delegate::records::leave(&config.run_dir)?;
@@ -183,7 +175,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     // Until all operations have ended: they wait for it.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
-    export(&node.life.config, &node.commands, tasks, commands::Mode::Own, queue)?;
+    export::start(&node.life.config, &node.commands, tasks, commands::Mode::Own, queue)?;
     tasks.operations.spawn(telemetry::tell_suppressed(log.clone(), tasks.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
     let beat = {
@@ -245,13 +237,13 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
     life.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
-    notify(&[sd_notify::NotifyState::Ready]);
+    systemd::notify(&[sd_notify::NotifyState::Ready]);
 
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
         _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
     }
-    notify(&[sd_notify::NotifyState::Stopping]);
+    systemd::notify(&[sd_notify::NotifyState::Stopping]);
     stop(node, api, admin, opened.writer).await;
     Ok(())
 }
@@ -315,34 +307,6 @@ fn start_proxy(life: &Arc<Lifecycle>, proxy: Proxy) -> anyhow::Result<()> {
         // Another program may start Envoy with these files.
         process.prepare()?;
     }
-    Ok(())
-}
-
-#[cfg(feature = "otlp")]
-fn export(
-    config: &AgentConfig,
-    commands: &Commands,
-    tasks: &Tasks,
-    mode: commands::Mode,
-    queue: mpsc::Receiver<Arc<Ended>>,
-) -> anyhow::Result<()> {
-    if let Some(endpoint) = &config.otlp_endpoint {
-        let exporter = commands::otlp::Exporter::new(endpoint, &config.node_name, mode, Arc::clone(commands.metrics()));
-        let exporter = exporter.with_context(|| format!("export CNI commands to {endpoint}"))?;
-        tasks.operations.spawn(exporter.run(queue, tasks.stop.clone()));
-    }
-    Ok(())
-}
-
-#[cfg(not(feature = "otlp"))]
-#[allow(clippy::unnecessary_wraps, reason = "as with the feature")]
-fn export(
-    _config: &AgentConfig,
-    _commands: &Commands,
-    _tasks: &Tasks,
-    _mode: commands::Mode,
-    _queue: mpsc::Receiver<Arc<Ended>>,
-) -> anyhow::Result<()> {
     Ok(())
 }
 
@@ -498,34 +462,4 @@ async fn read_program_log(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
         life.tasks.controllers.record("program-log", Err(&error));
         tracing::error!("read the programs' log: {error}");
     }
-}
-
-fn notify(state: &[sd_notify::NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!("tell systemd: {error}");
-    }
-}
-
-/// Writable only by its owner, for any umask.
-fn make_directory(path: &Path) -> anyhow::Result<()> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
-    made.with_context(|| format!("make directory {}", path.display()))?;
-    let denied = match eaccess(path, AccessFlags::W_OK | AccessFlags::X_OK) {
-        Err(Errno::EROFS) => anyhow::bail!(
-            "{}: write to directory {}; mount it writable, or choose another directory",
-            Errno::EROFS.desc(),
-            path.display()
-        ),
-        Err(denied @ Errno::EACCES) => denied,
-        _ => return Ok(()),
-    };
-    let meta = std::fs::metadata(path).with_context(|| format!("look at directory {}", path.display()))?;
-    let (shown, user) = (path.display(), nix::unistd::geteuid());
-    anyhow::bail!(
-        "{}: write to directory {shown}, which belongs to user {} (mode {:04o}): the agent runs without CAP_DAC_OVERRIDE; \
-         `chown {user} {shown}`, or choose another directory",
-        denied.desc(),
-        meta.uid(),
-        meta.mode() & 0o7777,
-    )
 }

@@ -15,7 +15,7 @@ use tokio::{
     time::{Interval, MissedTickBehavior},
 };
 
-use crate::{accounts, make_directory, sync::lock};
+use crate::{accounts, kept::make_directory, sync::lock};
 
 /// If it exists.
 const GROUP: &str = "wharf";

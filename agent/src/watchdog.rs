@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{endpoint::deletions, node::Node, notify, pulse::Pulse, status};
+use crate::{endpoint::deletions, node::Node, pulse::Pulse, status, systemd::notify};
 
 /// Their hang damages the node while the agent looks alive.
 pub const CRITICAL: [&str; 2] = ["node-datapath", deletions::CONTROLLER];

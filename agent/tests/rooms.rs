@@ -83,11 +83,35 @@ fn rooms() -> BTreeMap<String, BTreeSet<String>> {
     let imports = |files: Vec<String>| files.iter().flat_map(|file| named(file)).collect();
     let mut rooms: BTreeMap<String, BTreeSet<String>> =
         files().into_iter().map(|(room, files)| (room, imports(files))).collect();
-    let names: BTreeSet<String> = rooms.keys().cloned().collect();
     for (room, imports) in &mut rooms {
-        imports.retain(|import| import != room && names.contains(import));
+        imports.remove(room);
     }
     rooms
+}
+
+/// The place of each room in the table of ARCHITECTURE.md, from the top.
+fn rows() -> BTreeMap<String, usize> {
+    let page = include_str!("../../ARCHITECTURE.md");
+    let (_, table) = page.split_once("| rooms | content |\n").expect("a table of rooms");
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let rooms = |line: &str| -> Vec<String> {
+        let cell = line.split('|').nth(1).unwrap_or_default();
+        cell.split('`').skip(1).step_by(2).map(|name| name.trim_end_matches('/').to_owned()).collect()
+    };
+    rows.enumerate().flat_map(|(row, line)| rooms(line).into_iter().map(move |room| (room, row))).collect()
+}
+
+/// Of the composition root, too: a room that imports from it does not stand in the table.
+#[test]
+fn a_room_imports_rooms_of_its_row_and_of_lower_rows_only() {
+    let (rooms, rows) = (rooms(), rows());
+    for (room, imports) in &rooms {
+        let row = rows.get(room).unwrap_or_else(|| panic!("the table of rooms in ARCHITECTURE.md lacks {room}"));
+        for import in imports {
+            assert!(rooms.contains_key(import), "{room} imports {import} of the composition root");
+            assert!(rows[import] >= *row, "{room} imports {import}, which stands above it");
+        }
+    }
 }
 
 #[test]
@@ -103,15 +127,6 @@ fn no_two_rooms_import_each_other_directly_or_by_others() {
         }
     }
     assert!(rooms.is_empty(), "rooms in circles, and those above them: {rooms:#?}");
-}
-
-#[test]
-fn the_shared_state_knows_nobody_who_uses_it() {
-    let rooms = rooms();
-    assert!(!rooms["addresses"].contains("node"), "addresses take what they need");
-    for above in ["endpoint", "audit", "health", "status", "explain", "rest", "restore", "selfcheck"] {
-        assert!(rooms.contains_key(above) && !rooms["node"].contains(above), "{above}");
-    }
 }
 
 /// The life of endpoints, its checks and its restore take `node::lifecycle::Lifecycle` or less. The health endpoint,

@@ -12,10 +12,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use wharf_agent::endpoint::create::External;
 use wharf_agent::explain::subject::Subject;
 use wharf_agent::rest::{
-    endpoint::create_spec,
     error::{Body, Failure, Query},
     id::{self, IdRef},
     ipam::OwnerQuery,
+    parse::create_spec,
 };
 use wharf_api::{
     AgentConfigPatch, AgentStatus, ApiError, AuditReport, DeleteQuery, DeleteResult, Endpoint, EndpointCreate,

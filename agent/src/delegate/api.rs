@@ -28,10 +28,12 @@ use crate::{
     rest::{
         body,
         command::{self, Deferred},
-        endpoint::{Caller, create_spec},
+        endpoint::Caller,
         error::{Answer, Body, Failure, Query, Segment},
         id::{self, IdRef},
-        late, operation, status,
+        late, operation,
+        parse::create_spec,
+        status,
     },
 };
 

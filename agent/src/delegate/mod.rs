@@ -41,13 +41,13 @@ use crate::{
     endpoint::deletions,
     export,
     gate::Gate,
-    make_directory,
+    kept::make_directory,
     metrics::Metrics,
     node::{lifecycle::Tasks, queue::Cause},
-    notify,
     pulse::{Pulse, Pulses},
     serve,
     socket::Socket,
+    systemd::notify,
     telemetry::{self, LogFilter},
     turn::Turn,
 };
@@ -134,7 +134,7 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
     let tasks = this.tasks.clone();
     let socket = this.config.socket();
     let listener = Socket::bind(&socket, this.pulses.api_socket.clone()).await?;
-    export(&this.config, &this.commands, &tasks, Mode::Delegated, queue)?;
+    export::start(&this.config, &this.commands, &tasks, Mode::Delegated, queue)?;
     tasks.operations.spawn(telemetry::tell_suppressed(log, tasks.stop.clone()));
     let beats = Arc::clone(&this);
     let api = serve::api(listener, api::router(&this), tasks.stop.clone(), move || beats.pulses.api.beat());

@@ -2,18 +2,14 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use wharf_api::{ContainerRoute, EndpointCreate, ErrorCode};
+use wharf_api::{ContainerRoute, EndpointCreate};
 use wharf_core::{endpoint::MAX_ROUTES, ids::Attachment};
 use wharf_names::rules;
 
 use crate::{
     endpoint::create::External,
-    rest::error::{Answer, Failure},
+    rest::error::{Answer, invalid},
 };
-
-fn invalid(message: String) -> Failure {
-    Failure::new(ErrorCode::InvalidRequest, message)
-}
 
 pub(super) fn external(attachment: &Attachment, body: &EndpointCreate) -> Answer<Option<External>> {
     let bad = |what: String| invalid(format!("create endpoint {attachment}: {what}"));
@@ -107,6 +103,7 @@ pub(super) fn routes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rest::error::Failure;
 
     fn read(keys: &serde_json::Value) -> Result<(Option<External>, Option<Vec<ContainerRoute>>), String> {
         let mut body = serde_json::json!({"container_id": "c1", "ifname": "eth0", "network": "net", "netns": "/x"});

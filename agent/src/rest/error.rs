@@ -34,6 +34,12 @@ pub struct Failure(pub ApiError);
 /// A handler's result.
 pub type Answer<T> = Result<T, Failure>;
 
+/// 400.
+#[must_use]
+pub fn invalid(message: String) -> Failure {
+    Failure::new(ErrorCode::InvalidRequest, message)
+}
+
 impl Failure {
     /// Without hint and retry.
     #[must_use]

@@ -13,7 +13,7 @@ use crate::{
     node::{Node, looks::Purpose, registry::Registry},
     rest::{
         endpoint::accepts_work,
-        error::{Answer, Failure, Query},
+        error::{Answer, Failure, Query, invalid},
         id,
     },
 };
@@ -115,8 +115,4 @@ fn filter(registry: &Registry, query: &FlowQuery, what: &str) -> Answer<FlowFilt
             FlowState::Closed => CoreState::Closed,
         }),
     })
-}
-
-fn invalid(message: String) -> Failure {
-    Failure::new(ErrorCode::InvalidRequest, message)
 }

@@ -16,7 +16,7 @@ use crate::{
     node::{Node, health},
     rest::{
         endpoint::accepts_work,
-        error::{Answer, Body, Failure, Query, Segment},
+        error::{Answer, Body, Failure, Query, Segment, invalid},
     },
     sync::lock,
 };
@@ -173,8 +173,4 @@ fn api_lease(lease: &Lease) -> IpamLease {
 fn parse_ip(text: &str) -> Answer<IpAddr> {
     let shown: String = text.chars().take(80).collect();
     text.parse().map_err(|e| invalid(format!("read address {shown:?}: {e}")))
-}
-
-fn invalid(message: String) -> Failure {
-    Failure::new(ErrorCode::InvalidRequest, message)
 }

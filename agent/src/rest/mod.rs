@@ -16,6 +16,7 @@ pub mod late;
 pub mod map;
 pub mod monitor;
 pub mod operation;
+pub mod parse;
 pub mod policy;
 pub mod proxy;
 pub mod status;

@@ -157,7 +157,7 @@ impl File {
     /// store or its complete copy. Returns whether the timeline was lost.
     pub(super) fn write_anew(&mut self) -> Result<bool, Cause> {
         let directory = self.path.parent().ok_or_else(|| io::Error::other("its path has no directory"))?.to_owned();
-        crate::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
+        crate::kept::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
         let (new, old) = (self.path.with_extension(NEW), self.check_path().is_err());
         let overwritten = self.check_content().is_err();
         if overwritten {

@@ -13,7 +13,7 @@ use wharf_agent::{
     config::{self, AgentConfig},
     delegate::{Delegation, work::Deleted},
     node::queue::Cause,
-    rest::endpoint::create_spec,
+    rest::parse::create_spec,
 };
 use wharf_core::ids::Attachment;
 use wharf_handover::queue::Queue;
