@@ -33,7 +33,8 @@ fn look(flows: &Flows) -> Fill {
 }
 
 fn in_api(collection: &Collection) -> FlowStatus {
-    let FlowUsage { rows, limit, expired, orphaned, over_quota, no_room, untracked, took } = collection.usage;
+    let FlowUsage { rows, limit, expired, orphaned, over_quota, no_room, untracked, took, busiest: _ } =
+        collection.usage;
     FlowStatus {
         rows,
         limit,
@@ -68,6 +69,9 @@ fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
     }
     // By containers: the node's health is Ok.
     let amiss = nearly_full || quota + full + rate > 0;
+    if let Some((endpoint, flows)) = last.busiest.filter(|_| amiss) {
+        message += &format!("; the most are of endpoint {endpoint} ({flows})");
+    }
     if amiss {
         message += ": `wharf bpf ct list` shows who opens them, `wharf bpf ct flush` removes them";
     }
@@ -76,6 +80,8 @@ fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
 
 #[cfg(test)]
 mod tests {
+    use wharf_core::ids::EndpointId;
+
     use super::*;
 
     #[test]
@@ -94,6 +100,9 @@ mod tests {
             assert_eq!((row.health, row.readiness()), (Health::Degraded, Health::Ok), "{now:?}");
             assert!(row.message.contains(told) && row.message.contains("`wharf bpf ct list`"), "{}", row.message);
         }
+        let busiest = EndpointId::try_from(7).ok().map(|id| (id, 98_304));
+        let row = component(&FlowUsage { rows: 80, busiest, ..usage }, &usage);
+        assert!(row.message.contains("; the most are of endpoint 7 (98304)"), "{}", row.message);
         let anew = component(&FlowUsage { limit: 100, ..FlowUsage::default() }, &usage);
         assert_eq!(anew.health, Health::Ok, "tables that were made anew count from zero");
     }

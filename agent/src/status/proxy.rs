@@ -124,6 +124,12 @@ fn spent(look: &Look, clients: &[EndpointId], name: &dyn Fn(u16) -> Option<Strin
     if more > 0 {
         spent.push(format!("{more} more shares are used"));
     }
+    if !spent.is_empty() && status.connections.are_few() {
+        let files = Connections::MOST_FILES;
+        spent.push(format!(
+            "shares are small because the agent may open few files: {all} connections (LimitNOFILE={files})"
+        ));
+    }
     (!spent.is_empty()).then(|| spent.join("; "))
 }
 
@@ -251,7 +257,11 @@ mod tests {
         status.spent = [(member(7), 12)].into();
         let used = "endpoint 7 (pod shop/web) has used its share of 100 proxy connections at the listener ingress-15000: 12 were refused";
         let serves = "Envoy 1.36.2 serves 1 listener";
-        assert_eq!(told(&serving), (Health::Degraded, format!("{used}; {serves}")));
+        let few = "shares are small because the agent may open few files: 1600 connections (LimitNOFILE=65536)";
+        assert_eq!(told(&serving), (Health::Degraded, format!("{used}; {few}; {serves}")));
+        let mut many = serving.clone();
+        many.status.as_mut().expect("status").connections.all = 32_512;
+        assert_eq!(told(&many), (Health::Degraded, format!("{used}; {serves}")), "as many as Envoy can have");
         let readiness = component(&serving, &[], Path::new("/run/wharf"), &|_| None).readiness();
         assert_eq!(readiness, Health::Ok, "no container makes the agent unready");
         let status = serving.status.as_mut().expect("status");

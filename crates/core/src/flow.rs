@@ -97,6 +97,9 @@ pub struct FlowUsage {
     pub untracked: u64,
     /// Of the collection.
     pub took: Duration,
+    /// The endpoint with the most flows, kept or begun within a second. Known if the table is nearly full, or packets
+    /// lost their flows since the previous collection.
+    pub busiest: Option<(EndpointId, u64)>,
 }
 
 impl FlowUsage {

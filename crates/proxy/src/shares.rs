@@ -45,6 +45,15 @@ pub struct Connections {
 }
 
 impl Connections {
+    /// Limit of open files from which [`Self::all`] grows no more.
+    pub const MOST_FILES: u64 = OWN_FILES + 2 * MOST;
+
+    /// The limit of open files makes the shares small.
+    #[must_use]
+    pub const fn are_few(&self) -> bool {
+        self.all < MOST
+    }
+
     /// A client connection needs a second descriptor.
     pub(crate) fn of(files: u64) -> Self {
         let all = (files.saturating_sub(OWN_FILES).max(2) / 2).min(MOST);

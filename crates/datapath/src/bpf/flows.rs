@@ -13,7 +13,7 @@ use aya::{
 };
 use nix::time::{ClockId, clock_gettime};
 use wharf_common::{
-    FlowKey, FlowRow, FlowTotals,
+    FlowKey, FlowRow, FlowTotals, FlowUse,
     flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_UPSTREAM, TICK_SHIFT},
     map::{self, FLOWS_KEPT_MAX, FLOWS_MAX, FLOWS_NEW_MAX},
 };
@@ -28,7 +28,11 @@ use crate::error::{fail, wrap};
 
 /// aya cannot move a program out of its object. Locked during a collection: the program counts in the tables.
 #[derive(Default)]
-pub(super) struct Collector(Mutex<Option<Ebpf>>);
+pub(super) struct Collector {
+    program: Mutex<Option<Ebpf>>,
+    /// At the last collection: packets whose flows were not kept, and packets without a row.
+    lost: Mutex<(u64, u64)>,
+}
 
 impl Collector {
     pub(super) fn load(&self, mut node: Ebpf) -> Result<()> {
@@ -38,12 +42,12 @@ impl Collector {
             None => return Err(absent()),
         };
         program.load().map_err(|e| failed(&e))?;
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(node);
+        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = Some(node);
         Ok(())
     }
 
     fn run(&self) -> Result<()> {
-        let node = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = self.program.lock().unwrap_or_else(PoisonError::into_inner);
         let program = node.as_ref().and_then(|node| node.program(map::COLLECT)).ok_or_else(absent)?;
         let program: &RawTracePoint = program.try_into().map_err(|e: ProgramError| refused(&e))?;
         program.test_run(RawTracePointRunOptions::new()).map(drop).map_err(|e| refused(&e))
@@ -59,6 +63,8 @@ fn refused(error: &(dyn std::error::Error + 'static)) -> KernelError {
 }
 
 const COLLECT: &str = "collect flows";
+/// About the interval of collections.
+const RECENT_TICKS: u32 = 10;
 
 impl Bpf {
     pub(crate) fn collect_flows(&self) -> Result<FlowUsage> {
@@ -66,7 +72,7 @@ impl Bpf {
         self.collector.run()?;
         let took = began.elapsed();
         let totals = self.flow_totals()?;
-        Ok(FlowUsage {
+        let mut usage = FlowUsage {
             rows: totals.rows,
             limit: u64::from(FLOWS_KEPT_MAX),
             expired: totals.expired,
@@ -75,7 +81,27 @@ impl Bpf {
             no_room: totals.no_room,
             untracked: totals.untracked,
             took,
-        })
+            busiest: None,
+        };
+        let lost = (totals.over_quota.wrapping_add(totals.no_room), totals.untracked);
+        let before = std::mem::replace(&mut *self.collector.lost.lock().unwrap_or_else(PoisonError::into_inner), lost);
+        if usage.is_nearly_full() || lost != before {
+            let by_rate = lost.0 == before.0 && !usage.is_nearly_full();
+            usage.busiest = self.busiest(by_rate)?;
+        }
+        Ok(usage)
+    }
+
+    /// By kept flows, or by flows begun in the last second in which it began some.
+    fn busiest(&self, by_rate: bool) -> Result<Option<(EndpointId, u64)>> {
+        let (uses, now): (Array<_, FlowUse>, u32) = (self.open_held(map::FLOW_USE)?, now()?);
+        let mut busiest = None;
+        for id in self.pinned_endpoints()? {
+            let used = uses.get(&u32::from(id.get()), 0).map_err(|e| wrap("read map", map::FLOW_USE, &e))?;
+            let begun = if now.wrapping_sub(used.tick) <= RECENT_TICKS { used.begun } else { 0 };
+            busiest = busiest.max(Some((if by_rate { begun } else { used.rows }, id)));
+        }
+        Ok(busiest.filter(|(flows, _)| *flows > 0).map(|(flows, id)| (id, flows.into())))
     }
 
     pub(super) fn flow_totals(&self) -> Result<FlowTotals> {

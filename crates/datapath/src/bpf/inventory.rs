@@ -125,7 +125,7 @@ impl Bpf {
         Ok(())
     }
 
-    fn pinned_endpoints(&self) -> Result<Vec<EndpointId>> {
+    pub(super) fn pinned_endpoints(&self) -> Result<Vec<EndpointId>> {
         let mut ids: Vec<EndpointId> =
             pins::names(&self.pins.endpoints_dir())?.iter().filter_map(|n| n.parse().ok()).collect();
         ids.sort();
