@@ -170,7 +170,7 @@ impl Policy {
             files.refuse(wanted.set_directory(found));
         }
         if inner.kept && inner.wanted.texts != kept {
-            self.keep_or_warn(&mut inner, "the next start needs all files of the policy directory good");
+            self.keep_or_warn(&mut inner, "the next start needs all files of the policy directory good").await;
         }
         Ok(())
     }
@@ -323,7 +323,7 @@ impl Policy {
         }
         if inner.kept && matches!(self.file.try_exists(), Ok(false)) {
             tracing::warn!(file = %self.file.display(), "the file of the policies was removed: it is written again");
-            self.keep_or_warn(&mut inner, "the next start would take the policies for lost");
+            self.keep_or_warn(&mut inner, "the next start would take the policies for lost").await;
         }
         self.look_at_proxy(&mut inner).await?;
         let moved = self.look_at_addresses(&mut inner).await?;
@@ -461,6 +461,7 @@ impl Policy {
             Err(PolicyError::Rows(_) | PolicyError::Proxy(_)) => Ok(()),
             _ => self
                 .keep(&mut inner)
+                .await
                 .map_err(|why| PolicyError::NotKept { path: self.file.clone(), why: Arc::new(why) }),
         };
         let refused = match (prepared, kept) {
@@ -560,14 +561,17 @@ impl Policy {
         Err(lost)
     }
 
-    fn keep(&self, inner: &mut Inner) -> io::Result<()> {
-        inner.wanted.save(&self.file)?;
+    /// Answers after the fsync, which may take longer than a runtime thread may be blocked.
+    async fn keep(&self, inner: &mut Inner) -> io::Result<()> {
+        let (wanted, file) = (inner.wanted.clone(), self.file.clone());
+        let saved = tokio::task::spawn_blocking(move || wanted.save(&file)).await;
+        saved.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))?;
         inner.kept = true;
         Ok(())
     }
 
-    fn keep_or_warn(&self, inner: &mut Inner, otherwise: &str) {
-        if let Err(why) = self.keep(inner) {
+    async fn keep_or_warn(&self, inner: &mut Inner, otherwise: &str) {
+        if let Err(why) = self.keep(inner).await {
             tracing::warn!(file = %self.file.display(), "keep policies: {why}; {otherwise}");
         }
     }

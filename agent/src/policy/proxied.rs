@@ -113,7 +113,7 @@ impl Policy {
         let Prepared { engine, rows, after, moved, acknowledged } = prepared;
         if !inner.kept && !rows.is_empty() {
             // Safe: a start that finds these rows and no file keeps them.
-            self.keep_or_warn(inner, "the next start takes them for lost");
+            self.keep_or_warn(inner, "the next start takes them for lost").await;
         }
         // Saved first: the next agent ends the connections if this one does not.
         moved.iter().for_each(|place| inner.rounds.begin(*place, Instant::now() + HANDSHAKES));
