@@ -75,7 +75,7 @@ pub(crate) struct Global {
 pub(crate) enum Format {
     /// For people.
     Table,
-    /// For people, with more columns where there are more.
+    /// For people, with all columns.
     Wide,
     /// The API's objects as JSON.
     Json,
@@ -162,7 +162,7 @@ Examples:
     /// List published ports.
     #[command(subcommand, after_help = "Example:\n  wharf port list")]
     Port(PortCommand),
-    /// Check policy documents, put them in force, tell what they decide.
+    /// Check and import policy documents, and show their decisions.
     #[command(
         subcommand,
         after_help = "\
@@ -174,9 +174,9 @@ Examples:
   wharf policy explain --from 7 --to 9 --port 443"
     )]
     Policy(PolicyCommand),
-    /// Show the L7 proxy: Envoy, the listeners, who waits for it, and names that containers asked DNS for.
+    /// Show the L7 proxy: Envoy, the listeners, endpoints that wait for it, and names from DNS queries of containers.
     ///
-    /// Rules about HTTP requests and TLS server names hand connections to Envoy, rules about names hand queries of DNS
+    /// Rules about HTTP requests and TLS server names redirect connections to Envoy. Rules about names redirect DNS queries
     /// to the agent.
     #[command(
         subcommand,
@@ -207,8 +207,8 @@ Examples:
     /// Make, run, list, stop and remove sandboxes: containers' networks on a machine without a runtime.
     ///
     /// A sandbox is a network namespace with a name (`ip netns list` shows it), attached to networks by CNI plugins,
-    /// Wharf's or others. It is there before anything runs in it, and stays until it is removed. These commands need
-    /// root, and no agent but the one that a plugin asks.
+    /// Wharf's or others. It exists before any process runs in it, and stays until it is removed. These commands need
+    /// root. Only the plugin asks the agent.
     #[command(
         visible_alias = "sb",
         after_help = "\
@@ -261,9 +261,9 @@ Examples:
     Explain(ExplainArgs),
     /// Write one archive for troubleshooting: status, records, maps, logs, kernel facts.
     ///
-    /// Nothing secret goes in: no environment, no tokens, nothing of what runs in containers; names, labels, addresses
-    /// and log lines do. Works without an agent too, with what can be read then. Exits 0 when every part is in it, 1
-    /// when some could not be read; each of these is in the archive as a file that says why.
+    /// The archive has names, labels, addresses and log lines, but no secrets: no environment, no tokens, no data of
+    /// containers. Without an agent, it has the parts that can still be read. Exits 0 when every part is complete, 1 when a
+    /// part could not be read; a file in the archive then has the reason.
     #[command(
         visible_alias = "sysdump",
         after_help = "\

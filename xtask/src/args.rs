@@ -6,9 +6,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Builds, tests, shows and installs Wharf.
 ///
-/// Each command does all of its own set-up first: missing Debian packages, the sources of Rust's core library, the BPF
-/// linker, the build. A second run finds them there and starts at once. Run it as root, or as a user with sudo: the
-/// build is the user's, sudo is used only for what needs root (packages, network namespaces, installing).
+/// Each command first installs and builds what it needs: missing Debian packages, the sources of Rust's core library, the
+/// BPF linker, Wharf. A second run starts at once. Run it as root, or as a user with sudo: the user builds, and sudo is
+/// used only for packages, network namespaces and installation.
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo xtask",
@@ -35,14 +35,14 @@ pub(crate) enum Task {
     Setup(SetupArgs),
     /// Build target/bpf/*.o and target/release/{wharf-agent,wharf-cni,wharf}
     Build,
-    /// Show the main job in a network namespace of its own: attach, talk, regenerate, delete
+    /// Show the main functions in a separate network namespace: attach, talk, regenerate, delete
     Demo(Passed),
     /// Run every check and every test
     ///
     /// Quick checks come first (formatting, licences, documentation links), then the build, clippy and the tests. With
     /// FILTERS only the tests whose names contain one of them run, and no checks.
     Test(TestArgs),
-    /// Churn with kills, crash tests and the model for as long as you like, at random; the first failure ends it
+    /// Run churn with kills, crash tests and the model at random for a given time; the first failure ends the run
     Soak(SoakArgs),
     /// Run the kernel's tests on other kernels: Debian's 6.1, 6.12 and 7.2, in virtual machines
     ///
@@ -50,16 +50,16 @@ pub(crate) enum Task {
     Vm(VmArgs),
     /// Measure against other CNI plugins, side by side; tables and plots under target/bench
     Bench(Passed),
-    /// Serve this machine for real: build, then run wharf-agent in the foreground
+    /// Serve this machine: build, then run wharf-agent in the foreground
     ///
-    /// Arguments go to the agent as they are, e.g. `cargo xtask run -- --ipv4-pool 10.88.0.0/16`. The settings of
+    /// The agent gets the arguments unchanged, e.g. `cargo xtask run -- --ipv4-pool 10.88.0.0/16`. The settings of
     /// /etc/wharf/agent.toml apply where that file exists and no argument is `--config`. Stop the agent with Ctrl-C.
     Run(Passed),
-    /// Put binaries, CNI network, configuration, manual pages and systemd unit in place
+    /// Install binaries, CNI network, configuration, manual pages and systemd unit
     Install(InstallArgs),
-    /// Take away exactly what `install` put there, and what the agent left on the node (`wharf-agent cleanup`)
+    /// Remove the files that `install` wrote, and what the agent left on the node (`wharf-agent cleanup`)
     ///
-    /// Refuses while endpoints live: without the plugin their runtime could not delete them any more.
+    /// Refuses while endpoints live: without the plugin, the runtime cannot delete them.
     Uninstall(UninstallArgs),
     /// Build the documentation as a book with search, under target/docs
     ///
@@ -76,12 +76,12 @@ Examples:
   podman load --input target/dist/wharf-*.oci.tar     the image of the DaemonSet
   (cd target/dist && sha256sum --check SHA256SUMS)    what was downloaded is what was made")]
     Dist(DistArgs),
-    /// Fuzz whatever reads bytes from outside
+    /// Fuzz the parsers of input from outside
     ///
-    /// `cargo xtask test` replays and mutates the checked-in inputs; this looks for new ones, led by coverage, for as
-    /// long as you like, and goes on from what it found before (in target/fuzz).
+    /// `cargo xtask test` replays and mutates the checked-in inputs. This command searches for new inputs, guided by
+    /// coverage, and continues from earlier results in target/fuzz.
     Fuzz(FuzzArgs),
-    /// Hold the REST API against its OpenAPI document, by schemathesis
+    /// Compare the REST API with its OpenAPI document (schemathesis)
     ///
     /// `cargo xtask test` does the same with the defaults. Schemathesis is installed with pip under
     /// target/schemathesis.
@@ -105,14 +105,14 @@ pub(crate) struct SetupArgs {
 pub(crate) enum CoreSources {
     /// The toolchain's own, else rustup's component, else Debian's package.
     Auto,
-    /// Debian's package, even where the toolchain has its own.
+    /// Debian's package, even if the toolchain has the sources.
     Debian,
 }
 
 /// Arguments for the program that a command starts.
 #[derive(Debug, Args)]
 pub(crate) struct Passed {
-    /// Passed on as they are.
+    /// Passed unchanged.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) args: Vec<String>,
 }
@@ -120,24 +120,24 @@ pub(crate) struct Passed {
 /// Arguments of `test`.
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
-    /// Go on to the tests when a check has failed.
+    /// Continue with the tests after a failed check.
     #[arg(long)]
     pub(crate) keep_going: bool,
-    /// Kill Wharf at all crash points: half an hour more. Without it a run of all tests takes an eighth of them,
-    /// another for each commit.
+    /// Kill Wharf at all crash points: half an hour more. Without this flag, a run of all tests takes a sixteenth of
+    /// them, which the commit chooses.
     #[arg(long)]
     pub(crate) all_points: bool,
-    /// Run only tests whose names contain one of these, at all of their crash points.
+    /// Run only tests whose names contain one of these, at all crash points of those tests.
     pub(crate) filters: Vec<String>,
 }
 
 /// Arguments of `soak`.
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
-    /// How long it runs once all is built. Each part has a share, and at least one run of a minute or so.
+    /// Duration after the build. Each part gets a share, and at least one run of about a minute.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) minutes: u64,
-    /// Begin every part with this seed, to repeat the run that failed.
+    /// Start every part with this seed, to repeat a failed run.
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 }
@@ -148,19 +148,19 @@ pub(crate) struct VmArgs {
     /// Run on this kernel; may be repeated [default: 6.1, 6.12 and 7.2].
     #[arg(long = "kernel", value_enum, value_name = "VERSION")]
     pub(crate) kernels: Vec<VmKernel>,
-    /// Run the tests whose FILE::NAME contains this, `::` for all; may be repeated [default: those of what differs by
+    /// Run the tests whose FILE::NAME contains this, `::` for all; may be repeated [default: tests that depend on the
     /// kernel]
     #[arg(long = "test", value_name = "NAME")]
     pub(crate) tests: Vec<String>,
     /// Keep the guests' files in target/vm/work.
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Do not build: test what target/release holds.
+    /// Do not build: test the programs in target/release.
     #[arg(long)]
     pub(crate) prebuilt: bool,
 }
 
-/// Kernels of Debian that can be tested on.
+/// Debian's kernels for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VmKernel {
     /// bookworm's.
@@ -175,14 +175,14 @@ pub(crate) enum VmKernel {
 }
 
 impl VmKernel {
-    /// Kernels of a run that names none.
+    /// Without `--kernel`.
     pub(crate) const DEFAULT: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
 }
 
 /// Arguments of `dist`.
 #[derive(Debug, Args)]
 pub(crate) struct DistArgs {
-    /// Do not build: pack what target/release holds.
+    /// Do not build: pack the programs in target/release.
     #[arg(long)]
     pub(crate) prebuilt: bool,
 }
@@ -196,7 +196,7 @@ pub(crate) struct FuzzArgs {
     /// How long each target runs.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) seconds: u32,
-    /// Run this one input, such as one that a target failed on.
+    /// Run this input, for example one that failed.
     #[arg(long, value_name = "FILE")]
     pub(crate) input: Option<PathBuf>,
 }
@@ -207,7 +207,7 @@ pub(crate) struct SchemathesisArgs {
     /// Examples of each operation in each phase.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) examples: u32,
-    /// Seed of what is random in them.
+    /// Seed of the random examples.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 }
@@ -215,18 +215,18 @@ pub(crate) struct SchemathesisArgs {
 /// Arguments of `fmt`.
 #[derive(Debug, Args)]
 pub(crate) struct FmtArgs {
-    /// Change nothing; fail when something would change.
+    /// Change nothing; fail if a file is not formatted.
     #[arg(long)]
     pub(crate) check: bool,
 }
 
-/// Where an installation lives; the same for `install` and `uninstall`.
+/// Directories of an installation, for `install` and `uninstall`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Layout {
     /// Put everything under this directory, as if it were `/` (for packages; touches nothing else).
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
-    /// Where programs and manual pages go.
+    /// Directory for programs and manual pages.
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     pub(crate) prefix: PathBuf,
 }
@@ -234,25 +234,25 @@ pub(crate) struct Layout {
 /// Arguments of `install`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct InstallArgs {
-    /// Where to.
+    /// Directories.
     #[command(flatten)]
     pub(crate) layout: Layout,
-    /// Where the container runtime looks for CNI plugins (Debian's podman: /usr/lib/cni).
+    /// The container runtime's directory of CNI plugins (Debian's podman: /usr/lib/cni).
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     pub(crate) cni_bin_dir: PathBuf,
-    /// Where the container runtime looks for CNI networks.
+    /// The container runtime's directory of CNI networks.
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub(crate) cni_conf_dir: PathBuf,
-    /// Where systemd looks for the unit.
+    /// systemd's directory of units.
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
     pub(crate) unit_dir: PathBuf,
-    /// Start the service at once, and at every boot.
+    /// Start the service now and at every boot.
     #[arg(long, conflicts_with = "root")]
     pub(crate) now: bool,
-    /// Do not build: install what target/release holds.
+    /// Do not build: install the programs in target/release.
     #[arg(long)]
     pub(crate) prebuilt: bool,
-    /// List what would be written where, and change nothing: no build, no package, no root.
+    /// List the files that would be written, and change nothing: no build, no package, no root.
     #[arg(long, conflicts_with = "now")]
     pub(crate) dry_run: bool,
 }
@@ -260,7 +260,7 @@ pub(crate) struct InstallArgs {
 /// Arguments of `uninstall`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct UninstallArgs {
-    /// Where from.
+    /// Directories.
     #[command(flatten)]
     pub(crate) layout: Layout,
     /// Also remove configuration that was edited, and the agent's saved state.
@@ -269,7 +269,7 @@ pub(crate) struct UninstallArgs {
     /// Stop and disable the service first.
     #[arg(long, conflicts_with = "root")]
     pub(crate) now: bool,
-    /// Also while endpoints live: their containers lose their network.
+    /// Also while endpoints live; their containers lose the network.
     #[arg(long, conflicts_with = "root")]
     pub(crate) force: bool,
 }

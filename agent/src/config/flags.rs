@@ -37,7 +37,7 @@ Exit status:
   1  could not start or failed; standard error says why
   3  the command line, an environment variable or the file is wrong";
 
-/// The Wharf node agent: gives containers their network, each with BPF programs and maps of its own.
+/// The Wharf node agent: gives each container a network, with separate BPF programs and maps.
 #[derive(Debug, Default, Parser)]
 #[command(version, after_help = EXAMPLES)]
 pub struct Flags {
@@ -77,25 +77,25 @@ pub struct Flags {
     /// Log lines as text or JSON [default: text]
     #[arg(long, env = "WHARF_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// MTU of containers that ask for none, bytes [default: the smallest MTU of the uplinks]
+    /// MTU of containers without a requested MTU, bytes [default: the smallest MTU of the uplinks]
     #[arg(long, env = "WHARF_MTU", value_name = "BYTES")]
     pub mtu: Option<u32>,
     /// How programs are attached: auto (clsact: attaches and detaches without waiting), tcx or clsact [default: auto]
     #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
     pub attach_mode: Option<AttachChoice>,
-    /// Way of packets between two containers of the node: direct, or through the node's stack and its firewall
+    /// Path of packets between two containers of the node: direct, or through the node's stack and its firewall
     /// (page "Connectivity") [default: direct]
     #[arg(long, env = "WHARF_LOCAL_DELIVERY", value_name = "WAY")]
     pub local_delivery: Option<LocalDelivery>,
-    /// Whether what containers send to other networks takes an address of the node, and the node forwards it: on or off
+    /// Whether packets of containers to other networks are forwarded with an address of the node: on or off
     /// (page "Connectivity") [default: on]
     #[arg(long, env = "WHARF_MASQUERADE", value_name = "SWITCH")]
     pub masquerade: Option<Switch>,
-    /// Destinations that see the containers' own addresses, beside the pools: CIDRs, separated by commas
+    /// Destinations that see the containers' addresses, besides the pools: CIDRs, separated by commas
     #[arg(long, env = "WHARF_MASQUERADE_EXCLUDE", value_name = "CIDR,...", value_parser = cidrs)]
     pub masquerade_exclude: Option<Vec<Cidrs>>,
-    /// Addresses of the node to masquerade with, at most one for each family, separated by commas; else those of the
-    /// interface that a packet leaves by
+    /// Addresses of the node to masquerade with, at most one for each family, separated by commas; otherwise the
+    /// addresses of the outgoing interface
     #[arg(long, env = "WHARF_MASQUERADE_SOURCE", value_name = "IP,...", value_delimiter = ',')]
     pub masquerade_source: Option<Vec<IpAddr>>,
     /// Whether the node answers its neighbours for containers whose pool is a part of their network: on or off
@@ -106,20 +106,20 @@ pub struct Flags {
     /// "Network policy")
     #[arg(long, env = "WHARF_POLICY_DIR", value_name = "DIR")]
     pub policy_dir: Option<PathBuf>,
-    /// Addresses of services, which the node translates to those of containers: policy is about the containers behind
-    /// them (page "Network policy"). CIDRs, separated by commas
+    /// Addresses of services, which the node translates to addresses of containers: policy applies to the containers
+    /// (page "Network policy"). CIDRs, separated by commas
     #[arg(long, env = "WHARF_SERVICE_CIDR", value_name = "CIDR,...", value_parser = cidrs)]
     pub service_cidr: Option<Vec<Cidrs>>,
     /// When policy is enforced (page "Network policy") [default: default]
     #[arg(long, env = "WHARF_POLICY_ENFORCEMENT", value_name = "MODE")]
     pub policy_enforcement: Option<Enforcement>,
-    /// What policy would drop passes, and is counted [default: off]
+    /// Packets that policy denies pass, and are counted [default: off]
     #[arg(long, env = "WHARF_POLICY_AUDIT", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
     pub policy_audit: Option<Switch>,
-    /// Connections go on when a change of policy would no longer let them begin [default: off]
+    /// Connections continue when a change of policy denies new ones [default: off]
     #[arg(long, env = "WHARF_POLICY_KEEP_FLOWS", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
     pub policy_keep_flows: Option<Switch>,
-    /// How long a pod that comes without labels is isolated while it waits for them, milliseconds; 0 is not at all
+    /// How long a pod without labels is isolated while it waits for them, milliseconds; 0 means not at all
     /// (page "Network policy") [default: 0]
     #[arg(long, env = "WHARF_LABELS_TIMEOUT_MS", value_name = "MS")]
     pub labels_timeout_ms: Option<u64>,
@@ -129,11 +129,11 @@ pub struct Flags {
     /// How long a delete waits for the proxy's acknowledgement, milliseconds, 3000 at most [default: 3000]
     #[arg(long, env = "WHARF_PROXY_TIMEOUT_MS", value_name = "MS")]
     pub proxy_timeout_ms: Option<u64>,
-    /// Envoy, which the agent starts as its proxy for rules about requests; without it one that connects to
-    /// `proxy/xds.sock` below the run directory (page "HTTP, TLS and DNS rules")
+    /// Envoy, which the agent starts as proxy for rules about requests; without this flag, an Envoy may connect to
+    /// `proxy/xds.sock` in the run directory (page "HTTP, TLS and DNS rules")
     #[arg(long, env = "WHARF_ENVOY", value_name = "PATH")]
     pub envoy: Option<PathBuf>,
-    /// The first of 1000 ports of the node's that the proxy listens at [default: 15000]
+    /// The first of 1000 ports of the node for the proxy [default: 15000]
     #[arg(long, env = "WHARF_PROXY_PORT", value_name = "PORT")]
     pub proxy_port: Option<u16>,
     /// How long an address rests after its release, milliseconds; cut short when a pool runs out [default: 30000]
@@ -155,15 +155,15 @@ pub struct Flags {
     /// How often the health endpoint is probed, milliseconds, 100 at least; 0 turns it off [default: 10000]
     #[arg(long, env = "WHARF_HEALTH_INTERVAL_MS", value_name = "MS")]
     pub health_interval_ms: Option<u64>,
-    /// The unix socket of a service that makes the network of this node's containers: the agent passes commands on to
-    /// it, and makes nothing itself (page "Delegated mode")
+    /// The unix socket of a service that makes the network of this node's containers; the agent only forwards commands
+    /// (page "Delegated mode")
     #[arg(long, env = "WHARF_DELEGATE", value_name = "SOCKET")]
     pub delegate: Option<PathBuf>,
     /// Load the programs with debug log records compiled in (slow; for developers)
     #[arg(long, env = "WHARF_DEBUG_PROGRAMS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub debug_programs: Option<bool>,
-    /// Check the settings, the files that they name and the pools against the node's networks; print the settings
-    /// that would be in force, and end: 0 when they can be used, 3 when not. Nothing is changed
+    /// Check the settings, the files that they name and the pools against the node's networks; print the resulting
+    /// settings, and exit with 0 if they can be used, else with 3. Nothing is changed
     #[arg(long)]
     pub check_config: bool,
 }
@@ -204,9 +204,9 @@ pub enum Switch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LocalDelivery {
-    /// From one container's link to the other's. The node's stack gets only flows that a rule of the node's sent to it.
+    /// From one container's link to the other's. The node's stack gets only flows that a rule of the node sent there.
     Direct,
-    /// Through the node's stack: its firewall and its connection tracking see every packet. The node must forward.
+    /// Through the node's stack, whose firewall and connection tracking see every packet. The node must forward.
     Stack,
 }
 

@@ -20,10 +20,10 @@ pub(crate) enum PolicyCommand {
     /// Check policy documents without an agent: show what each policy means, or why a document is refused.
     ///
     /// It reads NetworkPolicy, ClusterNetworkPolicy, CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy as YAML or
-    /// JSON. A field that is not understood is refused, not skipped. When a file is refused, the others are checked
-    /// too, and standard output stays empty. Nothing is sent to the agent.
+    /// JSON. An unknown field is refused, not skipped. After a refused file, the other files are checked too, and
+    /// standard output stays empty. Nothing is sent to the agent.
     ///
-    /// TIER is when the policy decides: admin and baseline with the priority (lower first), or namespaced. SUBJECT is
+    /// TIER is the order of decision: admin and baseline with the priority (lower first), or namespaced. SUBJECT is
     /// the set of endpoints that the policy is about. ISOLATES names the directions in which they accept only what a
     /// rule accepts. RULES is the number of ingress and egress rules.
     #[command(after_help = "\
@@ -38,12 +38,11 @@ Examples:
   wharf policy validate policies/ -o json | jq '.[] | select(.isolates == [])'
   kubectl get networkpolicies -A -o yaml | wharf policy validate -")]
     Validate {
-        /// A file, `-` for standard input, or a directory: its *.yaml, *.yml and *.json, not those of its
-        /// subdirectories.
+        /// A file, `-` for standard input, or a directory: its *.yaml, *.yml and *.json, without subdirectories.
         #[arg(required = true, value_name = "FILE", value_hint = ValueHint::AnyPath)]
         files: Vec<PathBuf>,
     },
-    /// Put the policies of files in force.
+    /// Import the policies of files.
     ///
     /// All files are checked first, as `wharf policy validate` does; when one is refused, nothing is sent. The policies
     /// of a file are put in one change, file after file. A policy replaces the one of the same kind, namespace and
@@ -67,7 +66,7 @@ Examples:
     },
     /// List the policies in force, with the endpoints that they select.
     ///
-    /// The head tells the revision in the kernel, when policy is enforced, and how full the tables are.
+    /// The heading shows the revision in the kernel, the enforcement mode, and how full the tables are.
     #[command(
         visible_alias = "ls",
         after_help = "\
@@ -120,9 +119,9 @@ Examples:
   wharf policy delete ClusterNetworkPolicy monitoring
   wharf policy delete --all")]
     Delete(PolicyDeleteArgs),
-    /// Tell what becomes of the first packet of a flow, and which rule or policy decides. Sends no packet.
+    /// Show the verdict about the first packet of a flow, and the rule or policy that decides. Sends no packet.
     ///
-    /// A sender or receiver that is no endpoint of this node is named by its address.
+    /// Name a sender or receiver outside this node by its address.
     #[command(after_help = "\
 Exit status:
   0  the packet passes

@@ -20,11 +20,11 @@ pub(crate) struct SandboxArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Places")]
 pub(crate) struct Places {
-    /// What is kept of the sandboxes, a file each.
+    /// Records of the sandboxes, one file for each.
     #[arg(long, global = true, value_name = "DIR", env = "WHARF_SANDBOX_STATE_DIR", hide_env_values = true)]
     #[arg(default_value = "/var/lib/wharf/sandboxes")]
     state_dir: PathBuf,
-    /// Where network namespaces have their names.
+    /// Directory of named network namespaces.
     #[arg(long, global = true, value_name = "DIR", env = "WHARF_SANDBOX_NETNS_DIR", hide_env_values = true)]
     #[arg(default_value = "/run/netns")]
     netns_dir: PathBuf,
@@ -51,10 +51,10 @@ impl Places {
     }
 }
 
-/// What is done with sandboxes.
+/// Commands about sandboxes.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SandboxCommand {
-    /// Make a sandbox and attach it to its networks. A create that fails leaves nothing.
+    /// Make a sandbox and attach it to its networks. A failed create leaves nothing.
     #[command(after_help = "\
 Examples:
   wharf sandbox create web                      on the first network of --conf-dir, as runtimes choose it
@@ -94,11 +94,11 @@ Examples:
   wharf sandbox exec -it web -- sh
   echo hello | wharf sandbox exec -i web -- cat")]
     Exec(ExecArgs),
-    /// Run a command in a sandbox, which is made if it is not there.
+    /// Run a command in a sandbox. Makes the sandbox if there is none.
     ///
-    /// The command has the sandbox's network namespace, and a mount namespace of its own with /sys of that network and,
-    /// where a network names DNS servers, an /etc/resolv.conf. Standard input and output are passed through, and so are
-    /// SIGTERM and SIGHUP.
+    /// The command has the sandbox's network namespace, and a separate mount namespace with /sys of that network and, if a
+    /// network names DNS servers, an /etc/resolv.conf. Standard input, standard output, SIGTERM and SIGHUP are passed
+    /// through.
     #[command(after_help = "\
 Exit status: that of the command, or 128 and the number of the signal that ended it.
   125  there is no sandbox for it
@@ -139,14 +139,14 @@ Examples:
     Inspect {
         /// Its name.
         name: SandboxName,
-        /// Have the plugins compare what is there with what they made.
+        /// Let the plugins check the interfaces that they made.
         #[arg(long)]
         check: bool,
     },
-    /// End what runs in sandboxes and take them off their networks. The names stay.
+    /// End the processes in sandboxes and detach the sandboxes from their networks. The names stay.
     ///
     /// Each process in the network namespace, and each that `run` started, gets SIGTERM, and SIGKILL when the time is
-    /// over. Stopping the stopped or the unknown is a success. A stop that failed is resumed by the next one.
+    /// over. Stopping a stopped or unknown sandbox succeeds. The next stop resumes a failed one.
     #[command(after_help = "\
 Examples:
   wharf sandbox stop web
@@ -158,7 +158,7 @@ Examples:
         #[command(flatten)]
         grace: GraceArgs,
     },
-    /// Remove sandboxes, and stop them before if need be.
+    /// Remove sandboxes. Running ones are stopped first.
     #[command(
         visible_alias = "remove",
         after_help = "\
@@ -179,7 +179,7 @@ Examples:
     },
 }
 
-/// What a new sandbox is to have.
+/// Settings of a new sandbox.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
     /// A network, by the name in its configuration; several become eth0, eth1 and so on. Without: the first one of
@@ -216,7 +216,7 @@ pub(crate) struct RunArgs {
     /// Do not wait for the command; print its process id.
     #[arg(long, short)]
     pub(crate) detach: bool,
-    /// Append what a detached command prints to this file. Without: nowhere.
+    /// Append the output of a detached command to this file; without this option, the output is lost.
     #[arg(long, value_name = "FILE", requires = "detach")]
     pub(crate) log: Option<PathBuf>,
     /// The command and its arguments.
