@@ -17,6 +17,15 @@ use crate::{icmp::internet_checksum, space::Space};
 /// A MAC address.
 pub type Mac = [u8; 6];
 
+/// Parses `02:00:00:00:00:07`.
+///
+/// # Errors
+/// When it is something else.
+pub fn mac(text: &str) -> Result<Mac> {
+    let bytes: Vec<u8> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect::<Result<_, _>>()?;
+    bytes.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
+}
+
 /// Everyone on the link.
 pub const BROADCAST: Mac = [0xff; 6];
 

@@ -234,11 +234,6 @@ fn a_life_behind_bridge() -> Result<()> {
     life("bridge")
 }
 
-fn mac(text: &str) -> Result<Mac> {
-    let bytes: Vec<u8> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect::<Result<_, _>>()?;
-    bytes.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
-}
-
 #[test]
 fn two_on_a_bridge_reach_each_other_and_claim_nothing_of_the_other() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
@@ -249,7 +244,7 @@ fn two_on_a_bridge_reach_each_other_and_claim_nothing_of_the_other() -> Result<(
             }
         }
         let (own, other) = (node.endpoint(&ea)?, node.endpoint(&eb)?);
-        let (me, him) = (mac(&own.container_mac)?, mac(&other.container_mac)?);
+        let (me, him) = (frame::mac(&own.container_mac)?, frame::mac(&other.container_mac)?);
         let ((a4, a6), (b4, b6)) = ((ea.v4()?, ea.v6()?), (eb.v4()?, eb.v6()?));
         let (g4, g6): (Ipv4Addr, Ipv6Addr) = (GATEWAYS[0].parse()?, GATEWAYS[1].parse()?);
         let stranger: Mac = [2, 0, 0, 0, 0xbe, 0xef];

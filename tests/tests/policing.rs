@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
     echo::{self, EchoServer},
-    frame::{self, ARP, BROADCAST, IPV4, IPV6, Mac, PacketSocket},
+    frame::{self, ARP, BROADCAST, IPV4, IPV6, Mac, PacketSocket, mac},
     scenario, wait,
 };
 
@@ -27,11 +27,6 @@ fn scene(node: &Node) -> Result<Scene> {
     let (a, b) = (node.sandbox("a")?, node.sandbox("b")?);
     let (ea, eb) = (node.attach(&a)?, node.attach(&b)?);
     Ok(Scene { a, ea, b, eb })
-}
-
-fn mac(text: &str) -> Result<Mac> {
-    let bytes: Vec<u8> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect::<Result<_, _>>()?;
-    bytes.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
 }
 
 /// Every frame of the misbehaving container, with the reason it must be dropped for.

@@ -133,7 +133,7 @@ const EVENTS: [Event; 20] = {
 /// Frames that a container may not send, from its own namespace: with its neighbour's address, and to it.
 fn spoof(node: &Node, from: &Sandbox, own: &Attached, neighbour: &Attached, port: u16) -> Result<Vec<Vec<u8>>> {
     let endpoint = node.endpoint(own)?;
-    let (me, gateway) = (mac(&endpoint.container_mac)?, mac(&endpoint.host_mac)?);
+    let (me, gateway) = (frame::mac(&endpoint.container_mac)?, frame::mac(&endpoint.host_mac)?);
     let socket = PacketSocket::open(from.space()?, "eth0")?;
     ensure!(socket.mac()? == me, "the container has another MAC address than its record says");
     let [n4, n6] = neighbour.both()?;
@@ -144,11 +144,6 @@ fn spoof(node: &Node, from: &Sandbox, own: &Attached, neighbour: &Attached, port
     let stranger = [2, 0, 0, 0, 0xbe, 0xef];
     let honest = frame::ip(own.v4()?.into(), n4, 17, &frame::udp(own.v4()?.into(), n4, (4000, port), b"spoof"));
     Ok(frames.into_iter().chain([frame::ethernet(gateway, stranger, frame::IPV4, &honest)]).collect())
-}
-
-fn mac(text: &str) -> Result<frame::Mac> {
-    let bytes: Vec<u8> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect::<Result<_, _>>()?;
-    bytes.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use anyhow::{Result, ensure};
 use wharf_tests::{
     Node, NodeConfig,
-    frame::{self, Mac, PacketSocket},
+    frame::{self, PacketSocket},
     icmp::ping,
     scenario, wait,
 };
@@ -51,11 +51,6 @@ fn no_address_is_left() -> Result<()> {
     })
 }
 
-fn mac(text: &str) -> Result<Mac> {
-    let bytes: Vec<u8> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect::<Result<_, _>>()?;
-    bytes.try_into().map_err(|_| anyhow::anyhow!("{text} is not a MAC address"))
-}
-
 /// `wharf monitor` until it has seen one drop; packets are sent until then.
 fn monitored(node: &Node, id: &str, send: impl Fn() -> Result<()>) -> Result<Screen> {
     std::thread::scope(|scope| {
@@ -78,7 +73,7 @@ fn a_container_sends_in_anothers_name() -> Result<()> {
         let socket = PacketSocket::open(a.space()?, "eth0")?;
         let (from, to) = (Ipv4Addr::new(10, 99, 1, 5), eb.v4()?);
         let packet = frame::ip(from.into(), to.into(), 17, &frame::udp(from.into(), to.into(), (4000, 53), b"hello"));
-        let bytes = frame::ethernet(mac(&own.host_mac)?, mac(&own.container_mac)?, frame::IPV4, &packet);
+        let bytes = frame::ethernet(frame::mac(&own.host_mac)?, frame::mac(&own.container_mac)?, frame::IPV4, &packet);
         socket.send(&bytes)?;
         // Nothing is amiss with the node: the question is about the container.
         wharf(node, &["status"])?.must(0, FALSE_SOURCE.status)?;

@@ -38,9 +38,7 @@ impl Scene {
     fn start(node: &Node) -> Result<Self> {
         let (web, db) = (Pod::container(node, "web", "web")?, Pod::container(node, "db", "db")?);
         let (sends, sees) = (PacketSocket::open(web.space()?, "eth0")?, PacketSocket::open(db.space()?, "eth0")?);
-        let host = node.endpoint(&web.end)?.host_mac;
-        let bytes = host.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<Vec<_>, _>>()?;
-        let gateway = bytes.try_into().ok().with_context(|| host)?;
+        let gateway = frame::mac(&node.endpoint(&web.end)?.host_mac)?;
         Ok(Self { client: sends.mac()?, web, db, sends, sees, gateway, last: 20_000 })
     }
 

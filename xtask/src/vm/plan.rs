@@ -17,23 +17,17 @@ use crate::{
 /// By the end of their manifests' paths.
 const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 
-/// By prefix of `FILE::NAME`, run on each kernel: what depends on its version (hooks, links, pins, rows, the verifier,
-/// nftables, connection tracking, transparent sockets), and the main path of an agent through it.
+/// By prefix of `FILE::NAME`, run on each kernel: hooks, the verifier, rows, nftables with packets, and the main path of
+/// an agent through them.
 const EVERYWHERE: &[&str] = &[
-    "abi_versions::endpoints_are_carried_over_without_loss",
+    "abi_versions::endpoints_are_carried_over_without_loss_with_tcx",
     "attach::",
-    "linux::",
-    "nft::",
     "nft_packets::",
     "packets::live::",
     "packets::size::",
     "policy_rows::linux::",
-    "redirects::",
-    "unlist::",
     "life::containers_reach_each_other",
     "masquerade::a_container_reaches_the_world",
-    "policy::gaps::an_endpoint_is_policed_from_its_first_packet",
-    "ports::a_published_port_is_reached_from_everywhere",
     "redirect::egress_rules_redirect",
     "restart::traffic_never_stops_when_the_agent_is_killed",
     "unit::the_units_capabilities_are_enough_for_a_life",
@@ -43,6 +37,9 @@ const EVERYWHERE: &[&str] = &[
 /// the same instructions on each kernel, and one life cycle of each kind.
 const OLDEST: &[&str] = &[
     "abi_versions::a_load_that_fails",
+    "abi_versions::endpoints_are_carried_over_without_loss",
+    "linux::",
+    "nft::",
     "nft_foreign::",
     // Other tests of `packets` do not depend on the kernel.
     "packets::clients::",
@@ -62,17 +59,21 @@ const OLDEST: &[&str] = &[
     "masquerade::off_touches_neither",
     "mtu::",
     "policing::every_false_frame",
+    "policy::gaps::an_endpoint_is_policed_from_its_first_packet",
     "policy::change::a_tightened_policy_cuts_flows_at_once",
     "policy::packets::errors_about_an_allowed_flow_pass",
     "policy::packets::fragments_share",
     "policy::truth::network_policy::peers_of_network_policies",
+    "ports::a_published_port_is_reached_from_everywhere",
     "ports::sctp_passes",
     "redirect::connections_to_the_world",
     "redirect::ingress_rules_redirect",
     "redirect::udp::rules_of_either_end",
+    "redirects::",
     "regenerate::counters_live_on",
     "selfcheck::a_healthy_endpoint",
     "services::a_container_reaches_its_neighbour",
+    "unlist::",
     "world::a_smaller_mtu",
 ];
 
