@@ -176,8 +176,8 @@ Examples:
     Policy(PolicyCommand),
     /// Show the L7 proxy: Envoy, the listeners, endpoints that wait for it, and names from DNS queries of containers.
     ///
-    /// Rules about HTTP requests and TLS server names redirect connections to Envoy. Rules about names redirect DNS queries
-    /// to the agent.
+    /// Rules about HTTP requests and TLS server names redirect connections to Envoy. Rules about names redirect DNS
+    /// queries to the agent.
     #[command(
         subcommand,
         after_help = "\
@@ -262,8 +262,8 @@ Examples:
     /// Write one archive for troubleshooting: status, records, maps, logs, kernel facts.
     ///
     /// The archive has names, labels, addresses and log lines, but no secrets: no environment, no tokens, no data of
-    /// containers. Without an agent, it has the parts that can still be read. Exits 0 when every part is complete, 1 when a
-    /// part could not be read; a file in the archive then has the reason.
+    /// containers. Without an agent, it has the parts that can still be read. Exits 0 when every part is complete, 1
+    /// when a part could not be read; a file in the archive then has the reason.
     #[command(
         visible_alias = "sysdump",
         after_help = "\

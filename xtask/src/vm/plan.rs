@@ -17,8 +17,8 @@ use crate::{
 /// By the end of their manifests' paths.
 const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 
-/// By prefix of `FILE::NAME`, run on each kernel: hooks, the verifier, rows, nftables with packets, and the main path of
-/// an agent through them.
+/// By prefix of `FILE::NAME`, run on each kernel: hooks, the verifier, rows, nftables with packets, and an agent's main
+/// path through them.
 const EVERYWHERE: &[&str] = &[
     "abi_versions::endpoints_are_carried_over_without_loss_with_tcx",
     "attach::",
