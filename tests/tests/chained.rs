@@ -365,6 +365,59 @@ fn policy_is_in_force_from_the_first_packet_behind_bridge() -> Result<()> {
     policed("bridge")
 }
 
+/// The address of a service in each family.
+const SERVICES: [&str; 2] = ["198.18.5.1", "2001:db8:5::1"];
+const SERVICE_PORT: u16 = 80;
+
+fn services(kind: &str) -> Result<()> {
+    let config = NodeConfig::default().flags(&["--service-cidr=198.18.5.0/24,2001:db8:5::/64"]);
+    scenario(config, |node| {
+        let db = own(node, "db")?;
+        let [v4, v6] = db.end.both()?;
+        let port = db.echo.tcp_at(v4).port();
+        let rules = format!(
+            "table inet services {{ chain c {{ type nat hook prerouting priority -100;
+               ip daddr {} tcp dport {SERVICE_PORT} dnat ip to {v4}:{port}
+               ip6 daddr {} tcp dport {SERVICE_PORT} dnat ip6 to [{v6}]:{port}
+             }}
+             }}",
+            SERVICES[0], SERVICES[1],
+        );
+        let mut nft = command_in(node.space(), "nft")?;
+        nft.args(["-f", "-"]);
+        run(nft, rules.as_bytes(), Duration::from_secs(10))?.ok()?;
+        let (c, end) = Chain::whole(node, kind, "c")?;
+        let hold = |expected: bool, when: &str| -> Result<()> {
+            for service in SERVICES {
+                let to = SocketAddr::new(service.parse()?, SERVICE_PORT);
+                ensure!(connects(c.space()?, to)? == expected, "{when}: {to}, expected {expected}");
+            }
+            Ok(())
+        };
+        // Its IPv6 address is usable.
+        gateways()?.into_iter().try_for_each(|gateway| ping(c.space()?, gateway)?.must_answer())?;
+        hold(true, "without a policy")?;
+        import(node, &policy("out", "c", "policyTypes: [Egress], egress: []"))?;
+        hold(false, "isolated")?;
+        let to_db = "policyTypes: [Egress], egress: [{to: [{podSelector: {matchLabels: {app: db}}}]}]";
+        import(node, &policy("out", "c", to_db))?;
+        hold(true, "the pods of the database")?;
+        node.detach(&end)?;
+        c.unmake(node)?;
+        node.detach(&db.end)
+    })
+}
+
+#[test]
+fn a_service_is_judged_behind_its_address_behind_ptp() -> Result<()> {
+    services("ptp")
+}
+
+#[test]
+fn a_service_is_judged_behind_its_address_behind_bridge() -> Result<()> {
+    services("bridge")
+}
+
 #[test]
 fn nothing_is_lost_over_regenerations_and_restarts() -> Result<()> {
     scenario(NodeConfig::default(), |node| {

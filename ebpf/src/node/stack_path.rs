@@ -116,7 +116,8 @@ fn is_either_noted(packet: &Packet, sender: u64, receiver: u64) -> bool {
     Key::of(packet, false).is_noted(sender, receiver) || Key::of(packet, true).is_noted(receiver, sender)
 }
 
-/// Sending endpoint of a packet from the stack, by source address and incoming link.
+/// Sending endpoint of a packet from the stack, by source address and incoming link. The incoming link of a chained
+/// endpoint can be a bridge, so its address alone is compared.
 #[inline(always)]
 pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
     // SAFETY: the program's context.
@@ -124,7 +125,7 @@ pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointR
     if came_by == 0 {
         return None;
     }
-    endpoint(source).filter(|row| row.ifindex == came_by)
+    endpoint(source).filter(|row| row.ifindex == came_by || row.direct == 0)
 }
 
 #[inline(always)]
