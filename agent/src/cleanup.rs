@@ -228,7 +228,8 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
             || name == "state.opening"
             || name.starts_with(settings::RECORD_STEM)
     };
-    let in_state = |name: &str| name == turn::STATE_LOCK || name.starts_with("health.json");
+    let derived = ["health.json", "cluster.json"];
+    let in_state = |name: &str| name == turn::STATE_LOCK || derived.iter().any(|file| name.starts_with(file));
     let in_either = |name: &str| in_run(name) || in_state(name);
     let mut places = vec![(&directories.run, &in_run as &dyn Fn(&str) -> bool), (&directories.state, &in_state)];
     if is_same(&directories.run, &directories.state) {

@@ -75,6 +75,8 @@ pub struct AgentConfig {
     pub announce: bool,
     /// Directory of policy files.
     pub policy_dir: Option<PathBuf>,
+    /// File of the cluster's nodes.
+    pub cluster_file: Option<PathBuf>,
     /// Service addresses, translated by the node.
     pub service_cidr: Vec<IpNet>,
     /// When policy is enforced.

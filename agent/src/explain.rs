@@ -275,6 +275,7 @@ fn named(identity: Identity) -> String {
         Identity::HEALTH => "health",
         Identity::INIT => "init",
         Identity::REMOTE_NODE => "remote-node",
+        Identity::UNKNOWN_POD => "unknown-pod",
         other => return other.to_string(),
     };
     format!("{identity} (reserved:{name})")

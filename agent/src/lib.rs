@@ -22,7 +22,7 @@
 //! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`pulse`]), the store | systemd |
 //! | heartbeat ([`pulse`]) | time | the main runtime's heartbeat |
-//! | controllers ([`controller`]): programs, node, flows, clients, policy, addresses, audit | time | kernel, status |
+//! | controllers ([`controller`]): programs, node, cluster, flows, policy, addresses, audit | time | kernel, status |
 //!
 //! Order of a stop: no new work, answer requests, end operations, end endpoint tasks, unpin prepared sets, close the
 //! store. Endpoints keep their programs, so traffic continues.
@@ -35,6 +35,7 @@ pub mod capabilities;
 pub mod cleanup;
 pub mod clients;
 pub mod clock;
+pub mod cluster;
 pub mod commands;
 pub mod config;
 pub mod controller;
@@ -191,6 +192,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         }
     });
     mtu::observe(life).await?;
+    life.cluster.load().await?;
+    life.policy.set_pods(wharf_cluster::routes::peers(&life.cluster.in_force().destinations)).await?;
     life.kernel.ensure_node(&life.spec()).await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
     // After all checks. Without masquerading, the node's containers still reach each other.
@@ -381,6 +384,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     every(life, mtu::CONTROLLER, NODE_INTERVAL, mtu::follow);
     every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.kernel.ensure_node(&life.spec()).await });
     every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.kernel.ensure_nat(&life.spec()).await });
+    every(life, cluster::CONTROLLER, cluster::INTERVAL, |life| async move { life.follow_cluster().await });
     let kept = Arc::clone(&node.flows);
     every(life, flows::CONTROLLER, flows::INTERVAL, move |life| {
         let kept = Arc::clone(&kept);

@@ -17,7 +17,7 @@ use wharf_core::ipam::Ipam;
 
 use crate::{
     addresses::pools,
-    agent, capabilities, cleanup,
+    agent, capabilities, cleanup, cluster,
     config::{self, AgentConfig},
     delegate, health, memory, pages, policy,
     proxy::envoy,
@@ -101,6 +101,9 @@ fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     let (mut problems, mut remarks) = (Vec::new(), Vec::new());
     if let Some(Err(error)) = config.policy_dir.as_deref().map(policy::check_directory) {
         problems.push(format!("setting policy-dir: {error}"));
+    }
+    if let Some(Err(error)) = config.cluster_file.as_deref().map(|path| cluster::check(path, &config.node_name)) {
+        problems.push(format!("setting cluster-file: {error}"));
     }
     match envoy::check_program(config) {
         Ok(unchecked) => remarks.extend(unchecked.map(|why| format!("setting envoy: {why}"))),

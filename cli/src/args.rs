@@ -1,5 +1,6 @@
 //! The command line, defined with clap.
 
+mod cluster;
 mod endpoint;
 mod flow;
 mod label;
@@ -14,6 +15,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
+pub(crate) use cluster::ClusterCommand;
 pub(crate) use endpoint::{DeleteArgs, EndpointCommand, EndpointSetting, ListFilter};
 pub(crate) use flow::BpfCtCommand;
 pub(crate) use label::{BadLabel, LabelChange, LabelChanges, Labels, changed};
@@ -156,6 +158,9 @@ Examples:
   wharf health status -o json | jq '.nodes[].state'"
     )]
     Health(HealthCommand),
+    /// Show the nodes of the cluster, and this node's routes to their containers.
+    #[command(subcommand, after_help = "Examples:\n  wharf cluster status\n  wharf cluster nodes")]
+    Cluster(ClusterCommand),
     /// List pools and leases, release addresses.
     #[command(subcommand, after_help = "Example:\n  wharf ipam list")]
     Ipam(IpamCommand),
@@ -349,6 +354,7 @@ impl Command {
             Self::Status(args) => args.follow,
             Self::Endpoint(EndpointCommand::List(args)) => return args.watch,
             Self::Health(HealthCommand::Status(follow))
+            | Self::Cluster(ClusterCommand::Nodes(follow))
             | Self::Ipam(IpamCommand::List(follow))
             | Self::Port(PortCommand::List { follow, .. })
             | Self::Policy(PolicyCommand::List { follow, .. } | PolicyCommand::Get { follow, .. })

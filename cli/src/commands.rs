@@ -4,6 +4,7 @@
 mod audit;
 mod bpf;
 mod candidates;
+mod cluster;
 mod config;
 mod debuginfo;
 mod describe;
@@ -109,6 +110,7 @@ async fn answer(cli: Cli) -> Result<Exit, CliError> {
         Command::Status(args) => status::run(&cx, &args).await,
         Command::Endpoint(command) => endpoint::run(&cx, command).await,
         Command::Health(command) => health::run(&cx, &command).await,
+        Command::Cluster(command) => cluster::run(&cx, &command).await,
         Command::Ipam(IpamCommand::List(follow)) => {
             let ask = async || Ok(Answer::plain(cx.client.ipam().await?));
             repeat::show(&cx, follow.watch, ask, render::ipam::list).await?;

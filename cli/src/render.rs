@@ -5,6 +5,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod bpf;
+pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod describe;
 pub(crate) mod endpoint;

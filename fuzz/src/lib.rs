@@ -14,6 +14,7 @@
 //! | [`access_log`] | messages in which Envoy tells of requests |
 //! | [`redirects_file`] | the file that keeps the ports of the proxy |
 //! | [`dns`] | queries of containers, and answers of servers |
+//! | [`cluster_file`] | the file that lists the nodes of a cluster |
 //! | [`names_file`] | the file that keeps names and their addresses |
 //! | [`ipam_answer`] | what an IPAM plugin answers to ADD |
 //! | [`delegate_answer`] | what the service of delegated mode answers |
@@ -24,6 +25,7 @@
 //! `fuzz_targets` hand libFuzzer's inputs to them, the test in `tests/corpus.rs` the checked-in ones.
 
 pub mod access_log;
+pub mod cluster_file;
 pub mod delegate_answer;
 pub mod dns;
 pub mod ipam_answer;

@@ -45,6 +45,10 @@ pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
             "policy-dir".to_owned(),
             config.policy_dir.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
         ),
+        (
+            "cluster-file".to_owned(),
+            config.cluster_file.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+        ),
         ("service-cidr".to_owned(), config.service_cidr.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
         ("policy-enforcement".to_owned(), config.policy_enforcement.as_str().to_owned()),
         ("policy-audit".to_owned(), if config.policy_audit { "on" } else { "off" }.to_owned()),

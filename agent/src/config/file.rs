@@ -37,6 +37,7 @@ pub(super) struct File {
     pub(super) masquerade_source: Option<Vec<IpAddr>>,
     pub(super) announce: Option<Switch>,
     pub(super) policy_dir: Option<PathBuf>,
+    pub(super) cluster_file: Option<PathBuf>,
     pub(super) service_cidr: Option<Vec<Cidr>>,
     pub(super) policy_enforcement: Option<Enforcement>,
     pub(super) policy_audit: Option<Switch>,

@@ -106,6 +106,10 @@ pub struct Flags {
     /// "Network policy")
     #[arg(long, env = "WHARF_POLICY_DIR", value_name = "DIR")]
     pub policy_dir: Option<PathBuf>,
+    /// A TOML file that lists the cluster's nodes, followed while the agent runs: this node gets routes to the containers
+    /// of the others (page "Several nodes")
+    #[arg(long, env = "WHARF_CLUSTER_FILE", value_name = "FILE")]
+    pub cluster_file: Option<PathBuf>,
     /// Addresses of services, which the node translates to addresses of containers: policy applies to the containers
     /// (page "Network policy"). CIDRs, separated by commas
     #[arg(long, env = "WHARF_SERVICE_CIDR", value_name = "CIDR,...", value_parser = cidrs)]

@@ -197,6 +197,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         masquerade,
         announce: flags.announce.or(file.announce) == Some(Switch::On),
         policy_dir: flags.policy_dir.or(file.policy_dir),
+        cluster_file: flags.cluster_file.or(file.cluster_file),
         service_cidr,
         policy_enforcement: flags.policy_enforcement.or(file.policy_enforcement).unwrap_or(Enforcement::Default),
         policy_audit: flags.policy_audit.or(file.policy_audit) == Some(Switch::On),

@@ -18,6 +18,20 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
     cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
 }
 
+/// A container of another node, or a node.
+fn of_cluster(life: &Lifecycle, ip: IpAddr) -> Option<String> {
+    let cluster = life.cluster.in_force();
+    let node = cluster.nodes.of_address(ip)?;
+    if node.addresses.contains(&ip) {
+        return Some(format!("an address of node {} of the cluster", node.name));
+    }
+    let to = cluster.destinations.iter().find(|to| to.cidr.contains(&ip))?;
+    Some(match &to.via {
+        Ok(via) => format!("in {} of node {}: packets to it go to {via}", to.cidr, node.name),
+        Err(why) => format!("in {} of node {}, to which this node has no route: {why}", to.cidr, node.name),
+    })
+}
+
 pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
     let now = clock::unix_ms();
     let (lease, rest, cidrs, withheld) = {
@@ -92,8 +106,9 @@ pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
         }
         (None, None) => match (in_pool, &last) {
             (None, _) => {
-                let pools: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
-                (Health::Ok, format!("outside this node's pools ({}); Wharf never gives it out", pools.join(", ")))
+                let pools = || cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let outside = || format!("outside this node's pools ({}); Wharf never gives it out", pools());
+                (Health::Ok, of_cluster(life, ip).unwrap_or_else(outside))
             }
             (Some(_), Some(last)) => {
                 let ago = conclude::span(now.saturating_sub(last.ended.at_unix_ms));

@@ -10,16 +10,18 @@ use std::{
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use wharf_cluster::routes;
 use wharf_core::{
     identities::Identities,
     ipam::Ipam,
-    kernel::{Kernel, NodeSpec},
+    kernel::{Kernel, KernelError, NodeSpec},
     mtu::NodeMtu,
     store::OutOfService,
 };
 
 use crate::{
     addresses::Addresses,
+    cluster::Cluster,
     config::{AgentConfig, LocalDelivery},
     controller::Controllers,
     gate::Gate,
@@ -35,7 +37,7 @@ use crate::{
         registry::Registry,
         timeline::Timelines,
     },
-    policy::Policy,
+    policy::{Policy, error::PolicyError},
     proxy::Redirects,
     store::Store,
     sync::lock,
@@ -51,6 +53,8 @@ pub struct Lifecycle {
     pub store: Store,
     /// Addresses.
     pub addresses: Addresses,
+    /// The other nodes.
+    pub cluster: Cluster,
     /// Of links without a requested MTU.
     pub mtu: Mutex<NodeMtu>,
     /// Allocates identities.
@@ -101,6 +105,17 @@ pub struct Proxy {
     pub timed_out: AtomicU64,
 }
 
+/// Why routes or rows do not follow the cluster's nodes.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterFailure {
+    /// Networks, routes or the firewall.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Rows of policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+}
+
 /// Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Tasks {
@@ -132,6 +147,7 @@ impl Lifecycle {
         let addresses = Addresses::new(ipam, &config, Arc::clone(&kernel), store.clone(), Arc::clone(&redirects));
         Self {
             addresses,
+            cluster: Cluster::new(&config, Arc::clone(&kernel)),
             mtu: Mutex::new(NodeMtu::of(config.mtu, &[])),
             deletions: Deletions::new(&config.run_dir),
             jobs: Jobs::new(Arc::clone(&kernel), tasks.operations.clone()),
@@ -160,17 +176,39 @@ impl Lifecycle {
     /// The node's datapath.
     #[must_use]
     pub fn spec(&self) -> NodeSpec {
+        let cluster = self.cluster.in_force();
+        let mut masquerade = self.config.masquerade.clone();
+        if let Some(masquerade) = &mut masquerade {
+            masquerade.excluded.extend(routes::peers(&cluster.destinations));
+        }
         let ipam = lock(&self.addresses.ipam);
         NodeSpec {
             router4: ipam.router4(),
             router6: ipam.router6(),
             cidrs: ipam.cidrs(),
+            peers: routes::routes(&cluster.destinations),
             mtu: self.mtu(),
-            masquerade: self.config.masquerade.clone(),
+            masquerade,
             local_by_stack: self.config.local_delivery == LocalDelivery::Stack,
             announce: self.config.announce,
             redirects: self.policy.uses_proxy(),
         }
+    }
+
+    /// Follows the cluster's nodes.
+    ///
+    /// # Errors
+    /// The kernel's: the next restoration of the node's objects, or of policy, tries again.
+    pub async fn follow_cluster(&self) -> Result<(), ClusterFailure> {
+        if self.cluster.look().await? {
+            // First, so that policy never takes a container of another node for the world.
+            self.policy.set_pods(routes::peers(&self.cluster.in_force().destinations)).await?;
+            let spec = self.spec();
+            // Before the routes, so that no connection over a new one is masqueraded.
+            self.kernel.ensure_nat(&spec).await?;
+            self.kernel.ensure_node(&spec).await?;
+        }
+        Ok(())
     }
 
     /// In bytes, without a requested MTU.

@@ -50,6 +50,8 @@ pub(super) struct Inner {
     /// Until the kernel's rows are read.
     pub(super) unrecorded: Vec<Unrecorded>,
     pub(super) node: BTreeSet<IpAddr>,
+    /// Networks of containers of other nodes.
+    pub(super) pods: BTreeSet<IpNet>,
     pub(super) names: Cache,
     /// Their file is out of date.
     pub(super) names_stale: bool,
@@ -83,6 +85,7 @@ impl Inner {
             members: Members::default(),
             unrecorded: Vec::new(),
             node: BTreeSet::new(),
+            pods: BTreeSet::new(),
             names: Cache::default(),
             names_stale: false,
             active: false,
@@ -135,7 +138,7 @@ impl Inner {
     }
 
     pub(super) fn all(&self, services: &[IpNet]) -> Vec<Event> {
-        let mut events = vec![Event::Node(self.node.clone())];
+        let mut events = vec![Event::Node(self.node.clone()), Event::Pods(self.pods.clone())];
         if self.enforcement != Enforcement::Never {
             events.extend(self.wanted.events_since(&Documents::default()));
         }
@@ -174,6 +177,7 @@ pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, serv
                 Some(endpoint) => endpoint.0,
                 None if is_node => Identity::HOST.0,
                 None if services.iter().any(|service| service.contains(net)) => Identity::WORLD.0 | PEER_SERVICE,
+                None if inner.pods.iter().any(|pods| pods.contains(net)) => Identity::UNKNOWN_POD.0,
                 None => Identity::WORLD.0,
             }
         };

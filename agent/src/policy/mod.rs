@@ -346,6 +346,26 @@ impl Policy {
         }
     }
 
+    /// Replaces the networks of containers of other nodes.
+    ///
+    /// # Errors
+    /// As [`Policy::start`]; [`Policy::ensure`] retries.
+    pub async fn set_pods(&self, pods: impl IntoIterator<Item = IpNet>) -> Result<(), PolicyError> {
+        let pods: BTreeSet<IpNet> = pods.into_iter().collect();
+        let mut inner = self.lock().await;
+        if inner.pods == pods {
+            return Ok(());
+        }
+        inner.pods.clone_from(&pods);
+        if !inner.active {
+            return Ok(());
+        }
+        match self.realize(inner, vec![Event::Pods(pods)]).await.1 {
+            Err(PolicyError::Lost { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
     async fn look_at_addresses(&self, inner: &mut Inner) -> Result<Option<Event>, PolicyError> {
         let node: BTreeSet<IpAddr> = self.kernel.observe_addresses().await?.into_iter().collect();
         if node == inner.node {

@@ -3,6 +3,7 @@
 mod addressing;
 pub mod audit;
 pub mod body;
+pub mod cluster;
 pub mod command;
 pub mod config;
 pub mod endpoint;
@@ -64,6 +65,7 @@ fn routes() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(health::probe))
         .routes(routes!(ipam::view, ipam::allocate))
         .routes(routes!(ipam::allocate_exact, ipam::release))
+        .routes(routes!(cluster::get))
         .routes(routes!(map::list))
         .routes(routes!(map::get))
         .routes(routes!(flow::list, flow::remove))

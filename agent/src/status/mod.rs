@@ -5,6 +5,7 @@
 
 mod address;
 mod checks;
+pub mod cluster;
 mod controllers;
 mod datapath;
 mod endpoints;
@@ -55,7 +56,7 @@ pub struct Source {
     pub silent: fn(&Node) -> (Health, String),
 }
 
-fn sources() -> [Source; 13] {
+fn sources() -> [Source; 14] {
     [
         store::source(),
         datapath::source(),
@@ -64,6 +65,7 @@ fn sources() -> [Source; 13] {
         policy::source(),
         proxy::source(),
         address::source(),
+        cluster::source(),
         endpoints::source(),
         controllers::source(),
         records::source(),

@@ -24,10 +24,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::{absent::why_agent_is_away, error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monitor};
 use crate::{
-    AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, DeleteQuery,
-    DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth, EndpointLabels,
-    EndpointLogEntry, EndpointPatch, FlowList, FlowQuery, FlowState, FlowsRemoved, GcRequest, HealthReport,
-    IpamAllocate, IpamAllocation, IpamView, MetricRow,
+    AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, ClusterView,
+    DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
+    EndpointLabels, EndpointLogEntry, EndpointPatch, FlowList, FlowQuery, FlowState, FlowsRemoved, GcRequest,
+    HealthReport, IpamAllocate, IpamAllocation, IpamView, MetricRow,
 };
 
 /// Time limit of a call, from connecting to the last byte of the answer; [`Client::with_timeout`] changes it.
@@ -226,6 +226,14 @@ impl Client {
     /// See [`ClientError`].
     pub async fn ipam(&self) -> Result<IpamView, ClientError> {
         self.get("/v1/ipam".into()).await
+    }
+
+    /// `GET /v1/cluster`: the cluster's nodes, and this node's routes to their containers.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn cluster(&self) -> Result<ClusterView, ClientError> {
+        self.get("/v1/cluster".into()).await
     }
 
     /// `POST /v1/ipam`: leases a free address of each requested family: all or none.

@@ -8,6 +8,7 @@
 pub mod bpf;
 #[cfg(feature = "client")]
 pub mod client;
+pub mod cluster;
 pub mod config;
 pub mod delegate;
 pub mod endpoint;
@@ -25,6 +26,7 @@ pub mod selfcheck;
 pub mod status;
 
 pub use bpf::*;
+pub use cluster::*;
 pub use config::*;
 pub use delegate::*;
 pub use endpoint::*;

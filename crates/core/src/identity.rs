@@ -24,6 +24,8 @@ impl Identity {
     pub const INIT: Self = Self(5);
     /// Other nodes.
     pub const REMOTE_NODE: Self = Self(6);
+    /// Containers of other nodes whose labels are unknown.
+    pub const UNKNOWN_POD: Self = Self(7);
     /// First allocated identity.
     pub const FIRST_LOCAL: Self = Self(256);
 }

@@ -15,7 +15,7 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::IfIndex,
-    kernel::{KernelErrorKind, Result, RouteRow},
+    kernel::{KernelErrorKind, PeerRoute, Result, RouteRow},
 };
 use wharf_names::mark::Mark;
 
@@ -29,7 +29,7 @@ use crate::{
     error::wrap,
     forwarding::{Forwarding, dotted},
     netlink::{Connection, link, nft::Nft, proxy::Proxy, route},
-    plugin_link, redirects,
+    peers, plugin_link, redirects,
     router::Pair,
 };
 
@@ -54,6 +54,8 @@ pub enum Leftover {
     },
     /// A route with Wharf's protocol number.
     Route(RouteRow),
+    /// A route to containers of another node.
+    PeerRoute(PeerRoute),
     /// The router's veth pair, or its remaining end.
     Router {
         /// Name.
@@ -103,6 +105,7 @@ impl fmt::Display for Leftover {
             Self::Filters { name, .. } => write!(f, "filters on link {name} of another plugin"),
             Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
+            Self::PeerRoute(PeerRoute { to, via }) => write!(f, "route {to} via {via}"),
             Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
             Self::Announcement { address, ifname, .. } => write!(f, "announcement of {address} on {ifname}"),
             Self::Redirects(what) => f.write_str(&what.join(", ")),
@@ -153,6 +156,10 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
         } else {
             found.foreign.push(format!("route {} (over a link that is not Wharf's)", route.destination));
         }
+    }
+    for route in peers::list(&mut connection)? {
+        let peer = route.gateway.map(|via| PeerRoute { to: route.destination, via });
+        found.ours.extend(peer.map(Leftover::PeerRoute));
     }
     let router = Pair::find(&mut connection)?;
     let mut gone_with = None;
@@ -214,6 +221,7 @@ pub fn remove(leftover: &Leftover) -> Result<()> {
         Leftover::Filters { name, .. } => clsact::remove_from(name),
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
         Leftover::Route(row) => route::remove_row(row),
+        Leftover::PeerRoute(peer) => peers::remove(peer),
         Leftover::Redirects(_) => redirects::remove(),
         Leftover::Table => Nft::default().remove().map(drop),
         Leftover::Announcement { address, ifindex, .. } => announce::withdraw(*address, *ifindex),

@@ -46,6 +46,7 @@ mod networks;
 mod node;
 mod observe;
 pub mod outside;
+mod peers;
 mod plugin_link;
 mod port_holders;
 mod ports;
@@ -73,6 +74,9 @@ pub use program_log::ProgramLog;
 
 /// Protocol number of Wharf's routes and proxy neighbours (`ip route show proto 87`).
 pub const ROUTE_PROTOCOL: u8 = 87;
+
+/// Protocol number of Wharf's routes to containers of other nodes (`ip route show proto 88`).
+pub const PEER_PROTOCOL: u8 = 88;
 
 /// Name of the interface that carries the router addresses.
 pub const ROUTER_IFNAME: &str = "wharf0";

@@ -18,7 +18,7 @@ use wharf_core::{
 };
 
 use crate::{
-    ROUTE_PROTOCOL,
+    PEER_PROTOCOL, ROUTE_PROTOCOL,
     netlink::{Connection, address, link, route},
     router::Pair,
 };
@@ -126,7 +126,7 @@ impl Found {
     }
 
     fn is_ours(&self) -> bool {
-        u8::from(self.protocol) == ROUTE_PROTOCOL
+        matches!(u8::from(self.protocol), ROUTE_PROTOCOL | PEER_PROTOCOL)
     }
 
     /// Routes for an address, which is reported itself.

@@ -1,4 +1,5 @@
-//! The router interface, and the unreachable routes that keep unknown endpoint addresses on the node.
+//! The router interface, the unreachable routes that keep unknown endpoint addresses on the node, and the routes to other
+//! nodes.
 
 use std::net::IpAddr;
 
@@ -15,7 +16,7 @@ use crate::{
         Connection, Request, address, link,
         route::{self, Route},
     },
-    redirects,
+    peers, redirects,
     router::Pair,
 };
 
@@ -27,7 +28,8 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
 
 /// Makes the router interface with exactly the router addresses (a veth pair: not every kernel has dummy), and
 /// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
-/// route to the same destination stays and takes precedence.
+/// route to the same destination stays and takes precedence. A route to another node that the kernel refuses is no error:
+/// [`observe`] reports it.
 pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
     let mut connection = Connection::open()?;
     let wanted = routers(spec);
@@ -55,7 +57,8 @@ pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
         let to = old.destination;
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
-    run(&mut connection, steps)
+    run(&mut connection, steps)?;
+    peers::ensure(&mut connection, &spec.peers)
 }
 
 fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> Result<()> {
@@ -167,6 +170,7 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
             }
         }
     }
+    wrong.extend(peers::observe(&mut connection, &spec.peers)?);
     Ok(wrong)
 }
 
@@ -179,6 +183,7 @@ pub(crate) fn remove_node() -> Result<()> {
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
     run(&mut connection, steps)?;
+    peers::ensure(&mut connection, &[])?;
     redirects::remove()?;
     Pair::find(&mut connection)?.remove(&mut connection)
 }

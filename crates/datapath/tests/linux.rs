@@ -26,7 +26,7 @@ use wharf_core::{
     ids::{Epoch, IfIndex, IfName},
     kernel::{
         AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, NatKernel, NodeKernel,
-        NodeSpec,
+        NodeSpec, PeerRoute,
     },
     selfcheck,
 };
@@ -93,6 +93,56 @@ fn shared_maps_and_endpoints_outlive_the_agent() {
         assert_no_endpoints(&again).await;
         again.remove_node().await.expect("node gone");
         assert!(!bpffs.join("wharf").exists(), "nothing of ours is left in the bpffs");
+    });
+}
+
+#[test]
+fn routes_to_other_nodes_are_made_replaced_and_removed_and_no_others() {
+    in_linux_world(None, |w| async move {
+        // All of it: its directory has the bpffs.
+        let world = w;
+        let k = &world.kernel;
+        for command in [
+            "link add up0 type veth peer name up1",
+            "link set up1 up",
+            "link set up0 up",
+            "addr add 192.0.2.1/24 dev up0",
+            "addr add 2001:db8::1/64 dev up0 nodad",
+            "route add 10.9.0.0/24 via 192.0.2.9",
+            "route add 10.8.0.0/24 via 192.0.2.9 proto 88",
+        ] {
+            run("ip", &command.split(' ').collect::<Vec<_>>());
+        }
+        let peer = |to: &str, via: &str| PeerRoute { to: to.parse().unwrap(), via: via.parse().unwrap() };
+        let routes = || {
+            let all = run("ip", &["-4", "route", "show"]) + &run("ip", &["-6", "route", "show", "proto", "88"]);
+            let ours = all.lines().filter(|line| line.contains("metric 2003304447") || line.contains("192.0.2.9"));
+            ours.map(|line| line.split(' ').take(3).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+        };
+        let theirs = ["10.8.0.0/24 via 192.0.2.9", "10.9.0.0/24 via 192.0.2.9"];
+        let with = |peers: Vec<PeerRoute>| NodeSpec { peers, ..node_spec() };
+        let both = with(vec![peer("10.2.0.0/16", "192.0.2.2"), peer("fd02::/64", "2001:db8::2")]);
+        let amiss = async |spec: &NodeSpec| {
+            let problems = k.observe_node(spec).await.expect("observe");
+            let route = |p| if let NodeProblem::PeerRoute { to, .. } = p { Some(to.to_string()) } else { None };
+            problems.into_iter().filter_map(route).collect::<Vec<_>>()
+        };
+        k.ensure_node(&node_spec()).await.expect("node");
+        assert_eq!(amiss(&both).await, ["10.2.0.0/16", "fd02::/64"]);
+        k.ensure_node(&both).await.expect("routes");
+        assert_eq!(amiss(&both).await, [""; 0]);
+        assert_eq!(routes().len(), 4, "{:?}", routes());
+        // Another next hop; a network whose hosts are behind a link that is down, which is no error.
+        let moved = with(vec![peer("10.2.0.0/16", "192.0.2.3"), peer("10.3.0.0/16", "203.0.113.1")]);
+        k.ensure_node(&moved).await.expect("routes");
+        assert_eq!(routes(), [&["10.2.0.0/16 via 192.0.2.3"], &theirs[..]].concat());
+        assert_eq!(amiss(&moved).await, ["10.3.0.0/16"]);
+        assert_eq!(amiss(&node_spec()).await, ["10.2.0.0/16"], "a leftover");
+        k.ensure_node(&node_spec()).await.expect("no routes");
+        assert_eq!(routes(), theirs);
+        k.ensure_node(&both).await.expect("routes");
+        k.remove_node().await.expect("node gone");
+        assert_eq!(routes(), theirs);
     });
 }
 

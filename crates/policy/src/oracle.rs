@@ -38,6 +38,8 @@ pub enum PeerOf<'a> {
     Endpoint(&'a Endpoint, IpAddr),
     /// The node.
     Node(IpAddr),
+    /// A container elsewhere.
+    Pod(IpAddr),
     /// Outside.
     Outside(IpAddr),
 }
@@ -174,7 +176,8 @@ fn matches(rule: &Rule, flow: &Flow<'_>) -> bool {
 
 fn peer_matches(peer: &Peer, flow: &Flow<'_>) -> bool {
     let other = &flow.peer;
-    let (PeerOf::Endpoint(_, address) | PeerOf::Node(address) | PeerOf::Outside(address)) = other;
+    let (PeerOf::Endpoint(_, address) | PeerOf::Node(address) | PeerOf::Pod(address) | PeerOf::Outside(address)) =
+        other;
     match (peer, other) {
         (Peer::Endpoints(selector), PeerOf::Endpoint(endpoint, _)) => selects(selector, endpoint),
         (Peer::Network { net, except }, _) => net.contains(address) && !except.iter().any(|e| e.contains(address)),

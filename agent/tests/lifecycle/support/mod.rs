@@ -93,6 +93,7 @@ impl Machine {
             masquerade: None,
             announce: false,
             policy_dir: None,
+            cluster_file: None,
             service_cidr: Vec::new(),
             policy_enforcement: Enforcement::Default,
             policy_audit: false,

@@ -88,6 +88,7 @@ fn component_next(c: &ComponentStatus) -> &'static str {
             "it works again, and nothing is lost; find who touches the agent's run directory"
         }
         "ipam" => "wharf ipam list",
+        "cluster" => "wharf cluster nodes",
         "datapath" => "wharf audit; wharf bpf map list",
         "masquerade" => "the command above, if there is one; wharf audit",
         "runtime" | "api" => {

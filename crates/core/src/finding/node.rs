@@ -56,6 +56,15 @@ pub enum NodeProblem {
         /// None without a route.
         found: Option<String>,
     },
+    /// A route to containers of another node is missing, or is left over.
+    PeerRoute {
+        /// Their network.
+        to: IpNet,
+        /// Expected next hop; none for a leftover.
+        expected: Option<IpAddr>,
+        /// Next hop of Wharf's route; none without one.
+        found: Option<IpAddr>,
+    },
     /// A pool overlaps a network of the node.
     PoolOverlap(Overlap),
     /// Masquerading, forwarding or announcements lack a precondition.

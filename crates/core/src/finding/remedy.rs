@@ -38,6 +38,7 @@ impl Problem {
                 | NodeProblem::LinkMtu { .. }
                 | NodeProblem::Address { .. }
                 | NodeProblem::PoolRoute { .. }
+                | NodeProblem::PeerRoute { .. }
                 | NodeProblem::Outbound { .. }
                 | NodeProblem::Setting { .. }
                 | NodeProblem::Pin { .. }

@@ -264,6 +264,7 @@ impl NodeProblem {
             Self::LinkMtu { name, .. } => format!("mtu {name}"),
             Self::Address { address, .. } => format!("address {address}"),
             Self::PoolRoute { cidr, .. } => format!("route {cidr}"),
+            Self::PeerRoute { to, .. } => format!("route {to}"),
             Self::PoolOverlap(overlap) => format!("pool {}", overlap.cidr),
             Self::Outbound { what, .. } => what.clone(),
             Self::Setting { name, .. } => format!("setting {name}"),
@@ -289,6 +290,11 @@ impl fmt::Display for NodeProblem {
                 "expected unreachable, is not there: traffic to addresses of the pool that no endpoint has leaves the node",
             ),
             Self::PoolRoute { found: Some(is), .. } => write!(f, "expected unreachable, goes to interface {is}"),
+            Self::PeerRoute { expected: Some(via), found: None, .. } => {
+                write!(f, "expected via {via}, is not there: containers of that node are not reached")
+            }
+            Self::PeerRoute { expected: Some(via), found: Some(is), .. } => write!(f, "expected via {via}, goes via {is}"),
+            Self::PeerRoute { expected: None, .. } => f.write_str("no node of the cluster has these containers"),
             Self::PoolOverlap(Overlap { network, .. }) => {
                 write!(f, "overlaps {network}: addresses that both have are given to no container")
             }

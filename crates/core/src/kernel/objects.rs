@@ -73,6 +73,8 @@ pub struct NodeSpec {
     pub router6: Option<Ipv6Addr>,
     /// Each has an unreachable route; endpoint routes are longer.
     pub cidrs: Vec<IpNet>,
+    /// To containers of other nodes.
+    pub peers: Vec<PeerRoute>,
     /// Router interface, bytes.
     pub mtu: u32,
     /// `None` leaves the node's firewall and forwarding unchanged.
@@ -83,6 +85,15 @@ pub struct NodeSpec {
     pub announce: bool,
     /// Policy rules redirect flows to the proxy.
     pub redirects: bool,
+}
+
+/// A route to containers of another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerRoute {
+    /// Their network.
+    pub to: IpNet,
+    /// The other node's address, in a network of this node's links; same family.
+    pub via: IpAddr,
 }
 
 /// State of the node's NAT and forwarding.

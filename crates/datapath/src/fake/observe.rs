@@ -175,6 +175,9 @@ pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
             for address in wanted.filter(|a| !there.contains(&Some(*a))) {
                 found.push(NodeProblem::Address { address, ifname: name(), found: None });
             }
+            for peer in spec.peers.iter().filter(|peer| !is.peers.contains(peer)) {
+                found.push(NodeProblem::PeerRoute { to: peer.to, expected: Some(peer.via), found: None });
+            }
         }
     }
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use rtnetlink::{
     RouteMessageBuilder,
-    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE},
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         route::{
@@ -19,13 +19,16 @@ use wharf_core::{
 };
 
 use super::{Connection, Request};
-use crate::ROUTE_PROTOCOL;
+use crate::{PEER_PROTOCOL, ROUTE_PROTOCOL};
 
 /// Any other route to the destination takes precedence.
 const LAST_METRIC: u32 = 0x7768_0000;
+/// Of routes to other nodes: before an unreachable route of the same destination.
+const PEER_METRIC: u32 = LAST_METRIC - 1;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
+    protocol: u8,
     /// `None`: the main table.
     pub(crate) table: Option<u32>,
     pub(crate) destination: IpNet,
@@ -58,8 +61,26 @@ impl Route {
         Self { metric: Some(LAST_METRIC), ..Self::to(to.trunc()) }
     }
 
+    /// The kernel finds the link. Not over a Wharf link.
+    pub(crate) fn to_peer(to: IpNet, gateway: IpAddr) -> Self {
+        Self { protocol: PEER_PROTOCOL, gateway: Some(gateway), metric: Some(PEER_METRIC), ..Self::to(to.trunc()) }
+    }
+
+    /// Protocol number and metric are both Wharf's.
+    pub(crate) fn is_to_peer(&self) -> bool {
+        self.protocol == PEER_PROTOCOL && self.metric == Some(PEER_METRIC) && self.gateway.is_some()
+    }
+
     fn to(destination: IpNet) -> Self {
-        Self { table: None, destination, ifindex: None, gateway: None, source: None, metric: None }
+        Self {
+            protocol: ROUTE_PROTOCOL,
+            table: None,
+            destination,
+            ifindex: None,
+            gateway: None,
+            source: None,
+            metric: None,
+        }
     }
 
     pub(crate) fn in_table(self, table: u32) -> Self {
@@ -68,13 +89,14 @@ impl Route {
 
     fn message(&self) -> RouteMessage {
         let mut m = destination(self.destination);
-        m.header.protocol = RouteProtocol::from(ROUTE_PROTOCOL);
+        m.header.protocol = RouteProtocol::from(self.protocol);
         if self.destination.prefix_len() == 0 {
             m.attributes.clear();
         }
         match self.ifindex {
             Some(ifindex) => m.attributes.push(RouteAttribute::Oif(ifindex.0)),
-            None => m.header.kind = RouteType::Unreachable,
+            None if self.gateway.is_none() => m.header.kind = RouteType::Unreachable,
+            None => {}
         }
         match self.gateway {
             Some(gateway) => m.attributes.push(RouteAttribute::Gateway(RouteAddress::from(gateway))),
@@ -97,6 +119,11 @@ impl Route {
     /// Refused with EEXIST if any route has the destination and metric: no foreign route is replaced.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Replaces the route with this destination and metric.
+    pub(crate) fn replace(&self) -> Request {
+        Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
     pub(crate) fn remove(&self) -> Request {
@@ -249,7 +276,8 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
     let destination = destination_of(m)?;
     // IPv6 unreachable routes have the interface `lo`.
     let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
-    Some(Route { table: wanted, destination, ifindex, gateway, source, metric })
+    let protocol = u8::from(m.header.protocol);
+    Some(Route { protocol, table: wanted, destination, ifindex, gateway, source, metric })
 }
 
 pub(crate) fn destination_of(m: &RouteMessage) -> Option<IpNet> {

@@ -57,6 +57,9 @@ pub enum Event {
     NoEndpoint(EndpointKey),
     /// Replace the node's addresses.
     Node(BTreeSet<IpAddr>),
+    /// Replace the networks of containers elsewhere, of which none contains another. Their addresses are outside, but not
+    /// the world's, and have no names.
+    Pods(BTreeSet<IpNet>),
     /// The name is lower case, without a trailing dot; without addresses, it is removed.
     Name(Arc<str>, BTreeSet<IpAddr>),
 }
@@ -191,6 +194,7 @@ impl Engine {
                 Event::Endpoint(key, member) => self.kinds.insert(key, member, &self.policies, &mut touched)?,
                 Event::NoEndpoint(key) => self.kinds.remove(key, &mut touched),
                 Event::Node(node) => self.kinds.set_node(node, &mut touched),
+                Event::Pods(pods) => self.peers.set_pods(pods),
                 Event::Name(name, addresses) => self.peers.names.set(name, addresses),
             }
         }

@@ -54,6 +54,8 @@ pub(super) struct Boundaries {
     edges: OrdSet<(IpNet, Edge)>,
     /// They need no edge.
     always: Arc<BTreeSet<IpNet>>,
+    /// Of containers elsewhere; they need no edge either.
+    pods: Arc<BTreeSet<IpNet>>,
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +71,24 @@ impl Boundaries {
     pub(super) fn new(own: &[IpNet]) -> Self {
         let always: BTreeSet<IpNet> = EVERYWHERE.into_iter().chain(own.iter().map(IpNet::trunc)).collect();
         let nets = always.iter().map(|net| (*net, Signature::default())).collect();
-        Self { nets, edges: OrdSet::new(), always: Arc::new(always) }
+        Self { nets, edges: OrdSet::new(), always: Arc::new(always), pods: Arc::default() }
+    }
+
+    /// Returns the networks that are new or gone, for [`Self::update`].
+    pub(super) fn set_pods(&mut self, pods: BTreeSet<IpNet>) -> BTreeSet<IpNet> {
+        let changed = self.pods.symmetric_difference(&pods).copied().collect();
+        self.pods = Arc::new(pods);
+        changed
+    }
+
+    /// In a network of containers elsewhere.
+    pub(super) fn is_of_pods(&self, net: &IpNet) -> bool {
+        // They do not contain each other, so only the nearest can contain the network.
+        self.pods.range(..=*net).next_back().is_some_and(|pods| pods.contains(net))
+    }
+
+    pub(super) fn within(&self, net: IpNet) -> impl Iterator<Item = IpNet> {
+        self.nets.range(net..=IpNet::from(net.broadcast())).map(|(net, _)| *net)
     }
 
     pub(super) fn contains(&self, net: &IpNet) -> bool {
@@ -85,8 +104,9 @@ impl Boundaries {
         covering(&self.nets, net).map(|(_, matching)| Arc::clone(matching)).unwrap_or_default()
     }
 
-    pub(super) fn update(&mut self, delta: &Delta, named: &[Named]) -> Moved {
-        let mut touched = BTreeSet::new();
+    /// `pods`: changed networks of containers elsewhere.
+    pub(super) fn update(&mut self, delta: &Delta, named: &[Named], pods: &BTreeSet<IpNet>) -> Moved {
+        let mut touched = pods.clone();
         for (net, edge) in delta.dropped.iter().flat_map(|(id, atom)| edges(*id, atom)) {
             self.edges.remove(&(net, edge));
             touched.insert(net);
@@ -118,7 +138,7 @@ impl Boundaries {
     fn renew(&mut self, net: IpNet, moved: &mut Vec<IpNet>) {
         let last = IpNet::from(net.broadcast());
         let mut wanted: BTreeMap<IpNet, Vec<Edge>> =
-            self.always.range(net..=last).map(|net| (*net, Vec::new())).collect();
+            self.always.range(net..=last).chain(self.pods.range(net..=last)).map(|net| (*net, Vec::new())).collect();
         for (at, edge) in self.edges.range((net, Edge::Begin(AtomId::FIRST))..=(last, Edge::End(AtomId::LAST))) {
             wanted.entry(*at).or_default().push(*edge);
         }

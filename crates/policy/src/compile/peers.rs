@@ -22,6 +22,8 @@ use super::{
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
     boundaries: Boundaries,
+    /// Changed since the last update.
+    pods: BTreeSet<IpNet>,
     pub(super) names: Names,
     /// Active atoms, sorted; without networks and names.
     owners: OrdMap<Owner, Signature>,
@@ -32,6 +34,7 @@ impl Peers {
     pub(super) fn new(ids: Ids) -> Self {
         Self {
             boundaries: Boundaries::new(&[]),
+            pods: BTreeSet::new(),
             names: Names::default(),
             owners: OrdMap::new(),
             classes: Classes::new(ids),
@@ -40,6 +43,11 @@ impl Peers {
 
     pub(super) fn with_rows_of(self, nets: &[IpNet]) -> Self {
         Self { boundaries: Boundaries::new(nets), ..self }
+    }
+
+    /// Replaces the networks of containers elsewhere.
+    pub(super) fn set_pods(&mut self, pods: BTreeSet<IpNet>) {
+        self.pods.extend(self.boundaries.set_pods(pods));
     }
 
     /// Their rows are gone.
@@ -58,8 +66,10 @@ impl Peers {
     ) -> Changed {
         let first = self.classes.is_empty();
         let mut nets: BTreeSet<IpNet> = touched.addresses.iter().map(|address| IpNet::from(*address)).collect();
-        let moved = self.boundaries.update(delta, &self.names.settle(delta));
+        let pods = std::mem::take(&mut self.pods);
+        let moved = self.boundaries.update(delta, &self.names.settle(delta), &pods);
         nets.extend(moved.nets);
+        nets.extend(pods.into_iter().flat_map(|net| self.boundaries.within(net)));
         nets.extend(moved.within.into_iter().flat_map(|net| kinds.addresses_in(net)).map(IpNet::from));
         for owner in self.match_owners(first, delta, touched, atoms, kinds) {
             match owner {
@@ -104,10 +114,12 @@ impl Peers {
         }
         let (identity, _) = kinds.known(owner)?;
         let mut networks = self.boundaries.matching(net);
-        if owner != Owner::Outside && networks.iter().any(|atom| self.names.is_pattern(*atom)) {
+        let is_of_pods = owner == Owner::Outside && self.boundaries.is_of_pods(&net);
+        if (owner != Owner::Outside || is_of_pods) && networks.iter().any(|atom| self.names.is_pattern(*atom)) {
             networks = networks.iter().copied().filter(|atom| !self.names.is_pattern(*atom)).collect();
         }
-        let Some(own) = self.owners.get(&owner).filter(|own| !own.is_empty()) else {
+        // A container elsewhere is not the world.
+        let Some(own) = self.owners.get(&owner).filter(|own| !own.is_empty() && !is_of_pods) else {
             return Some((identity, networks));
         };
         if networks.is_empty() {

@@ -36,7 +36,11 @@ fn events(world: &World) -> Vec<Event> {
     let policies = world.policies.values().map(|policy| Event::Policy(policy.clone()));
     let endpoints = world.endpoints.iter().map(|(n, e)| Event::Endpoint(key(*n), member(e)));
     let names = world.names.iter().map(|(name, addresses)| Event::Name(Arc::clone(name), addresses.clone()));
-    policies.chain(endpoints).chain([Event::Node(world.node.clone())]).chain(names).collect()
+    policies
+        .chain(endpoints)
+        .chain([Event::Node(world.node.clone()), Event::Pods(world.pods.clone())])
+        .chain(names)
+        .collect()
 }
 
 fn event(step: &Step) -> Event {
@@ -46,6 +50,7 @@ fn event(step: &Step) -> Event {
         Step::Endpoint(n, endpoint) => Event::Endpoint(key(n), member(&endpoint)),
         Step::NoEndpoint(n) => Event::NoEndpoint(key(n)),
         Step::Node(node) => Event::Node(node),
+        Step::Pods(pods) => Event::Pods(pods),
         Step::Name(name, addresses) => Event::Name(name, addresses),
     }
 }

@@ -49,6 +49,9 @@ const NETWORKS: [&str; 18] = [
 /// Addresses of the node; the third is between the endpoints'.
 const NODE: [&str; 3] = ["192.0.2.1", "2001:db8::1", "10.0.0.9"];
 
+/// Networks of containers elsewhere: around, beside and inside the networks, with addresses outside and of the node.
+const PODS: [&str; 4] = ["10.0.1.0/24", "203.0.113.128/25", "2001:db8::/112", "ffff::/16"];
+
 /// Addresses that are nobody's, at and beside the edges of the networks.
 const OUTSIDE: [&str; 14] = [
     "0.0.0.0",
@@ -84,6 +87,7 @@ pub(crate) struct World {
     pub(crate) policies: BTreeMap<PolicyName, Policy>,
     pub(crate) endpoints: BTreeMap<u32, Endpoint>,
     pub(crate) node: BTreeSet<IpAddr>,
+    pub(crate) pods: BTreeSet<IpNet>,
     pub(crate) names: Names,
 }
 
@@ -94,7 +98,11 @@ impl World {
             return PeerOf::Node(address);
         }
         let owner = self.endpoints.values().find(|e| e.addresses.contains(&address));
-        owner.map_or(PeerOf::Outside(address), |endpoint| PeerOf::Endpoint(endpoint, address))
+        match owner {
+            Some(endpoint) => PeerOf::Endpoint(endpoint, address),
+            None if self.pods.iter().any(|net| net.contains(&address)) => PeerOf::Pod(address),
+            None => PeerOf::Outside(address),
+        }
     }
 
     /// The flow that the probe describes; `None` where this world does not have its endpoint.
@@ -126,6 +134,7 @@ pub(crate) enum Step {
     Endpoint(u32, Endpoint),
     NoEndpoint(u32),
     Node(BTreeSet<IpAddr>),
+    Pods(BTreeSet<IpNet>),
     Name(Arc<str>, BTreeSet<IpAddr>),
 }
 
@@ -137,6 +146,7 @@ impl Step {
             Self::Endpoint(key, endpoint) => drop(world.endpoints.insert(key, endpoint)),
             Self::NoEndpoint(key) => drop(world.endpoints.remove(&key)),
             Self::Node(node) => world.node = node,
+            Self::Pods(pods) => world.pods = pods,
             Self::Name(name, addresses) => drop(world.names.insert(name, addresses)),
         }
     }
@@ -345,15 +355,21 @@ fn nodes() -> impl Strategy<Value = BTreeSet<IpAddr>> {
     subsequence(addresses, 0..=3).prop_map(|a| a.into_iter().collect())
 }
 
+fn pods() -> impl Strategy<Value = BTreeSet<IpNet>> {
+    let nets: Vec<IpNet> = PODS.iter().map(|net| net.parse().expect("network")).collect();
+    subsequence(nets, 0..=PODS.len()).prop_map(|nets| nets.into_iter().collect())
+}
+
 /// Worlds with up to six policies and six endpoints.
 pub(crate) fn world() -> impl Strategy<Value = World> {
     let policies = (0..POLICIES).map(|number| option::weighted(0.7, policy(number))).collect::<Vec<_>>();
     let endpoints = (1..=ENDPOINTS).map(|key| option::weighted(0.8, endpoint(key))).collect::<Vec<_>>();
     let names = vec(named(), 0..6);
-    (policies, endpoints, nodes(), names).prop_map(|(policies, endpoints, node, names)| World {
+    (policies, endpoints, nodes(), pods(), names).prop_map(|(policies, endpoints, node, pods, names)| World {
         policies: policies.into_iter().flatten().map(|p| (p.name.clone(), p)).collect(),
         endpoints: (1..).zip(endpoints).filter_map(|(key, endpoint)| Some((key, endpoint?))).collect(),
         node,
+        pods,
         names: names.into_iter().collect(),
     })
 }
@@ -368,6 +384,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         4 => endpoint,
         2 => (1..=ENDPOINTS).prop_map(Step::NoEndpoint),
         1 => nodes().prop_map(Step::Node),
+        1 => pods().prop_map(Step::Pods),
         5 => named().prop_map(|(name, addresses)| Step::Name(name, addresses)),
     ]
 }

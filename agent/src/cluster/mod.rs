@@ -1,0 +1,292 @@
+//! The cluster's nodes, from the file of `--cluster-file`, and this node's routes to their containers.
+//!
+//! A changed file is taken when two looks in a row read the same text: it may be half-written. A refused or missing file
+//! changes nothing. The last good text is kept in the state directory and used at a start whose file is refused.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use wharf_cluster::{
+    file::{self, MAX_FILE},
+    nodes::Nodes,
+    routes::{self, Destination},
+};
+use wharf_core::{
+    ipam::PoolConfig,
+    kernel::{Kernel, KernelError},
+};
+
+use crate::{config::AgentConfig, kept, sync::lock};
+
+/// Name of the controller.
+pub const CONTROLLER: &str = "cluster";
+/// Of looks at the file.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+/// Of plans with an unchanged file: this node's networks may have changed. Reads every route.
+const PLANS: Duration = Duration::from_secs(10);
+
+/// Why the cluster's nodes are not known.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ClusterError {
+    /// The file is refused.
+    #[error("cluster file {}: {why}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// With the line, if there is one.
+        why: String,
+    },
+    /// This node's networks cannot be read.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// What is in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InForce {
+    /// All nodes, this one too.
+    pub nodes: Nodes,
+    /// Pod CIDRs of the others.
+    pub destinations: Vec<Destination>,
+    /// CIDRs of pools to which no other node has a route.
+    pub outside: Vec<IpNet>,
+    /// Addresses of this node's row that it does not have.
+    pub absent: Vec<IpAddr>,
+    /// Why the file is not in force as it is.
+    pub refused: Option<String>,
+    /// Why its text is not kept for the next start.
+    pub not_kept: Option<String>,
+}
+
+/// The cluster of `--cluster-file`; without the setting it has no nodes.
+pub struct Cluster {
+    path: Option<PathBuf>,
+    own: String,
+    kept: PathBuf,
+    pools: Vec<PoolConfig>,
+    kernel: Arc<dyn Kernel>,
+    /// One look at a time. Held while the file and the kernel are read, which the caller bounds.
+    looks: tokio::sync::Mutex<Looks>,
+    in_force: Mutex<Arc<InForce>>,
+}
+
+#[derive(Default)]
+struct Looks {
+    /// In force.
+    text: Option<String>,
+    /// Read by the last look.
+    seen: Option<String>,
+    planned: Option<Instant>,
+    not_kept: Option<String>,
+}
+
+/// A comparison with this node's networks.
+struct Plan {
+    destinations: Vec<Destination>,
+    absent: Vec<IpAddr>,
+}
+
+/// Content of the kept file.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    file: PathBuf,
+    text: String,
+}
+
+impl Cluster {
+    /// Before [`Cluster::load`].
+    #[must_use]
+    pub fn new(config: &AgentConfig, kernel: Arc<dyn Kernel>) -> Self {
+        let unread = |path: &PathBuf| format!("cluster file {}: it is not read yet", path.display());
+        let before = InForce { refused: config.cluster_file.as_ref().map(unread), ..InForce::default() };
+        Self {
+            path: config.cluster_file.clone(),
+            own: config.node_name.clone(),
+            kept: config.state_dir.join("cluster.json"),
+            pools: config.pools.clone(),
+            kernel,
+            looks: tokio::sync::Mutex::default(),
+            in_force: Mutex::new(Arc::new(before)),
+        }
+    }
+
+    /// The file; `None` without the setting.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// What is in force now.
+    #[must_use]
+    pub fn in_force(&self) -> Arc<InForce> {
+        Arc::clone(&lock(&self.in_force))
+    }
+
+    /// At a start, before the node's objects are made.
+    ///
+    /// # Errors
+    /// The file is refused and no earlier text of it is kept; or the kernel cannot be read.
+    pub async fn load(&self) -> Result<(), ClusterError> {
+        let Some(path) = self.path.clone() else { return Ok(()) };
+        let mut looks = self.looks.lock().await;
+        let (found, kept) = (self.read(&path).await, self.read_kept(&path).await);
+        let (text, nodes, refused) = match (found, kept) {
+            (Ok((text, nodes)), kept) => {
+                if kept.is_none_or(|(kept, _)| kept != text) {
+                    looks.not_kept = self.keep(&path, &text).await;
+                }
+                (text, nodes, None)
+            }
+            (Err(why), Some((text, nodes))) => (text, nodes, Some(self.refuse(path, why))),
+            (Err(why), None) => return Err(ClusterError::File { path, why }),
+        };
+        looks.text = Some(text);
+        let plan = self.plan(&nodes).await?;
+        looks.planned = Some(Instant::now());
+        self.put(nodes, plan, refused, looks.not_kept.clone());
+        Ok(())
+    }
+
+    /// Follows the file and this node's networks. True if routes may have changed.
+    ///
+    /// # Errors
+    /// The kernel cannot be read; the earlier state stays.
+    pub async fn look(&self) -> Result<bool, KernelError> {
+        let Some(path) = self.path.clone() else { return Ok(false) };
+        let mut looks = self.looks.lock().await;
+        let before = self.in_force();
+        let seen = looks.seen.take();
+        let (mut taken, mut refused) = (None, None);
+        match self.read(&path).await {
+            Ok((text, _)) if looks.text.as_ref() == Some(&text) => {}
+            Ok((text, nodes)) if seen.as_ref() == Some(&text) => taken = Some((text, nodes)),
+            Ok((text, _)) => {
+                refused.clone_from(&before.refused);
+                looks.seen = Some(text);
+            }
+            Err(why) => refused = Some(self.refuse(path.clone(), why)),
+        }
+        let is_due = looks.planned.is_none_or(|at| at.elapsed() >= PLANS);
+        if taken.is_none() && !is_due && refused == before.refused {
+            return Ok(false);
+        }
+        let nodes = taken.as_ref().map_or(&before.nodes, |(_, nodes)| nodes).clone();
+        let plan = self.plan(&nodes).await?;
+        looks.planned = Some(Instant::now());
+        match (taken, &looks.text) {
+            (Some((text, _)), _) => {
+                looks.not_kept = self.keep(&path, &text).await;
+                tracing::info!(file = %path.display(), "the cluster's nodes are read again");
+                looks.text = Some(text);
+            }
+            (None, Some(text)) if looks.not_kept.is_some() => looks.not_kept = self.keep(&path, text).await,
+            (None, _) => {}
+        }
+        let changed = plan.destinations != before.destinations;
+        self.put(nodes, plan, refused, looks.not_kept.clone());
+        Ok(changed)
+    }
+
+    fn refuse(&self, path: PathBuf, why: String) -> String {
+        let refused = format!("{}; the nodes of the last good file stay in force", ClusterError::File { path, why });
+        if self.in_force().refused.as_ref() != Some(&refused) {
+            tracing::warn!("{refused}");
+        }
+        refused
+    }
+
+    async fn plan(&self, nodes: &Nodes) -> Result<Plan, KernelError> {
+        let seen = self.kernel.observe_networks(&routes::watched(nodes, &self.own)).await?.foreign;
+        Ok(Plan {
+            destinations: routes::destinations(nodes, &self.own, &self.pools, &seen),
+            absent: nodes.get(&self.own).map(|row| routes::absent(row, &seen)).unwrap_or_default(),
+        })
+    }
+
+    fn put(&self, nodes: Nodes, plan: Plan, refused: Option<String>, not_kept: Option<String>) {
+        let Plan { destinations, absent } = plan;
+        let outside = nodes.get(&self.own).map(|row| routes::pools_outside(row, &self.pools)).unwrap_or_default();
+        let before = self.in_force();
+        let now = InForce { nodes, destinations, outside, absent, refused, not_kept };
+        if *before == now {
+            return;
+        }
+        let known: BTreeMap<IpNet, &Destination> = before.destinations.iter().map(|to| (to.cidr, to)).collect();
+        for to in now.destinations.iter().filter(|to| known.get(&to.cidr) != Some(to)) {
+            match &to.via {
+                Ok(via) => tracing::info!(node = to.node, "route to {} via {via}", to.cidr),
+                Err(why) => tracing::warn!(node = to.node, "no route to {}: {why}", to.cidr),
+            }
+        }
+        *lock(&self.in_force) = Arc::new(now);
+    }
+
+    async fn read(&self, path: &Path) -> Result<(String, Nodes), String> {
+        let (path, own) = (path.to_owned(), self.own.clone());
+        blocking(move || read(&path, &own)).await
+    }
+
+    async fn read_kept(&self, path: &Path) -> Option<(String, Nodes)> {
+        let (path, from, own) = (path.to_owned(), self.kept.clone(), self.own.clone());
+        blocking(move || {
+            // JSON writes a byte as up to six.
+            let bytes = kept::read(&from, 6 * MAX_FILE as u64 + 4_096).ok().flatten()?;
+            let kept: Kept = serde_json::from_slice(&bytes).ok().filter(|kept: &Kept| kept.file == path)?;
+            let nodes = parse(&kept.text, &own).ok()?;
+            Some((kept.text, nodes))
+        })
+        .await
+    }
+
+    /// Returns why it failed; the next look tries again.
+    async fn keep(&self, path: &Path, text: &str) -> Option<String> {
+        let (to, kept) = (self.kept.clone(), Kept { file: path.to_owned(), text: text.to_owned() });
+        let written = blocking(move || {
+            let bytes = serde_json::to_vec(&kept).map_err(std::io::Error::other)?;
+            kept::write(&to, &bytes)
+        });
+        let why = written.await.err()?;
+        let file = self.kept.display();
+        let why = format!(
+            "keep the cluster's nodes in {file}: {why}; a start whose cluster file is refused would use older nodes"
+        );
+        tracing::warn!("{why}");
+        Some(why)
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
+}
+
+fn read(path: &Path, own: &str) -> Result<(String, Nodes), String> {
+    let bytes = kept::read(path, MAX_FILE as u64).map_err(|e| e.to_string())?;
+    let bytes = bytes.ok_or_else(|| "there is no such file".to_owned())?;
+    let text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
+    let nodes = parse(&text, own)?;
+    Ok((text, nodes))
+}
+
+fn parse(text: &str, own: &str) -> Result<Nodes, String> {
+    let nodes = file::parse(text).map_err(|e| e.to_string())?;
+    if nodes.get(own).is_none() {
+        return Err(format!("no node is named {own}, as this one is; name its row so, or set --node-name"));
+    }
+    Ok(nodes)
+}
+
+/// Whether a start without a kept text can use the file.
+///
+/// # Errors
+/// The file is refused.
+pub fn check(path: &Path, own: &str) -> Result<(), ClusterError> {
+    read(path, own).map(drop).map_err(|why| ClusterError::File { path: path.to_owned(), why })
+}

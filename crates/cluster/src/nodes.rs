@@ -1,0 +1,209 @@
+//! Rows of nodes.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::IpNet;
+
+/// Nodes of a list. Planning asks the kernel about each address and CIDR.
+pub const MAX_NODES: usize = 64;
+/// Addresses of a node, and CIDRs of a node.
+pub const MAX_OF_NODE: usize = 8;
+/// Bytes; as of a DNS name.
+const MAX_NAME: usize = 253;
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRow {
+    /// Unique.
+    pub name: String,
+    /// Where other nodes reach it; at least one.
+    pub addresses: Vec<IpAddr>,
+    /// Its containers have addresses of these.
+    pub pod_cidrs: Vec<IpNet>,
+}
+
+/// Nodes that follow the rules: names and addresses are unique, CIDRs do not overlap.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nodes(Vec<NodeRow>);
+
+/// Which part of a row is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Name.
+    Name,
+    /// Address, by index.
+    Address(usize),
+    /// CIDR, by index.
+    Cidr(usize),
+}
+
+/// Why a list is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NodesError {
+    /// Too many rows.
+    #[error("{0} nodes; at most {MAX_NODES} fit")]
+    TooMany(usize),
+    /// A part of a row.
+    #[error("{why}")]
+    Row {
+        /// Index.
+        row: usize,
+        /// Part.
+        part: Part,
+        /// Cause.
+        why: String,
+    },
+}
+
+impl Nodes {
+    /// Checks the rows.
+    ///
+    /// # Errors
+    /// The first broken rule.
+    pub fn new(rows: Vec<NodeRow>) -> Result<Self, NodesError> {
+        if rows.len() > MAX_NODES {
+            return Err(NodesError::TooMany(rows.len()));
+        }
+        let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut addresses: BTreeMap<IpAddr, &str> = BTreeMap::new();
+        let mut cidrs: Vec<(IpNet, &str)> = Vec::new();
+        for (row, node) in rows.iter().enumerate() {
+            let refuse = |part, why: String| Err(NodesError::Row { row, part, why });
+            if let Some(why) = name_problem(&node.name) {
+                return refuse(Part::Name, why);
+            }
+            if names.insert(&node.name, row).is_some() {
+                return refuse(Part::Name, format!("two nodes have the name {}", node.name));
+            }
+            if node.addresses.is_empty() {
+                return refuse(Part::Name, format!("node {} has no address", node.name));
+            }
+            for (what, count) in [("addresses", node.addresses.len()), ("pod CIDRs", node.pod_cidrs.len())] {
+                if count > MAX_OF_NODE {
+                    return refuse(
+                        Part::Name,
+                        format!("node {} has {count} {what}; at most {MAX_OF_NODE} fit", node.name),
+                    );
+                }
+            }
+            for (i, address) in node.addresses.iter().enumerate() {
+                if !is_of_a_host(*address) {
+                    return refuse(Part::Address(i), format!("{address} is no address that other nodes can reach"));
+                }
+                if let Some(other) = addresses.insert(*address, &node.name) {
+                    return refuse(Part::Address(i), format!("{address} is an address of node {other} already"));
+                }
+            }
+            for (i, cidr) in node.pod_cidrs.iter().enumerate() {
+                if *cidr != cidr.trunc() {
+                    return refuse(Part::Cidr(i), format!("{cidr} has host bits; write {}", cidr.trunc()));
+                }
+                if cidr.prefix_len() == 0 || !is_of_a_host(cidr.addr()) {
+                    return refuse(Part::Cidr(i), format!("{cidr} is no range for containers"));
+                }
+                if let Some((other, owner)) = cidrs.iter().find(|(other, _)| overlap(other, cidr)) {
+                    return refuse(Part::Cidr(i), format!("{cidr} overlaps {other} of node {owner}"));
+                }
+                cidrs.push((*cidr, &node.name));
+            }
+        }
+        for (row, node) in rows.iter().enumerate() {
+            let inside = |address: &IpAddr| cidrs.iter().find(|(cidr, _)| cidr.contains(address));
+            for (i, address) in node.addresses.iter().enumerate() {
+                if let Some((cidr, owner)) = inside(address) {
+                    let why = format!("{address} is in the pod CIDR {cidr} of node {owner}");
+                    return Err(NodesError::Row { row, part: Part::Address(i), why });
+                }
+            }
+        }
+        Ok(Self(rows))
+    }
+
+    /// In the order of the list.
+    pub fn iter(&self) -> impl Iterator<Item = &NodeRow> {
+        self.0.iter()
+    }
+
+    /// The node with this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&NodeRow> {
+        self.0.iter().find(|node| node.name == name)
+    }
+
+    /// The node whose pod CIDR or own address this is.
+    #[must_use]
+    pub fn of_address(&self, address: IpAddr) -> Option<&NodeRow> {
+        let has = |node: &&NodeRow| {
+            node.addresses.contains(&address) || node.pod_cidrs.iter().any(|cidr| cidr.contains(&address))
+        };
+        self.0.iter().find(has)
+    }
+}
+
+fn name_problem(name: &str) -> Option<String> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    let bad = name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(allowed);
+    bad.then(|| format!("a node's name has 1 to {MAX_NAME} letters, digits, '.', '-' and '_'"))
+}
+
+fn is_of_a_host(address: IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(a) => a.is_link_local() || a.is_broadcast(),
+        IpAddr::V6(a) => a.is_unicast_link_local() || a.to_ipv4_mapped().is_some(),
+    };
+    !(address.is_unspecified() || address.is_loopback() || address.is_multicast() || link_local)
+}
+
+fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(b) || b.contains(a)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn row(name: &str, addresses: &[&str], cidrs: &[&str]) -> NodeRow {
+        NodeRow {
+            name: name.to_owned(),
+            addresses: addresses.iter().map(|a| a.parse().expect("address")).collect(),
+            pod_cidrs: cidrs.iter().map(|c| c.parse().expect("CIDR")).collect(),
+        }
+    }
+
+    #[test]
+    fn what_two_nodes_would_both_own_is_refused_and_named() {
+        let a = || row("a", &["192.0.2.1"], &["10.1.0.0/16", "fd00:1::/64"]);
+        for (second, part, why) in [
+            (row("a", &["192.0.2.2"], &[]), Part::Name, "two nodes have the name a"),
+            (row("b", &["192.0.2.2", "192.0.2.1"], &[]), Part::Address(1), "192.0.2.1 is an address of node a already"),
+            (row("b", &["192.0.2.2"], &["10.1.9.0/24"]), Part::Cidr(0), "10.1.9.0/24 overlaps 10.1.0.0/16 of node a"),
+            (row("b", &["192.0.2.2"], &["10.0.0.0/8"]), Part::Cidr(0), "10.0.0.0/8 overlaps 10.1.0.0/16 of node a"),
+            (row("b", &["10.1.0.9"], &[]), Part::Address(0), "10.1.0.9 is in the pod CIDR 10.1.0.0/16 of node a"),
+            (row("b", &["192.0.2.2"], &["10.2.0.1/16"]), Part::Cidr(0), "10.2.0.1/16 has host bits; write 10.2.0.0/16"),
+            (row("b", &["192.0.2.2"], &["::/0"]), Part::Cidr(0), "::/0 is no range for containers"),
+            (row("b", &[], &[]), Part::Name, "node b has no address"),
+            (row("b", &["127.0.0.1"], &[]), Part::Address(0), "127.0.0.1 is no address that other nodes can reach"),
+            (row("b", &["fe80::1"], &[]), Part::Address(0), "fe80::1 is no address that other nodes can reach"),
+        ] {
+            let refused = Nodes::new(vec![a(), second]).expect_err(why);
+            assert_eq!(refused, NodesError::Row { row: 1, part, why: why.to_owned() });
+        }
+        for name in ["", "a b", "a\n", &"x".repeat(254)] {
+            assert!(Nodes::new(vec![row(name, &["192.0.2.1"], &[])]).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_finds_its_node() {
+        let nodes = Nodes::new(vec![
+            row("a", &["192.0.2.1"], &["10.1.0.0/16"]),
+            row("b", &["192.0.2.2", "2001:db8::2"], &["fd00:2::/64"]),
+        ]);
+        let nodes = nodes.expect("nodes");
+        let of = |text: &str| nodes.of_address(text.parse().expect("address")).map(|node| node.name.as_str());
+        assert_eq!(of("10.1.200.3"), Some("a"));
+        assert_eq!(of("fd00:2::7"), Some("b"));
+        assert_eq!(of("2001:db8::2"), Some("b"));
+        assert_eq!(of("10.2.0.1"), None);
+    }
+}

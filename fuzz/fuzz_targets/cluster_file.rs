@@ -1,0 +1,4 @@
+//! See `wharf_fuzz::cluster_file`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| wharf_fuzz::cluster_file::run(data));

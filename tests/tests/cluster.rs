@@ -1,0 +1,470 @@
+//! `--cluster-file`: nodes whose containers reach each other by routes.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use wharf_api::{PolicyDeleteQuery, PolicyImport};
+use wharf_tests::{
+    Attached, Node, NodeConfig, Sandbox, crash,
+    echo::{self, EchoServer},
+    icmp,
+    process::{Finished, bin, command_in, ip, run},
+    scratch,
+    space::Space,
+    stream::UdpStream,
+    wait,
+};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// How long a connection that must not be made is waited for: TCP repeats its first packet after a second.
+const DENIED: Duration = Duration::from_millis(1_300);
+
+/// Of node `n` on the switch, or behind the router for [`FAR`].
+fn address(n: usize, v6: bool) -> String {
+    match (n, v6) {
+        (FAR, false) => "203.0.113.2".to_owned(),
+        (FAR, true) => "2001:db8:9::2".to_owned(),
+        (_, false) => format!("198.51.100.{}", n + 1),
+        (_, true) => format!("2001:db8:7::{}", n + 1),
+    }
+}
+
+fn pool(n: usize, v6: bool) -> String {
+    if v6 { format!("fd87:0:0:{}::/64", n + 1) } else { format!("10.87.{n}.0/24") }
+}
+
+/// The node behind the router.
+const FAR: usize = 2;
+
+fn row(name: &str, addresses: &[String], cidrs: &[String]) -> String {
+    format!("[[node]]\nname = {name:?}\naddresses = {addresses:?}\npod-cidrs = {cidrs:?}\n\n")
+}
+
+fn own_row(n: usize) -> String {
+    row(NAMES[n], &[address(n, false), address(n, true)], &[pool(n, false), pool(n, true)])
+}
+
+/// A container and its echo server.
+struct Container {
+    sandbox: Sandbox,
+    end: Attached,
+    echo: EchoServer,
+}
+
+impl Container {
+    fn start(node: &Node, name: &str) -> Result<Self> {
+        let sandbox = node.sandbox(name)?;
+        let labels = json!({"cni": {"labels": [{"key": "app", "value": name}]}});
+        let end = node.attach_with(&sandbox, "eth0", &node.netconf().with("args", labels))?;
+        let echo = EchoServer::start(sandbox.space()?)?;
+        Ok(Self { sandbox, end, echo })
+    }
+
+    fn space(&self) -> Result<&Space> {
+        self.sandbox.space()
+    }
+}
+
+/// Nodes on one switch, which follow one file.
+struct Nodes {
+    nodes: Vec<Node>,
+    file: PathBuf,
+    switch: Sandbox,
+}
+
+impl Nodes {
+    /// `count` nodes with their own rows; their agents do not run yet.
+    fn join(count: usize) -> Result<Self> {
+        let directory = scratch::fresh_dir("cluster")?;
+        let file = directory.join("nodes.toml");
+        let mut nodes = Vec::new();
+        for (n, name) in NAMES.into_iter().enumerate().take(count) {
+            let own = [("--node-name", name.to_owned()), ("--prepared-programs", "4".to_owned())];
+            let others = [
+                ("--health-interval-ms", "0".to_owned()),
+                ("--ipv4-pool", pool(n, false)),
+                ("--ipv6-pool", pool(n, true)),
+            ];
+            let flags = own.into_iter().chain(others).flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+            let mut node = Node::without_agent(NodeConfig { flags, toml: None })?;
+            node.set_flag(&format!("--cluster-file={}", file.display()), true);
+            nodes.push(node);
+        }
+        let switch = nodes[0].sandbox("switch")?;
+        ip(switch.space()?, "link add br0 type bridge")?;
+        ip(switch.space()?, "link set br0 up")?;
+        ip(switch.space()?, "addr add 198.51.100.254/24 dev br0")?;
+        ip(switch.space()?, "addr add 2001:db8:7::fe/64 dev br0 nodad")?;
+        for (n, node) in nodes.iter().enumerate() {
+            let port = format!("port{n}");
+            let to = switch.path().display().to_string();
+            ip(node.space(), &format!("link add up0 type veth peer name {port} netns {to}"))?;
+            let (v4, v6, gateway) = match n {
+                FAR => ("24", "64", ["203.0.113.1", "2001:db8:9::1"]),
+                _ => ("24", "64", ["198.51.100.254", "2001:db8:7::fe"]),
+            };
+            ip(node.space(), &format!("addr add {}/{v4} dev up0", address(n, false)))?;
+            ip(node.space(), &format!("addr add {}/{v6} dev up0 nodad", address(n, true)))?;
+            ip(node.space(), "link set up0 up")?;
+            ip(node.space(), "link set lo up")?;
+            ip(node.space(), &format!("route add default via {}", gateway[0]))?;
+            ip(node.space(), &format!("-6 route add default via {}", gateway[1]))?;
+            match n {
+                FAR => {
+                    ip(switch.space()?, &format!("addr add 203.0.113.1/24 dev {port}"))?;
+                    ip(switch.space()?, &format!("addr add 2001:db8:9::1/64 dev {port} nodad"))?;
+                }
+                _ => drop(ip(switch.space()?, &format!("link set {port} master br0"))?),
+            }
+            ip(switch.space()?, &format!("link set {port} up"))?;
+        }
+        for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            switch.space()?.run(|| fs::write(format!("/proc/sys/net/{setting}"), "1"))?.context(setting)?;
+        }
+        let joined = Self { nodes, file, switch };
+        joined.write(&(0..count).map(own_row).collect::<String>())?;
+        Ok(joined)
+    }
+
+    fn start(count: usize) -> Result<Self> {
+        let mut joined = Self::join(count)?;
+        joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
+        Ok(joined)
+    }
+
+    fn switch(&self) -> Result<&Space> {
+        self.switch.space()
+    }
+
+    /// Replaces the file, as an editor does.
+    fn write(&self, text: &str) -> Result<()> {
+        let new = self.file.with_extension("new");
+        fs::write(&new, text)?;
+        fs::rename(&new, &self.file).context("replace the cluster file")
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.nodes.iter_mut().try_for_each(Node::finish)
+    }
+}
+
+/// Destinations and next hops of the routes to other nodes.
+fn routes(node: &Node) -> Result<Vec<String>> {
+    let mut all = ip(node.space(), "-4 route show proto 88")?;
+    all.push_str(&ip(node.space(), "-6 route show proto 88")?);
+    let mut routes: Vec<String> =
+        all.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ")).collect();
+    routes.sort();
+    Ok(routes)
+}
+
+fn to(n: usize) -> Vec<String> {
+    vec![format!("{} via {}", pool(n, false), address(n, false)), format!("{} via {}", pool(n, true), address(n, true))]
+}
+
+fn await_routes(node: &Node, mut expected: Vec<String>) -> Result<()> {
+    expected.sort();
+    wait::until_equal("routes to the other nodes", &expected, || routes(node))
+}
+
+/// Whom a server sees.
+fn seen_by(server: &Space, client: &Space, to: IpAddr) -> Result<IpAddr> {
+    let listener = server.run(|| TcpListener::bind(SocketAddr::new(to, 7_777)))??;
+    let mut stream = client.run(|| TcpStream::connect_timeout(&SocketAddr::new(to, 7_777), wait::PATIENCE))??;
+    let (mut accepted, from) = listener.accept()?;
+    stream.write_all(b"x")?;
+    accepted.read_exact(&mut [0])?;
+    Ok(from.ip())
+}
+
+fn component(node: &Node) -> Result<(String, String)> {
+    let status: Value = serde_json::from_str(&node.wharf(&["status", "-o", "json"])?.stdout)?;
+    let rows = status["components"].as_array().context("components")?;
+    let row = rows.iter().find(|row| row["name"] == "cluster").context("no cluster in the status")?;
+    let text = |name: &str| row[name].as_str().unwrap_or_default().to_owned();
+    Ok((text("health"), text("message")))
+}
+
+fn cleanup(node: &Node, arguments: &[&str]) -> Result<Finished> {
+    let mut command = node.command(bin("wharf-agent")?)?;
+    command.arg("cleanup").args(arguments).args(node.dirs().flags()).env("NO_COLOR", "1");
+    run(command, b"", wait::PATIENCE)
+}
+
+fn nft(node: &Node, arguments: &[&str]) -> Result<String> {
+    let mut command = command_in(node.space(), "nft")?;
+    command.args(arguments);
+    run(command, b"", wait::PATIENCE)?.ok()
+}
+
+fn state(path: &Path) -> PathBuf {
+    path.join("cluster.json")
+}
+
+#[test]
+fn containers_of_two_nodes_reach_each_other_with_their_own_addresses() -> Result<()> {
+    let joined = Nodes::start(2)?;
+    let [a, b] = [&joined.nodes[0], &joined.nodes[1]];
+    await_routes(a, to(1))?;
+    await_routes(b, to(0))?;
+    let (one, two) = (Container::start(a, "one")?, Container::start(b, "two")?);
+    for (near, far) in [(&one, &two), (&two, &one)] {
+        for (own, address) in near.end.both()?.into_iter().zip(far.end.both()?) {
+            icmp::ping(near.space()?, address)?.must_answer()?;
+            echo::tcp(near.space()?, far.echo.tcp_at(address), 200_000)?;
+            echo::udp(near.space()?, far.echo.udp_at(address), 4_000).context("fragments")?;
+            ensure!(seen_by(far.space()?, near.space()?, address)? == own, "{own} is masqueraded to {address}");
+        }
+    }
+    // A node to the other's container, and a container to the other node.
+    let of_b = EchoServer::start(b.space())?;
+    for (v6, address_of_two) in [false, true].into_iter().zip(two.end.both()?) {
+        echo::tcp(a.space(), two.echo.tcp_at(address_of_two), 10_000).context("from the node")?;
+        echo::tcp(one.space()?, of_b.tcp_at(address(1, v6).parse()?), 10_000).context("to the other node")?;
+    }
+    // Policy sees the other node's container by its address.
+    let only = |cidrs: [String; 2]| {
+        let peers = cidrs.map(|cidr| format!("{{ipBlock: {{cidr: '{cidr}'}}}}")).join(", ");
+        format!(
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: two}}\n\
+             spec: {{podSelector: {{matchLabels: {{app: two}}}}, ingress: [{{from: [{peers}]}}]}}\n"
+        )
+    };
+    for (n, expected) in [(5, false), (0, true)] {
+        let import = PolicyImport { file: "two.yaml".to_owned(), text: only([pool(n, false), pool(n, true)]) };
+        b.ask(async |client| client.import_policy(&import).await)?;
+        for address in two.end.both()? {
+            let to = two.echo.tcp_at(address);
+            let connected = one.space()?.run(|| TcpStream::connect_timeout(&to, DENIED))?.is_ok();
+            ensure!(connected == expected, "{to} from {} while {} may", pool(0, false), pool(n, false));
+        }
+    }
+
+    // It is not the world.
+    for (entity, expected) in [("world", false), ("all", true)] {
+        let text = format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: two}}\n\
+             spec: {{endpointSelector: {{matchLabels: {{app: two}}}}, ingress: [{{fromEntities: [{entity}]}}]}}\n"
+        );
+        let all = PolicyDeleteQuery { all: Some(true), ..PolicyDeleteQuery::default() };
+        b.ask(async |client| client.delete_policy(&all).await)?;
+        let import = PolicyImport { file: "two.yaml".to_owned(), text };
+        b.ask(async |client| client.import_policy(&import).await)?;
+        for address in two.end.both()? {
+            let to = two.echo.tcp_at(address);
+            let connected = one.space()?.run(|| TcpStream::connect_timeout(&to, DENIED))?.is_ok();
+            ensure!(connected == expected, "{to} while {entity} may");
+        }
+    }
+
+    let table = a.wharf(&["cluster", "nodes"])?.ok()?;
+    ensure!(table.contains("a (this node)") && table.contains("via 198.51.100.2"), "{table}");
+    let status = a.wharf(&["cluster", "status"])?.ok()?;
+    ensure!(status.contains("2 of 2 in force"), "{status}");
+    ensure!(component(a)? == ("ok".to_owned(), "2 nodes, 2 routes".to_owned()), "{:?}", component(a)?);
+    let told = a.wharf(&["explain", &two.end.v4()?.to_string()])?.ok()?;
+    ensure!(told.contains("of node b: packets to it go to 198.51.100.2"), "{told}");
+    ensure!(a.found_amiss()?.is_empty() && b.found_amiss()?.is_empty(), "{:?}", a.found_amiss()?);
+    a.detach(&one.end)?;
+    b.detach(&two.end)?;
+    joined.end()
+}
+
+#[test]
+fn a_node_without_a_common_network_is_named_and_a_router_may_know_the_way() -> Result<()> {
+    let joined = Nodes::start(3)?;
+    let [a, c] = [&joined.nodes[0], &joined.nodes[FAR]];
+    await_routes(a, to(1))?;
+    let (health, message) = component(a)?;
+    ensure!(health == "degraded" && message.contains("no route to 10.87.2.0/24 of node c"), "{message}");
+    let status = a.wharf(&["cluster", "status"])?;
+    ensure!(status.code() == 1 && status.stdout.contains("2 of 4 in force"), "{}", status.describe());
+    for n in [0, FAR] {
+        ip(joined.switch()?, &format!("route add {} via {}", pool(n, false), address(n, false)))?;
+        ip(joined.switch()?, &format!("-6 route add {} via {}", pool(n, true), address(n, true)))?;
+    }
+    let (one, three) = (Container::start(a, "one")?, Container::start(c, "three")?);
+    for (own, address) in one.end.both()?.into_iter().zip(three.end.both()?) {
+        ensure!(seen_by(three.space()?, one.space()?, address)? == own, "{own} is masqueraded to {address}");
+    }
+    a.detach(&one.end)?;
+    c.detach(&three.end)?;
+    joined.end()
+}
+
+#[test]
+fn routes_follow_the_file_and_nothing_that_is_not_in_it_stays() -> Result<()> {
+    let mut joined = Nodes::start(2)?;
+    await_routes(&joined.nodes[0], to(1))?;
+    // A node that is new, and one whose networks are others'.
+    let third = |n: usize| row("third", &["198.51.100.77".to_owned()], &[pool(n, false)]);
+    joined.write(&[own_row(0), own_row(1), third(7)].concat())?;
+    let with_third = |n: usize| [to(1), vec![format!("{} via 198.51.100.77", pool(n, false))]].concat();
+    await_routes(&joined.nodes[0], with_third(7)).context("a new node")?;
+    let swapped = row("b", &[address(1, false), address(1, true)], &[pool(7, false), pool(1, true)]);
+    joined.write(&[own_row(0), swapped, third(1)].concat())?;
+    let expected = vec![
+        format!("{} via {}", pool(7, false), address(1, false)),
+        format!("{} via {}", pool(1, true), address(1, true)),
+        format!("{} via 198.51.100.77", pool(1, false)),
+    ];
+    await_routes(&joined.nodes[0], expected.clone()).context("networks that two nodes exchanged")?;
+
+    // Refused, cut, or gone: nothing changes.
+    for text in ["[[node]]\nname = 'a'\n", "", "[[node]", &own_row(1)] {
+        joined.write(text)?;
+        wait::until("the file is refused", || {
+            let (health, message) = component(&joined.nodes[0])?;
+            Ok((health == "degraded" && message.contains("nodes.toml")).then_some(()))
+        })?;
+        ensure!(routes(&joined.nodes[0])?.len() == 3, "{text:?}: {:?}", routes(&joined.nodes[0])?);
+    }
+    fs::remove_file(&joined.file)?;
+    wait::until("the file is missed", || Ok(component(&joined.nodes[0])?.1.contains("no such file").then_some(())))?;
+    joined.nodes[0].kill_agent()?;
+    joined.nodes[0].start_agent().context("a start without the file")?;
+    await_routes(&joined.nodes[0], expected).context("after a start without the file")?;
+
+    // Changes while no agent runs, and a route that a killed agent left.
+    joined.nodes[0].stop_agent()?;
+    joined.write(&[own_row(0), third(9)].concat())?;
+    joined.nodes[0].start_agent()?;
+    await_routes(&joined.nodes[0], vec![format!("{} via 198.51.100.77", pool(9, false))])
+        .context("a node that went")?;
+    let kept = state(&joined.nodes[0].dirs().state);
+    ensure!(fs::read_to_string(&kept)?.contains("third"), "the last good text is not kept");
+
+    // An address in its row that it does not have.
+    joined.write(&[row("a", &["198.51.100.200".to_owned()], &[pool(0, false), pool(0, true)]), third(9)].concat())?;
+    wait::until("the address is missed", || {
+        Ok(component(&joined.nodes[0])?.1.contains("198.51.100.200 of this node's row").then_some(()))
+    })?;
+
+    // A text that cannot be kept is told, and kept later.
+    let blocked = joined.nodes[0].dirs().state.join("cluster.json.new");
+    fs::create_dir(&blocked)?;
+    joined.write(&[own_row(0), third(9), own_row(1)].concat())?;
+    wait::until("the failed write is told", || {
+        Ok(component(&joined.nodes[0])?.1.contains("keep the cluster's nodes").then_some(()))
+    })?;
+    fs::remove_dir(&blocked)?;
+    wait::until("the text is kept", || Ok((component(&joined.nodes[0])?.0 == "ok").then_some(())))?;
+    ensure!(fs::read_to_string(&kept)?.contains("10.87.1.0/24"), "the text is not kept");
+
+    // Without the setting, its routes go; a first start needs a good file.
+    let flag = format!("--cluster-file={}", joined.file.display());
+    joined.nodes[0].stop_agent()?;
+    joined.nodes[0].set_flag(&flag, false);
+    joined.nodes[0].start_agent()?;
+    await_routes(&joined.nodes[0], Vec::new()).context("without the setting")?;
+    joined.nodes[0].stop_agent()?;
+    fs::remove_file(kept)?;
+    joined.write("[[node]]\nname = 'x'\naddresses = ['198.51.100.9']\n")?;
+    let refused = joined.nodes[0].run_agent_to_end(&[&flag])?;
+    ensure!(refused.code() == 1 && refused.stderr.contains("no node is named a"), "{}", refused.describe());
+    joined.nodes[0].start_agent()?;
+    // The other one has not been told of the file's last texts without its row, which it refuses.
+    joined.end()
+}
+
+#[test]
+fn what_is_not_wharfs_is_never_replaced_and_cleanup_takes_the_routes() -> Result<()> {
+    let mut joined = Nodes::join(2)?;
+    let theirs = format!("{} via 198.51.100.99", pool(1, false));
+    ip(joined.nodes[0].space(), &format!("route add {theirs}"))?;
+    // Of their number, without their metric.
+    ip(joined.nodes[0].space(), "route add 192.0.2.0/24 via 198.51.100.99 proto 88")?;
+    joined.nodes[0].start_agent()?;
+    let a = &joined.nodes[0];
+    let foreign = "192.0.2.0/24 via 198.51.100.99".to_owned();
+    await_routes(a, vec![to(1)[1].clone(), foreign.clone()])?;
+    let all = ip(a.space(), "-4 route")?;
+    ensure!(all.contains(&theirs), "{all}");
+    let message = component(a)?.1;
+    ensure!(message.contains("overlaps the node's route 10.87.1.0/24 via 198.51.100.99"), "{message}");
+    let excluded = nft(a, &["list", "set", "inet", "wharf", "excluded4"])?;
+    // Merged with the node's own.
+    ensure!(excluded.contains("10.87.0.0/23"), "packets over somebody else's route are masqueraded: {excluded}");
+    ip(a.space(), &format!("route del {theirs}"))?;
+    await_routes(a, [to(1), vec![foreign.clone()]].concat()).context("after the conflict")?;
+
+    // A route that somebody removed comes back, and the audit names it meanwhile.
+    wait::until("the audit names the missing route", || {
+        // Fails if the agent has not yet restored it.
+        let _ = ip(a.space(), &format!("route del {} proto 88", pool(1, false)));
+        Ok(a.audit()?.findings.iter().any(|f| f.subject.contains("10.87.1.0/24")).then_some(()))
+    })?;
+    await_routes(a, [to(1), vec![foreign.clone()]].concat()).context("a route that was removed")?;
+
+    joined.nodes[0].kill_agent()?;
+    let listed = cleanup(&joined.nodes[0], &["--dry-run"])?;
+    ensure!(listed.stdout.contains("route 10.87.1.0/24 via 198.51.100.2"), "{}", listed.describe());
+    cleanup(&joined.nodes[0], &["--force"])?.ok()?;
+    ensure!(routes(&joined.nodes[0])? == [foreign], "{:?}", routes(&joined.nodes[0])?);
+    ensure!(!state(&joined.nodes[0].dirs().state).exists(), "cleanup left the kept text");
+    joined.nodes[0].start_agent()?;
+    joined.end()
+}
+
+#[test]
+fn traffic_between_nodes_goes_on_while_an_agent_is_killed_and_its_address_changes() -> Result<()> {
+    let mut joined = Nodes::start(2)?;
+    await_routes(&joined.nodes[0], to(1))?;
+    await_routes(&joined.nodes[1], to(0))?;
+    let one = Container::start(&joined.nodes[0], "one")?;
+    let two = Container::start(&joined.nodes[1], "two")?;
+    let stream = UdpStream::start(one.space()?, two.space()?, two.end.v4()?.into(), 1_000)?;
+    stream.await_more(300)?;
+    joined.nodes[0].kill_agent()?;
+    stream.await_more(300)?;
+    joined.nodes[0].start_agent()?;
+    joined.nodes[0].await_rebuilt()?;
+    stream.await_more(300)?;
+    stream.stop()?.must_be_perfect()?;
+
+    // The other node has another address.
+    let moved = "198.51.100.42";
+    ip(joined.nodes[1].space(), &format!("addr add {moved}/24 dev up0"))?;
+    joined.write(&[own_row(0), row("b", &[moved.to_owned()], &[pool(1, false)])].concat())?;
+    await_routes(&joined.nodes[0], vec![format!("{} via {moved}", pool(1, false))])?;
+    echo::tcp(one.space()?, two.echo.tcp_at(two.end.v4()?.into()), 10_000)?;
+    joined.nodes[0].detach(&one.end)?;
+    joined.nodes[1].detach(&two.end)?;
+    joined.end()
+}
+
+#[test]
+fn a_kill_amid_a_change_of_routes_leaves_what_the_next_start_completes() -> Result<()> {
+    let mut joined = Nodes::join(2)?;
+    let other = |n: usize, via: &str| [own_row(0), row("b", &[via.to_owned()], &[pool(n, false)])].concat();
+    // Nothing kept, then a text that is kept already and another next hop and network.
+    for (turn, (n, via)) in [(1, "198.51.100.2"), (1, "198.51.100.3"), (4, "198.51.100.3")].into_iter().enumerate() {
+        joined.write(&other(n, via))?;
+        let points =
+            ["kept/after-write", "kept/after-rename", "datapath/peers/before", "datapath/peers/after"].into_iter();
+        for point in points {
+            let node = &mut joined.nodes[0];
+            crash::wish(node.dirs(), point)?;
+            // A turn's later kills find the text kept, or the routes made.
+            let killed = !node.start_armed_agent()?;
+            crash::forget_wish(node.dirs())?;
+            ensure!(killed || turn > 0 || point.ends_with("after") || point.starts_with("kept"), "{turn} {point}");
+            if !killed {
+                node.kill_agent()?;
+            }
+        }
+        joined.nodes[0].start_agent()?;
+        await_routes(&joined.nodes[0], vec![format!("{} via {via}", pool(n, false))])?;
+        ensure!(joined.nodes[0].found_amiss()?.is_empty(), "{:?}", joined.nodes[0].found_amiss()?);
+        joined.nodes[0].stop_agent()?;
+    }
+    joined.nodes[0].start_agent()?;
+    joined.end()
+}
