@@ -22,6 +22,7 @@ const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 const EVERYWHERE: &[&str] = &[
     "abi_versions::endpoints_are_carried_over_without_loss_with_tcx",
     "attach::",
+    "cluster::containers_of_two_nodes",
     "nft_packets::",
     "packets::live::",
     "packets::size::",
@@ -49,6 +50,8 @@ const OLDEST: &[&str] = &[
     "packets::recent::",
     "announce::neighbours_find_containers",
     "cleanup::cleanup_takes_every_trace",
+    "cluster::routes_follow_the_file",
+    "cluster::what_is_not_wharfs",
     "delete::a_del_is_answered_before",
     "delete::many_deletes_at_once",
     "faults::kernel::",
