@@ -370,7 +370,7 @@ fn routes_follow_the_file_and_nothing_that_is_not_in_it_stays() -> Result<()> {
     let refused = joined.nodes[0].run_agent_to_end(&[&flag])?;
     ensure!(refused.code() == 1 && refused.stderr.contains("no node is named a"), "{}", refused.describe());
     joined.nodes[0].start_agent()?;
-    // The other one has not been told of the file's last texts without its row, which it refuses.
+    // The second node refuses the last texts, which lack its row, and keeps its routes.
     joined.end()
 }
 

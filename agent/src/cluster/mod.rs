@@ -49,7 +49,7 @@ pub enum ClusterError {
     Kernel(#[from] KernelError),
 }
 
-/// What is in force.
+/// The nodes and routes in force, and what is wrong with them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InForce {
     /// All nodes, this one too.
@@ -124,7 +124,7 @@ impl Cluster {
         self.path.as_deref()
     }
 
-    /// What is in force now.
+    /// Until [`Cluster::load`], without nodes.
     #[must_use]
     pub fn in_force(&self) -> Arc<InForce> {
         Arc::clone(&lock(&self.in_force))

@@ -117,8 +117,8 @@ pub fn routes(destinations: &[Destination]) -> Vec<PeerRoute> {
     destinations.iter().filter_map(route).collect()
 }
 
-/// Networks of containers of other nodes: packets to them keep their source, also where a router knows the way or
-/// somebody else's route leads there.
+/// Networks of containers of other nodes, to which packets keep their source. Includes networks that a router or
+/// another program's route reaches instead of Wharf's.
 #[must_use]
 pub fn peers(destinations: &[Destination]) -> Vec<IpNet> {
     let is_peer = |to: &&Destination| !to.via.as_ref().is_err_and(Unrouted::is_conflict);

@@ -48,7 +48,8 @@ pub(crate) fn ensure(connection: &mut Connection, wanted: &[PeerRoute]) -> Resul
     crash::point("datapath/peers/before");
     for (i, answer) in connection.batch(requests)?.into_iter().enumerate() {
         match answer {
-            // The link of the next hop is down, or somebody else's route has destination and metric: reported.
+            // Not an error, because `observe` reports the missing route: the next hop's link is down, or another
+            // program's route has this destination and metric.
             Err(refusal) if i < additions && is_of_the_network(&refusal) => {}
             Err(refusal) if i >= additions && refusal.is(libc::ESRCH) => {}
             Err(refusal) => return Err(refusal.into_error("set up node", "routes to other nodes")),
@@ -68,12 +69,14 @@ pub(crate) fn remove(peer: &PeerRoute) -> Result<()> {
     }
 }
 
+/// The state of the node's links and routes refuses the route, not a defect of the request.
 fn is_of_the_network(refusal: &crate::netlink::Refusal) -> bool {
     [libc::EEXIST, libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EINVAL, libc::ENODEV, libc::EACCES]
         .into_iter()
         .any(|errno| refusal.is(errno))
 }
 
+/// Missing routes, routes with another next hop, and leftovers.
 pub(crate) fn observe(connection: &mut Connection, wanted: &[PeerRoute]) -> Result<Vec<NodeProblem>> {
     let mut there = next_hops(connection)?;
     let mut wrong = Vec::new();

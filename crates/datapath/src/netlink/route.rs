@@ -61,7 +61,7 @@ impl Route {
         Self { metric: Some(LAST_METRIC), ..Self::to(to.trunc()) }
     }
 
-    /// The kernel finds the link. Not over a Wharf link.
+    /// Without a link: the kernel takes the link whose network contains the gateway.
     pub(crate) fn to_peer(to: IpNet, gateway: IpAddr) -> Self {
         Self { protocol: PEER_PROTOCOL, gateway: Some(gateway), metric: Some(PEER_METRIC), ..Self::to(to.trunc()) }
     }
