@@ -39,6 +39,7 @@ use crate::{
         lifecycle::Lifecycle,
         looks::Purpose,
         queue::{Deletions, QueueFailure},
+        sources,
     },
     proxy::Look,
 };
@@ -256,6 +257,9 @@ fn facts(node_name: &str, view: &View) -> Vec<Fact> {
         fact("namespace", r.netns.path.display().to_string()),
         fact("node", node_name),
     ]);
+    if !r.sources.is_empty() {
+        facts.push(fact("sources", format!("its addresses, and {}", sources::in_words(&r.sources))));
+    }
     facts
 }
 

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use wharf_api::{Bandwidth, ContainerRoute, PublishedPort};
 
 use crate::{
@@ -34,6 +35,7 @@ pub(crate) struct ContainerArgs {
     pub(crate) pool: Option<String>,
     pub(crate) ports: Vec<PublishedPort>,
     pub(crate) bandwidth: Bandwidth,
+    pub(crate) source_prefixes: Vec<IpNet>,
     /// Replace the default routes.
     pub(crate) routes: Option<Vec<ContainerRoute>>,
     pub(crate) dns: Dns,
@@ -44,8 +46,11 @@ pub(crate) struct ContainerArgs {
 impl ContainerArgs {
     pub(crate) fn parse(cni_args: &str, conf: &NetConf) -> Result<Self, Fault> {
         let mut found = Self { pool: conf.pool.clone(), dns: conf.dns.clone(), ..Self::default() };
-        found.add_environment(cni_args)?;
         let root = conf.document();
+        for (path, item) in root.list("sourcePrefixes")? {
+            found.source_prefixes.push(prefix(&path, text(&path, item)?, Fault::config)?);
+        }
+        found.add_environment(cni_args)?;
         if let Some(args) = root.object("args")?.map(|args| args.object("cni")).transpose()?.flatten() {
             found.add_args(&args)?;
         }
@@ -80,6 +85,11 @@ impl ContainerArgs {
                 "K8S_POD_UID" => self.label("k8s", "io.kubernetes.pod.uid", value),
                 "IP" => self.add_ips("CNI_ARGS IP", value, Fault::environment)?,
                 "MAC" => self.add_mac("CNI_ARGS MAC", value, Fault::environment)?,
+                // In place of the network's.
+                "WHARF_SOURCE_PREFIXES" => {
+                    let read = |item| prefix("CNI_ARGS WHARF_SOURCE_PREFIXES", item, Fault::environment);
+                    self.source_prefixes = value.split(',').map(read).collect::<Result<_, _>>()?;
+                }
                 "NoWait" => self.no_wait = matches!(value, "1" | "true"),
                 // K8S_POD_INFRA_CONTAINER_ID repeats CNI_CONTAINERID.
                 _ => {}
@@ -167,6 +177,10 @@ impl ContainerArgs {
     }
 }
 
+fn prefix(place: &str, text: &str, fault: fn(String) -> Fault) -> Result<IpNet, Fault> {
+    text.trim().parse().map_err(|_| fault(format!("{place}: {:?} is not ADDRESS/PREFIX", cut(text))))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -227,6 +241,17 @@ mod tests {
     }
 
     #[test]
+    fn source_prefixes_of_a_container_replace_the_networks() {
+        let network = json!({"sourcePrefixes": ["10.200.0.0/16", "fd00:9::/64"]});
+        let of = |cni_args: &str| {
+            let args = parse(cni_args, network.clone()).unwrap();
+            args.source_prefixes.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(of(""), ["10.200.0.0/16", "fd00:9::/64"]);
+        assert_eq!(of("WHARF_SOURCE_PREFIXES=10.201.0.0/16, 10.202.0.0/16"), ["10.201.0.0/16", "10.202.0.0/16"]);
+    }
+
+    #[test]
     fn contradictions_and_nonsense_name_their_place() {
         for (cni_args, keys, code, place) in [
             ("K8S_POD_NAME", json!({}), Code::Environment, "CNI_ARGS"),
@@ -240,6 +265,9 @@ mod tests {
             ("", json!({"args": {"cni": {"labels": {"a": "b"}}}}), Code::Config, "args.cni.labels"),
             ("", json!({"args": {"cni": {"labels": [{"value": "b"}]}}}), Code::Config, "args.cni.labels[0].key"),
             ("", json!({"runtimeConfig": {"ips": "10.0.0.1"}}), Code::Config, "runtimeConfig.ips"),
+            ("", json!({"sourcePrefixes": "10.200.0.0/16"}), Code::Config, "sourcePrefixes"),
+            ("", json!({"sourcePrefixes": ["10.200.0.0/16", "10.201.0.0"]}), Code::Config, "sourcePrefixes[1]"),
+            ("WHARF_SOURCE_PREFIXES=10.200.0.0/33", json!({}), Code::Environment, "CNI_ARGS WHARF_SOURCE_PREFIXES"),
             ("IP=10.0.0.1", json!({"runtimeConfig": {"ips": ["10.0.0.2"]}}), Code::Config, "runtimeConfig.ips[0]"),
             (
                 "MAC=02:00:00:00:00:01",

@@ -224,6 +224,7 @@ mod tests {
             ports_off: false,
             masquerade: None,
             bandwidth: wharf_api::Bandwidth::default(),
+            source_prefixes: Vec::new(),
             policy_enforcement: wharf_api::Enforcement::Default,
             named_ports: Default::default(),
             mode: wharf_api::EndpointMode::Own,

@@ -200,6 +200,7 @@ impl Agent<'_> {
             ports: args.ports.clone(),
             masquerade: self.conf.ip_masq,
             bandwidth: args.bandwidth,
+            source_prefixes: args.source_prefixes.clone(),
             ipam: None,
             gateways: Vec::new(),
             routes: args.routes.clone(),

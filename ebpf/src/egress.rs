@@ -1,12 +1,15 @@
 //! Node program `egress`: judges packets that a container sends, and decides where they go. Packets that
 //! [`crate::shortcut`] has judged come here only for their flow.
 //!
-//! A packet that leaves here has the container's MAC and the endpoint's IP as sources. Link-local IPv6 sources pass
+//! A packet that leaves here has the container's MAC and an IP of the endpoint as sources. Link-local IPv6 sources pass
 //! only in neighbour messages (node program `neighbour`). An IPv6 destination that embeds an IPv4 address is refused:
 //! it would match an IPv4 row of `ENDPOINTS`.
 //!
 //! Between endpoints the node is a router: the receiver's side decrements the TTL. A packet on its last hop goes to the
 //! stack, which informs the sender. This program writes to no packet, so the kernel need not unshare the packet's head.
+//!
+//! An endpoint with **source prefixes** also sends from them. Such a packet takes the stack: its flow has no row of
+//! `STACK_PATHS`, and its answers take the stack anyway, because no row of `ENDPOINTS` has their destination.
 //!
 //! A **chained** endpoint's link may be a bridge port: a proven packet passes to any Ethernet destination. A redirected
 //! flow is dropped, because a bridge would forward it past the proxy.
@@ -27,15 +30,20 @@ use crate::{
     test_packet,
 };
 
-/// `track` finds the packet's way. An untracked test packet takes the direct way; one that asks policy ends here.
+/// `track` finds the packet's way. `may_send`: the endpoint's source prefixes contain the packet's source. An untracked
+/// test packet takes the direct way; one that asks policy ends here.
 #[inline(always)]
-pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
+pub fn run(
+    ctx: &TcContext,
+    track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
+    may_send: impl Fn(&TcContext, u32) -> bool + Copy,
+) -> i32 {
     let words = Words::of(ctx);
     let own = words.sender();
     if words.has(RECORDED) {
         return go_on(ctx, own, words.asked(), track);
     }
-    let (receiver, reason, action) = match way(ctx, own, track) {
+    let (receiver, reason, action) = match way(ctx, own, track, may_send) {
         Ok(0) => (0, DropReason::ForwardedStack, TC_ACT_OK),
         Ok(TO_PROXY) => (0, DropReason::Redirected, TC_ACT_OK),
         Ok(receiver) => (receiver, DropReason::ForwardedLocal, TC_ACT_REDIRECT),
@@ -74,14 +82,16 @@ fn way(
     ctx: &TcContext,
     own: u32,
     track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
+    may_send: impl Fn(&TcContext, u32) -> bool + Copy,
 ) -> Result<u32, DropReason> {
     let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
-    let peer = judge(ctx, own, profile)?;
+    let asked = Asked::new(own, profile, judge(ctx, own, profile, may_send)?, Direction::Egress);
+    let receiver = asked.peer.endpoint_id;
     if test_packet::is_untracked(ctx) {
-        return Ok(peer.endpoint_id);
+        return Ok(receiver);
     }
-    match track(ctx, Asked::new(own, profile, peer, Direction::Egress))? {
-        Way::Direct if !test_packet::asks_policy(ctx) => Ok(peer.endpoint_id),
+    match track(ctx, asked)? {
+        Way::Direct if !test_packet::asks_policy(ctx) => Ok(receiver),
         Way::Proxy if profile.chained() => Err(DropReason::ProxyUnavailable),
         Way::Proxy => Ok(TO_PROXY),
         _ => Ok(0),
@@ -89,15 +99,20 @@ fn way(
 }
 
 #[inline(always)]
-fn judge(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason> {
+fn judge(
+    ctx: &TcContext,
+    own: u32,
+    profile: Profile,
+    may_send: impl Fn(&TcContext, u32) -> bool + Copy,
+) -> Result<Peer, DropReason> {
     parse::gather(ctx, HEADERS_BYTES)?;
     let frame = parse::ethernet(ctx)?;
     if !frame.source_mac().equals(profile.container_mac()) {
         return Err(DropReason::InvalidSourceMac);
     }
     match EtherType::of(ctx, frame)? {
-        EtherType::Ipv4 => ipv4(ctx, profile),
-        EtherType::Ipv6 => ipv6(ctx, own, profile),
+        EtherType::Ipv4 => ipv4(ctx, own, profile, may_send),
+        EtherType::Ipv6 => ipv6(ctx, own, profile, may_send),
         EtherType::Arp => Err(to_neighbour(ctx, own)),
     }
 }
@@ -109,12 +124,18 @@ fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
 }
 
 #[inline(always)]
-fn ipv4(ctx: &TcContext, profile: Profile) -> Result<Peer, DropReason> {
+fn ipv4(
+    ctx: &TcContext,
+    own: u32,
+    profile: Profile,
+    may_send: impl Fn(&TcContext, u32) -> bool,
+) -> Result<Peer, DropReason> {
     let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
     if packet.destination_mac().is_group() || parse::is_group4(packet.destination()) {
         return Err(DropReason::Multicast);
     }
-    if !profile.owns4(packet.source()) {
+    let by_prefix = !profile.owns4(packet.source());
+    if by_prefix && !may_send(ctx, own) {
         return Err(DropReason::InvalidSourceIp);
     }
     // A published port's `route_localnet` makes the node's stack accept this packet.
@@ -122,11 +143,16 @@ fn ipv4(ctx: &TcContext, profile: Profile) -> Result<Peer, DropReason> {
         return Err(DropReason::InvalidDestinationIp);
     }
     addressed_to_host(profile, packet)?;
-    to(profile, Ipv6Address::mapped(packet.destination()), packet.ttl())
+    to(profile, by_prefix, Ipv6Address::mapped(packet.destination()), packet.ttl())
 }
 
 #[inline(always)]
-fn ipv6(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason> {
+fn ipv6(
+    ctx: &TcContext,
+    own: u32,
+    profile: Profile,
+    may_send: impl Fn(&TcContext, u32) -> bool,
+) -> Result<Peer, DropReason> {
     // First, because solicitations are multicast from link-local sources.
     if parse::ipv6(ctx)?.is_icmp() {
         parse::gather(ctx, MESSAGE_BYTES)?;
@@ -138,14 +164,15 @@ fn ipv6(ctx: &TcContext, own: u32, profile: Profile) -> Result<Peer, DropReason>
     if packet.destination_mac().is_group() || packet.destination().is_multicast() {
         return Err(DropReason::Multicast);
     }
-    if !profile.owns6(packet.source()) {
+    let by_prefix = !profile.owns6(packet.source());
+    if by_prefix && !may_send(ctx, own) {
         return Err(DropReason::InvalidSourceIp);
     }
     if packet.destination().is_host_internal() {
         return Err(DropReason::InvalidDestinationIp);
     }
     addressed_to_host(profile, packet)?;
-    to(profile, packet.destination(), packet.hop_limit())
+    to(profile, by_prefix, packet.destination(), packet.hop_limit())
 }
 
 /// The stack ignores a frame to another unicast MAC, which would count as forwarded. Chained endpoints can have other
@@ -160,11 +187,11 @@ fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropR
 }
 
 #[inline(always)]
-fn to(profile: Profile, destination: Ipv6Address, hops: u8) -> Result<Peer, DropReason> {
+fn to(profile: Profile, by_prefix: bool, destination: Ipv6Address, hops: u8) -> Result<Peer, DropReason> {
     let Some(peer) = endpoint(destination) else { return Ok(Peer::STACK) };
     if hops == 0 {
         return Err(DropReason::TtlExceeded);
     }
-    let by_stack = profile.local_by_stack() || hops == 1;
+    let by_stack = by_prefix || profile.local_by_stack() || hops == 1;
     Ok(Peer { endpoint_id: if by_stack { 0 } else { peer.direct }, epoch: peer.epoch as u32 })
 }

@@ -1,5 +1,6 @@
 //! Node program `ingress`: judges packets to a container, from the stack or another endpoint. Only IP packets to the
-//! container's address pass. Packets that [`crate::shortcut`] has judged need only their flow and Ethernet destination.
+//! container's address pass, and from the stack those to its source prefixes. Packets that [`crate::shortcut`] has
+//! judged need only their flow and Ethernet destination.
 //!
 //! Packets to a chained endpoint keep their Ethernet addresses; its neighbour messages continue in `neighbour`.
 
@@ -19,9 +20,14 @@ use crate::{
     turn::turn,
 };
 
-/// `track` finds the flow of a tracked packet from the stack.
+/// `track` finds the flow of a tracked packet from the stack. `may_receive`: the endpoint's source prefixes contain the
+/// packet's destination.
 #[inline(always)]
-pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>) -> i32 {
+pub fn run(
+    ctx: &TcContext,
+    track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
+    may_receive: impl Fn(&TcContext, u32) -> bool,
+) -> i32 {
     let words = Words::of(ctx);
     let (own, from_stack) = (words.sender(), words.has(FROM_STACK));
     let about = |reason, action| Verdict::new(ctx, own, Direction::Ingress, reason, action);
@@ -34,7 +40,7 @@ pub fn run(ctx: &TcContext, track: impl FnOnce(&TcContext, Asked) -> Result<Way,
         };
         return verdict.after(DropReason::ForwardedStack).hand_over(ctx);
     }
-    match judge(ctx, own, from_stack, track) {
+    match judge(ctx, own, from_stack, track, may_receive) {
         Ok(Way::Proxy) => turned(ctx, own),
         Ok(_) if from_stack => about(DropReason::ForwardedStack, TC_ACT_OK),
         Ok(_) => about(DropReason::ForwardedLocal, TC_ACT_REDIRECT),
@@ -58,9 +64,10 @@ fn judge(
     own: u32,
     from_stack: bool,
     track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
+    may_receive: impl Fn(&TcContext, u32) -> bool,
 ) -> Result<Way, DropReason> {
     let profile = Profile::of(own).ok_or(DropReason::NoConfig)?;
-    accept(ctx, own, profile, from_stack)?;
+    accept(ctx, own, profile, from_stack, may_receive)?;
     if from_stack && !test_packet::is_untracked(ctx) {
         return track(ctx, Asked::new(own, profile, Peer::STACK, Direction::Ingress));
     }
@@ -73,13 +80,19 @@ fn judge(
 /// Neighbour messages need no rule: they are valid only with hop limit 255, which another endpoint's messages have lost
 /// on the way; the node's interface sends none, and a privileged process on the node may forge them.
 #[inline(always)]
-fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Result<(), DropReason> {
+fn accept(
+    ctx: &TcContext,
+    own: u32,
+    profile: Profile,
+    from_stack: bool,
+    may_receive: impl Fn(&TcContext, u32) -> bool,
+) -> Result<(), DropReason> {
     parse::gather(ctx, if profile.chained() { MESSAGE_BYTES } else { HEADERS_BYTES })?;
     match EtherType::of(ctx, parse::ethernet(ctx)?)? {
         EtherType::Ipv4 => {
             let packet: Framed<Ipv4> = parse::ipv4(ctx)?;
             let destination = packet.destination();
-            if !profile.owns4(destination) {
+            if !profile.owns4(destination) && !may_receive(ctx, own) {
                 return Err(refusal(parse::is_group4(destination)));
             }
             if !from_stack {
@@ -94,7 +107,7 @@ fn accept(ctx: &TcContext, own: u32, profile: Profile, from_stack: bool) -> Resu
                 return Err(to_neighbour(ctx, own));
             }
             let destination = packet.destination();
-            if !profile.owns6(destination) {
+            if !profile.owns6(destination) && !may_receive(ctx, own) {
                 return Err(refusal(destination.is_multicast()));
             }
             if !from_stack {

@@ -9,11 +9,11 @@ use aya_ebpf::{
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event, EventBudget,
     FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey,
-    ProxyUse, SetsRow, StackPathKey, StackPathRow,
+    ProxyUse, SetsRow, SourcesRow, StackPathKey, StackPathRow,
     map::{
         BANDWIDTH_MAX, CALLS_MAX, CONFIG_ROW, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX,
         FLOWS_RECENT_MAX, FRAGMENT_SLOTS_MAX, FRAGMENTS_MAX, IPCACHE_MAX, METRICS_MAX, NODE_CALLS_MAX,
-        POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, PROXY_USE_MAX, STACK_PATHS_MAX,
+        POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, PROXY_USE_MAX, SOURCES_MAX, STACK_PATHS_MAX,
         STACK_USERS_MAX,
     },
 };
@@ -42,6 +42,10 @@ pub static STACK_PATHS: LruHashMap<StackPathKey, StackPathRow, { STACK_PATHS_MAX
 /// By endpoint id; zero for none.
 #[btf_map]
 pub static STACK_USERS: Array<u64, { STACK_USERS_MAX as usize }> = Array::new();
+
+/// By host ifindex.
+#[btf_map]
+pub static SOURCES: HashMap<u32, SourcesRow, { SOURCES_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
 #[btf_map]
 pub static FLOWS: HashMap<FlowKey, FlowRow, { FLOWS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();

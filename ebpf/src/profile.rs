@@ -12,7 +12,7 @@ use core::{
 
 use wharf_common::{
     EndpointConfig, EndpointProfile,
-    map::{FLAG_CHAINED, FLAG_LOCAL_BY_STACK},
+    map::{FLAG_CHAINED, FLAG_LOCAL_BY_STACK, FLAG_SOURCES},
 };
 
 use crate::{
@@ -101,6 +101,14 @@ impl Profile {
         // SAFETY: as in `epoch`.
         let flags = unsafe { ptr::read_volatile(&raw const (*self.0).config.flags) };
         flags & FLAG_CHAINED != 0
+    }
+
+    /// Volatile: as in [`Self::chained`].
+    #[inline(always)]
+    pub fn has_sources(self) -> bool {
+        // SAFETY: as in `epoch`.
+        let flags = unsafe { ptr::read_volatile(&raw const (*self.0).config.flags) };
+        flags & FLAG_SOURCES != 0
     }
 
     #[inline(always)]

@@ -8,12 +8,12 @@ use wharf_ebpf::{egress as sent, flow::Way, ingress as received};
 
 #[classifier]
 pub fn egress(ctx: TcContext) -> i32 {
-    sent::run(&ctx, |_, _| Ok(Way::Direct))
+    sent::run(&ctx, |_, _| Ok(Way::Direct), |_, _| false)
 }
 
 #[classifier]
 pub fn ingress(ctx: TcContext) -> i32 {
-    received::run(&ctx, |_, _| Ok(Way::Direct))
+    received::run(&ctx, |_, _| Ok(Way::Direct), |_, _| false)
 }
 
 #[unsafe(link_section = "license")]

@@ -113,6 +113,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
         gateways: Vec::new(),
         routes: None,
         bandwidth: Default::default(),
+        source_prefixes: Vec::new(),
         chained: false,
     }
 }

@@ -4,6 +4,7 @@ use std::{
     env,
     fs::{self, File},
     io::{Read, Seek, SeekFrom, Write},
+    net::IpAddr,
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::process::CommandExt,
@@ -308,4 +309,17 @@ pub fn ip(space: &Space, arguments: &str) -> Result<String> {
     let mut command = command_in(space, "ip")?;
     command.args(arguments.split_whitespace());
     run(command, b"", Duration::from_secs(10))?.ok()
+}
+
+/// Adds an address to a namespace's loopback device and waits until packets to it are for the namespace itself. The
+/// kernel inserts the route of an IPv6 address after the command has returned (`addrconf_dad_work`), also with `nodad`.
+///
+/// # Errors
+/// As [`ip`], or the kernel does not insert the route.
+pub fn own_address(space: &Space, address: IpAddr) -> Result<()> {
+    let unchecked = if address.is_ipv6() { " nodad" } else { "" };
+    ip(space, &format!("addr add {address} dev lo{unchecked}"))?;
+    wait::until(&format!("the kernel to take packets to {address}"), || {
+        Ok(ip(space, &format!("route get {address}"))?.starts_with("local ").then_some(()))
+    })
 }

@@ -481,6 +481,7 @@ fn what_is_another_plugins_job_is_refused_and_what_is_others_stays() -> Result<(
             ("ipMasq", json!(true), "ipMasq"),
             ("mtu", json!(1400), "MTU"),
             ("pool", json!("default"), "pool"),
+            ("sourcePrefixes", json!(["10.200.0.0/16"]), "bridge"),
             ("runtimeConfig", ports, "portmap"),
             ("runtimeConfig", json!({"ips": ["10.9.0.200"]}), "10.9.0.200"),
         ] {
@@ -502,6 +503,9 @@ fn what_is_another_plugins_job_is_refused_and_what_is_others_stays() -> Result<(
         c.add(node, &limited)?.result()?;
         let endpoint = node.endpoints()?.pop().context("no endpoint")?;
         ensure!(endpoint.bandwidth.ingress.is_some_and(|limit| limit.rate == 8_000_000), "{endpoint:?}");
+        let prefixes = json!({"source_prefixes": ["10.200.0.0/16"]}).to_string();
+        let refused = node.http("PATCH", &format!("/v1/endpoint/{}", endpoint.id), Some(&prefixes))?;
+        ensure!(refused.status == 400 && refused.text().contains("bridge"), "{}", refused.text());
         for to in gateways()? {
             ping(c.space()?, to)?.must_answer()?;
         }

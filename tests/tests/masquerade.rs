@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox, echo, icmp,
-    process::{command_in, ip, run},
+    process::{command_in, ip, own_address, run},
     scenario,
     sctp::SctpSocket,
     wait,
@@ -259,8 +259,9 @@ fn what_is_excluded_keeps_its_address_and_a_chosen_source_is_used() -> Result<()
     scenario(NodeConfig::default().flags(&[&exclude, source]), |node| {
         let s = scene(node)?;
         // `up0` goes with the world, at any moment after this, and an absent source is a finding.
-        ip(node.space(), "addr add 198.51.100.77/32 dev lo")?;
-        ip(node.space(), "addr add 2001:db8:7::77/128 dev lo nodad")?;
+        for address in ["198.51.100.77", "2001:db8:7::77"] {
+            own_address(node.space(), address.parse()?)?;
+        }
         let [world4, world6] = s.world.addresses();
         ensure!(s.seen_as(world4)? == IpAddr::V4(s.end.v4()?));
         ensure!(s.seen_as(world6)? == "2001:db8:7::77".parse::<IpAddr>()?);

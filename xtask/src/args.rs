@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Builds, tests, shows and installs Wharf.
 ///
 /// Each command first installs and builds what it needs: missing Debian packages, the sources of Rust's core library,
-/// the BPF linker, Wharf. A second run starts at once. Run it as root, or as a user with sudo: the user builds, and sudo is
-/// used only for packages, network namespaces and installation.
+/// the BPF linker, Wharf. A second run starts at once. Run it as root, or as a user with sudo: the user builds, and
+/// sudo is used only for packages, network namespaces and installation.
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo xtask",

@@ -117,9 +117,11 @@ fn build_object(
 
 /// Only this child gets the variables that let a stable compiler build core and that select linker and instruction set.
 pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str) -> Result<Command> {
-    // cpu v3 has the atomics; --btf keeps the types that maps and line info need.
+    // cpu v3 has the atomics; --btf keeps the types that maps and line info need. An address in a packet is read by
+    // words and not by bytes: the kernels of x86-64 and arm64 allow it (CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS).
     let flags = format!(
-        "--cfg=bpf_target_arch=\"{}\" -Ctarget-cpu=v3 -Cdebuginfo=2 -Clink-arg=--btf",
+        "--cfg=bpf_target_arch=\"{}\" -Ctarget-cpu=v3 -Cdebuginfo=2 -Clink-arg=--btf \
+         -Clink-arg=--cpu-features=+allows-misaligned-mem-access",
         toolchain.rustc.bpf_target_arch()?
     );
     let mut command = bare_cargo();

@@ -4,7 +4,13 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, Stdio},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{RecvTimeoutError, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -45,25 +51,24 @@ pub(crate) fn run(
         bail!("replay an input: name the one target that it is for");
     }
     // Toolchain, BPF objects (the agent's build embeds them), the targets' build, the targets.
-    let steps = setup::STEPS + 2 + chosen.len();
-    let mut progress = Progress::new(steps, verbose, privilege);
+    let mut progress = Progress::new(setup::STEPS + 3, verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::FUZZ, CoreSources::Auto)?;
     build::objects(&mut progress, workspace, &toolchain)?;
     progress.step("Fuzz targets (several minutes the first time)", |step| {
         build_targets(step, workspace, &toolchain.rustc)
     })?;
-    let mut found = 0;
-    for name in &chosen {
-        let result = progress.step(name, |step| match &arguments.input {
-            Some(input) => replay(step, workspace, &toolchain.rustc, name, input),
-            None => fuzz(step, workspace, &toolchain.rustc, name, arguments.seconds),
-        });
-        if let Err(error) = result {
-            eprintln!("error: {error:#}");
-            found += 1;
+    let rustc = &toolchain.rustc;
+    let failed = match (&arguments.input, chosen.first()) {
+        (Some(input), Some(name)) => {
+            progress.step(name, |step| replay(step, workspace, rustc, name, input))?;
+            0
         }
-    }
-    Ok(if found == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        _ => {
+            let title = format!("{} targets, {} s each", chosen.len(), arguments.seconds);
+            progress.step(&title, |step| fuzz_all(step, workspace, rustc, &chosen, arguments.seconds))?
+        }
+    };
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn targets(workspace: &Workspace) -> Result<Vec<String>> {
@@ -105,7 +110,46 @@ fn target(workspace: &Workspace, rustc: &Rustc, name: &str) -> Result<(Command, 
     Ok((command, scratch))
 }
 
-fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, seconds: u32) -> Result<()> {
+/// A target on each processor. Returns how many failed.
+fn fuzz_all(step: &Step, workspace: &Workspace, rustc: &Rustc, names: &[String], seconds: u32) -> Result<usize> {
+    let next = AtomicUsize::new(0);
+    let workers = thread::available_parallelism().context("count the processors")?.get().min(names.len());
+    // A place for each target.
+    let (sender, ended) = sync_channel(names.len());
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if sender.send((name, fuzz(workspace, rustc, name, seconds))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let (mut failed, mut last_log) = (0, Instant::now());
+        loop {
+            match ended.recv_timeout(Duration::from_secs(1)) {
+                Ok((name, result)) => {
+                    step.clear_line();
+                    match result {
+                        Ok(runs) => eprintln!("  {name}: {runs}"),
+                        Err(error) => {
+                            failed += 1;
+                            eprintln!("error: {error:#}");
+                        }
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => step.beat(None, &mut last_log),
+                Err(RecvTimeoutError::Disconnected) => return Ok(failed),
+            }
+        }
+    })
+}
+
+/// Returns libFuzzer's last line of progress.
+fn fuzz(workspace: &Workspace, rustc: &Rustc, name: &str, seconds: u32) -> Result<String> {
     let (mut command, _scratch) = target(workspace, rustc, name)?;
     let artifacts = target_directory(workspace).join("artifacts").join(name);
     let found = target_directory(workspace).join("found").join(name);
@@ -120,14 +164,23 @@ fn fuzz(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, seconds: 
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg("-print_final_stats=1")
         // libFuzzer writes to the first directory and only reads the others.
-        .args([found, fuzz.join("corpus").join(name)]);
-    step.run(&mut command).with_context(|| {
-        format!(
-            "fuzz {name}: the input that does it is in {}; `cargo xtask fuzz {name} --input FILE` runs it again, and \
-             fuzz/corpus/{name} is its place once it is mended",
+        .args([found, fuzz.join("corpus").join(name)])
+        .stdin(Stdio::null());
+    let output = command.output().with_context(|| format!("fuzz {name}: start {}", command.get_program().display()))?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let lines: Vec<&str> = told.lines().collect();
+        let last = lines.iter().skip(lines.len().saturating_sub(KEPT_LINES)).map(|line| format!("  | {line}\n"));
+        bail!(
+            "fuzz {name}: it ended with {}:\n{}the input that does it is in {}; `cargo xtask fuzz {name} --input FILE` \
+             runs it again, and fuzz/corpus/{name} is its place once it is mended",
+            output.status,
+            last.collect::<String>(),
             artifacts.display()
-        )
-    })
+        );
+    }
+    let is_progress = |line: &&str| line.starts_with('#') && line.contains("DONE");
+    Ok(told.lines().rfind(is_progress).unwrap_or("done").to_owned())
 }
 
 fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, input: &Path) -> Result<()> {
@@ -135,6 +188,9 @@ fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, input: 
     let (mut command, _scratch) = target(workspace, rustc, name)?;
     step.run(command.arg(input))
 }
+
+/// Of a failed target: its stack and the input.
+const KEPT_LINES: usize = 100;
 
 /// In memory if possible: thousands of files a second.
 struct Scratch(PathBuf);

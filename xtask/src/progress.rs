@@ -157,7 +157,8 @@ impl Step {
         }
     }
 
-    fn beat(&self, line: Option<&str>, last_log: &mut Instant) {
+    /// Shows the elapsed time: each second on a terminal, each minute in a log.
+    pub(crate) fn beat(&self, line: Option<&str>, last_log: &mut Instant) {
         if self.terminal {
             if self.elapsed() > BEAT * 2 {
                 let doing = strip_escapes(line.unwrap_or_default());

@@ -1,7 +1,7 @@
 //! The cluster's nodes, from the file of `--cluster-file`, and this node's routes to their containers.
 //!
-//! A changed file is taken when two looks in a row read the same text: it may be half-written. A refused or missing file
-//! changes nothing. The last good text is kept in the state directory and used at a start whose file is refused.
+//! A changed file is taken when two looks in a row read the same text: it may be half-written. A refused or missing
+//! file changes nothing. The last good text is kept in the state directory and used at a start whose file is refused.
 
 use std::{
     collections::BTreeMap,

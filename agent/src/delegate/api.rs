@@ -313,6 +313,7 @@ fn endpoint(made: &Made) -> Endpoint {
         ports_off: false,
         masquerade: None,
         bandwidth: wharf_api::Bandwidth::default(),
+        source_prefixes: Vec::new(),
         policy_enforcement: wharf_api::Enforcement::Default,
         named_ports: BTreeMap::new(),
         delegated: Some(Box::new(wharf_api::DelegatedEndpoint {

@@ -42,6 +42,7 @@ pub fn add(spec: &CreateSpec) -> v1::AddRequest {
         masquerade: spec.masquerade,
         ingress: limit(spec.bandwidth.ingress),
         egress: limit(spec.bandwidth.egress),
+        source_prefixes: spec.sources.iter().map(ToString::to_string).collect(),
         ipam,
         gateways: gateways.iter().map(ToString::to_string).collect(),
         routes: spec.routes.as_ref().map(|routes| v1::Routes {

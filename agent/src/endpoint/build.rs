@@ -58,6 +58,7 @@ pub fn config_of(config: &AgentConfig, record: &EndpointRecord, trace: bool) -> 
         local_by_stack: config.local_delivery == LocalDelivery::Stack,
         chained: !record.link_owner.is_wharf(),
         bandwidth: record.bandwidth,
+        sources: record.sources.clone(),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Changes of labels, policy enforcement and named ports.
+//! Changes of labels, policy enforcement, named ports and source prefixes.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use wharf_api::LogStatus;
@@ -15,23 +15,28 @@ use wharf_core::{
 
 use crate::{
     endpoint::{identity, task::EndpointTask},
-    node::{edit::Edit, endpoint::Done, error::CommandError},
+    node::{
+        edit::Edit,
+        endpoint::Done,
+        error::CommandError,
+        sources::{self, SourcesRefusal},
+    },
 };
 
 const AGAIN: Duration = Duration::from_secs(5);
 
 impl EndpointTask {
-    /// Answers new labels after their build, other edits when the kernel has the policy rows.
+    /// Answers new labels and source prefixes after their build, other edits when the kernel has the policy rows.
     pub(super) async fn on_edit(&mut self, edit: Edit, done: Done) {
-        let relabels = edit.labels.is_some();
+        let builds = edit.labels.is_some() || edit.sources.is_some();
         match self.edit(edit).await {
-            Ok(()) if relabels => self.request(Level::Policy, done),
+            Ok(()) if builds => self.request(Level::Policy, done),
             result => drop(done.send(result)),
         }
     }
 
-    /// The kernel may refuse rows of enforcement and ports, so they precede the commit. Labels precede their
-    /// build, which is retried.
+    /// The kernel may refuse rows of enforcement and ports, so they precede the commit. Labels and source prefixes
+    /// precede their build, which is retried.
     async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {
@@ -43,6 +48,9 @@ impl EndpointTask {
         let ports = record.named_ports.len();
         if ports > MAX_NAMED_PORTS {
             return Err(CommandError::NamedPorts(ports));
+        }
+        if edit.sources.is_some() {
+            self.may_use(&record).await?;
         }
         let of_policy = record != old;
         let relabels = edit.labels.is_some();
@@ -72,6 +80,18 @@ impl EndpointTask {
         }
         self.shared.update(|v| v.record = record);
         Ok(())
+    }
+
+    async fn may_use(&self, record: &EndpointRecord) -> Result<(), CommandError> {
+        if !record.sources.is_empty() && !record.link_owner.is_wharf() {
+            return Err(SourcesRefusal::Chained.into());
+        }
+        let gateways: Vec<IpAddr> = record.addresses().filter_map(|own| record.gateway_of(own)).collect();
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => Err(CommandError::Deleted),
+            checked = sources::check(&self.life, &record.sources, Some(record.id), &gateways) => Ok(checked?),
+        }
     }
 
     /// The old identity stays in force meanwhile; a delete ends the wait.
@@ -124,6 +144,6 @@ impl EndpointTask {
 }
 
 fn told(record: &EndpointRecord) -> String {
-    let enforcement = record.policy_enforcement.as_str();
-    format!("policy-enforcement {enforcement}, {} named ports", record.named_ports.len())
+    let (enforcement, sources) = (record.policy_enforcement.as_str(), sources::in_words(&record.sources));
+    format!("policy-enforcement {enforcement}, {} named ports, {sources}", record.named_ports.len())
 }

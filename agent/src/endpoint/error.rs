@@ -14,7 +14,13 @@ use wharf_core::{
     state::State,
 };
 
-use crate::{memory::NoRoom, node::error::JobError, policy::error::PolicyError, proxy::ProxyError, store::StoreError};
+use crate::{
+    memory::NoRoom,
+    node::{error::JobError, sources::SourcesRefusal},
+    policy::error::PolicyError,
+    proxy::ProxyError,
+    store::StoreError,
+};
 
 /// Failure of a removal.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -178,6 +184,9 @@ pub enum CreateCause {
         /// Destination.
         route: IpNet,
     },
+    /// Source prefixes.
+    #[error(transparent)]
+    Sources(#[from] SourcesRefusal),
     /// Masquerading is off.
     #[error("masquerading is asked for (`ipMasq`), and this node's agent runs with --masquerade off")]
     MasqueradeOff,

@@ -15,7 +15,7 @@ use crate::{
         out_of_service,
         reserve::{CreateSpec, External},
     },
-    node::lifecycle::Lifecycle,
+    node::{lifecycle::Lifecycle, sources},
     sync::lock,
 };
 
@@ -35,6 +35,9 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
         if lease || out_of_service::holds(&life.out_of_service, *ip) {
             let why = format!("it is held for another endpoint; `wharf explain {ip}` says which");
             return Err(CreateCause::ExternalHeld { by: external.to_string(), ip: *ip, why });
+        }
+        if let Some((id, _)) = sources::allowed_to(life, *ip).first() {
+            return Err(refused(*ip, format!("endpoint {id} may send from it, because it is in a source prefix")));
         }
         // The link's plugin also made its routes.
         let External::Ipam { gateways, .. } = external else { continue };

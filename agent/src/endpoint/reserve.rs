@@ -17,6 +17,7 @@ use wharf_core::{
     ipam::Ipam,
     nat::{PortMapping, PublishedPort},
     policy::Enforcement,
+    sources::SourcePrefixes,
     state::{Fsm, State},
     store::LeaseOwner,
 };
@@ -31,6 +32,7 @@ use crate::{
         lifecycle::Lifecycle,
         prepared::{ProgramSet, random_macs},
         registry::Taken,
+        sources,
     },
     sync::lock,
 };
@@ -64,6 +66,8 @@ pub struct CreateSpec {
     pub masquerade: Option<bool>,
     /// Limits.
     pub bandwidth: Bandwidth,
+    /// Sources besides its addresses.
+    pub sources: SourcePrefixes,
     /// Who leased the addresses, if not the agent.
     pub external: Option<External>,
     /// Destinations by its gateways; everything if absent.
@@ -132,6 +136,11 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     }
     may_masquerade(life, spec)?;
     may_publish(life, spec, requested).await?;
+    let gateways = match &spec.external {
+        Some(External::Ipam { gateways, .. }) => gateways.as_slice(),
+        _ => [].as_slice(),
+    };
+    sources::check(life, &spec.sources, None, gateways).await?;
     let epoch = life.store.next_epoch().await?;
     let set = match (&plugin, spec.mac) {
         (None, None) => life.prepared.take(),
@@ -197,6 +206,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         ports: spec.ports.clone(),
         masquerade: spec.masquerade,
         bandwidth: spec.bandwidth,
+        sources: spec.sources.clone(),
         policy_enforcement: Enforcement::Default,
         named_ports: std::collections::BTreeMap::new(),
         link_owner: plugin.map_or(LinkOwner::Wharf, |p| LinkOwner::Plugin { hooks: p.hooks }),

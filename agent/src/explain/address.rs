@@ -6,10 +6,10 @@ use ipnet::IpNet;
 use wharf_api::{Explanation, Health, SubjectKind};
 use wharf_core::store::LeaseOwner;
 
-use super::{blank, conclude, end_in_words, fact};
+use super::{MAX_LISTED, blank, conclude, end_in_words, fact};
 use crate::{
     clock,
-    node::{health, lifecycle::Lifecycle},
+    node::{health, lifecycle::Lifecycle, sources},
     sync::lock,
 };
 
@@ -125,5 +125,7 @@ pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
         answer.facts.push(fact("pool", format!("{name} ({cidr})")));
     }
     answer.facts.extend(facts);
+    let senders = sources::allowed_to(life, ip).into_iter().take(MAX_LISTED);
+    answer.facts.extend(senders.map(|(id, how)| fact("may be a source of", format!("endpoint {id} ({how})"))));
     answer
 }

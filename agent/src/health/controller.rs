@@ -14,6 +14,7 @@ use wharf_core::{
     finding::{EndpointProblem, Problem},
     ids::Attachment,
     plan::DeleteOptions,
+    sources::SourcePrefixes,
     state::retry_delay_ms,
 };
 
@@ -354,6 +355,7 @@ impl<H: Host> Controller<H> {
             external: None,
             routes: None,
             bandwidth: Bandwidth::default(),
+            sources: SourcePrefixes::default(),
             deadline: Instant::now() + CREATE_BOUND,
         };
         let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;

@@ -7,6 +7,7 @@ use wharf_core::{
     identity::Label,
     ids::PortName,
     policy::{Enforcement, NamedPort},
+    sources::SourcePrefixes,
 };
 
 /// `None` keeps a value.
@@ -18,6 +19,8 @@ pub struct Edit {
     pub enforcement: Option<Enforcement>,
     /// `None` removes a port.
     pub named_ports: BTreeMap<PortName, Option<NamedPort>>,
+    /// All source prefixes.
+    pub sources: Option<SourcePrefixes>,
 }
 
 impl Edit {
@@ -39,6 +42,9 @@ impl Edit {
         let mut record = record.clone();
         if let Some(enforcement) = self.enforcement {
             record.policy_enforcement = enforcement;
+        }
+        if let Some(sources) = &self.sources {
+            record.sources.clone_from(sources);
         }
         for (name, port) in &self.named_ports {
             match port {

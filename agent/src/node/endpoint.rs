@@ -233,7 +233,7 @@ pub type Done = oneshot::Sender<Result<(), CommandError>>;
 pub enum Command {
     /// Answered when realized.
     Regenerate(Level, Done),
-    /// Labels, enforcement or named ports.
+    /// Labels, enforcement, named ports or source prefixes.
     Edit(Box<Edit>, Done),
     /// Of forwarded packets.
     Trace(bool, Done),
@@ -360,6 +360,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         ports_off: !r.ports.is_empty() && !masquerades,
         masquerade: r.masquerade,
         bandwidth: bandwidth(&r.bandwidth),
+        source_prefixes: r.sources.iter().copied().collect(),
         policy_enforcement: r.policy_enforcement,
         named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), *port)).collect(),
         mode: if r.link_owner.is_wharf() { EndpointMode::Own } else { EndpointMode::Chained },

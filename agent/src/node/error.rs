@@ -6,7 +6,7 @@ use wharf_core::{
     identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, policy::MAX_NAMED_PORTS, state::State,
 };
 
-use crate::{policy::error::PolicyError, store::StoreError};
+use crate::{node::sources::SourcesRefusal, policy::error::PolicyError, store::StoreError};
 
 /// Failure of a bounded kernel call.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -75,6 +75,9 @@ pub enum CommandError {
     /// Too many named ports.
     #[error("{0} named ports, at most {MAX_NAMED_PORTS} are taken; remove some")]
     NamedPorts(usize),
+    /// Source prefixes.
+    #[error("{0}; the endpoint keeps its source prefixes")]
+    Sources(#[from] SourcesRefusal),
     /// The policy rows.
     #[error("{}; the endpoint has the rules of before", refusal(.0))]
     Policy(#[from] PolicyError),

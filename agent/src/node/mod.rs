@@ -16,6 +16,7 @@ pub mod prepared;
 pub mod queue;
 pub mod registry;
 pub mod self_checks;
+pub mod sources;
 pub mod timeline;
 
 use std::{

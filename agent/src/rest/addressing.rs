@@ -57,6 +57,10 @@ fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
         EndpointCreate { mtu: Some(_), .. } => refused("its MTU", makers),
         EndpointCreate { routes: Some(_), .. } => refused("what it reaches", makers),
         EndpointCreate { masquerade: Some(_), .. } => refused("masquerading (`ipMasq`)", makers),
+        EndpointCreate { source_prefixes, .. } if !source_prefixes.is_empty() => refused(
+            "a source prefix (`sourcePrefixes`)",
+            "refused: its link may be a bridge, which forwards past the programs",
+        ),
         EndpointCreate { ports, .. } if !ports.is_empty() => refused(
             "publishing its ports",
             "the job of the plugin portmap; put it behind wharf-cni in the list of plugins",
@@ -146,6 +150,10 @@ mod tests {
             (serde_json::json!({"chained": true, "ips": ["10.1.0.2"], "gateways": ["10.1.0.1"]}), "belong to ipam"),
             (serde_json::json!({"chained": true, "ips": ["10.1.0.2"], "ipam": "x"}), "(`ipam`) is the job"),
             (serde_json::json!({"chained": true, "ips": ["10.1.0.2"], "routes": []}), "what it reaches is the job"),
+            (
+                serde_json::json!({"chained": true, "ips": ["10.1.0.2"], "source_prefixes": ["10.200.0.0/16"]}),
+                "(`sourcePrefixes`) is refused",
+            ),
         ] {
             let refused = read(&keys).expect_err(&keys.to_string());
             assert!(refused.contains(words), "{keys}: {refused}");

@@ -115,7 +115,7 @@ pub async fn patch(
     if !edit.is_empty() {
         if handle.shared.read(|v| health::is_reserved(&v.record.attachment)) {
             return Err(invalid(format!(
-                "change endpoint {}: labels and policy of the health endpoint are the agent's own",
+                "change endpoint {}: labels, policy and source prefixes of the health endpoint are the agent's own",
                 handle.id
             )));
         }
@@ -348,6 +348,7 @@ fn desired(config: &ConfigSpec) -> BTreeMap<String, String> {
         local_by_stack,
         chained,
         bandwidth: Bandwidth { ingress, egress },
+        sources,
     } = config;
     let address = |a: Option<IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
     let limit = |limit: &Option<Limit>| limit.map(|l| format!("{} bit/s, burst {} bit", l.rate, l.burst));
@@ -365,6 +366,7 @@ fn desired(config: &ConfigSpec) -> BTreeMap<String, String> {
         ("chained", chained.to_string()),
         ("limit_ingress", limit(ingress).unwrap_or_default()),
         ("limit_egress", limit(egress).unwrap_or_default()),
+        ("sources", sources.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")),
     ];
     rows.map(|(name, value)| (name.to_owned(), value)).into()
 }

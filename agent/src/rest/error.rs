@@ -21,7 +21,7 @@ use wharf_policy::model::PolicyName;
 use crate::{
     audit::AuditError,
     endpoint::error::{CreateCause, CreateError},
-    node::error::CommandError,
+    node::{error::CommandError, sources::SourcesRefusal},
     policy::error::PolicyError,
     rest::operation,
     store::StoreError,
@@ -123,11 +123,29 @@ impl From<CommandError> for Failure {
             CommandError::Store(e) => e.into(),
             CommandError::NoIdentity(_) => Self::new(ErrorCode::DeadlineExceeded, e.to_string()).retry(1_000),
             CommandError::NamedPorts(_) => Self::new(ErrorCode::LimitReached, e.to_string()),
+            CommandError::Sources(ref why) => {
+                let message = e.to_string();
+                let Self(answer) = why.clone().into();
+                Self(ApiError { message, ..answer })
+            }
             CommandError::Policy(ref why) => {
                 let message = e.to_string();
                 let Self(answer) = why.clone().into();
                 Self(ApiError { message, ..answer })
             }
+        }
+    }
+}
+
+impl From<SourcesRefusal> for Failure {
+    fn from(e: SourcesRefusal) -> Self {
+        let invalid = |hint| Self::new(ErrorCode::InvalidRequest, e.to_string()).hint(hint);
+        match &e {
+            SourcesRefusal::Chained => invalid("remove `sourcePrefixes`, or let wharf-cni make the interface"),
+            SourcesRefusal::Taken { .. } => invalid(
+                "choose a prefix without addresses of containers (`wharf ipam list`), services and the node (`ip address`)",
+            ),
+            SourcesRefusal::Kernel(e) => e.clone().into(),
         }
     }
 }
@@ -207,6 +225,7 @@ impl From<CreateCause> for Failure {
             }
             CreateCause::RouteFamily { .. } => says(ErrorCode::InvalidRequest)
                 .hint("remove the route, or give the container an address of that family"),
+            CreateCause::Sources(e) => e.into(),
             CreateCause::MasqueradeOff => says(ErrorCode::Unsupported)
                 .hint("start the agent with --masquerade on, or remove `ipMasq` from the network's configuration"),
             CreateCause::PoolNotMasqueraded(_) => says(ErrorCode::InvalidRequest).hint(

@@ -2,6 +2,7 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
+use ipnet::IpNet;
 use tokio::time::Instant;
 use wharf_api::{EndpointCreate, EndpointPatch, ErrorCode, NamedPort, PublishedPort};
 use wharf_core::{
@@ -11,6 +12,7 @@ use wharf_core::{
     ids::{Attachment, ContainerId, IfName, MacAddr, NetworkName, PoolName, PortName, RuntimeName},
     kernel::MIN_MTU,
     mtu::MAX_MTU,
+    sources::SourcePrefixes,
 };
 
 use crate::{
@@ -67,6 +69,7 @@ pub fn parse_edit(body: &EndpointPatch) -> Answer<Edit> {
         labels: body.labels.as_deref().map(parse_labels).transpose()?,
         enforcement: body.policy_enforcement,
         named_ports: body.named_ports.iter().map(named).collect::<Answer<_>>()?,
+        sources: body.source_prefixes.as_ref().map(|list| parse_sources("change endpoint", list)).transpose()?,
     })
 }
 
@@ -96,6 +99,10 @@ fn parse_bandwidth(attachment: &Attachment, asked: wharf_api::Bandwidth) -> Answ
             .map_err(|e| invalid(format!("create endpoint {attachment}: limit of {direction}: {e}")))
     };
     Ok(Bandwidth { ingress: limit("ingress", asked.ingress)?, egress: limit("egress", asked.egress)? })
+}
+
+fn parse_sources(what: &str, prefixes: &[IpNet]) -> Answer<SourcePrefixes> {
+    SourcePrefixes::new(prefixes.to_vec()).map_err(|e| invalid(format!("{what}: {e}")))
 }
 
 /// `text` is the path's id.
@@ -158,6 +165,7 @@ pub fn create_spec(text: &str, body: EndpointCreate) -> Answer<CreateSpec> {
         ports: parse_ports(&attachment, &body.ports)?,
         masquerade: body.masquerade,
         bandwidth: parse_bandwidth(&attachment, body.bandwidth)?,
+        sources: parse_sources(&format!("create endpoint {attachment}"), &body.source_prefixes)?,
         external,
         routes: addressing::routes(&attachment, body.routes)?,
         deadline: Instant::now() + deadline,

@@ -11,7 +11,7 @@ use wharf_core::ids::EndpointId;
 use wharf_policy::model::PolicyName;
 
 use crate::{
-    node::{Node, endpoint::Handle, lifecycle::Lifecycle},
+    node::{Node, endpoint::Handle, lifecycle::Lifecycle, sources},
     policy::{self, Ask, error::PolicyError},
     rest::{
         endpoint::accepts_work,
@@ -129,6 +129,12 @@ pub async fn explain(
             );
             told.note = Some(told.note.map_or_else(|| family.clone(), |note| format!("{family}; {note}")));
         }
+    }
+    if let End::Elsewhere(ip) = from
+        && let Some((id, _)) = sources::allowed_to(&node.life, ip).first()
+    {
+        let router = format!("endpoint {id} may send from {ip}; its egress rules apply to these packets too");
+        told.note = Some(told.note.map_or_else(|| router.clone(), |note| format!("{note}; {router}")));
     }
     Ok(Json(told))
 }

@@ -45,5 +45,6 @@ mod redirects;
 mod resting;
 mod restore;
 mod selfcheck;
+mod sources;
 mod store;
 mod support;

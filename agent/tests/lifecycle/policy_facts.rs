@@ -44,7 +44,7 @@ spec:
     ports: [{port: api}]
 ";
 
-async fn edit(handle: &Handle, edit: Edit) -> Result<(), CommandError> {
+pub(crate) async fn edit(handle: &Handle, edit: Edit) -> Result<(), CommandError> {
     let (done, answer) = oneshot::channel();
     handle.mailbox.send(Command::Edit(Box::new(edit), done)).await.expect("the endpoint is there");
     answer.await.expect("answered")

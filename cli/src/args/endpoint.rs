@@ -1,6 +1,7 @@
 //! Arguments of `wharf endpoint`.
 
 use clap::{ArgGroup, Args, Subcommand};
+use ipnet::IpNet;
 use wharf_api::{EndpointState, Enforcement, NamedPort, Protocol, RegenerateLevel};
 
 use super::{
@@ -117,18 +118,20 @@ Examples:
   wharf endpoint delete --container-id 3f9c51aa01b2d4e5...   all of a container's"
     )]
     Delete(DeleteArgs),
-    /// Show desired and realized settings, or change settings of policy or tracing.
+    /// Show desired and realized settings, or change settings of policy, source prefixes or tracing.
     #[command(after_help = "\
 Examples:
   wharf endpoint config 7
   wharf endpoint config 7 --trace on    then: wharf monitor --type trace --endpoint 7
   wharf endpoint config 7 policy-enforcement=always      default follows the node's mode
-  wharf endpoint config 7 port.http=8080/tcp port.old=   rules of policies name ports; an empty value removes one")]
+  wharf endpoint config 7 port.http=8080/tcp port.old=   rules of policies name ports; an empty value removes one
+  wharf endpoint config 7 source-prefixes=10.200.0.0/16,fd00:9::/64   it may send from these too, as a router; empty: none")]
     Config {
         /// The endpoint.
         #[arg(value_name = "ID")]
         id: Target,
-        /// One of `policy-enforcement=default|always|never` and `port.NAME=NUMBER/tcp|udp|sctp`.
+        /// One of `policy-enforcement=default|always|never`, `port.NAME=NUMBER/tcp|udp|sctp` and
+        /// `source-prefixes=PREFIX,...` (all of them).
         #[arg(value_name = "KEY=VALUE")]
         settings: Vec<EndpointSetting>,
         /// Trace forwarded packets of this endpoint.
@@ -144,6 +147,8 @@ pub(crate) enum EndpointSetting {
     Enforcement(Enforcement),
     /// A named port; `None` removes it. The agent checks the name.
     Port(String, Option<NamedPort>),
+    /// All source prefixes.
+    Sources(Vec<IpNet>),
 }
 
 impl std::str::FromStr for EndpointSetting {
@@ -154,12 +159,18 @@ impl std::str::FromStr for EndpointSetting {
             text.split_once('=').ok_or(BadValue("expected KEY=VALUE, for example policy-enforcement=always"))?;
         match (key, key.strip_prefix("port.")) {
             ("policy-enforcement", _) => parse_enforcement(value).map(Self::Enforcement),
+            ("source-prefixes", _) => {
+                let items = value.split(',').map(str::trim).filter(|item| !item.is_empty());
+                let prefixes = items.map(str::parse).collect::<Result<Vec<IpNet>, _>>();
+                let bad = |_| BadValue("source prefixes are ADDRESS/PREFIX, separated by commas");
+                prefixes.map(Self::Sources).map_err(bad)
+            }
             (_, Some(name)) if value.is_empty() => Ok(Self::Port(name.to_owned(), None)),
             (_, Some(name)) => {
                 let port = parse_named_port(value).ok_or(BadValue("a port is NUMBER/PROTOCOL, for example 80/tcp"))?;
                 Ok(Self::Port(name.to_owned(), Some(port)))
             }
-            _ => Err(BadValue("an endpoint's settings are policy-enforcement and port.NAME")),
+            _ => Err(BadValue("an endpoint's settings are policy-enforcement, port.NAME and source-prefixes")),
         }
     }
 }
@@ -233,6 +244,14 @@ mod tests {
         assert_eq!(of("port.http=80/tcp"), Some(http));
         assert_eq!(of("port.http="), Some(EndpointSetting::Port("http".to_owned(), None)));
         for bad in ["", "port.http", "port.http=80", "port.http=0/tcp", "port.http=80/icmp", "port.http=65536/tcp"] {
+            assert_eq!(of(bad), None, "{bad:?}");
+        }
+        let sources = |texts: &[&str]| {
+            Some(EndpointSetting::Sources(texts.iter().map(|text| text.parse().expect("a prefix")).collect()))
+        };
+        assert_eq!(of("source-prefixes=10.200.0.0/16,fd00:9::/64"), sources(&["10.200.0.0/16", "fd00:9::/64"]));
+        assert_eq!(of("source-prefixes="), sources(&[]));
+        for bad in ["source-prefixes", "source-prefixes=10.200.0.0", "source-prefixes=10.200.0.0/33"] {
             assert_eq!(of(bad), None, "{bad:?}");
         }
         for bad in ["policy-enforcement=off", "trace=on", "port=80/tcp"] {

@@ -166,6 +166,9 @@ fn change(settings: Vec<EndpointSetting>, trace: Option<bool>) -> Result<Endpoin
             EndpointSetting::Port(name, port) => {
                 patch.named_ports.insert(name.clone(), port).map(|_| format!("port.{name}"))
             }
+            EndpointSetting::Sources(prefixes) => {
+                patch.source_prefixes.replace(prefixes).map(|_| "source-prefixes".to_owned())
+            }
         };
         if let Some(name) = twice {
             return Err(CliError::usage(format!("{name} is set twice")));

@@ -114,6 +114,9 @@ pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
             screen.line(title, &format!("{}bit/s, burst {}bit", text::decimal(limit.rate), text::decimal(limit.burst)));
         }
     }
+    for (i, prefix) in e.source_prefixes.iter().enumerate() {
+        screen.line(if i == 0 { "Source prefixes" } else { "" }, &prefix.to_string());
+    }
     if e.policy_enforcement != Enforcement::Default {
         let mode = if e.policy_enforcement == Enforcement::Always { "always" } else { "never" };
         screen.line("Enforcement", &format!("{mode} (its own, in place of the node's mode)"));

@@ -45,6 +45,7 @@ pub(crate) fn endpoint() -> Endpoint {
         ports_off: false,
         masquerade: None,
         bandwidth: wharf_api::Bandwidth::default(),
+        source_prefixes: Vec::new(),
         delegated: None,
         policy_enforcement: wharf_api::Enforcement::Default,
         named_ports: BTreeMap::new(),

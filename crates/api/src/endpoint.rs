@@ -80,6 +80,11 @@ pub struct EndpointCreate {
     /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
+    /// Prefixes that the container may use as sources besides its addresses, without host bits, at most 8 of both
+    /// families together. They contain no address of pools, services, the node and its endpoints.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>, max_items = 8)]
+    pub source_prefixes: Vec<IpNet>,
     /// Type of the CNI IPAM plugin that leased `ips`. The agent then neither leases nor releases; the addresses must
     /// not be in its pools, and `pool` must be absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -96,8 +101,8 @@ pub struct EndpointCreate {
     #[schema(max_items = 64)]
     pub routes: Option<Vec<ContainerRoute>>,
     /// Another plugin made the interface and leased its addresses, `ips`. The agent attaches programs and policy, and
-    /// neither changes nor removes the interface. Pool, IPAM, MTU, MAC address, routes, ports and masquerading cannot
-    /// be requested.
+    /// neither changes nor removes the interface. Pool, IPAM, MTU, MAC address, routes, ports, masquerading and source
+    /// prefixes cannot be requested.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chained: bool,
 }
@@ -241,6 +246,10 @@ pub struct Endpoint {
     /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
+    /// Prefixes that it may use as sources besides its addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub source_prefixes: Vec<IpNet>,
     /// Enforcement of policy for this endpoint; `default` follows the node's mode.
     #[serde(default, skip_serializing_if = "Enforcement::is_default")]
     pub policy_enforcement: Enforcement,
@@ -355,6 +364,11 @@ pub struct EndpointPatch {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(schema_with = named_port_changes)]
     pub named_ports: BTreeMap<String, Option<NamedPort>>,
+    /// New source prefixes (replace all), as in a create; none when empty. Refused for an endpoint on another plugin's
+    /// link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>, max_items = 8, example = json!(["10.200.0.0/16"]))]
+    pub source_prefixes: Option<Vec<IpNet>>,
     /// Regenerate at this level; the answer waits for the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regenerate: Option<RegenerateLevel>,

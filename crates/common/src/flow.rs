@@ -102,6 +102,9 @@ pub const FLOW_RECENT: u16 = 1 << 9;
 /// With [`FLOW_PROXIED`], for TCP: the proxy's socket is established, so packets open no uncounted connection
 /// ([`ProxyUse`]).
 pub const FLOW_ADMITTED: u16 = 1 << 10;
+/// The endpoint at one end uses an address of its source prefixes ([`crate::map::SOURCES`]), which has no row in
+/// [`crate::map::ENDPOINTS`].
+pub const FLOW_PREFIX: u16 = 1 << 11;
 /// The proxy is one end.
 pub const FLOW_OF_PROXY: u16 = FLOW_PROXIED | FLOW_UPSTREAM | FLOW_LET_IN;
 

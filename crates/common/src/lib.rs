@@ -19,7 +19,7 @@ pub use event::{Event, EventKind};
 pub use flow::{FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, ProxyUse};
 pub use map::{
     Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointProfile, EndpointRow, EventBudget,
-    StackPathKey, StackPathRow,
+    SourcePrefix, SourcesRow, StackPathKey, StackPathRow,
 };
 pub use policy::{CellKey, CellRow, PeerRow, PolicyState, PortKey, SetsRow};
 pub use test_packet::TestReport;
@@ -32,12 +32,13 @@ pub use test_packet::TestReport;
 /// | 2 | every row of [`map::METRICS`] is a reason's; test packets ([`test_packet`]) are not counted |
 /// | 3 | [`FlowUse`] counts recent flows; [`map::FLOWS_RECENT`], [`map::FRAGMENT_SLOTS`] |
 /// | 4 | [`map::PROXY_USE`] |
+/// | 5 | [`map::SOURCES`], [`map::FLAG_SOURCES`], [`flow::FLOW_PREFIX`] |
 ///
 /// The feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
 /// reads the version from `abi`.
 pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
 
-const CURRENT_VERSION: u32 = 4;
+const CURRENT_VERSION: u32 = 5;
 
 /// Ids start at 1; 0 means "none". Bounds [`map::CALLS`]; twice this bounds [`map::ENDPOINTS`].
 pub const MAX_ENDPOINT_ID: u32 = 16_383;

@@ -19,6 +19,8 @@ pub const EVENTS: &str = "EVENTS";
 pub const STACK_PATHS: &str = "STACK_PATHS";
 /// Array of epochs by endpoint id: endpoints with rows in [`STACK_PATHS`]; others skip the lookup.
 pub const STACK_USERS: &str = "STACK_USERS";
+/// Hash, host ifindex of a link (`u32`) to [`SourcesRow`]: only endpoints with [`FLAG_SOURCES`] have a row.
+pub const SOURCES: &str = "SOURCES";
 /// Hash, [`crate::FlowKey`] to [`crate::FlowRow`]: kept and recent flows, without eviction.
 pub const FLOWS: &str = "FLOWS";
 /// Hash, endpoint id and place to [`crate::FlowKey`]: order of recent flows; the kernel's LRU has no order per owner.
@@ -65,6 +67,10 @@ pub const STACK_PATHS_MAX: u32 = 16_384;
 pub const STACK_PATH_PORTS: u32 = 32;
 /// By endpoint id.
 pub const STACK_USERS_MAX: u32 = CALLS_MAX;
+/// One per endpoint. 256 KiB, about 350 bytes per used row.
+pub const SOURCES_MAX: u32 = CALLS_MAX;
+/// Prefixes per endpoint, of both families together.
+pub const SOURCES_SHARE: usize = 8;
 /// 8 MiB for the places (16 bytes each, even empty), about 100 bytes per used row.
 pub const FLOWS_MAX: u32 = 524_288;
 /// Recent flows of an endpoint, and as many from outside the node.
@@ -247,6 +253,50 @@ pub struct StackPathRow {
     pub _pad: u32,
 }
 
+/// A prefix of [`SourcesRow`], IPv4 as IPv4-mapped: contains the addresses whose bits under the mask equal `addr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct SourcePrefix {
+    /// Network byte order.
+    pub addr: [u8; 16],
+    /// Network byte order.
+    pub mask: [u8; 16],
+}
+
+impl SourcePrefix {
+    /// Contains no address: it has address bits outside of the mask.
+    pub const NONE: Self = Self { addr: [0xff; 16], mask: [0; 16] };
+}
+
+/// [`SourcePrefix::NONE`].
+impl Default for SourcePrefix {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// Value of [`SOURCES`]. Replaced whole, written before [`FLAG_SOURCES`] is set, removed after it is cleared.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct SourcesRow {
+    /// Of the attachment.
+    pub epoch: u64,
+    /// Endpoint id.
+    pub endpoint_id: u16,
+    /// Zero.
+    pub _pad: [u8; 6],
+    /// Unused slots are [`SourcePrefix::NONE`].
+    pub prefixes: [SourcePrefix; SOURCES_SHARE],
+}
+
 /// Frozen global `CONSTS`. Id and MACs are chosen before the endpoint exists: programs can be verified ahead of need.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -283,6 +333,10 @@ pub const FLAG_LIMIT_EGRESS: u32 = 1 << 4;
 /// With [`FLAG_LOCAL_BY_STACK`]: another plugin made the link, which can have other neighbours. True neighbour messages
 /// about the container pass, any Ethernet destination is allowed, and no Ethernet address is changed.
 pub const FLAG_CHAINED: u32 = 1 << 5;
+
+/// The endpoint may send from, and receives packets to, the prefixes of its row in [`SOURCES`]. Never with
+/// [`FLAG_CHAINED`].
+pub const FLAG_SOURCES: u32 = 1 << 6;
 
 /// Limit flag of a direction.
 #[inline(always)]
@@ -393,6 +447,8 @@ crate::pod!(
     EndpointRow,
     StackPathKey,
     StackPathRow,
+    SourcePrefix,
+    SourcesRow,
     EndpointConsts,
     EndpointConfig,
     EndpointProfile,
@@ -407,6 +463,8 @@ const _: () = {
     assert!(size_of::<EndpointRow>() == 32);
     assert!(size_of::<StackPathKey>() == 40);
     assert!(size_of::<StackPathRow>() == 24);
+    assert!(size_of::<SourcePrefix>() == 32);
+    assert!(size_of::<SourcesRow>() == 16 + 32 * SOURCES_SHARE);
     assert!(size_of::<EndpointConsts>() == 24);
     assert!(size_of::<EndpointConfig>() == 64);
     assert!(size_of::<EndpointProfile>() == size_of::<EndpointConfig>() + 16);

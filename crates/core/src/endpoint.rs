@@ -17,6 +17,7 @@ use crate::{
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr, PoolName, PortName, RuntimeName},
     nat::{NatEntry, PortMapping, PublishedPort},
     policy::{Enforcement, NamedPort},
+    sources::SourcePrefixes,
 };
 
 /// Per container.
@@ -152,6 +153,9 @@ pub struct EndpointRecord {
     /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
+    /// Sources besides its addresses. Older versions ignore them.
+    #[serde(default, skip_serializing_if = "SourcePrefixes::is_empty")]
+    pub sources: SourcePrefixes,
     /// Overrides the node's enforcement mode.
     #[serde(default, skip_serializing_if = "Enforcement::is_default")]
     pub policy_enforcement: Enforcement,
@@ -230,7 +234,9 @@ mod tests {
     fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
         let record = crate::fixtures::record(1, 7);
         let text = serde_json::to_string(&record).expect("written");
-        for fact in ["policy_enforcement", "named_ports", "awaits_labels", "runtime", "ipam", "routes", "link_owner"] {
+        for fact in
+            ["policy_enforcement", "named_ports", "awaits_labels", "runtime", "ipam", "routes", "link_owner", "sources"]
+        {
             assert!(!text.contains(fact), "{text}");
         }
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
@@ -245,6 +251,7 @@ mod tests {
             ipam: Some("host-local".to_owned()),
             routes: Some(Vec::new()),
             link_owner: LinkOwner::Plugin { hooks: HooksFound::Clsact },
+            sources: SourcePrefixes::new(vec!["10.200.0.0/16".parse().expect("a prefix")]).expect("prefixes"),
             ..record
         };
         let text = serde_json::to_string(&told).expect("written");

@@ -54,6 +54,7 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         ports: Vec::new(),
         masquerade: None,
         bandwidth: crate::bandwidth::Bandwidth::default(),
+        sources: crate::sources::SourcePrefixes::default(),
         policy_enforcement: crate::policy::Enforcement::Default,
         named_ports: std::collections::BTreeMap::new(),
         awaits_labels: false,

@@ -21,6 +21,7 @@ pub mod overlap;
 pub mod plan;
 pub mod policy;
 pub mod selfcheck;
+pub mod sources;
 pub mod state;
 pub mod store;
 pub mod timeline;

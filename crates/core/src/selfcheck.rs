@@ -7,6 +7,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use ipnet::IpNet;
+
 use crate::{
     endpoint::EndpointRecord,
     ids::{EndpointId, MacAddr},
@@ -84,6 +86,10 @@ pub enum Kind {
     Honest,
     /// With a foreign IP source.
     FalseIp,
+    /// From a host in a source prefix.
+    Source(IpNet),
+    /// From an address next to a source prefix.
+    BesideSource(IpNet),
     /// With a foreign Ethernet source.
     FalseMac,
     /// The container resolves its gateway, or a neighbour.
@@ -110,6 +116,8 @@ impl Kind {
         match self {
             Self::Honest => "to-gateway",
             Self::FalseIp => "false-source-ip",
+            Self::Source(_) => "source",
+            Self::BesideSource(_) => "beside-source",
             Self::FalseMac => "false-source-mac",
             Self::Neighbour => "gateway-resolution",
             Self::FalseNeighbour => "false-neighbour",
@@ -309,6 +317,18 @@ impl Maker<'_> {
         let dropped = vec![self.report(EGRESS, "invalid-source-ip")];
         cases.push(case(Kind::FalseIp, out, lie, Verdict::Drop, dropped, Vec::new()));
 
+        for (prefix, host, beside) in config.sources.samples().filter(|(_, host, _)| host.is_ipv4() == own.is_ipv4()) {
+            let forwarded = packet::udp(self.outward(), host, far, TTL);
+            let passed = vec![self.report(EGRESS, "forwarded-stack")];
+            let unchanged = fields_of(&forwarded, family);
+            cases.push(case(Kind::Source(prefix), out, forwarded, Verdict::Pass, passed, unchanged));
+            if let Some(beside) = beside.filter(|beside| *beside != own) {
+                let lie = packet::udp(self.outward(), beside, far, TTL);
+                let dropped = vec![self.report(EGRESS, "invalid-source-ip")];
+                cases.push(case(Kind::BesideSource(prefix), out, lie, Verdict::Drop, dropped, Vec::new()));
+            }
+        }
+
         let lie = packet::udp((record.host_mac, other_mac(record.container_mac)), own, far, TTL);
         let dropped = vec![self.report(EGRESS, "invalid-source-mac")];
         cases.push(case(Kind::FalseMac, out, lie, Verdict::Drop, dropped, Vec::new()));
@@ -466,9 +486,12 @@ fn other_mac(MacAddr([a, b, c, d, e, f]): MacAddr) -> MacAddr {
 }
 
 impl Case {
-    /// Subject and family.
+    /// Subject and family, or source prefix.
     #[must_use]
     pub fn name(&self) -> String {
+        if let Kind::Source(prefix) | Kind::BesideSource(prefix) = self.kind {
+            return format!("{}-{prefix}", self.kind.name());
+        }
         let family = match self.family {
             Family::Ipv4 => "ipv4",
             Family::Ipv6 => "ipv6",

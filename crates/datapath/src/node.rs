@@ -1,5 +1,5 @@
-//! The router interface, the unreachable routes that keep unknown endpoint addresses on the node, and the routes to other
-//! nodes.
+//! The router interface, the unreachable routes that keep unknown endpoint addresses on the node, and the routes to
+//! other nodes.
 
 use std::net::IpAddr;
 
@@ -28,8 +28,8 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
 
 /// Makes the router interface with exactly the router addresses (a veth pair: not every kernel has dummy), and
 /// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
-/// route to the same destination stays and takes precedence. A route to another node that the kernel refuses is no error:
-/// [`observe`] reports it.
+/// route to the same destination stays and takes precedence. A route to another node that the kernel refuses is no
+/// error: [`observe`] reports it.
 pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
     let mut connection = Connection::open()?;
     let wanted = routers(spec);

@@ -176,6 +176,7 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
                 "POLICY_STATE",
                 "PROFILES",
                 "PROXY_USE",
+                "SOURCES",
                 "STACK_PATHS",
                 "STACK_USERS",
                 "sink"

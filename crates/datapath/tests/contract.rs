@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::{net::IpAddr, path::Path, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc};
 
 use support::*;
 use wharf_core::{
@@ -16,6 +16,7 @@ use wharf_core::{
         NodeSpec, ProgramSpec, RouteRow,
     },
     selfcheck::{self, Judged},
+    sources::SourcePrefixes,
 };
 use wharf_names::mark::Mark;
 
@@ -59,6 +60,7 @@ contract! {
     the_mtu_changes_but_for_a_smaller_one_of_the_containers,
     test_packets_get_the_verdicts_of_desired_state,
     a_test_packet_shows_what_is_amiss,
+    source_prefixes_follow_the_configuration,
 }
 
 async fn full_life<W: World>(w: W) {
@@ -390,6 +392,7 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
         names,
         [
             &["ENDPOINTS", "CALLS", "NODE_CALLS", "PROFILES", "EVENTS", "STACK_PATHS", "STACK_USERS"][..],
+            &["SOURCES"],
             &["FLOWS", "FLOWS_RECENT", "FLOWS_NEW", "FRAGMENT_SLOTS", "FRAGMENTS", "FLOW_USE", "FLOW_TOTALS"],
             &["PROXY_USE", "IPCACHE", "POLICY_PORTS", "POLICY_CELLS", "POLICY_SETS", "POLICY_STATE"],
             &own
@@ -693,6 +696,62 @@ async fn a_test_packet_shows_what_is_amiss<W: World>(w: W) {
     k.ensure_reachable(&a).await.expect("reachable");
     assert_eq!(amiss(self_check(k, &a, &b).await), Vec::<String>::new());
     delete(k, &a).await;
+    delete(k, &b).await;
+    assert_no_endpoints(k).await;
+}
+
+async fn source_prefixes_follow_the_configuration<W: World>(w: W) {
+    let k = w.kernel();
+    k.ensure_node(&node_spec()).await.expect("node");
+    let (mut a, b) = (new_endpoint(&w, 1, 10).await, new_endpoint(&w, 2, 11).await);
+    let rows = async || -> Vec<String> {
+        let text = |row: &BTreeMap<String, String>| {
+            ["endpoint", "epoch", "ifindex", "prefixes"].map(|name| row.get(name).map_or("", String::as_str)).join(" ")
+        };
+        k.dump_map("SOURCES").await.expect("rows").iter().map(text).collect()
+    };
+    let none: [String; 0] = [];
+    assert_eq!(rows().await, none);
+    for list in [&["10.200.0.0/16", "fd00:9::/64"][..], &["192.0.2.1/32"], &["2001:db8:9::/48"]] {
+        let prefixes = list.iter().map(|text| text.parse().expect("a prefix")).collect();
+        a.sources = SourcePrefixes::new(prefixes).expect("prefixes");
+        let wrong = k.observe_endpoint(&a).await.expect("observe");
+        let is_config = |p: &EndpointProblem| matches!(p, EndpointProblem::Config { .. });
+        assert!(!wrong.is_empty() && wrong.iter().all(is_config), "{wrong:?}");
+        for _ in 0..2 {
+            k.ensure_config(a.id, &config_spec(&a)).await.expect("config");
+        }
+        assert_eq!(rows().await, [format!("1 10 {} {}", a.host_ifindex, list.join(","))]);
+        assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+        assert_eq!(amiss(self_check(k, &a, &b).await), Vec::<String>::new());
+    }
+    assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), [], "no row is a stray");
+    k.ensure_node(&node_spec()).await.expect("node again");
+    assert_eq!(rows().await.len(), 1);
+    // Without them, and with them again.
+    let with = a.clone();
+    a.sources = SourcePrefixes::default();
+    assert_ne!(k.observe_endpoint(&a).await.expect("observe"), []);
+    k.ensure_config(a.id, &config_spec(&a)).await.expect("config");
+    assert_eq!(rows().await, none);
+    assert_eq!(k.observe_endpoint(&a).await.expect("observe"), []);
+    k.ensure_config(with.id, &config_spec(&with)).await.expect("config");
+    // The link was made again: the row of the former one goes.
+    w.delete_link(with.host_ifname.as_str());
+    let mut again = with.clone();
+    create(k, &mut again).await;
+    assert_eq!(rows().await, [format!("1 10 {} 2001:db8:9::/48", again.host_ifindex)]);
+    assert_eq!(k.observe_endpoint(&again).await.expect("observe"), []);
+    delete(k, &again).await;
+    assert_eq!(rows().await, none);
+    // A late delete leaves the successor's.
+    let mut next = new_endpoint(&w, 1, 12).await;
+    next.sources = again.sources.clone();
+    k.ensure_config(next.id, &config_spec(&next)).await.expect("config");
+    k.remove_reachable(&again).await.expect("late unreachable");
+    assert_eq!(rows().await.len(), 1);
+    delete(k, &next).await;
+    assert_eq!(rows().await, none);
     delete(k, &b).await;
     assert_no_endpoints(k).await;
 }

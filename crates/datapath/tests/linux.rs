@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{Array, Map, MapData, PerCpuArray};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use ipnet::IpNet;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use support::{
@@ -18,7 +18,7 @@ use support::{
     *,
 };
 use wharf_common::{
-    Counter,
+    Counter, SourcesRow,
     map::{self, METRICS_MAX},
 };
 use wharf_core::{
@@ -536,7 +536,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 /// The shared maps.
-const SHARED: [&str; 20] = [
+const SHARED: [&str; 21] = [
     "ENDPOINTS",
     "CALLS",
     "NODE_CALLS",
@@ -544,6 +544,7 @@ const SHARED: [&str; 20] = [
     "EVENTS",
     "STACK_PATHS",
     "STACK_USERS",
+    "SOURCES",
     "FLOWS",
     "FLOWS_RECENT",
     "FLOWS_NEW",
@@ -575,6 +576,34 @@ fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
             assert_eq!(there, [name], "nothing else was made");
             fs::remove_file(shared.join(name)).expect("unpin");
         }
+    });
+}
+
+#[test]
+fn source_prefixes_of_no_endpoint_are_found_and_removed() {
+    in_linux_world(None, |w| async move {
+        let k = &w.kernel;
+        k.ensure_node(&node_spec()).await.expect("node");
+        let a = new_endpoint(&w, 1, 10).await;
+        let data = MapData::from_pin(w.pins().join("shared").join(map::SOURCES)).expect("map");
+        let mut rows: HashMap<_, u32, SourcesRow> = Map::HashMap(data).try_into().expect("a hash");
+        // Of an id without pins, and of an endpoint that has no prefixes.
+        for (ifindex, endpoint_id) in [(77, 7), (a.host_ifindex.0, 1)] {
+            rows.insert(ifindex, SourcesRow { epoch: 10, endpoint_id, ..SourcesRow::default() }, 0).expect("row");
+        }
+        let told = k.observe_node(&node_spec()).await.expect("observe");
+        assert_eq!(told.len(), 2, "{told:?}");
+        for problem in &told {
+            let is_stray = |cause: &str| cause.contains("is of no endpoint");
+            assert!(
+                matches!(problem, NodeProblem::Pin { cause, repairable: true, .. } if is_stray(cause)),
+                "{problem:?}"
+            );
+        }
+        k.ensure_node(&node_spec()).await.expect("node again");
+        assert_eq!(k.observe_node(&node_spec()).await.expect("observe"), []);
+        assert_eq!(k.dump_map(map::SOURCES).await.expect("rows"), []);
+        delete(k, &a).await;
     });
 }
 

@@ -91,9 +91,9 @@ table inet wharf {
     }
     chain postrouting {
         type nat hook postrouting priority 100; policy accept
-        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ip daddr != @own4 masquerade fully-random
+        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ip daddr != @own4 oifname != "wh*" masquerade fully-random
         ip saddr . ip daddr . meta l4proto . th dport @hairpin4 ct status dnat masquerade fully-random
-        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ip6 daddr != @own6 snat ip6 to 2001:db8::1 fully-random
+        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ip6 daddr != @own6 oifname != "wh*" snat ip6 to 2001:db8::1 fully-random
         ip6 saddr . ip6 daddr . meta l4proto . th dport @hairpin6 ct status dnat masquerade fully-random
         ip saddr 127.0.0.0/8 ct status dnat masquerade fully-random
     }
@@ -116,8 +116,8 @@ table inet wharf {
     }
     chain untranslated {
         type filter hook postrouting priority 100; policy accept
-        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ip daddr != @own4 ct state invalid drop
-        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ip6 daddr != @own6 ct state invalid drop
+        ip saddr @pools4 ip saddr != @own4 ip daddr != @excluded4 ip daddr != @own4 oifname != "wh*" ct state invalid drop
+        ip6 saddr @pools6 ip6 saddr != @own6 ip6 daddr != @excluded6 ip6 daddr != @own6 oifname != "wh*" ct state invalid drop
     }
 }
 "#;

@@ -79,6 +79,26 @@ fn what_leaves_the_pools_has_the_nodes_address() {
     });
 }
 
+/// A network behind a container: the link has a name as a container's.
+#[test]
+fn what_leaves_by_a_containers_link_keeps_its_address() {
+    with(nat(Vec::new()), |w| {
+        for arguments in ["link set up0 down", "link set up0 name wh9", "link set wh9 up"] {
+            run("ip", &arguments.split(' ').collect::<Vec<_>>());
+        }
+        // The kernel removed it with the link's state.
+        run("ip", &["addr", "add", "2001:db8::1/64", "dev", "wh9", "nodad"]);
+        w.at(WORLD4, || {
+            run("ip", &["route", "add", "10.77.0.0/16", "via", "192.0.2.1"]);
+            run("ip", &["-6", "route", "add", "fd77::/64", "via", "2001:db8::1"]);
+        });
+        for (container, world) in [(container4(0), WORLD4), (container6(0), WORLD6)] {
+            let answers = w.converse(container, at(world, 7700), at(world, 7700));
+            assert_eq!(saw(answers), [Ok(container), Ok(container)], "{container}");
+        }
+    });
+}
+
 #[test]
 fn a_chosen_source_is_taken_and_an_excluded_destination_sees_the_container() {
     let masquerade = Masquerade {

@@ -23,11 +23,12 @@ use core::{ffi::c_void, ptr};
 use aya_ebpf::helpers::{bpf_for_each_map_elem, bpf_ktime_get_ns, bpf_map_delete_elem};
 use wharf_common::{
     FlowKey, FlowRow, FlowTotals, FlowUse, FragmentSlot,
-    flow::{FLOW_RECENT, FRAGMENT_TICKS, TICK_SHIFT},
+    flow::{FLOW_PREFIX, FLOW_RECENT, FRAGMENT_TICKS, TICK_SHIFT},
 };
 use wharf_ebpf::{
     atomic,
-    maps::{ENDPOINTS, FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_RECENT, FRAGMENT_SLOTS},
+    maps::{ENDPOINTS, FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_RECENT, FRAGMENT_SLOTS, SOURCES},
+    profile::Profile,
 };
 
 use crate::packet::Key;
@@ -140,9 +141,7 @@ unsafe fn fate(key: *const FlowKey, row: *const FlowRow, now: u32) -> Fate {
     unsafe {
         if (*row).is_over((*key).protocol, now.wrapping_sub(MARGIN)) {
             Fate::Expired
-        } else if (*row).idle(now) > LOOKED_AT
-            && !(is_alive(&(*key).low, (*row).low_epoch) && is_alive(&(*key).high, (*row).high_epoch))
-        {
+        } else if (*row).idle(now) > LOOKED_AT && !has_ends(&*key, &*row) {
             Fate::Orphaned
         } else {
             Fate::Stays
@@ -182,6 +181,31 @@ unsafe extern "C" fn end(_map: *mut c_void, id: *const u32, used: *mut FlowUse, 
         }
     }
     0
+}
+
+#[inline(always)]
+fn has_ends(key: &FlowKey, row: &FlowRow) -> bool {
+    if row.flags & FLOW_PREFIX == 0 {
+        return is_alive(&key.low, row.low_epoch) && is_alive(&key.high, row.high_epoch);
+    }
+    // The prefix's endpoint is found only as the owner, so the row lives as long as the owner does.
+    is_router(row) || is_owner(&key.low, row.low_epoch, row.owner) || is_owner(&key.high, row.high_epoch, row.owner)
+}
+
+/// The owner has source prefixes, and an end of the flow.
+#[inline(always)]
+fn is_router(row: &FlowRow) -> bool {
+    let Some(owner) = Profile::of(row.owner.into()) else { return false };
+    let epoch = owner.epoch();
+    // SAFETY: the row outlives this run.
+    let sources = unsafe { SOURCES.get(owner.ifindex()) };
+    (epoch == row.low_epoch || epoch == row.high_epoch) && sources.is_some_and(|row| row.epoch as u32 == epoch)
+}
+
+#[inline(always)]
+fn is_owner(address: &wharf_common::EndpointKey, epoch: u32, owner: u16) -> bool {
+    // SAFETY: the row outlives this run.
+    unsafe { ENDPOINTS.get(address) }.is_some_and(|row| row.endpoint_id == owner && row.epoch as u32 == epoch)
 }
 
 /// Also true for an end without endpoint.

@@ -17,8 +17,8 @@ use aya_ebpf::{
 use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
     flow::{
-        FLOW_ADMITTED, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PROXIED, FLOW_RECENT, FLOW_REPLIED,
-        FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
+        FLOW_ADMITTED, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_PROXIED, FLOW_RECENT,
+        FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
     },
     map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
     policy::{BY_SERVICE, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
@@ -35,7 +35,9 @@ use wharf_ebpf::{
 use crate::{
     clients,
     packet::{Key, PACKET_MAX, Packet, address, echo_request, identification},
-    policy, recent, redirect, stack_path,
+    policy, recent, redirect,
+    sources::{self, End},
+    stack_path,
 };
 
 /// ICMP error header (RFC 792, RFC 4443).
@@ -119,7 +121,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
     }
     if test_packet::is_test(ctx) {
-        return policy::judge(ctx, asked, &packet, true, 0, 0).map(|_| Way::Direct);
+        return policy::judge(ctx, asked, asked.peer.endpoint_id, &packet, true, 0, 0).map(|_| Way::Direct);
     }
     if packet.is_error {
         // It takes the way of the reported packet.
@@ -136,7 +138,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         let rule = if about as u32 == policy.generation {
             rule_about(about)
         } else {
-            policy::judge(ctx, asked, &packet, true, 0, 0)?.rule()
+            policy::judge(ctx, asked, asked.peer.endpoint_id, &packet, true, 0, 0)?.rule()
         };
         if !mark_service(ctx, asked, rule) {
             return Err(DropReason::PolicyDenied);
@@ -171,6 +173,9 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     if let Some((row, _)) = &mut found {
         let lives = row.seen == now || !row.is_over(key.protocol(), now);
         let mut goes_on = ends.match_row(row) && lives && !row.is_succeeded_by(signals);
+        if goes_on && row.flags & FLOW_PREFIX != 0 {
+            goes_on = sources::is_same_flow(ctx, asked, row.owner, ends.other_epoch(row));
+        }
         by_owner = by_high == (row.flags & FLOW_BY_HIGH != 0);
         if goes_on && row.flags & FLOW_OF_PROXY != 0 {
             let next = redirect::next(ctx, &packet, row.flags, by_owner);
@@ -214,7 +219,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     replaces = known & 1 << 18 != 0;
     let mut rule = found.as_ref().map_or(0, |(row, _)| row.rule);
     if !is_judged {
-        let passed = policy::judge(ctx, asked, &packet, by_owner, rule, flags)?;
+        let peer = found.as_ref().map_or(asked.peer.endpoint_id, |(row, _)| sources::receiver(asked, row));
+        let passed = policy::judge(ctx, asked, peer, &packet, by_owner, rule, flags)?;
         rule = passed.rule();
         if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
             // The proxy's answers to itself would be taken for answers to the client, and its socket would take the
@@ -233,7 +239,10 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
         // Packets that the node sends as a server are judged without that server's rules: the row is not updated.
         let is_whole = forget(u64::from(by_owner || !redirect::is_by_node(ctx))) & 1 != 0;
-        if is_whole && let Some((row, _)) = &mut found {
+        if is_whole
+            && let Some((row, _)) = &mut found
+            && !sources::is_judged_alone(asked, row)
+        {
             // SAFETY: a map value; fields are written whole.
             unsafe {
                 ptr::write_volatile(&raw mut row.flags, row.flags & !FLOW_PROXIED | flags & FLOW_PROXIED);
@@ -449,6 +458,11 @@ impl Ends {
             if self.own_is_high { (row.high_epoch, row.low_epoch) } else { (row.low_epoch, row.high_epoch) };
         own == self.own && (self.peer == 0 || peer == self.peer)
     }
+
+    #[inline(always)]
+    fn other_epoch(&self, row: &FlowRow) -> u32 {
+        if self.own_is_high { row.low_epoch } else { row.high_epoch }
+    }
 }
 
 #[inline(always)]
@@ -467,9 +481,11 @@ fn go_on(
     let mut flags = row.flags_after(signals, by_high);
     let from_endpoint = if by_high { row.high_epoch } else { row.low_epoch } != 0;
     if asked.direction as u32 == Direction::Ingress as u32 && from_endpoint && flags & FLOW_BY_STACK == 0 {
-        if stack_path::sender(ctx, packet.source).is_some() {
+        let sender = sources::sender(ctx);
+        if sender.is_some() {
             flags |= FLOW_BY_STACK;
-            if !asked.local_by_stack {
+            // Answers to others take the stack anyway.
+            if sender.is_direct() && !asked.local_by_stack {
                 stack_path::note(ctx, packet, asked.own);
             }
         }
@@ -538,22 +554,21 @@ fn begin(
     (generation, rule): (u32, u32),
 ) -> Way {
     let egress = asked.direction as u32 == Direction::Egress as u32;
-    let sender = if egress { None } else { stack_path::sender(ctx, packet.source) };
-    let (way, peer, peer_epoch) = match sender {
-        Some(sender) => {
-            if !asked.local_by_stack {
-                stack_path::note(ctx, packet, asked.own);
-            }
-            (Way::Stack, u32::from(sender.endpoint_id), sender.epoch as u32)
+    let sender = if egress { End::NONE } else { sources::sender(ctx) };
+    let of_proxy = of_proxy | sender.flow_flag() | sources::own_flag(ctx, asked);
+    let (way, peer, peer_epoch) = if sender.is_some() {
+        if sender.is_direct() && !asked.local_by_stack {
+            stack_path::note(ctx, packet, asked.own);
         }
-        None if of_proxy & FLOW_UPSTREAM != 0 => match endpoint(packet.source) {
+        (Way::Stack, sender.id(), sender.epoch())
+    } else if of_proxy & FLOW_UPSTREAM != 0 {
+        match endpoint(packet.source) {
             Some(client) => (Way::Direct, u32::from(client.endpoint_id), client.epoch as u32),
             None => (Way::Direct, 0, 0),
-        },
-        None => {
-            let way = if egress { noted(ctx, asked, packet) } else { Way::Direct };
-            (way, asked.peer.endpoint_id, asked.peer.epoch)
         }
+    } else {
+        let way = if egress { noted(ctx, asked, packet) } else { Way::Direct };
+        (way, asked.peer.endpoint_id, asked.peer.epoch)
     };
     if signals & SIGNAL_RST != 0 || signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK {
         // It ends an unknown flow, or answers an opening without a row. The packet after a valid answer begins the

@@ -25,6 +25,7 @@ mod packet;
 mod policy;
 mod recent;
 mod redirect;
+mod sources;
 mod stack_path;
 
 use aya_ebpf::{
@@ -44,12 +45,12 @@ pub fn neighbour(ctx: TcContext) -> i32 {
 
 #[classifier]
 pub fn egress(ctx: TcContext) -> i32 {
-    wharf_ebpf::egress::run(&ctx, flow::way)
+    wharf_ebpf::egress::run(&ctx, flow::way, sources::may_send)
 }
 
 #[classifier]
 pub fn ingress(ctx: TcContext) -> i32 {
-    wharf_ebpf::ingress::run(&ctx, flow::way)
+    wharf_ebpf::ingress::run(&ctx, flow::way, sources::may_receive)
 }
 
 #[raw_tracepoint]

@@ -1,5 +1,6 @@
 //! ARP and IPv6 neighbour discovery of the container. Requests for the gateway are answered in place, past all hooks
-//! (`bpf_redirect_peer`); other messages are dropped.
+//! (`bpf_redirect_peer`); other messages are dropped. A request may come from an address in the endpoint's source
+//! prefixes: Linux asks so if the address is its own.
 //!
 //! A **chained** endpoint's messages pass if they claim only its addresses (and the link-local address of its MAC), or
 //! are for it.
@@ -22,6 +23,8 @@ use wharf_ebpf::{
     parse::{self, ETHERNET_BYTES, EtherType, Framed, ICMPV6, Ipv6, Ipv6Address},
     profile::Profile,
 };
+
+use crate::sources;
 
 /// `linux/if_packet.h`: to this host.
 const PACKET_HOST: u32 = 0;
@@ -87,14 +90,19 @@ fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropRe
     }
     // `egress` compared it with the container's MAC.
     let asker_mac = packet.source_mac();
+    let is_for_gateway = operation == ARP_REQUEST && asker.has_gateway4(joined(arp.target));
+    let sender = joined(arp.sender);
     // A zero sender probes for an address (RFC 5227).
-    if !arp.sender_mac.equals(asker_mac) || !(asker.owns4(joined(arp.sender)) || joined(arp.sender) == 0) {
+    let may_claim = asker.owns4(sender)
+        || sender == 0
+        || is_for_gateway && sources::has_prefix_with(asker, Ipv6Address::mapped(sender));
+    if !arp.sender_mac.equals(asker_mac) || !may_claim {
         return Err(DropReason::NeighbourSpoof);
     }
     if asker.chained() {
         return Ok(Outcome::Passes);
     }
-    if operation != ARP_REQUEST || !asker.has_gateway4(joined(arp.target)) {
+    if !is_for_gateway {
         return Err(DropReason::NeighbourUnknown);
     }
     (arp.sender, arp.target) = (arp.target, arp.sender);
@@ -165,7 +173,9 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
         // Duplicate address detection: no answer means a free address.
         return Err(DropReason::Multicast);
     }
-    if !claims_own(asker, source) || (kind == Kind::Advertisement && !claims_own(asker, target)) {
+    let is_for_gateway = kind == Kind::Solicitation && asker.has_gateway6(target);
+    let may_claim = claims_own(asker, source) || is_for_gateway && sources::has_prefix_with(asker, source);
+    if !may_claim || (kind == Kind::Advertisement && !claims_own(asker, target)) {
         return Err(DropReason::NeighbourSpoof);
     }
     if payload >= ADVERTISED_BYTES {
@@ -179,7 +189,7 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
     if asker.chained() {
         return Ok(Outcome::Passes);
     }
-    if kind == Kind::Advertisement || !asker.has_gateway6(target) {
+    if !is_for_gateway {
         return Err(DropReason::NeighbourUnknown);
     }
     advertise(ctx, asker)?;

@@ -4,30 +4,28 @@
 
 use core::ptr;
 
-use aya_ebpf::{bindings::__sk_buff, btf_maps::lpm_trie::Key, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     CellKey, CellRow, Direction, DropReason, PolicyState, PortKey,
     flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
     policy::{
-        BY_SERVICE, Choice, DENY, IDENTITY_NODE, MARK_BY_SERVICE, PEER_SERVICE, POLICY_AUDITS, PORT_PREFIX_BITS,
-        PORT_UNKNOWN, REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
+        BY_SERVICE, Choice, DENY, IDENTITY_NODE, MARK_BY_SERVICE, PEER_SERVICE, POLICY_AUDITS, PORT_UNKNOWN, REDIRECT,
+        REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
     },
 };
 use wharf_ebpf::{
     atomic,
-    endpoints::endpoint,
+    endpoints::{self, Whole},
     flow::Asked,
-    maps::{IPCACHE, POLICY_CELLS, POLICY_PORTS, POLICY_SETS, POLICY_STATE},
+    maps::{POLICY_CELLS, POLICY_PORTS, POLICY_SETS, POLICY_STATE},
     test_packet,
 };
 
 use crate::{
     packet::{Packet, address, echo_request},
-    stack_path,
+    sources,
 };
 
-const ADDRESS_BITS: u32 = 128;
-const DESTINATION_BITS: u32 = PORT_PREFIX_BITS + 16;
 /// Rule set that denies all sources but the node.
 const NO_SET: u32 = u32::MAX;
 /// Argument flags of [`wharf_rules`]. The packet goes to the endpoint.
@@ -82,12 +80,14 @@ pub fn state() -> PolicyState {
     POLICY_STATE.get(0).copied().unwrap_or_default()
 }
 
-/// Judges a flow with the flags [`FLOW_UPSTREAM`], [`FLOW_LET_IN`] at both ends. `by_owner`: the packet has the
-/// direction of the flow's first one; `rule`: the flow's previous rule, zero for none.
+/// Judges a flow with the flags [`FLOW_UPSTREAM`], [`FLOW_LET_IN`] at both ends. `peer`: the receiving endpoint if
+/// known, else zero; `by_owner`: the packet has the direction of the flow's first one; `rule`: the flow's previous
+/// rule, zero for none.
 #[inline(always)]
 pub fn judge(
     ctx: &TcContext,
     asked: &Asked,
+    peer: u32,
     packet: &Packet,
     by_owner: bool,
     rule: u32,
@@ -106,7 +106,7 @@ pub fn judge(
     let which = which | ((rule & BY_SERVICE) / (BY_SERVICE / TRANSLATED));
     let which = which | u32::from(flags & (FLOW_UPSTREAM | FLOW_LET_IN));
     // SAFETY: the program's context.
-    let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, asked.peer.endpoint_id, destination, which) };
+    let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, peer, destination, which) };
     match (answer >> 32) as u32 & (OWN | OTHER | NOT_FOUND) {
         0 => Ok(Passed(answer)),
         OWN => Err(DropReason::PolicyDenied),
@@ -139,8 +139,7 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let (sends, by_owner) = (which & SENDS != 0, which & BY_OWNER != 0);
     let other = match peer {
         _ if which & ALONE != 0 => 0,
-        0 if sends => address(ctx, false).and_then(endpoint).map_or(0, |row| row.endpoint_id.into()),
-        0 => sender(ctx),
+        0 => sources::other(ctx, sends).id(),
         _ => peer,
     };
     let own_began = sends == by_owner;
@@ -191,11 +190,6 @@ pub fn is_of_node(ctx: &TcContext) -> bool {
     unsafe { wharf_rules(ctx.skb.skb, NO_SET, OF_SOURCE | TO_ENDPOINT) == 0 }
 }
 
-#[inline(always)]
-fn sender(ctx: &TcContext) -> u32 {
-    address(ctx, true).and_then(|source| stack_path::sender(ctx, source)).map_or(0, |row| row.endpoint_id.into())
-}
-
 /// Zero for none, and for no endpoint.
 #[inline(always)]
 fn egress_set(endpoint: u32) -> u32 {
@@ -217,9 +211,9 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         return 0;
     }
     let ctx = &TcContext::new(skb);
-    let Some(peer) = address(ctx, destination & OF_SOURCE != 0) else { return DENIED | UNRESOLVED };
-    // With rules, every address has a row.
-    let Some(peer) = IPCACHE.get(&Key::new(ADDRESS_BITS, *peer.as_shared())) else { return DENIED | UNRESOLVED };
+    let Some(peer) = address(ctx, destination & OF_SOURCE != 0).and_then(endpoints::peer) else {
+        return DENIED | UNRESOLVED;
+    };
     if peer.identity == IDENTITY_NODE && destination & TO_ENDPOINT != 0 {
         return 0;
     }
@@ -230,7 +224,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     let port = match protocol {
         TCP | UDP | SCTP | ICMP | ICMPV6 => {
             let key = PortKey { set, protocol, _pad: 0, port: (destination as u16).to_ne_bytes() };
-            POLICY_PORTS.get(&Key::new(DESTINATION_BITS, key)).copied().unwrap_or(0)
+            POLICY_PORTS.get(Whole::new(key).as_shared()).copied().unwrap_or(0)
         }
         UNKNOWN_TRANSPORT => PORT_UNKNOWN,
         _ => 0,

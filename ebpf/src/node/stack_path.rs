@@ -7,7 +7,7 @@
 use core::mem::{offset_of, size_of};
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use wharf_common::{EndpointRow, StackPathKey, StackPathRow, map::STACK_PATH_PORTS};
+use wharf_common::{StackPathKey, StackPathRow, map::STACK_PATH_PORTS};
 use wharf_ebpf::{
     endpoints::endpoint,
     maps::{STACK_PATHS, STACK_USERS},
@@ -81,7 +81,7 @@ pub fn is_noted(ctx: &TcContext, own: u32, own_epoch: u32, packet: &Packet) -> b
     has_paths(own, own_epoch) && unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), 0) } != 0
 }
 
-/// The stack brought the packet to `server` from another endpoint.
+/// The stack brought the packet to `server` from another endpoint ([`crate::sources::End::is_direct`]).
 #[inline(always)]
 pub fn note(ctx: &TcContext, packet: &Packet, server: u32) {
     // SAFETY: the program's context.
@@ -97,9 +97,7 @@ pub unsafe extern "C" fn wharf_path(skb: *mut __sk_buff, ports: u32, protocol: u
     if server == 0 {
         return u64::from(is_noted_between(&packet));
     }
-    if let Some(sender) = sender(ctx, packet.source) {
-        note_from(&packet, sender, server);
-    }
+    note_between(&packet, server);
     0
 }
 
@@ -116,26 +114,10 @@ fn is_either_noted(packet: &Packet, sender: u64, receiver: u64) -> bool {
     Key::of(packet, false).is_noted(sender, receiver) || Key::of(packet, true).is_noted(receiver, sender)
 }
 
-/// Sending endpoint of a packet from the stack, by source address and incoming link. The incoming link of a chained
-/// endpoint can be a bridge, so its address alone is compared.
 #[inline(always)]
-pub fn sender(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
-    // SAFETY: the program's context.
-    let came_by = unsafe { (*ctx.skb.skb).ingress_ifindex };
-    if came_by == 0 {
-        return None;
-    }
-    endpoint(source).filter(|row| row.ifindex == came_by || row.direct == 0)
-}
-
-#[inline(always)]
-fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
-    if sender.direct == 0 {
-        // Answers to it take the stack anyway.
-        return;
-    }
-    let Some(server_epoch) = endpoint(packet.destination).map(|row| row.epoch) else { return };
-    let client_epoch = sender.epoch;
+fn note_between(packet: &Packet, server: u32) {
+    let (Some(client), Some(receiver)) = (endpoint(packet.source), endpoint(packet.destination)) else { return };
+    let (client_epoch, server_epoch, direct) = (client.epoch, receiver.epoch, client.direct);
     if is_either_noted(packet, client_epoch, server_epoch) {
         return;
     }
@@ -149,6 +131,6 @@ fn note_from(packet: &Packet, sender: &EndpointRow, server: u32) {
         let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     }
     // After the rows: a reader of the epoch finds them.
-    let _ = STACK_USERS.set(sender.direct, client_epoch, 0);
+    let _ = STACK_USERS.set(direct, client_epoch, 0);
     let _ = STACK_USERS.set(server, server_epoch, 0);
 }

@@ -21,6 +21,7 @@ mod policy;
 mod recent;
 mod shortcut;
 mod size;
+mod sources;
 mod stack;
 mod test_packets;
 mod to_container;

@@ -28,7 +28,7 @@ fn arp(operation: u16, sender: (Mac, Ipv4Addr), target: (Mac, Ipv4Addr)) -> Vec<
     frame::ethernet(BROADCAST, A.mac, ARP, &frame::arp(operation, sender, target))
 }
 
-fn answered(name: &'static str, packet: Vec<u8>, output: Vec<u8>) -> Case {
+pub(crate) fn answered(name: &'static str, packet: Vec<u8>, output: Vec<u8>) -> Case {
     Case {
         name,
         program: FROM_CONTAINER,
@@ -44,7 +44,7 @@ fn drop(name: &'static str, packet: Vec<u8>, reason: DropReason) -> Case {
     Case::drop(name, FROM_CONTAINER, packet, reason)
 }
 
-fn arp_answer(asker: Ipv4Addr) -> Vec<u8> {
+pub(crate) fn arp_answer(asker: Ipv4Addr) -> Vec<u8> {
     frame::ethernet(A.mac, A.host_mac, ARP, &frame::arp(2, (A.host_mac, GATEWAY4), (A.mac, asker)))
 }
 
@@ -82,7 +82,7 @@ fn drops_every_other_arp() -> Result<()> {
     ])
 }
 
-fn solicitation(from: Ipv6Addr, to: Ipv6Addr, target: Ipv6Addr, mac: Mac) -> Vec<u8> {
+pub(crate) fn solicitation(from: Ipv6Addr, to: Ipv6Addr, target: Ipv6Addr, mac: Mac) -> Vec<u8> {
     let to_mac = if to.is_multicast() { SOLICITED_NODE_MAC } else { A.host_mac };
     frame::ethernet(to_mac, A.mac, IPV6, &frame::neighbour(135, from, to, target, mac))
 }
@@ -101,7 +101,7 @@ fn with_nonce(from: Ipv6Addr, to: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
 }
 
 /// The advertisement, made from the standard: router, solicited and override, with the host side's MAC.
-fn advertisement(to: Ipv6Addr) -> Vec<u8> {
+pub(crate) fn advertisement(to: Ipv6Addr) -> Vec<u8> {
     let packet = frame::ethernet(A.mac, A.host_mac, IPV6, &frame::neighbour(136, GATEWAY6, to, GATEWAY6, A.host_mac));
     let packet = with(with(packet, 58, &[0xe0]), 56, &[0, 0]);
     let pseudo = [&packet[22..54], &[0, 0, 0, 32, 0, 0, 0, 58], &packet[54..]].concat();

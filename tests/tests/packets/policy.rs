@@ -19,10 +19,10 @@ use wharf_tests::frame;
 use crate::fixture::{A, B, ELSEWHERE4, ELSEWHERE6, Endpoint, FROM_CONTAINER, OK, SHOT, TO_CONTAINER, pair, udp, with};
 
 /// A rule set without rows. No peer's address has a row either, so it denies every packet.
-const DENIES: u32 = 1;
+pub(crate) const DENIES: u32 = 1;
 
 /// The rule sets of A and B, and the state of the rules.
-fn set(a: &mut Endpoint, sets: [SetsRow; 2], state: PolicyState) -> Result<()> {
+pub(crate) fn set(a: &mut Endpoint, sets: [SetsRow; 2], state: PolicyState) -> Result<()> {
     let mut rows: Array<&mut MapData, SetsRow> = a.node.map_mut(map::POLICY_SETS).context("sets")?.try_into()?;
     for (who, row) in [A, B].into_iter().zip(sets) {
         rows.set(who.id, row, 0)?;

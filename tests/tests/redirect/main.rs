@@ -31,7 +31,7 @@ use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, redirect};
 use wharf_tests::{
     Node, NodeConfig, Sandbox,
     echo::{self, EchoServer},
-    process::ip,
+    process::own_address,
     scenario, wait,
     world::{NODE, World},
 };
@@ -309,10 +309,8 @@ fn a_client_is_redirected_on_its_way_to_a_published_port() -> Result<()> {
         scene.redirect(node, Side::Egress, false)?;
         scene.redirect(node, Side::Ingress, false)?;
         for address in NODE {
-            // The address is the node's own, at once.
-            let unchecked = if address.contains(':') { " nodad" } else { "" };
-            ip(node.space(), &format!("addr add {address} dev lo{unchecked}"))?;
             let to = SocketAddr::new(address.parse()?, PORT);
+            own_address(node.space(), to.ip())?;
             echo::tcp(scene.web.space()?, to, 100_000).with_context(|| format!("{to}"))?;
         }
         took(&scene.egress, &pairs(&scene)?)?;
@@ -330,9 +328,8 @@ fn the_nodes_own_addresses_are_servers_too() -> Result<()> {
         scene.redirect(node, Side::Egress, false)?;
         let mut expected = Vec::new();
         for (client, address) in scene.web.end.both()?.into_iter().zip(NODE) {
-            let unchecked = if client.is_ipv6() { " nodad" } else { "" };
-            ip(node.space(), &format!("addr add {address} dev lo{unchecked}"))?;
             let to = server.tcp_at(address.parse()?);
+            own_address(node.space(), to.ip())?;
             echo::tcp(scene.web.space()?, to, 100_000).with_context(|| format!("{to}"))?;
             expected.push((client, to));
         }

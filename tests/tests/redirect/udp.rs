@@ -7,7 +7,7 @@ use wharf_common::policy::{ACCEPT, DENY, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRE
 use wharf_tests::{
     Node, NodeConfig,
     echo::EchoServer,
-    process::ip,
+    process::{ip, own_address},
     scenario,
     space::Space,
     world::{NODE, World},
@@ -259,10 +259,8 @@ fn the_nodes_own_addresses_are_servers_too() -> Result<()> {
         let server = EchoServer::start(node.space())?;
         udp.scene.redirect(node, Side::Egress, false)?;
         for (client, address) in udp.scene.web.end.both()?.into_iter().zip(NODE) {
-            // An address that is not checked yet is nobody's.
-            let unchecked = if client.is_ipv6() { " nodad" } else { "" };
-            ip(node.space(), &format!("addr add {address} dev lo{unchecked}"))?;
             let to = server.udp_at(address.parse()?);
+            own_address(node.space(), to.ip())?;
             let sent = talk(udp.client()?, to)?;
             took(&udp.egress, client, to, sent)?;
         }

@@ -36,11 +36,19 @@ wait $agent || sed 's/^/@broken the agent: /' /tmp/agent.log
 
 # In hundredths of a second.
 now() { cut -d' ' -f1 /proc/uptime | tr -d .; }
-# Each processor runs every second test. A test is reported when it has ended, so that no two reports mix.
+# The next test of the plan, whose file both workers share as descriptor 3.
+next() {
+    until mkdir /tmp/taking 2>/dev/null; do sleep 0.01; done
+    read -r file name <&3
+    set -- $?
+    rmdir /tmp/taking
+    return "$1"
+}
+# A worker for each processor. A test is reported when it has ended, so that no two reports mix.
 work() {
-    while read -r file name; do
+    while next; do
         begin=$(now)
-        timeout -s KILL "$(cat /wharf/limit)" "/wharf/tests/$file" --exact "$name" --test-threads=1 >"/tmp/out$1" 2>&1 </dev/null
+        timeout -s KILL "$(cat /wharf/limit)" "/wharf/tests/$file" --exact "$name" --test-threads=1 >"/tmp/out$1" 2>&1 </dev/null 3<&-
         code=$?
         # A name that the binary does not know would succeed without a test.
         [ $code = 0 ] && ! grep -q '^test result: ok. 1 passed' "/tmp/out$1" && code=255
@@ -51,8 +59,9 @@ work() {
         rmdir /tmp/report
     done
 }
-awk 'NR % 2 == 1' /plan | work 1 &
-awk 'NR % 2 == 0' /plan | work 2 &
+exec 3</plan
+work 1 &
+work 2 &
 wait
 dmesg | grep -E 'BUG:|WARNING:|Oops|general protection|rcu.*stall|hung task' | sed 's/^/@kernel-said /'
 echo "@done"

@@ -228,6 +228,7 @@ impl Agent {
             ports: Vec::new(),
             masquerade: None,
             bandwidth: Default::default(),
+            sources: Default::default(),
             external: None,
             routes: None,
             deadline: Instant::now() + PATIENCE,

@@ -124,6 +124,7 @@ fn put_sends_the_body_and_parses_the_endpoint() {
         ports: vec![],
         masquerade: None,
         bandwidth: Default::default(),
+        source_prefixes: vec![],
         ipam: None,
         gateways: vec![],
         routes: None,

@@ -19,6 +19,7 @@ use crate::{
     identity::Identity,
     ids::{Attachment, EndpointId, Epoch, IfIndex, IfName, MacAddr},
     nat::{Masquerade, NatEntry},
+    sources::SourcePrefixes,
 };
 
 /// Bytes (RFC 8200, section 5): below it Linux removes the IPv6 addresses.
@@ -244,6 +245,8 @@ pub struct ConfigSpec {
     pub chained: bool,
     /// Bandwidth limits.
     pub bandwidth: Bandwidth,
+    /// Sources besides its addresses.
+    pub sources: SourcePrefixes,
 }
 
 /// Unambiguous. Destructive operations first check id, epoch and name or mark. Another plugin's link is found by name

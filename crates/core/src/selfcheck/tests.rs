@@ -1,5 +1,5 @@
 use super::*;
-use crate::{fixtures::record, identity::Identity, ids::Epoch, ids::IfIndex};
+use crate::{fixtures::record, identity::Identity, ids::Epoch, ids::IfIndex, sources::SourcePrefixes};
 
 fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
     ConfigSpec {
@@ -15,6 +15,7 @@ fn config(r: &EndpointRecord, live: bool) -> ConfigSpec {
         local_by_stack: false,
         chained: !r.link_owner.is_wharf(),
         bandwidth: r.bandwidth,
+        sources: r.sources.clone(),
     }
 }
 
@@ -78,6 +79,26 @@ fn the_cases_of_a_chained_endpoint_and_of_its_neighbour() {
     }
     let others = lines(&record(9, 2), &chained);
     assert!(others.iter().any(|is| is == "to-endpoint-ipv4 -> pass, egress forwarded-stack"), "{others:#?}");
+}
+
+#[test]
+fn source_prefixes_pass_and_their_neighbours_do_not() {
+    let prefixes: [IpNet; 2] = ["10.200.0.0/16", "fd00:9::/64"].map(|prefix| prefix.parse().expect("a prefix"));
+    let a = EndpointRecord { sources: SourcePrefixes::new(prefixes.into()).expect("prefixes"), ..record(7, 1) };
+    let cases = cases(&a, &config(&a, true), None);
+    let of = |kind: Kind| cases.iter().filter(move |c| c.kind == kind);
+    for prefix in prefixes {
+        for (kind, expected) in [
+            (Kind::Source(prefix), format!("source-{prefix}: pass, egress forwarded-stack")),
+            (Kind::BesideSource(prefix), format!("beside-source-{prefix}: drop, egress invalid-source-ip")),
+        ] {
+            let judged: Vec<String> = of(kind)
+                .map(|case| case.judge(&Ok(right(case))))
+                .map(|judged| format!("{}: {}", judged.name, judged.got))
+                .collect();
+            assert_eq!(judged, [expected]);
+        }
+    }
 }
 
 #[test]

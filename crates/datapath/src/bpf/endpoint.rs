@@ -5,7 +5,7 @@ use std::fs;
 use wharf_common::{
     Counter, Direction, DropReason, EndpointConfig, EndpointConsts, abi,
     drop_reason::REASONS,
-    map::{self, FLAG_CHAINED, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, METRICS_MAX},
+    map::{self, FLAG_CHAINED, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_SOURCES, FLAG_TRACE, METRICS_MAX},
 };
 use wharf_core::{
     ids::EndpointId,
@@ -139,6 +139,7 @@ impl Bpf {
                 | flag(spec.trace, FLAG_TRACE)
                 | flag(spec.local_by_stack || spec.chained, FLAG_LOCAL_BY_STACK)
                 | flag(spec.chained, FLAG_CHAINED)
+                | flag(!spec.sources.is_empty(), FLAG_SOURCES)
                 | bandwidth::flags(&spec.bandwidth),
             identity: spec.identity.0,
             ipv4: spec.ipv4.map_or([0; 4], |a| a.octets()),
@@ -149,8 +150,18 @@ impl Bpf {
         };
         // A program that sees the flag must find the limit.
         self.ensure_bandwidth(id, &spec.bandwidth)?;
-        maps::config(&path)?.set(config).map_err(|e| wrap("write configuration", about(id), &e))?;
+        let failed = |e: &(dyn std::error::Error + 'static)| wrap("write configuration", about(id), e);
+        let mut row = maps::config(&path)?;
+        // Until both rows are written, the row of `SOURCES` looks like one of no endpoint.
+        let _tables = self.lock_tables();
+        let had_sources = row.get().map_err(|e| failed(&e))?.flags & FLAG_SOURCES != 0;
+        // As with the limits: the row exists while the flag is set.
+        self.ensure_sources(id, spec)?;
+        row.set(config).map_err(|e| failed(&e))?;
         crash::point("datapath/config/after-write");
+        if had_sources || !spec.sources.is_empty() {
+            self.remove_former_sources(id, spec)?;
+        }
         Ok(())
     }
 
@@ -187,6 +198,7 @@ impl Bpf {
                 Vec::new()
             }
         };
+        self.remove_sources_of(id)?;
         self.unpin_all(id)?;
         Ok(counters)
     }

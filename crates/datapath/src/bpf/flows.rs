@@ -14,7 +14,7 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use wharf_common::{
     FlowKey, FlowRow, FlowTotals, FlowUse,
-    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_UPSTREAM, TICK_SHIFT},
+    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_PREFIX, FLOW_RECENT, FLOW_UPSTREAM, TICK_SHIFT},
     map::{self, FLOWS_KEPT_MAX, FLOWS_MAX, FLOWS_NEW_MAX},
 };
 use wharf_core::{
@@ -149,9 +149,12 @@ impl Bpf {
     ) -> Result<()> {
         let now = now()?;
         let epochs: HashMap<_, _> = self.endpoint_rows()?.into_iter().map(|row| (row.address, row.epoch)).collect();
+        let routers = self.source_epochs()?;
         // Programs store the low half.
-        let is_there = |address, epoch| {
-            epoch == 0 || epochs.get(&address).is_some_and(|is| is.0 & u64::from(u32::MAX) == u64::from(epoch))
+        let is_there = |address, epoch, row: &FlowRow| {
+            epoch == 0
+                || epochs.get(&address).is_some_and(|is| is.0 & u64::from(u32::MAX) == u64::from(epoch))
+                || row.flags & FLOW_PREFIX != 0 && routers.contains(&epoch)
         };
         for (table, max) in [(map::FLOWS, FLOWS_MAX), (map::FLOWS_NEW, FLOWS_NEW_MAX)] {
             let rows = self.flow_rows(table)?;
@@ -164,8 +167,8 @@ impl Bpf {
                 };
                 let is_kept = table == map::FLOWS && row.flags & FLOW_RECENT == 0;
                 let flow = flow_of(&key, &row, now, is_kept);
-                let counts =
-                    is_there(address_of(&key.low), row.low_epoch) && is_there(address_of(&key.high), row.high_epoch);
+                let counts = is_there(address_of(&key.low), row.low_epoch, &row)
+                    && is_there(address_of(&key.high), row.high_epoch, &row);
                 if counts && !row.is_over(key.protocol, now) && filter.matches(&flow) {
                     with(table, key, flow)?;
                 }

@@ -48,7 +48,9 @@ impl SharedMap {
 /// `CALLS` and `NODE_CALLS` are read as arrays of program ids.
 fn typed(name: &str, data: MapData) -> Map {
     match name {
-        map::ENDPOINTS | map::FLOWS | map::FLOWS_RECENT | map::FRAGMENT_SLOTS | map::POLICY_CELLS => Map::HashMap(data),
+        map::ENDPOINTS | map::SOURCES | map::FLOWS | map::FLOWS_RECENT | map::FRAGMENT_SLOTS | map::POLICY_CELLS => {
+            Map::HashMap(data)
+        }
         map::CALLS | map::NODE_CALLS => Map::Array(data),
         map::EVENTS => Map::RingBuf(data),
         map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),

@@ -10,7 +10,10 @@ use std::{
 use aya::maps::{Array, HashMap, MapData, MapType};
 use wharf_common::{
     FlowUse, ProxyUse, StackPathKey, StackPathRow,
-    map::{self, FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
+    map::{
+        self, FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_SOURCES,
+        FLAG_TRACE,
+    },
 };
 use wharf_core::{
     ids::EndpointId,
@@ -145,6 +148,7 @@ impl Bpf {
                 // Only pinned endpoints' slots: reading all 16,384 takes 10 ms.
                 map::CALLS => Some(slots),
                 map::STACK_PATHS => Some(self.stack_paths()?.len()),
+                map::SOURCES => Some(self.source_rows()?.len()),
                 // From the last collection: the table may have half a million rows.
                 map::FLOWS => Some(usize::try_from(self.flow_totals()?.rows).unwrap_or(usize::MAX)),
                 _ => None,
@@ -167,7 +171,7 @@ impl Bpf {
 
     pub(crate) fn dump_map(&self, name: &str) -> Result<Vec<Row>> {
         let unknown = || {
-            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, \
+            let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, SOURCES, \
                          FLOW_USE, FLOW_TOTALS, PROXY_USE, IPCACHE, POLICY_PORTS, POLICY_CELLS, POLICY_SETS, POLICY_STATE, \
                          <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
@@ -199,6 +203,7 @@ impl Bpf {
                 .collect()),
             map::STACK_PATHS => Ok(self.stack_paths()?.into_iter().map(|(key, path)| path_row(&key, &path)).collect()),
             map::STACK_USERS => self.stack_users(),
+            map::SOURCES => self.dump_sources(),
             map::FLOW_USE => self.flow_uses(),
             map::PROXY_USE => self.proxy_uses(),
             map::FLOW_TOTALS => {
@@ -303,6 +308,7 @@ impl Bpf {
             (FLAG_LIMIT_INGRESS, "limit-ingress"),
             (FLAG_LIMIT_EGRESS, "limit-egress"),
             (FLAG_CHAINED, "chained"),
+            (FLAG_SOURCES, "sources"),
         ];
         let flags: Vec<&str> = flags.iter().filter(|(bit, _)| c.flags & bit != 0).map(|(_, name)| *name).collect();
         Ok(row([

@@ -11,7 +11,7 @@ use aya::{
 };
 use wharf_common::{
     Bucket, Direction,
-    map::{self, FLAG_CHAINED, FLAG_LIVE, limit_flag},
+    map::{self, FLAG_CHAINED, FLAG_LIVE, FLAG_SOURCES, limit_flag},
 };
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -163,6 +163,7 @@ impl Bpf {
             };
             problems.push(EndpointProblem::Row { address, found });
         }
+        self.observe_sources(record, problems)?;
         let expected = opened.program(PROGRAMS[2]);
         let found = self.call_slot(u32::from(record.id.get()))?;
         if expected != found {
@@ -194,6 +195,8 @@ fn observe_config(data: MapData, record: &EndpointRecord, problems: &mut Vec<End
     field("limits", limited(bandwidth::flags(&record.bandwidth)), limited(config.flags));
     let chained = config.flags & FLAG_CHAINED != 0;
     field("chained", (!record.link_owner.is_wharf()).to_string(), chained.to_string());
+    let has_sources = config.flags & FLAG_SOURCES != 0;
+    field("sources", (!record.sources.is_empty()).to_string(), has_sources.to_string());
     field("live", true.to_string(), (config.flags & FLAG_LIVE != 0).to_string());
     Ok(())
 }

@@ -11,7 +11,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, Pr
 use wharf_common::{
     Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
     FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, ProxyUse, SetsRow,
-    StackPathKey, StackPathRow, abi, map,
+    SourcesRow, StackPathKey, StackPathRow, abi, map,
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
 
@@ -70,6 +70,13 @@ fn shape(name: &str) -> Option<Shape> {
             value: size_of::<u64>(),
             max_entries: map::STACK_USERS_MAX,
             flags: 0,
+        },
+        map::SOURCES => Shape {
+            kind: MapType::Hash,
+            key: number,
+            value: size_of::<SourcesRow>(),
+            max_entries: map::SOURCES_MAX,
+            flags: BPF_F_NO_PREALLOC,
         },
         map::FLOWS => Shape {
             kind: MapType::Hash,

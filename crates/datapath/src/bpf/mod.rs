@@ -19,6 +19,7 @@ mod proxy;
 pub(crate) mod rows;
 mod selfcheck;
 mod shared;
+mod sources;
 mod tcx;
 mod upgrade;
 

@@ -64,7 +64,7 @@ pub(crate) fn expected_row(record: &EndpointRecord, address: IpAddr) -> Endpoint
     table_row(&key_of(address), &row_of(record))
 }
 
-fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
+pub(super) fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
     match result {
         Err(e) if maps::is_missing(&e) => Ok(()),
         other => other,
@@ -72,7 +72,7 @@ fn unless_missing(result: std::result::Result<(), MapError>) -> std::result::Res
 }
 
 impl Bpf {
-    fn lock_tables(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_tables(&self) -> MutexGuard<'_, ()> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -137,6 +137,8 @@ impl Bpf {
             };
             crash::point(point);
         }
+        self.remove_sources_at(record.host_ifindex, record.epoch)?;
+        crash::point("datapath/unreachable/after-sources");
         // A slot has no epoch: the configuration's epoch decides. Without a configuration the slot is a predecessor's.
         let successor = match self.config(record.id) {
             Ok(config) => config.epoch > record.epoch.0,

@@ -29,9 +29,10 @@ use super::{
 use crate::error::{fail, wrap};
 
 /// Their rows mean the same to every ABI version.
-const OF_ALL_VERSIONS: [&str; 15] = [
+const OF_ALL_VERSIONS: [&str; 16] = [
     map::STACK_PATHS,
     map::STACK_USERS,
+    map::SOURCES,
     map::FLOWS,
     map::FLOWS_RECENT,
     map::FLOWS_NEW,
@@ -48,9 +49,11 @@ const OF_ALL_VERSIONS: [&str; 15] = [
 ];
 
 impl Bpf {
-    /// Creates missing shared maps, node programs and sink; checks existing ones.
+    /// Creates missing shared maps, node programs and sink; checks existing ones. Removes rows of no endpoint from
+    /// `SOURCES`.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.ensure_shared_maps()?;
+        self.remove_stray_sources()?;
         if self.absent_node_program()?.is_some() {
             self.renew_node_programs()?;
         }
@@ -193,6 +196,7 @@ impl Bpf {
             }
         }
         drop(held);
+        wrong.extend(self.stray_source_problems());
         let path = self.pins.shared(map::NODE_CALLS).display().to_string();
         match self.absent_node_program() {
             Ok(None) => {}

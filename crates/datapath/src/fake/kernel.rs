@@ -116,6 +116,7 @@ impl NodeKernel for FakeKernel {
                 info(map::EVENTS.to_owned(), "ringbuf", None, map::EVENTS_BYTES),
                 info(map::STACK_PATHS.to_owned(), "lru_hash", Some(0), map::STACK_PATHS_MAX),
                 info(map::STACK_USERS.to_owned(), "array", None, map::STACK_USERS_MAX),
+                info(map::SOURCES.to_owned(), "hash", Some(s.sources().count()), map::SOURCES_MAX),
                 info(map::FLOWS.to_owned(), "hash", Some(0), map::FLOWS_MAX),
                 info(map::FLOWS_RECENT.to_owned(), "hash", None, map::FLOWS_RECENT_MAX),
                 info(map::FLOWS_NEW.to_owned(), "lru_hash", None, map::FLOWS_NEW_MAX),
@@ -383,6 +384,18 @@ fn dump_map(s: &State, name: &str) -> Result<Vec<BTreeMap<String, String>>> {
         "CALLS" => {
             Ok(s.calls.iter().map(|(id, p)| row(&[("slot", id.to_string()), ("program", p.to_string())])).collect())
         }
+        "SOURCES" => Ok(s
+            .sources()
+            .map(|(id, c)| {
+                let prefixes: Vec<String> = c.sources.iter().map(ToString::to_string).collect();
+                row(&[
+                    ("ifindex", c.host_ifindex.to_string()),
+                    ("endpoint", id.to_string()),
+                    ("epoch", c.epoch.to_string()),
+                    ("prefixes", prefixes.join(",")),
+                ])
+            })
+            .collect()),
         _ => {
             let pinned = name.split_once('/').and_then(|(id, kind)| Some((s.pins.get(&id.parse().ok()?)?, kind)));
             match pinned {

@@ -127,6 +127,12 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
         let (expected, is) = (format!("{:?}", record.bandwidth), format!("{:?}", config.bandwidth));
         found.push(EndpointProblem::Config { field: "limits", expected, found: is });
     }
+    if let Some(config) = pinned.and_then(|p| p.config.as_ref())
+        && config.sources != record.sources
+    {
+        let (expected, is) = (format!("{:?}", record.sources), format!("{:?}", config.sources));
+        found.push(EndpointProblem::Config { field: "sources", expected, found: is });
+    }
     for address in record.addresses() {
         let (to, expected) = (host_net(address), record.host_ifindex);
         let via = s.routes.get(&to);

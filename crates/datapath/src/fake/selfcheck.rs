@@ -71,7 +71,7 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
         return if denied { (Verdict::Drop, "policy-denied") } else { (Verdict::Pass, "forwarded-stack") };
     }
     if case.hook == Hook::ToContainer {
-        let is_own = own.is_some() && destination == own;
+        let is_own = own.is_some() && destination == own || destination.is_some_and(|to| config.sources.contains(to));
         return if is_own { (Verdict::Pass, "forwarded-stack") } else { (Verdict::Drop, "not-endpoint-address") };
     }
     if packet.get(6..12) != Some(&pinned.spec.container_mac.0[..]) {
@@ -80,7 +80,11 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
     let asks = matches!(case.kind, Kind::Neighbour | Kind::FalseNeighbour);
     // In ARP, two bytes further than in IP.
     let source_at = if asks && case.family == Family::Ipv4 { source_at + 2 } else { source_at };
-    if own.is_none() || address(packet, source_at, case.family) != own {
+    let source = address(packet, source_at, case.family);
+    if !asks && source.is_some_and(|from| config.sources.contains(from)) {
+        return (Verdict::Pass, "forwarded-stack");
+    }
+    if own.is_none() || source != own {
         return (Verdict::Drop, if asks { "neighbour-spoof" } else { "invalid-source-ip" });
     }
     if config.chained {

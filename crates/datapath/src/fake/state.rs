@@ -268,6 +268,12 @@ impl State {
         }
     }
 
+    /// Configurations with source prefixes.
+    pub(super) fn sources(&self) -> impl Iterator<Item = (&EndpointId, &ConfigSpec)> {
+        let configs = self.pins.iter().filter_map(|(id, p)| Some((id, p.config.as_ref()?)));
+        configs.filter(|(_, config)| !config.sources.is_empty())
+    }
+
     pub(super) fn config_epoch(&self, id: EndpointId) -> Option<Epoch> {
         self.pins.get(&id).and_then(|p| p.config.as_ref()).map(|c| c.epoch)
     }

@@ -363,6 +363,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         ports: Vec::new(),
         masquerade: None,
         bandwidth: Default::default(),
+        sources: Default::default(),
         policy_enforcement: wharf_core::policy::Enforcement::Default,
         named_ports: std::collections::BTreeMap::new(),
         awaits_labels: false,
@@ -408,6 +409,7 @@ pub(crate) fn config_spec(r: &EndpointRecord) -> ConfigSpec {
         local_by_stack: false,
         chained: !r.link_owner.is_wharf(),
         bandwidth: r.bandwidth,
+        sources: r.sources.clone(),
     }
 }
 

@@ -67,6 +67,10 @@ pub struct AddRequest {
     /// What the container reaches by its gateways; everything when absent, nothing when its list is empty.
     #[prost(message, optional, tag = "17")]
     pub routes: ::core::option::Option<Routes>,
+    /// Prefixes that the container may use as sources besides its addresses, `10.200.0.0/16`, 8 at most. A service that
+    /// cannot allow them fails the Add.
+    #[prost(string, repeated, tag = "18")]
+    pub source_prefixes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A port of the node that leads to a port of the container.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

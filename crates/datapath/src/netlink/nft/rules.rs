@@ -96,10 +96,12 @@ fn published(except: Option<Rule>) -> Vec<Rule> {
     rules
 }
 
-/// Matches packets from pools to outside, unless source or destination is a container that keeps its address.
+/// Matches packets from pools to outside, unless source or destination is a container that keeps its address. A network
+/// behind a container is not outside: policy accepts the node, so that container's rules would accept a translated
+/// packet.
 pub(super) fn leaves(v4: bool) -> Vec<Expression> {
     let names = Names::of(v4);
-    vec![
+    let mut leaves = vec![
         Expression::address(0, v4, Field::Source),
         Expression::within(0, names.pools),
         Expression::address(0, v4, Field::Source),
@@ -108,7 +110,9 @@ pub(super) fn leaves(v4: bool) -> Vec<Expression> {
         Expression::outside(0, names.excluded),
         Expression::address(0, v4, Field::Destination),
         Expression::outside(0, names.own),
-    ]
+    ];
+    leaves.extend(Expression::leaves_by_none_of(LINK_PREFIX));
+    leaves
 }
 
 /// Drops invalid packets, which pass no nat chain and would leave with the container's address.
