@@ -18,8 +18,8 @@ use crate::{
     node::{
         edit::Edit,
         endpoint::Done,
-        error::CommandError,
-        sources::{self, SourcesRefusal},
+        error::{CommandError, SourcesRefusal},
+        sources,
     },
 };
 

@@ -16,7 +16,7 @@ use wharf_core::{
 
 use crate::{
     memory::NoRoom,
-    node::{error::JobError, sources::SourcesRefusal},
+    node::error::{JobError, SourcesRefusal},
     policy::error::PolicyError,
     proxy::ProxyError,
     store::StoreError,

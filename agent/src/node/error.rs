@@ -2,11 +2,31 @@
 
 use std::time::Duration;
 
+use ipnet::IpNet;
 use wharf_core::{
     identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, policy::MAX_NAMED_PORTS, state::State,
 };
 
-use crate::{node::sources::SourcesRefusal, policy::error::PolicyError, store::StoreError};
+use crate::{policy::error::PolicyError, store::StoreError};
+
+/// Why source prefixes are refused on this node.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SourcesRefusal {
+    /// Another plugin made the link.
+    #[error("source prefixes are refused: another plugin made the interface, and its link may be a bridge")]
+    Chained,
+    /// Others have addresses in the prefix.
+    #[error("source prefix {prefix} overlaps {with}")]
+    Taken {
+        /// Prefix.
+        prefix: IpNet,
+        /// Owner of the addresses.
+        with: String,
+    },
+    /// The node's addresses are unknown.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
 
 /// Failure of a bounded kernel call.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -3,31 +3,12 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use wharf_core::{ids::EndpointId, kernel::KernelError, overlap::Way, sources::SourcePrefixes};
+use wharf_core::{ids::EndpointId, overlap::Way, sources::SourcePrefixes};
 
 use crate::{
-    node::{endpoint::View, lifecycle::Lifecycle},
+    node::{endpoint::View, error::SourcesRefusal, lifecycle::Lifecycle},
     sync::lock,
 };
-
-/// Why source prefixes are refused on this node.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum SourcesRefusal {
-    /// Another plugin made the link.
-    #[error("source prefixes are refused: another plugin made the interface, and its link may be a bridge")]
-    Chained,
-    /// Others have addresses in the prefix.
-    #[error("source prefix {prefix} overlaps {with}")]
-    Taken {
-        /// Prefix.
-        prefix: IpNet,
-        /// Owner of the addresses.
-        with: String,
-    },
-    /// The node's addresses are unknown.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-}
 
 /// Refuses prefixes that contain addresses of pools, services, other nodes' containers, gateways, the node or endpoints
 /// other than `own`. Prefixes of two endpoints may overlap: both may use one virtual address.

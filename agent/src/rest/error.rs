@@ -21,7 +21,7 @@ use wharf_policy::model::PolicyName;
 use crate::{
     audit::AuditError,
     endpoint::error::{CreateCause, CreateError},
-    node::{error::CommandError, sources::SourcesRefusal},
+    node::error::{CommandError, SourcesRefusal},
     policy::error::PolicyError,
     rest::operation,
     store::StoreError,

@@ -38,9 +38,10 @@ const WORDS: usize = 4;
 #[derive(Clone, Copy)]
 pub struct End(u64);
 
-/// Flags beside the id; the high half is the low half of the epoch. The endpoint has a slot of `CALLS`.
+/// Flag of an [`End`] (bits 0 to 13 have the id, the upper 32 bits the low half of the epoch): the endpoint has a slot of
+/// `CALLS`, so another endpoint's program reaches it without the stack.
 const DIRECT: u64 = 1 << 30;
-/// The address is in a source prefix.
+/// Flag of an [`End`]: the address is in a source prefix.
 const BY_PREFIX: u64 = 1 << 31;
 
 impl End {
@@ -228,7 +229,7 @@ pub fn is_same_flow(ctx: &TcContext, asked: &Asked, owner: u16, epoch: u32) -> b
     unsafe { wharf_same_flow(ctx.skb.skb, asked.own | receives, owner.into(), epoch) != 0 }
 }
 
-/// Flag beside the id in [`wharf_same_flow`].
+/// Flag of the argument `own` of [`wharf_same_flow`], above the id: the hook's endpoint receives the packet.
 const RECEIVES: u32 = 1 << 14;
 
 /// [`is_same_flow`] as a global function.

@@ -57,8 +57,8 @@ pub enum Event {
     NoEndpoint(EndpointKey),
     /// Replace the node's addresses.
     Node(BTreeSet<IpAddr>),
-    /// Replace the networks of containers elsewhere, of which none contains another. Their addresses are outside, but not
-    /// the world's, and have no names.
+    /// Replace the networks of containers elsewhere, of which none contains another. Their addresses are outside, but
+    /// not the world's, and have no names.
     Pods(BTreeSet<IpNet>),
     /// The name is lower case, without a trailing dot; without addresses, it is removed.
     Name(Arc<str>, BTreeSet<IpAddr>),
