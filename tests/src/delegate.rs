@@ -55,6 +55,8 @@ struct State {
     moods: BTreeMap<&'static str, Mood>,
     findings: Vec<String>,
     calls: Vec<String>,
+    /// Status calls, which the agent sends on its own too.
+    looks: u64,
     asked: Vec<v1::AddRequest>,
     numbers: u32,
 }
@@ -140,6 +142,12 @@ impl Reference {
         self.state().calls.clone()
     }
 
+    /// Status calls so far.
+    #[must_use]
+    pub fn looks(&self) -> u64 {
+        self.state().looks
+    }
+
     /// Bodies of the Adds so far.
     #[must_use]
     pub fn asked(&self) -> Vec<v1::AddRequest> {
@@ -208,7 +216,9 @@ impl Core {
 
     /// Notes a call and waits as its mood says; a failure to be answered comes back.
     async fn begin(&self, call: &'static str, subject: &str) -> Result<Option<v1::Failure>, Status> {
-        if call != "Status" {
+        if call == "Status" {
+            self.state().looks += 1;
+        } else {
             self.state().calls.push(format!("{call} {subject}"));
         }
         loop {

@@ -714,6 +714,31 @@ fn what_cannot_be_recorded_is_told_before_an_add() -> Result<()> {
     })
 }
 
+/// The second STATUS arrives while the first waits for the service, after its look at the directory.
+#[test]
+fn a_status_is_not_answered_by_a_look_that_began_before_it() -> Result<()> {
+    delegated(|node, service| {
+        wait::until("the agent's own look", || {
+            Ok(status(node)?.delegate.filter(|d| d.reachable == Some(true)).map(drop))
+        })?;
+        service.mood("Status", Mood::Slow(Duration::from_secs(1)));
+        let (conf, looks) = (node.netconf(), service.looks());
+        let first = node.cni("STATUS").conf(&conf).ready()?;
+        thread::scope(|scope| -> Result<()> {
+            let first = scope.spawn(move || first.run());
+            wait::until("its look", || Ok((service.looks() > looks).then_some(())))?;
+            let directory = node.dirs().run.join("unfinished-adds");
+            fs::remove_dir(&directory)?;
+            fs::write(&directory, "")?;
+            let told = node.cni("STATUS").conf(&conf).run()?.failure()?;
+            ensure!(told.code == 50 && told.msg.contains("no ADD can be recorded"), "{told:?}");
+            first.join().map_err(|_| anyhow::anyhow!("the first STATUS's thread panicked"))??;
+            fs::remove_file(&directory)?;
+            Ok(())
+        })
+    })
+}
+
 /// An address is leased until the service has nothing of the attachment any more.
 #[test]
 fn an_ipam_plugins_lease_outlasts_the_attachment() -> Result<()> {

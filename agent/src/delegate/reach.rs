@@ -116,7 +116,7 @@ impl Reach {
 }
 
 impl Delegation {
-    /// Asks the service, or shares an answer to a later Status.
+    /// Looks at directory and service, or shares a look that began after the call.
     ///
     /// # Errors
     /// An unreached service or invalid answer; a refusal of ADDs is none.
@@ -126,6 +126,7 @@ impl Delegation {
         if lock(&self.reach.known).asked.is_some_and(|asked| asked >= began) {
             return lock(&self.reach.known).problem();
         }
+        let asked = Instant::now();
         self.records.probe().await;
         let result = self.ask(self.service.status(STATUS_LIMIT)).await;
         if let Err(error @ (CallError::TimedOut { .. } | CallError::Status { .. } | CallError::Unusable { .. })) =
@@ -134,7 +135,7 @@ impl Delegation {
             self.reach.set(false, Some(error.to_string()));
         }
         let mut known = lock(&self.reach.known);
-        known.asked = Some(Instant::now());
+        known.asked = Some(asked);
         match result {
             Ok(service) => {
                 known.service = service;
