@@ -1,4 +1,4 @@
-//! Node program `egress`: judges packets that a container sends, and decides where they go. Packets that
+//! Judges packets that a container sends, and decides where they go: half of the node program `judge`. Packets that
 //! [`crate::shortcut`] has judged come here only for their flow.
 //!
 //! A packet that leaves here has the container's MAC and an IP of the endpoint as sources. Link-local IPv6 sources pass
@@ -119,7 +119,7 @@ fn judge(
 
 #[inline(always)]
 fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
-    handoff::call(ctx, NodeCall::Neighbour as u32, own);
+    handoff::call(ctx, NodeCall::Neighbour, own);
     DropReason::NoNodeProgram
 }
 

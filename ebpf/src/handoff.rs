@@ -91,14 +91,22 @@ impl Words {
         self.0[4] & 0xffff_0000 != IS_UNJUDGED
     }
 
-    /// Direction, judging node program ([`NodeCall`] as a number), and its flags. Branch-free: the verifier walks the
-    /// following code once per known callee.
+    /// Direction of a packet that [`judge`] or [`deliver`] passed on.
     #[inline(always)]
-    pub fn judged_by(self) -> (Direction, u32, u32) {
-        const { assert!(NodeCall::Ingress as u32 == NodeCall::Egress as u32 + Direction::Egress as u32) };
-        let is_egress = self.0[4] & Direction::Egress as u32;
-        let direction = if is_egress == 0 { Direction::Ingress } else { Direction::Egress };
-        (direction, NodeCall::Ingress as u32 - is_egress, self.0[4] & FROM_STACK)
+    fn judged(self) -> Direction {
+        if self.0[4] & Direction::Egress as u32 == 0 { Direction::Ingress } else { Direction::Egress }
+    }
+
+    /// Direction, and flags for the node program `judge`.
+    #[inline(always)]
+    pub fn to_judge(self) -> (Direction, u32) {
+        (self.judged(), self.0[4] & FROM_STACK)
+    }
+
+    /// For the node program `judge`.
+    #[inline(always)]
+    pub fn direction(self) -> Direction {
+        if self.has(RECORDED) { self.asked().direction } else { self.judged() }
     }
 
     /// Of a packet from the stack, by [`track`].
@@ -158,9 +166,9 @@ fn to_own_deliver(ctx: &TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Continues in a node program ([`NodeCall`] as a number). Returns only if it is missing.
+/// Continues in a node program. Returns only if it is missing.
 #[inline(always)]
-pub fn call(ctx: &TcContext, program: u32, ids: u32) {
+pub fn call(ctx: &TcContext, program: NodeCall, ids: u32) {
     put(ctx, 2, ids);
     jump(ctx, program);
 }
@@ -184,20 +192,20 @@ pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) 
     put(ctx, 2, ids | RECORDED);
     put(ctx, 3, own_epoch);
     put(ctx, 4, peer_epoch);
-    jump(ctx, if matches!(direction, Direction::Egress) { NodeCall::Egress } else { NodeCall::Ingress } as u32);
+    jump(ctx, NodeCall::Judge);
 }
 
 /// Returns only if the program is missing.
 #[inline(always)]
 pub fn call_event(ctx: &TcContext, words: Words) {
     words.put(ctx);
-    jump(ctx, NodeCall::Event as u32);
+    jump(ctx, NodeCall::Event);
 }
 
 #[inline(always)]
-fn jump(ctx: &TcContext, program: u32) {
+fn jump(ctx: &TcContext, program: NodeCall) {
     // SAFETY: a successful call does not return.
-    unsafe { NODE_CALLS.tail_call(ctx, program) };
+    unsafe { NODE_CALLS.tail_call(ctx, program as u32) };
 }
 
 /// Passes the packet to an endpoint's `deliver`. Returns only if it is missing.

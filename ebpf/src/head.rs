@@ -8,7 +8,7 @@
 //! Counters thus decrease only for a denied flow, and for a local packet whose flow takes the node's stack.
 
 use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
-use wharf_common::{Direction, DropReason, drop_reason::metrics_index};
+use wharf_common::{Direction, DropReason, drop_reason::metrics_index, map::NodeCall};
 
 use crate::{
     config::{self, Config},
@@ -59,7 +59,7 @@ fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i
 /// A drop.
 #[inline(always)]
 pub fn deliver(ctx: &TcContext, words: Words) -> Result<i32, Verdict> {
-    let (direction, program, flags) = words.judged_by();
+    let (direction, flags) = words.to_judge();
     let dropped = |reason| Err(dropped(ctx, direction, reason));
     let Some(config) = Config::load() else { return dropped(DropReason::NoConfig) };
     if words.is_from_endpoint() && shortcut::delivered(ctx, config) {
@@ -76,7 +76,7 @@ pub fn deliver(ctx: &TcContext, words: Words) -> Result<i32, Verdict> {
         return dropped(DropReason::EndpointNotReady);
     }
     profile::publish(config);
-    handoff::call(ctx, program, config::endpoint_id() | flags);
+    handoff::call(ctx, NodeCall::Judge, config::endpoint_id() | flags);
     dropped(DropReason::NoNodeProgram)
 }
 

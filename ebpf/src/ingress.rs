@@ -1,4 +1,4 @@
-//! Node program `ingress`: judges packets to a container, from the stack or another endpoint. Only IP packets to the
+//! Judges packets to a container, from the stack or another endpoint: half of the node program `judge`. Only IP packets to the
 //! container's address pass, and from the stack those to its source prefixes. Packets that [`crate::shortcut`] has
 //! judged need only their flow and Ethernet destination.
 //!
@@ -126,7 +126,7 @@ fn accept(
 
 #[inline(always)]
 fn to_neighbour(ctx: &TcContext, own: u32) -> DropReason {
-    handoff::call(ctx, NodeCall::Neighbour as u32, own | FROM_STACK);
+    handoff::call(ctx, NodeCall::Neighbour, own | FROM_STACK);
     DropReason::NoNodeProgram
 }
 

@@ -5,7 +5,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`head`] | start of the endpoint programs |
-//! | [`egress`], [`ingress`] | decisions of these node programs |
+//! | [`egress`], [`ingress`] | decisions of the node program `judge` |
 //! | [`shortcut`] | packets that endpoint programs judge |
 //! | [`verdict`] | records every decision |
 //! | [`event`], [`metrics`], [`test_packet`] | events; counters; test packets, which leave neither |

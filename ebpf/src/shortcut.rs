@@ -1,6 +1,6 @@
 //! Packets that endpoint programs judge themselves, which saves two or three tail calls: whole, well-formed IP packets
 //! without IPv4 options, from or to the endpoint's address. Nothing is refused here: other packets go to the node
-//! programs `egress` and `ingress`.
+//! program `judge`.
 //!
 //! The verifier follows both ways of each branch, for each endpoint. So differing bits are gathered in one number and
 //! compared once.

@@ -1,19 +1,17 @@
-//! The object `untracked`, for benchmarks: replaces the node programs `egress` and `ingress` to measure the cost of
-//! tracking.
+//! The object `untracked`, for benchmarks: replaces the node program `judge` to measure the cost of tracking.
 #![no_std]
 #![no_main]
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
-use wharf_ebpf::{egress as sent, flow::Way, ingress as received};
+use wharf_common::Direction;
+use wharf_ebpf::{egress, flow::Way, handoff::Words, ingress};
 
 #[classifier]
-pub fn egress(ctx: TcContext) -> i32 {
-    sent::run(&ctx, |_, _| Ok(Way::Direct), |_, _| false)
-}
-
-#[classifier]
-pub fn ingress(ctx: TcContext) -> i32 {
-    received::run(&ctx, |_, _| Ok(Way::Direct), |_, _| false)
+pub fn judge(ctx: TcContext) -> i32 {
+    match Words::of(&ctx).direction() {
+        Direction::Egress => egress::run(&ctx, |_, _| Ok(Way::Direct), |_, _| false),
+        Direction::Ingress => ingress::run(&ctx, |_, _| Ok(Way::Direct), |_, _| false),
+    }
 }
 
 #[unsafe(link_section = "license")]

@@ -118,31 +118,28 @@ pub const EVENTS_PER_SECOND: u32 = 256;
 /// 2 directions x [`crate::drop_reason::REASONS`].
 pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
 
-/// Slots of [`NODE_CALLS`]. Numbers 1 to 4 are retired: older programs can still call them.
+/// Slots of [`NODE_CALLS`]. Numbers 1 to 4 and 6 are retired: older programs can still call them.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeCall {
     /// Writes an event.
     Event = 0,
-    /// From a container.
-    Egress = 5,
-    /// To a container.
-    Ingress = 6,
+    /// Judges packets, and finds their flow.
+    Judge = 5,
     /// Answers neighbour messages.
     Neighbour = 7,
 }
 
 impl NodeCall {
     /// In number order.
-    pub const ALL: &'static [Self] = &[Self::Event, Self::Egress, Self::Ingress, Self::Neighbour];
+    pub const ALL: &'static [Self] = &[Self::Event, Self::Judge, Self::Neighbour];
 
     /// Name in the object `node`.
     #[must_use]
     pub const fn program(self) -> &'static str {
         match self {
             Self::Event => "event",
-            Self::Egress => "egress",
-            Self::Ingress => "ingress",
+            Self::Judge => "judge",
             Self::Neighbour => "neighbour",
         }
     }

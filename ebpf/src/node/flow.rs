@@ -4,8 +4,8 @@
 //! **Replies take the flow's way.** If a node rule translates a packet to another endpoint, only the stack can
 //! translate the replies back. The flow's row has the way; without a row, [`crate::stack_path`].
 //!
-//! A packet between two endpoints passes here once, at its sender. `egress` and `ingress` both contain [`wharf_flow`],
-//! which saves a tail call per packet.
+//! A packet between two endpoints passes here once, at its sender. `judge` contains [`wharf_flow`], which saves a tail
+//! call per packet.
 
 use core::ptr;
 
@@ -339,9 +339,13 @@ fn rule_about(about: u64) -> u32 {
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32) -> u64 {
     let ctx = &TcContext::new(skb);
     let Some(about) = Packet::at(ctx, (offset & PACKET_MAX) as usize) else { return 0 };
-    let (Some(source), Some(destination)) = (address(ctx, true), address(ctx, false)) else { return 0 };
     // A router reports any packet, an endpoint only packets that it received.
-    let is_of_flow = destination.equals(about.source) && (offset & ABOUT_SENT == 0 || source.equals(about.destination));
+    let Some(destination) = address(ctx, false) else { return 0 };
+    let mut is_of_flow = destination.equals(about.source);
+    if offset & ABOUT_SENT != 0 {
+        let Some(source) = address(ctx, true) else { return 0 };
+        is_of_flow &= source.equals(about.destination);
+    }
     let may_take_stack = offset & ABOUT_BETWEEN != 0 && stack_path::has_paths(own, own_epoch);
     let by_stack = may_take_stack && stack_path::is_noted_between(&about);
     let answer = if by_stack { ABOUT_STACK } else { 0 };
@@ -349,10 +353,13 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
         return answer;
     }
     let (mut key, by_high) = about.key();
+    // One number, so that both are in one slot of the stack.
+    let known = core::hint::black_box(answer | u64::from(by_high));
     // A client's own packets to the proxy reach no host that could report them.
     if about.protocol == TCP && other(&key, false) & FOUND != 0 {
         key.switch_upstream();
     }
+    let (answer, by_high) = (known & ABOUT_STACK, known & 1 != 0);
     let Some((row, _)) = find(&key) else { return answer };
     let (flags, rule) = (row.flags, row.rule);
     let by_owner = by_high != (flags & FLOW_BY_HIGH != 0);

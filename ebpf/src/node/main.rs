@@ -4,9 +4,8 @@
 //!
 //! | program | called by | does |
 //! |---|---|---|
-//! | [`egress`] | `from_container` | judges packets from a container; finds flow and way |
-//! | [`ingress`] | `deliver`, `to_container` | judges packets to a container; finds the flow |
-//! | [`neighbour`] | `egress` | judges and answers ARP and neighbour discovery |
+//! | [`judge`] | `from_container`, `to_container`, `deliver` | judges packets from and to a container; finds flow and way |
+//! | [`neighbour`] | `judge` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
 //! | [`collect`] | user space | removes rows of finished flows |
 #![allow(
@@ -32,6 +31,8 @@ use aya_ebpf::{
     macros::{classifier, raw_tracepoint},
     programs::{RawTracePointContext, TcContext},
 };
+use wharf_common::Direction;
+use wharf_ebpf::{egress, handoff::Words, ingress};
 
 #[classifier]
 pub fn event(ctx: TcContext) -> i32 {
@@ -43,14 +44,13 @@ pub fn neighbour(ctx: TcContext) -> i32 {
     neighbour::run(&ctx)
 }
 
+/// Both directions: with a program for each, the kernel would verify the code that they share twice.
 #[classifier]
-pub fn egress(ctx: TcContext) -> i32 {
-    wharf_ebpf::egress::run(&ctx, flow::way, sources::may_send)
-}
-
-#[classifier]
-pub fn ingress(ctx: TcContext) -> i32 {
-    wharf_ebpf::ingress::run(&ctx, flow::way, sources::may_receive)
+pub fn judge(ctx: TcContext) -> i32 {
+    match Words::of(&ctx).direction() {
+        Direction::Egress => egress::run(&ctx, flow::way, sources::may_send),
+        Direction::Ingress => ingress::run(&ctx, flow::way, sources::may_receive),
+    }
 }
 
 #[raw_tracepoint]

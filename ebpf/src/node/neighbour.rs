@@ -88,7 +88,7 @@ fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropRe
     if arrives {
         return if asker.owns4(joined(arp.target)) { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
     }
-    // `egress` compared it with the container's MAC.
+    // `judge` compared it with the container's MAC.
     let asker_mac = packet.source_mac();
     let is_for_gateway = operation == ARP_REQUEST && asker.has_gateway4(joined(arp.target));
     let sender = joined(arp.sender);

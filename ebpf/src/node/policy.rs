@@ -2,15 +2,15 @@
 //! packet after a rule change. The one hook that finds the flow judges both ends: the sender's rules for sent packets,
 //! the receiver's for received ones.
 
-use core::ptr;
+use core::{hint::black_box, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     CellKey, CellRow, Direction, DropReason, PolicyState, PortKey,
     flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
     policy::{
-        BY_SERVICE, Choice, DENY, IDENTITY_NODE, MARK_BY_SERVICE, PEER_SERVICE, POLICY_AUDITS, PORT_UNKNOWN, REDIRECT,
-        REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
+        BY_SERVICE, DENY, IDENTITY_NODE, MARK_BY_SERVICE, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS, PORT_UNKNOWN,
+        REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
     },
 };
 use wharf_ebpf::{
@@ -229,30 +229,46 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         UNKNOWN_TRANSPORT => PORT_UNKNOWN,
         _ => 0,
     };
-    let mut choice = Choice::NONE;
-    // Not an `Option`: even an empty one is on the stack, and Linux before 6.3 rejects reads of unwritten stack.
-    let (mut judges, mut is_unknown) = (ptr::null_mut::<CellRow>(), false);
+    // The kernel verifies one path for all classes. One number, so that both are in one slot of the stack.
+    let of = black_box(u64::from(set) << 32 | u64::from(class));
+    // Not `Option`s: even an empty one is on the stack, and Linux before 6.3 rejects reads of unwritten stack.
+    let (mut admin, mut rest) = (ptr::null_mut::<CellRow>(), ptr::null_mut::<CellRow>());
+    let (mut admin_rank, mut rest_rank) = (NO_RANK, NO_RANK);
+    let (mut admin_is_unknown, mut rest_is_unknown) = (false, false);
     for which in 0..4_u32 {
         let (any_class, any_port) = (which & 2 != 0, which & 1 != 0);
+        let (set, class) = ((of >> 32) as u32, of as u32);
         let key = CellKey { set, class: if any_class { 0 } else { class }, port: if any_port { 0 } else { port } };
         let Some(row) = POLICY_CELLS.get_ptr_mut(key) else { continue };
         // SAFETY: a map value, whose rules never change.
-        unsafe { choice.add((*row).admin, (*row).rest) };
-        let decides = choice.decides().rank;
-        // SAFETY: as above.
-        if unsafe { (*row).admin.rank == decides || (*row).rest.rank == decides } {
-            (judges, is_unknown) = (row, !any_port && port == PORT_UNKNOWN);
+        let (admin_here, rest_here) = unsafe { ((*row).admin.rank, (*row).rest.rank) };
+        let is_unknown = !any_port && port == PORT_UNKNOWN;
+        if admin_here <= admin_rank {
+            (admin, admin_rank, admin_is_unknown) = (row, admin_here, is_unknown);
+        }
+        if rest_here <= rest_rank {
+            (rest, rest_rank, rest_is_unknown) = (row, rest_here, is_unknown);
         }
     }
-    if !judges.is_null() && !test_packet::is_test(ctx) {
+    // As `Choice` of the tables.
+    // SAFETY: as above.
+    let (row, hit, is_unknown) = unsafe {
+        if !admin.is_null() && admin_rank != NO_RANK && (*admin).admin.ruling != PASS {
+            (admin, (*admin).admin, admin_is_unknown)
+        } else if !rest.is_null() {
+            (rest, (*rest).rest, rest_is_unknown)
+        } else {
+            return 0;
+        }
+    };
+    if !test_packet::is_test(ctx) {
         // SAFETY: a map value, added to atomically.
         unsafe {
-            atomic::increment(&raw mut (*judges).packets);
-            atomic::add(&raw mut (*judges).bytes, u64::from(ctx.len()));
+            atomic::increment(&raw mut (*row).packets);
+            atomic::add(&raw mut (*row).bytes, u64::from(ctx.len()));
         }
     }
-    let decides = choice.decides();
-    let (rule, ruling) = (u64::from(decides.rule), decides.ruling);
+    let (rule, ruling) = (u64::from(hit.rule), hit.ruling);
     if ruling & RULING == REDIRECT {
         let open = if ruling & REDIRECT_OPEN != 0 { OPEN } else { 0 };
         return rule | REDIRECTED | open | u64::from(ruling >> REDIRECT_PORT_SHIFT) << PORT_SHIFT;

@@ -186,12 +186,10 @@ impl Wire {
         let mut loaded = loader.load(&object("untracked.o")?).context("load untracked.o")?;
         let slots = Map::ProgramArray(MapData::from_pin(shared.join(map::NODE_CALLS)).context("open NODE_CALLS")?);
         let mut slots: ProgramArray<MapData> = slots.try_into()?;
-        for call in [NodeCall::Egress, NodeCall::Ingress] {
-            let name = call.program();
-            let program: &mut SchedClassifier = loaded.program_mut(name).context(name)?.try_into()?;
-            program.load().with_context(|| format!("verify {name} of untracked.o"))?;
-            slots.set(call as u32, program.fd()?, 0).with_context(|| format!("set the slot of {name}"))?;
-        }
+        let name = NodeCall::Judge.program();
+        let program: &mut SchedClassifier = loaded.program_mut(name).context(name)?.try_into()?;
+        program.load().with_context(|| format!("verify {name} of untracked.o"))?;
+        slots.set(NodeCall::Judge as u32, program.fd()?, 0).with_context(|| format!("set the slot of {name}"))?;
         Ok(Self { name: UNTRACKED, between: Between::Stopped(node), ..wire })
     }
 
