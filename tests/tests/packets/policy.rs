@@ -9,10 +9,10 @@ use wharf_common::{
     CellKey, CellRow,
     Direction::{Egress, Ingress},
     DropReason::{ForwardedLocal, ForwardedStack, PeerPolicyDenied, PolicyDenied},
-    EndpointKey, PeerRow, PolicyState, SetsRow,
+    EndpointKey, PeerRow, PolicyState, PortKey, SetsRow,
     flow::{ICMP, ICMPV6, UDP},
     map,
-    policy::{ACCEPT, DENY, Hit, MARK_BY_SERVICE, MARK_UNDECIDED, PEER_SERVICE, POLICY_AUDITS},
+    policy::{ACCEPT, Choice, DENY, Hit, MARK_BY_SERVICE, MARK_UNDECIDED, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS},
 };
 use wharf_tests::frame;
 
@@ -107,6 +107,67 @@ fn resolve(a: &mut Endpoint, address: IpAddr, identity: u32) -> Result<()> {
     let mut peers: LpmTrie<&mut MapData, EndpointKey, PeerRow> =
         a.node.map_mut(map::IPCACHE).context("peers")?.try_into()?;
     Ok(peers.insert(&Key::new(128, key_of(address)), PeerRow { identity, class: 7 }, 0)?)
+}
+
+/// Numbers that look random, and are the same in each run (xorshift, Marsaglia 2003).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// Cells of both classes and ports, each with a rule of either tier or without. No two rules have one rank.
+#[test]
+fn the_rule_that_decides_judges_and_its_cell_counts() -> Result<()> {
+    const PORT: u32 = 3;
+    let (mut a, _b) = pair()?;
+    resolve(&mut a, ELSEWHERE4.into(), 2)?;
+    let mut ports: LpmTrie<&mut MapData, PortKey, u32> =
+        a.node.map_mut(map::POLICY_PORTS).context("ports")?.try_into()?;
+    let key = PortKey { set: DENIES, protocol: UDP, _pad: 0, port: 53_u16.to_be_bytes() };
+    ports.insert(&Key::new(64, key), PORT, 0)?;
+    let places = [(7, PORT), (7, 0), (0, PORT), (0, 0)].map(|(class, port)| CellKey { set: DENIES, class, port });
+    let (mut numbers, mut passed_on) = (Numbers(0x9e37_79b9_7f4a_7c15), 0);
+    for generation in 1..=1000 {
+        let mut choice = Choice::NONE;
+        let mut cells: HashMap<&mut MapData, CellKey, CellRow> =
+            a.node.map_mut(map::POLICY_CELLS).context("cells")?.try_into()?;
+        let mut hits = Vec::new();
+        for (n, place) in (0_u32..).zip(places) {
+            let mut hit = |tier: u32, rulings: u64| -> Result<Hit> {
+                let ruling = [ACCEPT, DENY, PASS][usize::try_from(numbers.below(rulings))?];
+                let rank = u32::try_from(numbers.below(16))? * 8 + n * 2 + tier;
+                Ok(if numbers.below(3) == 0 { Hit::NONE } else { Hit { rank, rule: 100 + rank, ruling } })
+            };
+            let (admin, rest) = (hit(0, 3)?, hit(1, 2)?);
+            cells.insert(place, CellRow { admin, rest, packets: 0, bytes: 0 }, 0)?;
+            choice.add(admin, rest);
+            hits.push((admin, rest));
+        }
+        let sets = [SetsRow { egress: DENIES, ingress: 0 }, SetsRow::default()];
+        set(&mut a, sets, PolicyState { generation, flags: 0 })?;
+        let decides = choice.decides();
+        let action = a.run(FROM_CONTAINER, &udp(A.v4, ELSEWHERE4))?.action;
+        ensure!((action == SHOT) == (decides.ruling == DENY), "{hits:?}: {action}");
+        if decides.rank == NO_RANK {
+            continue;
+        }
+        let cells: HashMap<&mut MapData, CellKey, CellRow> =
+            a.node.map_mut(map::POLICY_CELLS).context("cells")?.try_into()?;
+        for (place, (admin, rest)) in places.into_iter().zip(&hits) {
+            let expected = u64::from(admin.rank == decides.rank || rest.rank == decides.rank);
+            let counted = cells.get(&place, 0)?.packets;
+            ensure!(counted == expected, "{hits:?}: {counted} packets in {place:?}, of which {expected} by its rules");
+        }
+        passed_on += u32::from(hits.iter().any(|(admin, _)| admin.ruling == PASS && admin.rank < decides.rank));
+    }
+    ensure!(passed_on > 50, "an admin rule passed on to the rest {passed_on} times");
+    Ok(())
 }
 
 /// An ICMP error (destination unreachable) of A to `to`, about a UDP packet from there to A's port.
