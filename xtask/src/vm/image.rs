@@ -11,7 +11,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{apt::empty_directory, kernel::Kernel, plan::TestFile, tools::Tools};
+use super::{
+    apt::empty_directory,
+    kernel::Kernel,
+    plan::{self, TestFile},
+    tools::Tools,
+};
 use crate::{
     build::NEXT_OBJECTS,
     progress::Step,
@@ -184,8 +189,13 @@ pub(crate) fn complete(tools: &Tools, kernel: &Kernel, plan: &[String], shared: 
     empty_directory(&root)?;
     empty_directory(&modules)?;
     kernel.write_modules(tools, &modules)?;
-    let list = root.join("plan");
-    fs::write(&list, plan.join("\n") + "\n").with_context(|| format!("write {}", list.display()))?;
+    let (alone, beside): (Vec<&str>, Vec<&str>) =
+        plan.iter().map(String::as_str).partition(|line| plan::is_alone(line));
+    for (name, lines) in [("plan", beside), ("alone", alone)] {
+        let list = root.join(name);
+        let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+        fs::write(&list, text).with_context(|| format!("write {}", list.display()))?;
+    }
     let archive = work.join("boot.cpio");
     pack(tools, &root, &archive)?;
     let mut whole =

@@ -36,7 +36,7 @@ wait $agent || sed 's/^/@broken the agent: /' /tmp/agent.log
 
 # In hundredths of a second.
 now() { cut -d' ' -f1 /proc/uptime | tr -d .; }
-# The next test of the plan, whose file both workers share as descriptor 3.
+# The next test of the plan, whose file the workers share as descriptor 3.
 next() {
     until mkdir /tmp/taking 2>/dev/null; do sleep 0.01; done
     read -r file name <&3
@@ -63,6 +63,8 @@ exec 3</plan
 work 1 &
 work 2 &
 wait
+exec 3</alone
+work 1
 dmesg | grep -E 'BUG:|WARNING:|Oops|general protection|rcu.*stall|hung task' | sed 's/^/@kernel-said /'
 echo "@done"
 poweroff -f

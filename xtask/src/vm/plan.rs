@@ -110,6 +110,15 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
 ];
 
+/// Files whose tests run with no other beside them: their packets take a processor, and an agent that starts beside a
+/// test of another file would take the second.
+const ALONE: &[&str] = &["restart"];
+
+/// Whether a line of the plan is of such a file.
+pub(crate) fn is_alone(line: &str) -> bool {
+    line.split_once(' ').is_some_and(|(file, _)| ALONE.contains(&file))
+}
+
 #[derive(Debug)]
 pub(crate) struct TestFile {
     /// File name in `tests/`, or library name.
