@@ -1,6 +1,6 @@
-//! Judges packets to a container, from the stack or another endpoint: half of the node program `judge`. Only IP packets to the
-//! container's address pass, and from the stack those to its source prefixes. Packets that [`crate::shortcut`] has
-//! judged need only their flow and Ethernet destination.
+//! Judges packets to a container, from the stack or another endpoint: half of the node program `judge`. Only IP packets
+//! to the container's address pass, and from the stack those to its source prefixes. Packets that [`crate::shortcut`]
+//! has judged need only their flow and Ethernet destination.
 //!
 //! Packets to a chained endpoint keep their Ethernet addresses; its neighbour messages continue in `neighbour`.
 

@@ -250,7 +250,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
             (rest, rest_rank, rest_is_unknown) = (row, rest_here, is_unknown);
         }
     }
-    // As `Choice` of the tables.
+    // The same choice as `wharf_common::policy::Choice`, which the kernel in memory uses.
     // SAFETY: as above.
     let (row, hit, is_unknown) = unsafe {
         if !admin.is_null() && admin_rank != NO_RANK && (*admin).admin.ruling != PASS {

@@ -104,7 +104,7 @@ fn programs_fit_the_stack_of_every_kernel() -> Result<()> {
             most = most.max(bytes);
         }
     }
-    // What is known of `judge` today; a reader of objects that sees no stack at all would let everything pass.
+    // `judge` needs more than half. A reader that finds no use of the stack would accept every object.
     ensure!(most > STACK_MAX / 2, "the deepest has {most} bytes");
     Ok(())
 }

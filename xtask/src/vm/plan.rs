@@ -110,8 +110,8 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
 ];
 
-/// Files whose tests run with no other beside them: their packets take a processor, and an agent that starts beside a
-/// test of another file would take the second.
+/// Files whose tests run one at a time, after all others. A guest has two processors; these tests need one for their
+/// packets and one for the agent that restarts.
 const ALONE: &[&str] = &["restart"];
 
 /// Whether a line of the plan is of such a file.
