@@ -240,7 +240,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         let (set, class) = ((of >> 32) as u32, of as u32);
         let key = CellKey { set, class: if any_class { 0 } else { class }, port: if any_port { 0 } else { port } };
         let Some(row) = POLICY_CELLS.get_ptr_mut(key) else { continue };
-        // SAFETY: a map value, whose rules never change.
+        // SAFETY: a map value.
         let (admin_here, rest_here) = unsafe { ((*row).admin.rank, (*row).rest.rank) };
         let is_unknown = !any_port && port == PORT_UNKNOWN;
         if admin_here <= admin_rank {
@@ -252,15 +252,22 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     }
     // The same choice as `wharf_common::policy::Choice`, which the kernel in memory uses.
     // SAFETY: as above.
-    let (row, hit, is_unknown) = unsafe {
-        if !admin.is_null() && admin_rank != NO_RANK && (*admin).admin.ruling != PASS {
-            (admin, (*admin).admin, admin_is_unknown)
+    let (row, hit, rank, is_unknown) = unsafe {
+        let admin_decides = !admin.is_null()
+            && admin_rank != NO_RANK
+            && ((*admin).admin.ruling != PASS || (*admin).admin.rank != admin_rank);
+        if admin_decides {
+            (admin, (*admin).admin, admin_rank, admin_is_unknown)
         } else if !rest.is_null() {
-            (rest, (*rest).rest, rest_is_unknown)
+            (rest, (*rest).rest, rest_rank, rest_is_unknown)
         } else {
             return 0;
         }
     };
+    // The kernel can use a removed row's memory again at once, for any row.
+    if hit.rank != rank {
+        return DENIED | UNRESOLVED;
+    }
     if !test_packet::is_test(ctx) {
         // SAFETY: a map value, added to atomically.
         unsafe {
