@@ -1,12 +1,14 @@
-//! The nodes of a cluster and this node's routes to them. Pure.
+//! The rows of a cluster (nodes, pods, namespaces, policies) and this node's routes to the other nodes. Pure.
 //!
 //! | file | content |
 //! |---|---|
 //! | `nodes` | rows of nodes, and the rules that a list of them must follow |
 //! | `file` | the file of `--cluster-file` |
 //! | `routes` | routes to the containers of other nodes |
+//! | `feed` | rows of the cluster feed, and which of them are in force |
 #![forbid(unsafe_code)]
 
+pub mod feed;
 pub mod file;
 pub mod nodes;
 pub mod routes;

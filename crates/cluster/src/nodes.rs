@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 
-/// Nodes of a list. Planning asks the kernel about each address and CIDR.
-pub const MAX_NODES: usize = 64;
+/// Nodes of a list.
+pub const MAX_NODES: usize = 8_192;
 /// Addresses of a node, and CIDRs of a node.
 pub const MAX_OF_NODE: usize = 8;
 /// Bytes; as of a DNS name.
-const MAX_NAME: usize = 253;
+pub(crate) const MAX_NAME: usize = 253;
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,10 +66,10 @@ impl Nodes {
         }
         let mut names: BTreeMap<&str, usize> = BTreeMap::new();
         let mut addresses: BTreeMap<IpAddr, &str> = BTreeMap::new();
-        let mut cidrs: Vec<(IpNet, &str)> = Vec::new();
+        let mut cidrs: BTreeMap<IpNet, &str> = BTreeMap::new();
         for (row, node) in rows.iter().enumerate() {
             let refuse = |part, why: String| Err(NodesError::Row { row, part, why });
-            if let Some(why) = name_problem(&node.name) {
+            if let Some(why) = name_problem("a node's name", &node.name) {
                 return refuse(Part::Name, why);
             }
             if names.insert(&node.name, row).is_some() {
@@ -87,30 +87,26 @@ impl Nodes {
                 }
             }
             for (i, address) in node.addresses.iter().enumerate() {
-                if !is_of_a_host(*address) {
-                    return refuse(Part::Address(i), format!("{address} is no address that other nodes can reach"));
+                if let Some(why) = address_problem(*address) {
+                    return refuse(Part::Address(i), why);
                 }
                 if let Some(other) = addresses.insert(*address, &node.name) {
                     return refuse(Part::Address(i), format!("{address} is an address of node {other} already"));
                 }
             }
             for (i, cidr) in node.pod_cidrs.iter().enumerate() {
-                if *cidr != cidr.trunc() {
-                    return refuse(Part::Cidr(i), format!("{cidr} has host bits; write {}", cidr.trunc()));
+                if let Some(why) = cidr_problem(cidr) {
+                    return refuse(Part::Cidr(i), why);
                 }
-                if cidr.prefix_len() == 0 || !is_of_a_host(cidr.addr()) {
-                    return refuse(Part::Cidr(i), format!("{cidr} is no range for containers"));
-                }
-                if let Some((other, owner)) = cidrs.iter().find(|(other, _)| overlap(other, cidr)) {
+                if let Some((other, owner)) = sharing(&cidrs, *cidr) {
                     return refuse(Part::Cidr(i), format!("{cidr} overlaps {other} of node {owner}"));
                 }
-                cidrs.push((*cidr, &node.name));
+                cidrs.insert(*cidr, &node.name);
             }
         }
         for (row, node) in rows.iter().enumerate() {
-            let inside = |address: &IpAddr| cidrs.iter().find(|(cidr, _)| cidr.contains(address));
             for (i, address) in node.addresses.iter().enumerate() {
-                if let Some((cidr, owner)) = inside(address) {
+                if let Some((cidr, owner)) = sharing(&cidrs, IpNet::from(*address)) {
                     let why = format!("{address} is in the pod CIDR {cidr} of node {owner}");
                     return Err(NodesError::Row { row, part: Part::Address(i), why });
                 }
@@ -140,10 +136,29 @@ impl Nodes {
     }
 }
 
-fn name_problem(name: &str) -> Option<String> {
+/// The CIDR that overlaps `net`. The CIDRs do not overlap: it is directly before or after `net`.
+fn sharing<'a>(cidrs: &BTreeMap<IpNet, &'a str>, net: IpNet) -> Option<(IpNet, &'a str)> {
+    let around = cidrs.range(..=net).next_back().into_iter().chain(cidrs.range(net..).next());
+    around.map(|(other, owner)| (*other, *owner)).find(|(other, _)| overlap(other, &net))
+}
+
+/// `what`: as `a node's name`.
+pub(crate) fn name_problem(what: &str, name: &str) -> Option<String> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
     let bad = name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(allowed);
-    bad.then(|| format!("a node's name has 1 to {MAX_NAME} letters, digits, '.', '-' and '_'"))
+    bad.then(|| format!("{what} has 1 to {MAX_NAME} letters, digits, '.', '-' and '_'"))
+}
+
+pub(crate) fn address_problem(address: IpAddr) -> Option<String> {
+    (!is_of_a_host(address)).then(|| format!("{address} is no address that other nodes can reach"))
+}
+
+pub(crate) fn cidr_problem(cidr: &IpNet) -> Option<String> {
+    if *cidr != cidr.trunc() {
+        return Some(format!("{cidr} has host bits; write {}", cidr.trunc()));
+    }
+    let bad = cidr.prefix_len() == 0 || !is_of_a_host(cidr.addr());
+    bad.then(|| format!("{cidr} is no range for containers"))
 }
 
 fn is_of_a_host(address: IpAddr) -> bool {
@@ -154,7 +169,7 @@ fn is_of_a_host(address: IpAddr) -> bool {
     !(address.is_unspecified() || address.is_loopback() || address.is_multicast() || link_local)
 }
 
-fn overlap(a: &IpNet, b: &IpNet) -> bool {
+pub(crate) fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
@@ -191,6 +206,34 @@ mod tests {
         for name in ["", "a b", "a\n", &"x".repeat(254)] {
             assert!(Nodes::new(vec![row(name, &["192.0.2.1"], &[])]).is_err(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn an_overlap_is_found_among_many() {
+        let many = || {
+            (0..1_000).map(|n| {
+                let (high, low) = (n / 250, n % 250);
+                row(
+                    &format!("n{n}"),
+                    &[&format!("192.0.{high}.{low}")],
+                    &[&format!("10.{high}.{low}.0/24"), &format!("fd00:{high}:{low}::/64")],
+                )
+            })
+        };
+        assert!(Nodes::new(many().collect()).is_ok());
+        for (cidr, other) in [
+            ("10.0.0.0/8", "10.0.0.0/24 of node n0"),
+            ("10.2.128.0/17", "10.2.128.0/24 of node n628"),
+            ("10.3.249.128/25", "10.3.249.0/24 of node n999"),
+            ("fd00:1::/32", "fd00:1::/64 of node n250"),
+        ] {
+            let refused = Nodes::new(many().chain([row("x", &["192.0.9.1"], &[cidr])]).collect()).expect_err(cidr);
+            assert!(refused.to_string().ends_with(&format!("{cidr} overlaps {other}")), "{refused}");
+        }
+        assert!(
+            Nodes::new(many().chain([row("x", &["192.0.9.1"], &["10.3.250.0/24", "fd00:3:250::/64"])]).collect())
+                .is_ok()
+        );
     }
 
     #[test]

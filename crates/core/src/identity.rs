@@ -28,6 +28,8 @@ impl Identity {
     pub const UNKNOWN_POD: Self = Self(7);
     /// First allocated identity.
     pub const FIRST_LOCAL: Self = Self(256);
+    /// First of the label sets of other nodes' containers: not allocated, and not kept over a restart.
+    pub const FIRST_ELSEWHERE: Self = Self(1 << 16);
 }
 
 impl fmt::Display for Identity {

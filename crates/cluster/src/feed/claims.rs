@@ -1,0 +1,119 @@
+//! Addresses and CIDRs that rows claim.
+//!
+//! A row owns a claim unless another row of the same or a better standing has an equal or overlapping one. An address
+//! is a CIDR of full length.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter::successors,
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+/// How current a row is, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Standing {
+    /// Put in this snapshot or later.
+    Confirmed,
+    /// Its update in this snapshot or later was refused.
+    Stale,
+    /// Not put since the snapshot began, or deleted in it.
+    Unconfirmed,
+    /// Greater than the standing of any claim; only in bounds of ranges.
+    Bound,
+}
+
+/// A row's claim. The order puts a CIDR directly before the CIDRs in it, and the best claim to a CIDR first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Claim {
+    /// CIDR without host bits.
+    pub(super) net: IpNet,
+    pub(super) standing: Standing,
+    /// The row's.
+    pub(super) key: Arc<str>,
+}
+
+impl Claim {
+    fn bound(net: IpNet, standing: Standing) -> Self {
+        Self { net, standing, key: Arc::default() }
+    }
+}
+
+/// The claims of all rows of a kind. The CIDRs of a row do not overlap.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Claims {
+    claims: BTreeSet<Claim>,
+    /// Number of claims by family and prefix length.
+    lengths: BTreeMap<(bool, u8), usize>,
+}
+
+impl Claims {
+    /// Adds to `touched` the rows that may lose a claim.
+    pub(super) fn insert(&mut self, claim: Claim, touched: &mut BTreeSet<Arc<str>>) {
+        self.touch(&claim, touched);
+        let length = length_of(claim.net);
+        if self.claims.insert(claim) {
+            *self.lengths.entry(length).or_default() += 1;
+        }
+    }
+
+    /// Adds to `touched` the rows that may win a claim.
+    pub(super) fn remove(&mut self, claim: &Claim, touched: &mut BTreeSet<Arc<str>>) {
+        let length = length_of(claim.net);
+        if self.claims.remove(claim)
+            && let Some(count) = self.lengths.get_mut(&length)
+        {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.lengths.remove(&length);
+            }
+        }
+        self.touch(claim, touched);
+    }
+
+    /// The best claim to exactly this CIDR. Only this row can own it.
+    pub(super) fn first(&self, net: IpNet) -> Option<&Claim> {
+        self.claims_to(net).next()
+    }
+
+    /// The claim for which this row does not own its CIDR.
+    pub(super) fn blocker(&self, net: IpNet, standing: Standing, key: &str) -> Option<&Claim> {
+        // The best claim of another row is first or second.
+        let best = |net| self.claims_to(net).take(2).find(|claim| &*claim.key != key);
+        self.overlapping(net).filter_map(|first| best(first.net)).find(|claim| claim.standing <= standing)
+    }
+
+    /// Adds the rows whose ownership depends on the claim.
+    fn touch(&self, claim: &Claim, touched: &mut BTreeSet<Arc<str>>) {
+        let is_as_good = |other: &&Claim| other.standing <= claim.standing;
+        // With two equal claims of at least this standing, the claim blocks no further row. This bounds the cost of many
+        // equal claims.
+        if self.claims_to(claim.net).take_while(is_as_good).nth(1).is_none() {
+            touched.extend(self.overlapping(claim.net).map(|first| Arc::clone(&first.key)));
+        }
+    }
+
+    /// Best first.
+    fn claims_to(&self, net: IpNet) -> impl Iterator<Item = &Claim> {
+        let claims = self.claims.range(Claim::bound(net, Standing::Confirmed)..);
+        claims.take_while(move |claim| claim.net == net)
+    }
+
+    /// The best claim to each CIDR that contains, equals or is in `net`.
+    fn overlapping(&self, net: IpNet) -> impl Iterator<Item = &Claim> {
+        let (family, length) = length_of(net);
+        let shorter = self.lengths.range((family, 0)..(family, length));
+        let around = shorter.filter_map(move |(&(_, length), _)| {
+            let around = IpNet::new(net.addr(), length).ok()?;
+            self.first(around.trunc())
+        });
+        let next = move |net: IpNet, from: Standing| self.claims.range(Claim::bound(net, from)..).next();
+        let inside = successors(next(net, Standing::Confirmed), move |claim| next(claim.net, Standing::Bound));
+        around.chain(inside.take_while(move |claim| net.contains(&claim.net)))
+    }
+}
+
+fn length_of(net: IpNet) -> (bool, u8) {
+    (net.addr().is_ipv4(), net.prefix_len())
+}

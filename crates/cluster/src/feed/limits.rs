@@ -1,0 +1,59 @@
+//! Limits for input from outside.
+
+use super::Kind;
+
+/// Limits of a feed. They bound its memory, and a row beyond them is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Nodes.
+    pub nodes: usize,
+    /// Pods.
+    pub pods: usize,
+    /// Namespaces.
+    pub namespaces: usize,
+    /// Policies.
+    pub policies: usize,
+    /// Bytes of a policy's text.
+    pub policy_bytes: usize,
+    /// Labels of a row.
+    pub labels: usize,
+    /// Addresses of all pods: each needs a row of the kernel's table of addresses.
+    pub addresses: usize,
+    /// Bytes of all rows of a kind, with their refusals. Texts, and an estimate of what holds them.
+    pub bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            nodes: 4_096,
+            pods: 262_144,
+            namespaces: 16_384,
+            policies: 16_384,
+            policy_bytes: 3 << 19,
+            labels: 256,
+            addresses: 122_880,
+            bytes: 256 << 20,
+        }
+    }
+}
+
+impl Limits {
+    /// Addresses and CIDRs of a kind.
+    pub(super) const fn claims(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Pod => self.addresses,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Rows of a kind.
+    pub(super) const fn rows(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Node => self.nodes,
+            Kind::Pod => self.pods,
+            Kind::Namespace => self.namespaces,
+            Kind::Policy => self.policies,
+        }
+    }
+}

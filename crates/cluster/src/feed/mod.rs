@@ -1,0 +1,481 @@
+//! The rows of the cluster feed, and which of them are in force. Pure.
+//!
+//! For each kind of row, a producer sends a snapshot (begin, rows, complete) and then changes.
+//!
+//! - A row replaces its predecessor at once, and is *confirmed*. A refused row leaves its predecessor in force, as
+//!   *stale*.
+//! - Rows that a snapshot does not confirm are removed at its end. At the start of a stream, nothing is removed before
+//!   the snapshots of all its kinds are complete.
+//! - An address or pod CIDR that rows share belongs to none of them, but a confirmed row precedes a stale row, which
+//!   precedes an unconfirmed row. What remains of the rows is in force, except a node without an address. The claim is
+//!   in force again when the conflict ends.
+//!
+//! The rows in force are a function of the accepted rows and these three states: their order has no influence. The
+//! exception is a kind with more rows or bytes than its limit, where the first ones are accepted.
+//!
+//! | file | content |
+//! |---|---|
+//! | `rows` | rows, and the checks of a single row |
+//! | `claims` | which row owns an address or a CIDR |
+//! | `table` | the rows of a kind: accepted, refused, in force |
+//! | `limits` | limits for input from outside |
+
+mod claims;
+mod limits;
+mod rows;
+mod table;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    limits::Limits,
+    rows::{FeedNamespace, FeedNode, FeedPod, FeedPolicy},
+};
+use self::{
+    rows::FeedRow as _,
+    table::{Rows, Table},
+};
+
+/// Kind of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Nodes.
+    Node,
+    /// Pods.
+    Pod,
+    /// Namespaces.
+    Namespace,
+    /// Policies.
+    Policy,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Node, Self::Pod, Self::Namespace, Self::Policy];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Node => "node",
+            Self::Pod => "pod",
+            Self::Namespace => "namespace",
+            Self::Policy => "policy",
+        })
+    }
+}
+
+/// A row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Row {
+    /// A node.
+    Node(FeedNode),
+    /// A pod.
+    Pod(FeedPod),
+    /// A namespace.
+    Namespace(FeedNamespace),
+    /// A policy.
+    Policy(FeedPolicy),
+}
+
+impl Row {
+    /// Its kind.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Node(_) => Kind::Node,
+            Self::Pod(_) => Kind::Pod,
+            Self::Namespace(_) => Kind::Namespace,
+            Self::Policy(_) => Kind::Policy,
+        }
+    }
+}
+
+/// Identifies a row.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// Kind.
+    pub kind: Kind,
+    /// Unique in the kind.
+    pub key: String,
+}
+
+/// A message of the producer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A snapshot of this kind begins, also in place of one that is not complete.
+    Begin(Kind),
+    /// A row, new or changed.
+    Put(Row),
+    /// A row is gone.
+    Delete(Key),
+    /// The snapshot is complete.
+    Complete(Kind),
+}
+
+impl Change {
+    /// Of the rows that it concerns.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Begin(kind) | Self::Complete(kind) => *kind,
+            Self::Put(row) => row.kind(),
+            Self::Delete(key) => key.kind,
+        }
+    }
+}
+
+/// A row that is not in force as put.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} {name}: {why}", key.kind)]
+pub struct Refusal {
+    /// The row; a key that is too long is cut.
+    pub key: Key,
+    /// For operators: a pod's namespace and name, otherwise the key.
+    pub name: String,
+    /// Cause.
+    pub why: String,
+    /// An earlier row is in force in its place.
+    pub stale: bool,
+    /// Another row claims the same address or CIDR; the rest of the row may be in force.
+    pub conflict: bool,
+}
+
+/// Why a change has no effect.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    /// The row breaks a rule. The stream continues.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The change is not allowed at this point of the stream. The caller closes the stream.
+    #[error("{0}")]
+    Protocol(String),
+}
+
+/// Differences of the rows in force. `None` as value: the row is gone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// Any node differs.
+    pub nodes: bool,
+    /// By uid; without addresses in conflict.
+    pub pods: BTreeMap<String, Option<FeedPod>>,
+    /// Labels by name.
+    pub namespaces: BTreeMap<String, Option<BTreeMap<String, String>>>,
+    /// Texts by key.
+    pub policies: BTreeMap<String, Option<String>>,
+}
+
+impl Effects {
+    /// No row differs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        !self.nodes && self.pods.is_empty() && self.namespaces.is_empty() && self.policies.is_empty()
+    }
+}
+
+/// Numbers of a kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Rows in force.
+    pub in_force: usize,
+    /// Refused rows.
+    pub refused: usize,
+    /// Refused rows whose predecessor is in force.
+    pub stale: usize,
+    /// Rows that lack an address or CIDR that another row claims, too.
+    pub conflicts: usize,
+    /// As [`Feed::is_complete`].
+    pub complete: bool,
+}
+
+/// Numbers of every kind.
+pub type Counts = BTreeMap<Kind, Count>;
+
+/// The rows in force, for a restart of the agent. Copies share the rows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    #[serde(default)]
+    nodes: Vec<Arc<FeedNode>>,
+    #[serde(default)]
+    pods: Vec<Arc<FeedPod>>,
+    #[serde(default)]
+    namespaces: Vec<Arc<FeedNamespace>>,
+    #[serde(default)]
+    policies: Vec<Arc<FeedPolicy>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    Snapshot,
+    Complete,
+}
+
+/// The state of the cluster feed.
+#[derive(Debug, Clone)]
+pub struct Feed {
+    own: String,
+    limits: Limits,
+    nodes: Table<FeedNode>,
+    pods: Table<FeedPod>,
+    namespaces: Table<FeedNamespace>,
+    policies: Table<FeedPolicy>,
+    /// Kinds of the last stream.
+    phases: BTreeMap<Kind, Phase>,
+    is_open: bool,
+    /// All kinds of the last stream were complete at a time.
+    is_synced: bool,
+    /// Of the nodes in force at the last [`Feed::take_effects`]. No pod has such an address: pods of the host's network share
+    /// it.
+    node_addresses: BTreeSet<IpAddr>,
+    /// Pods with such an address in their row, by uid.
+    masked: BTreeMap<String, IpAddr>,
+}
+
+impl Feed {
+    /// Without rows. `own`: this node's name.
+    #[must_use]
+    pub fn new(own: &str, limits: Limits) -> Self {
+        Self {
+            own: own.to_owned(),
+            limits,
+            nodes: Table::new(&limits),
+            pods: Table::new(&limits),
+            namespaces: Table::new(&limits),
+            policies: Table::new(&limits),
+            phases: BTreeMap::new(),
+            is_open: false,
+            is_synced: false,
+            node_addresses: BTreeSet::new(),
+            masked: BTreeMap::new(),
+        }
+    }
+
+    /// With the unconfirmed rows of a state, except those that break the rules. All are in the next effects.
+    #[must_use]
+    pub fn restore(own: &str, limits: Limits, state: State) -> Self {
+        let mut feed = Self::new(own, limits);
+        feed.nodes.restore(state.nodes, &limits);
+        feed.pods.restore(state.pods, &limits);
+        feed.namespaces.restore(state.namespaces, &limits);
+        feed.policies.restore(state.policies, &limits);
+        feed
+    }
+
+    /// Opens a stream, also in place of an open one. Rows stay in force; all are unconfirmed. Rows of other kinds than
+    /// `kinds` do not change during the stream.
+    pub fn open(&mut self, kinds: BTreeSet<Kind>) {
+        self.phases = kinds.into_iter().map(|kind| (kind, Phase::Waiting)).collect();
+        self.is_open = true;
+        self.is_synced = false;
+        for kind in Kind::ALL {
+            self.table_mut(kind).unconfirm();
+        }
+    }
+
+    /// Ends the stream. Changes no row.
+    pub fn close(&mut self) {
+        self.is_open = false;
+    }
+
+    /// Applies a change of the open stream. A conflict is no error: see [`Feed::refused`].
+    ///
+    /// # Errors
+    /// [`ApplyError`]; a protocol error changes nothing.
+    pub fn apply(&mut self, change: Change) -> Result<(), ApplyError> {
+        self.apply_unless(change, None)
+    }
+
+    /// Refuses a row that the caller cannot read: as [`Feed::apply`], with the caller's cause. Only the row's key and
+    /// name matter.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn refuse(&mut self, row: Row, why: String) -> Result<(), ApplyError> {
+        self.apply_unless(Change::Put(row), Some(why))
+    }
+
+    fn apply_unless(&mut self, change: Change, unreadable: Option<String>) -> Result<(), ApplyError> {
+        let kind = change.kind();
+        let protocol = |why: String| Err(ApplyError::Protocol(why));
+        if !self.is_open {
+            return protocol("no stream is open".to_owned());
+        }
+        let Some(phase) = self.phases.get(&kind).copied() else {
+            return protocol(format!("the stream was not opened for kind {kind}"));
+        };
+        match change {
+            Change::Begin(_) => {
+                if phase != Phase::Waiting {
+                    self.table_mut(kind).unconfirm();
+                }
+                self.phases.insert(kind, Phase::Snapshot);
+            }
+            Change::Complete(_) if phase == Phase::Snapshot => self.complete(kind),
+            Change::Complete(_) => return protocol(format!("no snapshot of kind {kind} has begun")),
+            Change::Put(_) | Change::Delete(_) if phase == Phase::Waiting => {
+                return protocol(format!("a change before the snapshot of kind {kind}"));
+            }
+            Change::Put(row) => self.put(row, unreadable)?,
+            Change::Delete(key) => {
+                let at_once = self.is_synced && phase == Phase::Complete;
+                self.table_mut(kind).delete(&key.key, at_once);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes of the rows in force since the last call.
+    #[must_use]
+    pub fn take_effects(&mut self) -> Effects {
+        let nodes = !self.nodes.take(|_| ()).is_empty();
+        let mut pods = self.pods.take(FeedPod::clone);
+        if nodes {
+            let now = self.nodes.in_force().flat_map(|node| node.addresses.iter().copied()).collect();
+            let before = std::mem::replace(&mut self.node_addresses, now);
+            for ip in before.symmetric_difference(&self.node_addresses) {
+                if let Some(pod) = self.claimant(*ip) {
+                    pods.entry(pod.uid.clone()).or_insert_with(|| Some(pod.clone()));
+                }
+            }
+        }
+        for (uid, pod) in &mut pods {
+            self.masked.remove(uid);
+            let is_masked = |ip: &IpAddr| self.node_addresses.contains(ip);
+            if let Some(pod) = pod
+                && let Some(ip) = pod.addresses.iter().copied().find(is_masked)
+            {
+                pod.addresses.retain(|ip| !is_masked(ip));
+                self.masked.insert(uid.clone(), ip);
+            }
+        }
+        Effects {
+            nodes,
+            pods,
+            namespaces: self.namespaces.take(|namespace| namespace.labels.clone()),
+            policies: self.policies.take(|policy| policy.text.clone()),
+        }
+    }
+
+    /// Refused rows, and confirmed rows in conflict with others. After the start of a stream or snapshot, a conflict is
+    /// listed when its rows are put again.
+    pub fn refused(&self) -> impl Iterator<Item = Refusal> {
+        let masked = self.masked.iter().filter_map(|(uid, ip)| {
+            let name = self.pods.get(uid)?.shown();
+            let (key, why) = (Key { kind: Kind::Pod, key: uid.clone() }, format!("{ip} is an address of a node"));
+            Some(Refusal { key, name, why, stale: false, conflict: true })
+        });
+        Kind::ALL.into_iter().flat_map(move |kind| self.table(kind).refused()).chain(masked)
+    }
+
+    /// Numbers of every kind.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let count = |kind| Count { complete: self.is_complete(kind), ..self.table(kind).count() };
+        let mut counts: Counts = Kind::ALL.into_iter().map(|kind| (kind, count(kind))).collect();
+        counts.entry(Kind::Pod).or_default().conflicts += self.masked.len();
+        counts
+    }
+
+    /// The last snapshot of the last stream is complete.
+    #[must_use]
+    pub fn is_complete(&self, kind: Kind) -> bool {
+        self.phases.get(&kind) == Some(&Phase::Complete)
+    }
+
+    /// Nodes in force, with this node. They follow the rules of [`Nodes`](crate::nodes::Nodes), except for their number.
+    pub fn nodes(&self) -> impl Iterator<Item = &FeedNode> {
+        self.nodes.in_force().map(|node| &**node)
+    }
+
+    /// This node, if it is in force.
+    #[must_use]
+    pub fn own_node(&self) -> Option<&FeedNode> {
+        self.nodes.get(&self.own)
+    }
+
+    /// A pod in force.
+    #[must_use]
+    pub fn pod(&self, uid: &str) -> Option<&FeedPod> {
+        self.pods.get(uid)
+    }
+
+    /// The pod in force with this address.
+    #[must_use]
+    pub fn owner_of(&self, ip: IpAddr) -> Option<&FeedPod> {
+        self.claimant(ip).filter(|_| !self.node_addresses.contains(&ip))
+    }
+
+    fn claimant(&self, ip: IpAddr) -> Option<&FeedPod> {
+        self.pods.claimant(IpNet::from(ip)).filter(|pod| pod.addresses.contains(&ip))
+    }
+
+    /// The namespace has a row in force.
+    #[must_use]
+    pub fn has_namespace(&self, name: &str) -> bool {
+        self.namespaces.get(name).is_some()
+    }
+
+    /// Pods in force, with this node's.
+    pub fn pods_in_force(&self) -> impl Iterator<Item = &FeedPod> {
+        self.pods.in_force().map(|pod| &**pod)
+    }
+
+    /// The rows in force.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State {
+            nodes: self.nodes.in_force().cloned().collect(),
+            pods: self.pods.in_force().cloned().collect(),
+            namespaces: self.namespaces.in_force().cloned().collect(),
+            policies: self.policies.in_force().cloned().collect(),
+        }
+    }
+
+    fn put(&mut self, row: Row, unreadable: Option<String>) -> Result<(), Refusal> {
+        match row {
+            Row::Node(node) => self.nodes.put(node, unreadable, &self.limits),
+            Row::Pod(pod) => self.pods.put(pod, unreadable, &self.limits),
+            Row::Namespace(namespace) => self.namespaces.put(namespace, unreadable, &self.limits),
+            Row::Policy(policy) => self.policies.put(policy, unreadable, &self.limits),
+        }
+    }
+
+    fn complete(&mut self, kind: Kind) {
+        self.phases.insert(kind, Phase::Complete);
+        let mut ended = vec![kind];
+        if !self.is_synced {
+            self.is_synced = self.phases.values().all(|phase| *phase == Phase::Complete);
+            ended = if self.is_synced { self.phases.keys().copied().collect() } else { Vec::new() };
+        }
+        for kind in ended {
+            self.table_mut(kind).sweep();
+        }
+    }
+
+    fn table(&self, kind: Kind) -> &dyn Rows {
+        match kind {
+            Kind::Node => &self.nodes,
+            Kind::Pod => &self.pods,
+            Kind::Namespace => &self.namespaces,
+            Kind::Policy => &self.policies,
+        }
+    }
+
+    fn table_mut(&mut self, kind: Kind) -> &mut dyn Rows {
+        match kind {
+            Kind::Node => &mut self.nodes,
+            Kind::Pod => &mut self.pods,
+            Kind::Namespace => &mut self.namespaces,
+            Kind::Policy => &mut self.policies,
+        }
+    }
+}

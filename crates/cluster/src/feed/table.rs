@@ -1,0 +1,377 @@
+//! The rows of a kind: accepted, refused, in force.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+use super::{
+    Count, Key, Limits, Refusal,
+    claims::{Claim, Claims, Standing},
+    rows::{FeedRow, MAX_KEY, clip},
+};
+
+/// Bytes of a caller's cause.
+const MAX_CAUSE: usize = 1_024;
+/// Bytes of the cause of a refusal that is beyond [`Limits::bytes`].
+const MAX_CAUSE_BEYOND: usize = 64;
+/// Refusals of a kind without an earlier row.
+const MAX_REFUSED: usize = 16_384;
+
+/// A refused row; its content is not kept.
+#[derive(Debug, Clone)]
+struct Refused {
+    name: String,
+    why: String,
+    /// Put in this snapshot or later.
+    confirmed: bool,
+}
+
+/// State of a key.
+#[derive(Debug, Clone)]
+struct Entry<R> {
+    /// The last accepted row.
+    row: Option<Arc<R>>,
+    /// The end of the snapshot does not remove the entry.
+    confirmed: bool,
+    /// Put after the row.
+    refused: Option<Refused>,
+}
+
+impl<R: FeedRow> Entry<R> {
+    fn is_confirmed_row(&self) -> bool {
+        self.confirmed && self.row.is_some()
+    }
+
+    fn standing(&self) -> Standing {
+        match (self.confirmed, &self.refused) {
+            (true, None) => Standing::Confirmed,
+            (true, Some(_)) => Standing::Stale,
+            (false, _) => Standing::Unconfirmed,
+        }
+    }
+
+    fn size(&self) -> usize {
+        let refused = self.refused.as_ref().map_or(0, |refused| refused.name.len() + refused.why.len());
+        self.row.as_ref().map_or(0, |row| row.size()) + refused
+    }
+
+    fn claims(&self, key: &Arc<str>) -> Vec<Claim> {
+        let claim = |net| Claim { net, standing: self.standing(), key: Arc::clone(key) };
+        self.row.iter().flat_map(|row| row.claims()).map(claim).collect()
+    }
+
+    fn unconfirm(&mut self) {
+        self.confirmed = false;
+        if let Some(refused) = &mut self.refused {
+            refused.confirmed = false;
+        }
+    }
+}
+
+/// The rows of a kind.
+#[derive(Debug, Clone)]
+pub(super) struct Table<R> {
+    limit: usize,
+    most_bytes: usize,
+    most_claims: usize,
+    entries: BTreeMap<Arc<str>, Entry<R>>,
+    in_force: BTreeMap<Arc<str>, Arc<R>>,
+    claims: Claims,
+    /// Entries with a refusal, or with a row that is not wholly in force.
+    listed: BTreeSet<Arc<str>>,
+    /// Rows in force at the last [`Table::take`], by keys that have changed since.
+    before: BTreeMap<Arc<str>, Option<Arc<R>>>,
+    /// Number of confirmed rows.
+    confirmed: usize,
+    /// Number of entries without a row.
+    without_row: usize,
+    /// Of all entries.
+    bytes: usize,
+    /// Number of the claims of all entries.
+    claimed: usize,
+}
+
+/// The operations that are the same for every kind.
+pub(super) trait Rows {
+    /// Removes a row and its refusal: at once, or at the end of the snapshot.
+    fn delete(&mut self, key: &str, at_once: bool);
+
+    /// Begins a snapshot: the rows in force stay in force, unconfirmed.
+    fn unconfirm(&mut self);
+
+    /// Ends a snapshot: removes unconfirmed rows and refusals.
+    fn sweep(&mut self);
+
+    fn count(&self) -> Count;
+
+    fn refused(&self) -> Box<dyn Iterator<Item = Refusal> + '_>;
+}
+
+impl<R: FeedRow> Table<R> {
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            limit: limits.rows(R::KIND),
+            most_bytes: limits.bytes,
+            most_claims: limits.claims(R::KIND),
+            entries: BTreeMap::new(),
+            in_force: BTreeMap::new(),
+            claims: Claims::default(),
+            listed: BTreeSet::new(),
+            before: BTreeMap::new(),
+            confirmed: 0,
+            without_row: 0,
+            bytes: 0,
+            claimed: 0,
+        }
+    }
+
+    /// Puts unconfirmed rows in force, except those that break the rules.
+    pub(super) fn restore(&mut self, rows: Vec<Arc<R>>, limits: &Limits) {
+        for row in rows {
+            let has_place = self.entries.len() < self.most_rows() && self.is_beyond(0, 0, &row).is_none();
+            if has_place && row.check(limits).is_ok() {
+                let mut row = Arc::unwrap_or_clone(row);
+                row.normalize();
+                let key: Arc<str> = Arc::from(row.key());
+                self.replace(&key, Some(Entry { row: Some(Arc::new(row)), confirmed: false, refused: None }));
+            }
+        }
+    }
+
+    /// Accepts a row, or keeps its refusal. `unreadable`: the caller's cause to refuse it.
+    pub(super) fn put(&mut self, mut row: R, unreadable: Option<String>, limits: &Limits) -> Result<(), Refusal> {
+        let text = clip(row.key(), MAX_KEY);
+        let old = self.entries.get_key_value(text.as_str());
+        let (key, old) = match old {
+            Some((key, entry)) => (Arc::clone(key), Some(entry.clone())),
+            None => (Arc::from(text.as_str()), None),
+        };
+        let is_known = old.is_some();
+        let is_counted = old.as_ref().is_some_and(Entry::is_confirmed_row);
+        let old_size = old.as_ref().map_or(0, Entry::size);
+        let old_row = old.and_then(|old| old.row);
+        let has_place = old_row.is_some() || self.entries.len() - self.without_row < self.most_rows();
+        let fits = is_counted || (self.confirmed < self.limit && has_place);
+        let mut checked = unreadable
+            .map_or_else(|| row.check(limits), |why| Err(clip(&why, MAX_CAUSE).replace(char::is_control, " ")));
+        if checked.is_ok() && !fits {
+            checked = Err(format!("{} rows of this kind are the limit", self.limit));
+        }
+        let old_claims = old_row.as_ref().map_or(0, |row| row.claims().len());
+        if checked.is_ok()
+            && let Some(why) = self.is_beyond(old_size, old_claims, &row)
+        {
+            checked = Err(why);
+        }
+        let Err(why) = checked else {
+            row.normalize();
+            let row = match old_row {
+                Some(old) if *old == row => old,
+                _ => Arc::new(row),
+            };
+            self.replace(&key, Some(Entry { row: Some(row), confirmed: true, refused: None }));
+            return Ok(());
+        };
+        let name = row.shown();
+        if is_known || self.without_row < self.most_refused() {
+            // A row beyond the limit does not outlast the snapshot; its refusal does.
+            let confirmed = fits || old_row.is_none();
+            let most = if self.bytes < self.most_bytes { MAX_CAUSE } else { MAX_CAUSE_BEYOND };
+            let refused = Some(Refused { name: name.clone(), why: clip(&why, most), confirmed: true });
+            self.replace(&key, Some(Entry { row: old_row, confirmed, refused }));
+        }
+        let stale = self.in_force.contains_key(&key);
+        Err(Refusal { key: Key { kind: R::KIND, key: text }, name, why, stale, conflict: false })
+    }
+
+    /// Rows in force that changed since the last call, as `part` of them; `None` for a row that is gone.
+    pub(super) fn take<T>(&mut self, part: impl Fn(&R) -> T) -> BTreeMap<String, Option<T>> {
+        let changed = std::mem::take(&mut self.before).into_keys();
+        changed.map(|key| (key.to_string(), self.in_force.get(&key).map(|row| part(row)))).collect()
+    }
+
+    pub(super) fn in_force(&self) -> impl Iterator<Item = &Arc<R>> {
+        self.in_force.values()
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&R> {
+        self.in_force.get(key).map(|row| &**row)
+    }
+
+    /// The row with the best claim to exactly this CIDR; it may be in conflict.
+    pub(super) fn claimant(&self, net: IpNet) -> Option<&R> {
+        self.get(&self.claims.first(net)?.key)
+    }
+
+    /// Rows, confirmed or not, during a snapshot that replaces all.
+    fn most_rows(&self) -> usize {
+        self.limit.saturating_mul(2)
+    }
+
+    /// Why the row does not fit in place of one of this size and number of claims.
+    fn is_beyond(&self, old_size: usize, old_claims: usize, row: &R) -> Option<String> {
+        let Self { bytes, most_bytes, claimed, most_claims, .. } = self;
+        if bytes - old_size + row.size() > *most_bytes {
+            return Some(format!("the rows of this kind have {most_bytes} bytes, which is the limit"));
+        }
+        let is_beyond = claimed - old_claims + row.claims().len() > *most_claims;
+        is_beyond.then(|| format!("the rows of this kind have {most_claims} addresses, which is the limit"))
+    }
+
+    fn most_refused(&self) -> usize {
+        self.limit.min(MAX_REFUSED)
+    }
+
+    /// Replaces an entry, and resolves the rows that share its claims.
+    fn replace(&mut self, key: &Arc<str>, new: Option<Entry<R>>) {
+        let mut old_claims = Vec::new();
+        if let Some(old) = self.entries.remove(key) {
+            self.confirmed -= usize::from(old.is_confirmed_row());
+            self.without_row -= usize::from(old.row.is_none());
+            self.bytes -= old.size();
+            old_claims = old.claims(key);
+        }
+        let mut new_claims = Vec::new();
+        if let Some(new) = new {
+            self.confirmed += usize::from(new.is_confirmed_row());
+            self.without_row += usize::from(new.row.is_none());
+            self.bytes += new.size();
+            new_claims = new.claims(key);
+            self.entries.insert(Arc::clone(key), new);
+        }
+        self.claimed = self.claimed + new_claims.len() - old_claims.len();
+        let mut touched = BTreeSet::from([Arc::clone(key)]);
+        if old_claims != new_claims {
+            for claim in &old_claims {
+                self.claims.remove(claim, &mut touched);
+            }
+            for claim in new_claims {
+                self.claims.insert(claim, &mut touched);
+            }
+        }
+        for key in touched {
+            self.resolve(&key);
+        }
+    }
+
+    /// Puts an entry in force, without the claims that it does not own.
+    fn resolve(&mut self, key: &Arc<str>) {
+        let mut now = None;
+        let mut is_listed = false;
+        if let Some(entry) = self.entries.get(key) {
+            is_listed = entry.refused.is_some();
+            if let Some(row) = &entry.row {
+                let owns = |net: &IpNet| self.claims.blocker(*net, entry.standing(), key).is_none();
+                let is_whole = row.claims().iter().all(owns);
+                now = if is_whole { Some(Arc::clone(row)) } else { row.reduced(&owns).map(Arc::new) };
+                is_listed |= !is_whole;
+            }
+        }
+        if is_listed {
+            self.listed.insert(Arc::clone(key));
+        } else {
+            self.listed.remove(key);
+        }
+        let before = match &now {
+            Some(row) => self.in_force.insert(Arc::clone(key), Arc::clone(row)),
+            None => self.in_force.remove(key),
+        };
+        if before != now {
+            let is_as_taken = *self.before.entry(Arc::clone(key)).or_insert(before) == now;
+            if is_as_taken {
+                self.before.remove(key);
+            }
+        }
+    }
+
+    fn refusal(&self, key: &str) -> Option<Refusal> {
+        let entry = self.entries.get(key)?;
+        let (name, why, conflict): (_, String, _) = match (&entry.refused, &entry.row) {
+            (Some(refused), _) => (refused.name.clone(), refused.why.clone(), false),
+            (None, Some(row)) if entry.confirmed => (row.shown(), clip(&self.conflicts(key, row), MAX_CAUSE), true),
+            _ => return None,
+        };
+        let stale = !conflict && self.in_force.contains_key(key);
+        Some(Refusal { key: Key { kind: R::KIND, key: key.to_owned() }, name, why, stale, conflict })
+    }
+
+    fn conflicts(&self, key: &str, row: &R) -> String {
+        let conflict = |net: IpNet| {
+            let other = self.claims.blocker(net, Standing::Confirmed, key)?;
+            let owner = self.entries.get(&other.key)?.row.as_ref()?.shown();
+            Some(if other.net == net {
+                format!("{} is claimed by {} {owner}, too", shown(net), R::KIND)
+            } else {
+                format!("{} overlaps {} of {} {owner}", shown(net), shown(other.net), R::KIND)
+            })
+        };
+        row.claims().into_iter().filter_map(conflict).collect::<Vec<String>>().join("; ")
+    }
+}
+
+impl<R: FeedRow> Rows for Table<R> {
+    fn delete(&mut self, key: &str, at_once: bool) {
+        let Some((key, entry)) = self.entries.get_key_value(clip(key, MAX_KEY).as_str()) else { return };
+        let (key, mut entry) = (Arc::clone(key), entry.clone());
+        entry.unconfirm();
+        self.replace(&key, (!at_once).then_some(entry));
+    }
+
+    /// Drops the claims that are not in force: with one standing for all rows, they would block claims in force.
+    fn unconfirm(&mut self) {
+        let Self { entries, in_force, claims, listed, .. } = self;
+        *claims = Claims::default();
+        listed.clear();
+        entries.retain(|key, entry| {
+            entry.row = in_force.get(key).cloned();
+            entry.unconfirm();
+            for claim in entry.claims(key) {
+                claims.insert(claim, &mut BTreeSet::new());
+            }
+            if entry.refused.is_some() {
+                listed.insert(Arc::clone(key));
+            }
+            entry.row.is_some() || entry.refused.is_some()
+        });
+        self.confirmed = 0;
+        self.without_row = self.entries.values().filter(|entry| entry.row.is_none()).count();
+        self.bytes = self.entries.values().map(Entry::size).sum();
+        self.claimed = self.entries.values().filter_map(|entry| Some(entry.row.as_ref()?.claims().len())).sum();
+    }
+
+    fn sweep(&mut self) {
+        let unconfirmed = self.entries.iter().filter(|(_, entry)| !entry.confirmed);
+        let ended = unconfirmed.map(|(key, entry)| {
+            let refused = entry.refused.clone().filter(|refused| refused.confirmed);
+            (Arc::clone(key), refused)
+        });
+        let (gone, refused): (Vec<_>, Vec<_>) = ended.partition(|(_, refused)| refused.is_none());
+        for (key, refused) in gone.into_iter().chain(refused) {
+            let refused = refused.filter(|_| self.without_row < self.most_refused());
+            self.replace(&key, refused.map(|refused| Entry { row: None, confirmed: true, refused: Some(refused) }));
+        }
+    }
+
+    fn count(&self) -> Count {
+        let mut count = Count { in_force: self.in_force.len(), ..Count::default() };
+        for (key, entry) in self.listed.iter().filter_map(|key| self.entries.get_key_value(key)) {
+            let is_refused = entry.refused.is_some();
+            count.refused += usize::from(is_refused);
+            count.stale += usize::from(is_refused && self.in_force.contains_key(key));
+            count.conflicts += usize::from(!is_refused && entry.confirmed);
+        }
+        count
+    }
+
+    fn refused(&self) -> Box<dyn Iterator<Item = Refusal> + '_> {
+        Box::new(self.listed.iter().filter_map(move |key| self.refusal(key)))
+    }
+}
+
+/// An address without a prefix length.
+fn shown(net: IpNet) -> String {
+    if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
+}
