@@ -21,6 +21,7 @@ use wharf_handover::{IPAM_TURNS, queue, report};
 use wharf_names::mark::Mark;
 
 use crate::{
+    cluster::feed,
     config::{self, Directories, Flags},
     delegate::records,
     node::health,
@@ -220,7 +221,7 @@ struct Files {
 fn files(directories: &Directories) -> anyhow::Result<Files> {
     let mut files = Files::default();
     // Only an agent creates these (mode 0700, 0750).
-    let whole = [queue::DIRECTORY, queue::UNFINISHED, report::DIRECTORY, envoy::DIRECTORY, IPAM_TURNS];
+    let whole = [queue::DIRECTORY, queue::UNFINISHED, report::DIRECTORY, envoy::DIRECTORY, feed::DIRECTORY, IPAM_TURNS];
     let in_run = |name: &str| {
         [config::SOCKET, wharf_api::ADMIN_SOCKET].contains(&name)
             || whole.contains(&name)
@@ -228,7 +229,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
             || name == "state.opening"
             || name.starts_with(settings::RECORD_STEM)
     };
-    let derived = ["health.json", "cluster.json"];
+    let derived = ["health.json", "cluster.json", "feed.json"];
     let in_state = |name: &str| name == turn::STATE_LOCK || derived.iter().any(|file| name.starts_with(file));
     let in_either = |name: &str| in_run(name) || in_state(name);
     let mut places = vec![(&directories.run, &in_run as &dyn Fn(&str) -> bool), (&directories.state, &in_state)];

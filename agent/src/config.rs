@@ -77,6 +77,10 @@ pub struct AgentConfig {
     pub policy_dir: Option<PathBuf>,
     /// File of the cluster's nodes.
     pub cluster_file: Option<PathBuf>,
+    /// Directory of the cluster feed's socket; `None` with a file.
+    pub cluster_feed: Option<PathBuf>,
+    /// Group of that socket.
+    pub cluster_feed_group: Option<String>,
     /// Service addresses, translated by the node.
     pub service_cidr: Vec<IpNet>,
     /// When policy is enforced.

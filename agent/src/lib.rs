@@ -17,6 +17,8 @@
 //! | suppressed log lines ([`telemetry`]) | time | the log |
 //! | stuck steps ([`stuck`]) | time | the log, the monitor |
 //! | refused listeners ([`endpoint::refusals`]) | time, refusals | endpoints' logs |
+//! | cluster feed ([`cluster::feed::server`]), with `--cluster-feed` | producers on `feed.sock` | rows, answers |
+//! | rows of the feed ([`cluster::feed`]) | changed rows | kernel changes, [`policy`] |
 //! | health endpoint ([`health`]) | time, its process, requested rounds | the health endpoint, its view |
 //! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
 //! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
@@ -119,6 +121,8 @@ const EXPORTS: usize = 1_024;
 
 /// For requests and operations at a stop.
 const GRACE: Duration = Duration::from_secs(15);
+/// Time for the last write of the cluster feed's rows.
+const KEEP: Duration = Duration::from_secs(3);
 
 /// Interval of restoring the node's objects, without which no endpoint can be created or deleted.
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
@@ -176,6 +180,10 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     // Until all operations have ended: they wait for it.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
+    let feed_listener = match life.cluster.feed() {
+        Some(feed) => Some(cluster::feed::server::bind(feed).await.context("--cluster-feed")?),
+        None => None,
+    };
     export::start(&node.life.config, &node.commands, tasks, commands::Mode::Own, queue)?;
     tasks.operations.spawn(telemetry::tell_suppressed(log.clone(), tasks.stop.clone()));
     let admin = Admin::start(&node, log.clone()).await?;
@@ -192,7 +200,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         }
     });
     mtu::observe(life).await?;
-    life.cluster.load().await?;
+    life.load_cluster(&boot_id).await?;
     life.policy.set_pods(wharf_cluster::routes::peers(&life.cluster.in_force().destinations)).await?;
     life.kernel.ensure_node(&life.spec()).await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
@@ -203,6 +211,12 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     }
     tasks.controllers.record(MASQUERADE, masquerading);
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
+    // Before endpoints are restored, so that no packet meets a policy without the rows. Nothing is written yet.
+    if let Some(feed) = life.cluster.feed()
+        && let Err(why) = feed.take(&**life).await
+    {
+        tracing::warn!("rows of the cluster feed are not in force: {why}; they are tried again while the agent runs");
+    }
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
     // After the restore sent all listeners: an Envoy from before drops missing ones.
@@ -229,6 +243,9 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         tasks.operations.spawn(read_program_log(Arc::clone(life), kernel));
     }
     start_controllers(&node, admin.handle());
+    if let Some(listener) = feed_listener {
+        serve_feed(&node, listener);
+    }
     if let Some(listener) = metrics_listener {
         let (router, stop) = (rest::metrics_router(Arc::clone(&node)), tasks.stop.clone());
         tasks.operations.spawn(serve::metrics(listener, router, stop));
@@ -275,6 +292,13 @@ async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, w
         tracing::warn!("endpoints were still busy after {GRACE:?}; the next start resumes them");
     }
     prepared::drain(&node.life).await;
+    if let Some(feed) = node.life.cluster.feed() {
+        match tokio::time::timeout(KEEP, feed.keep()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => tracing::warn!("{why}"),
+            Err(_) => tracing::warn!("the rows of the cluster feed are not written within {KEEP:?}"),
+        }
+    }
     if let Err(why) = write_timeline(Arc::clone(&node.life)).await {
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
@@ -398,6 +422,31 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     if let Some(interval) = sd_notify::watchdog_enabled() {
         tasks.operations.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);
     }
+}
+
+/// With `--cluster-feed`.
+fn serve_feed(node: &Arc<Node>, listener: Socket) {
+    let (life, tasks) = (&node.life, &node.life.tasks);
+    let Some(feed) = life.cluster.feed() else { return };
+    tasks.operations.spawn(cluster::feed::server::serve(Arc::clone(feed), listener, tasks.stop.clone()));
+    let (followed, owned) = (Arc::clone(feed), Arc::clone(life));
+    tasks.operations.spawn(async move {
+        followed.follow(&*owned, &owned.tasks.controllers, &owned.tasks.stop).await;
+    });
+    let kept = Arc::clone(feed);
+    every(life, cluster::feed::KEEP_CONTROLLER, cluster::feed::KEEP_INTERVAL, move |_| {
+        let kept = Arc::clone(&kept);
+        async move { kept.keep().await }
+    });
+    let (reported, whole) = (Arc::clone(feed), Arc::clone(node));
+    every(life, cluster::feed::REPORT_CONTROLLER, cluster::feed::REPORT_INTERVAL, move |_| {
+        let (reported, whole) = (Arc::clone(&reported), Arc::clone(&whole));
+        async move {
+            reported.look(&*whole.life).await;
+            reported.report(status::feed::report(&whole).await);
+            Ok::<(), std::convert::Infallible>(())
+        }
+    });
 }
 
 fn every<F, E>(

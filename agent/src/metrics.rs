@@ -24,7 +24,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use wharf_api::{AgentStatus, FlowStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
+use wharf_api::{AgentStatus, ClusterFeed, FlowStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
 use wharf_core::{kernel::CounterRow, state::Level};
 
 pub use self::{
@@ -71,6 +71,12 @@ struct Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FeedRow {
+    kind: String,
+    state: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -203,6 +209,7 @@ impl Metrics {
         verdicts: &[MetricRow],
         runs: &Runs,
         stale: u64,
+        feed: Option<&ClusterFeed>,
     ) -> String {
         let mut registry = Registry::with_prefix("wharf");
         self.own(&mut registry);
@@ -211,6 +218,9 @@ impl Metrics {
         pools(&mut registry, status);
         controllers(&mut registry, status, runs, stale);
         packets(&mut registry, verdicts);
+        if let Some(feed) = feed {
+            cluster_feed(&mut registry, feed);
+        }
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
             // Writing to a String does not fail.
@@ -339,6 +349,23 @@ fn flow_tables(registry: &mut Registry, flows: &FlowStatus) {
     let took = Real::default();
     took.set(Duration::from_micros(flows.took_us).as_secs_f64());
     registry.register_with_unit("flows_collection", "Duration of the last collection of flows", Unit::Seconds, took);
+}
+
+fn cluster_feed(registry: &mut Registry, feed: &ClusterFeed) {
+    let connected = u64::from(feed.connected_since_unix_ms.is_some());
+    gauge(registry, "cluster_feed_connected", "1 while a producer has the cluster feed", connected);
+    let processed = feed.processed.unwrap_or_default();
+    let lag = processed.saturating_sub(feed.in_force.unwrap_or_default());
+    gauge(registry, "cluster_feed_lag", "Messages that are processed and not in force", lag);
+    let rows = Family::<FeedRow, Gauge>::default();
+    for of in &feed.rows {
+        let states =
+            [("in-force", of.in_force), ("refused", of.refused), ("stale", of.stale), ("conflict", of.conflicts)];
+        for (state, n) in states {
+            rows.get_or_create(&FeedRow { kind: of.kind.clone(), state }).set(number(n));
+        }
+    }
+    registry.register("cluster_feed_rows", "Rows of the cluster feed", rows);
 }
 
 fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {

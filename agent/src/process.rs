@@ -22,7 +22,7 @@ use crate::{
     delegate, health, memory, pages, policy,
     proxy::envoy,
     refused::{BAD_SETTINGS, refuse},
-    store, telemetry,
+    socket, store, telemetry,
 };
 
 /// Runs the process.
@@ -104,6 +104,9 @@ fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     }
     if let Some(Err(error)) = config.cluster_file.as_deref().map(|path| cluster::check(path, &config.node_name)) {
         problems.push(format!("setting cluster-file: {error}"));
+    }
+    if let Some(Err(error)) = config.cluster_feed_group.as_deref().map(socket::check_group) {
+        problems.push(format!("setting cluster-feed-group: {error:#}"));
     }
     match envoy::check_program(config) {
         Ok(unchecked) => remarks.extend(unchecked.map(|why| format!("setting envoy: {why}"))),

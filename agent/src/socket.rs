@@ -1,8 +1,9 @@
 //! A unix socket that is bound again when its file is gone; the accept loop checks once a second.
 
 use std::{
+    fs::{OpenOptions, Permissions},
     io,
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown, fchown},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -10,6 +11,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use axum::serve::Listener;
+use nix::{fcntl::OFlag, unistd::geteuid};
 use tokio::{
     net::{UnixListener, UnixStream, unix::SocketAddr},
     time::{Interval, MissedTickBehavior},
@@ -17,13 +19,69 @@ use tokio::{
 
 use crate::{accounts, kept::make_directory, sync::lock};
 
-/// If it exists.
+/// Of [`Access::Operators`].
 const GROUP: &str = "wharf";
 const LOOK: Duration = Duration::from_secs(1);
 /// How long the status reports a new bind.
 const RECENT: Duration = Duration::from_secs(30);
 
 type FileId = (u64, u64);
+
+/// Who may connect besides the agent's user.
+#[derive(Debug, PartialEq, Eq)]
+enum Access {
+    /// The group `wharf`, if it exists.
+    Operators,
+    /// This group alone. The socket's directory is only for it, too.
+    Group(Option<String>),
+}
+
+impl Access {
+    fn group(&self) -> anyhow::Result<Option<u32>> {
+        match self {
+            Self::Operators => accounts::group(GROUP).with_context(|| format!("look for the group {GROUP}")),
+            Self::Group(None) => Ok(None),
+            Self::Group(Some(name)) => check_group(name).map(Some),
+        }
+    }
+
+    /// Makes the directory of a socket.
+    fn make(&self, socket: &Path) -> anyhow::Result<()> {
+        let Some(directory) = socket.parent() else { return Ok(()) };
+        make_directory(directory)?;
+        if *self == Self::Operators {
+            return Ok(());
+        }
+        let shown = directory.display();
+        // What is opened is no link, and stays the same directory.
+        let flags = (OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits();
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory);
+        let opened = opened.with_context(|| format!("open the directory {shown}"))?;
+        let owner = opened.metadata().with_context(|| format!("look at {shown}"))?.uid();
+        if owner != geteuid().as_raw() {
+            bail!("use the directory {shown} for the socket: it belongs to the user {owner}; name another one");
+        }
+        for entry in std::fs::read_dir(directory).with_context(|| format!("list {shown}"))? {
+            let name = entry.with_context(|| format!("list {shown}"))?.file_name();
+            if Some(name.as_os_str()) != socket.file_name() {
+                bail!("use the directory {shown} for the socket alone: it has {}; name another one", name.display());
+            }
+        }
+        let mode = if matches!(self, Self::Group(None)) { 0o700 } else { 0o750 };
+        opened.set_permissions(Permissions::from_mode(mode)).with_context(|| format!("set the mode of {shown}"))?;
+        let Some(group) = self.group()? else { return Ok(()) };
+        fchown(&opened, None, Some(group)).with_context(|| format!("give {shown} to group {group}"))
+    }
+}
+
+/// A group that must exist.
+///
+/// # Errors
+/// It does not, or `/etc/group` is unreadable.
+pub fn check_group(name: &str) -> anyhow::Result<u32> {
+    let group = accounts::group(name).with_context(|| format!("look for the group {name}"))?;
+    group.with_context(|| format!("there is no group {name}; make it with `groupadd --system {name}`"))
+}
 
 /// Whether clients reach the socket; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +115,7 @@ pub struct Socket {
     file: FileId,
     looks: Interval,
     reach: Reach,
+    access: Access,
 }
 
 impl Socket {
@@ -65,10 +124,24 @@ impl Socket {
     /// # Errors
     /// Another agent answers, or the file system refuses.
     pub async fn bind(path: &Path, reach: Reach) -> anyhow::Result<Self> {
-        let (listener, file) = bind(path).await?;
+        Self::bind_for(Access::Operators, path, reach).await
+    }
+
+    /// As [`Socket::bind`] with another group, in a directory that is made for it.
+    ///
+    /// # Errors
+    /// As [`Socket::bind`], or the group does not exist.
+    pub async fn bind_apart(path: &Path, group: Option<String>, reach: Reach) -> anyhow::Result<Self> {
+        let access = Access::Group(group);
+        access.make(path)?;
+        Self::bind_for(access, path, reach).await
+    }
+
+    async fn bind_for(access: Access, path: &Path, reach: Reach) -> anyhow::Result<Self> {
+        let (listener, file) = bind(path, &access).await?;
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self { path: path.to_owned(), listener, file, looks, reach })
+        Ok(Self { path: path.to_owned(), listener, file, looks, reach, access })
     }
 
     /// Binds again when the file is gone; logs each loss once.
@@ -83,10 +156,8 @@ impl Socket {
             Err(_) => "cannot be looked at",
         };
         let result = async {
-            if let Some(directory) = self.path.parent() {
-                make_directory(directory)?;
-            }
-            bind(&self.path).await
+            self.access.make(&self.path)?;
+            bind(&self.path, &self.access).await
         };
         match result.await {
             Ok((listener, file)) => {
@@ -144,7 +215,7 @@ fn file_id(path: &Path) -> io::Result<FileId> {
     std::fs::symlink_metadata(path).map(|m| (m.dev(), m.ino()))
 }
 
-async fn bind(path: &Path) -> anyhow::Result<(UnixListener, FileId)> {
+async fn bind(path: &Path, access: &Access) -> anyhow::Result<(UnixListener, FileId)> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if !meta.file_type().is_socket() => {
             bail!("bind {}: there is something that is not a socket; move it away", path.display())
@@ -160,11 +231,11 @@ async fn bind(path: &Path) -> anyhow::Result<(UnixListener, FileId)> {
     }
     let listener = UnixListener::bind(path).with_context(|| format!("bind {}", path.display()))?;
     let file = file_id(path).with_context(|| format!("look at {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+    let mode = if matches!(access, Access::Group(None)) { 0o600 } else { 0o660 };
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
         .with_context(|| format!("set the mode of {}", path.display()))?;
-    if let Some(group) = accounts::group(GROUP).with_context(|| format!("look for the group {GROUP}"))? {
-        std::os::unix::fs::chown(path, None, Some(group))
-            .with_context(|| format!("give {} to group {GROUP}", path.display()))?;
+    if let Some(group) = access.group()? {
+        chown(path, None, Some(group)).with_context(|| format!("give {} to group {group}", path.display()))?;
     }
     Ok((listener, file))
 }

@@ -158,8 +158,11 @@ Examples:
   wharf health status -o json | jq '.nodes[].state'"
     )]
     Health(HealthCommand),
-    /// Show the nodes of the cluster, and this node's routes to their containers.
-    #[command(subcommand, after_help = "Examples:\n  wharf cluster status\n  wharf cluster nodes")]
+    /// Show the nodes of the cluster, this node's routes to their containers, and the cluster feed.
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  wharf cluster status\n  wharf cluster nodes\n  wharf cluster feed"
+    )]
     Cluster(ClusterCommand),
     /// List pools and leases, release addresses.
     #[command(subcommand, after_help = "Example:\n  wharf ipam list")]

@@ -15,6 +15,7 @@
 //! | [`redirects_file`] | the file that keeps the ports of the proxy |
 //! | [`dns`] | queries of containers, and answers of servers |
 //! | [`cluster_file`] | the file that lists the nodes of a cluster |
+//! | [`feed_messages`] | messages of a producer of the cluster feed |
 //! | [`names_file`] | the file that keeps names and their addresses |
 //! | [`ipam_answer`] | what an IPAM plugin answers to ADD |
 //! | [`delegate_answer`] | what the service of delegated mode answers |
@@ -28,6 +29,7 @@ pub mod access_log;
 pub mod cluster_file;
 pub mod delegate_answer;
 pub mod dns;
+pub mod feed_messages;
 pub mod ipam_answer;
 pub mod map_rows;
 pub mod mark;

@@ -31,6 +31,7 @@ pub mod delegate;
 pub mod dns;
 pub mod echo;
 pub mod envoy;
+pub mod feed;
 pub mod frame;
 pub mod grpc;
 pub mod http;

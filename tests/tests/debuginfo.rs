@@ -69,6 +69,7 @@ fn the_archive_has_every_part_and_nothing_secret() -> Result<()> {
             "agent/flows.json",
             "agent/policy.json",
             "agent/namespaces.json",
+            "agent/cluster.json",
             "agent/log.txt",
             "agent/maps.json",
             "agent/maps/ENDPOINTS.json",

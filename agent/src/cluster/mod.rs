@@ -1,7 +1,10 @@
-//! The cluster's nodes, from the file of `--cluster-file`, and this node's routes to their containers.
+//! The cluster's nodes, from the file of `--cluster-file` or from the [`feed`], and this node's routes to their
+//! containers.
 //!
 //! A changed file is taken when two looks in a row read the same text: it may be half-written. A refused or missing
 //! file changes nothing. The last good text is kept in the state directory and used at a start whose file is refused.
+
+pub mod feed;
 
 use std::{
     collections::BTreeMap,
@@ -21,16 +24,17 @@ use wharf_cluster::{
 };
 use wharf_core::{
     ipam::PoolConfig,
-    kernel::{Kernel, KernelError},
+    kernel::{Kernel, KernelError, PeerRoute},
 };
 
+use self::feed::ClusterFeed;
 use crate::{config::AgentConfig, kept, sync::lock};
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "cluster";
 /// Of looks at the file.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-/// Of plans with an unchanged file: this node's networks may have changed. Reads every route.
+/// Of plans with unchanged nodes: this node's networks may have changed. Reads every route.
 const PLANS: Duration = Duration::from_secs(10);
 
 /// Why the cluster's nodes are not known.
@@ -60,15 +64,16 @@ pub struct InForce {
     pub outside: Vec<IpNet>,
     /// Addresses of this node's row that it does not have.
     pub absent: Vec<IpAddr>,
-    /// Why the file is not in force as it is.
+    /// Why file or feed are not in force as they are.
     pub refused: Option<String>,
     /// Why its text is not kept for the next start.
     pub not_kept: Option<String>,
 }
 
-/// The cluster of `--cluster-file`; without the setting it has no nodes.
+/// The cluster of `--cluster-file` or `--cluster-feed`; without a setting it has no nodes.
 pub struct Cluster {
     path: Option<PathBuf>,
+    feed: Option<Arc<ClusterFeed>>,
     own: String,
     kept: PathBuf,
     pools: Vec<PoolConfig>,
@@ -86,7 +91,12 @@ struct Looks {
     seen: Option<String>,
     planned: Option<Instant>,
     not_kept: Option<String>,
+    /// Routes of an earlier start that no row of the feed explains. They stay until the feed has every row.
+    left: Vec<Destination>,
 }
+
+/// In place of the node of [`Looks::left`].
+const EARLIER: &str = "of an earlier start";
 
 /// A comparison with this node's networks.
 struct Plan {
@@ -107,8 +117,13 @@ impl Cluster {
     pub fn new(config: &AgentConfig, kernel: Arc<dyn Kernel>) -> Self {
         let unread = |path: &PathBuf| format!("cluster file {}: it is not read yet", path.display());
         let before = InForce { refused: config.cluster_file.as_ref().map(unread), ..InForce::default() };
+        let feed = |directory: &PathBuf| {
+            let group = config.cluster_feed_group.clone();
+            Arc::new(ClusterFeed::new(&config.node_name, directory, group, &config.state_dir))
+        };
         Self {
             path: config.cluster_file.clone(),
+            feed: config.cluster_feed.as_ref().map(feed),
             own: config.node_name.clone(),
             kept: config.state_dir.join("cluster.json"),
             pools: config.pools.clone(),
@@ -124,17 +139,35 @@ impl Cluster {
         self.path.as_deref()
     }
 
+    /// The feed; `None` without the setting.
+    #[must_use]
+    pub fn feed(&self) -> Option<&Arc<ClusterFeed>> {
+        self.feed.as_ref()
+    }
+
     /// Until [`Cluster::load`], without nodes.
     #[must_use]
     pub fn in_force(&self) -> Arc<InForce> {
         Arc::clone(&lock(&self.in_force))
     }
 
-    /// At a start, before the node's objects are made.
+    /// At a start, before the node's objects are made. `left`: routes to other nodes that the kernel has, of which those
+    /// stay that the feed neither explains nor replaces.
     ///
     /// # Errors
     /// The file is refused and no earlier text of it is kept; or the kernel cannot be read.
-    pub async fn load(&self) -> Result<(), ClusterError> {
+    pub async fn load(&self, boot_id: &str, left: Vec<PeerRoute>) -> Result<(), ClusterError> {
+        if let Some(feed) = &self.feed {
+            feed.load(boot_id).await;
+            let mut left = left;
+            left.retain(|route| !self.pools.iter().flat_map(|pool| &pool.cidrs).any(|pool| overlap(pool, &route.to)));
+            let destination =
+                |route: PeerRoute| Destination { node: EARLIER.to_owned(), cidr: route.to, via: Ok(route.via) };
+            self.looks.lock().await.left = left.into_iter().map(destination).collect();
+            self.look_at_feed(feed).await?;
+            feed.nodes_are_taken();
+            return Ok(());
+        }
         let Some(path) = self.path.clone() else { return Ok(()) };
         let mut looks = self.looks.lock().await;
         let (found, kept) = (self.read(&path).await, self.read_kept(&path).await);
@@ -155,11 +188,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// Follows the file and this node's networks. True if routes may have changed.
+    /// Follows file or feed, and this node's networks. True if routes may have changed.
     ///
     /// # Errors
     /// The kernel cannot be read; the earlier state stays.
     pub async fn look(&self) -> Result<bool, KernelError> {
+        if let Some(feed) = &self.feed {
+            return self.look_at_feed(feed).await;
+        }
         let Some(path) = self.path.clone() else { return Ok(false) };
         let mut looks = self.looks.lock().await;
         let before = self.in_force();
@@ -192,6 +228,43 @@ impl Cluster {
         }
         let changed = plan.destinations != before.destinations;
         self.put(nodes, plan, refused, looks.not_kept.clone());
+        Ok(changed)
+    }
+
+    async fn look_at_feed(&self, feed: &ClusterFeed) -> Result<bool, KernelError> {
+        let mut looks = self.looks.lock().await;
+        let before = self.in_force();
+        let (rows, is_synced) = feed.nodes();
+        let (nodes, mut refused) = match Nodes::new(rows) {
+            Ok(nodes) => (nodes, None),
+            Err(why) => {
+                let why = format!("the nodes of the cluster feed are refused: {why}; the earlier ones stay in force");
+                (before.nodes.clone(), Some(why))
+            }
+        };
+        if refused.is_none() && is_synced && nodes.get(&self.own).is_none() {
+            refused = Some(format!("the cluster feed has no node with the name {}, as this one has", self.own));
+        }
+        let releases = is_synced && !looks.left.is_empty();
+        if releases {
+            looks.left.clear();
+        }
+        let is_due = looks.planned.is_none_or(|at| at.elapsed() >= PLANS);
+        if !is_due && !releases && nodes == before.nodes && refused == before.refused {
+            return Ok(false);
+        }
+        if refused != before.refused
+            && let Some(why) = &refused
+        {
+            tracing::warn!("{why}");
+        }
+        let mut plan = self.plan(&nodes).await?;
+        looks.planned = Some(Instant::now());
+        let is_explained = |left: &Destination| plan.destinations.iter().any(|to| overlap(&to.cidr, &left.cidr));
+        let unexplained: Vec<Destination> = looks.left.iter().filter(|left| !is_explained(left)).cloned().collect();
+        plan.destinations.extend(unexplained);
+        let changed = plan.destinations != before.destinations;
+        self.put(nodes, plan, refused, None);
         Ok(changed)
     }
 
@@ -261,6 +334,10 @@ impl Cluster {
         tracing::warn!("{why}");
         Some(why)
     }
+}
+
+fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(b) || b.contains(a)
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

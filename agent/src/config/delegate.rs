@@ -27,7 +27,7 @@ pub(super) fn is_allowed(name: &str) -> bool {
 }
 
 /// Bytes; `sun_path` without its terminator.
-const MAX_SOCKET: usize = 107;
+pub(super) const MAX_SOCKET: usize = 107;
 
 pub(super) fn socket(path: PathBuf) -> Result<PathBuf, ConfigError> {
     let length = path.as_os_str().as_bytes().len();

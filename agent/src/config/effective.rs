@@ -49,6 +49,11 @@ pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
             "cluster-file".to_owned(),
             config.cluster_file.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
         ),
+        (
+            "cluster-feed".to_owned(),
+            config.cluster_feed.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+        ),
+        ("cluster-feed-group".to_owned(), config.cluster_feed_group.clone().unwrap_or_default()),
         ("service-cidr".to_owned(), config.service_cidr.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
         ("policy-enforcement".to_owned(), config.policy_enforcement.as_str().to_owned()),
         ("policy-audit".to_owned(), if config.policy_audit { "on" } else { "off" }.to_owned()),

@@ -38,6 +38,8 @@ pub(super) struct File {
     pub(super) announce: Option<Switch>,
     pub(super) policy_dir: Option<PathBuf>,
     pub(super) cluster_file: Option<PathBuf>,
+    pub(super) cluster_feed: Option<PathBuf>,
+    pub(super) cluster_feed_group: Option<String>,
     pub(super) service_cidr: Option<Vec<Cidr>>,
     pub(super) policy_enforcement: Option<Enforcement>,
     pub(super) policy_audit: Option<Switch>,

@@ -110,6 +110,13 @@ pub struct Flags {
     /// of the others (page "Several nodes")
     #[arg(long, env = "WHARF_CLUSTER_FILE", value_name = "FILE")]
     pub cluster_file: Option<PathBuf>,
+    /// A directory for `feed.sock`, on which a producer reports the nodes, pods, namespaces and policies of a cluster
+    /// (page "Cluster feed"); not together with --cluster-file
+    #[arg(long, env = "WHARF_CLUSTER_FEED", value_name = "DIR")]
+    pub cluster_feed: Option<PathBuf>,
+    /// The group that may connect to `feed.sock` besides root
+    #[arg(long, env = "WHARF_CLUSTER_FEED_GROUP", value_name = "GROUP")]
+    pub cluster_feed_group: Option<String>,
     /// Addresses of services, which the node translates to addresses of containers: policy applies to the containers
     /// (page "Network policy"). CIDRs, separated by commas
     #[arg(long, env = "WHARF_SERVICE_CIDR", value_name = "CIDR,...", value_parser = cidrs)]

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::{Component, PathBuf},
+    path::{Component, Path, PathBuf},
     time::Duration,
 };
 
@@ -118,6 +118,11 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         );
         return Err(setting("ipv6-pool", message));
     }
+    let cluster_file = flags.cluster_file.or(file.cluster_file);
+    let cluster_feed = flags.cluster_feed.or(file.cluster_feed);
+    if let Some(feed) = &cluster_feed {
+        check_feed(feed, cluster_file.as_deref(), &directories).map_err(|why| setting("cluster-feed", why))?;
+    }
     let mtu = flags.mtu.or(file.mtu);
     if let Some(mtu) = mtu.filter(|mtu| !(MIN_MTU..=MAX_MTU).contains(mtu)) {
         return Err(setting("mtu", format!("{mtu} is not within {MIN_MTU} (IPv6's least) to 65535")));
@@ -197,7 +202,9 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         masquerade,
         announce: flags.announce.or(file.announce) == Some(Switch::On),
         policy_dir: flags.policy_dir.or(file.policy_dir),
-        cluster_file: flags.cluster_file.or(file.cluster_file),
+        cluster_file,
+        cluster_feed,
+        cluster_feed_group: flags.cluster_feed_group.or(file.cluster_feed_group),
         service_cidr,
         policy_enforcement: flags.policy_enforcement.or(file.policy_enforcement).unwrap_or(Enforcement::Default),
         policy_audit: flags.policy_audit.or(file.policy_audit) == Some(Switch::On),
@@ -217,6 +224,26 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         debug_programs: flags.debug_programs.or(file.debug_programs).unwrap_or(false),
         origins: BTreeMap::new(),
     })
+}
+
+/// The agent changes the directory's mode and group.
+fn check_feed(feed: &Path, file: Option<&Path>, directories: &Directories) -> Result<(), String> {
+    let shown = feed.display();
+    if let Some(file) = file {
+        return Err(format!(
+            "{shown} beside cluster-file {}: the nodes come from the feed or from the file; leave one of the two out",
+            file.display()
+        ));
+    }
+    let most = delegate::MAX_SOCKET - wharf_feed::SOCKET.len() - 1;
+    if !feed.is_absolute() || feed.as_os_str().len() > most {
+        return Err(format!("{shown} is not an absolute path of at most {most} bytes"));
+    }
+    let Directories { run, state, bpffs } = directories;
+    if feed.parent().is_none() || [run, state, bpffs].into_iter().any(|other| other.starts_with(feed)) {
+        return Err(format!("{shown} is not a directory for the socket alone"));
+    }
+    Ok(())
 }
 
 fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Option<T>, ConfigError> {

@@ -85,7 +85,7 @@ async fn healthz(State(this): State<Arc<Delegation>>, Query(query): Query<Status
 
 async fn prometheus(State(this): State<Arc<Delegation>>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(header::ACCEPT).and_then(|types| types.to_str().ok()));
-    let text = this.metrics.encode(format, &this.status(), &[], &this.tasks.controllers.runs(), 0);
+    let text = this.metrics.encode(format, &this.status(), &[], &this.tasks.controllers.runs(), 0, None);
     ([(header::CONTENT_TYPE, format.content_type())], text)
 }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use wharf_api::{Explanation, Health, SubjectKind};
+use wharf_cluster::feed::FeedPod;
 use wharf_core::store::LeaseOwner;
 
 use super::{MAX_LISTED, blank, conclude, end_in_words, fact};
@@ -20,6 +21,13 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
 
 /// A container of another node, or a node.
 fn of_cluster(life: &Lifecycle, ip: IpAddr) -> Option<String> {
+    if let Some((pod, has_namespace)) = life.cluster.feed().and_then(|feed| feed.owner_of(ip))
+        && !pod.is_of(&life.config.node_name)
+    {
+        let unknown = if has_namespace { "" } else { "; policy does not know it before the row of its namespace" };
+        let FeedPod { namespace, name, node, .. } = pod;
+        return Some(format!("an address of pod {namespace}/{name} on node {node} of the cluster{unknown}"));
+    }
     let cluster = life.cluster.in_force();
     let node = cluster.nodes.of_address(ip)?;
     if node.addresses.contains(&ip) {

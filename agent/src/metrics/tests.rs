@@ -38,6 +38,13 @@ fn health() -> NodeHealth {
     serde_json::from_value(health).expect("the health endpoint")
 }
 
+fn feed() -> ClusterFeed {
+    let rows = json!({"kind": "pod", "in_force": 9, "complete": true, "refused": 2, "stale": 1, "conflicts": 0});
+    let feed = json!({"socket": "/run/wharf/feed/feed.sock", "connected_since_unix_ms": 1, "processed": 9, "in_force": 7, "rows": [rows],
+        "refused_total": 2, "refused": []});
+    serde_json::from_value(feed).expect("the cluster feed")
+}
+
 fn encoded(format: Format) -> String {
     let metrics = Metrics::default();
     metrics.phase("create", "lease", Duration::from_millis(1));
@@ -56,7 +63,7 @@ fn encoded(format: Format) -> String {
     };
     let verdicts = [row("ingress", "forwarded-local", false), row("egress", "invalid-source-ip", true)];
     let runs = BTreeMap::from([("leak-audit".to_owned(), (3, 1))]);
-    metrics.encode(format, &status(), &verdicts, &runs, 0)
+    metrics.encode(format, &status(), &verdicts, &runs, 0, Some(&feed()))
 }
 
 /// Name, type and labels in Prometheus text.
@@ -135,7 +142,7 @@ fn flows_are_told_by_the_last_collection_and_not_before_the_first() {
     }
     let mut status = status();
     status.network.flows = None;
-    let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0);
+    let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0, None);
     assert!(!text.contains("wharf_flows"), "{text}");
 }
 
@@ -155,12 +162,13 @@ fn the_proxy_is_up_only_while_it_serves() {
     }
     let mut status = status();
     status.proxy.state = ProxyState::Starting;
-    has(&Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0), "wharf_proxy_up 0");
+    has(&Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0, None), "wharf_proxy_up 0");
 }
 
 #[test]
 fn the_service_of_delegated_mode_has_metrics_in_that_mode_alone() {
-    let of = |status: &AgentStatus| Metrics::default().encode(Format::Prometheus, status, &[], &BTreeMap::new(), 0);
+    let of =
+        |status: &AgentStatus| Metrics::default().encode(Format::Prometheus, status, &[], &BTreeMap::new(), 0, None);
     let text = of(&status());
     for line in ["wharf_delegate_reachable 1", "wharf_delegate_calls 2", "wharf_delegate_unfinished 3"] {
         assert!(text.lines().any(|l| l == line), "{line} in {text}");
@@ -169,8 +177,23 @@ fn the_service_of_delegated_mode_has_metrics_in_that_mode_alone() {
 }
 
 #[test]
+fn the_cluster_feed_has_metrics_with_its_setting_alone() {
+    let text = encoded(Format::Prometheus);
+    for line in [
+        "wharf_cluster_feed_connected 1",
+        "wharf_cluster_feed_lag 2",
+        "wharf_cluster_feed_rows{kind=\"pod\",state=\"in-force\"} 9",
+        "wharf_cluster_feed_rows{kind=\"pod\",state=\"stale\"} 1",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} in {text}");
+    }
+    let without = Metrics::default().encode(Format::Prometheus, &status(), &[], &BTreeMap::new(), 0, None);
+    assert!(!without.contains("wharf_cluster_feed"), "{without}");
+}
+
+#[test]
 fn findings_are_unknown_before_the_first_audit() {
     let status = AgentStatus { audit_findings: None, ..status() };
-    let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0);
+    let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0, None);
     assert!(!text.contains("wharf_audit_findings"), "{text}");
 }

@@ -201,13 +201,23 @@ impl Lifecycle {
     /// The kernel's: the next restoration of the node's objects, or of policy, tries again.
     pub async fn follow_cluster(&self) -> Result<(), ClusterFailure> {
         if self.cluster.look().await? {
-            // First, so that policy never takes a container of another node for the world.
-            self.policy.set_pods(routes::peers(&self.cluster.in_force().destinations)).await?;
-            let spec = self.spec();
-            // Before the routes, so that no connection over a new one is masqueraded.
-            self.kernel.ensure_nat(&spec).await?;
-            self.kernel.ensure_node(&spec).await?;
+            self.put_cluster().await?;
         }
+        Ok(())
+    }
+
+    /// Puts the cluster's nodes in force.
+    ///
+    /// # Errors
+    /// As [`Lifecycle::follow_cluster`].
+    pub async fn put_cluster(&self) -> Result<(), ClusterFailure> {
+        // First, so that policy never takes a container of another node for the world.
+        self.policy.set_pods(routes::peers(&self.cluster.in_force().destinations)).await?;
+        let spec = self.spec();
+        // Before the routes, so that no connection over a new one is masqueraded. They do not wait for its repair.
+        let masquerade = self.kernel.ensure_nat(&spec).await;
+        self.kernel.ensure_node(&spec).await?;
+        masquerade?;
         Ok(())
     }
 

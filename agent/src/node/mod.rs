@@ -5,6 +5,7 @@ pub mod clients;
 pub mod edit;
 pub mod endpoint;
 pub mod error;
+pub mod feed;
 pub mod flows;
 pub mod health;
 pub mod jobs;

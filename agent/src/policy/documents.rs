@@ -31,6 +31,8 @@ const MAX_LABEL: usize = 512;
 pub(super) enum Source {
     Import,
     Directory,
+    /// Kept by the cluster feed.
+    Cluster,
 }
 
 /// A policy, or several of one name (`specs`).
@@ -53,7 +55,15 @@ pub(super) struct Documents {
     pub(super) texts: Option<Texts>,
     documents: OrdMap<PolicyName, Document>,
     namespaces: Arc<BTreeMap<String, Labels>>,
+    /// Of the cluster feed: policies by row, rows by policy, and labels of namespaces.
+    rows: OrdMap<String, Arc<Row>>,
+    claims: OrdMap<PolicyName, BTreeSet<String>>,
+    of_cluster: OrdMap<String, Labels>,
+    /// The file says that the cluster feed had policies, and the feed's rows are not all known.
+    pub(super) awaits_cluster: bool,
 }
+
+type Row = BTreeMap<PolicyName, Arc<Vec<Policy>>>;
 
 /// A text, and its policies in force.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -87,6 +97,9 @@ struct File {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     directory: Option<Texts>,
     namespaces: Arc<BTreeMap<String, Labels>>,
+    /// The cluster feed has policies.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    cluster: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -118,8 +131,8 @@ impl Documents {
         if file.version != VERSION {
             return Err(unusable(format!("it is of version {}, this agent knows {VERSION}", file.version)));
         }
-        let File { revision, lost, imports, directory: texts, namespaces, .. } = file;
-        let mut documents = Self { revision, lost, imports, texts, namespaces, ..Self::default() };
+        let File { revision, lost, imports, directory: texts, namespaces, cluster: awaits_cluster, .. } = file;
+        let mut documents = Self { revision, lost, imports, texts, namespaces, awaits_cluster, ..Self::default() };
         for import in &documents.imports {
             let policies = read(&import.file, &import.text).map_err(|refusals| unusable(told(&refusals)))?;
             let mut missing = import.names.clone();
@@ -139,7 +152,9 @@ impl Documents {
 
     pub(super) fn save(&self, path: &Path) -> io::Result<()> {
         let Self { revision, lost, imports, texts: directory, namespaces, .. } = self.clone();
-        let text = serde_json::to_vec(&File { version: VERSION, revision, lost, imports, directory, namespaces })?;
+        let cluster = self.has_cluster();
+        let file = File { version: VERSION, revision, lost, imports, directory, namespaces, cluster };
+        let text = serde_json::to_vec(&file)?;
         if text.len() as u64 > MAX_FILE {
             let bytes = text.len();
             return Err(io::Error::other(format!(
@@ -161,8 +176,12 @@ impl Documents {
     pub(super) fn import(&mut self, Parsed { file, text, policies }: Parsed) -> Result<Changed, PolicyError> {
         let mut changed = Changed::default();
         for (name, policies) in by_name(policies) {
-            if let Some(Document { policies: there, source: Source::Directory }) = self.documents.get(&name) {
-                return Err(PolicyError::OfDirectory { name, file: file_of(there) });
+            match self.documents.get(&name) {
+                Some(Document { policies, source: Source::Directory }) => {
+                    return Err(PolicyError::OfDirectory { name, file: file_of(policies) });
+                }
+                Some(Document { source: Source::Cluster, .. }) => return Err(PolicyError::OfCluster { name }),
+                Some(Document { source: Source::Import, .. }) | None => {}
             }
             self.forget_import(&name);
             let document = Document { policies: Arc::new(policies), source: Source::Import };
@@ -195,10 +214,14 @@ impl Documents {
             Some(Document { policies, source: Source::Directory }) => {
                 return Err(PolicyError::OfDirectory { name: name.clone(), file: file_of(policies) });
             }
-            Some(_) => {}
+            Some(Document { source: Source::Cluster, .. }) => {
+                return Err(PolicyError::OfCluster { name: name.clone() });
+            }
+            Some(Document { source: Source::Import, .. }) => {}
         }
         self.documents.remove(name);
         self.forget_import(name);
+        self.settle(name);
         self.revision += 1;
         Ok(Changed { removed: BTreeSet::from([name.clone()]), ..Changed::default() })
     }
@@ -208,11 +231,87 @@ impl Documents {
         let removed: BTreeSet<PolicyName> = gone.map(|(name, _)| name.clone()).collect();
         for name in &removed {
             self.documents.remove(name);
+            self.settle(name);
         }
         self.imports.clear();
         self.revision += u64::from(!removed.is_empty() || self.lost);
         self.lost = false;
         Changed { removed, ..Changed::default() }
+    }
+
+    /// Policies of the cluster feed are in force, or were.
+    pub(super) fn has_cluster(&self) -> bool {
+        self.awaits_cluster || !self.rows.is_empty()
+    }
+
+    pub(super) fn has_row(&self, row: &str) -> bool {
+        self.rows.contains_key(row)
+    }
+
+    /// Replaces the policies of a row of the cluster feed; `None` removes them.
+    pub(super) fn set_row(&mut self, row: &str, policies: Option<Vec<Policy>>) {
+        let policies = by_name(policies.unwrap_or_default()).into_iter();
+        let now: Row = policies.map(|(name, policies)| (name, Arc::new(policies))).collect();
+        let mut names: BTreeSet<PolicyName> = now.keys().cloned().collect();
+        for name in &names {
+            self.claims.entry(name.clone()).or_default().insert(row.to_owned());
+        }
+        let before =
+            if now.is_empty() { self.rows.remove(row) } else { self.rows.insert(row.to_owned(), Arc::new(now)) };
+        for name in before.iter().flat_map(|before| before.keys()) {
+            if names.insert(name.clone()) {
+                let rows = self.claims.remove(name).unwrap_or_default();
+                let others: BTreeSet<String> = rows.into_iter().filter(|other| other != row).collect();
+                if !others.is_empty() {
+                    self.claims.insert(name.clone(), others);
+                }
+            }
+        }
+        for name in &names {
+            self.settle(name);
+        }
+    }
+
+    /// A policy of the cluster feed is in force unless an import or the policy directory has its name. Of several rows,
+    /// the first by key has it.
+    fn settle(&mut self, name: &PolicyName) {
+        if self.documents.get(name).is_some_and(|document| document.source != Source::Cluster) {
+            return;
+        }
+        let first = self.claims.get(name).and_then(BTreeSet::first);
+        let policies = first.and_then(|row| self.rows.get(row)?.get(name)).cloned();
+        let is_changed = match policies.map(|policies| Document { policies, source: Source::Cluster }) {
+            Some(document) => self.documents.insert(name.clone(), document.clone()) != Some(document),
+            None => self.documents.remove(name).is_some(),
+        };
+        self.revision += u64::from(is_changed);
+    }
+
+    /// Rows of the cluster feed with a policy that is not in force, with the cause.
+    pub(super) fn rows_in_conflict(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        for (name, rows) in &self.claims {
+            let (why, first) = match self.documents.get(name) {
+                Some(Document { source: Source::Import, .. }) => (format!("{name} was imported, too"), None),
+                Some(Document { source: Source::Directory, policies }) => {
+                    (format!("{name} is of the policy directory's file {}, too", file_of(policies)), None)
+                }
+                _ => (format!("{name} is of row {}, too", rows.first().map_or("", String::as_str)), rows.first()),
+            };
+            for row in rows.iter().filter(|row| Some(*row) != first) {
+                found.entry(row.clone()).or_insert_with(|| why.clone());
+            }
+        }
+        found
+    }
+
+    /// Replaces a namespace's labels in the cluster feed. True if they were others.
+    pub(super) fn set_labels_of_cluster(&mut self, name: &str, labels: Option<Labels>) -> bool {
+        let before = match labels.clone() {
+            Some(labels) => self.of_cluster.insert(name.to_owned(), labels),
+            None => self.of_cluster.remove(name),
+        };
+        before != labels
     }
 
     /// Imported policies stay; their names are returned.
@@ -223,12 +322,13 @@ impl Documents {
         for (name, document) in before.iter() {
             if document.source == Source::Directory && !wanted.contains_key(name) {
                 self.documents.remove(name);
+                self.settle(name);
             }
         }
         for (name, policies) in wanted {
             match self.documents.get(&name) {
                 Some(Document { source: Source::Import, .. }) => drop(refused.insert(name)),
-                Some(document) if *document.policies == policies => {}
+                Some(Document { policies: there, source: Source::Directory }) if **there == policies => {}
                 _ => {
                     let document = Document { policies: Arc::new(policies), source: Source::Directory };
                     self.documents.insert(name, document);
@@ -239,15 +339,23 @@ impl Documents {
         refused
     }
 
-    /// With the namespace's name.
+    /// With the namespace's name. Labels set by hand take precedence.
     pub(super) fn labels_of(&self, namespace: &str) -> Labels {
-        let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        let mut labels = self.of_cluster.get(namespace).cloned().unwrap_or_default();
+        labels.extend(self.namespaces.get(namespace).into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
         labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
         labels
     }
 
+    /// `None` for a namespace that neither the cluster feed nor an operator has named.
+    pub(super) fn known_labels_of(&self, namespace: &str) -> Option<Labels> {
+        let is_known = self.of_cluster.contains_key(namespace) || self.namespaces.contains_key(namespace);
+        is_known.then(|| self.labels_of(namespace))
+    }
+
     pub(super) fn namespaces(&self) -> impl Iterator<Item = (&str, Labels)> {
-        self.namespaces.keys().map(|name| (name.as_str(), self.labels_of(name)))
+        let names: BTreeSet<&String> = self.namespaces.keys().chain(self.of_cluster.keys()).collect();
+        names.into_iter().map(|name| (name.as_str(), self.labels_of(name)))
     }
 
     /// `None` removes the labels.
@@ -289,7 +397,9 @@ impl Documents {
     }
 
     pub(super) fn says_the_same_of_endpoints(&self, before: &Self) -> bool {
-        self.namespaces == before.namespaces && self.is_empty() == before.is_empty()
+        self.namespaces == before.namespaces
+            && self.of_cluster == before.of_cluster
+            && self.is_empty() == before.is_empty()
     }
 
     pub(super) fn events_since(&self, before: &Self) -> Vec<Event> {

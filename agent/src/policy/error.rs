@@ -1,6 +1,9 @@
 //! Errors of policy.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use wharf_core::kernel::KernelError;
 use wharf_policy::{compile, model::PolicyName, read::Refusal};
@@ -36,6 +39,12 @@ pub enum PolicyError {
         name: PolicyName,
         /// File.
         file: String,
+    },
+    /// A policy of the cluster feed.
+    #[error("change {name}: the cluster feed has it; change it in the cluster")]
+    OfCluster {
+        /// Policy.
+        name: PolicyName,
     },
     /// Invalid namespace or labels.
     #[error("set labels of namespace {name}: {why}")]
@@ -76,15 +85,12 @@ pub enum PolicyError {
         why: String,
     },
     /// The kernel has rules, but the policy file is gone.
-    #[error(
-        "the kernel has rules of policies, and {}, which kept the policies, is gone; the rules stay in force as they are, new \
-         containers are refused and new labels wait, until the policies are imported again (`wharf policy import`) or given up, which opens \
-         containers (`wharf policy delete --all`)",
-        .path.display()
-    )]
+    #[error("{}", lost(.path, *.of_cluster))]
     Lost {
         /// File.
         path: PathBuf,
+        /// The rows of the cluster feed are gone, not this file.
+        of_cluster: bool,
     },
     /// Unusable policy file.
     #[error(
@@ -98,4 +104,18 @@ pub enum PolicyError {
         /// Cause.
         why: String,
     },
+}
+
+fn lost(path: &Path, of_cluster: bool) -> String {
+    const STAY: &str = "the rules stay in force as they are, new containers are refused and new labels wait, until";
+    if of_cluster {
+        return format!(
+            "the kernel has rules of policies of the cluster feed, whose rows are lost; {STAY} the producer has sent every row"
+        );
+    }
+    format!(
+        "the kernel has rules of policies, and {}, which kept the policies, is gone; {STAY} the policies are imported again \
+         (`wharf policy import`) or given up, which opens containers (`wharf policy delete --all`)",
+        path.display()
+    )
 }

@@ -1,9 +1,14 @@
 //! State of policy, and the rows of a change.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use tokio::time::Instant;
+use wharf_cluster::feed::FeedPod;
 use wharf_common::{
     SetsRow,
     map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX},
@@ -21,7 +26,7 @@ use wharf_policy::{
 };
 
 use super::{
-    Change, Computed, Guard, directory,
+    Change, Computed, FeedRows, Guard, RefusedPolicy, directory,
     documents::Documents,
     error::PolicyError,
     members::{Members, Surroundings, Unrecorded},
@@ -75,6 +80,12 @@ pub(super) struct Inner {
     pub(super) files: directory::Files,
     /// Why the directory's policies do not fit, with change count, wanted revision and `writes`.
     pub(super) too_large: Option<((u64, u64, u64), PolicyError)>,
+    /// [`Policy::start`](super::Policy::start) knows every endpoint. Before, a change would remove the rows of those that
+    /// are not known yet.
+    pub(super) started: bool,
+    /// Rows of the cluster feed that do not fit. Tried again with the next policy of the feed.
+    pub(super) unfit: FeedRows,
+    pub(super) refused_rows: BTreeMap<String, RefusedPolicy>,
 }
 
 impl Inner {
@@ -103,6 +114,9 @@ impl Inner {
             problem: None,
             files: directory::Files::default(),
             too_large: None,
+            started: false,
+            unfit: FeedRows::new(),
+            refused_rows: BTreeMap::new(),
         }
     }
 
@@ -116,6 +130,15 @@ impl Inner {
         let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
         self.active |= self.is_needed();
         event
+    }
+
+    /// A container of another node; `None` removes it. `None` if unchanged.
+    pub(super) fn put_elsewhere(&mut self, uid: &str, pod: Option<FeedPod>) -> Option<Event> {
+        let Self { members, wanted, enforcement, .. } = self;
+        match pod {
+            Some(pod) => members.put_elsewhere(uid, &pod, Surroundings { wanted, mode: *enforcement }),
+            None => members.remove_elsewhere(uid),
+        }
     }
 
     /// Isolates endpoints without a record that have rules in the kernel: with their labels, the agent has lost what
@@ -171,13 +194,15 @@ pub(super) fn is_quick(engine: &Engine, events: &[Event]) -> bool {
 pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, services: &[IpNet]) -> (Guard, Computed) {
     let before = engine.tables().clone();
     let result = engine.apply(events).map(|changes| {
+        // They do not contain each other, so only the nearest can contain the network.
+        let is_of_pods = |net: &IpNet| inner.pods.range(..=*net).next_back().is_some_and(|pods| pods.contains(net));
         let owner = |net: &IpNet, of| {
             let is_node = net.prefix_len() == net.max_prefix_len() && inner.node.contains(&net.addr());
             match inner.members.identity(of) {
                 Some(endpoint) => endpoint.0,
                 None if is_node => Identity::HOST.0,
                 None if services.iter().any(|service| service.contains(net)) => Identity::WORLD.0 | PEER_SERVICE,
-                None if inner.pods.iter().any(|pods| pods.contains(net)) => Identity::UNKNOWN_POD.0,
+                None if is_of_pods(net) => Identity::UNKNOWN_POD.0,
                 None => Identity::WORLD.0,
             }
         };

@@ -6,7 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use imbl::OrdMap;
+use imbl::{OrdMap, OrdSet};
+use wharf_cluster::feed::FeedPod;
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::{Identity, Label},
@@ -15,7 +16,7 @@ use wharf_core::{
     policy::{Enforcement, NamedPort},
 };
 use wharf_policy::{
-    compile::{self, Event, Member},
+    compile::{self, EndpointKey, Event, Member},
     model::{self, Endpoint, Labels, PolicyName, Protocol},
 };
 
@@ -24,7 +25,10 @@ use super::{documents::Documents, rows::key};
 /// Of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Source `k8s`, in Cilium-style documents.
+/// Source of labels of pods.
+const K8S: &str = "k8s";
+
+/// Source [`K8S`], in Cilium-style documents.
 const NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
 const INIT: &str = "reserved:init";
@@ -98,6 +102,26 @@ pub(super) struct Members {
     numbers: OrdMap<Arc<(Labels, Option<Labels>)>, u32>,
     identities: OrdMap<u32, Identity>,
     last: u32,
+    /// Containers of other nodes, by uid.
+    elsewhere: OrdMap<Arc<str>, Elsewhere>,
+    numbers_elsewhere: OrdMap<Arc<(Labels, Option<Labels>)>, u32>,
+    /// Keys below `next_key` that no container has.
+    free_keys: OrdSet<u32>,
+    next_key: u32,
+}
+
+/// Keys of containers of other nodes are above every endpoint id, so that an endpoint of this node takes precedence.
+const FIRST_KEY: u32 = 1 << 16;
+
+/// A container of another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Elsewhere {
+    key: u32,
+    namespace: String,
+    /// While its namespace is unknown, its addresses belong to no container: a rule could select it by labels that the
+    /// namespace does not have.
+    hidden: Vec<IpAddr>,
+    member: Member,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,6 +147,7 @@ impl Members {
             namespace: namespace.as_deref().map(|namespace| node.wanted.labels_of(namespace)),
             ports: ports_of(record),
             health,
+            elsewhere: false,
             enforcement: node.enforcement(own, init),
         };
         let place = |member| Place { epoch: record.epoch, namespace, own, init, member };
@@ -156,6 +181,67 @@ impl Members {
         (before != Some(place)).then(|| Event::Endpoint(key(id), member))
     }
 
+    /// A container of another node; `None` if unchanged.
+    pub(super) fn put_elsewhere(&mut self, uid: &str, pod: &FeedPod, node: Surroundings<'_>) -> Option<Event> {
+        let labels = pod.labels.iter().map(|(key, value)| (K8S, key.as_str(), value.as_str()));
+        let labels = labels.chain([(K8S, NAMESPACE_LABEL, pod.namespace.as_str())]).map(|(source, key, value)| Label {
+            source: source.to_owned(),
+            key: key.to_owned(),
+            value: value.to_owned(),
+        });
+        let labels = security_relevant(&labels.collect());
+        let endpoint = Endpoint {
+            labels: labels.into_iter().map(|Label { source, key, value }| (format!("{source}:{key}"), value)).collect(),
+            ports: pod.named_ports.clone(),
+            elsewhere: true,
+            ..Endpoint::default()
+        };
+        let labels = node.wanted.known_labels_of(&pod.namespace);
+        self.set_elsewhere(uid, pod.namespace.clone(), labels, pod.addresses.clone(), endpoint)
+    }
+
+    /// `labels`: of the namespace, if it is known.
+    fn set_elsewhere(
+        &mut self,
+        uid: &str,
+        namespace: String,
+        labels: Option<Labels>,
+        addresses: Vec<IpAddr>,
+        endpoint: Endpoint,
+    ) -> Option<Event> {
+        let (addresses, hidden) = if labels.is_some() { (addresses, Vec::new()) } else { (Vec::new(), addresses) };
+        let endpoint = Endpoint { addresses, namespace: labels, ..endpoint };
+        let of = Arc::new((endpoint.labels.clone(), endpoint.namespace.clone()));
+        let number = self.numbers_elsewhere.get(&of).copied().unwrap_or_else(|| {
+            self.forget_unused();
+            self.last += 1;
+            self.numbers_elsewhere.insert(of, self.last);
+            self.identities.insert(self.last, Identity(Identity::FIRST_ELSEWHERE.0 + self.last));
+            self.last
+        });
+        let member = Member { identity: compile::Identity(number), endpoint: Arc::new(endpoint) };
+        let before = self.elsewhere.get(uid);
+        let key = before.map(|before| before.key).unwrap_or_else(|| {
+            let free = self.free_keys.get_min().copied();
+            free.unwrap_or_else(|| self.next_key.max(FIRST_KEY))
+        });
+        let place = Elsewhere { key, namespace, hidden, member: member.clone() };
+        if before == Some(&place) {
+            return None;
+        }
+        self.free_keys.remove(&key);
+        self.next_key = self.next_key.max(key.saturating_add(1));
+        self.elsewhere.insert(uid.into(), place);
+        Some(Event::Endpoint(EndpointKey(key), member))
+    }
+
+    /// `None` for an unknown one.
+    pub(super) fn remove_elsewhere(&mut self, uid: &str) -> Option<Event> {
+        let gone = self.elsewhere.remove(uid)?;
+        self.free_keys.insert(gone.key);
+        Some(Event::NoEndpoint(EndpointKey(gone.key)))
+    }
+
     fn number(&mut self, endpoint: &Endpoint, identity: Identity) -> u32 {
         let of = Arc::new((endpoint.labels.clone(), endpoint.namespace.clone()));
         if let Some(number) = self.numbers.get(&of).filter(|number| self.identities.get(*number) == Some(&identity)) {
@@ -169,10 +255,14 @@ impl Members {
     }
 
     fn forget_unused(&mut self) {
-        if self.identities.len() < 2 * self.endpoints.len() + 64 {
+        if self.identities.len() < 2 * (self.endpoints.len() + self.elsewhere.len()) + 64 {
             return;
         }
-        let used: BTreeSet<u32> = self.endpoints.values().map(|p| p.member.identity.0).collect();
+        let here = self.endpoints.values().map(|place| &place.member);
+        let members = here.chain(self.elsewhere.values().map(|place| &place.member));
+        let used: BTreeSet<u32> = members.map(|member| member.identity.0).collect();
+        let elsewhere = std::mem::take(&mut self.numbers_elsewhere).into_iter();
+        self.numbers_elsewhere = elsewhere.filter(|(_, n)| used.contains(n)).collect();
         self.numbers = std::mem::take(&mut self.numbers).into_iter().filter(|(_, n)| used.contains(n)).collect();
         self.identities = std::mem::take(&mut self.identities).into_iter().filter(|(n, _)| used.contains(n)).collect();
     }
@@ -219,11 +309,24 @@ impl Members {
                 changed.push((*id, place.clone(), Endpoint { namespace, enforcement, ..Endpoint::clone(before) }));
             }
         }
+        let mut changed_elsewhere = Vec::new();
+        for (uid, Elsewhere { namespace, hidden, member, .. }) in &self.elsewhere {
+            let labels = node.wanted.known_labels_of(namespace);
+            if member.endpoint.namespace != labels {
+                let addresses = hidden.iter().chain(&member.endpoint.addresses).copied().collect();
+                let endpoint = Endpoint::clone(&member.endpoint);
+                changed_elsewhere.push((Arc::clone(uid), namespace.clone(), labels, addresses, endpoint));
+            }
+        }
         let renewed = changed.into_iter().filter_map(|(id, place, endpoint)| {
             let identity = self.identity(place.member.identity)?;
             self.put(id, identity, endpoint, |member| Place { member, ..place })
         });
-        renewed.collect()
+        let mut events: Vec<Event> = renewed.collect();
+        for (uid, namespace, labels, addresses, endpoint) in changed_elsewhere {
+            events.extend(self.set_elsewhere(&uid, namespace, labels, addresses, endpoint));
+        }
+        events
     }
 
     pub(super) fn is_any_isolated(&self) -> bool {
@@ -243,7 +346,9 @@ impl Members {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = Event> {
-        self.endpoints.iter().map(|(id, place)| Event::Endpoint(key(*id), place.member.clone()))
+        let here = self.endpoints.iter().map(|(id, place)| Event::Endpoint(key(*id), place.member.clone()));
+        let elsewhere = self.elsewhere.values();
+        here.chain(elsewhere.map(|place| Event::Endpoint(EndpointKey(place.key), place.member.clone())))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (EndpointId, &Place)> {

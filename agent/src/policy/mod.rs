@@ -47,7 +47,7 @@ mod rounds;
 mod rows;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::IpAddr,
     path::PathBuf,
@@ -60,6 +60,7 @@ use std::{
 use ipnet::IpNet;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use wharf_api::{Namespace, PolicyChange};
+use wharf_cluster::feed::{Effects, FeedPod};
 use wharf_common::SetsRow;
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -70,7 +71,8 @@ use wharf_core::{
 use wharf_dns::cache::Cache;
 use wharf_policy::{
     compile::{EndpointKey, Engine, Event, ListenerId},
-    model::{Labels, PolicyName},
+    model::{Labels, Policy as Document, PolicyName},
+    read::read,
 };
 
 use self::{
@@ -107,6 +109,7 @@ pub struct Policy {
     uses_proxy: AtomicBool,
     mode: Mode,
     services: Arc<[IpNet]>,
+    has_feed: bool,
     /// Orders the changes of rows: held across kernel calls, which the caller bounds.
     inner: Arc<Mutex<Inner>>,
 }
@@ -137,6 +140,7 @@ impl Policy {
             uses_proxy: AtomicBool::new(false),
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
             services: config.service_cidr.as_slice().into(),
+            has_feed: config.cluster_feed.is_some(),
             inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
         }
     }
@@ -160,6 +164,7 @@ impl Policy {
             Cache::default()
         });
         inner.wanted = Documents::load(&self.file)?;
+        inner.wanted.awaits_cluster &= self.has_feed;
         inner.kept = !inner.wanted.lost;
         let kept = inner.wanted.texts.take();
         if let (Some(directory), Some(kept)) = (&self.directory, &kept) {
@@ -194,6 +199,7 @@ impl Policy {
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
         inner.active = rows.generation != 0 || inner.is_needed();
+        inner.started = true;
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
         self.realize(inner, Vec::new()).await.1
     }
@@ -357,13 +363,105 @@ impl Policy {
             return Ok(());
         }
         inner.pods.clone_from(&pods);
-        if !inner.active {
+        if !inner.active || !inner.started {
             return Ok(());
         }
         match self.realize(inner, vec![Event::Pods(pods)]).await.1 {
             Err(PolicyError::Lost { .. }) => Ok(()),
             result => result,
         }
+    }
+
+    /// Takes changes of the cluster feed: labels of namespaces, policies, and containers of nodes other than `own`.
+    /// `is_whole`: with these, every row of the feed is known. Before [`Policy::start`], no row is written.
+    ///
+    /// # Errors
+    /// Rows of containers do not fit, or the policies are lost: these changes are to be taken again. The kernel refused:
+    /// retried by [`Policy::ensure`].
+    pub async fn take_feed(&self, own: &str, effects: Effects, is_whole: bool) -> Result<(), PolicyError> {
+        let Effects { pods, namespaces, policies, .. } = effects;
+        let pods: Vec<ChangedPod> =
+            pods.into_iter().map(|(uid, pod)| (uid, pod.filter(|pod| !pod.is_of(own)))).collect();
+        let read = tokio::task::spawn_blocking(move || parsed(policies)).await;
+        let (mut rows, unreadable) = read.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+        let mut inner = self.lock().await;
+        if !rows.is_empty() {
+            for (row, policies) in std::mem::take(&mut inner.unfit) {
+                rows.entry(row).or_insert(policies);
+            }
+        }
+        for row in rows.keys().chain(unreadable.keys()) {
+            inner.refused_rows.remove(row);
+        }
+        let mut without = inner.wanted.clone();
+        for (name, labels) in namespaces {
+            without.set_labels_of_cluster(&name, labels);
+        }
+        without.awaits_cluster &= !is_whole || !unreadable.is_empty();
+        let refused =
+            unreadable.into_iter().map(|(row, why)| (row, RefusedPolicy { why, stale: false, conflict: false }));
+        inner.refused_rows.extend(refused);
+        let wanted = with_rows(&without, &rows);
+        if !inner.started {
+            inner.wanted = wanted;
+            for (uid, pod) in pods {
+                inner.put_elsewhere(&uid, pod);
+            }
+            return Ok(());
+        }
+        let revision = inner.wanted.revision;
+        let (mut inner, mut result) = self.take(inner, wanted, &pods, Saves::IfNeeded).await;
+        if matches!(result, Err(PolicyError::Rows(_) | PolicyError::Proxy(_))) && !rows.is_empty() {
+            (inner, result) = self.take(inner, without, &pods, Saves::IfNeeded).await;
+            if result.is_ok() {
+                (inner, result) = self.take_what_fits(inner, rows).await;
+            }
+        }
+        result?;
+        self.check_lost(&mut inner).await?;
+        let now = inner.wanted.revision;
+        drop(inner);
+        if now != revision {
+            self.settled(now).await;
+        }
+        Ok(())
+    }
+
+    /// Takes rows of the cluster feed, and refuses those that do not fit or that the proxy refuses.
+    async fn take_what_fits(&self, mut inner: Guard, rows: FeedRows) -> (Guard, Result<(), PolicyError>) {
+        let mut parts = vec![rows];
+        while let Some(mut part) = parts.pop() {
+            let wanted = with_rows(&inner.wanted, &part);
+            let result;
+            (inner, result) = self.take(inner, wanted, &[], Saves::IfNeeded).await;
+            let why = match result {
+                Ok(()) => continue,
+                Err(why @ (PolicyError::Rows(_) | PolicyError::Proxy(_))) => why.to_string(),
+                Err(why) => return (inner, Err(why)),
+            };
+            if let Some(half) = part.keys().nth(part.len() / 2).filter(|_| part.len() > 1).cloned() {
+                let second = part.split_off(&half);
+                parts.extend([second, part]);
+                continue;
+            }
+            for (row, policies) in part {
+                let stale = inner.wanted.has_row(&row);
+                let refused = RefusedPolicy { why: why.clone(), stale, conflict: false };
+                inner.refused_rows.insert(row.clone(), refused);
+                inner.unfit.insert(row, policies);
+            }
+        }
+        (inner, Ok(()))
+    }
+
+    /// Rows of the cluster feed that are not in force as they are, by key.
+    pub async fn refused_rows(&self) -> BTreeMap<String, RefusedPolicy> {
+        let inner = self.lock().await;
+        let conflicts = inner.wanted.rows_in_conflict().into_iter();
+        let mut refused: BTreeMap<_, _> =
+            conflicts.map(|(row, why)| (row, RefusedPolicy { why, stale: false, conflict: true })).collect();
+        refused.extend(inner.refused_rows.clone());
+        refused
     }
 
     async fn look_at_addresses(&self, inner: &mut Inner) -> Result<Option<Event>, PolicyError> {
@@ -390,8 +488,7 @@ impl Policy {
         {
             return Err(why.clone());
         }
-        let result = self.take(inner, wanted).await;
-        let mut inner = self.lock().await;
+        let (mut inner, result) = self.take(inner, wanted, &[], Saves::Always).await;
         inner.files.not_taken = result.as_ref().err().cloned();
         if let Err(why @ PolicyError::Rows(_)) = &result {
             inner.too_large = Some((state, why.clone()));
@@ -440,14 +537,21 @@ impl Policy {
         let mut wanted = inner.wanted.clone();
         let Changed { put, removed } = change(&mut wanted)?;
         let revision = wanted.revision;
-        self.take(inner, wanted).await?;
+        self.take(inner, wanted, &[], Saves::Always).await.1?;
         let names = |names: BTreeSet<PolicyName>| names.iter().map(ToString::to_string).collect();
         let realized = self.settled(revision).await;
         Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
     }
 
-    /// Reads the node's addresses first, so that a realized revision covers them.
-    async fn take(&self, mut inner: Guard, wanted: Documents) -> Result<(), PolicyError> {
+    /// Reads the node's addresses first, so that a realized revision covers them. What does not fit, or the proxy
+    /// refuses, changes nothing.
+    async fn take(
+        &self,
+        mut inner: Guard,
+        wanted: Documents,
+        pods: &[ChangedPod],
+        saves: Saves,
+    ) -> (Guard, Result<(), PolicyError>) {
         let mut events =
             if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
         let node = inner.node.clone();
@@ -461,9 +565,12 @@ impl Policy {
         if !inner.wanted.says_the_same_of_endpoints(&before) {
             events.extend(inner.renew());
         }
+        for (uid, pod) in pods {
+            events.extend(inner.put_elsewhere(uid, pod.clone()));
+        }
         let was_active = inner.active;
         inner.active = was_active || inner.is_needed();
-        if before.lost && !inner.wanted.lost {
+        if (before.lost && !inner.wanted.lost) || (before.awaits_cluster && !inner.wanted.awaits_cluster) {
             inner.engine = None;
         }
         let known = inner.engine.clone();
@@ -477,25 +584,30 @@ impl Policy {
             }
             other => other,
         };
+        let is_saved = saves == Saves::IfNeeded && before.has_cluster() == inner.wanted.has_cluster();
         let kept = match &prepared {
             Err(PolicyError::Rows(_) | PolicyError::Proxy(_)) => Ok(()),
+            _ if is_saved => Ok(()),
             _ => self
                 .keep(&mut inner)
                 .await
                 .map_err(|why| PolicyError::NotKept { path: self.file.clone(), why: Arc::new(why) }),
         };
         let refused = match (prepared, kept) {
-            (Ok(Some(prepared)), Ok(())) => return self.write(&mut inner, prepared).await,
+            (Ok(Some(prepared)), Ok(())) => {
+                let result = self.write(&mut inner, prepared).await;
+                return (inner, result);
+            }
             (Ok(None), Ok(())) => {
                 inner.realized = inner.wanted.revision;
-                return Ok(());
+                return (inner, Ok(()));
             }
             // Applies once the lost policies are replaced.
-            (Err(PolicyError::Lost { .. }), Ok(())) => return Ok(()),
+            (Err(PolicyError::Lost { .. }), Ok(())) => return (inner, Ok(())),
             // Stays wanted and is retried.
             (Err(kernel @ PolicyError::Kernel(_)), Ok(())) => {
                 inner.problem = Some(kernel.to_string());
-                return Err(kernel);
+                return (inner, Err(kernel));
             }
             (Err(refused), _) | (Ok(_), Err(refused)) => refused,
         };
@@ -505,7 +617,7 @@ impl Policy {
         inner.node = node;
         inner.members = members;
         inner.active = was_active;
-        Err(refused)
+        (inner, Err(refused))
     }
 
     async fn realize(&self, inner: Guard, events: Vec<Event>) -> (Guard, Result<(), PolicyError>) {
@@ -562,16 +674,16 @@ impl Policy {
     /// Keeps the rows of lost policies. Without rules in the kernel there were none; with enforcement `Never` they do
     /// not matter.
     async fn check_lost(&self, inner: &mut Inner) -> Result<(), PolicyError> {
-        if !inner.wanted.lost {
+        if !inner.wanted.lost && !inner.wanted.awaits_cluster {
             return Ok(());
         }
-        let lost = PolicyError::Lost { path: self.file.clone() };
+        let lost = PolicyError::Lost { path: self.file.clone(), of_cluster: inner.wanted.awaits_cluster };
         if inner.engine.is_some() {
             return Err(lost);
         }
         let rows = self.kernel.observe_policy().await?;
         if inner.enforcement == Enforcement::Never || rows.sets.values().all(|sets| *sets == SetsRow::default()) {
-            (inner.wanted.lost, inner.kept) = (false, false);
+            (inner.wanted.lost, inner.wanted.awaits_cluster, inner.kept) = (false, false, false);
             return Ok(());
         }
         self.kernel.change_policy(Vec::new(), self.mode).await?;
@@ -595,6 +707,53 @@ impl Policy {
             tracing::warn!(file = %self.file.display(), "keep policies: {why}; {otherwise}");
         }
     }
+}
+
+/// A container of another node by uid; `None` for one that is gone.
+type ChangedPod = (String, Option<FeedPod>);
+
+/// Policies by row of the cluster feed; `None` for a row that is gone.
+type FeedRows = BTreeMap<String, Option<Vec<Document>>>;
+
+type Texts = BTreeMap<String, Option<String>>;
+
+/// A row of the cluster feed that is not in force as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedPolicy {
+    /// Cause.
+    pub why: String,
+    /// The row's earlier policies are in force.
+    pub stale: bool,
+    /// Another row, an import or the policy directory has a policy of its name.
+    pub conflict: bool,
+}
+
+/// Whether a change of the wanted policies writes the policy file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Saves {
+    Always,
+    /// It does not have the rows of the cluster feed, only whether there are any.
+    IfNeeded,
+}
+
+fn with_rows(wanted: &Documents, rows: &FeedRows) -> Documents {
+    let mut wanted = wanted.clone();
+    for (row, policies) in rows {
+        wanted.set_row(row, policies.clone());
+    }
+    wanted
+}
+
+/// Rows of the cluster feed to policies, and the refused rows with the cause.
+fn parsed(texts: Texts) -> (FeedRows, BTreeMap<String, String>) {
+    let (mut taken, mut refused) = (BTreeMap::new(), BTreeMap::new());
+    for (row, text) in texts {
+        match text.map(|text| read(&row, &text)).transpose() {
+            Ok(policies) => drop(taken.insert(row, policies)),
+            Err(refusals) => drop(refused.insert(row, documents::told(&refusals))),
+        }
+    }
+    (taken, refused)
 }
 
 fn or_problem(inner: &mut Inner, result: Result<(), KernelError>) -> Result<(), PolicyError> {

@@ -1,14 +1,21 @@
-//! `/v1/cluster`: the cluster's nodes.
+//! `/v1/cluster`: the cluster's nodes and the cluster feed.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{Json, extract::State};
 use ipnet::IpNet;
-use wharf_api::{ApiError, ClusterNode, ClusterView, PodCidr, PodCidrState};
+use wharf_api::{
+    ApiError, ClusterNode, ClusterPods, ClusterPodsQuery, ClusterView, PODS_DEFAULT, PODS_MOST, PodCidr, PodCidrState,
+};
 use wharf_cluster::routes::Destination;
 use wharf_core::finding::NodeProblem;
 
-use crate::{cluster::InForce, node::Node, rest::error::Answer, status::cluster::problem};
+use crate::{
+    cluster::InForce,
+    node::Node,
+    rest::error::{Answer, Query, invalid},
+    status::cluster::problem,
+};
 
 /// The cluster's nodes, and this node's routes to their containers.
 #[utoipa::path(get, path = "/v1/cluster", tag = "cluster",
@@ -25,15 +32,26 @@ pub async fn get(State(node): State<Arc<Node>>) -> Answer<Json<ClusterView>> {
         };
         problems.into_iter().filter_map(route).collect()
     };
-    Ok(Json(view(
-        &life.config.node_name,
-        life.cluster.file().map(|path| path.display().to_string()),
-        &cluster,
-        &missing,
-    )))
+    let file = life.cluster.file().map(|path| path.display().to_string());
+    let feed = life.cluster.feed().map(|feed| feed.view());
+    let problem = problem(&cluster, None);
+    let nodes = nodes(&life.config.node_name, &cluster, &missing);
+    Ok(Json(ClusterView { node: life.config.node_name.clone(), file, feed, problem, nodes }))
 }
 
-fn view(own: &str, file: Option<String>, cluster: &InForce, missing: &BTreeSet<IpNet>) -> ClusterView {
+/// The pods of the cluster feed that match every filter.
+#[utoipa::path(get, path = "/v1/cluster/pods", tag = "cluster", params(ClusterPodsQuery),
+    responses((status = 200, body = ClusterPods), (status = 400, body = ApiError)))]
+pub async fn pods(State(node): State<Arc<Node>>, Query(query): Query<ClusterPodsQuery>) -> Answer<Json<ClusterPods>> {
+    let limit = query.limit.unwrap_or(PODS_DEFAULT);
+    if !(1..=PODS_MOST).contains(&limit) {
+        return Err(invalid(format!("limit {limit}: it is 1 to {PODS_MOST}")));
+    }
+    let most = usize::try_from(limit).unwrap_or(usize::MAX);
+    Ok(Json(node.life.cluster.feed().map(|feed| feed.pods(&query, most)).unwrap_or_default()))
+}
+
+fn nodes(own: &str, cluster: &InForce, missing: &BTreeSet<IpNet>) -> Vec<ClusterNode> {
     let state = |cidr: &IpNet| {
         let plain = |state| PodCidr { cidr: cidr.to_string(), state, via: None, why: None };
         let to = cluster.destinations.iter().find(|to: &&Destination| to.cidr == *cidr);
@@ -53,5 +71,5 @@ fn view(own: &str, file: Option<String>, cluster: &InForce, missing: &BTreeSet<I
         addresses: node.addresses.clone(),
         pod_cidrs: node.pod_cidrs.iter().map(state).collect(),
     });
-    ClusterView { node: own.to_owned(), file, problem: problem(cluster), nodes: nodes.collect() }
+    nodes.collect()
 }

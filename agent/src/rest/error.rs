@@ -158,7 +158,7 @@ impl From<PolicyError> for Failure {
             PolicyError::Refused(_) | PolicyError::Namespace { .. } => says(ErrorCode::InvalidRequest),
             PolicyError::Unknown { name, elsewhere } => unknown_policy(says(ErrorCode::NotFound), &name, &elsewhere),
             PolicyError::UnknownNamespace(_) => says(ErrorCode::NotFound),
-            PolicyError::OfDirectory { .. } => says(ErrorCode::Exists),
+            PolicyError::OfDirectory { .. } | PolicyError::OfCluster { .. } => says(ErrorCode::Exists),
             PolicyError::Texts { .. } | PolicyError::Rows(_) => says(ErrorCode::LimitReached),
             PolicyError::Proxy(_) => says(ErrorCode::Unsupported),
             PolicyError::Kernel(_) => says(ErrorCode::Kernel).retry(2_000),

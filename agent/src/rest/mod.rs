@@ -66,6 +66,7 @@ fn routes() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(ipam::view, ipam::allocate))
         .routes(routes!(ipam::allocate_exact, ipam::release))
         .routes(routes!(cluster::get))
+        .routes(routes!(cluster::pods))
         .routes(routes!(map::list))
         .routes(routes!(map::get))
         .routes(routes!(flow::list, flow::remove))

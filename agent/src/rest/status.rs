@@ -61,7 +61,8 @@ pub async fn prometheus(State(node): State<Arc<Node>>, headers: HeaderMap) -> An
     let (status, verdicts) = tokio::join!(status::status(&node), status::counters(&node));
     let verdicts = verdicts.map_err(|why| Failure::new(ErrorCode::Kernel, why.to_string()))?;
     let format = Format::accepted(headers.get(header::ACCEPT).and_then(|types| types.to_str().ok()));
-    let text =
-        node.life.metrics.encode(format, &status, &verdicts, &node.life.tasks.controllers.runs(), node.parts.stale());
+    let (runs, stale) = (node.life.tasks.controllers.runs(), node.parts.stale());
+    let feed = node.life.cluster.feed().map(|feed| feed.view());
+    let text = node.life.metrics.encode(format, &status, &verdicts, &runs, stale, feed.as_ref());
     Ok(([(header::CONTENT_TYPE, format.content_type())], text))
 }

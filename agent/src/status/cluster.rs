@@ -1,8 +1,8 @@
-//! The cluster's nodes.
+//! The cluster's nodes and the cluster feed.
 
 use std::sync::Arc;
 
-use wharf_api::{ComponentStatus, Health};
+use wharf_api::{ClusterFeed, ComponentStatus, Health};
 
 use super::{Source, of};
 use crate::{cluster::InForce, node::part::Fill};
@@ -12,8 +12,10 @@ pub(super) fn source() -> Source {
         name: "cluster",
         look: |node| {
             Box::pin(async move {
-                let is_set = node.life.cluster.file().is_some();
-                look(is_set.then(|| component(&node.life.cluster.in_force())))
+                let cluster = &node.life.cluster;
+                let feed = cluster.feed().map(|feed| feed.view());
+                let is_set = cluster.file().is_some() || feed.is_some();
+                look(is_set.then(|| component(&cluster.in_force(), feed.as_ref())))
             })
         },
         silent: |_| (Health::Degraded, "waits for the list of nodes".into()),
@@ -24,21 +26,30 @@ fn look(component: Option<ComponentStatus>) -> Fill {
     Arc::new(move |status| status.components.extend(component.clone()))
 }
 
-fn component(cluster: &InForce) -> ComponentStatus {
-    let problem = problem(cluster);
+fn component(cluster: &InForce, feed: Option<&ClusterFeed>) -> ComponentStatus {
+    let why = problem(cluster, feed);
+    // A user of the cluster can send what the feed refuses: it does not make the node unready.
+    let of_nodes = of(problem(cluster, None).is_some(), Health::Degraded);
     let (nodes, routes) =
         (cluster.nodes.iter().count(), cluster.destinations.iter().filter(|to| to.via.is_ok()).count());
     let plural = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
     let mut message = format!("{}, {}", plural(nodes, "node"), plural(routes, "route"));
-    if let Some(why) = &problem {
+    if let Some(feed) = feed {
+        let of = |kind: &str| feed.rows.iter().find(|rows| rows.kind == kind).map_or(0, |rows| rows.in_force);
+        let [pods, namespaces, policies] = ["pod", "namespace", "policy"].map(of);
+        message.push_str(&format!("; pods {pods}, namespaces {namespaces}, policies {policies}"));
+    }
+    if let Some(why) = &why {
         message.push_str(&format!("; {why}"));
     }
-    ComponentStatus::new("cluster", of(problem.is_some(), Health::Degraded), message)
+    ComponentStatus::new("cluster", of(why.is_some(), Health::Degraded), message).by_containers(of_nodes)
 }
 
-/// The first of: a refused file, a text that is not kept, what other nodes do not reach, a destination without a route.
-pub fn problem(cluster: &InForce) -> Option<String> {
-    if let Some(why) = cluster.refused.as_ref().or(cluster.not_kept.as_ref()) {
+/// The first of: refused nodes, a text that is not kept, a problem of the feed, what other nodes do not reach, a
+/// destination without a route.
+pub fn problem(cluster: &InForce, feed: Option<&ClusterFeed>) -> Option<String> {
+    let of_feed = || feed.and_then(|feed| feed.problem.as_ref());
+    if let Some(why) = cluster.refused.as_ref().or(cluster.not_kept.as_ref()).or_else(of_feed) {
         return Some(why.clone());
     }
     if let Some(address) = cluster.absent.first() {
@@ -51,6 +62,11 @@ pub fn problem(cluster: &InForce) -> Option<String> {
             "pool {pool} is in no pod CIDR of this node's row: other nodes have no route to its containers"
         ));
     }
+    without_route(cluster)
+}
+
+/// A destination without a route.
+pub(super) fn without_route(cluster: &InForce) -> Option<String> {
     let mut without = cluster.destinations.iter().filter_map(|to| Some((to, to.via.as_ref().err()?)));
     let (to, why) = without.next()?;
     let more = match without.count() {
@@ -73,20 +89,35 @@ mod tests {
     fn what_is_not_reached_is_told() {
         let nodes = parse("[[node]]\nname = \"a\"\naddresses = [\"192.0.2.1\"]\n").expect("nodes");
         let well = InForce { nodes, ..InForce::default() };
-        let row = component(&well);
+        let row = component(&well, None);
         assert_eq!((row.health, row.message.as_str()), (Health::Ok, "1 node, 0 routes"));
         let to = |via| Destination { node: "b".into(), cidr: "10.2.0.0/16".parse().expect("CIDR"), via };
         let routed = InForce { destinations: vec![to(Ok([192, 0, 2, 2].into()))], ..well.clone() };
-        assert_eq!(component(&routed).message, "1 node, 1 route");
+        assert_eq!(component(&routed, None).message, "1 node, 1 route");
         let unrouted = InForce { destinations: vec![to(Err(Unrouted::NotNear))], ..well.clone() };
-        let row = component(&unrouted);
+        let row = component(&unrouted, None);
         assert_eq!(row.health, Health::Degraded);
         assert!(row.message.contains("no route to 10.2.0.0/16 of node b: its node has no address"), "{}", row.message);
         let outside = InForce { outside: vec!["10.1.0.0/16".parse().expect("CIDR")], ..well.clone() };
-        assert!(component(&outside).message.contains("pool 10.1.0.0/16 is in no pod CIDR"));
+        assert!(component(&outside, None).message.contains("pool 10.1.0.0/16 is in no pod CIDR"));
         let absent = InForce { absent: vec![[192, 0, 2, 9].into()], ..well.clone() };
-        assert!(component(&absent).message.contains("192.0.2.9 of this node's row is no address of this node"));
+        assert!(component(&absent, None).message.contains("192.0.2.9 of this node's row is no address of this node"));
         let refused = InForce { refused: Some("cluster file /x: line 3: no".into()), ..well };
-        assert!(component(&refused).message.ends_with("line 3: no"));
+        assert!(component(&refused, None).message.ends_with("line 3: no"));
+    }
+
+    #[test]
+    fn the_feed_and_its_problem_are_told() {
+        let rows = wharf_api::FeedRows { kind: "pod".into(), in_force: 3, ..Default::default() };
+        let feed = ClusterFeed { rows: vec![rows], ..ClusterFeed::default() };
+        let row = component(&InForce::default(), Some(&feed));
+        assert_eq!(
+            (row.health, row.message.as_str()),
+            (Health::Ok, "0 nodes, 0 routes; pods 3, namespaces 0, policies 0")
+        );
+        let away = ClusterFeed { problem: Some("no producer is connected".into()), ..feed };
+        let row = component(&InForce::default(), Some(&away));
+        assert_eq!((row.health, row.readiness()), (Health::Degraded, Health::Ok));
+        assert!(row.message.ends_with("; no producer is connected"), "{}", row.message);
     }
 }

@@ -9,6 +9,7 @@ pub mod cluster;
 mod controllers;
 mod datapath;
 mod endpoints;
+pub mod feed;
 mod flows;
 mod nat;
 mod policy;

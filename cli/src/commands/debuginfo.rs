@@ -178,6 +178,8 @@ async fn from_agent(
     all.json("agent/policy.json", policy)?;
     let namespaces = ask!("agent/namespaces.json", client.namespaces());
     all.json("agent/namespaces.json", namespaces)?;
+    let cluster = ask!("agent/cluster.json", client.cluster());
+    all.json("agent/cluster.json", cluster)?;
     let log = ask!("agent/log.txt", client.log());
     let log = log.map(|log| {
         let left_out = (log.left_out > 0).then(|| format!("({} lines before these are not kept)\n", log.left_out));

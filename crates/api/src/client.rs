@@ -24,10 +24,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::{absent::why_agent_is_away, error::ClientError, exchange::MAX_RESPONSE_BYTES, monitor::Monitor};
 use crate::{
-    AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, ClusterView,
-    DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate, EndpointFilter, EndpointHealth,
-    EndpointLabels, EndpointLogEntry, EndpointPatch, FlowList, FlowQuery, FlowState, FlowsRemoved, GcRequest,
-    HealthReport, IpamAllocate, IpamAllocation, IpamView, MetricRow,
+    AgentConfigPatch, AgentConfigView, AgentStatus, ApiError, AuditReport, BpfMap, BpfMapDump, ClusterPods,
+    ClusterPodsQuery, ClusterView, DeleteQuery, DeleteResult, Endpoint, EndpointConfigView, EndpointCreate,
+    EndpointFilter, EndpointHealth, EndpointLabels, EndpointLogEntry, EndpointPatch, FlowList, FlowQuery, FlowState,
+    FlowsRemoved, GcRequest, HealthReport, IpamAllocate, IpamAllocation, IpamView, MetricRow,
 };
 
 /// Time limit of a call, from connecting to the last byte of the answer; [`Client::with_timeout`] changes it.
@@ -234,6 +234,19 @@ impl Client {
     /// See [`ClientError`].
     pub async fn cluster(&self) -> Result<ClusterView, ClientError> {
         self.get("/v1/cluster".into()).await
+    }
+
+    /// `GET /v1/cluster/pods`: the pods of the cluster feed.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn cluster_pods(&self, query: &ClusterPodsQuery) -> Result<ClusterPods, ClientError> {
+        let ClusterPodsQuery { namespace, node, limit } = query;
+        let mut out = Query::default();
+        out.add("namespace", namespace.as_deref());
+        out.add("node", node.as_deref());
+        out.add("limit", limit.map(|n| n.to_string()).as_deref());
+        self.get(out.after("/v1/cluster/pods".into())).await
     }
 
     /// `POST /v1/ipam`: leases a free address of each requested family: all or none.

@@ -277,6 +277,8 @@ pub struct Endpoint {
     pub ports: BTreeMap<(Protocol, String), u16>,
     /// The node's health endpoint.
     pub health: bool,
+    /// On another node: a peer only, no policy applies here.
+    pub elsewhere: bool,
     /// Enforcement mode.
     pub enforcement: Enforcement,
 }
@@ -297,7 +299,9 @@ impl Endpoint {
     /// A policy with this subject applies.
     #[must_use]
     pub fn is_subject(&self, subject: &Selector) -> bool {
-        self.enforcement != Enforcement::Never && subject.selects(&self.labels, self.namespace.as_ref())
+        !self.elsewhere
+            && self.enforcement != Enforcement::Never
+            && subject.selects(&self.labels, self.namespace.as_ref())
     }
 }
 

@@ -31,6 +31,7 @@ fn a_flow_through_the_proxy_is_told_with_what_passes() {
         namespace: Some(labels([("kubernetes.io/metadata.name", "shop")])),
         ports: BTreeMap::new(),
         health: false,
+        elsewhere: false,
         enforcement: model::Enforcement::Default,
     };
     let member = Member { identity: Identity(1), endpoint: Arc::new(endpoint) };

@@ -94,6 +94,8 @@ impl Machine {
             announce: false,
             policy_dir: None,
             cluster_file: None,
+            cluster_feed: None,
+            cluster_feed_group: None,
             service_cidr: Vec::new(),
             policy_enforcement: Enforcement::Default,
             policy_audit: false,

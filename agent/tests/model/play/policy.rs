@@ -275,6 +275,7 @@ fn fresh(wanted: &Documents, endpoints: &[&Endpoint], node: BTreeSet<IpAddr>) ->
             namespace: Some(wanted.namespace()),
             ports: BTreeMap::new(),
             health: false,
+            elsewhere: false,
             enforcement: model::Enforcement::Default,
         };
         events.push(Event::Endpoint(EndpointKey(e.id.get().into()), Member { identity, endpoint: endpoint.into() }));

@@ -201,6 +201,7 @@ fn routes() {
         limit: None,
         all: Some(true),
     };
+    let pods = ClusterPodsQuery { namespace: Some("shop".into()), node: Some("b&c".into()), limit: Some(7) };
     let gc = GcRequest {
         network: "n".into(),
         valid: vec![GcAttachment { container_id: "c".into(), ifname: "eth0".into() }],
@@ -243,6 +244,7 @@ fn routes() {
             client.maps().await.err(),
             client.map("1/CONFIG").await.err(),
             client.metrics_rows().await.err(),
+            client.cluster_pods(&pods).await.err(),
             client.flows(&FlowQuery::default()).await.err(),
             client.remove_flows(&flows).await.err(),
             client.audit(false).await.err(),

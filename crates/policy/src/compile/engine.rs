@@ -226,7 +226,7 @@ impl Engine {
         let Self { policies, kinds, atoms, sets, .. } = self;
         touched.kinds.extend(touched.names.iter().flat_map(|name| sets.senders_to(name)));
         for id in &touched.kinds {
-            let Some(kind) = kinds.get(*id) else { continue };
+            let Some(kind) = kinds.get(*id).filter(|kind| !kind.is_elsewhere()) else { continue };
             let Some(selected) = kinds.selected(kind) else { continue };
             let own = |name: &PortName| kind.endpoint.ports.get(name).copied().into_iter().collect();
             let ingress = policies.rules(selected, kind, Direction::Ingress, own);

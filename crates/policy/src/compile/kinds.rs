@@ -30,6 +30,7 @@ impl KindId {
 struct KindKey {
     identity: Identity,
     health: bool,
+    elsewhere: bool,
     ports: BTreeMap<PortName, u16>,
     enforcement: Enforcement,
     share: Share,
@@ -37,9 +38,12 @@ struct KindKey {
 
 impl KindKey {
     fn of(key: EndpointKey, Member { identity, endpoint }: &Member) -> Self {
-        let (identity, share) = (*identity, Share::of(key));
-        let Endpoint { health, ports, enforcement, .. } = &**endpoint;
-        Self { identity, health: *health, ports: ports.clone(), enforcement: enforcement.clone(), share }
+        let Endpoint { health, elsewhere, ports, enforcement, .. } = &**endpoint;
+        let (health, elsewhere) = (*health, *elsewhere);
+        // Without rules, no listener.
+        let share = if elsewhere { Share::default() } else { Share::of(key) };
+        let (identity, enforcement) = (*identity, enforcement.clone());
+        Self { identity, health, elsewhere, ports: ports.clone(), enforcement, share }
     }
 }
 
@@ -57,6 +61,11 @@ impl Kind {
 
     pub(super) fn share(&self) -> Share {
         self.key.share
+    }
+
+    /// A peer without rule sets.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.key.elsewhere
     }
 }
 
@@ -257,8 +266,10 @@ impl Kinds {
         self.kinds.get_mut(&id)
     }
 
+    /// `None` also for an endpoint elsewhere.
     pub(super) fn sets(&self, key: EndpointKey) -> Option<Sets> {
-        self.members.get(&key).and_then(|(_, kind)| self.kinds.get(kind)).map(|kind| kind.sets)
+        let kind = self.members.get(&key).and_then(|(_, kind)| self.kinds.get(kind))?;
+        (!kind.is_elsewhere()).then_some(kind.sets)
     }
 
     pub(super) fn numbers(&self, name: &PortName) -> Vec<u16> {

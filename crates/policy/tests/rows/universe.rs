@@ -109,7 +109,7 @@ impl World {
     pub(crate) fn flow(&self, probe: &Probe) -> Option<Flow<'_>> {
         Some(Flow {
             direction: probe.direction,
-            subject: self.endpoints.get(&probe.endpoint)?,
+            subject: self.endpoints.get(&probe.endpoint).filter(|endpoint| !endpoint.elsewhere)?,
             peer: self.peer(probe.peer),
             destination: probe.destination,
             names: &self.names,
@@ -196,8 +196,9 @@ pub(crate) fn endpoint(key: u32) -> impl Strategy<Value = Endpoint> {
         1 => Just(Enforcement::Always(Arc::new(own))),
         1 => Just(Enforcement::Never),
     ];
-    (labels, namespace, ports, proptest::bool::weighted(0.15), enforcement).prop_map(
-        move |((app, tier, other), namespace, ports, health, enforcement)| Endpoint {
+    let of_few = (proptest::bool::weighted(0.15), proptest::bool::weighted(0.15));
+    (labels, namespace, ports, of_few, enforcement).prop_map(
+        move |((app, tier, other), namespace, ports, (health, elsewhere), enforcement)| Endpoint {
             addresses: addresses(key),
             labels: [("k8s:app", app), ("k8s:tier", tier), ("container:app", other)]
                 .into_iter()
@@ -206,6 +207,7 @@ pub(crate) fn endpoint(key: u32) -> impl Strategy<Value = Endpoint> {
             namespace: namespace.map(|name| [("kubernetes.io/metadata.name".to_owned(), name.to_owned())].into()),
             ports: ports.into_iter().map(|(protocol, name, port)| ((protocol, name.to_owned()), port)).collect(),
             health,
+            elsewhere,
             enforcement,
         },
     )

@@ -85,6 +85,7 @@ fn member<const N: usize>(
         namespace: Some(Labels::from([(NAMESPACE_NAME.to_owned(), namespace.to_owned())])),
         ports: BTreeMap::new(),
         health: false,
+        elsewhere: false,
     };
     // Zero is no identity.
     let member = Member { identity: Identity(identity + 1), endpoint: Arc::new(endpoint) };

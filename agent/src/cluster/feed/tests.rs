@@ -1,0 +1,245 @@
+use std::os::unix::fs::MetadataExt as _;
+
+use tempfile::TempDir;
+use wharf_cluster::feed::{FeedNode, Key, Row};
+
+use super::*;
+
+/// Records effects.
+#[derive(Default)]
+struct Taker {
+    taken: Mutex<Vec<(Effects, bool)>>,
+    fails: Mutex<bool>,
+}
+
+impl Taker {
+    /// Effects, and whether every row is known.
+    fn last(&self) -> (Effects, bool) {
+        lock(&self.taken).pop().unwrap_or_default()
+    }
+
+    fn fail(&self, fails: bool) {
+        *lock(&self.fails) = fails;
+    }
+}
+
+impl Consumer for Taker {
+    fn take(&self, effects: Effects, is_whole: bool) -> Taking<'_> {
+        Box::pin(async move {
+            let fails = *lock(&self.fails);
+            lock(&self.taken).push((effects, is_whole));
+            let result = || if fails { Err("the kernel is away".to_owned()) } else { Ok(()) };
+            Taken { nodes: result(), rows: result(), refused: Vec::new() }
+        })
+    }
+
+    fn refused(&self) -> Pin<Box<dyn Future<Output = Vec<Refusal>> + Send + '_>> {
+        Box::pin(async { Vec::new() })
+    }
+}
+
+fn feed(directory: &TempDir) -> Arc<ClusterFeed> {
+    Arc::new(ClusterFeed::new("a", directory.path(), None, directory.path()))
+}
+
+fn opening(producer: &str, cluster: &str) -> Opening {
+    Opening {
+        producer: producer.to_owned(),
+        cluster: cluster.to_owned(),
+        kinds: BTreeSet::from([Kind::Node, Kind::Pod]),
+    }
+}
+
+fn node(name: &str, n: u8) -> Change {
+    Change::Put(Row::Node(FeedNode {
+        name: name.to_owned(),
+        uid: name.to_owned(),
+        addresses: vec![[192, 0, 2, n].into()],
+        pod_cidrs: Vec::new(),
+        health_addresses: Vec::new(),
+    }))
+}
+
+fn pod(uid: &str, n: u8) -> Change {
+    Change::Put(Row::Pod(FeedPod {
+        uid: uid.to_owned(),
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        addresses: vec![[10, 88, 0, n].into()],
+        node: "b".to_owned(),
+        labels: BTreeMap::new(),
+        named_ports: BTreeMap::new(),
+    }))
+}
+
+fn work(sequence: u64, changes: Vec<Change>) -> Work {
+    Work::new(sequence, changes.into_iter().map(Read::Change).collect())
+}
+
+fn apply(feed: &ClusterFeed, stream: u64, mut work: Work) -> Result<v1::Processed, Status> {
+    loop {
+        match feed.apply(stream, &mut work)? {
+            Step::More => {}
+            Step::Wait(_) => panic!("the stream waits"),
+            Step::Done(processed) => return Ok(processed),
+        }
+    }
+}
+
+/// A snapshot of both kinds.
+fn snapshot(feed: &ClusterFeed, open: &Open) {
+    let begin = Kind::ALL.into_iter().take(2).map(Change::Begin);
+    let rows = [node("a", 1), node("b", 2), pod("one", 9)];
+    let end = Kind::ALL.into_iter().take(2).map(Change::Complete);
+    let changes = begin.chain(rows).chain(end).collect();
+    let processed = apply(feed, open.stream, work(7, changes)).expect("processed");
+    assert_eq!((processed.sequence, processed.refused), (7, Vec::new()));
+}
+
+fn rejected(feed: &Arc<ClusterFeed>, producer: &str, cluster: &str) -> String {
+    match feed.open(&opening(producer, cluster)) {
+        Err(NotOpen::Rejected(why)) => why,
+        Err(NotOpen::Later(_)) => panic!("it is to wait"),
+        Ok(_) => panic!("it is opened"),
+    }
+}
+
+/// When it is its turn.
+fn opened(feed: &Arc<ClusterFeed>, producer: &str, cluster: &str) -> Open {
+    lock(&feed.inner).opened = None;
+    match feed.open(&opening(producer, cluster)) {
+        Ok(open) => open,
+        Err(why) => panic!("{why:?}"),
+    }
+}
+
+#[tokio::test]
+async fn one_producer_has_the_feed_and_replaces_its_own_stream() {
+    let directory = tempfile::tempdir().expect("directory");
+    let feed = feed(&directory);
+    let first = opened(&feed, "kube", "one");
+    assert!(rejected(&feed, "other", "one").contains("producer \"kube\" has the feed"));
+    let second = opened(&feed, "kube", "one");
+    assert!(first.replaced.is_cancelled() && !second.replaced.is_cancelled());
+    let late = apply(&feed, first.stream, work(1, vec![Change::Begin(Kind::Node)])).expect_err("replaced");
+    assert_eq!(late.code(), tonic::Code::Aborted);
+    drop(first);
+    assert!(feed.view().connected_since_unix_ms.is_some(), "the end of the old stream ends the new one");
+    drop(second);
+    // Without rows, nothing is lost.
+    let other = opened(&feed, "other", "two");
+    snapshot(&feed, &other);
+    drop(other);
+    assert!(feed.view().connected_since_unix_ms.is_none());
+    let why = rejected(&feed, "other", "one");
+    assert!(why.contains("rows of cluster \"two\", not of \"one\"") && why.contains("feed.json"), "{why}");
+    assert!(matches!(feed.open(&opening("kube", "two")), Err(NotOpen::Later(_))), "openings have a rate");
+    drop(opened(&feed, "kube", "two"));
+}
+
+#[tokio::test]
+async fn changes_that_the_consumer_does_not_take_are_repeated_with_later_ones() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (feed, taker) = (feed(&directory), Taker::default());
+    let open = opened(&feed, "kube", "one");
+    taker.fail(true);
+    snapshot(&feed, &open);
+    feed.take(&taker).await.expect_err("not taken");
+    let view = feed.view();
+    assert_eq!((view.processed, view.in_force), (Some(7), None));
+    assert!(view.problem.is_some_and(|why| why.contains("the kernel is away")));
+    let gone = Change::Delete(Key { kind: Kind::Pod, key: "one".to_owned() });
+    apply(&feed, open.stream, work(8, vec![gone, pod("two", 8)])).expect("processed");
+    taker.fail(false);
+    feed.take(&taker).await.expect("taken");
+    let (Effects { nodes, pods, .. }, _) = taker.last();
+    let there: Vec<(&str, bool)> = pods.iter().map(|(uid, pod)| (uid.as_str(), pod.is_some())).collect();
+    assert_eq!((nodes, there), (true, vec![("one", false), ("two", true)]));
+    let view = feed.view();
+    assert_eq!((view.in_force, view.problem), (Some(8), None));
+    assert!(feed.owner_of([10, 88, 0, 8].into()).is_some_and(|(pod, _)| pod.uid == "two"));
+}
+
+#[tokio::test]
+async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_aside() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("feed.json");
+    {
+        let feed = feed(&directory);
+        feed.load("boot").await;
+        let open = opened(&feed, "kube", "one");
+        snapshot(&feed, &open);
+        feed.keep().await.expect("kept");
+        // Each write is another file.
+        let inode = || std::fs::metadata(&file).expect("a file").ino();
+        let written = inode();
+        repeat(&feed, &open);
+        feed.keep().await.expect("kept");
+        assert_eq!(written, inode(), "unchanged rows are written");
+        apply(&feed, open.stream, work(9, vec![pod("one", 8), pod("one", 9), node("b", 3)])).expect("processed");
+        feed.keep().await.expect("kept");
+        assert_ne!(written, inode(), "a change is not written");
+    }
+    for (boot, pods) in [("boot", 1), ("another", 0)] {
+        let (feed, taker) = (feed(&directory), Taker::default());
+        feed.load(boot).await;
+        feed.take(&taker).await.expect("taken");
+        let (taken, is_whole) = taker.last();
+        assert_eq!((taken.nodes, taken.pods.values().flatten().count(), is_whole), (true, pods, true), "{boot}");
+        assert_eq!(feed.nodes().0.len(), 2);
+        assert!(rejected(&feed, "kube", "two").contains("\"one\""));
+    }
+    std::fs::write(&file, "{").expect("written");
+    let feed = feed(&directory);
+    feed.load("boot").await;
+    assert!(!file.exists() && directory.path().join("feed.json.damaged").exists());
+    assert!(feed.view().problem.is_some_and(|why| why.contains("feed.json.damaged")));
+    let open = opened(&feed, "kube", "two");
+    snapshot(&feed, &open);
+    assert_eq!(feed.view().problem, None);
+}
+
+/// Rows that are there already.
+fn repeat(feed: &ClusterFeed, open: &Open) {
+    apply(feed, open.stream, work(8, vec![node("b", 2), pod("one", 9)])).expect("processed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_snapshot_of_a_kind_waits() {
+    let directory = tempfile::tempdir().expect("directory");
+    let feed = feed(&directory);
+    let open = opened(&feed, "kube", "one");
+    snapshot(&feed, &open);
+    let mut again = work(8, vec![pod("two", 8), Change::Begin(Kind::Pod), Change::Complete(Kind::Pod)]);
+    let Ok(Step::Wait(until)) = feed.apply(open.stream, &mut again) else { panic!("it does not wait") };
+    assert!(feed.owner_of([10, 88, 0, 8].into()).is_some(), "what is before the snapshot is applied");
+    tokio::time::sleep_until(until).await;
+    let Ok(Step::Done(processed)) = feed.apply(open.stream, &mut again) else { panic!("it waits") };
+    assert_eq!(processed.sequence, 8);
+    assert!(feed.owner_of([10, 88, 0, 8].into()).is_none(), "the snapshot has no pods");
+    // Also on another stream.
+    drop(open);
+    let open = opened(&feed, "kube", "one");
+    let mut next = work(1, vec![Change::Begin(Kind::Pod)]);
+    assert!(matches!(feed.apply(open.stream, &mut next), Ok(Step::Wait(_))));
+}
+
+#[tokio::test]
+async fn refused_rows_are_listed_with_their_reasons() {
+    let directory = tempfile::tempdir().expect("directory");
+    let feed = feed(&directory);
+    let open = opened(&feed, "kube", "one");
+    snapshot(&feed, &open);
+    let Change::Put(row) = node("b", 3) else { panic!("no row") };
+    let unreadable = Read::Unreadable(row, "no address".to_owned());
+    let processed = apply(&feed, open.stream, Work::new(8, vec![unreadable])).expect("processed");
+    let row = processed.refused.first().expect("a refused row");
+    assert_eq!((row.name.as_str(), row.reason.as_str(), row.stale), ("b", "no address", true));
+    let view = feed.view();
+    assert_eq!((view.refused_total, view.refused.first().map(|row| row.reason.as_str())), (1, Some("no address")));
+    assert!(view.problem.is_some_and(|why| why == "refused node b: no address"));
+    apply(&feed, open.stream, work(9, vec![node("b", 2)])).expect("processed");
+    assert_eq!((feed.view().refused_total, feed.view().problem), (0, None));
+    let early = apply(&feed, open.stream, work(10, vec![Change::Begin(Kind::Policy)])).expect_err("not opened");
+    assert_eq!(early.code(), tonic::Code::InvalidArgument);
+}
