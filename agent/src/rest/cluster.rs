@@ -47,6 +47,12 @@ pub async fn pods(State(node): State<Arc<Node>>, Query(query): Query<ClusterPods
     if !(1..=PODS_MOST).contains(&limit) {
         return Err(invalid(format!("limit {limit}: it is 1 to {PODS_MOST}")));
     }
+    for (filter, text) in [("namespace", &query.namespace), ("node", &query.node)] {
+        let is_name = |text: &String| (1..=253).contains(&text.chars().count()) && !text.chars().any(char::is_control);
+        if !text.as_ref().is_none_or(is_name) {
+            return Err(invalid(format!("{filter}: it has 1 to 253 characters without control characters")));
+        }
+    }
     let most = usize::try_from(limit).unwrap_or(usize::MAX);
     Ok(Json(node.life.cluster.feed().map(|feed| feed.pods(&query, most)).unwrap_or_default()))
 }

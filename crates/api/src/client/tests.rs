@@ -163,6 +163,7 @@ fn routes() {
         "GET /v1/map",
         "GET /v1/map/1%2FCONFIG",
         "GET /v1/metrics",
+        "GET /v1/cluster/pods?namespace=shop&node=b%26c&limit=7",
         "GET /v1/bpf/ct",
         "DELETE /v1/bpf/ct?endpoint=pod-name:a%2Fb&address=fd00::%2F64&port=53&protocol=udp&state=closing&all=true",
         "GET /v1/audit",
