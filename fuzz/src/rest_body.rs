@@ -176,9 +176,12 @@ fn name(subject: &Subject) -> String {
         Subject::Address(ip) => ip.to_string(),
         Subject::Link(id, low) => format!("wh{:04x}{low:08x}", id.get()),
         Subject::Container(id, None) => id.clone(),
-        // What begins with a colon has no network's name before it.
-        Subject::Container(id, Some(ifname)) if id.starts_with(':') => format!("{id}/{ifname}"),
-        Subject::Container(id, Some(ifname)) => format!("network/{id}:{ifname}"),
+        Subject::Container(id, Some(ifname)) => {
+            // Not longer than the text, which may have the largest length. As an address has a prefix, it is another subject.
+            let plain = format!("{id}/{ifname}");
+            let is_it = id::parse(&plain).is_ok_and(|found| found == IdRef::Name(subject.clone()));
+            if is_it { plain } else { format!("/{id}:{ifname}") }
+        }
         Subject::Pod(..) => panic!("a pod is asked for with a prefix: {subject:?}"),
     }
 }

@@ -419,7 +419,7 @@ impl ClusterFeed {
         Ok(Open { feed: Arc::clone(self), stream, replaced })
     }
 
-    /// The stream changes no row from now on. The others do not either after a stop.
+    /// Ends a stream; its rows stay.
     fn close(&self, stream: u64) {
         let mut inner = lock(&self.inner);
         if let Some(holder) = inner.holder.take_if(|holder| holder.stream == stream) {
