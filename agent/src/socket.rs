@@ -53,7 +53,7 @@ impl Access {
             return Ok(());
         }
         let shown = directory.display();
-        // What is opened is no link, and stays the same directory.
+        // Not through a link. Mode and group are changed on the open directory, which cannot be replaced.
         let flags = (OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits();
         let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory);
         let opened = opened.with_context(|| format!("open the directory {shown}"))?;

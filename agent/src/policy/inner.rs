@@ -26,9 +26,10 @@ use wharf_policy::{
 };
 
 use super::{
-    Change, Computed, FeedRows, Guard, RefusedPolicy, directory,
+    Change, Computed, Guard, directory,
     documents::Documents,
     error::PolicyError,
+    feed::{FeedRows, RefusedPolicy},
     members::{Members, Surroundings, Unrecorded},
     names,
     proxied::Owed,

@@ -44,8 +44,8 @@ Examples:
     },
     /// Show the cluster feed: its producer, its rows, and the rows that are refused.
     ///
-    /// Exits 0 when a producer is connected, has sent every row, and none is refused, or without a feed; 1 when not; 2 when
-    /// the agent cannot be reached.
+    /// Exits 0 when a producer is connected, has sent every row, and none is refused, or without a feed; 1 when not;
+    /// 2 when the agent cannot be reached.
     #[command(after_help = "\
 Examples:
   wharf cluster feed

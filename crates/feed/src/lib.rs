@@ -1,5 +1,6 @@
-//! The gRPC interface of the cluster feed: a producer reports nodes, pods, namespaces and policies of a cluster to the agent.
-//! `proto/wharf/feed/v1/feed.proto` has the contract; `WHARF_UPDATE_PROTO=1 cargo test -p wharf-feed` generates the code.
+//! The gRPC interface of the cluster feed: a producer reports nodes, pods, namespaces and policies of a cluster to the
+//! agent. `proto/wharf/feed/v1/feed.proto` is the interface; `WHARF_UPDATE_PROTO=1 cargo test -p wharf-feed` makes the
+//! code.
 
 #[cfg(any(feature = "client", feature = "server"))]
 mod codec;

@@ -8,8 +8,8 @@
 //! | `kept` | the file of the state directory |
 //! | `view` | the feed for API and status |
 //!
-//! [`wharf_cluster::feed`] decides which rows are in force. Streams put rows there, a part of a message at a time, and read
-//! nothing meanwhile. A [`Consumer`] takes the rows that have changed since its last turn.
+//! [`wharf_cluster::feed`] decides which rows are in force. Streams put rows there, a part of a message at a time, and
+//! read nothing meanwhile. A [`Consumer`] takes the rows that have changed since its last turn.
 
 mod kept;
 pub mod rows;

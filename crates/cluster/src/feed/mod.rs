@@ -233,8 +233,8 @@ pub struct Feed {
     is_open: bool,
     /// All kinds of the last stream were complete at a time.
     is_synced: bool,
-    /// Of the nodes in force at the last [`Feed::take_effects`]. No pod has such an address: pods of the host's network share
-    /// it.
+    /// Of the nodes in force at the last [`Feed::take_effects`]. No pod has such an address: pods of the host's network
+    /// share it.
     node_addresses: BTreeSet<IpAddr>,
     /// Pods with such an address in their row, by uid.
     masked: BTreeMap<String, IpAddr>,
