@@ -201,7 +201,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     });
     mtu::observe(life).await?;
     life.load_cluster(&boot_id).await?;
-    life.policy.set_pods(wharf_cluster::routes::peers(&life.cluster.in_force().destinations)).await?;
+    life.set_cluster().await?;
     life.kernel.ensure_node(&life.spec()).await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
     // After all checks. Without masquerading, the node's containers still reach each other.

@@ -396,6 +396,17 @@ fn a_pod_of_another_node_is_known_by_its_labels_and_its_namespace() -> Result<()
         expect([false, false, false], "with a label of the namespace")?;
         send(vec![namespace("shop", &[]), delete("pod", "two")])?;
         expect([false, false, false], "without the pod")?;
+        // The other node itself.
+        for (entity, expected) in [("world", false), ("host", false), ("cluster", true), ("remote-node", true)] {
+            let text = format!(
+                "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: nodes, namespace: default}}\n\
+                 spec: {{endpointSelector: {{}}, ingress: [{{fromEntities: [{entity}]}}]}}\n"
+            );
+            send(vec![policy("nodes", &text)])?;
+            ensure!(reaches("198.51.100.2")? == expected, "{entity}");
+        }
+        send(vec![delete("policy", "nodes")])?;
+        ensure!(!reaches("198.51.100.2")?, "no rule names the node");
         send(vec![delete("node", "b")])?;
         two.end(node)
     })

@@ -212,13 +212,24 @@ impl Lifecycle {
     /// As [`Lifecycle::follow_cluster`].
     pub async fn put_cluster(&self) -> Result<(), ClusterFailure> {
         // First, so that policy never takes a container of another node for the world.
-        self.policy.set_pods(routes::peers(&self.cluster.in_force().destinations)).await?;
+        self.set_cluster().await?;
         let spec = self.spec();
         // Before the routes, so that no connection over a new one is masqueraded. They do not wait for its repair.
         let masquerade = self.kernel.ensure_nat(&spec).await;
         self.kernel.ensure_node(&spec).await?;
         masquerade?;
         Ok(())
+    }
+
+    /// Tells policy of the other nodes and the networks of their containers.
+    ///
+    /// # Errors
+    /// Policy's.
+    pub async fn set_cluster(&self) -> Result<(), PolicyError> {
+        let cluster = self.cluster.in_force();
+        let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
+        let addresses = others.flat_map(|node| node.addresses.iter().copied());
+        self.policy.set_cluster(routes::peers(&cluster.destinations), addresses).await
     }
 
     /// In bytes, without a requested MTU.

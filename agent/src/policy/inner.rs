@@ -58,6 +58,8 @@ pub(super) struct Inner {
     pub(super) node: BTreeSet<IpAddr>,
     /// Networks of containers of other nodes.
     pub(super) pods: BTreeSet<IpNet>,
+    /// Addresses of other nodes.
+    pub(super) other_nodes: BTreeSet<IpAddr>,
     pub(super) names: Cache,
     /// Their file is out of date.
     pub(super) names_stale: bool,
@@ -98,6 +100,7 @@ impl Inner {
             unrecorded: Vec::new(),
             node: BTreeSet::new(),
             pods: BTreeSet::new(),
+            other_nodes: BTreeSet::new(),
             names: Cache::default(),
             names_stale: false,
             active: false,
@@ -162,7 +165,8 @@ impl Inner {
     }
 
     pub(super) fn all(&self, services: &[IpNet]) -> Vec<Event> {
-        let mut events = vec![Event::Node(self.node.clone()), Event::Pods(self.pods.clone())];
+        let others = Event::OtherNodes(self.other_nodes.clone());
+        let mut events = vec![Event::Node(self.node.clone()), others, Event::Pods(self.pods.clone())];
         if self.enforcement != Enforcement::Never {
             events.extend(self.wanted.events_since(&Documents::default()));
         }
@@ -198,10 +202,12 @@ pub(super) fn advance(inner: Guard, mut engine: Engine, events: Vec<Event>, serv
         // They do not contain each other, so only the nearest can contain the network.
         let is_of_pods = |net: &IpNet| inner.pods.range(..=*net).next_back().is_some_and(|pods| pods.contains(net));
         let owner = |net: &IpNet, of| {
-            let is_node = net.prefix_len() == net.max_prefix_len() && inner.node.contains(&net.addr());
+            let is_of =
+                |nodes: &BTreeSet<IpAddr>| net.prefix_len() == net.max_prefix_len() && nodes.contains(&net.addr());
             match inner.members.identity(of) {
                 Some(endpoint) => endpoint.0,
-                None if is_node => Identity::HOST.0,
+                None if is_of(&inner.node) => Identity::HOST.0,
+                None if is_of(&inner.other_nodes) => Identity::REMOTE_NODE.0,
                 None if services.iter().any(|service| service.contains(net)) => Identity::WORLD.0 | PEER_SERVICE,
                 None if is_of_pods(net) => Identity::UNKNOWN_POD.0,
                 None => Identity::WORLD.0,

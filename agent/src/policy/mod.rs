@@ -355,21 +355,31 @@ impl Policy {
         }
     }
 
-    /// Replaces the networks of containers of other nodes.
+    /// Replaces the networks of containers of other nodes, and the addresses of other nodes.
     ///
     /// # Errors
     /// As [`Policy::start`]; [`Policy::ensure`] retries.
-    pub async fn set_pods(&self, pods: impl IntoIterator<Item = IpNet>) -> Result<(), PolicyError> {
+    pub async fn set_cluster(
+        &self,
+        pods: impl IntoIterator<Item = IpNet>,
+        nodes: impl IntoIterator<Item = IpAddr>,
+    ) -> Result<(), PolicyError> {
         let pods: BTreeSet<IpNet> = pods.into_iter().collect();
+        let nodes: BTreeSet<IpAddr> = nodes.into_iter().collect();
         let mut inner = self.lock().await;
-        if inner.pods == pods {
+        let mut events = Vec::new();
+        if inner.pods != pods {
+            inner.pods.clone_from(&pods);
+            events.push(Event::Pods(pods));
+        }
+        if inner.other_nodes != nodes {
+            inner.other_nodes.clone_from(&nodes);
+            events.push(Event::OtherNodes(nodes));
+        }
+        if events.is_empty() || !inner.active || !inner.started {
             return Ok(());
         }
-        inner.pods.clone_from(&pods);
-        if !inner.active || !inner.started {
-            return Ok(());
-        }
-        match self.realize(inner, vec![Event::Pods(pods)]).await.1 {
+        match self.realize(inner, events).await.1 {
             Err(PolicyError::Lost { .. }) => Ok(()),
             result => result,
         }

@@ -171,12 +171,14 @@ pub enum Peer {
 pub enum Entity {
     /// Every peer.
     All,
-    /// Neither an endpoint nor the node.
+    /// Neither an endpoint nor a node.
     World,
     /// The node.
     Host,
-    /// Endpoints, also the health endpoint.
+    /// Endpoints, also the health endpoint, and other nodes.
     Cluster,
+    /// Other nodes of the cluster.
+    RemoteNode,
     /// The node's health endpoint.
     Health,
 }

@@ -38,6 +38,8 @@ pub enum PeerOf<'a> {
     Endpoint(&'a Endpoint, IpAddr),
     /// The node.
     Node(IpAddr),
+    /// Another node.
+    OtherNode(IpAddr),
     /// A container elsewhere.
     Pod(IpAddr),
     /// Outside.
@@ -176,8 +178,11 @@ fn matches(rule: &Rule, flow: &Flow<'_>) -> bool {
 
 fn peer_matches(peer: &Peer, flow: &Flow<'_>) -> bool {
     let other = &flow.peer;
-    let (PeerOf::Endpoint(_, address) | PeerOf::Node(address) | PeerOf::Pod(address) | PeerOf::Outside(address)) =
-        other;
+    let (PeerOf::Endpoint(_, address)
+    | PeerOf::Node(address)
+    | PeerOf::OtherNode(address)
+    | PeerOf::Pod(address)
+    | PeerOf::Outside(address)) = other;
     match (peer, other) {
         (Peer::Endpoints(selector), PeerOf::Endpoint(endpoint, _)) => selects(selector, endpoint),
         (Peer::Network { net, except }, _) => net.contains(address) && !except.iter().any(|e| e.contains(address)),
@@ -187,7 +192,8 @@ fn peer_matches(peer: &Peer, flow: &Flow<'_>) -> bool {
         (Peer::Entity(Entity::All), _)
         | (Peer::Entity(Entity::World), PeerOf::Outside(_))
         | (Peer::Entity(Entity::Host), PeerOf::Node(_))
-        | (Peer::Entity(Entity::Cluster), PeerOf::Endpoint(..)) => true,
+        | (Peer::Entity(Entity::Cluster), PeerOf::Endpoint(..) | PeerOf::OtherNode(_))
+        | (Peer::Entity(Entity::RemoteNode), PeerOf::OtherNode(_)) => true,
         (Peer::Entity(Entity::Health), PeerOf::Endpoint(endpoint, _)) => endpoint.health,
         _ => false,
     }

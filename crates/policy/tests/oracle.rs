@@ -151,21 +151,23 @@ fn entities_are_told_from_each_other_and_networks_match_every_address() {
         PeerOf::Node(address),
         PeerOf::Outside(address),
         PeerOf::Pod(address),
+        PeerOf::OtherNode(address),
     ];
     let network = |except: &[&str]| Peer::Network {
         net: "10.0.0.0/8".parse().unwrap(),
         except: except.iter().map(|e| e.parse().unwrap()).collect(),
     };
     for (peer, expected) in [
-        (Peer::Entity(Entity::All), [true, true, true, true, true]),
-        (Peer::Entity(Entity::Cluster), [true, true, false, false, false]),
-        (Peer::Entity(Entity::Health), [false, true, false, false, false]),
-        (Peer::Entity(Entity::Host), [false, false, true, false, false]),
-        (Peer::Entity(Entity::World), [false, false, false, true, false]),
-        (Peer::Endpoints(Selector::default()), [true, true, false, false, false]),
-        (network(&[]), [true, true, true, true, true]),
-        (network(&["10.0.0.0/30"]), [false, false, false, false, false]),
-        (network(&["10.0.0.4/30"]), [true, true, true, true, true]),
+        (Peer::Entity(Entity::All), [true, true, true, true, true, true]),
+        (Peer::Entity(Entity::Cluster), [true, true, false, false, false, true]),
+        (Peer::Entity(Entity::Health), [false, true, false, false, false, false]),
+        (Peer::Entity(Entity::Host), [false, false, true, false, false, false]),
+        (Peer::Entity(Entity::World), [false, false, false, true, false, false]),
+        (Peer::Entity(Entity::RemoteNode), [false, false, false, false, false, true]),
+        (Peer::Endpoints(Selector::default()), [true, true, false, false, false, false]),
+        (network(&[]), [true, true, true, true, true, true]),
+        (network(&["10.0.0.0/30"]), [false, false, false, false, false, false]),
+        (network(&["10.0.0.4/30"]), [true, true, true, true, true, true]),
     ] {
         let seen = peers.map(|other| matches(Some(vec![peer.clone()]), None, &flow(&subject, other, tcp(80))));
         assert_eq!(seen, expected, "{peer:?}");
@@ -190,6 +192,7 @@ fn names_match_what_is_outside_and_has_an_address_of_theirs() {
             let others = [
                 PeerOf::Endpoint(&other, address),
                 PeerOf::Node(address),
+                PeerOf::OtherNode(address),
                 PeerOf::Pod(address),
                 PeerOf::Outside(address),
             ];

@@ -44,6 +44,7 @@ pub(super) enum Atom {
 pub(super) enum OwnerOf<'a> {
     Endpoint(&'a Endpoint),
     Node,
+    OtherNode,
     Outside,
 }
 
@@ -71,7 +72,8 @@ impl Atom {
             (Self::Declares { protocol, name, number }, OwnerOf::Endpoint(e)) => {
                 e.ports.get(&(*protocol, name.clone())) == Some(number)
             }
-            (Self::Entity(Entity::Cluster), OwnerOf::Endpoint(_))
+            (Self::Entity(Entity::Cluster), OwnerOf::Endpoint(_) | OwnerOf::OtherNode)
+            | (Self::Entity(Entity::RemoteNode), OwnerOf::OtherNode)
             | (Self::Entity(Entity::Host), OwnerOf::Node)
             | (Self::Entity(Entity::World), OwnerOf::Outside) => true,
             (Self::Entity(Entity::Health), OwnerOf::Endpoint(e)) => e.health,

@@ -57,6 +57,8 @@ pub enum Event {
     NoEndpoint(EndpointKey),
     /// Replace the node's addresses.
     Node(BTreeSet<IpAddr>),
+    /// Replace the addresses of other nodes.
+    OtherNodes(BTreeSet<IpAddr>),
     /// Replace the networks of containers elsewhere, of which none contains another. Their addresses are outside, but
     /// not the world's, and have no names.
     Pods(BTreeSet<IpNet>),
@@ -194,6 +196,7 @@ impl Engine {
                 Event::Endpoint(key, member) => self.kinds.insert(key, member, &self.policies, &mut touched)?,
                 Event::NoEndpoint(key) => self.kinds.remove(key, &mut touched),
                 Event::Node(node) => self.kinds.set_node(node, &mut touched),
+                Event::OtherNodes(nodes) => self.kinds.set_other_nodes(nodes, &mut touched),
                 Event::Pods(pods) => self.peers.set_pods(pods),
                 Event::Name(name, addresses) => self.peers.names.set(name, addresses),
             }

@@ -73,6 +73,7 @@ impl Kind {
 pub(super) enum Owner {
     Endpoint(KindId),
     Node,
+    OtherNode,
     Outside,
 }
 
@@ -120,6 +121,7 @@ pub(super) struct Kinds {
     declared: OrdSet<(PortName, u16, KindId)>,
     addresses: OrdSet<(IpAddr, EndpointKey)>,
     node: OrdSet<IpAddr>,
+    other_nodes: OrdSet<IpAddr>,
 }
 
 impl Kinds {
@@ -127,6 +129,12 @@ impl Kinds {
         touched.addresses.extend(self.node.iter().filter(|address| !node.contains(*address)));
         touched.addresses.extend(node.iter().filter(|address| !self.node.contains(*address)));
         self.node = node.into_iter().collect();
+    }
+
+    pub(super) fn set_other_nodes(&mut self, nodes: BTreeSet<IpAddr>, touched: &mut Touched) {
+        touched.addresses.extend(self.other_nodes.iter().filter(|address| !nodes.contains(*address)));
+        touched.addresses.extend(nodes.iter().filter(|address| !self.other_nodes.contains(*address)));
+        self.other_nodes = nodes.into_iter().collect();
     }
 
     pub(super) fn insert(
@@ -247,7 +255,8 @@ impl Kinds {
             Atom::Entity(Entity::World) => return vec![Owner::Outside],
             Atom::Entity(_) => {
                 let matches = |kind: &Kind| atom.matches(OwnerOf::Endpoint(&kind.endpoint));
-                self.kinds.iter().filter(|(_, kind)| matches(kind)).map(|(id, _)| *id).collect()
+                let kinds = self.kinds.iter().filter(|(_, kind)| matches(kind)).map(|(id, _)| Owner::Endpoint(*id));
+                return kinds.chain(atom.matches(OwnerOf::OtherNode).then_some(Owner::OtherNode)).collect();
             }
             Atom::Selector(selector) => {
                 let identities = self.identities.selected_by(selector);
@@ -279,21 +288,23 @@ impl Kinds {
         numbers
     }
 
-    /// The node takes precedence, then the lowest key.
+    /// The node takes precedence, then the lowest key, then other nodes.
     pub(super) fn owner(&self, address: IpAddr) -> Owner {
         if self.node.contains(&address) {
             return Owner::Node;
         }
         let first = self.addresses.get_next(&(address, EndpointKey(0))).filter(|(own, _)| *own == address);
         let kind = first.and_then(|(_, key)| self.members.get(key)).map(|(_, kind)| *kind);
-        kind.map_or(Owner::Outside, Owner::Endpoint)
+        let other = if self.other_nodes.contains(&address) { Owner::OtherNode } else { Owner::Outside };
+        kind.map_or(other, Owner::Endpoint)
     }
 
-    /// Of endpoints or the node.
+    /// Of endpoints or nodes.
     pub(super) fn addresses_in(&self, net: IpNet) -> impl Iterator<Item = IpAddr> {
         let (first, last) = (net.network(), net.broadcast());
         let of_endpoints = self.addresses.range((first, EndpointKey(0))..=(last, EndpointKey(u32::MAX)));
-        of_endpoints.map(|(address, _)| *address).chain(self.node.range(first..=last).copied())
+        let of_nodes = self.node.range(first..=last).chain(self.other_nodes.range(first..=last));
+        of_endpoints.map(|(address, _)| *address).chain(of_nodes.copied())
     }
 
     pub(super) fn addresses_of(&self, owner: Owner) -> Vec<IpAddr> {
@@ -303,6 +314,7 @@ impl Kinds {
                 members.flat_map(|(member, _)| member.endpoint.addresses.iter().copied()).collect()
             }
             Owner::Node => self.node.iter().copied().collect(),
+            Owner::OtherNode => self.other_nodes.iter().copied().collect(),
             Owner::Outside => Vec::new(),
         }
     }
@@ -315,6 +327,7 @@ impl Kinds {
                 (kind.identity(), OwnerOf::Endpoint(&kind.endpoint))
             }
             Owner::Node => (Identity::NONE, OwnerOf::Node),
+            Owner::OtherNode => (Identity::NONE, OwnerOf::OtherNode),
             Owner::Outside => (Identity::NONE, OwnerOf::Outside),
         })
     }

@@ -159,7 +159,7 @@ impl Peers {
             changed.insert(owner);
         }
         let new = touched.new.iter().map(|kind| Owner::Endpoint(*kind));
-        for owner in new.chain([Owner::Node, Owner::Outside].into_iter().filter(|_| first)) {
+        for owner in new.chain([Owner::Node, Owner::OtherNode, Owner::Outside].into_iter().filter(|_| first)) {
             if let Some((_, known)) = kinds.known(owner) {
                 let matching = atoms.of_owners().filter(|(_, atom)| atom.matches(known)).map(|(id, _)| id).collect();
                 self.owners.insert(owner, matching);

@@ -31,12 +31,13 @@ const WITHOUT_LABELS: &str = "reserved:init";
 /// Of peers other than endpoints.
 const OTHER_SOURCES: [&str; 5] = ["reserved", "cidr", "cidrgroup", "fqdn", "node"];
 /// Cilium's cluster includes the node.
-const ENTITIES: [(&str, &[Entity]); 5] = [
+const ENTITIES: [(&str, &[Entity]); 6] = [
     ("all", &[Entity::All]),
     ("world", &[Entity::World]),
     ("host", &[Entity::Host]),
     ("cluster", &[Entity::Cluster, Entity::Host]),
     ("health", &[Entity::Health]),
+    ("remote-node", &[Entity::RemoteNode]),
 ];
 
 /// One for `spec`, and one per item of `specs`.

@@ -273,8 +273,8 @@ fn what_cilium_refuses_or_is_not_supported_is_refused() {
         ),
         ("{endpointSelector: {}, egress: [{toServices: []}]}", "egress[0].toServices: is not supported"),
         (
-            "{endpointSelector: {}, ingress: [{fromEntities: [remote-node]}]}",
-            "fromEntities[0]: is \"remote-node\"; write one of all, world, host, cluster, health",
+            "{endpointSelector: {}, ingress: [{fromEntities: [kube-apiserver]}]}",
+            "fromEntities[0]: is \"kube-apiserver\"; write one of all, world, host, cluster, health, remote-node",
         ),
         (
             "{endpointSelector: {}, ingress: [{fromCIDR: ['::ffff:10.0.0.1']}]}",

@@ -38,7 +38,11 @@ fn events(world: &World) -> Vec<Event> {
     let names = world.names.iter().map(|(name, addresses)| Event::Name(Arc::clone(name), addresses.clone()));
     policies
         .chain(endpoints)
-        .chain([Event::Node(world.node.clone()), Event::Pods(world.pods.clone())])
+        .chain([
+            Event::Node(world.node.clone()),
+            Event::OtherNodes(world.other_nodes.clone()),
+            Event::Pods(world.pods.clone()),
+        ])
         .chain(names)
         .collect()
 }
@@ -50,6 +54,7 @@ fn event(step: &Step) -> Event {
         Step::Endpoint(n, endpoint) => Event::Endpoint(key(n), member(&endpoint)),
         Step::NoEndpoint(n) => Event::NoEndpoint(key(n)),
         Step::Node(node) => Event::Node(node),
+        Step::OtherNodes(nodes) => Event::OtherNodes(nodes),
         Step::Pods(pods) => Event::Pods(pods),
         Step::Name(name, addresses) => Event::Name(name, addresses),
     }

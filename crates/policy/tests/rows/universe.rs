@@ -49,6 +49,9 @@ const NETWORKS: [&str; 18] = [
 /// Addresses of the node; the third is between the endpoints'.
 const NODE: [&str; 3] = ["192.0.2.1", "2001:db8::1", "10.0.0.9"];
 
+/// Addresses of other nodes: in a network of containers elsewhere, one of the node and one of an endpoint.
+const OTHER_NODES: [&str; 3] = ["203.0.113.128", "192.0.2.1", "10.0.0.2"];
+
 /// Networks of containers elsewhere: around, beside and inside the networks, with addresses outside and of the node.
 const PODS: [&str; 4] = ["10.0.1.0/24", "203.0.113.128/25", "2001:db8::/112", "ffff::/16"];
 
@@ -87,6 +90,7 @@ pub(crate) struct World {
     pub(crate) policies: BTreeMap<PolicyName, Policy>,
     pub(crate) endpoints: BTreeMap<u32, Endpoint>,
     pub(crate) node: BTreeSet<IpAddr>,
+    pub(crate) other_nodes: BTreeSet<IpAddr>,
     pub(crate) pods: BTreeSet<IpNet>,
     pub(crate) names: Names,
 }
@@ -100,6 +104,7 @@ impl World {
         let owner = self.endpoints.values().find(|e| e.addresses.contains(&address));
         match owner {
             Some(endpoint) => PeerOf::Endpoint(endpoint, address),
+            None if self.other_nodes.contains(&address) => PeerOf::OtherNode(address),
             None if self.pods.iter().any(|net| net.contains(&address)) => PeerOf::Pod(address),
             None => PeerOf::Outside(address),
         }
@@ -134,6 +139,7 @@ pub(crate) enum Step {
     Endpoint(u32, Endpoint),
     NoEndpoint(u32),
     Node(BTreeSet<IpAddr>),
+    OtherNodes(BTreeSet<IpAddr>),
     Pods(BTreeSet<IpNet>),
     Name(Arc<str>, BTreeSet<IpAddr>),
 }
@@ -146,6 +152,7 @@ impl Step {
             Self::Endpoint(key, endpoint) => drop(world.endpoints.insert(key, endpoint)),
             Self::NoEndpoint(key) => drop(world.endpoints.remove(&key)),
             Self::Node(node) => world.node = node,
+            Self::OtherNodes(nodes) => world.other_nodes = nodes,
             Self::Pods(pods) => world.pods = pods,
             Self::Name(name, addresses) => drop(world.names.insert(name, addresses)),
         }
@@ -240,7 +247,8 @@ fn peer() -> impl Strategy<Value = Peer> {
         let own = net(&own);
         Peer::Network { net: own, except: except.iter().map(net).filter(|e| own.contains(e)).collect() }
     });
-    let entity = select(vec![Entity::All, Entity::World, Entity::Host, Entity::Cluster, Entity::Health]);
+    let entity =
+        select(vec![Entity::All, Entity::World, Entity::Host, Entity::Cluster, Entity::Health, Entity::RemoteNode]);
     prop_oneof![
         4 => selector().prop_map(Peer::Endpoints),
         4 => network,
@@ -352,9 +360,18 @@ pub(crate) fn policy(number: u32) -> impl Strategy<Value = Policy> {
 /// Numbers that policies of a world have.
 const POLICIES: u32 = 6;
 
+fn some_of(addresses: &[&str]) -> impl Strategy<Value = BTreeSet<IpAddr>> + use<> {
+    let addresses: Vec<IpAddr> = addresses.iter().map(|a| a.parse().expect("address")).collect();
+    let most = addresses.len();
+    subsequence(addresses, 0..=most).prop_map(|a| a.into_iter().collect())
+}
+
 fn nodes() -> impl Strategy<Value = BTreeSet<IpAddr>> {
-    let addresses: Vec<IpAddr> = NODE.iter().map(|a| a.parse().expect("address")).collect();
-    subsequence(addresses, 0..=3).prop_map(|a| a.into_iter().collect())
+    some_of(&NODE)
+}
+
+fn other_nodes() -> impl Strategy<Value = BTreeSet<IpAddr>> {
+    some_of(&OTHER_NODES)
 }
 
 fn pods() -> impl Strategy<Value = BTreeSet<IpNet>> {
@@ -367,10 +384,12 @@ pub(crate) fn world() -> impl Strategy<Value = World> {
     let policies = (0..POLICIES).map(|number| option::weighted(0.7, policy(number))).collect::<Vec<_>>();
     let endpoints = (1..=ENDPOINTS).map(|key| option::weighted(0.8, endpoint(key))).collect::<Vec<_>>();
     let names = vec(named(), 0..6);
-    (policies, endpoints, nodes(), pods(), names).prop_map(|(policies, endpoints, node, pods, names)| World {
+    let peers = (nodes(), other_nodes(), pods());
+    (policies, endpoints, peers, names).prop_map(|(policies, endpoints, (node, other_nodes, pods), names)| World {
         policies: policies.into_iter().flatten().map(|p| (p.name.clone(), p)).collect(),
         endpoints: (1..).zip(endpoints).filter_map(|(key, endpoint)| Some((key, endpoint?))).collect(),
         node,
+        other_nodes,
         pods,
         names: names.into_iter().collect(),
     })
@@ -386,6 +405,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         4 => endpoint,
         2 => (1..=ENDPOINTS).prop_map(Step::NoEndpoint),
         1 => nodes().prop_map(Step::Node),
+        1 => other_nodes().prop_map(Step::OtherNodes),
         1 => pods().prop_map(Step::Pods),
         5 => named().prop_map(|(name, addresses)| Step::Name(name, addresses)),
     ]
