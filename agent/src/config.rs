@@ -19,6 +19,7 @@ use std::{
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 use ipnet::IpNet;
 use wharf_api::SettingOrigin;
+use wharf_cluster::routes::Routing;
 use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode, nat::Masquerade};
 
 use crate::telemetry::LogFormat;
@@ -27,7 +28,7 @@ pub use effective::effective;
 pub use error::ConfigError;
 use file::{File, read_file};
 use flags::given;
-pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, Switch, parse};
+pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, RoutingChoice, Switch, parse};
 
 /// The socket's file name in the run directory.
 pub const SOCKET: &str = "wharf.sock";
@@ -81,6 +82,12 @@ pub struct AgentConfig {
     pub cluster_feed: Option<PathBuf>,
     /// Group of that socket.
     pub cluster_feed_group: Option<String>,
+    /// Routes to containers of other nodes.
+    pub routing: Routing,
+    /// UDP port of the overlay, not 0.
+    pub overlay_port: u16,
+    /// VXLAN network identifier, 1 to 2^24 - 1.
+    pub overlay_vni: u32,
     /// Service addresses, translated by the node.
     pub service_cidr: Vec<IpNet>,
     /// When policy is enforced.

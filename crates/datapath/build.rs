@@ -11,7 +11,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let dir = dir.canonicalize().unwrap_or(dir);
     let mut code = String::new();
-    for (name, constant) in [("endpoint.o", "ENDPOINT"), ("node.o", "NODE"), ("sink.o", "SINK")] {
+    for (name, constant) in
+        [("endpoint.o", "ENDPOINT"), ("node.o", "NODE"), ("overlay.o", "OVERLAY"), ("sink.o", "SINK")]
+    {
         let path = dir.join(name);
         println!("cargo::rerun-if-changed={}", path.display());
         if path.is_file() {

@@ -16,7 +16,7 @@
 //! | [`endpoints`] | addresses of local endpoints |
 //! | [`profile`], [`config`] | the endpoint's data for node programs; for its own |
 //! | [`maps`] | the maps |
-//! | [`parse`], [`atomic`] | packet headers; atomic additions |
+//! | [`parse`], [`atomic`], [`whole`] | packet headers; atomic additions; keys of longest-prefix searches |
 #![no_std]
 // `core::sync::atomic` lacks `atomic_xadd`.
 #![feature(core_intrinsics)]
@@ -41,6 +41,7 @@ pub mod shortcut;
 pub mod test_packet;
 pub mod turn;
 pub mod verdict;
+pub mod whole;
 
 /// No path panics: the verifier would reject this loop.
 #[cfg(target_arch = "bpf")]

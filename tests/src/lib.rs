@@ -24,6 +24,7 @@
 pub mod agent;
 pub mod attached;
 pub mod bench;
+pub mod cluster;
 pub mod cni;
 pub mod containerd;
 pub mod crash;

@@ -2,201 +2,30 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 use wharf_api::{PolicyDeleteQuery, PolicyImport};
 use wharf_tests::{
-    Attached, Node, NodeConfig, Sandbox, crash,
+    Node,
+    cluster::{
+        Container, FAR, Nodes, address, await_routes, cleanup, component, own_row, pool, routes, row, seen_by, to,
+    },
+    crash,
     echo::{self, EchoServer},
     icmp,
-    process::{Finished, bin, command_in, ip, run},
-    scratch,
-    space::Space,
+    process::{command_in, ip, run},
     stream::UdpStream,
     wait,
 };
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+/// The scenarios are about native routes.
+const ROUTING: &str = "native";
 /// How long a connection that must not be made is waited for: TCP repeats its first packet after a second.
 const DENIED: Duration = Duration::from_millis(1_300);
-
-/// Of node `n` on the switch, or behind the router for [`FAR`].
-fn address(n: usize, v6: bool) -> String {
-    match (n, v6) {
-        (FAR, false) => "203.0.113.2".to_owned(),
-        (FAR, true) => "2001:db8:9::2".to_owned(),
-        (_, false) => format!("198.51.100.{}", n + 1),
-        (_, true) => format!("2001:db8:7::{}", n + 1),
-    }
-}
-
-fn pool(n: usize, v6: bool) -> String {
-    if v6 { format!("fd87:0:0:{}::/64", n + 1) } else { format!("10.87.{n}.0/24") }
-}
-
-/// The node behind the router.
-const FAR: usize = 2;
-
-fn row(name: &str, addresses: &[String], cidrs: &[String]) -> String {
-    format!("[[node]]\nname = {name:?}\naddresses = {addresses:?}\npod-cidrs = {cidrs:?}\n\n")
-}
-
-fn own_row(n: usize) -> String {
-    row(NAMES[n], &[address(n, false), address(n, true)], &[pool(n, false), pool(n, true)])
-}
-
-/// A container and its echo server.
-struct Container {
-    sandbox: Sandbox,
-    end: Attached,
-    echo: EchoServer,
-}
-
-impl Container {
-    fn start(node: &Node, name: &str) -> Result<Self> {
-        let sandbox = node.sandbox(name)?;
-        let labels = json!({"cni": {"labels": [{"key": "app", "value": name}]}});
-        let end = node.attach_with(&sandbox, "eth0", &node.netconf().with("args", labels))?;
-        let echo = EchoServer::start(sandbox.space()?)?;
-        Ok(Self { sandbox, end, echo })
-    }
-
-    fn space(&self) -> Result<&Space> {
-        self.sandbox.space()
-    }
-}
-
-/// Nodes on one switch, which follow one file.
-struct Nodes {
-    nodes: Vec<Node>,
-    file: PathBuf,
-    switch: Sandbox,
-}
-
-impl Nodes {
-    /// `count` nodes with their own rows; their agents do not run yet.
-    fn join(count: usize) -> Result<Self> {
-        let directory = scratch::fresh_dir("cluster")?;
-        let file = directory.join("nodes.toml");
-        let mut nodes = Vec::new();
-        for (n, name) in NAMES.into_iter().enumerate().take(count) {
-            let own = [("--node-name", name.to_owned()), ("--prepared-programs", "4".to_owned())];
-            let others = [
-                ("--health-interval-ms", "0".to_owned()),
-                ("--ipv4-pool", pool(n, false)),
-                ("--ipv6-pool", pool(n, true)),
-            ];
-            let flags = own.into_iter().chain(others).flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
-            let mut node = Node::without_agent(NodeConfig { flags, toml: None })?;
-            node.set_flag(&format!("--cluster-file={}", file.display()), true);
-            nodes.push(node);
-        }
-        let switch = nodes[0].sandbox("switch")?;
-        ip(switch.space()?, "link add br0 type bridge")?;
-        ip(switch.space()?, "link set br0 up")?;
-        ip(switch.space()?, "addr add 198.51.100.254/24 dev br0")?;
-        ip(switch.space()?, "addr add 2001:db8:7::fe/64 dev br0 nodad")?;
-        for (n, node) in nodes.iter().enumerate() {
-            let port = format!("port{n}");
-            let to = switch.path().display().to_string();
-            ip(node.space(), &format!("link add up0 type veth peer name {port} netns {to}"))?;
-            let (v4, v6, gateway) = match n {
-                FAR => ("24", "64", ["203.0.113.1", "2001:db8:9::1"]),
-                _ => ("24", "64", ["198.51.100.254", "2001:db8:7::fe"]),
-            };
-            ip(node.space(), &format!("addr add {}/{v4} dev up0", address(n, false)))?;
-            ip(node.space(), &format!("addr add {}/{v6} dev up0 nodad", address(n, true)))?;
-            ip(node.space(), "link set up0 up")?;
-            ip(node.space(), "link set lo up")?;
-            ip(node.space(), &format!("route add default via {}", gateway[0]))?;
-            ip(node.space(), &format!("-6 route add default via {}", gateway[1]))?;
-            match n {
-                FAR => {
-                    ip(switch.space()?, &format!("addr add 203.0.113.1/24 dev {port}"))?;
-                    ip(switch.space()?, &format!("addr add 2001:db8:9::1/64 dev {port} nodad"))?;
-                }
-                _ => drop(ip(switch.space()?, &format!("link set {port} master br0"))?),
-            }
-            ip(switch.space()?, &format!("link set {port} up"))?;
-        }
-        for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-            switch.space()?.run(|| fs::write(format!("/proc/sys/net/{setting}"), "1"))?.context(setting)?;
-        }
-        let joined = Self { nodes, file, switch };
-        joined.write(&(0..count).map(own_row).collect::<String>())?;
-        Ok(joined)
-    }
-
-    fn start(count: usize) -> Result<Self> {
-        let mut joined = Self::join(count)?;
-        joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
-        Ok(joined)
-    }
-
-    fn switch(&self) -> Result<&Space> {
-        self.switch.space()
-    }
-
-    /// Replaces the file, as an editor does.
-    fn write(&self, text: &str) -> Result<()> {
-        let new = self.file.with_extension("new");
-        fs::write(&new, text)?;
-        fs::rename(&new, &self.file).context("replace the cluster file")
-    }
-
-    fn end(mut self) -> Result<()> {
-        self.nodes.iter_mut().try_for_each(Node::finish)
-    }
-}
-
-/// Destinations and next hops of the routes to other nodes.
-fn routes(node: &Node) -> Result<Vec<String>> {
-    let mut all = ip(node.space(), "-4 route show proto 88")?;
-    all.push_str(&ip(node.space(), "-6 route show proto 88")?);
-    let mut routes: Vec<String> =
-        all.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ")).collect();
-    routes.sort();
-    Ok(routes)
-}
-
-fn to(n: usize) -> Vec<String> {
-    vec![format!("{} via {}", pool(n, false), address(n, false)), format!("{} via {}", pool(n, true), address(n, true))]
-}
-
-fn await_routes(node: &Node, mut expected: Vec<String>) -> Result<()> {
-    expected.sort();
-    wait::until_equal("routes to the other nodes", &expected, || routes(node))
-}
-
-/// Whom a server sees.
-fn seen_by(server: &Space, client: &Space, to: IpAddr) -> Result<IpAddr> {
-    let listener = server.run(|| TcpListener::bind(SocketAddr::new(to, 7_777)))??;
-    let mut stream = client.run(|| TcpStream::connect_timeout(&SocketAddr::new(to, 7_777), wait::PATIENCE))??;
-    let (mut accepted, from) = listener.accept()?;
-    stream.write_all(b"x")?;
-    accepted.read_exact(&mut [0])?;
-    Ok(from.ip())
-}
-
-fn component(node: &Node) -> Result<(String, String)> {
-    let status: Value = serde_json::from_str(&node.wharf(&["status", "-o", "json"])?.stdout)?;
-    let rows = status["components"].as_array().context("components")?;
-    let row = rows.iter().find(|row| row["name"] == "cluster").context("no cluster in the status")?;
-    let text = |name: &str| row[name].as_str().unwrap_or_default().to_owned();
-    Ok((text("health"), text("message")))
-}
-
-fn cleanup(node: &Node, arguments: &[&str]) -> Result<Finished> {
-    let mut command = node.command(bin("wharf-agent")?)?;
-    command.arg("cleanup").args(arguments).args(node.dirs().flags()).env("NO_COLOR", "1");
-    run(command, b"", wait::PATIENCE)
-}
 
 fn nft(node: &Node, arguments: &[&str]) -> Result<String> {
     let mut command = command_in(node.space(), "nft")?;
@@ -210,7 +39,7 @@ fn state(path: &Path) -> PathBuf {
 
 #[test]
 fn containers_of_two_nodes_reach_each_other_with_their_own_addresses() -> Result<()> {
-    let joined = Nodes::start(2)?;
+    let joined = Nodes::start(2, ROUTING)?;
     let [a, b] = [&joined.nodes[0], &joined.nodes[1]];
     await_routes(a, to(1))?;
     await_routes(b, to(0))?;
@@ -270,7 +99,7 @@ fn containers_of_two_nodes_reach_each_other_with_their_own_addresses() -> Result
     ensure!(status.contains("2 of 2 in force"), "{status}");
     ensure!(component(a)? == ("ok".to_owned(), "2 nodes, 2 routes".to_owned()), "{:?}", component(a)?);
     let told = a.wharf(&["explain", &two.end.v4()?.to_string()])?.ok()?;
-    ensure!(told.contains("of node b: packets to it go to 198.51.100.2"), "{told}");
+    ensure!(told.contains("of node b: packets to it go via 198.51.100.2"), "{told}");
     ensure!(a.found_amiss()?.is_empty() && b.found_amiss()?.is_empty(), "{:?}", a.found_amiss()?);
     a.detach(&one.end)?;
     b.detach(&two.end)?;
@@ -279,7 +108,7 @@ fn containers_of_two_nodes_reach_each_other_with_their_own_addresses() -> Result
 
 #[test]
 fn a_node_without_a_common_network_is_named_and_a_router_may_know_the_way() -> Result<()> {
-    let joined = Nodes::start(3)?;
+    let joined = Nodes::start(3, ROUTING)?;
     let [a, c] = [&joined.nodes[0], &joined.nodes[FAR]];
     await_routes(a, to(1))?;
     let (health, message) = component(a)?;
@@ -301,7 +130,7 @@ fn a_node_without_a_common_network_is_named_and_a_router_may_know_the_way() -> R
 
 #[test]
 fn routes_follow_the_file_and_nothing_that_is_not_in_it_stays() -> Result<()> {
-    let mut joined = Nodes::start(2)?;
+    let mut joined = Nodes::start(2, ROUTING)?;
     await_routes(&joined.nodes[0], to(1))?;
     // A node that is new, and one whose networks are others'.
     let third = |n: usize| row("third", &["198.51.100.77".to_owned()], &[pool(n, false)]);
@@ -376,7 +205,7 @@ fn routes_follow_the_file_and_nothing_that_is_not_in_it_stays() -> Result<()> {
 
 #[test]
 fn what_is_not_wharfs_is_never_replaced_and_cleanup_takes_the_routes() -> Result<()> {
-    let mut joined = Nodes::join(2)?;
+    let mut joined = Nodes::join(2, ROUTING)?;
     let theirs = format!("{} via 198.51.100.99", pool(1, false));
     ip(joined.nodes[0].space(), &format!("route add {theirs}"))?;
     // Of their number, without their metric.
@@ -415,7 +244,7 @@ fn what_is_not_wharfs_is_never_replaced_and_cleanup_takes_the_routes() -> Result
 
 #[test]
 fn traffic_between_nodes_goes_on_while_an_agent_is_killed_and_its_address_changes() -> Result<()> {
-    let mut joined = Nodes::start(2)?;
+    let mut joined = Nodes::start(2, ROUTING)?;
     await_routes(&joined.nodes[0], to(1))?;
     await_routes(&joined.nodes[1], to(0))?;
     let one = Container::start(&joined.nodes[0], "one")?;
@@ -442,7 +271,7 @@ fn traffic_between_nodes_goes_on_while_an_agent_is_killed_and_its_address_change
 
 #[test]
 fn a_kill_amid_a_change_of_routes_leaves_what_the_next_start_completes() -> Result<()> {
-    let mut joined = Nodes::join(2)?;
+    let mut joined = Nodes::join(2, ROUTING)?;
     let other = |n: usize, via: &str| [own_row(0), row("b", &[via.to_owned()], &[pool(n, false)])].concat();
     // Nothing kept, then a text that is kept already and another next hop and network.
     for (turn, (n, via)) in [(1, "198.51.100.2"), (1, "198.51.100.3"), (4, "198.51.100.3")].into_iter().enumerate() {

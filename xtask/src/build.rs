@@ -32,7 +32,7 @@ pub(crate) fn ensure(
     programs(progress, workspace, extra)
 }
 
-/// Builds `target/bpf/{endpoint,node,sink,endpoint-debug}.o`, and `{floor,untracked}.o` for the benchmark.
+/// Builds `target/bpf/{endpoint,node,overlay,sink,endpoint-debug}.o`, and `{floor,untracked}.o` for the benchmark.
 pub(crate) fn objects(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("BPF programs (half a minute the first time)", |step| build_objects(step, workspace, toolchain))
 }
@@ -71,9 +71,10 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, too
 pub(crate) const NEXT_OBJECTS: [&str; 3] = ["endpoint.o", "node.o", "sink.o"];
 
 /// Programs, and their names in `target/bpf`.
-const OBJECTS: [(&str, &str); 5] = [
+const OBJECTS: [(&str, &str); 6] = [
     ("endpoint", "endpoint.o"),
     ("node", "node.o"),
+    ("overlay", "overlay.o"),
     ("sink", "sink.o"),
     ("floor", "floor.o"),
     ("untracked", "untracked.o"),

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use wharf_cluster::{
     file::{self, MAX_FILE},
     nodes::Nodes,
-    routes::{self, Destination},
+    routes::{self, Destination, Routing},
 };
 use wharf_core::{
     ipam::PoolConfig,
@@ -75,6 +75,7 @@ pub struct Cluster {
     path: Option<PathBuf>,
     feed: Option<Arc<ClusterFeed>>,
     own: String,
+    routing: Routing,
     kept: PathBuf,
     pools: Vec<PoolConfig>,
     kernel: Arc<dyn Kernel>,
@@ -125,6 +126,7 @@ impl Cluster {
             path: config.cluster_file.clone(),
             feed: config.cluster_feed.as_ref().map(feed),
             own: config.node_name.clone(),
+            routing: config.routing,
             kept: config.state_dir.join("cluster.json"),
             pools: config.pools.clone(),
             kernel,
@@ -279,7 +281,7 @@ impl Cluster {
     async fn plan(&self, nodes: &Nodes) -> Result<Plan, KernelError> {
         let seen = self.kernel.observe_networks(&routes::watched(nodes, &self.own)).await?.foreign;
         Ok(Plan {
-            destinations: routes::destinations(nodes, &self.own, &self.pools, &seen),
+            destinations: routes::destinations(nodes, &self.own, self.routing, &self.pools, &seen),
             absent: nodes.get(&self.own).map(|row| routes::absent(row, &seen)).unwrap_or_default(),
         })
     }
@@ -295,7 +297,7 @@ impl Cluster {
         let known: BTreeMap<IpNet, &Destination> = before.destinations.iter().map(|to| (to.cidr, to)).collect();
         for to in now.destinations.iter().filter(|to| known.get(&to.cidr) != Some(to)) {
             match &to.via {
-                Ok(via) => tracing::info!(node = to.node, "route to {} via {via}", to.cidr),
+                Ok(via) => tracing::info!(node = to.node, "route to {} {via}", to.cidr),
                 Err(why) => tracing::warn!(node = to.node, "no route to {}: {why}", to.cidr),
             }
         }

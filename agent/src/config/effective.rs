@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use wharf_cluster::routes::Routing;
 use wharf_core::nat::Masquerade;
 
 use super::{AgentConfig, delegate};
@@ -54,6 +55,9 @@ pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
             config.cluster_feed.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
         ),
         ("cluster-feed-group".to_owned(), config.cluster_feed_group.clone().unwrap_or_default()),
+        ("routing".to_owned(), routing(config.routing).to_owned()),
+        ("overlay-port".to_owned(), config.overlay_port.to_string()),
+        ("overlay-vni".to_owned(), config.overlay_vni.to_string()),
         ("service-cidr".to_owned(), config.service_cidr.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
         ("policy-enforcement".to_owned(), config.policy_enforcement.as_str().to_owned()),
         ("policy-audit".to_owned(), if config.policy_audit { "on" } else { "off" }.to_owned()),
@@ -81,4 +85,12 @@ pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
         map.retain(|name, _| delegate::is_allowed(name));
     }
     map
+}
+
+const fn routing(routing: Routing) -> &'static str {
+    match routing {
+        Routing::Auto => "auto",
+        Routing::Native => "native",
+        Routing::Overlay => "overlay",
+    }
 }

@@ -12,7 +12,7 @@ use wharf_core::policy::Enforcement;
 use super::{
     cidr::Cidr,
     error::ConfigError,
-    flags::{AttachChoice, LocalDelivery, Switch},
+    flags::{AttachChoice, LocalDelivery, RoutingChoice, Switch},
 };
 use crate::telemetry::LogFormat;
 
@@ -40,6 +40,9 @@ pub(super) struct File {
     pub(super) cluster_file: Option<PathBuf>,
     pub(super) cluster_feed: Option<PathBuf>,
     pub(super) cluster_feed_group: Option<String>,
+    pub(super) routing: Option<RoutingChoice>,
+    pub(super) overlay_port: Option<u16>,
+    pub(super) overlay_vni: Option<u32>,
     pub(super) service_cidr: Option<Vec<Cidr>>,
     pub(super) policy_enforcement: Option<Enforcement>,
     pub(super) policy_audit: Option<Switch>,

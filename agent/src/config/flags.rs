@@ -117,6 +117,15 @@ pub struct Flags {
     /// The group that may connect to `feed.sock` besides root
     #[arg(long, env = "WHARF_CLUSTER_FEED_GROUP", value_name = "GROUP")]
     pub cluster_feed_group: Option<String>,
+    /// Routes to other nodes: native, overlay (VXLAN), or auto: native first (page "Several nodes") [default: auto]
+    #[arg(long, env = "WHARF_ROUTING", value_name = "MODE")]
+    pub routing: Option<RoutingChoice>,
+    /// UDP port of the overlay, the same on all nodes [default: 4789]
+    #[arg(long, env = "WHARF_OVERLAY_PORT", value_name = "PORT")]
+    pub overlay_port: Option<u16>,
+    /// VXLAN network identifier of the overlay, 1 to 16777215, the same on all nodes [default: 88]
+    #[arg(long, env = "WHARF_OVERLAY_VNI", value_name = "N")]
+    pub overlay_vni: Option<u32>,
     /// Addresses of services, which the node translates to addresses of containers: policy applies to the containers
     /// (page "Network policy"). CIDRs, separated by commas
     #[arg(long, env = "WHARF_SERVICE_CIDR", value_name = "CIDR,...", value_parser = cidrs)]
@@ -230,6 +239,18 @@ impl LocalDelivery {
             Self::Stack => "stack",
         }
     }
+}
+
+/// Requested routes to containers of other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum RoutingChoice {
+    /// Native to nodes in a network of this node's links, else by the overlay.
+    Auto,
+    /// The other node is the next hop. Nodes in no network of this node's links get no route.
+    Native,
+    /// By the overlay to all nodes.
+    Overlay,
 }
 
 /// Parses the command line, then the environment.

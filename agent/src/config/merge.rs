@@ -8,6 +8,7 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use wharf_cluster::routes::Routing;
 use wharf_core::{
     ids::PoolName,
     ipam::PoolConfig,
@@ -19,8 +20,8 @@ use wharf_core::{
 };
 
 use super::{
-    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Flags, LocalDelivery, PROXY_PORTS, Switch,
-    cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
+    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Flags, LocalDelivery, PROXY_PORTS,
+    RoutingChoice, Switch, cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
 };
 use crate::telemetry::{LogFilter, LogFormat};
 
@@ -108,6 +109,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
                 source4: source(&sources, |ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None })?,
                 source6: source(&sources, |ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None })?,
                 services: !service_cidr.is_empty(),
+                overlay: None,
             })
         }
     };
@@ -122,6 +124,14 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
     let cluster_feed = flags.cluster_feed.or(file.cluster_feed);
     if let Some(feed) = &cluster_feed {
         check_feed(feed, cluster_file.as_deref(), &directories).map_err(|why| setting("cluster-feed", why))?;
+    }
+    let overlay_port = flags.overlay_port.or(file.overlay_port).unwrap_or(VXLAN_PORT);
+    if overlay_port == 0 {
+        return Err(setting("overlay-port", format!("{overlay_port} is not within 1 to 65535")));
+    }
+    let overlay_vni = flags.overlay_vni.or(file.overlay_vni).unwrap_or(DEFAULT_VNI);
+    if !(1..=MAX_VNI).contains(&overlay_vni) {
+        return Err(setting("overlay-vni", format!("{overlay_vni} is not within 1 to {MAX_VNI}")));
     }
     let mtu = flags.mtu.or(file.mtu);
     if let Some(mtu) = mtu.filter(|mtu| !(MIN_MTU..=MAX_MTU).contains(mtu)) {
@@ -147,6 +157,12 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
     if proxy_port == 0 || proxy_port.checked_add(PROXY_PORTS - 1).is_none() {
         let message = format!("{proxy_port}: the {PROXY_PORTS} ports from there on must be ports, from 1 to 65535");
         return Err(setting("proxy-port", message));
+    }
+    if (proxy_port..proxy_port.saturating_add(PROXY_PORTS)).contains(&overlay_port) {
+        return Err(setting(
+            "overlay-port",
+            format!("{overlay_port} is one of the proxy's ports, from proxy-port {proxy_port} on"),
+        ));
     }
     let audit_interval_ms = flags.audit_interval_ms.or(file.audit_interval_ms).unwrap_or(60_000);
     if (1..1_000).contains(&audit_interval_ms) {
@@ -205,6 +221,13 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         cluster_file,
         cluster_feed,
         cluster_feed_group: flags.cluster_feed_group.or(file.cluster_feed_group),
+        routing: match flags.routing.or(file.routing).unwrap_or(RoutingChoice::Auto) {
+            RoutingChoice::Auto => Routing::Auto,
+            RoutingChoice::Native => Routing::Native,
+            RoutingChoice::Overlay => Routing::Overlay,
+        },
+        overlay_port,
+        overlay_vni,
         service_cidr,
         policy_enforcement: flags.policy_enforcement.or(file.policy_enforcement).unwrap_or(Enforcement::Default),
         policy_audit: flags.policy_audit.or(file.policy_audit) == Some(Switch::On),
@@ -254,6 +277,12 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
         None => Ok(first),
     }
 }
+
+/// UDP, RFC 7348.
+const VXLAN_PORT: u16 = 4_789;
+const DEFAULT_VNI: u32 = 88;
+/// 24 bits.
+const MAX_VNI: u32 = (1 << 24) - 1;
 
 /// One day.
 const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;

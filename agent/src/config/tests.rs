@@ -109,6 +109,23 @@ fn an_mtu_too_small_for_ipv6_is_refused() {
 }
 
 #[test]
+fn the_overlay_has_defaults_and_bounds() {
+    let config = merge(flags(&[]), File::default(), None).expect("merges");
+    assert_eq!((config.routing, config.overlay_port, config.overlay_vni), (Routing::Auto, 4789, 88));
+    let text = "routing = 'overlay'\noverlay-port = 8472\noverlay-vni = 16777215";
+    let file: File = toml::from_str(text).expect("file parses");
+    let config = merge(flags(&["--routing", "native"]), file, None).expect("merges");
+    assert_eq!((config.routing, config.overlay_port, config.overlay_vni), (Routing::Native, 8472, 16_777_215));
+    for (flag, message) in [
+        ("--overlay-port=0", "setting overlay-port: 0 is not within 1 to 65535"),
+        ("--overlay-vni=0", "setting overlay-vni: 0 is not within 1 to 16777215"),
+        ("--overlay-vni=16777216", "setting overlay-vni: 16777216 is not within 1 to 16777215"),
+    ] {
+        assert_eq!(merge(flags(&[flag]), File::default(), None).expect_err("refused").to_string(), message);
+    }
+}
+
+#[test]
 fn the_root_is_no_directory_of_an_agents_own() {
     let nameless: File = toml::from_str("run-dir = ''").expect("file parses");
     let of_flags = ["--run-dir=/", "--state-dir=/..", "--bpffs=."].map(|flag| (flags(&[flag]), File::default()));

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use wharf_api::{Explanation, Health, SubjectKind};
 use wharf_cluster::feed::FeedPod;
-use wharf_core::store::LeaseOwner;
+use wharf_core::{kernel::NextHop, store::LeaseOwner};
 
 use super::{MAX_LISTED, blank, conclude, end_in_words, fact};
 use crate::{
@@ -35,7 +35,10 @@ fn of_cluster(life: &Lifecycle, ip: IpAddr) -> Option<String> {
     }
     let to = cluster.destinations.iter().find(|to| to.cidr.contains(&ip))?;
     Some(match &to.via {
-        Ok(via) => format!("in {} of node {}: packets to it go to {via}", to.cidr, node.name),
+        Ok(via) => {
+            let by = if matches!(via, NextHop::Overlay { .. }) { "by " } else { "" };
+            format!("in {} of node {}: packets to it go {by}{via}", to.cidr, node.name)
+        }
         Err(why) => format!("in {} of node {}, to which this node has no route: {why}", to.cidr, node.name),
     })
 }

@@ -1,6 +1,7 @@
 //! State that the life of endpoints needs.
 
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
     sync::{
         Arc, Mutex,
@@ -10,12 +11,13 @@ use std::{
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use wharf_cluster::routes;
+use wharf_cluster::routes::{self, Destination, Routing};
 use wharf_core::{
     identities::Identities,
     ipam::Ipam,
-    kernel::{Kernel, KernelError, NodeSpec},
+    kernel::{Kernel, KernelError, NextHop, NodeSpec, OverlaySpec},
     mtu::NodeMtu,
+    nat::OverlayPort,
     store::OutOfService,
 };
 
@@ -180,13 +182,27 @@ impl Lifecycle {
         let mut masquerade = self.config.masquerade.clone();
         if let Some(masquerade) = &mut masquerade {
             masquerade.excluded.extend(routes::peers(&cluster.destinations));
+            let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
+            let nodes: BTreeSet<IpAddr> = others.flat_map(|node| node.addresses.iter().copied()).collect();
+            // Also without an overlay route of this node: the other nodes may have one to it.
+            let may_be_used = self.config.routing != Routing::Native && !nodes.is_empty();
+            masquerade.overlay = may_be_used.then_some(OverlayPort { port: self.config.overlay_port, nodes });
         }
+        let overlay = routes::overlay(&cluster.nodes, &self.config.node_name, &cluster.destinations);
+        let is_over_ipv6 = |to: &Destination| matches!(to.via, Ok(NextHop::Overlay { remote, .. }) if remote.is_ipv6());
+        let overlay = overlay.map(|nodes| OverlaySpec {
+            vni: self.config.overlay_vni,
+            port: self.config.overlay_port,
+            mtu: OverlaySpec::mtu_within(self.mtu(), cluster.destinations.iter().any(is_over_ipv6)),
+            nodes,
+        });
         let ipam = lock(&self.addresses.ipam);
         NodeSpec {
             router4: ipam.router4(),
             router6: ipam.router6(),
             cidrs: ipam.cidrs(),
             peers: routes::routes(&cluster.destinations),
+            overlay,
             mtu: self.mtu(),
             masquerade,
             local_by_stack: self.config.local_delivery == LocalDelivery::Stack,

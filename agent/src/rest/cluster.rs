@@ -8,7 +8,7 @@ use wharf_api::{
     ApiError, ClusterNode, ClusterPods, ClusterPodsQuery, ClusterView, PODS_DEFAULT, PODS_MOST, PodCidr, PodCidrState,
 };
 use wharf_cluster::routes::Destination;
-use wharf_core::finding::NodeProblem;
+use wharf_core::{finding::NodeProblem, kernel::NextHop};
 
 use crate::{
     cluster::InForce,
@@ -25,12 +25,7 @@ pub async fn get(State(node): State<Arc<Node>>) -> Answer<Json<ClusterView>> {
     let missing: BTreeSet<IpNet> = if cluster.destinations.is_empty() {
         BTreeSet::new()
     } else {
-        let problems = life.kernel.observe_node(&life.spec()).await?;
-        let route = |problem: NodeProblem| match problem {
-            NodeProblem::PeerRoute { to, .. } => Some(to),
-            _ => None,
-        };
-        problems.into_iter().filter_map(route).collect()
+        without_route(&cluster, &life.kernel.observe_node(&life.spec()).await?)
     };
     let file = life.cluster.file().map(|path| path.display().to_string());
     let feed = life.cluster.feed().map(|feed| feed.view());
@@ -57,16 +52,34 @@ pub async fn pods(State(node): State<Arc<Node>>, Query(query): Query<ClusterPods
     Ok(Json(node.life.cluster.feed().map(|feed| feed.pods(&query, most)).unwrap_or_default()))
 }
 
+/// Networks whose route is missing or differs, and those of the overlay if its device differs.
+fn without_route(cluster: &InForce, problems: &[NodeProblem]) -> BTreeSet<IpNet> {
+    let route = |problem: &NodeProblem| match problem {
+        NodeProblem::PeerRoute { to, .. } => Some(*to),
+        _ => None,
+    };
+    let mut missing: BTreeSet<IpNet> = problems.iter().filter_map(route).collect();
+    if problems.iter().any(|problem| matches!(problem, NodeProblem::Overlay { .. })) {
+        let by_overlay = |to: &&Destination| matches!(to.via, Ok(NextHop::Overlay { .. }));
+        missing.extend(cluster.destinations.iter().filter(by_overlay).map(|to| to.cidr));
+    }
+    missing
+}
+
 fn nodes(own: &str, cluster: &InForce, missing: &BTreeSet<IpNet>) -> Vec<ClusterNode> {
     let state = |cidr: &IpNet| {
-        let plain = |state| PodCidr { cidr: cidr.to_string(), state, via: None, why: None };
+        let plain = |state| PodCidr { cidr: cidr.to_string(), state, via: None, overlay: false, why: None };
         let to = cluster.destinations.iter().find(|to: &&Destination| to.cidr == *cidr);
         match to.map(|to| &to.via) {
             None => plain(PodCidrState::Own),
             Some(Ok(via)) => {
                 let is_there = !missing.contains(cidr);
                 let state = if is_there { PodCidrState::InForce } else { PodCidrState::Missing };
-                PodCidr { via: Some(*via), ..plain(state) }
+                let (via, overlay) = match *via {
+                    NextHop::Direct(address) => (address, false),
+                    NextHop::Overlay { remote, .. } => (remote, true),
+                };
+                PodCidr { via: Some(via), overlay, ..plain(state) }
             }
             Some(Err(why)) => PodCidr { why: Some(why.to_string()), ..plain(PodCidrState::Refused) },
         }
@@ -78,4 +91,54 @@ fn nodes(own: &str, cluster: &InForce, missing: &BTreeSet<IpNet>) -> Vec<Cluster
         pod_cidrs: node.pod_cidrs.iter().map(state).collect(),
     });
     nodes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use wharf_cluster::file;
+
+    use super::*;
+
+    const NODES: &str = r#"
+[[node]]
+name = "a"
+addresses = ["192.0.2.1"]
+
+[[node]]
+name = "b"
+addresses = ["192.0.2.2"]
+pod-cidrs = ["10.2.0.0/16", "fd00:2::/64"]
+"#;
+
+    #[test]
+    fn networks_of_the_overlay_are_missing_with_its_device() {
+        let remote = IpAddr::from([192, 0, 2, 2]);
+        let to = |cidr: &str, via| Destination { node: "b".into(), cidr: cidr.parse().expect("CIDR"), via: Ok(via) };
+        let cluster = InForce {
+            nodes: file::parse(NODES).expect("nodes"),
+            destinations: vec![
+                to("10.2.0.0/16", NextHop::Direct(remote)),
+                to("fd00:2::/64", NextHop::Overlay { remote, local: None }),
+            ],
+            ..InForce::default()
+        };
+        let states = |problems: &[NodeProblem]| {
+            let nodes = nodes("a", &cluster, &without_route(&cluster, problems));
+            nodes[1].pod_cidrs.iter().map(|cidr| (cidr.state, cidr.via, cidr.overlay)).collect::<Vec<_>>()
+        };
+        let (well, missing) = (PodCidrState::InForce, PodCidrState::Missing);
+        assert_eq!(states(&[]), [(well, Some(remote), false), (well, Some(remote), true)]);
+        let other = NodeProblem::LinkDown { name: "wharf0".into() };
+        assert_eq!(states(&[other]), states(&[]));
+        let device = NodeProblem::Overlay { cause: "it is down".into(), repairable: true };
+        assert_eq!(states(&[device]), [(well, Some(remote), false), (missing, Some(remote), true)]);
+        let route = NodeProblem::PeerRoute {
+            to: "10.2.0.0/16".parse().expect("CIDR"),
+            expected: Some(NextHop::Direct(remote)),
+            found: None,
+        };
+        assert_eq!(states(&[route]), [(missing, Some(remote), false), (well, Some(remote), true)]);
+    }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use wharf_api::{ClusterFeed, ComponentStatus, Health};
+use wharf_cluster::routes::Destination;
+use wharf_core::kernel::NextHop;
 
 use super::{Source, of};
 use crate::{cluster::InForce, node::part::Fill};
@@ -15,7 +17,14 @@ pub(super) fn source() -> Source {
                 let cluster = &node.life.cluster;
                 let feed = cluster.feed().map(|feed| feed.view());
                 let is_set = cluster.file().is_some() || feed.is_some();
-                look(is_set.then(|| component(&cluster.in_force(), feed.as_ref())))
+                if !is_set {
+                    return look(None);
+                }
+                let overlay = match node.life.kernel.observe_overlay().await {
+                    Ok(view) => view.failure,
+                    Err(why) => Some(why.to_string()),
+                };
+                look(Some(component(&cluster.in_force(), feed.as_ref(), overlay)))
             })
         },
         silent: |_| (Health::Degraded, "waits for the list of nodes".into()),
@@ -26,14 +35,21 @@ fn look(component: Option<ComponentStatus>) -> Fill {
     Arc::new(move |status| status.components.extend(component.clone()))
 }
 
-fn component(cluster: &InForce, feed: Option<&ClusterFeed>) -> ComponentStatus {
-    let why = problem(cluster, feed);
+/// `overlay`: why there is none.
+fn component(cluster: &InForce, feed: Option<&ClusterFeed>, overlay: Option<String>) -> ComponentStatus {
+    let overlay = overlay.map(|why| format!("no overlay: {why}"));
     // A user of the cluster can send what the feed refuses: it does not make the node unready.
-    let of_nodes = of(problem(cluster, None).is_some(), Health::Degraded);
+    let of_nodes = of(overlay.is_some() || problem(cluster, None).is_some(), Health::Degraded);
+    let why = overlay.or_else(|| problem(cluster, feed));
     let (nodes, routes) =
         (cluster.nodes.iter().count(), cluster.destinations.iter().filter(|to| to.via.is_ok()).count());
     let plural = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
     let mut message = format!("{}, {}", plural(nodes, "node"), plural(routes, "route"));
+    let by_overlay = |to: &&Destination| matches!(to.via, Ok(NextHop::Overlay { .. }));
+    match cluster.destinations.iter().filter(by_overlay).count() {
+        0 => {}
+        routes => message.push_str(&format!(", {routes} by the overlay")),
+    }
     if let Some(feed) = feed {
         let of = |kind: &str| feed.rows.iter().find(|rows| rows.kind == kind).map_or(0, |rows| rows.in_force);
         let [pods, namespaces, policies] = ["pod", "namespace", "policy"].map(of);
@@ -78,10 +94,7 @@ pub(super) fn without_route(cluster: &InForce) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use wharf_cluster::{
-        file::parse,
-        routes::{Destination, Unrouted},
-    };
+    use wharf_cluster::{file::parse, routes::Unrouted};
 
     use super::*;
 
@@ -89,34 +102,43 @@ mod tests {
     fn what_is_not_reached_is_told() {
         let nodes = parse("[[node]]\nname = \"a\"\naddresses = [\"192.0.2.1\"]\n").expect("nodes");
         let well = InForce { nodes, ..InForce::default() };
-        let row = component(&well, None);
+        let row = component(&well, None, None);
         assert_eq!((row.health, row.message.as_str()), (Health::Ok, "1 node, 0 routes"));
         let to = |via| Destination { node: "b".into(), cidr: "10.2.0.0/16".parse().expect("CIDR"), via };
-        let routed = InForce { destinations: vec![to(Ok([192, 0, 2, 2].into()))], ..well.clone() };
-        assert_eq!(component(&routed, None).message, "1 node, 1 route");
+        let direct = NextHop::Direct([192, 0, 2, 2].into());
+        let routed = InForce { destinations: vec![to(Ok(direct))], ..well.clone() };
+        assert_eq!(component(&routed, None, None).message, "1 node, 1 route");
+        let far = NextHop::Overlay { remote: [198, 51, 100, 3].into(), local: None };
+        let both = InForce { destinations: vec![to(Ok(direct)), to(Ok(far))], ..well.clone() };
+        assert_eq!(component(&both, None, None).message, "1 node, 2 routes, 1 by the overlay");
+        let row = component(&both, None, Some("its port is in use".into()));
+        assert_eq!(row.health, Health::Degraded);
+        assert!(row.message.ends_with("; no overlay: its port is in use"), "{}", row.message);
         let unrouted = InForce { destinations: vec![to(Err(Unrouted::NotNear))], ..well.clone() };
-        let row = component(&unrouted, None);
+        let row = component(&unrouted, None, None);
         assert_eq!(row.health, Health::Degraded);
         assert!(row.message.contains("no route to 10.2.0.0/16 of node b: its node has no address"), "{}", row.message);
         let outside = InForce { outside: vec!["10.1.0.0/16".parse().expect("CIDR")], ..well.clone() };
-        assert!(component(&outside, None).message.contains("pool 10.1.0.0/16 is in no pod CIDR"));
+        assert!(component(&outside, None, None).message.contains("pool 10.1.0.0/16 is in no pod CIDR"));
         let absent = InForce { absent: vec![[192, 0, 2, 9].into()], ..well.clone() };
-        assert!(component(&absent, None).message.contains("192.0.2.9 of this node's row is no address of this node"));
+        assert!(
+            component(&absent, None, None).message.contains("192.0.2.9 of this node's row is no address of this node")
+        );
         let refused = InForce { refused: Some("cluster file /x: line 3: no".into()), ..well };
-        assert!(component(&refused, None).message.ends_with("line 3: no"));
+        assert!(component(&refused, None, None).message.ends_with("line 3: no"));
     }
 
     #[test]
     fn the_feed_and_its_problem_are_told() {
         let rows = wharf_api::FeedRows { kind: "pod".into(), in_force: 3, ..Default::default() };
         let feed = ClusterFeed { rows: vec![rows], ..ClusterFeed::default() };
-        let row = component(&InForce::default(), Some(&feed));
+        let row = component(&InForce::default(), Some(&feed), None);
         assert_eq!(
             (row.health, row.message.as_str()),
             (Health::Ok, "0 nodes, 0 routes; pods 3, namespaces 0, policies 0")
         );
         let away = ClusterFeed { problem: Some("no producer is connected".into()), ..feed };
-        let row = component(&InForce::default(), Some(&away));
+        let row = component(&InForce::default(), Some(&away), None);
         assert_eq!((row.health, row.readiness()), (Health::Degraded, Health::Ok));
         assert!(row.message.ends_with("; no producer is connected"), "{}", row.message);
     }

@@ -81,7 +81,7 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     rows
 }
 
-/// Nonzero counters of endpoints, and of deleted ones in total.
+/// Nonzero counters of endpoints, of deleted ones in total, and of the overlay.
 ///
 /// # Errors
 /// Unreadable kernel.
@@ -91,6 +91,8 @@ pub async fn verdicts(life: &Lifecycle) -> Result<Vec<MetricRow>, KernelError> {
         .into_iter()
         .map(|((direction, reason), (packets, bytes))| row(None, CounterRow { direction, reason, packets, bytes }))
         .collect();
+    let of_overlay = life.kernel.observe_overlay().await?.drops;
+    rows.extend(of_overlay.into_iter().map(|c| MetricRow { dropped: true, ..row(None, c) }));
     for handle in life.registry.list() {
         match life.kernel.observe_counters(handle.id).await {
             Ok(counters) => rows.extend(counters.into_iter().map(|c| row(Some(handle.id.get()), c))),

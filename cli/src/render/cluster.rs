@@ -100,10 +100,13 @@ pub(crate) fn nodes(view: &ClusterView, style: &Style) -> String {
             rows.push([head.to_vec(), vec![token("-"), token("-")]].concat());
         }
         for to in &node.pod_cidrs {
+            let by = if to.overlay { "overlay to" } else { "via" };
             let (tone, route) = match (to.state, &to.via, &to.why) {
                 (PodCidrState::Own, ..) => (Tone::Plain, "-".to_owned()),
-                (PodCidrState::InForce, Some(via), _) => (Tone::Good, format!("via {via}")),
-                (PodCidrState::Missing, Some(via), _) => (Tone::Bad, format!("via {via}: the kernel does not have it")),
+                (PodCidrState::InForce, Some(via), _) => (Tone::Good, format!("{by} {via}")),
+                (PodCidrState::Missing, Some(via), _) => {
+                    (Tone::Bad, format!("{by} {via}: the kernel does not have it"))
+                }
                 (_, _, why) => (Tone::Bad, format!("none: {}", why.as_deref().unwrap_or("no reason given"))),
             };
             rows.push([head.to_vec(), vec![token(&to.cidr), cell(route).tone(tone)]].concat());
@@ -125,6 +128,7 @@ mod tests {
             cidr: cidr.to_owned(),
             state,
             via: via.map(|via| via.parse().expect("address")),
+            overlay: false,
             why: why.map(str::to_owned),
         };
         let node = |name: &str, own, address: &str, pod_cidrs| ClusterNode {
@@ -175,6 +179,13 @@ mod tests {
     #[test]
     fn each_network_has_a_line() {
         insta::assert_snapshot!(nodes(&view(), &Style::plain()));
+    }
+
+    #[test]
+    fn a_route_by_the_overlay_has_its_node() {
+        let mut view = view();
+        view.nodes[1].pod_cidrs[0].overlay = true;
+        assert!(nodes(&view, &Style::plain()).contains("overlay to 192.0.2.2"));
     }
 
     #[test]

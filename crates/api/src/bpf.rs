@@ -32,7 +32,7 @@ pub struct BpfMapDump {
 /// A row of counters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MetricRow {
-    /// Endpoint id; absent for the totals of deleted endpoints.
+    /// Endpoint id; absent for the totals of deleted endpoints, and for the overlay.
     pub endpoint: Option<u16>,
     /// `ingress` or `egress`.
     pub direction: String,

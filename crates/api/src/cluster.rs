@@ -167,10 +167,13 @@ pub struct PodCidr {
     pub cidr: String,
     /// Whether this node reaches it.
     pub state: PodCidrState,
-    /// Next hop of this node's route.
+    /// Address of the other node to which this node's route goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub via: Option<IpAddr>,
+    /// Packets are encapsulated (VXLAN).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overlay: bool,
     /// Why there is no route.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,

@@ -1,15 +1,27 @@
 //! Routes to the containers of other nodes.
 
-use std::{fmt, net::IpAddr};
+use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use wharf_core::{
     ipam::PoolConfig,
-    kernel::PeerRoute,
+    kernel::{NextHop, OverlayNode, PeerRoute},
     overlap::{NodeNetwork, Way, conflicts},
 };
 
 use crate::nodes::{NodeRow, Nodes};
+
+/// Which way packets take to containers of other nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Routing {
+    /// Direct to nodes in a network of this node's links, else by the overlay.
+    #[default]
+    Auto,
+    /// Direct, or not at all.
+    Native,
+    /// By the overlay.
+    Overlay,
+}
 
 /// Why a pod CIDR has no route.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +32,7 @@ pub enum Unrouted {
     Network(NodeNetwork),
     /// The node's address is this node's.
     OwnAddress(IpAddr),
-    /// No address of the CIDR's family is in a network of this node's links.
+    /// No address of the CIDR's family is in a network of this node's links, and there is no overlay.
     NotNear,
 }
 
@@ -44,7 +56,7 @@ impl fmt::Display for Unrouted {
             Self::Network(network) => write!(f, "it overlaps {network}"),
             Self::OwnAddress(address) => write!(f, "its node has the address {address}, which is this node's"),
             Self::NotNear => f.write_str(
-                "its node has no address of this family in a network of this node's links; a router between the nodes must know the way",
+                "its node has no address of this family in a network of this node's links, and routing is native; a router between the nodes must know the way",
             ),
         }
     }
@@ -57,8 +69,8 @@ pub struct Destination {
     pub node: String,
     /// CIDR.
     pub cidr: IpNet,
-    /// The address of the other node that packets go to.
-    pub via: Result<IpAddr, Unrouted>,
+    /// Where packets go.
+    pub via: Result<NextHop, Unrouted>,
 }
 
 /// All addresses, and the pod CIDRs of the other nodes: what this node's networks are compared with.
@@ -72,42 +84,95 @@ pub fn watched(nodes: &Nodes, own: &str) -> Vec<IpNet> {
 /// Addresses of this node's row that this node does not have. `networks`: as in [`destinations`].
 #[must_use]
 pub fn absent(row: &NodeRow, networks: &[NodeNetwork]) -> Vec<IpAddr> {
-    let is_own = |address: &IpAddr| networks.iter().any(|n| n.way == Way::Address && n.net.addr() == *address);
-    row.addresses.iter().copied().filter(|address| !is_own(address)).collect()
+    row.addresses.iter().copied().filter(|address| !is_own(*address, networks)).collect()
 }
 
 /// The way to each pod CIDR of the other nodes. `networks`: this node's, as far as they share addresses with
 /// [`watched`].
 #[must_use]
-pub fn destinations(nodes: &Nodes, own: &str, pools: &[PoolConfig], networks: &[NodeNetwork]) -> Vec<Destination> {
+pub fn destinations(
+    nodes: &Nodes,
+    own: &str,
+    routing: Routing,
+    pools: &[PoolConfig],
+    networks: &[NodeNetwork],
+) -> Vec<Destination> {
+    let is_own = |address: &&IpAddr| is_own(**address, networks);
+    let locals: Vec<IpAddr> =
+        nodes.get(own).into_iter().flat_map(|row| &row.addresses).filter(is_own).copied().collect();
     let mut found = Vec::new();
     for node in nodes.iter().filter(|node| node.name != own) {
         for cidr in &node.pod_cidrs {
-            let via = way(node, cidr, pools, networks);
+            let via = match conflict(node, cidr, pools, networks) {
+                Some(why) => Err(why),
+                None => next_hop(node, cidr, routing, &locals, networks).ok_or(Unrouted::NotNear),
+            };
             found.push(Destination { node: node.name.clone(), cidr: *cidr, via });
         }
     }
     found
 }
 
-fn way(node: &NodeRow, cidr: &IpNet, pools: &[PoolConfig], networks: &[NodeNetwork]) -> Result<IpAddr, Unrouted> {
+fn is_own(address: IpAddr, networks: &[NodeNetwork]) -> bool {
+    networks.iter().any(|n| n.way == Way::Address && n.net.addr() == address)
+}
+
+fn conflict(node: &NodeRow, cidr: &IpNet, pools: &[PoolConfig], networks: &[NodeNetwork]) -> Option<Unrouted> {
     let mut own = pools.iter().flat_map(|pool| &pool.cidrs);
     if let Some(pool) = own.find(|pool| pool.contains(cidr) || cidr.contains(*pool)) {
-        return Err(Unrouted::Pool(*pool));
+        return Some(Unrouted::Pool(*pool));
     }
     if let Some(network) = networks.iter().find(|network| conflicts(cidr, network)) {
-        return Err(Unrouted::Network(network.clone()));
+        return Some(Unrouted::Network(network.clone()));
     }
-    let is_own = |address: &&IpAddr| networks.iter().any(|n| n.way == Way::Address && n.net.addr() == **address);
-    if let Some(address) = node.addresses.iter().find(is_own) {
-        return Err(Unrouted::OwnAddress(*address));
-    }
+    node.addresses.iter().find(|address| is_own(**address, networks)).copied().map(Unrouted::OwnAddress)
+}
+
+/// `locals`: addresses of this node's row that this node has.
+fn next_hop(
+    node: &NodeRow,
+    cidr: &IpNet,
+    routing: Routing,
+    locals: &[IpAddr],
+    networks: &[NodeNetwork],
+) -> Option<NextHop> {
     let is_near = |address: &&IpAddr| {
         let on_link = |n: &NodeNetwork| matches!(n.way, Way::OnLink { by_kernel: true, .. });
         networks.iter().any(|n| on_link(n) && n.net.prefix_len() > 0 && n.net.contains(*address))
     };
     let of_family = |address: &&IpAddr| address.is_ipv4() == cidr.addr().is_ipv4();
-    node.addresses.iter().filter(of_family).find(is_near).copied().ok_or(Unrouted::NotNear)
+    let near = node.addresses.iter().filter(of_family).find(is_near);
+    if let Some(near) = near.filter(|_| routing != Routing::Overlay) {
+        return Some(NextHop::Direct(*near));
+    }
+    if routing == Routing::Native {
+        return None;
+    }
+    let local_to = |remote: &IpAddr| locals.iter().find(|local| local.is_ipv4() == remote.is_ipv4()).copied();
+    let common = node.addresses.iter().find_map(|remote| Some((*remote, Some(local_to(remote)?))));
+    let (remote, local) = common.or_else(|| Some((*node.addresses.first()?, None)))?;
+    Some(NextHop::Overlay { remote, local })
+}
+
+/// The nodes whose frames the overlay accepts; `None` if no route uses it. Whether the other end uses it is its choice.
+/// A destination whose node has no row is its address's.
+#[must_use]
+pub fn overlay(nodes: &Nodes, own: &str, destinations: &[Destination]) -> Option<Vec<OverlayNode>> {
+    destinations.iter().find(|to| matches!(to.via, Ok(NextHop::Overlay { .. })))?;
+    let others = nodes.iter().filter(|node| node.name != own);
+    let node = |node: &NodeRow| (node.name.clone(), (node.addresses.clone(), Vec::new()));
+    let mut known: BTreeMap<String, (Vec<IpAddr>, Vec<IpNet>)> = others.map(node).collect();
+    for to in destinations {
+        let Ok(via) = to.via else { continue };
+        if let Some((_, cidrs)) = known.get_mut(&to.node) {
+            cidrs.push(to.cidr);
+        } else if let NextHop::Overlay { remote, .. } = via {
+            let name = nodes.of_address(remote).map_or_else(|| remote.to_string(), |node| node.name.clone());
+            known.entry(name).or_insert_with(|| (vec![remote], Vec::new())).1.push(to.cidr);
+        }
+    }
+    let routed = known.into_iter().filter(|(_, (_, cidrs))| !cidrs.is_empty());
+    Some(routed.map(|(name, (addresses, cidrs))| OverlayNode { name, addresses, cidrs }).collect())
 }
 
 /// Routes of the destinations that have one.
@@ -179,13 +244,90 @@ mod tests {
     }
 
     fn told(pool: &[&str], networks: &[NodeNetwork]) -> Vec<String> {
-        let to = destinations(&nodes(), "a", &pools(pool), networks);
+        told_by(Routing::Native, pool, networks)
+    }
+
+    fn told_by(routing: Routing, pool: &[&str], networks: &[NodeNetwork]) -> Vec<String> {
+        let to = destinations(&nodes(), "a", routing, &pools(pool), networks);
         to.iter()
             .map(|to| match &to.via {
-                Ok(via) => format!("{} via {via}", to.cidr),
+                Ok(via) => format!("{} {via}", to.cidr),
                 Err(why) => format!("{}: {why}", to.cidr),
             })
             .collect()
+    }
+
+    #[test]
+    fn the_overlay_leads_where_no_link_does() {
+        let far = [
+            "10.3.0.0/16 overlay to 198.51.100.3 from 192.0.2.1",
+            "fd00:3::/64 overlay to 198.51.100.3 from 192.0.2.1",
+        ];
+        let found = told_by(Routing::Auto, &["10.1.0.0/16"], &lan());
+        assert_eq!(found[..2], ["10.2.0.0/16 via 192.0.2.2", "fd00:2::/64 via 2001:db8::2"]);
+        assert_eq!(found[2..], far);
+        let found = told_by(Routing::Overlay, &["10.1.0.0/16"], &lan());
+        assert_eq!(found[0], "10.2.0.0/16 overlay to 192.0.2.2 from 192.0.2.1");
+        assert_eq!(found[1], "fd00:2::/64 overlay to 192.0.2.2 from 192.0.2.1", "one path for both families");
+        assert_eq!(found[2..], far);
+        // This node has none of the addresses of its row.
+        assert_eq!(told_by(Routing::Auto, &[], &lan()[..2])[2], "10.3.0.0/16 overlay to 198.51.100.3");
+        // A conflict is one in every mode.
+        assert!(told_by(Routing::Overlay, &["10.3.0.0/16"], &lan())[2].contains("a pool of this node"));
+        assert!(told_by(Routing::Overlay, &["10.3.0.0/16"], &lan())[3].contains("overlay to"));
+    }
+
+    #[test]
+    fn an_address_of_the_other_family_serves_if_this_node_has_it() {
+        let row = |name: &str, addresses: &[&str], cidr: &str| NodeRow {
+            name: name.to_owned(),
+            addresses: addresses.iter().map(|a| a.parse().expect("address")).collect(),
+            pod_cidrs: vec![net(cidr)],
+        };
+        let of = |own: &[&str], other: &[&str]| {
+            let nodes = Nodes::new(vec![row("a", own, "10.1.0.0/16"), row("b", other, "10.2.0.0/16")]).expect("nodes");
+            let networks: Vec<_> = own
+                .iter()
+                .map(|a| network(&IpNet::from(a.parse::<IpAddr>().expect("address")).to_string(), Way::Address))
+                .collect();
+            let [to] = destinations(&nodes, "a", Routing::Auto, &[], &networks).try_into().expect("one");
+            to.via.expect("a way").to_string()
+        };
+        let (v4, v6) = ("192.0.2.1", "2001:db8::1");
+        assert_eq!(of(&[v6], &["198.51.100.3", "2001:db8:9::3"]), "overlay to 2001:db8:9::3 from 2001:db8::1");
+        assert_eq!(of(&[v6, v4], &["198.51.100.3"]), "overlay to 198.51.100.3 from 192.0.2.1");
+        assert_eq!(of(&[v4], &["2001:db8:9::3"]), "overlay to 2001:db8:9::3", "the kernel may know a way");
+    }
+
+    #[test]
+    fn the_overlay_accepts_every_node_with_a_route() {
+        let of = |routing, pool: &[&str]| {
+            let to = destinations(&nodes(), "a", routing, &pools(pool), &lan());
+            overlay(&nodes(), "a", &to)
+        };
+        assert_eq!(of(Routing::Native, &[]), None);
+        let all = of(Routing::Auto, &[]).expect("far");
+        assert_eq!(all.iter().map(|node| node.cidrs.len()).collect::<Vec<_>>(), [2, 2]);
+        assert_eq!(all[0].addresses.len(), 2, "also a node with a direct route: it may use the overlay");
+        let all = of(Routing::Auto, &["10.2.0.0/16", "fd00:2::/64"]).expect("far");
+        assert_eq!(all.iter().map(|node| node.addresses.len()).collect::<Vec<_>>(), [1], "no node with a conflict");
+    }
+
+    #[test]
+    fn the_overlay_keeps_accepting_nodes_without_a_row() {
+        let to = |cidr: &str, remote: &str| Destination {
+            node: "of an earlier start".to_owned(),
+            cidr: net(cidr),
+            via: Ok(NextHop::Overlay { remote: remote.parse().expect("address"), local: None }),
+        };
+        let left = [to("10.8.0.0/16", "203.0.113.8"), to("fd00:8::/64", "203.0.113.8"), to("10.9.0.0/16", "192.0.2.2")];
+        let told = |nodes: &Nodes| {
+            let all = overlay(nodes, "a", &left).expect("overlay");
+            all.into_iter().map(|node| (node.name, node.addresses.len(), node.cidrs.len())).collect::<Vec<_>>()
+        };
+        let of = |name: &str, addresses, cidrs| (name.to_owned(), addresses, cidrs);
+        assert_eq!(told(&Nodes::default()), [of("192.0.2.2", 1, 1), of("203.0.113.8", 1, 2)]);
+        assert_eq!(told(&nodes()), [of("203.0.113.8", 1, 2), of("b", 2, 1)], "no address twice");
     }
 
     #[test]
@@ -193,7 +335,7 @@ mod tests {
         let found = told(&["10.1.0.0/16"], &lan());
         assert_eq!(found[..2], ["10.2.0.0/16 via 192.0.2.2", "fd00:2::/64 via 2001:db8::2"]);
         assert!(found[2].starts_with("10.3.0.0/16: its node has no address of this family"), "{}", found[2]);
-        let to = destinations(&nodes(), "a", &pools(&[]), &lan());
+        let to = destinations(&nodes(), "a", Routing::Native, &pools(&[]), &lan());
         assert_eq!(routes(&to).len(), 2);
         assert_eq!(peers(&to).len(), 4, "a router may know the way to far");
         // Without IPv6 on the link.
@@ -229,7 +371,7 @@ mod tests {
             let mut networks = lan();
             networks.extend(extra);
             assert_eq!(told(&[pool], &networks)[0], why);
-            let to = destinations(&nodes(), "a", &pools(&[pool]), &networks);
+            let to = destinations(&nodes(), "a", Routing::Native, &pools(&[pool]), &networks);
             assert_eq!(peers(&to).contains(&net("10.2.0.0/16")), is_peer, "{why}");
         }
     }

@@ -11,6 +11,7 @@ pub mod drop_reason;
 pub mod event;
 pub mod flow;
 pub mod map;
+pub mod overlay;
 pub mod policy;
 pub mod test_packet;
 

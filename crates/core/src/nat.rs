@@ -1,6 +1,7 @@
 //! The node's masquerading and published ports. Pure: `wharf-datapath` writes the nftables table.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroU16,
@@ -104,6 +105,18 @@ pub struct Masquerade {
     /// Packets without a policy decision reach no other network.
     #[serde(default)]
     pub services: bool,
+    /// `None` without an overlay.
+    #[serde(skip)]
+    pub overlay: Option<OverlayPort>,
+}
+
+/// Where other nodes accept frames of this node: translated, a container's datagram would come from the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlayPort {
+    /// UDP.
+    pub port: u16,
+    /// Addresses of the other nodes.
+    pub nodes: BTreeSet<IpAddr>,
 }
 
 impl Masquerade {

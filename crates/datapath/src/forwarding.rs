@@ -87,7 +87,9 @@ fn interfaces(family: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(&path).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        let own = wharf_core::endpoint::parse_host_ifname(&name).is_some() || name.starts_with(crate::ROUTER_IFNAME);
+        let own = wharf_core::endpoint::parse_host_ifname(&name).is_some()
+            || name.starts_with(crate::ROUTER_IFNAME)
+            || name == crate::OVERLAY_IFNAME;
         if !own && name != "all" && name != "lo" {
             names.push(name);
         }

@@ -1,7 +1,7 @@
 //! Leftovers on a node without an agent, and their removal.
 //!
 //! Only provably Wharf's objects are removed: links by mark, filters on other plugins' links by name and handle, the
-//! router's pair by name or mark, routes by protocol number, pins by place and name. Similar objects are only reported.
+//! router's pair by name or mark, the overlay's interface by both, routes by protocol number, pins by place and name. Similar objects are only reported.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ use wharf_core::{
 use wharf_names::mark::Mark;
 
 use crate::{
-    ROUTE_PROTOCOL,
+    OVERLAY_IFNAME, ROUTE_PROTOCOL,
     announce::{self, Announcer},
     bpf::{
         clsact,
@@ -29,7 +29,7 @@ use crate::{
     error::wrap,
     forwarding::{Forwarding, dotted},
     netlink::{Connection, link, nft::Nft, proxy::Proxy, route},
-    peers, plugin_link, redirects,
+    overlay, peers, plugin_link, redirects,
     router::Pair,
 };
 
@@ -63,6 +63,8 @@ pub enum Leftover {
         /// Index.
         ifindex: IfIndex,
     },
+    /// The overlay's interface.
+    Overlay(IfIndex),
     /// An announced address.
     Announcement {
         /// Address.
@@ -105,7 +107,8 @@ impl fmt::Display for Leftover {
             Self::Filters { name, .. } => write!(f, "filters on link {name} of another plugin"),
             Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
-            Self::PeerRoute(PeerRoute { to, via }) => write!(f, "route {to} via {via}"),
+            Self::PeerRoute(PeerRoute { to, via }) => write!(f, "route {to} {via}"),
+            Self::Overlay(_) => write!(f, "link {OVERLAY_IFNAME} of the overlay"),
             Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
             Self::Announcement { address, ifname, .. } => write!(f, "announcement of {address} on {ifname}"),
             Self::Redirects(what) => f.write_str(&what.join(", ")),
@@ -158,9 +161,10 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
         }
     }
     for route in peers::list(&mut connection)? {
-        let peer = route.gateway.map(|via| PeerRoute { to: route.destination, via });
+        let peer = route.next_hop().map(|via| PeerRoute { to: route.destination, via });
         found.ours.extend(peer.map(Leftover::PeerRoute));
     }
+    found.ours.extend(overlay::ours(&mut connection)?.map(Leftover::Overlay));
     let router = Pair::find(&mut connection)?;
     let mut gone_with = None;
     for link in router.links().filter(|l| gone_with.replace(l.ifindex) != Some(l.peer)) {
@@ -220,6 +224,7 @@ pub fn remove(leftover: &Leftover) -> Result<()> {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
         Leftover::Filters { name, .. } => clsact::remove_from(name),
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
+        Leftover::Overlay(ifindex) => remove_link(*ifindex, OVERLAY_IFNAME),
         Leftover::Route(row) => route::remove_row(row),
         Leftover::PeerRoute(peer) => peers::remove(peer),
         Leftover::Redirects(_) => redirects::remove(),

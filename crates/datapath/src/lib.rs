@@ -13,6 +13,7 @@
 //! | `settings` | `sysctl` changes, with a record of previous values |
 //! | `source_rule` | source routing in a container with several interfaces |
 //! | `redirects` | routing of packets to the proxy |
+//! | `peers`, `overlay` | routes to other nodes; the VXLAN interface |
 //! | `router` | the veth pair with the router addresses |
 //! | `plugin_link` | another CNI plugin's links (chaining) |
 //! | `container_side` | deletion of a veth pair whose host side is out of reach |
@@ -46,6 +47,7 @@ mod networks;
 mod node;
 mod observe;
 pub mod outside;
+mod overlay;
 mod peers;
 mod plugin_link;
 mod port_holders;
@@ -80,6 +82,9 @@ pub const PEER_PROTOCOL: u8 = 88;
 
 /// Name of the interface that carries the router addresses.
 pub const ROUTER_IFNAME: &str = "wharf0";
+
+/// Name of the overlay's interface. Not with the prefix of endpoints' links: their programs judge what leaves by them.
+pub const OVERLAY_IFNAME: &str = "vxlan-wharf";
 
 /// Name of [`ROUTER_IFNAME`]'s peer, which has no addresses.
 pub const ROUTER_PEER_IFNAME: &str = "wharf0p";

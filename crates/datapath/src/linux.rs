@@ -17,7 +17,7 @@ use wharf_core::{
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
         KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, NatKernel, NatView, NodeKernel, NodeSpec,
-        PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
+        OverlayView, PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -201,7 +201,7 @@ impl NodeKernel for LinuxKernel {
         self.blocking("set up node", move |k| {
             k.bpf.ensure_shared()?;
             crash::point("datapath/node/after-shared");
-            node::ensure_node(&spec)?;
+            node::ensure_node(&spec, &k.bpf)?;
             k.with_redirects(&spec, |spec| redirects::ensure(&k.bpf, spec.redirects))
         })
         .await
@@ -243,13 +243,20 @@ impl NodeKernel for LinuxKernel {
         let spec = spec.clone();
         self.blocking("observe node", move |k| {
             k.with_redirects(&spec, |spec| {
-                let mut wrong = node::observe(spec)?;
+                let mut wrong = node::observe(spec, &k.bpf)?;
                 wrong.extend(redirects::observe(&k.bpf, spec)?);
                 wrong.extend(k.bpf.shared_problems());
                 wrong.extend(k.nat.observe(spec).problems);
                 wrong.extend(k.announcer.observe(spec, || k.reachable())?);
                 Ok(wrong)
             })
+        })
+        .await
+    }
+
+    async fn observe_overlay(&self) -> Result<OverlayView> {
+        self.blocking("observe overlay", |k| {
+            Ok(OverlayView { failure: k.bpf.overlay_failure(), drops: k.bpf.overlay_drops()? })
         })
         .await
     }

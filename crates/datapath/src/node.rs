@@ -11,12 +11,13 @@ use wharf_crash as crash;
 
 use crate::{
     ROUTE_PROTOCOL, ROUTER_IFNAME,
+    bpf::Bpf,
     error::fail,
     netlink::{
         Connection, Request, address, link,
         route::{self, Route},
     },
-    peers, redirects,
+    overlay, peers, redirects,
     router::Pair,
 };
 
@@ -29,8 +30,8 @@ fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
 /// Makes the router interface with exactly the router addresses (a veth pair: not every kernel has dummy), and
 /// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
 /// route to the same destination stays and takes precedence. A route to another node that the kernel refuses is no
-/// error: [`observe`] reports it.
-pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
+/// error: [`observe`] reports it. Nor is an overlay that cannot be made: everything else on the node works.
+pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
     let mut connection = Connection::open()?;
     let wanted = routers(spec);
     let pair = Pair::find(&mut connection)?;
@@ -58,7 +59,19 @@ pub(crate) fn ensure_node(spec: &NodeSpec) -> Result<()> {
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
     run(&mut connection, steps)?;
-    peers::ensure(&mut connection, &spec.peers)
+    let overlay = match overlay::ensure(&mut connection, bpf, spec.overlay.as_ref()) {
+        Ok(overlay) => {
+            bpf.note_overlay_failure(None);
+            overlay
+        }
+        // An interface of before keeps its routes and its filter.
+        Err(e) => {
+            tracing::warn!("{e}");
+            bpf.note_overlay_failure(Some(e.cause));
+            overlay::ours(&mut connection)?
+        }
+    };
+    peers::ensure(&mut connection, spec, overlay)
 }
 
 fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> Result<()> {
@@ -124,7 +137,7 @@ fn run(connection: &mut Connection, steps: Vec<Step>) -> Result<()> {
 }
 
 /// Ignores foreign additions.
-pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
+pub(crate) fn observe(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<NodeProblem>> {
     let mut wrong = Vec::new();
     let mut connection = Connection::open()?;
     let pair = Pair::find(&mut connection)?;
@@ -170,7 +183,8 @@ pub(crate) fn observe(spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
             }
         }
     }
-    wrong.extend(peers::observe(&mut connection, &spec.peers)?);
+    wrong.extend(overlay::observe(&mut connection, bpf, spec.overlay.as_ref())?);
+    wrong.extend(peers::observe(&mut connection, spec)?);
     Ok(wrong)
 }
 
@@ -183,7 +197,10 @@ pub(crate) fn remove_node() -> Result<()> {
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
     run(&mut connection, steps)?;
-    peers::ensure(&mut connection, &[])?;
+    peers::remove_all(&mut connection)?;
+    if let Some(device) = overlay::ours(&mut connection)? {
+        overlay::remove(&mut connection, device)?;
+    }
     redirects::remove()?;
     Pair::find(&mut connection)?.remove(&mut connection)
 }

@@ -1,11 +1,12 @@
 //! Routes to containers of other nodes. Only routes with [`crate::PEER_PROTOCOL`] and Wharf's metric are changed.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use wharf_core::{
     finding::NodeProblem,
-    kernel::{PeerRoute, Result},
+    ids::IfIndex,
+    kernel::{NextHop, NodeSpec, PeerRoute, Result},
 };
 use wharf_crash as crash;
 
@@ -13,8 +14,9 @@ use crate::{
     PEER_PROTOCOL,
     netlink::{
         Connection,
-        route::{self, Route},
+        route::{self, Route, Tunnel},
     },
+    overlay,
 };
 
 pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Route>> {
@@ -23,19 +25,39 @@ pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Route>> {
     Ok(found)
 }
 
-/// Next hops, by destination.
-fn next_hops(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
+fn by_destination(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
     Ok(list(connection)?.into_iter().map(|route| (route.destination, route)).collect())
 }
 
+/// `None` without the overlay that it needs.
+fn wanted(spec: &NodeSpec, peer: &PeerRoute, overlay: Option<IfIndex>) -> Option<Route> {
+    let (remote, local) = match peer.via {
+        NextHop::Direct(via) => return Some(Route::to_peer(peer.to, via)),
+        NextHop::Overlay { remote, local } => (remote, local),
+    };
+    let settings = spec.overlay.as_ref()?;
+    let tunnel = Tunnel { vni: settings.vni, remote, local, mtu: settings.mtu };
+    // An address of a container's network: answers take the overlay, too.
+    let router = if peer.to.addr().is_ipv4() { spec.router4.map(IpAddr::V4) } else { spec.router6.map(IpAddr::V6) };
+    Some(Route::by_overlay(peer.to, tunnel, overlay?, router))
+}
+
+/// A direct route's link is the kernel's choice, and so is its source.
+fn is_the_same(there: &Route, wanted: &Route) -> bool {
+    match wanted.tunnel {
+        Some(_) => there == wanted,
+        None => there.gateway == wanted.gateway && there.tunnel.is_none(),
+    }
+}
+
 /// Exactly these routes. A destination that changes its next hop is replaced, so that no packet finds no route.
-pub(crate) fn ensure(connection: &mut Connection, wanted: &[PeerRoute]) -> Result<()> {
-    let mut there = next_hops(connection)?;
+/// `overlay`: its interface.
+pub(crate) fn ensure(connection: &mut Connection, spec: &NodeSpec, overlay: Option<IfIndex>) -> Result<()> {
+    let mut there = by_destination(connection)?;
     let mut requests = Vec::new();
-    for peer in wanted {
-        let route = Route::to_peer(peer.to, peer.via);
-        match there.remove(&peer.to.trunc()) {
-            Some(old) if old.gateway == Some(peer.via) => {}
+    for route in spec.peers.iter().filter_map(|peer| wanted(spec, peer, overlay)) {
+        match there.remove(&route.destination) {
+            Some(old) if is_the_same(&old, &route) => {}
             Some(_) => requests.push(route.replace()),
             None => requests.push(route.add()),
         }
@@ -60,13 +82,28 @@ pub(crate) fn ensure(connection: &mut Connection, wanted: &[PeerRoute]) -> Resul
     Ok(())
 }
 
+/// Without any. Succeeds when already gone.
+pub(crate) fn remove_all(connection: &mut Connection) -> Result<()> {
+    for route in list(connection)? {
+        remove_route(connection, &route)?;
+    }
+    Ok(())
+}
+
+fn remove_route(connection: &mut Connection, route: &Route) -> Result<()> {
+    match connection.batch(vec![route.remove()])?.pop() {
+        Some(Err(refusal)) if !refusal.is(libc::ESRCH) => {
+            Err(refusal.into_error("remove route", route.destination.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Succeeds when already gone.
 pub(crate) fn remove(peer: &PeerRoute) -> Result<()> {
     let mut connection = Connection::open()?;
-    match connection.batch(vec![Route::to_peer(peer.to, peer.via).remove()])?.pop() {
-        Some(Err(refusal)) if !refusal.is(libc::ESRCH) => Err(refusal.into_error("remove route", peer.to.to_string())),
-        _ => Ok(()),
-    }
+    let route = list(&mut connection)?.into_iter().find(|route| route.destination == peer.to.trunc());
+    route.map_or(Ok(()), |route| remove_route(&mut connection, &route))
 }
 
 /// The state of the node's links and routes refuses the route, not a defect of the request.
@@ -77,21 +114,26 @@ fn is_of_the_network(refusal: &crate::netlink::Refusal) -> bool {
 }
 
 /// Missing routes, routes with another next hop, and leftovers.
-pub(crate) fn observe(connection: &mut Connection, wanted: &[PeerRoute]) -> Result<Vec<NodeProblem>> {
-    let mut there = next_hops(connection)?;
+pub(crate) fn observe(connection: &mut Connection, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
+    let overlay = overlay::ours(connection)?;
+    let mut there = by_destination(connection)?;
     let mut wrong = Vec::new();
-    for peer in wanted {
+    for peer in &spec.peers {
         let (to, expected) = (peer.to.trunc(), Some(peer.via));
-        let found = there.remove(&to).and_then(|route| route.gateway);
-        if found != expected {
-            wrong.push(NodeProblem::PeerRoute { to, expected, found });
+        let found = there.remove(&to);
+        let is_right = match (&found, wanted(spec, peer, overlay)) {
+            (Some(found), Some(wanted)) => is_the_same(found, &wanted),
+            _ => false,
+        };
+        if !is_right {
+            wrong.push(NodeProblem::PeerRoute { to, expected, found: found.and_then(|route| route.next_hop()) });
         }
     }
     let leftover = there.into_values();
     wrong.extend(leftover.map(|route| NodeProblem::PeerRoute {
         to: route.destination,
         expected: None,
-        found: route.gateway,
+        found: route.next_hop(),
     }));
     Ok(wrong)
 }

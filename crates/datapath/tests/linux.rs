@@ -22,11 +22,11 @@ use wharf_common::{
     map::{self, METRICS_MAX},
 };
 use wharf_core::{
-    finding::{EndpointProblem, NodeProblem, Side},
+    finding::{EndpointProblem, NodeProblem, Problem, Side},
     ids::{Epoch, IfIndex, IfName},
     kernel::{
-        AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, NatKernel, NodeKernel,
-        NodeSpec, PeerRoute,
+        AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, NatKernel, NextHop,
+        NodeKernel, NodeSpec, OverlayNode, OverlaySpec, PeerRoute,
     },
     selfcheck,
 };
@@ -113,7 +113,8 @@ fn routes_to_other_nodes_are_made_replaced_and_removed_and_no_others() {
         ] {
             run("ip", &command.split(' ').collect::<Vec<_>>());
         }
-        let peer = |to: &str, via: &str| PeerRoute { to: to.parse().unwrap(), via: via.parse().unwrap() };
+        let direct = |via: &str| NextHop::Direct(via.parse().unwrap());
+        let peer = |to: &str, via: &str| PeerRoute { to: to.parse().unwrap(), via: direct(via) };
         let routes = || {
             let all = run("ip", &["-4", "route", "show"]) + &run("ip", &["-6", "route", "show", "proto", "88"]);
             let ours = all.lines().filter(|line| line.contains("metric 2003304447") || line.contains("192.0.2.9"));
@@ -143,6 +144,116 @@ fn routes_to_other_nodes_are_made_replaced_and_removed_and_no_others() {
         k.ensure_node(&both).await.expect("routes");
         k.remove_node().await.expect("node gone");
         assert_eq!(routes(), theirs);
+    });
+}
+
+/// Destinations and nodes.
+fn overlay_spec(port: u16, peers: &[(&str, &str)]) -> NodeSpec {
+    let hop = |remote: &str| NextHop::Overlay { remote: remote.parse().unwrap(), local: None };
+    let nodes = peers.iter().enumerate().map(|(n, (to, remote))| OverlayNode {
+        name: format!("n{n}"),
+        addresses: vec![remote.parse().unwrap()],
+        cidrs: vec![to.parse().unwrap()],
+    });
+    let overlay = OverlaySpec { vni: 7, port, mtu: 1450, nodes: nodes.collect() };
+    let peers = peers.iter().map(|(to, remote)| PeerRoute { to: to.parse().unwrap(), via: hop(remote) });
+    NodeSpec { peers: peers.collect(), overlay: Some(overlay), ..node_spec() }
+}
+
+#[test]
+fn the_overlay_is_made_kept_changed_and_removed() {
+    in_linux_world(None, |w| async move {
+        // All of it: its directory has the bpffs.
+        let world = w;
+        let k = &world.kernel;
+        for command in ["link set lo up", "addr add 192.0.2.1/32 dev lo", "route add default dev lo"] {
+            run("ip", &command.split(' ').collect::<Vec<_>>());
+        }
+        let amiss = async |spec: &NodeSpec| {
+            let problems = k.observe_node(spec).await.expect("observe");
+            problems.into_iter().map(|p| Problem::Node(p).to_string()).collect::<Vec<_>>()
+        };
+        let device = || run("ip", &["-d", "link", "show", "vxlan-wharf"]);
+        let routes =
+            || run("ip", &["-4", "route", "show", "proto", "88"]) + &run("ip", &["-6", "route", "show", "proto", "88"]);
+        let far = [("10.2.0.0/16", "198.51.100.2"), ("fd02::/64", "2001:db8:9::2"), ("10.3.0.0/16", "2001:db8:9::3")];
+        let spec = overlay_spec(4789, &far);
+        k.ensure_node(&spec).await.expect("overlay");
+        assert_eq!(amiss(&spec).await, [""; 0]);
+        let is = device();
+        assert!(
+            is.contains("external") && is.contains("dstport 4789") && is.contains("mtu 1450") && is.contains("NOARP"),
+            "{is}"
+        );
+        assert!(run("tc", &["filter", "show", "dev", "vxlan-wharf", "ingress"]).contains("wharf/from_overlay"));
+        let is = routes();
+        for part in [
+            "10.2.0.0/16  encap ip id 7 src 0.0.0.0 dst 198.51.100.2",
+            "fd02::/64  encap ip6 id 7 src :: dst 2001:db8:9::2",
+            "mtu 1450",
+        ] {
+            assert!(is.contains(part), "{part} in {is}");
+        }
+        assert!(is.contains(&format!("src {ROUTER4}")) && is.contains(&format!("src {ROUTER6}")), "{is}");
+        // Nothing changes what is right.
+        k.ensure_node(&spec).await.expect("again");
+        assert_eq!(routes(), is);
+        // Another way to a node, then none; the others stay.
+        let [first, second, third] = far;
+        let moved = overlay_spec(4789, &[(first.0, "198.51.100.9"), second, third]);
+        assert_eq!(amiss(&moved).await.len(), 2, "a route and the filter");
+        k.ensure_node(&moved).await.expect("moved");
+        assert_eq!(amiss(&moved).await, [""; 0]);
+        assert!(routes().contains("dst 198.51.100.9") && !routes().contains("dst 198.51.100.2"), "{}", routes());
+        let fewer = overlay_spec(4789, &[second, third]);
+        k.ensure_node(&fewer).await.expect("fewer");
+        assert_eq!(amiss(&fewer).await, [""; 0]);
+        // What others change is found, and mended.
+        for (command, told) in [
+            ("ip link set vxlan-wharf down", "vxlan-wharf is down"),
+            ("ip link set vxlan-wharf mtu 1400", "expected 1450, found 1400"),
+            ("tc filter del dev vxlan-wharf ingress", "its filter is not attached"),
+            ("ip link del vxlan-wharf", "it is not there"),
+            ("ip -4 route flush proto 88", "is not there"),
+        ] {
+            let words: Vec<&str> = command.split(' ').collect();
+            run(words[0], &words[1..]);
+            let problems = amiss(&fewer).await;
+            assert!(problems.iter().any(|problem| problem.contains(told)), "{command}: {problems:?}");
+            k.ensure_node(&fewer).await.expect(command);
+            assert_eq!(amiss(&fewer).await, [""; 0], "{command}");
+        }
+        // A port is a property of the interface.
+        let elsewhere = overlay_spec(4790, &[second, third]);
+        k.ensure_node(&elsewhere).await.expect("another port");
+        assert!(device().contains("dstport 4790"), "{}", device());
+        assert_eq!(amiss(&elsewhere).await, [""; 0]);
+        // Without routes that use it, it goes.
+        assert_eq!(amiss(&node_spec()).await.len(), 3, "two routes and the interface");
+        k.ensure_node(&node_spec()).await.expect("no overlay");
+        assert_eq!((amiss(&node_spec()).await, routes()), (Vec::new(), String::new()));
+        assert!(!run("ip", &["link", "show"]).contains("vxlan-wharf"));
+        // An interface of others stays, and costs the overlay alone.
+        run("ip", &["link", "add", "vxlan-wharf", "type", "bridge"]);
+        assert_eq!(amiss(&node_spec()).await, [""; 0], "nobody needs the name");
+        k.ensure_node(&spec).await.expect("the rest of the node");
+        let problems = amiss(&spec).await;
+        assert!(problems.iter().any(|p| p.contains("vxlan-wharf")) && problems.len() == 4, "{problems:?}");
+        k.ensure_node(&node_spec()).await.expect("no overlay");
+        assert!(run("ip", &["-d", "link", "show", "vxlan-wharf"]).contains("bridge"));
+        run("ip", &["link", "del", "vxlan-wharf"]);
+        // A port that another interface has.
+        run("ip", &["link", "add", "theirs", "type", "vxlan", "id", "9", "dstport", "4789"]);
+        run("ip", &["link", "set", "theirs", "up"]);
+        k.ensure_node(&spec).await.expect("the rest of the node");
+        let problems = amiss(&spec).await;
+        assert!(problems.iter().any(|p| p.contains("UDP port 4789 is in use")), "{problems:?}");
+        run("ip", &["link", "del", "theirs"]);
+        k.ensure_node(&spec).await.expect("now it is free");
+        assert_eq!(amiss(&spec).await, [""; 0]);
+        k.remove_node().await.expect("node gone");
+        assert!(!run("ip", &["link", "show"]).contains("vxlan-wharf"));
+        assert_eq!(routes(), "");
     });
 }
 

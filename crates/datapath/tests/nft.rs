@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use support::{nft_of_thread as nft, uplink::*, *};
 use wharf_core::{
     kernel::KernelErrorKind,
-    nat::{Masquerade, Nat, PortMapping, Protocol},
+    nat::{Masquerade, Nat, OverlayPort, PortMapping, Protocol},
 };
 use wharf_datapath::nft::Ensured;
 
@@ -37,6 +37,10 @@ fn all() -> Nat {
         excluded: vec!["198.51.100.0/24".parse().unwrap()],
         source6: Some("2001:db8::1".parse().unwrap()),
         services: true,
+        overlay: Some(OverlayPort {
+            port: 4789,
+            nodes: ["203.0.113.2", "203.0.113.3", "2001:db8:9::2"].map(|ip| ip.parse().unwrap()).into(),
+        }),
         ..masquerade()
     };
     let mappings = vec![
@@ -65,6 +69,8 @@ table inet wharf {
         type ipv6_addr . ipv6_addr . inet_proto . inet_service
         elements = { fd77::2 . fd77::2 . tcp . 80, fd77::2 . fd77::2 . udp . 80 }
     }
+    set nodes4 { type ipv4_addr; elements = { 203.0.113.2, 203.0.113.3 } }
+    set nodes6 { type ipv6_addr; elements = { 2001:db8:9::2 } }
     set own4 { type ipv4_addr; elements = { 10.77.0.3 } }
     set own6 { type ipv6_addr; elements = { fd77::3 } }
     set pools4 { type ipv4_addr; flags interval; elements = { 10.77.0.0/16 } }
@@ -88,6 +94,11 @@ table inet wharf {
         meta nfproto ipv4 dnat ip to meta l4proto . th dport map @ports4
         meta nfproto ipv6 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-of6
         meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @ports6
+    }
+    chain overlay {
+        type filter hook forward priority 0; policy accept
+        ip daddr @nodes4 ip saddr != @nodes4 udp dport 4789 drop
+        ip6 daddr @nodes6 ip6 saddr != @nodes6 udp dport 4789 drop
     }
     chain postrouting {
         type nat hook postrouting priority 100; policy accept

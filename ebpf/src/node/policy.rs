@@ -14,11 +14,11 @@ use wharf_common::{
     },
 };
 use wharf_ebpf::{
-    atomic,
-    endpoints::{self, Whole},
+    atomic, endpoints,
     flow::Asked,
     maps::{POLICY_CELLS, POLICY_PORTS, POLICY_SETS, POLICY_STATE},
     test_packet,
+    whole::Whole,
 };
 
 use crate::{

@@ -153,7 +153,7 @@ pub(crate) fn make(
     for name in ARMED {
         tree.stripped(step, &workspace.release().join(name), &Path::new("/wharf/bin").join(name))?;
     }
-    for object in ["endpoint.o", "node.o", "sink.o", "endpoint-debug.o"] {
+    for object in ["endpoint.o", "node.o", "overlay.o", "sink.o", "endpoint-debug.o"] {
         tree.copy(&workspace.bpf_objects().join(object), &Path::new("/wharf/bpf").join(object))?;
     }
     for object in NEXT_OBJECTS {

@@ -25,6 +25,7 @@ const MODULES: &[&str] = &[
     "cls_bpf",
     "cls_u32",
     "bridge",
+    "vxlan",
     "nf_conntrack_netlink",
     "tcp_diag",
     // For the node's nftables table.

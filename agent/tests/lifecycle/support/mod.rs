@@ -41,6 +41,7 @@ use wharf_agent::{
     telemetry::LogFormat,
 };
 use wharf_api::{ApiError, AuditReport, DeleteResult, Endpoint, Finding, StuckStep};
+use wharf_cluster::routes::Routing;
 use wharf_core::{
     ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName, PoolName},
     ipam::{LeaseRequest, PoolConfig, Wanted},
@@ -96,6 +97,9 @@ impl Machine {
             cluster_file: None,
             cluster_feed: None,
             cluster_feed_group: None,
+            routing: Routing::Auto,
+            overlay_port: 4_789,
+            overlay_vni: 88,
             service_cidr: Vec::new(),
             policy_enforcement: Enforcement::Default,
             policy_audit: false,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::overlap::Overlap;
+use crate::{kernel::NextHop, overlap::Overlap};
 
 /// Node objects and specification differ.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,9 +61,16 @@ pub enum NodeProblem {
         /// Their network.
         to: IpNet,
         /// Expected next hop; none for a leftover.
-        expected: Option<IpAddr>,
-        /// Next hop of Wharf's route; none without one.
-        found: Option<IpAddr>,
+        expected: Option<NextHop>,
+        /// Next hop of Wharf's route; none without one. If it is the expected one, another attribute differs.
+        found: Option<NextHop>,
+    },
+    /// The overlay's device differs, or is left over.
+    Overlay {
+        /// Difference.
+        cause: String,
+        /// The agent repairs it.
+        repairable: bool,
     },
     /// A pool overlaps a network of the node.
     PoolOverlap(Overlap),

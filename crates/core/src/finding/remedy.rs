@@ -25,7 +25,7 @@ impl Problem {
                 NodeProblem::Pin { repairable: false, .. } => {
                     "unmount what covers the agent's bpffs, or restart the agent".to_owned()
                 }
-                NodeProblem::Outbound { repairable: false, .. } => {
+                NodeProblem::Outbound { repairable: false, .. } | NodeProblem::Overlay { repairable: false, .. } => {
                     "remove the cause; the agent tries again every 10 s (page \"Connectivity\" of the documentation)"
                         .to_owned()
                 }
@@ -39,6 +39,7 @@ impl Problem {
                 | NodeProblem::Address { .. }
                 | NodeProblem::PoolRoute { .. }
                 | NodeProblem::PeerRoute { .. }
+                | NodeProblem::Overlay { .. }
                 | NodeProblem::Outbound { .. }
                 | NodeProblem::Setting { .. }
                 | NodeProblem::Pin { .. }

@@ -265,6 +265,7 @@ impl NodeProblem {
             Self::Address { address, .. } => format!("address {address}"),
             Self::PoolRoute { cidr, .. } => format!("route {cidr}"),
             Self::PeerRoute { to, .. } => format!("route {to}"),
+            Self::Overlay { .. } => "overlay".to_owned(),
             Self::PoolOverlap(overlap) => format!("pool {}", overlap.cidr),
             Self::Outbound { what, .. } => what.clone(),
             Self::Setting { name, .. } => format!("setting {name}"),
@@ -291,16 +292,22 @@ impl fmt::Display for NodeProblem {
             ),
             Self::PoolRoute { found: Some(is), .. } => write!(f, "expected unreachable, goes to interface {is}"),
             Self::PeerRoute { expected: Some(via), found: None, .. } => {
-                write!(f, "expected via {via}, is not there: containers of that node are not reached")
+                write!(f, "expected {via}, is not there: containers of that node are not reached")
             }
-            Self::PeerRoute { expected: Some(via), found: Some(is), .. } => write!(f, "expected via {via}, goes via {is}"),
+            Self::PeerRoute { expected: Some(via), found: Some(is), .. } if via == is => {
+                write!(f, "expected {via}, has another source address, MTU or network identifier")
+            }
+            Self::PeerRoute { expected: Some(via), found: Some(is), .. } => write!(f, "expected {via}, goes {is}"),
             Self::PeerRoute { expected: None, .. } => f.write_str("no node of the cluster has these containers"),
             Self::PoolOverlap(Overlap { network, .. }) => {
                 write!(f, "overlaps {network}: addresses that both have are given to no container")
             }
             Self::PinMissing { .. } => f.write_str(MISSING),
             Self::Setting { expected, found, .. } => write!(f, "expected {expected}, is {found}"),
-            Self::Bpffs { cause, .. } | Self::Pin { cause, .. } | Self::Outbound { cause, .. } => f.write_str(cause),
+            Self::Bpffs { cause, .. }
+            | Self::Pin { cause, .. }
+            | Self::Outbound { cause, .. }
+            | Self::Overlay { cause, .. } => f.write_str(cause),
         }
     }
 }

@@ -85,6 +85,9 @@ pub trait NodeKernel: Send + Sync + 'static {
     /// Differences from the specification.
     async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>>;
 
+    /// Empty without an overlay.
+    async fn observe_overlay(&self) -> Result<OverlayView>;
+
     /// Addresses and routes that overlap the CIDRs.
     async fn observe_networks(&self, cidrs: &[IpNet]) -> Result<NodeNetworks>;
 

@@ -76,6 +76,8 @@ pub struct NodeSpec {
     pub cidrs: Vec<IpNet>,
     /// To containers of other nodes.
     pub peers: Vec<PeerRoute>,
+    /// `None`: no route of `peers` uses the overlay.
+    pub overlay: Option<OverlaySpec>,
     /// Router interface, bytes.
     pub mtu: u32,
     /// `None` leaves the node's firewall and forwarding unchanged.
@@ -93,8 +95,79 @@ pub struct NodeSpec {
 pub struct PeerRoute {
     /// Their network.
     pub to: IpNet,
-    /// The other node's address, in a network of this node's links; same family.
-    pub via: IpAddr,
+    /// The way to the other node.
+    pub via: NextHop,
+}
+
+/// The way to another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NextHop {
+    /// Its address, in a network of this node's links, of the destination's family.
+    Direct(IpAddr),
+    /// Packets are encapsulated in UDP (VXLAN, RFC 7348). Both families are carried by either.
+    Overlay {
+        /// An address of the other node.
+        remote: IpAddr,
+        /// This node's address of that family; `None` leaves the choice to the kernel.
+        local: Option<IpAddr>,
+    },
+}
+
+impl fmt::Display for NextHop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct(address) => write!(f, "via {address}"),
+            Self::Overlay { remote, local: None } => write!(f, "overlay to {remote}"),
+            Self::Overlay { remote, local: Some(local) } => write!(f, "overlay to {remote} from {local}"),
+        }
+    }
+}
+
+/// The overlay's device, and the nodes whose frames it accepts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlaySpec {
+    /// VXLAN network identifier, 24 bits.
+    pub vni: u32,
+    /// UDP port, of all nodes.
+    pub port: u16,
+    /// Of interface and routes, bytes ([`OverlaySpec::mtu_within`]).
+    pub mtu: u32,
+    /// The other nodes. No two have an address or overlapping networks in common.
+    pub nodes: Vec<OverlayNode>,
+}
+
+impl OverlaySpec {
+    /// VXLAN, UDP and Ethernet headers, without the outer IP header, bytes.
+    const HEADERS: u32 = 8 + 8 + 14;
+
+    /// What remains of the MTU between the nodes, bytes. At least what IPv6 needs: a longer packet is then sent in
+    /// fragments. One value for all nodes, because the kernel forwards IPv6 by the interface's MTU, not the route's.
+    #[must_use]
+    pub const fn mtu_within(underlay: u32, over_ipv6: bool) -> u32 {
+        let outer = if over_ipv6 { 40 } else { 20 };
+        let mtu = underlay.saturating_sub(Self::HEADERS + outer);
+        if mtu < MIN_MTU { MIN_MTU } else { mtu }
+    }
+}
+
+/// State of the overlay.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OverlayView {
+    /// Why the last attempt to make it failed.
+    pub failure: Option<String>,
+    /// Frames that its filter dropped since the agent's start.
+    pub drops: Vec<CounterRow>,
+}
+
+/// Another node, as the overlay knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlayNode {
+    /// Unique.
+    pub name: String,
+    /// Outer sources of its frames; inner ones too.
+    pub addresses: Vec<IpAddr>,
+    /// Inner sources.
+    pub cidrs: Vec<IpNet>,
 }
 
 /// State of the node's NAT and forwarding.

@@ -13,6 +13,7 @@ pub(crate) mod loader;
 mod look;
 pub(crate) mod maps;
 pub(crate) mod objects;
+mod overlay;
 pub(crate) mod pins;
 pub(crate) mod policy;
 mod proxy;
@@ -52,6 +53,10 @@ pub(crate) struct Bpf {
     /// Shared programs that this process put into slots.
     node_ids: Mutex<Vec<u32>>,
     collector: Collector,
+    /// Locked, on threads that may block, while the filter or its rows change.
+    overlay: Mutex<Option<overlay::Filter>>,
+    /// Why the last attempt to make the overlay failed.
+    overlay_failure: Mutex<Option<String>>,
     /// Identify this version's programs after a restart.
     known: Known,
     beside_others: AtomicBool,
@@ -60,10 +65,24 @@ pub(crate) struct Bpf {
 impl Bpf {
     pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
+        let (overlay, overlay_failure) = Default::default();
         let pins = PinTree::open(bpffs)?;
         let device = pins.device()?;
-        let bpf =
-            Self { pins, device, loader, mode, tables, policy, shared, node_ids, collector, known, beside_others };
+        let bpf = Self {
+            pins,
+            device,
+            loader,
+            mode,
+            tables,
+            policy,
+            shared,
+            node_ids,
+            collector,
+            overlay,
+            overlay_failure,
+            known,
+            beside_others,
+        };
         bpf.note_others()?;
         bpf.ensure_shared_anew()?;
         bpf.sweep_closed()?;

@@ -9,10 +9,13 @@ pub(crate) struct Objects {
     /// With log records, if the build has them.
     pub(crate) endpoint_debug: Option<&'static [u8]>,
     pub(crate) node: &'static [u8],
+    /// The same in all ABI versions.
+    pub(crate) overlay: &'static [u8],
     pub(crate) sink: &'static [u8],
 }
 
-static EMBEDDED: Objects = Objects { endpoint: ENDPOINT, endpoint_debug: ENDPOINT_DEBUG, node: NODE, sink: SINK };
+static EMBEDDED: Objects =
+    Objects { endpoint: ENDPOINT, endpoint_debug: ENDPOINT_DEBUG, node: NODE, overlay: OVERLAY, sink: SINK };
 
 static NEXT: OnceLock<Objects> = OnceLock::new();
 
@@ -27,7 +30,7 @@ pub(crate) fn objects() -> &'static Objects {
 pub fn use_next_abi(directory: &Path) -> io::Result<()> {
     let read = |name| fs::read(directory.join(name)).map(|bytes| -> &'static [u8] { bytes.leak() });
     let (endpoint, node, sink) = (read("endpoint.o")?, read("node.o")?, read("sink.o")?);
-    NEXT.get_or_init(|| Objects { endpoint, endpoint_debug: None, node, sink });
+    NEXT.get_or_init(|| Objects { endpoint, endpoint_debug: None, node, overlay: OVERLAY, sink });
     wharf_common::abi::use_next();
     Ok(())
 }

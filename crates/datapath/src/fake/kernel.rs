@@ -11,7 +11,7 @@ use wharf_core::{
     ids::{ContainerId, EndpointId, Epoch},
     kernel::{
         FlowKernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, LinkRow, MapInfo, NatKernel, NatView,
-        NodeKernel, NodeSpec, PolicyKernel, Result, RouteRow,
+        NodeKernel, NodeSpec, OverlayView, PolicyKernel, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -180,6 +180,10 @@ impl NodeKernel for FakeKernel {
 
     async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>> {
         self.call(Operation::ObserveSpeakers, ip.to_string(), |s| Ok(observe::speakers_of(s, ip))).await
+    }
+
+    async fn observe_overlay(&self) -> Result<OverlayView> {
+        Ok(OverlayView::default())
     }
 
     async fn observe_networks(&self, cidrs: &[IpNet]) -> Result<NodeNetworks> {

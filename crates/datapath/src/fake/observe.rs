@@ -184,6 +184,9 @@ pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
             for peer in spec.peers.iter().filter(|peer| !is.peers.contains(peer)) {
                 found.push(NodeProblem::PeerRoute { to: peer.to, expected: Some(peer.via), found: None });
             }
+            if is.overlay != spec.overlay {
+                found.push(NodeProblem::Overlay { cause: "differs".to_owned(), repairable: true });
+            }
         }
     }
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {

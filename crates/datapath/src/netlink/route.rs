@@ -9,13 +9,14 @@ use rtnetlink::{
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         route::{
-            RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+            RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteIp6Tunnel, RouteIp6TunnelFlags, RouteIpTunnel,
+            RouteLwEnCapType, RouteLwTunnelEncap, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType,
         },
     },
 };
 use wharf_core::{
     ids::IfIndex,
-    kernel::{Result, RouteRow},
+    kernel::{NextHop, Result, RouteRow},
 };
 
 use super::{Connection, Request};
@@ -25,6 +26,75 @@ use crate::{PEER_PROTOCOL, ROUTE_PROTOCOL};
 const LAST_METRIC: u32 = 0x7768_0000;
 /// Of routes to other nodes: before an unreachable route of the same destination.
 const PEER_METRIC: u32 = LAST_METRIC - 1;
+
+/// Next hops on the overlay's interface, which resolves none: one neighbour of each family serves all routes.
+const OVERLAY_HOP4: Ipv4Addr = Ipv4Addr::new(169, 254, 88, 1);
+const OVERLAY_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x58);
+
+/// Ends of the tunnel that a route leads into (a lightweight tunnel, `linux/lwtunnel.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tunnel {
+    pub(crate) vni: u32,
+    pub(crate) remote: IpAddr,
+    /// `None`: the kernel's choice.
+    pub(crate) local: Option<IpAddr>,
+    /// Of the route, bytes.
+    pub(crate) mtu: u32,
+}
+
+impl Tunnel {
+    fn attributes(&self) -> [RouteAttribute; 3] {
+        let id = u64::from(self.vni);
+        let (kind, encap) = match self.remote {
+            IpAddr::V4(remote) => {
+                let local =
+                    if let Some(IpAddr::V4(local)) = self.local { Some(RouteIpTunnel::Source(local)) } else { None };
+                let ends = [RouteIpTunnel::Id(id), RouteIpTunnel::Destination(remote)].into_iter().chain(local);
+                (RouteLwEnCapType::Ip, ends.map(RouteLwTunnelEncap::Ip).collect())
+            }
+            IpAddr::V6(remote) => {
+                let local =
+                    if let Some(IpAddr::V6(local)) = self.local { Some(RouteIp6Tunnel::Source(local)) } else { None };
+                // UDP over IPv6 needs a checksum (RFC 8200, section 8.1).
+                let flags = RouteIp6Tunnel::Flags(RouteIp6TunnelFlags::Checksum);
+                let ends =
+                    [RouteIp6Tunnel::Id(id), RouteIp6Tunnel::Destination(remote), flags].into_iter().chain(local);
+                (RouteLwEnCapType::Ip6, ends.map(RouteLwTunnelEncap::Ip6).collect())
+            }
+        };
+        let metrics = RouteAttribute::Metrics(vec![RouteMetric::Mtu(self.mtu)]);
+        [RouteAttribute::EncapType(kind), RouteAttribute::Encap(encap), metrics]
+    }
+
+    /// `None` for other encapsulations.
+    fn read(message: &RouteMessage) -> Option<Self> {
+        let (mut vni, mut remote, mut local, mut mtu) = (None, None, None, 0);
+        for attribute in &message.attributes {
+            match attribute {
+                RouteAttribute::Encap(parts) => {
+                    for part in parts {
+                        match part {
+                            RouteLwTunnelEncap::Ip(RouteIpTunnel::Id(id))
+                            | RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Id(id)) => vni = u32::try_from(*id).ok(),
+                            RouteLwTunnelEncap::Ip(RouteIpTunnel::Destination(a)) => remote = Some(IpAddr::V4(*a)),
+                            RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Destination(a)) => remote = Some(IpAddr::V6(*a)),
+                            RouteLwTunnelEncap::Ip(RouteIpTunnel::Source(a)) => local = Some(IpAddr::V4(*a)),
+                            RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Source(a)) => local = Some(IpAddr::V6(*a)),
+                            _ => {}
+                        }
+                    }
+                }
+                RouteAttribute::Metrics(metrics) => {
+                    let of = metrics.iter().find_map(|m| if let RouteMetric::Mtu(mtu) = m { Some(*mtu) } else { None });
+                    mtu = of.unwrap_or_default();
+                }
+                _ => {}
+            }
+        }
+        // The kernel reports a source that was not chosen as zero.
+        Some(Self { vni: vni?, remote: remote?, local: local.filter(|a: &IpAddr| !a.is_unspecified()), mtu })
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
@@ -38,6 +108,7 @@ pub(crate) struct Route {
     pub(crate) source: Option<IpAddr>,
     /// The lowest wins. `None`: the family's default, 0 or 1024.
     pub(crate) metric: Option<u32>,
+    pub(crate) tunnel: Option<Tunnel>,
 }
 
 fn destination(net: IpNet) -> RouteMessage {
@@ -66,6 +137,20 @@ impl Route {
         Self { protocol: PEER_PROTOCOL, gateway: Some(gateway), metric: Some(PEER_METRIC), ..Self::to(to.trunc()) }
     }
 
+    /// By the overlay's interface. `source`: of the node's own packets.
+    pub(crate) fn by_overlay(to: IpNet, tunnel: Tunnel, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
+        let hop = if to.addr().is_ipv4() { OVERLAY_HOP4.into() } else { OVERLAY_HOP6.into() };
+        Self { ifindex: Some(ifindex), source, tunnel: Some(tunnel), ..Self::to_peer(to, hop) }
+    }
+
+    /// `None` for other routes than those to other nodes.
+    pub(crate) fn next_hop(&self) -> Option<NextHop> {
+        match self.tunnel {
+            Some(Tunnel { remote, local, .. }) => Some(NextHop::Overlay { remote, local }),
+            None => self.gateway.map(NextHop::Direct),
+        }
+    }
+
     /// Protocol number and metric are both Wharf's.
     pub(crate) fn is_to_peer(&self) -> bool {
         self.protocol == PEER_PROTOCOL && self.metric == Some(PEER_METRIC) && self.gateway.is_some()
@@ -80,6 +165,7 @@ impl Route {
             gateway: None,
             source: None,
             metric: None,
+            tunnel: None,
         }
     }
 
@@ -113,6 +199,11 @@ impl Route {
         if let Some(source) = self.source {
             m.attributes.push(RouteAttribute::PrefSource(RouteAddress::from(source)));
         }
+        if let Some(tunnel) = &self.tunnel {
+            // No network of the interface contains the next hop.
+            m.header.flags |= RouteFlags::Onlink;
+            m.attributes.extend(tunnel.attributes());
+        }
         m
     }
 
@@ -126,8 +217,10 @@ impl Route {
         Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
+    /// Destination, metric and next hop identify the route.
     pub(crate) fn remove(&self) -> Request {
-        Request::new(RouteNetlinkMessage::DelRoute(self.message()), 0)
+        let bare = Self { tunnel: None, source: None, ..self.clone() };
+        Request::new(RouteNetlinkMessage::DelRoute(bare.message()), 0)
     }
 }
 
@@ -277,7 +370,8 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
     // IPv6 unreachable routes have the interface `lo`.
     let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
     let protocol = u8::from(m.header.protocol);
-    Some(Route { protocol, table: wanted, destination, ifindex, gateway, source, metric })
+    let tunnel = Tunnel::read(m);
+    Some(Route { protocol, table: wanted, destination, ifindex, gateway, source, metric, tunnel })
 }
 
 pub(crate) fn destination_of(m: &RouteMessage) -> Option<IpNet> {

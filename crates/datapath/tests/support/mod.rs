@@ -319,6 +319,7 @@ pub(crate) fn node_spec() -> NodeSpec {
         router6: Some(ROUTER6),
         cidrs: vec!["10.77.0.0/16".parse().expect("cidr"), "fd77::/64".parse().expect("cidr")],
         peers: Vec::new(),
+        overlay: None,
         mtu: 1500,
         masquerade: None,
         local_by_stack: false,

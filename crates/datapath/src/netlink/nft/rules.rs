@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
-use wharf_common::policy::{MARK_PROXIED_EGRESS, MARK_UNDECIDED};
+use wharf_common::{
+    flow::UDP,
+    policy::{MARK_PROXIED_EGRESS, MARK_UNDECIDED},
+};
 use wharf_core::nat::Masquerade;
 use wharf_names::link::PREFIX as LINK_PREFIX;
 
@@ -41,6 +44,10 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
             chain("undecided-input", "filter", LOCAL_IN, FILTER, vec![undecided([])]),
         ]);
     }
+    if let Some(overlay) = masquerade.and_then(|m| m.overlay.as_ref()) {
+        let rules = [true, false].map(|v4| in_the_name_of_the_node(v4, overlay.port)).to_vec();
+        chains.extend([chain("overlay", "filter", FORWARD, FILTER, rules)]);
+    }
     if redirects {
         chains.extend(super::redirects::chains(masquerade.is_some()));
     }
@@ -50,6 +57,24 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
 /// Drops packets to a service that the rules deny, except to other containers, whose programs decide.
 fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
     Expression::marked(MARK_UNDECIDED).into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
+}
+
+/// Drops what others than nodes send to the overlay of another node. Not only from the pools: another plugin may
+/// masquerade its containers, too.
+fn in_the_name_of_the_node(v4: bool, port: u16) -> Rule {
+    let nodes = Names::of(v4).nodes;
+    let to_overlay = [
+        Expression::address(0, v4, Field::Destination),
+        Expression::within(0, nodes),
+        Expression::address(0, v4, Field::Source),
+        Expression::outside(0, nodes),
+        Expression::transport(0),
+        Expression::is(0, &[UDP]),
+        Expression::destination_port(0),
+        Expression::is(0, &port.to_be_bytes()),
+        Expression::drop(),
+    ];
+    rule(v4, to_overlay)
 }
 
 pub(super) fn family(v4: bool) -> u8 {

@@ -74,6 +74,8 @@ pub(super) struct Names {
     pub(super) hairpin: &'static str,
     /// Containers that are not masqueraded in either direction.
     pub(super) own: &'static str,
+    /// Addresses of other nodes.
+    pub(super) nodes: &'static str,
 }
 
 pub(super) const V4: Names = Names {
@@ -83,6 +85,7 @@ pub(super) const V4: Names = Names {
     ports_of: "ports-of4",
     hairpin: "hairpin4",
     own: "own4",
+    nodes: "nodes4",
 };
 pub(super) const V6: Names = Names {
     pools: "pools6",
@@ -91,6 +94,7 @@ pub(super) const V6: Names = Names {
     ports_of: "ports-of6",
     hairpin: "hairpin6",
     own: "own6",
+    nodes: "nodes6",
 };
 
 impl Names {
@@ -129,6 +133,13 @@ impl Table {
                     let key_len = if v4 { 4 } else { 16 };
                     let set = Set { flags: F_INTERVAL, key_type: kind, key_len, elements, ..Set::default() };
                     table.sets.insert(name.to_owned(), set);
+                }
+                if let Some(overlay) = &masquerade.overlay {
+                    let of_family = overlay.nodes.iter().filter(|ip| ip.is_ipv4() == v4);
+                    let elements = of_family.map(|ip| (Key { bytes: octets(*ip), end: false }, Vec::new())).collect();
+                    let key_len = if v4 { 4 } else { 16 };
+                    let set = Set { key_type: kind, key_len, elements, ..Set::default() };
+                    table.sets.insert(names.nodes.to_owned(), set);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use wharf_core::nat::{Masquerade, PortMapping, Protocol};
+use wharf_core::nat::{Masquerade, OverlayPort, PortMapping, Protocol};
 
 use super::{
     super::batch::HEADER_LEN,
@@ -28,6 +28,7 @@ fn nat() -> Nat {
         source4: Some(Ipv4Addr::new(192, 0, 2, 1)),
         source6: None,
         services: true,
+        overlay: Some(OverlayPort { port: 4789, nodes: [CONTAINER4, CONTAINER6].into() }),
     };
     let some = [Some(Ipv4Addr::new(192, 0, 2, 1).into()), Some(Ipv6Addr::LOCALHOST.into())];
     let mappings = vec![

@@ -1,0 +1,211 @@
+//! The overlay's filter. Program and map belong to this process and to the filter on the device, without pins: after a
+//! restart, a new filter with every row replaces the old one, so no frame is judged by half a table.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::PoisonError,
+};
+
+use aya::{
+    Ebpf,
+    maps::{LpmTrie, MapData, MapError, PerCpuArray},
+    programs::{SchedClassifier, TcAttachType},
+};
+use ipnet::IpNet;
+use wharf_common::{
+    Counter, Direction, EndpointKey,
+    overlay::{FROM_OVERLAY, OVERLAY_DROPS, OVERLAY_NODES, OverlayDrop, OverlayRow},
+};
+use wharf_core::{
+    ids::IfIndex,
+    kernel::{CounterRow, KernelErrorKind, OverlaySpec, Result},
+};
+use wharf_crash as crash;
+
+use super::{
+    Bpf,
+    clsact::{self, Wanted},
+    loader,
+    objects::objects,
+    policy::{peer_key, peer_of},
+};
+use crate::{
+    OVERLAY_IFNAME,
+    error::{fail, wrap},
+    netlink::Connection,
+};
+
+const OPERATION: &str = "set up overlay";
+
+type Rows = BTreeMap<IpNet, OverlayRow>;
+
+pub(crate) struct Filter {
+    ebpf: Ebpf,
+    id: u32,
+    nodes: LpmTrie<MapData, EndpointKey, OverlayRow>,
+    rows: Rows,
+    numbers: Numbers,
+}
+
+/// A node keeps its number while it is known; none is given again, so that no two nodes share one while rows change.
+#[derive(Default)]
+struct Numbers {
+    by_name: BTreeMap<String, u32>,
+    last: u32,
+}
+
+impl Numbers {
+    fn rows(&mut self, spec: &OverlaySpec) -> Rows {
+        let known: BTreeSet<&str> = spec.nodes.iter().map(|node| node.name.as_str()).collect();
+        self.by_name.retain(|name, _| known.contains(name.as_str()));
+        let mut rows = Rows::new();
+        for other in &spec.nodes {
+            let last = &mut self.last;
+            let node = *self.by_name.entry(other.name.clone()).or_insert_with(|| {
+                *last = last.wrapping_add(1);
+                *last
+            });
+            let row = |is_address| OverlayRow { node, vni: spec.vni, is_address };
+            rows.extend(other.cidrs.iter().map(|cidr| (cidr.trunc(), row(0))));
+            rows.extend(other.addresses.iter().map(|address| (IpNet::from(*address), row(1))));
+        }
+        rows
+    }
+}
+
+fn failed(subject: impl Into<String>, error: &(dyn std::error::Error + 'static)) -> wharf_core::kernel::KernelError {
+    wrap(OPERATION, subject, error)
+}
+
+impl Filter {
+    fn program(&self) -> Result<&SchedClassifier> {
+        let program = self.ebpf.program(FROM_OVERLAY).and_then(|program| program.try_into().ok());
+        program
+            .ok_or_else(|| fail(OPERATION, FROM_OVERLAY, KernelErrorKind::NotFound, "the object has no such program"))
+    }
+
+    /// Rows of nodes that left go first, so that a full map has room.
+    fn put(&mut self, wanted: &Rows) -> Result<()> {
+        let invalid = |net: &IpNet, cause: &str| fail(OPERATION, net.to_string(), KernelErrorKind::Other, cause);
+        let gone: Vec<IpNet> = self.rows.keys().filter(|net| !wanted.contains_key(net)).copied().collect();
+        for net in gone {
+            let key = peer_key(net).map_err(|cause| invalid(&net, cause))?;
+            match self.nodes.remove(&key) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(e) => return Err(failed(net.to_string(), &e)),
+            }
+            self.rows.remove(&net);
+            crash::point("datapath/overlay/after-row");
+        }
+        for (net, row) in wanted {
+            if self.rows.get(net) == Some(row) {
+                continue;
+            }
+            let key = peer_key(*net).map_err(|cause| invalid(net, cause))?;
+            self.nodes.insert(&key, row, 0).map_err(|e| failed(net.to_string(), &e))?;
+            self.rows.insert(*net, *row);
+            crash::point("datapath/overlay/after-row");
+        }
+        Ok(())
+    }
+
+    /// Of the kernel's map. A prefix that no row can have counts as one that is not expected.
+    fn differs(&self) -> Result<bool> {
+        let mut there = Rows::new();
+        for item in self.nodes.iter() {
+            let (key, row) = item.map_err(|e| failed(OVERLAY_NODES, &e))?;
+            let Ok(net) = peer_of(&key) else { return Ok(true) };
+            there.insert(net, row);
+        }
+        Ok(there != self.rows)
+    }
+}
+
+impl Bpf {
+    /// Loads the filter if this process has none, and puts the rows in force. Before [`Bpf::attach_overlay`].
+    pub(crate) fn ensure_overlay(&self, spec: &OverlaySpec) -> Result<()> {
+        let mut overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
+        let filter = match &mut *overlay {
+            Some(filter) => filter,
+            None => overlay.insert(self.load_overlay()?),
+        };
+        let wanted = filter.numbers.rows(spec);
+        filter.put(&wanted)
+    }
+
+    fn load_overlay(&self) -> Result<Filter> {
+        // The same pin paths avoid a new loader.
+        let loaded = self.loader.load(objects().overlay, None, self.shared_pins());
+        let mut ebpf = loaded.map_err(|e| failed(FROM_OVERLAY, &e))?;
+        let program = loader::classifier(&mut ebpf, FROM_OVERLAY)?;
+        program.load().map_err(|e| loader::load_error(FROM_OVERLAY.to_owned(), &e))?;
+        let id = program.info().map_err(|e| failed(FROM_OVERLAY, &e))?.id();
+        let no_map = || fail(OPERATION, OVERLAY_NODES, KernelErrorKind::NotFound, "the object has no such map");
+        let nodes = LpmTrie::try_from(ebpf.take_map(OVERLAY_NODES).ok_or_else(no_map)?);
+        let nodes = nodes.map_err(|e| failed(OVERLAY_NODES, &e))?;
+        Ok(Filter { ebpf, id, nodes, rows: Rows::new(), numbers: Numbers::default() })
+    }
+
+    /// Replaces another filter of Wharf's without a gap.
+    pub(crate) fn attach_overlay(&self, connection: &mut Connection, device: IfIndex) -> Result<()> {
+        let overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(filter) = &*overlay else { return Ok(()) };
+        if clsact::program(connection, device, TcAttachType::Ingress)? == Some(filter.id) {
+            return Ok(());
+        }
+        let wanted = Wanted { hook: TcAttachType::Ingress, program: filter.program()?, name: FROM_OVERLAY.to_owned() };
+        clsact::ensure(OVERLAY_IFNAME, &[wanted]).map(drop)
+    }
+
+    /// A filter with other rows is loaded anew by the next [`Bpf::ensure_overlay`].
+    pub(crate) fn overlay_problem(
+        &self,
+        connection: &mut Connection,
+        spec: &OverlaySpec,
+        device: IfIndex,
+    ) -> Result<Option<&'static str>> {
+        let mut overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(filter) = &mut *overlay else { return Ok(Some("its filter is not loaded")) };
+        if clsact::program(connection, device, TcAttachType::Ingress)? != Some(filter.id) {
+            return Ok(Some("its filter is not attached: frames of any sender may be accepted"));
+        }
+        if filter.numbers.rows(spec) != filter.rows {
+            return Ok(Some("its filter knows other nodes"));
+        }
+        if filter.differs()? {
+            *overlay = None;
+            return Ok(Some("rows of its filter were changed"));
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn overlay_failure(&self) -> Option<String> {
+        self.overlay_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn note_overlay_failure(&self, why: Option<String>) {
+        *self.overlay_failure.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Without the device.
+    pub(crate) fn forget_overlay(&self) {
+        *self.overlay.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Nonzero counters of frames dropped since this process loaded the filter.
+    pub(crate) fn overlay_drops(&self) -> Result<Vec<CounterRow>> {
+        let overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(map) = overlay.as_ref().and_then(|filter| filter.ebpf.map(OVERLAY_DROPS)) else {
+            return Ok(Vec::new());
+        };
+        let counts: PerCpuArray<_, Counter> = PerCpuArray::try_from(map).map_err(|e| failed(OVERLAY_DROPS, &e))?;
+        let count = |why: OverlayDrop| {
+            let values = counts.get(&(why as u32), 0).map_err(|e| failed(OVERLAY_DROPS, &e))?;
+            let sum = |of: fn(&Counter) -> u64| values.iter().map(of).sum();
+            let (direction, reason) = (Direction::Ingress.as_str().to_owned(), why.name().to_owned());
+            Ok(CounterRow { direction, reason, packets: sum(|c| c.packets), bytes: sum(|c| c.bytes) })
+        };
+        let rows: Vec<CounterRow> = OverlayDrop::ALL.into_iter().map(count).collect::<Result<_>>()?;
+        Ok(rows.into_iter().filter(|row| row.packets > 0).collect())
+    }
+}

@@ -1,0 +1,245 @@
+//! The overlay's device: one VXLAN interface for all nodes and both families. Each route has the tunnel's ends
+//! (`peers`); the filter (`bpf::overlay`) judges what arrives.
+//!
+//! The device resolves no neighbours (`NOARP`): a frame has the sender's own link-layer address as its destination, and
+//! the receiver's filter accepts any.
+
+use rtnetlink::{
+    LinkMessageBuilder, LinkUnspec, LinkVxlan,
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{InfoData, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage},
+    },
+};
+use wharf_core::{
+    finding::NodeProblem,
+    ids::IfIndex,
+    kernel::{KernelError, KernelErrorKind, OverlaySpec, Result},
+};
+use wharf_crash as crash;
+
+use crate::{
+    OVERLAY_IFNAME,
+    bpf::Bpf,
+    error::fail,
+    netlink::{
+        Connection,
+        link::{self, LinkSeen},
+    },
+};
+
+const OPERATION: &str = "set up overlay";
+/// No endpoint's mark has this form.
+const MARK: &str = "wharf:overlay";
+
+struct Device {
+    seen: LinkSeen,
+    /// `None` for another kind of interface.
+    port: Option<u16>,
+    external: bool,
+}
+
+impl Device {
+    fn find(connection: &mut Connection) -> Result<Option<Self>> {
+        let mut answers = connection.batch(vec![link::get_by_name(OVERLAY_IFNAME)])?;
+        match answers.pop() {
+            Some(Ok(messages)) => Ok(messages.iter().find_map(|m| match m {
+                RouteNetlinkMessage::NewLink(m) => Some(Self::read(m)),
+                _ => None,
+            })),
+            Some(Err(refusal)) if !refusal.is(libc::ENODEV) => Err(refusal.into_error("look up link", OVERLAY_IFNAME)),
+            _ => Ok(None),
+        }
+    }
+
+    fn read(message: &LinkMessage) -> Self {
+        let mut device = Self { seen: link::read(message), port: None, external: false };
+        let infos =
+            message.attributes.iter().filter_map(|a| if let LinkAttribute::LinkInfo(i) = a { Some(i) } else { None });
+        for info in infos.flatten() {
+            let LinkInfo::Data(InfoData::Vxlan(settings)) = info else { continue };
+            for setting in settings {
+                match setting {
+                    InfoVxlan::Port(port) => device.port = Some(*port),
+                    InfoVxlan::CollectMetadata(external) => device.external = *external,
+                    _ => {}
+                }
+            }
+        }
+        device
+    }
+
+    /// By its mark. An unmarked one that is down is of a creation that was cut off.
+    fn is_ours(&self) -> bool {
+        let is_unfinished = self.external && !self.seen.up && self.seen.alias.is_none();
+        self.port.is_some() && (self.seen.alias.as_deref() == Some(MARK) || is_unfinished)
+    }
+
+    /// Its kind's settings cannot be changed.
+    fn fits(&self, spec: &OverlaySpec) -> bool {
+        self.external && self.port == Some(spec.port) && self.seen.alias.as_deref() == Some(MARK)
+    }
+}
+
+/// The device, with its filter; without a specification neither. An error leaves the device down or absent, if it was
+/// never up.
+pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: Option<&OverlaySpec>) -> Result<Option<IfIndex>> {
+    let found = Device::find(connection)?;
+    let Some(spec) = spec else {
+        if let Some(device) = found.filter(Device::is_ours) {
+            remove(connection, device.seen.ifindex)?;
+        }
+        bpf.forget_overlay();
+        return Ok(None);
+    };
+    // First: the map does not wait for the device.
+    bpf.ensure_overlay(spec)?;
+    let kept = match found {
+        Some(device) if !device.is_ours() => {
+            let cause = "an interface of that name is there and is not Wharf's; rename or remove it";
+            return Err(fail(OPERATION, OVERLAY_IFNAME, KernelErrorKind::Conflict, cause));
+        }
+        Some(device) if !device.fits(spec) => {
+            remove(connection, device.seen.ifindex)?;
+            None
+        }
+        found => found,
+    };
+    let device = match kept {
+        Some(device) => device,
+        None => create(connection, spec)?,
+    };
+    let ifindex = device.seen.ifindex;
+    if device.seen.mtu != spec.mtu || device.seen.arp {
+        let settings = LinkUnspec::new_with_index(ifindex.0).mtu(spec.mtu).arp(false).build();
+        run(connection, vec![link::set(settings)])?;
+    }
+    bpf.attach_overlay(connection, ifindex)?;
+    crash::point("datapath/overlay/after-filter");
+    if !device.seen.up {
+        up(connection, ifindex, spec)?;
+    }
+    Ok(Some(ifindex))
+}
+
+fn create(connection: &mut Connection, spec: &OverlaySpec) -> Result<Device> {
+    let create = LinkMessageBuilder::<LinkVxlan>::new(OVERLAY_IFNAME)
+        .append_info_data(InfoVxlan::CollectMetadata(true))
+        .append_info_data(InfoVxlan::Learning(false))
+        .port(spec.port)
+        .mtu(spec.mtu)
+        .arp(false)
+        .build();
+    if let Err(refusal) = connection.one(RouteNetlinkMessage::NewLink(create), NLM_F_CREATE | NLM_F_EXCL)? {
+        let lacks_vxlan = refusal.is(libc::EOPNOTSUPP);
+        let told = refusal.into_error(OPERATION, OVERLAY_IFNAME);
+        if lacks_vxlan {
+            let cause =
+                "the kernel has no VXLAN (CONFIG_VXLAN; `modprobe vxlan`); without it, use --routing native".to_owned();
+            return Err(KernelError { kind: KernelErrorKind::Unsupported, cause, ..told });
+        }
+        return Err(told);
+    }
+    crash::point("datapath/overlay/after-device");
+    let Some(device) = Device::find(connection)? else {
+        return Err(fail(OPERATION, OVERLAY_IFNAME, KernelErrorKind::NotFound, "it went away as soon as it was made"));
+    };
+    let ifindex = device.seen.ifindex;
+    let addresses =
+        LinkUnspec::new_with_index(ifindex.0).append_extra_attribute(link::no_generated_addresses()).build();
+    let steps = vec![link::set(addresses), link::set_mark(ifindex, MARK.to_owned())];
+    for answer in connection.batch(steps)? {
+        match answer {
+            // Without IPv6.
+            Err(refusal) if !refusal.is(libc::EAFNOSUPPORT) => {
+                return Err(refusal.into_error(OPERATION, OVERLAY_IFNAME));
+            }
+            _ => {}
+        }
+    }
+    Ok(device)
+}
+
+fn up(connection: &mut Connection, ifindex: IfIndex, spec: &OverlaySpec) -> Result<()> {
+    match connection.batch(vec![link::up(ifindex)])?.pop() {
+        Some(Err(refusal)) if refusal.is(libc::EADDRINUSE) => {
+            let cause = format!(
+                "UDP port {} is in use by another program or VXLAN interface; free it, or use another port on all nodes \
+                 (--overlay-port)",
+                spec.port
+            );
+            Err(fail(OPERATION, OVERLAY_IFNAME, KernelErrorKind::Conflict, cause))
+        }
+        Some(Err(refusal)) => Err(refusal.into_error(OPERATION, OVERLAY_IFNAME)),
+        _ => Ok(()),
+    }
+}
+
+fn run(connection: &mut Connection, steps: Vec<crate::netlink::Request>) -> Result<()> {
+    for answer in connection.batch(steps)? {
+        answer.map_err(|refusal| refusal.into_error(OPERATION, OVERLAY_IFNAME))?;
+    }
+    Ok(())
+}
+
+/// Succeeds when already gone. Routes go with the device.
+pub(crate) fn remove(connection: &mut Connection, ifindex: IfIndex) -> Result<()> {
+    match connection.batch(vec![link::delete(ifindex)])?.pop() {
+        Some(Err(refusal)) if !refusal.is(libc::ENODEV) => Err(refusal.into_error("remove overlay", OVERLAY_IFNAME)),
+        _ => Ok(()),
+    }
+}
+
+/// Wharf's device.
+pub(crate) fn ours(connection: &mut Connection) -> Result<Option<IfIndex>> {
+    Ok(Device::find(connection)?.filter(Device::is_ours).map(|device| device.seen.ifindex))
+}
+
+/// Of the device and its filter. A foreign interface of that name is a problem only if the overlay is needed.
+pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, spec: Option<&OverlaySpec>) -> Result<Vec<NodeProblem>> {
+    let problem = |cause: String| vec![NodeProblem::Overlay { cause, repairable: true }];
+    let found = Device::find(connection)?;
+    let Some(spec) = spec else {
+        let is_left = found.is_some_and(|device| device.is_ours());
+        return Ok(if is_left {
+            problem(format!("no route uses it, but {OVERLAY_IFNAME} is there"))
+        } else {
+            Vec::new()
+        });
+    };
+    // What the agent could not do itself, it cannot repair.
+    let failure = bpf.overlay_failure();
+    let after_failure = |what: &str| {
+        let why = failure.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        NodeProblem::Overlay { cause: format!("{what}{why}"), repairable: failure.is_none() }
+    };
+    let Some(device) = found else {
+        return Ok(vec![after_failure(&format!("expected the interface {OVERLAY_IFNAME}, it is not there"))]);
+    };
+    if !device.is_ours() {
+        let cause = format!("an interface named {OVERLAY_IFNAME} is there and is not Wharf's; rename or remove it");
+        return Ok(vec![NodeProblem::Overlay { cause, repairable: false }]);
+    }
+    let mut wrong = Vec::new();
+    if !device.fits(spec) {
+        let port = device.port.unwrap_or_default();
+        wrong.extend(problem(format!(
+            "{OVERLAY_IFNAME} has port {port} or other settings, expected port {}",
+            spec.port
+        )));
+    }
+    if !device.seen.up {
+        wrong.push(after_failure(&format!("{OVERLAY_IFNAME} is down")));
+    }
+    if device.seen.mtu != spec.mtu {
+        wrong.push(NodeProblem::LinkMtu {
+            name: OVERLAY_IFNAME.to_owned(),
+            expected: spec.mtu,
+            found: device.seen.mtu,
+        });
+    }
+    let of_filter = bpf.overlay_problem(connection, spec, device.seen.ifindex)?;
+    wrong.extend(of_filter.map(|cause| NodeProblem::Overlay { cause: cause.to_owned(), repairable: true }));
+    Ok(wrong)
+}

@@ -1,0 +1,26 @@
+//! The key of a longest-prefix search.
+
+use aya_ebpf::btf_maps::lpm_trie::Key;
+
+/// A key with all bits of `data`, which is aligned to 8 bytes: the verifier refuses a write
+/// to the stack that is not aligned, and to the packed [`Key`] the compiler would write so.
+#[repr(C, align(8))]
+pub struct Whole<T> {
+    _pad: u32,
+    prefix_len: u32,
+    data: T,
+}
+
+impl<T> Whole<T> {
+    #[inline(always)]
+    pub fn new(data: T) -> Self {
+        const { assert!(size_of::<Self>() == 2 * size_of::<u32>() + size_of::<T>()) };
+        Self { _pad: 0, prefix_len: 8 * size_of::<T>() as u32, data }
+    }
+
+    #[inline(always)]
+    pub fn as_shared(&self) -> &Key<T> {
+        // SAFETY: the fields behind the first have the places that they have in the packed key (asserted above).
+        unsafe { &*(&raw const *self).byte_add(size_of::<u32>()).cast() }
+    }
+}

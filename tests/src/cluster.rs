@@ -1,0 +1,303 @@
+//! Nodes on one switch, which follow one cluster file. The third node is behind a router.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::{
+    attached::Attached,
+    echo::EchoServer,
+    node::{Node, NodeConfig},
+    process::{Finished, bin, ip, run},
+    sandbox::Sandbox,
+    scratch,
+    space::Space,
+    wait,
+};
+
+/// Names of the nodes, by number.
+pub const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Number of the node behind the router.
+pub const FAR: usize = 2;
+/// Interface of the overlay.
+pub const DEVICE: &str = "vxlan-wharf";
+/// Modes of `--routing`.
+const MODES: [&str; 3] = ["auto", "native", "overlay"];
+
+/// Address of node `n`: on the switch, or behind the router for [`FAR`].
+#[must_use]
+pub fn address(n: usize, v6: bool) -> String {
+    match (n, v6) {
+        (FAR, false) => "203.0.113.2".to_owned(),
+        (FAR, true) => "2001:db8:9::2".to_owned(),
+        (_, false) => format!("198.51.100.{}", n + 1),
+        (_, true) => format!("2001:db8:7::{}", n + 1),
+    }
+}
+
+/// Network of the containers of node `n`.
+#[must_use]
+pub fn pool(n: usize, v6: bool) -> String {
+    if v6 { format!("fd87:0:0:{}::/64", n + 1) } else { format!("10.87.{n}.0/24") }
+}
+
+/// A node in the file.
+#[must_use]
+pub fn row(name: &str, addresses: &[String], cidrs: &[String]) -> String {
+    format!("[[node]]\nname = {name:?}\naddresses = {addresses:?}\npod-cidrs = {cidrs:?}\n\n")
+}
+
+/// Node `n` in the file.
+#[must_use]
+pub fn own_row(n: usize) -> String {
+    row(NAMES[n], &[address(n, false), address(n, true)], &[pool(n, false), pool(n, true)])
+}
+
+/// A container and its echo server.
+#[derive(Debug)]
+pub struct Container {
+    sandbox: Sandbox,
+    /// Its attachment.
+    pub end: Attached,
+    /// The server.
+    pub echo: EchoServer,
+}
+
+impl Container {
+    /// Starts one with the label `app`, whose value is the container's name.
+    ///
+    /// # Errors
+    /// ADD fails, or the server does not start.
+    pub fn start(node: &Node, name: &str) -> Result<Self> {
+        let sandbox = node.sandbox(name)?;
+        let labels = json!({"cni": {"labels": [{"key": "app", "value": name}]}});
+        let end = node.attach_with(&sandbox, "eth0", &node.netconf().with("args", labels))?;
+        let echo = EchoServer::start(sandbox.space()?)?;
+        Ok(Self { sandbox, end, echo })
+    }
+
+    /// Its namespace.
+    ///
+    /// # Errors
+    /// The namespace is gone.
+    pub fn space(&self) -> Result<&Space> {
+        self.sandbox.space()
+    }
+}
+
+/// Nodes on one switch, which follow one file.
+#[derive(Debug)]
+pub struct Nodes {
+    /// By number.
+    pub nodes: Vec<Node>,
+    /// The cluster file.
+    pub file: PathBuf,
+    switch: Sandbox,
+}
+
+impl Nodes {
+    /// `count` nodes with their own rows and a mode of `--routing`; their agents do not run yet.
+    ///
+    /// # Errors
+    /// A namespace, a link or an address cannot be made.
+    pub fn join(count: usize, routing: &str) -> Result<Self> {
+        let directory = scratch::fresh_dir("cluster")?;
+        let file = directory.join("nodes.toml");
+        let mut nodes = Vec::new();
+        for (n, name) in NAMES.into_iter().enumerate().take(count) {
+            let own = [("--node-name", name.to_owned()), ("--prepared-programs", "4".to_owned())];
+            let others = [
+                ("--health-interval-ms", "0".to_owned()),
+                ("--ipv4-pool", pool(n, false)),
+                ("--ipv6-pool", pool(n, true)),
+            ];
+            let flags = own.into_iter().chain(others).flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+            let mut node = Node::without_agent(NodeConfig { flags, toml: None })?;
+            node.set_flag(&format!("--cluster-file={}", file.display()), true);
+            set_routing(&mut node, routing);
+            nodes.push(node);
+        }
+        let switch = nodes.first().context("a cluster without nodes")?.sandbox("switch")?;
+        ip(switch.space()?, "link add br0 type bridge")?;
+        ip(switch.space()?, "link set br0 up")?;
+        ip(switch.space()?, "addr add 198.51.100.254/24 dev br0")?;
+        ip(switch.space()?, "addr add 2001:db8:7::fe/64 dev br0 nodad")?;
+        for (n, node) in nodes.iter().enumerate() {
+            let port = port(n);
+            let to = switch.path().display().to_string();
+            ip(node.space(), &format!("link add up0 type veth peer name {port} netns {to}"))?;
+            let (v4, v6, gateway) = match n {
+                FAR => ("24", "64", ["203.0.113.1", "2001:db8:9::1"]),
+                _ => ("24", "64", ["198.51.100.254", "2001:db8:7::fe"]),
+            };
+            ip(node.space(), &format!("addr add {}/{v4} dev up0", address(n, false)))?;
+            ip(node.space(), &format!("addr add {}/{v6} dev up0 nodad", address(n, true)))?;
+            ip(node.space(), "link set up0 up")?;
+            ip(node.space(), "link set lo up")?;
+            ip(node.space(), &format!("route add default via {}", gateway[0]))?;
+            ip(node.space(), &format!("-6 route add default via {}", gateway[1]))?;
+            match n {
+                FAR => {
+                    ip(switch.space()?, &format!("addr add 203.0.113.1/24 dev {port}"))?;
+                    ip(switch.space()?, &format!("addr add 2001:db8:9::1/64 dev {port} nodad"))?;
+                }
+                _ => drop(ip(switch.space()?, &format!("link set {port} master br0"))?),
+            }
+            ip(switch.space()?, &format!("link set {port} up"))?;
+        }
+        for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            switch.space()?.run(|| fs::write(format!("/proc/sys/net/{setting}"), "1"))?.context(setting)?;
+        }
+        let joined = Self { nodes, file, switch };
+        joined.write(&(0..count).map(own_row).collect::<String>())?;
+        Ok(joined)
+    }
+
+    /// As [`Self::join`], with running agents.
+    ///
+    /// # Errors
+    /// As [`Self::join`], or an agent does not start.
+    pub fn start(count: usize, routing: &str) -> Result<Self> {
+        let mut joined = Self::join(count, routing)?;
+        joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
+        Ok(joined)
+    }
+
+    /// Namespace of switch and router.
+    ///
+    /// # Errors
+    /// The namespace is gone.
+    pub fn switch(&self) -> Result<&Space> {
+        self.switch.space()
+    }
+
+    /// Replaces the file, as an editor does.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, text: &str) -> Result<()> {
+        let new = self.file.with_extension("new");
+        fs::write(&new, text).context("write the cluster file")?;
+        fs::rename(&new, &self.file).context("replace the cluster file")
+    }
+
+    /// Ends the scenario: [`Node::finish`] for each node.
+    ///
+    /// # Errors
+    /// A node is not clean.
+    pub fn end(mut self) -> Result<()> {
+        self.nodes.iter_mut().try_for_each(Node::finish)
+    }
+}
+
+/// Interface of the switch's namespace that leads to node `n`.
+#[must_use]
+pub fn port(n: usize) -> String {
+    format!("port{n}")
+}
+
+/// Sets `--routing` for the next start of the agent.
+pub fn set_routing(node: &mut Node, routing: &str) {
+    for mode in MODES {
+        node.set_flag(&format!("--routing={mode}"), mode == routing);
+    }
+}
+
+/// Routes to other nodes, sorted: `CIDR via ADDRESS`, or `CIDR overlay to ADDRESS from ADDRESS mtu N`.
+///
+/// # Errors
+/// The routes cannot be read.
+pub fn routes(node: &Node) -> Result<Vec<String>> {
+    let mut all = ip(node.space(), "-4 route show proto 88")?;
+    all.push_str(&ip(node.space(), "-6 route show proto 88")?);
+    let mut routes: Vec<String> = all.lines().map(next_hop).collect();
+    routes.sort();
+    Ok(routes)
+}
+
+/// Destination and next hop of a route.
+fn next_hop(route: &str) -> String {
+    let words: Vec<&str> = route.split_whitespace().collect();
+    let Some(tunnel) = words.iter().position(|word| *word == "encap") else {
+        return words.into_iter().take(3).collect::<Vec<_>>().join(" ");
+    };
+    // Another `src`, of the node's own packets, follows the tunnel's.
+    let (before, after) = words.split_at(tunnel);
+    let value = |name: &str| {
+        let value = after.iter().skip_while(|word| **word != name).nth(1);
+        value.copied().unwrap_or("(none)")
+    };
+    format!("{} overlay to {} from {} mtu {}", before.join(" "), value("dst"), value("src"), value("mtu"))
+}
+
+/// Native routes to node `n`.
+#[must_use]
+pub fn to(n: usize) -> Vec<String> {
+    vec![format!("{} via {}", pool(n, false), address(n, false)), format!("{} via {}", pool(n, true), address(n, true))]
+}
+
+/// Waits until the node has exactly these routes to other nodes.
+///
+/// # Errors
+/// The node has other routes at the deadline.
+pub fn await_routes(node: &Node, mut expected: Vec<String>) -> Result<()> {
+    expected.sort();
+    wait::until_equal("routes to the other nodes", &expected, || routes(node))
+}
+
+/// Client address that a TCP server at an address sees.
+///
+/// # Errors
+/// There is no connection.
+pub fn seen_by(server: &Space, client: &Space, to: IpAddr) -> Result<IpAddr> {
+    let to = SocketAddr::new(to, 7_777);
+    let listener = server.run(|| TcpListener::bind(to))?.with_context(|| format!("listen at {to}"))?;
+    let stream = client.run(|| TcpStream::connect_timeout(&to, wait::PATIENCE))?;
+    let mut stream = stream.with_context(|| format!("connect {to}"))?;
+    let (mut accepted, from) = listener.accept().context("accept")?;
+    stream.write_all(b"x").with_context(|| format!("write to {to}"))?;
+    accepted.read_exact(&mut [0]).with_context(|| format!("read at {to}"))?;
+    Ok(from.ip())
+}
+
+/// Health and message of the component `cluster` of the status.
+///
+/// # Errors
+/// The status has no such component.
+pub fn component(node: &Node) -> Result<(String, String)> {
+    let status: Value = serde_json::from_str(&node.wharf(&["status", "-o", "json"])?.stdout)?;
+    let rows = status["components"].as_array().context("components")?;
+    let row = rows.iter().find(|row| row["name"] == "cluster").context("no cluster in the status")?;
+    let text = |name: &str| row[name].as_str().unwrap_or_default().to_owned();
+    Ok((text("health"), text("message")))
+}
+
+/// Runs `wharf-agent cleanup`.
+///
+/// # Errors
+/// The program cannot be started or does not end.
+pub fn cleanup(node: &Node, arguments: &[&str]) -> Result<Finished> {
+    let mut command = node.command(bin("wharf-agent")?)?;
+    command.arg("cleanup").args(arguments).args(node.dirs().flags()).env("NO_COLOR", "1");
+    run(command, b"", wait::PATIENCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_has_the_ends_of_its_own_tunnel() {
+        let native = "10.87.1.0/24 via 198.51.100.2 dev up0 metric 2003304447";
+        assert_eq!(next_hop(native), "10.87.1.0/24 via 198.51.100.2");
+        let tunnel = "10.87.2.0/24  encap ip id 88 src 198.51.100.1 dst 203.0.113.2 ttl 0 tos 0 via 169.254.88.1 dev \
+                      vxlan-wharf src 10.87.0.1 metric 2003304447 mtu 1450 onlink";
+        assert_eq!(next_hop(tunnel), "10.87.2.0/24 overlay to 203.0.113.2 from 198.51.100.1 mtu 1450");
+    }
+}
