@@ -20,6 +20,7 @@
 //! | cluster feed ([`cluster::feed::server`]), with `--cluster-feed` | producers on `feed.sock` | rows, answers |
 //! | rows of the feed ([`cluster::feed`]) | changed rows | kernel changes, [`policy`] |
 //! | health endpoint ([`health`]) | time, its process, requested rounds | the health endpoint, its view |
+//! | health mesh ([`health::mesh`]), with a cluster | time, the cluster's nodes | probes, their view |
 //! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
 //! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`pulse`]), the store | systemd |
@@ -373,6 +374,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     tasks.operations.spawn(clients::watch(Arc::clone(life), Arc::clone(&node.proxy_clients)));
     if !life.config.health_interval.is_zero() {
         tasks.operations.spawn(health::run(Arc::clone(life), Arc::clone(&node.health), health::ThisHost));
+        tasks.operations.spawn(health::mesh::run(Arc::clone(life), Arc::clone(&node.health)));
     }
     if !life.config.selfcheck_interval.is_zero() {
         tasks.operations.spawn(selfcheck::watch(Arc::clone(life), Arc::clone(&node.self_checks)));

@@ -86,6 +86,11 @@ struct ProbeLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PeerState {
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
     version: String,
     abi: u32,
@@ -105,6 +110,7 @@ pub struct Metrics {
     health_launches: Counter,
     health_trips: Family<ProbeLabel, Real>,
     health_losses: Family<ProbeLabel, Real>,
+    health_peers: Family<PeerState, Gauge>,
     /// CNI commands.
     pub commands: Arc<CommandMetrics>,
     /// Refused since start.
@@ -130,6 +136,7 @@ impl Default for Metrics {
             health_launches: Counter::default(),
             health_trips: Family::default(),
             health_losses: Family::default(),
+            health_peers: Family::default(),
             commands: Arc::default(),
             refused_transitions: AtomicU64::new(0),
             past_counters: Mutex::default(),
@@ -195,6 +202,21 @@ impl Metrics {
         }
     }
 
+    /// Sets the numbers of other nodes; 0 for a state without nodes.
+    pub fn health_peers(&self, states: &BTreeMap<HealthState, u64>) {
+        let all = [
+            HealthState::Ok,
+            HealthState::Starting,
+            HealthState::Degraded,
+            HealthState::WrongAnswer,
+            HealthState::Down,
+        ];
+        for state in all {
+            let nodes = states.get(&state).copied().unwrap_or_default();
+            self.health_peers.get_or_create(&PeerState { state: state.as_str() }).set(number(nodes));
+        }
+    }
+
     /// Sets the alarms in force.
     pub fn self_checks_failing(&self, n: u64) {
         self.self_checks_failing.set(number(n));
@@ -253,6 +275,8 @@ impl Metrics {
         let losses = self.health_losses.clone();
         let ratio = Unit::Other("ratio".to_owned());
         to.register_with_unit("health_probe_loss", "Share of the last 60 health probes that was lost", ratio, losses);
+        let peers = self.health_peers.clone();
+        to.register("health_peers", "Other nodes of the cluster by the state of their probes", peers);
     }
 }
 

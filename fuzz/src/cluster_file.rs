@@ -17,9 +17,12 @@ pub fn run(bytes: &[u8]) {
                 let texts = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>();
                 let addresses = texts(&mut node.addresses.iter().map(ToString::to_string));
                 let cidrs = texts(&mut node.pod_cidrs.iter().map(ToString::to_string));
+                let health = texts(&mut node.health_addresses.iter().map(ToString::to_string));
+                let routers = texts(&mut node.router_addresses.iter().map(ToString::to_string));
                 let name = &node.name;
                 writeln!(again, "[[node]]\nname = {name:?}\naddresses = {addresses:?}\npod-cidrs = {cidrs:?}")
                     .expect("text");
+                writeln!(again, "health-addresses = {health:?}\nrouter-addresses = {routers:?}").expect("text");
             }
             assert_eq!(parse(&again).expect("what was written"), nodes);
         }

@@ -95,14 +95,7 @@ fn put<V>(all: &mut BTreeMap<String, V>, changed: impl IntoIterator<Item = (Stri
 }
 
 fn check(feed: &Feed, told: &Told) {
-    let nodes: Vec<NodeRow> = feed
-        .nodes()
-        .map(|node| NodeRow {
-            name: node.name.clone(),
-            addresses: node.addresses.clone(),
-            pod_cidrs: node.pod_cidrs.clone(),
-        })
-        .collect();
+    let nodes: Vec<NodeRow> = feed.nodes().map(NodeRow::from).collect();
     assert!(nodes.len() <= MAX_NODES);
     let nodes = Nodes::new(nodes).expect("the rules of nodes");
     let is_of_node = |address: &IpAddr| nodes.iter().any(|node| node.addresses.contains(address));

@@ -163,12 +163,19 @@ pub fn delete(kind: &str, key: &str) -> v1::Change {
 /// A node.
 #[must_use]
 pub fn node(name: &str, addresses: &[&str], pod_cidrs: &[&str]) -> v1::Change {
+    node_with_routers(name, addresses, pod_cidrs, &[])
+}
+
+/// A node with router addresses.
+#[must_use]
+pub fn node_with_routers(name: &str, addresses: &[&str], pod_cidrs: &[&str], routers: &[&str]) -> v1::Change {
     put(Row::Node(v1::Node {
         name: name.to_owned(),
         uid: format!("uid-of-{name}"),
         addresses: texts(addresses),
         pod_cidrs: texts(pod_cidrs),
         health_addresses: Vec::new(),
+        router_addresses: texts(routers),
     }))
 }
 

@@ -18,7 +18,7 @@ use wharf_feed::v1;
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
     echo::EchoServer,
-    feed::{Producer, begin, complete, delete, namespace, node as peer, opening, pod, policy},
+    feed::{Producer, begin, complete, delete, namespace, node as peer, node_with_routers, opening, pod, policy},
     process::ip,
     space::Space,
     wait,
@@ -405,6 +405,11 @@ fn a_pod_of_another_node_is_known_by_its_labels_and_its_namespace() -> Result<()
             send(vec![policy("nodes", &text)])?;
             ensure!(reaches("198.51.100.2")? == expected, "{entity}");
         }
+        ensure!(!reaches("10.88.0.11")?, "an address without a pod");
+        send(vec![node_with_routers("b", &["198.51.100.2"], &["10.88.0.0/24"], &["10.88.0.11", "192.0.2.7"])])?;
+        ensure!(reaches("10.88.0.11")?, "a router address is the node's");
+        send(vec![node_b()])?;
+        ensure!(!reaches("10.88.0.11")?, "an address that is no router address any more");
         send(vec![delete("policy", "nodes")])?;
         ensure!(!reaches("198.51.100.2")?, "no rule names the node");
         send(vec![delete("node", "b")])?;

@@ -10,13 +10,13 @@ use std::{
     collections::BTreeMap,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use wharf_cluster::{
     file::{self, MAX_FILE},
     nodes::Nodes,
@@ -28,7 +28,7 @@ use wharf_core::{
 };
 
 use self::feed::ClusterFeed;
-use crate::{config::AgentConfig, kept, sync::lock};
+use crate::{config::AgentConfig, kept};
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "cluster";
@@ -81,7 +81,7 @@ pub struct Cluster {
     kernel: Arc<dyn Kernel>,
     /// One look at a time. Held while the file and the kernel are read, which the caller bounds.
     looks: tokio::sync::Mutex<Looks>,
-    in_force: Mutex<Arc<InForce>>,
+    in_force: watch::Sender<Arc<InForce>>,
 }
 
 #[derive(Default)]
@@ -131,7 +131,7 @@ impl Cluster {
             pools: config.pools.clone(),
             kernel,
             looks: tokio::sync::Mutex::default(),
-            in_force: Mutex::new(Arc::new(before)),
+            in_force: watch::Sender::new(Arc::new(before)),
         }
     }
 
@@ -150,7 +150,13 @@ impl Cluster {
     /// Until [`Cluster::load`], without nodes.
     #[must_use]
     pub fn in_force(&self) -> Arc<InForce> {
-        Arc::clone(&lock(&self.in_force))
+        Arc::clone(&self.in_force.borrow())
+    }
+
+    /// Subscribes to changes of nodes and routes in force.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Arc<InForce>> {
+        self.in_force.subscribe()
     }
 
     /// At a start, before the node's objects are made. `left`: routes to other nodes that the kernel has, of which those
@@ -190,7 +196,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Follows file or feed, and this node's networks. True if routes may have changed.
+    /// Follows file or feed, and this node's networks. True if nodes or routes may have changed.
     ///
     /// # Errors
     /// The kernel cannot be read; the earlier state stays.
@@ -228,7 +234,7 @@ impl Cluster {
             (None, Some(text)) if looks.not_kept.is_some() => looks.not_kept = self.keep(&path, text).await,
             (None, _) => {}
         }
-        let changed = plan.destinations != before.destinations;
+        let changed = plan.destinations != before.destinations || nodes != before.nodes;
         self.put(nodes, plan, refused, looks.not_kept.clone());
         Ok(changed)
     }
@@ -265,7 +271,7 @@ impl Cluster {
         let is_explained = |left: &Destination| plan.destinations.iter().any(|to| overlap(&to.cidr, &left.cidr));
         let unexplained: Vec<Destination> = looks.left.iter().filter(|left| !is_explained(left)).cloned().collect();
         plan.destinations.extend(unexplained);
-        let changed = plan.destinations != before.destinations;
+        let changed = plan.destinations != before.destinations || nodes != before.nodes;
         self.put(nodes, plan, refused, None);
         Ok(changed)
     }
@@ -301,7 +307,7 @@ impl Cluster {
                 Err(why) => tracing::warn!(node = to.node, "no route to {}: {why}", to.cidr),
             }
         }
-        *lock(&self.in_force) = Arc::new(now);
+        self.in_force.send_replace(Arc::new(now));
     }
 
     async fn read(&self, path: &Path) -> Result<(String, Nodes), String> {

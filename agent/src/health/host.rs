@@ -8,7 +8,7 @@ use wharf_core::endpoint::NetnsRef;
 use super::{
     error::HealthError,
     launch::Process,
-    probe::{self, Probed},
+    probe::{self, Expected, Probed},
 };
 
 /// Process and probes; tests implement it in memory.
@@ -56,6 +56,6 @@ impl Host for ThisHost {
     }
 
     async fn probe(&self, process: &Process, addresses: &[IpAddr]) -> Vec<Probed> {
-        probe::round(addresses, process.nonce()).await
+        probe::round(addresses, Expected::Nonce(process.nonce())).await
     }
 }

@@ -1,8 +1,10 @@
-//! The health endpoint: a process in a separate network namespace, attached and probed like a container.
+//! The health endpoint: a process in a separate network namespace, attached and probed like a container; and the probes
+//! of the other nodes.
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
 //! | controller ([`run`]) | time, the process's end, requests | endpoint, [`crate::node::health::Health`], monitor |
+//! | mesh ([`mesh::run`]) | time, the cluster's nodes | the same view, monitor, log |
 //! | `wharf-health` (`launch`), a thread for each process | the process | its start, its first word, its end |
 //! | the process (`server`) | standard input, connections | answers |
 
@@ -12,11 +14,12 @@ mod error;
 mod host;
 mod judge;
 mod launch;
+pub mod mesh;
 mod probe;
 pub mod server;
 mod window;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use wharf_api::{ComponentStatus, HealthState};
 use wharf_core::{identity::Label, identity_allocator::RESERVED_SOURCE};
@@ -48,29 +51,46 @@ pub async fn reserve(life: &Arc<Lifecycle>, health: &Health) {
     }
 }
 
-/// Status component.
+/// Status component. Other nodes do not make this node unready.
 #[must_use]
 pub fn component(health: &Health) -> ComponentStatus {
     use wharf_api::Health as Level;
-    let view = health.view();
-    let health = match view.state {
+    let level = |state: HealthState| match state {
         HealthState::Ok | HealthState::Off => Level::Ok,
         HealthState::Starting => Level::Pending,
         // Containers may be well.
         HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down => Level::Degraded,
     };
-    let message = if view.state == HealthState::Ok {
-        view.message
-    } else {
-        format!("{}: {}; see `wharf health status`", view.state.as_str(), view.message)
-    };
-    ComponentStatus::new("health", health, message)
+    let (view, peers) = (health.view(), health.peer_states());
+    let own = level(view.state);
+    let is_failing = |(state, _): (&HealthState, &u64)| level(*state) == Level::Degraded;
+    let all = own.max(if peers.iter().any(is_failing) { Level::Degraded } else { Level::Ok });
+    let mut message =
+        if view.state == HealthState::Ok { view.message } else { format!("{}: {}", view.state.as_str(), view.message) };
+    message.push_str(&of_peers(&peers));
+    if view.state != HealthState::Ok || all == Level::Degraded {
+        message.push_str("; see `wharf health status`");
+    }
+    ComponentStatus::new("health", all, message).by_containers(own)
+}
+
+/// Empty without other nodes.
+fn of_peers(states: &BTreeMap<HealthState, u64>) -> String {
+    let of = |state: HealthState| states.get(&state).copied().unwrap_or_default();
+    match (states.values().sum::<u64>(), of(HealthState::Starting)) {
+        (0, _) => String::new(),
+        (all, 0) => format!("; {} of {all} other nodes answer", of(HealthState::Ok)),
+        (all, starting) => {
+            format!("; {} of {all} other nodes answer, {starting} are not probed yet", of(HealthState::Ok))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{collections::BTreeSet, time::Duration};
 
+    use wharf_api::NodeHealth;
     use wharf_core::{identity::Identity, identity_allocator::IdentityAllocator};
 
     use super::*;
@@ -79,5 +99,26 @@ mod tests {
     fn the_label_stands_for_the_reserved_identity() {
         let identity = IdentityAllocator::new().acquire(&BTreeSet::from([label()]));
         assert_eq!(identity, Ok(Identity::HEALTH));
+    }
+
+    #[test]
+    fn other_nodes_degrade_the_component_and_do_not_make_the_node_unready() {
+        use wharf_api::Health as Level;
+        let health = Health::of("a", Duration::from_secs(10));
+        health.update(|h| (h.state, h.message) = (HealthState::Ok, "6 of 6 probes answered".to_owned()));
+        let with = |states: &[HealthState]| {
+            health.update_peers(|peers| {
+                let peer = |state| Arc::new(NodeHealth { state, ..NodeHealth::default() });
+                *peers = states.iter().enumerate().map(|(i, state)| (i.to_string(), peer(*state))).collect();
+            });
+            let shown = component(&health);
+            (shown.health, shown.readiness(), shown.message)
+        };
+        let (ok, starting, down) = (HealthState::Ok, HealthState::Starting, HealthState::Down);
+        assert_eq!(with(&[]), (Level::Ok, Level::Ok, "6 of 6 probes answered".to_owned()));
+        let message = "6 of 6 probes answered; 1 of 2 other nodes answer, 1 are not probed yet";
+        assert_eq!(with(&[ok, starting]), (Level::Ok, Level::Ok, message.to_owned()));
+        let message = "6 of 6 probes answered; 1 of 2 other nodes answer; see `wharf health status`";
+        assert_eq!(with(&[ok, down]), (Level::Degraded, Level::Ok, message.to_owned()));
     }
 }

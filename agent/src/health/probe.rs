@@ -66,10 +66,19 @@ impl Probed {
     }
 }
 
-/// Within two deadlines.
-pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
+/// The health endpoint whose HTTP answer is correct.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Expected<'a> {
+    /// The process with this nonce.
+    Nonce(&'a str),
+    /// Any process of the node with this name; the nonce is unknown.
+    Name(&'a str),
+}
+
+/// Every kind of probe to each address, within two deadlines.
+pub(super) async fn round(addresses: &[IpAddr], expected: Expected<'_>) -> Vec<Probed> {
     let one = |address: IpAddr| async move {
-        let (icmp, (tcp, http)) = tokio::join!(echo(address), hello(address, nonce));
+        let (icmp, (tcp, http)) = tokio::join!(echo(address), hello(address, expected));
         [(ProbeKind::Icmp, icmp), (ProbeKind::Tcp, tcp), (ProbeKind::Http, http)].map(|(kind, outcome)| Probed {
             address,
             kind,
@@ -77,6 +86,12 @@ pub(super) async fn round(addresses: &[IpAddr], nonce: &str) -> Vec<Probed> {
         })
     };
     futures::future::join_all(addresses.iter().copied().map(one)).await.into_iter().flatten().collect()
+}
+
+/// Only an ICMP probe to each address, within one deadline.
+pub(super) async fn echoes(addresses: &[IpAddr]) -> Vec<Probed> {
+    let one = |address: IpAddr| async move { Probed { address, kind: ProbeKind::Icmp, outcome: echo(address).await } };
+    futures::future::join_all(addresses.iter().copied().map(one)).await
 }
 
 async fn in_time(work: impl Future<Output = Outcome>) -> Outcome {
@@ -163,7 +178,7 @@ fn is_answer(packet: &[u8], raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> 
     icmp.first() == Some(&reply) && icmp.get(8..8 + TOKEN) == Some(token)
 }
 
-async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
+async fn hello(address: IpAddr, expected: Expected<'_>) -> (Outcome, Outcome) {
     let began = Instant::now();
     let mut stream = match timeout(DEADLINE, TcpStream::connect((address, PORT))).await {
         Ok(Ok(stream)) => stream,
@@ -179,7 +194,7 @@ async fn hello(address: IpAddr, nonce: &str) -> (Outcome, Outcome) {
     let http = in_time(async {
         let asked = Instant::now();
         match ask(&mut stream).await {
-            Ok(answer) => judge(&answer, nonce, asked.elapsed()),
+            Ok(answer) => judge(&answer, expected, asked.elapsed()),
             Err(error) => Outcome::NoAnswer(error.to_string()),
         }
     })
@@ -198,7 +213,7 @@ async fn ask(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-fn judge(answer: &[u8], nonce: &str, took: Duration) -> Outcome {
+fn judge(answer: &[u8], expected: Expected<'_>, took: Duration) -> Outcome {
     if answer.is_empty() {
         return Outcome::NoAnswer("the connection was closed without an answer".into());
     }
@@ -208,14 +223,16 @@ fn judge(answer: &[u8], nonce: &str, took: Duration) -> Outcome {
     if !head.starts_with("HTTP/1.1 200 ") {
         return foreign("not as the health endpoint does");
     }
-    match serde_json::from_str::<Hello>(body) {
-        Ok(hello) if hello.nonce == nonce => Outcome::Answered(took),
-        Ok(hello) => {
-            let node: String = hello.node.chars().filter(|c| !c.is_control()).take(64).collect();
-            foreign(&format!("a health endpoint that says it is of node {node:?}, with another nonce"))
-        }
-        Err(_) => foreign("not as the health endpoint does"),
+    let Ok(hello) = serde_json::from_str::<Hello>(body) else { return foreign("not as the health endpoint does") };
+    let (is_right, difference) = match expected {
+        Expected::Nonce(nonce) => (hello.nonce == nonce, ", with another nonce"),
+        Expected::Name(name) => (hello.node == name, ""),
+    };
+    if is_right {
+        return Outcome::Answered(took);
     }
+    let node: String = hello.node.chars().filter(|c| !c.is_control()).take(64).collect();
+    foreign(&format!("a health endpoint that says it is of node {node:?}{difference}"))
 }
 
 #[cfg(test)]
@@ -251,7 +268,7 @@ mod tests {
 
     #[test]
     fn answers_are_told_apart() {
-        let of = |answer: &str| judge(answer.as_bytes(), "n1", Duration::from_millis(1));
+        let of = |answer: &str| judge(answer.as_bytes(), Expected::Nonce("n1"), Duration::from_millis(1));
         let ok = "HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n{\"node\":\"quay\",\"nonce\":\"n1\"}";
         assert_eq!(of(ok), Outcome::Answered(Duration::from_millis(1)));
         assert!(matches!(of(""), Outcome::NoAnswer(_)));
@@ -264,15 +281,21 @@ mod tests {
             let outcome = of(&answer);
             assert!(matches!(&outcome, Outcome::WrongAnswer(why) if why.contains(word)), "{answer:?}: {outcome:?}");
         }
+        let of = |name: &str| judge(ok.as_bytes(), Expected::Name(name), Duration::from_millis(1));
+        assert_eq!(of("quay"), Outcome::Answered(Duration::from_millis(1)));
+        let why = "something else answers (a health endpoint that says it is of node \"quay\")";
+        assert_eq!(of("pier"), Outcome::WrongAnswer(why.to_owned()));
     }
 
     #[test]
     fn a_hostile_node_name_stays_short_and_plain() {
         let body = serde_json::to_string(&Hello { node: "\u{1b}[2J".repeat(100), nonce: "x".into() }).expect("JSON");
-        let Outcome::WrongAnswer(why) = judge(format!("HTTP/1.1 200 OK\r\n\r\n{body}").as_bytes(), "n", DEADLINE)
-        else {
-            panic!("taken for ours");
-        };
-        assert!(why.len() < 200 && !why.contains('\u{1b}'), "{why}");
+        let answer = format!("HTTP/1.1 200 OK\r\n\r\n{body}");
+        for expected in [Expected::Nonce("n"), Expected::Name("n")] {
+            let Outcome::WrongAnswer(why) = judge(answer.as_bytes(), expected, DEADLINE) else {
+                panic!("taken for ours");
+            };
+            assert!(why.len() < 200 && !why.contains('\u{1b}'), "{why}");
+        }
     }
 }

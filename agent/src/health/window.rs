@@ -1,6 +1,6 @@
 //! Round-trip times and losses of the last probes, by kind and address.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, net::IpAddr, num::NonZeroU32, time::Duration};
 
 use wharf_api::{IpFamily, ProbeStatus};
 
@@ -14,8 +14,8 @@ pub(super) struct Windows(Vec<Window>);
 #[derive(Debug)]
 struct Window {
     last: Probed,
-    /// `None` for a lost probe.
-    trips: VecDeque<Option<Duration>>,
+    /// Microseconds, rounded up to 1; `None` for a lost probe. Four bytes each: there are windows for each node.
+    trips: VecDeque<Option<NonZeroU32>>,
 }
 
 impl Windows {
@@ -23,7 +23,7 @@ impl Windows {
         for probed in round {
             let same = |w: &&mut Window| (w.last.address, w.last.kind) == (probed.address, probed.kind);
             let trip = match &probed.outcome {
-                Outcome::Answered(trip) => Some(Some(*trip)),
+                Outcome::Answered(trip) => Some(Some(micros(*trip))),
                 Outcome::NoAnswer(_) | Outcome::WrongAnswer(_) => Some(None),
                 Outcome::NotTried(_) => None,
             };
@@ -33,7 +33,7 @@ impl Windows {
                     window
                 }
                 None => {
-                    self.0.push(Window { last: probed, trips: VecDeque::with_capacity(SIZE) });
+                    self.0.push(Window { last: probed, trips: VecDeque::new() });
                     let Some(window) = self.0.last_mut() else { continue };
                     window
                 }
@@ -47,6 +47,11 @@ impl Windows {
         }
     }
 
+    /// Forgets all other addresses.
+    pub(super) fn keep(&mut self, addresses: &[IpAddr]) {
+        self.0.retain(|window| addresses.contains(&window.last.address));
+    }
+
     pub(super) fn status(&self) -> Vec<ProbeStatus> {
         self.0.iter().map(Window::status).collect()
     }
@@ -55,8 +60,7 @@ impl Windows {
 impl Window {
     fn status(&self) -> ProbeStatus {
         let (outcome, error) = self.last.outcome.words();
-        let micros = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
-        let trips: Vec<u64> = self.trips.iter().flatten().copied().map(micros).collect();
+        let trips: Vec<u64> = self.trips.iter().flatten().map(|us| u64::from(us.get())).collect();
         let (sent, answered) = (self.trips.len() as u64, trips.len() as u64);
         ProbeStatus {
             family: if self.last.address.is_ipv6() { IpFamily::Ipv6 } else { IpFamily::Ipv4 },
@@ -74,9 +78,13 @@ impl Window {
     }
 }
 
+fn micros(trip: Duration) -> NonZeroU32 {
+    NonZeroU32::new(u32::try_from(trip.as_micros()).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
+    use std::net::Ipv4Addr;
 
     use wharf_api::{ProbeKind, ProbeOutcome};
 
@@ -104,5 +112,9 @@ mod tests {
         let s = add(&mut windows, Outcome::WrongAnswer("x".into()));
         assert_eq!((s.sent, s.lost, s.max_us), (SIZE as u64, 1, Some(5)));
         assert_eq!((s.outcome, s.error.as_str()), (ProbeOutcome::WrongAnswer, "x"));
+        windows.keep(&[IpAddr::V4(Ipv4Addr::LOCALHOST)]);
+        assert_eq!(windows.status().len(), 1);
+        windows.keep(&[]);
+        assert_eq!(windows.status(), []);
     }
 }

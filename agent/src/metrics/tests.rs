@@ -53,6 +53,7 @@ fn encoded(format: Format) -> String {
     metrics.commands.ended(Verb::Add, "net", "own", Outcome::Success, Duration::from_millis(3));
     metrics.commands.lost(Loss::Full, 1);
     metrics.health(&health());
+    metrics.health_peers(&BTreeMap::from([(HealthState::Down, 2)]));
     let row = |direction: &str, reason: &str, dropped| MetricRow {
         endpoint: None,
         direction: direction.to_owned(),
@@ -144,6 +145,14 @@ fn flows_are_told_by_the_last_collection_and_not_before_the_first() {
     status.network.flows = None;
     let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0, None);
     assert!(!text.contains("wharf_flows"), "{text}");
+}
+
+#[test]
+fn other_nodes_are_counted_by_state() {
+    let text = encoded(Format::Prometheus);
+    for line in ["wharf_health_peers{state=\"down\"} 2", "wharf_health_peers{state=\"ok\"} 0"] {
+        assert!(text.lines().any(|l| l == line), "{line} in {text}");
+    }
 }
 
 #[test]

@@ -1,8 +1,12 @@
-//! The health endpoint's state and reserved names.
+//! The health endpoint's state and reserved names, and the results of the probes of other nodes.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -22,9 +26,13 @@ const ASKERS: usize = 16;
 
 pub(crate) type Asker = oneshot::Sender<()>;
 
-/// Written by the controller.
+/// Other nodes by name.
+pub(crate) type Peers = BTreeMap<String, Arc<NodeHealth>>;
+
+/// Written by the controllers.
 pub struct Health {
     view: Mutex<NodeHealth>,
+    peers: Mutex<Peers>,
     asks: mpsc::Sender<Asker>,
     inbox: Mutex<Option<mpsc::Receiver<Asker>>>,
     is_on: AtomicBool,
@@ -34,11 +42,15 @@ impl Health {
     /// Initial state.
     #[must_use]
     pub fn new(config: &AgentConfig) -> Self {
+        Self::of(&config.node_name, config.health_interval)
+    }
+
+    pub(crate) fn of(node: &str, interval: Duration) -> Self {
         let (asks, inbox) = mpsc::channel(ASKERS);
-        let interval_ms = u64::try_from(config.health_interval.as_millis()).unwrap_or(u64::MAX);
+        let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
         let off = interval_ms == 0;
         let view = NodeHealth {
-            node: config.node_name.clone(),
+            node: node.to_owned(),
             local: true,
             state: if off { HealthState::Off } else { HealthState::Starting },
             message: if off { "turned off by --health-interval-ms 0" } else { "not launched yet" }.to_owned(),
@@ -46,10 +58,16 @@ impl Health {
             interval_ms,
             ..NodeHealth::default()
         };
-        Self { view: Mutex::new(view), asks, inbox: Mutex::new(Some(inbox)), is_on: AtomicBool::new(false) }
+        Self {
+            view: Mutex::new(view),
+            peers: Mutex::default(),
+            asks,
+            inbox: Mutex::new(Some(inbox)),
+            is_on: AtomicBool::new(false),
+        }
     }
 
-    /// A copy.
+    /// This node; a copy.
     #[must_use]
     pub fn view(&self) -> NodeHealth {
         lock(&self.view).clone()
@@ -58,7 +76,23 @@ impl Health {
     /// For the API.
     #[must_use]
     pub fn report(&self) -> HealthReport {
-        HealthReport { nodes: vec![self.view()] }
+        let peers: Vec<Arc<NodeHealth>> = lock(&self.peers).values().cloned().collect();
+        let peers = peers.iter().map(|peer| NodeHealth::clone(peer));
+        HealthReport { nodes: std::iter::once(self.view()).chain(peers).collect() }
+    }
+
+    /// Number of other nodes by state.
+    #[must_use]
+    pub fn peer_states(&self) -> BTreeMap<HealthState, u64> {
+        let mut states = BTreeMap::new();
+        for peer in lock(&self.peers).values() {
+            *states.entry(peer.state).or_default() += 1;
+        }
+        states
+    }
+
+    pub(crate) fn update_peers<T>(&self, change: impl FnOnce(&mut Peers) -> T) -> T {
+        change(&mut lock(&self.peers))
     }
 
     /// Requests a round; resolves at its end. `None`: the controller is off, or too many wait.

@@ -244,7 +244,10 @@ impl Lifecycle {
     pub async fn set_cluster(&self) -> Result<(), PolicyError> {
         let cluster = self.cluster.in_force();
         let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
-        let addresses = others.flat_map(|node| node.addresses.iter().copied());
+        // A node's own connections over the overlay have its router address. Collected: with an iterator of closures, the
+        // compiler cannot see that the future is `Send`.
+        let addresses: Vec<IpAddr> =
+            others.flat_map(|node| node.addresses.iter().chain(&node.router_addresses)).copied().collect();
         self.policy.set_cluster(routes::peers(&cluster.destinations), addresses).await
     }
 

@@ -20,7 +20,7 @@ pub async fn get(State(node): State<Arc<Node>>) -> Json<HealthReport> {
     Json(node.health.report())
 }
 
-/// Probes now and returns the results.
+/// Probes the local health endpoint now and returns the results of all nodes.
 #[utoipa::path(post, path = "/v1/health/probe", tag = "health",
     responses((status = 200, body = HealthReport), (status = 429, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn probe(State(node): State<Arc<Node>>) -> Answer<Json<HealthReport>> {

@@ -1,6 +1,8 @@
 //! `wharf health status` and `wharf health probe`.
 
-use wharf_api::{HealthReport, HealthState, NodeHealth, ProbeOutcome, ProbeStatus};
+use std::net::IpAddr;
+
+use wharf_api::{HealthReport, HealthState, NodeHealth, ProbeKind, ProbeOutcome, ProbeStatus};
 
 use super::{
     Style, Tone,
@@ -9,6 +11,9 @@ use super::{
     text,
 };
 
+/// Other nodes that do not answer, with their probes. More fill the screen.
+const MAX_DETAILED: usize = 8;
+
 /// Whether every node's health endpoint answers.
 pub(crate) fn is_well(report: &HealthReport) -> bool {
     !report.nodes.is_empty() && report.nodes.iter().all(|n| n.state == HealthState::Ok)
@@ -16,9 +21,16 @@ pub(crate) fn is_well(report: &HealthReport) -> bool {
 
 pub(crate) fn report(report: &HealthReport, style: &Style) -> String {
     let mut screen = Screen::new(style);
-    let header = ["NODE", "STATE", "FOR", "PROBED", "ENDPOINT", "PID", "LAUNCHES"];
-    screen.block(&table(style, &header, report.nodes.iter().map(|n| node(n, style)).collect()));
-    for n in &report.nodes {
+    let has_others = report.nodes.iter().any(|n| !n.local);
+    let mut header = vec!["NODE", "STATE", "FOR", "PROBED", "ENDPOINT", "PID", "LAUNCHES"];
+    if has_others {
+        header.insert(4, "LATENCY");
+    }
+    screen.block(&table(style, &header, report.nodes.iter().map(|n| node(n, style, has_others)).collect()));
+    let failing = || report.nodes.iter().filter(|n| !n.local && is_failing(n));
+    let own = report.nodes.iter().filter(|n| n.local);
+    let detailed: Vec<&NodeHealth> = own.chain(failing().take(MAX_DETAILED)).collect();
+    for n in &detailed {
         if !n.probes.is_empty() {
             screen.gap();
             if report.nodes.len() > 1 {
@@ -28,7 +40,12 @@ pub(crate) fn report(report: &HealthReport, style: &Style) -> String {
             screen.block(&table(style, &header, n.probes.iter().map(probe).collect()));
         }
     }
-    let remarks: Vec<(Tone, String)> = report.nodes.iter().flat_map(|n| remarks(n, style)).collect();
+    let mut remarks: Vec<(Tone, String)> = detailed.iter().flat_map(|n| remarks(n, style)).collect();
+    let omitted = failing().count().saturating_sub(MAX_DETAILED);
+    if omitted > 0 {
+        let nodes = text::count(u64::try_from(omitted).unwrap_or(u64::MAX), "more node");
+        remarks.push((Tone::Warn, format!("not ok: {nodes}; `wharf health status -o json` shows every probe")));
+    }
     if !remarks.is_empty() {
         screen.gap();
     }
@@ -47,17 +64,33 @@ fn tone(state: HealthState) -> Tone {
     }
 }
 
-fn node(n: &NodeHealth, style: &Style) -> Vec<super::table::Cell> {
+fn is_failing(n: &NodeHealth) -> bool {
+    matches!(n.state, HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down)
+}
+
+fn node(n: &NodeHealth, style: &Style, has_others: bool) -> Vec<super::table::Cell> {
     let probed = n.last_round_unix_ms.map_or_else(|| "-".to_owned(), |then| text::ago(style.now_unix_ms, then));
-    vec![
+    let mut cells = vec![
         cell(&n.node),
         token(n.state.as_str()).tone(tone(n.state)),
         token(text::age(style.now_unix_ms, n.since_unix_ms)),
         token(probed),
         maybe(n.endpoint),
         maybe(n.pid),
-        number(n.launches),
-    ]
+        // This agent launches no endpoint of another node.
+        if n.local || !has_others { number(n.launches) } else { number("-") },
+    ];
+    if has_others {
+        cells.insert(4, number(trip(latency(n))));
+    }
+    cells
+}
+
+/// Round-trip time of the last ICMP probe of the health endpoint, else of the node; none if it was not answered.
+fn latency(n: &NodeHealth) -> Option<u64> {
+    let health = [n.ipv4.map(IpAddr::V4), n.ipv6.map(IpAddr::V6)];
+    let answered = || n.probes.iter().filter(|p| p.probe == ProbeKind::Icmp && p.outcome == ProbeOutcome::Answered);
+    answered().find(|p| health.contains(&Some(p.address))).or_else(|| answered().next())?.last_us
 }
 
 fn probe(p: &ProbeStatus) -> Vec<super::table::Cell> {
@@ -233,7 +266,9 @@ mod tests {
         n.probes[0].outcome = ProbeOutcome::WrongAnswer;
         n.probes[0].lost = 60;
         let message = "turned off by --health-interval-ms 0".to_owned();
-        let off = NodeHealth { node: "pier".to_owned(), state: HealthState::Off, message, ..NodeHealth::default() };
+        let local = true;
+        let off =
+            NodeHealth { node: "pier".to_owned(), local, state: HealthState::Off, message, ..NodeHealth::default() };
         insta::assert_snapshot!(show(vec![n, off]), @r"
         NODE                                           STATE         FOR  PROBED  ENDPOINT  PID   LAUNCHES
         k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfak  wrong-answer  12m  3s ago  7         4242         1
@@ -248,6 +283,58 @@ mod tests {
             k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row
           - pier: off: turned off by --health-interval-ms 0
         ");
+    }
+
+    fn other(name: &str, state: HealthState) -> NodeHealth {
+        let probes = [("192.0.2.2", 404), ("10.87.1.2", 512)].map(|(address, us)| probed(address, ProbeKind::Icmp, us));
+        NodeHealth {
+            node: name.to_owned(),
+            state,
+            message: "2 of 2 probes answered".to_owned(),
+            since_unix_ms: NOW - 60_000,
+            ipv4: Some([10, 87, 1, 2].into()),
+            interval_ms: 10_000,
+            last_round_unix_ms: Some(NOW - 2_000),
+            rounds: 6,
+            probes: probes.to_vec(),
+            ..NodeHealth::default()
+        }
+    }
+
+    #[test]
+    fn other_nodes_have_a_row_each_and_details_if_they_fail() {
+        let mut own = well();
+        own.probes.truncate(1);
+        let mut far = other("far", HealthState::Degraded);
+        far.message = "1 of 2 probes failed: ICMP to 10.87.1.2: no answer within 1s".to_owned();
+        (far.probes[1].outcome, far.probes[1].lost) = (ProbeOutcome::NoAnswer, 3);
+        let starting = NodeHealth { node: "new".to_owned(), since_unix_ms: NOW, ..NodeHealth::default() };
+        insta::assert_snapshot!(show(vec![own, other("dock", HealthState::Ok), far, starting]), @r"
+        NODE  STATE     FOR  PROBED  LATENCY  ENDPOINT  PID   LAUNCHES
+        quay  ok        12m  3s ago     82us  7         4242         1
+        dock  ok        1m   2s ago    512us  -         -            -
+        far   degraded  1m   2s ago    404us  -         -            -
+        new   starting  0s   -             -  -         -            -
+
+        quay
+        PROBE  ADDRESS    RESULT    LAST   MIN   MEAN     MAX  LOST
+        ICMP   10.87.0.2  answered  82us  71us  123us  12.3ms  0/60
+
+        far
+        PROBE  ADDRESS    RESULT      LAST   MIN   MEAN     MAX  LOST
+        ICMP   192.0.2.2  answered   404us  71us  123us  12.3ms  0/60
+        ICMP   10.87.1.2  no answer  512us  71us  123us  12.3ms  3/60
+
+          - far: degraded: 1 of 2 probes failed: ICMP to 10.87.1.2: no answer within 1s
+        ");
+    }
+
+    #[test]
+    fn many_failing_nodes_do_not_fill_the_screen() {
+        let down = (0..20).map(|n| other(&format!("{n}-{}", HOSTILE.repeat(4)), HealthState::Down));
+        let shown = show(std::iter::once(well()).chain(down).collect());
+        assert_eq!(shown.matches("PROBE  ADDRESS").count(), 1 + MAX_DETAILED, "{shown}");
+        assert!(shown.contains("not ok: 12 more nodes; `wharf health status -o json` shows every probe"), "{shown}");
     }
 
     #[test]

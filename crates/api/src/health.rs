@@ -1,4 +1,4 @@
-//! Body of `GET /v1/health`: health endpoints of the nodes, and their probes.
+//! Body of `GET /v1/health`: health endpoints of the nodes, and their probes by this node.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,7 +18,7 @@ pub enum HealthState {
     Starting,
     /// Turned off by an interval of 0.
     Off,
-    /// The last round failed, but too few in a row did.
+    /// Some probes of the last round failed, or too few rounds in a row did.
     Degraded,
     /// Something else answers at its address.
     WrongAnswer,
@@ -116,7 +116,7 @@ pub struct Relaunch {
     pub reason: String,
 }
 
-/// The health endpoint of one node.
+/// The health endpoint of one node. Of other nodes, their own addresses are probed, too.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeHealth {
     /// Node name.
@@ -137,9 +137,9 @@ pub struct NodeHealth {
     pub ipv6: Option<Ipv6Addr>,
     /// Problem with the kept addresses, if any.
     pub address_note: Option<String>,
-    /// Endpoint id.
+    /// Endpoint id; of the local node.
     pub endpoint: Option<u16>,
-    /// Process id.
+    /// Process id; of the local node.
     pub pid: Option<u32>,
     /// Milliseconds between rounds; 0 when turned off.
     pub interval_ms: u64,
@@ -149,19 +149,19 @@ pub struct NodeHealth {
     pub rounds: u64,
     /// Consecutive failed rounds.
     pub failed_rounds: u64,
-    /// Launches since the agent started.
+    /// Launches since the agent started; of the local node.
     pub launches: u64,
     /// Launches that failed since the agent started.
     pub failed_launches: u64,
     /// The last deletion for a relaunch.
     pub last_relaunch: Option<Relaunch>,
-    /// Probes of the last round.
+    /// Probes of the last round, ICMP of a node's own addresses first.
     pub probes: Vec<ProbeStatus>,
 }
 
 /// Body of `GET /v1/health`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HealthReport {
-    /// Every probed node; the local node is first.
+    /// The local node, then the other nodes of the cluster by name.
     pub nodes: Vec<NodeHealth>,
 }

@@ -25,6 +25,10 @@ struct Row {
     addresses: Vec<Spanned<String>>,
     #[serde(default)]
     pod_cidrs: Vec<Spanned<String>>,
+    #[serde(default)]
+    health_addresses: Vec<Spanned<String>>,
+    #[serde(default)]
+    router_addresses: Vec<Spanned<String>>,
 }
 
 /// Why a file is refused, with the line.
@@ -51,18 +55,23 @@ pub fn parse(text: &str) -> Result<Nodes, FileError> {
     }
     let file: File =
         toml::from_str(text).map_err(|e| at(e.span().map_or(0, |span| span.start), e.message().replace('\n', " ")))?;
+    let address = |text: &Spanned<String>| {
+        let wrong = |_| at(text.span().start, format!("{:?} is no IP address", text.get_ref()));
+        text.get_ref().parse::<IpAddr>().map_err(wrong)
+    };
+    let cidr = |text: &Spanned<String>| {
+        let wrong = |_| at(text.span().start, format!("{:?} is no CIDR (ADDRESS/PREFIX)", text.get_ref()));
+        text.get_ref().parse::<IpNet>().map_err(wrong)
+    };
     let mut rows = Vec::with_capacity(file.node.len());
     for row in &file.node {
-        let mut node = NodeRow { name: row.name.get_ref().clone(), addresses: Vec::new(), pod_cidrs: Vec::new() };
-        for text in &row.addresses {
-            let wrong = |_| at(text.span().start, format!("{:?} is no IP address", text.get_ref()));
-            node.addresses.push(text.get_ref().parse::<IpAddr>().map_err(wrong)?);
-        }
-        for text in &row.pod_cidrs {
-            let wrong = |_| at(text.span().start, format!("{:?} is no CIDR (ADDRESS/PREFIX)", text.get_ref()));
-            node.pod_cidrs.push(text.get_ref().parse::<IpNet>().map_err(wrong)?);
-        }
-        rows.push(node);
+        rows.push(NodeRow {
+            name: row.name.get_ref().clone(),
+            addresses: row.addresses.iter().map(address).collect::<Result<_, _>>()?,
+            pod_cidrs: row.pod_cidrs.iter().map(cidr).collect::<Result<_, _>>()?,
+            health_addresses: row.health_addresses.iter().map(address).collect::<Result<_, _>>()?,
+            router_addresses: row.router_addresses.iter().map(address).collect::<Result<_, _>>()?,
+        });
     }
     Nodes::new(rows).map_err(|refused| {
         let NodesError::Row { row, part, why } = &refused else { return at(0, refused.to_string()) };
@@ -71,6 +80,8 @@ pub fn parse(text: &str) -> Result<Nodes, FileError> {
             Part::Name => Some(row.name.span()),
             Part::Address(i) => row.addresses.get(*i).map(Spanned::span),
             Part::Cidr(i) => row.pod_cidrs.get(*i).map(Spanned::span),
+            Part::Health(i) => row.health_addresses.get(*i).map(Spanned::span),
+            Part::Router(i) => row.router_addresses.get(*i).map(Spanned::span),
         });
         at(place.map_or(0, |span| span.start), why.clone())
     })
@@ -98,6 +109,12 @@ addresses = ["192.0.2.2"]
         let told: Vec<_> = told.collect();
         assert_eq!(told, [("a", 2, 2), ("b", 1, 0)]);
         assert_eq!(parse(""), Ok(Nodes::default()));
+        let health = "health-addresses = [\"10.87.0.2\", \"fd57:0:0:1::2\"]";
+        let inner = format!("{health}\nrouter-addresses = [\"10.87.0.1\"]\npod-cidrs");
+        let nodes = parse(&TWO.replace("pod-cidrs", &inner)).expect("nodes");
+        let told: Vec<_> =
+            nodes.iter().map(|node| (node.health_addresses.len(), node.router_addresses.len())).collect();
+        assert_eq!(told, [(2, 1), (0, 0)]);
     }
 
     #[test]
@@ -110,6 +127,19 @@ addresses = ["192.0.2.2"]
             ("pod-cidrs", "pod-cidr", 5, "unknown field"),
             ("name = \"b\"", "name = b", 8, ""),
             ("name = \"b\"\n", "", 7, "missing field"),
+            (
+                "addresses = [\"192.0.2.2\"]",
+                "addresses = [\"192.0.2.2\"]\nhealth-addresses = [\"10.9.0.2\"]",
+                10,
+                "10.9.0.2 is in no pod CIDR of node b",
+            ),
+            (
+                "pod-cidrs = [",
+                "router-addresses = [\"10.87.0.1\",\n\"10.88.0.1\"]\npod-cidrs = [",
+                6,
+                "10.88.0.1 is in no pod CIDR of node a",
+            ),
+            ("pod-cidrs = [", "health-addresses = [\"10.87.0\"]\npod-cidrs = [", 5, "\"10.87.0\" is no IP address"),
         ] {
             let refused = parse(&TWO.replace(from, to)).expect_err(to);
             assert_eq!(refused.line, line, "{refused}");

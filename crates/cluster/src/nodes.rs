@@ -1,12 +1,15 @@
 //! Rows of nodes.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 
 /// Nodes of a list.
 pub const MAX_NODES: usize = 8_192;
-/// Addresses of a node, and CIDRs of a node.
+/// Items of each list of a node.
 pub const MAX_OF_NODE: usize = 8;
 /// Bytes; as of a DNS name.
 pub(crate) const MAX_NAME: usize = 253;
@@ -20,6 +23,10 @@ pub struct NodeRow {
     pub addresses: Vec<IpAddr>,
     /// Its containers have addresses of these.
     pub pod_cidrs: Vec<IpNet>,
+    /// Addresses of its health endpoint, each in a pod CIDR of the node.
+    pub health_addresses: Vec<IpAddr>,
+    /// Gateways of its containers, each in a pod CIDR of the node. The node itself sends from them over the overlay.
+    pub router_addresses: Vec<IpAddr>,
 }
 
 /// Nodes that follow the rules: names and addresses are unique, CIDRs do not overlap.
@@ -35,6 +42,10 @@ pub enum Part {
     Address(usize),
     /// CIDR, by index.
     Cidr(usize),
+    /// Address of the health endpoint, by index.
+    Health(usize),
+    /// Router address, by index.
+    Router(usize),
 }
 
 /// Why a list is refused.
@@ -78,7 +89,12 @@ impl Nodes {
             if node.addresses.is_empty() {
                 return refuse(Part::Name, format!("node {} has no address", node.name));
             }
-            for (what, count) in [("addresses", node.addresses.len()), ("pod CIDRs", node.pod_cidrs.len())] {
+            for (what, count) in [
+                ("addresses", node.addresses.len()),
+                ("pod CIDRs", node.pod_cidrs.len()),
+                ("health addresses", node.health_addresses.len()),
+                ("router addresses", node.router_addresses.len()),
+            ] {
                 if count > MAX_OF_NODE {
                     return refuse(
                         Part::Name,
@@ -102,6 +118,9 @@ impl Nodes {
                     return refuse(Part::Cidr(i), format!("{cidr} overlaps {other} of node {owner}"));
                 }
                 cidrs.insert(*cidr, &node.name);
+            }
+            if let Some((part, why)) = inner_problem(node) {
+                return refuse(part, why);
             }
         }
         for (row, node) in rows.iter().enumerate() {
@@ -129,11 +148,28 @@ impl Nodes {
     /// The node whose pod CIDR or own address this is.
     #[must_use]
     pub fn of_address(&self, address: IpAddr) -> Option<&NodeRow> {
-        let has = |node: &&NodeRow| {
-            node.addresses.contains(&address) || node.pod_cidrs.iter().any(|cidr| cidr.contains(&address))
-        };
+        let has = |node: &&NodeRow| node.addresses.contains(&address) || is_in(&node.pod_cidrs, address);
         self.0.iter().find(has)
     }
+}
+
+/// Of the addresses in the node's pod CIDRs. No other node has them, because pod CIDRs do not overlap.
+fn inner_problem(node: &NodeRow) -> Option<(Part, String)> {
+    let health = node.health_addresses.iter().enumerate().map(|(i, address)| (Part::Health(i), *address));
+    let routers = node.router_addresses.iter().enumerate().map(|(i, address)| (Part::Router(i), *address));
+    let mut seen = BTreeSet::new();
+    health.chain(routers).find_map(|(part, address)| {
+        let why = if let Some(why) = address_problem(address) {
+            why
+        } else if !is_in(&node.pod_cidrs, address) {
+            format!("{address} is in no pod CIDR of node {}", node.name)
+        } else if !seen.insert(address) {
+            format!("{address} is listed twice")
+        } else {
+            return None;
+        };
+        Some((part, why))
+    })
 }
 
 /// The CIDR that overlaps `net`. The CIDRs do not overlap: it is directly before or after `net`.
@@ -169,6 +205,10 @@ fn is_of_a_host(address: IpAddr) -> bool {
     !(address.is_unspecified() || address.is_loopback() || address.is_multicast() || link_local)
 }
 
+pub(crate) fn is_in(cidrs: &[IpNet], address: IpAddr) -> bool {
+    cidrs.iter().any(|cidr| cidr.contains(&address))
+}
+
 pub(crate) fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
@@ -182,6 +222,8 @@ mod tests {
             name: name.to_owned(),
             addresses: addresses.iter().map(|a| a.parse().expect("address")).collect(),
             pod_cidrs: cidrs.iter().map(|c| c.parse().expect("CIDR")).collect(),
+            health_addresses: Vec::new(),
+            router_addresses: Vec::new(),
         }
     }
 
@@ -205,6 +247,32 @@ mod tests {
         }
         for name in ["", "a b", "a\n", &"x".repeat(254)] {
             assert!(Nodes::new(vec![row(name, &["192.0.2.1"], &[])]).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn health_and_router_addresses_are_in_the_pod_cidrs_of_their_node() {
+        let a = || row("a", &["192.0.2.1"], &["10.1.0.0/16"]);
+        let b = |health: &[&str], routers: &[&str]| {
+            let parse =
+                |texts: &[&str]| -> Vec<IpAddr> { texts.iter().map(|text| text.parse().expect("address")).collect() };
+            let (health_addresses, router_addresses) = (parse(health), parse(routers));
+            NodeRow { health_addresses, router_addresses, ..row("b", &["192.0.2.2"], &["10.2.0.0/16", "fd00:2::/64"]) }
+        };
+        assert!(Nodes::new(vec![a(), b(&["10.2.0.2", "fd00:2::2"], &["10.2.0.1", "fd00:2::1"])]).is_ok());
+        let nine: Vec<String> = (1..10).map(|i| format!("10.2.0.{i}")).collect();
+        let nine: Vec<&str> = nine.iter().map(String::as_str).collect();
+        for (row, part, why) in [
+            (b(&["10.2.0.2", "10.1.0.2"], &[]), Part::Health(1), "10.1.0.2 is in no pod CIDR of node b"),
+            (b(&[], &["192.0.2.2"]), Part::Router(0), "192.0.2.2 is in no pod CIDR of node b"),
+            (b(&[], &["10.2.0.1", "10.2.0.1"]), Part::Router(1), "10.2.0.1 is listed twice"),
+            (b(&["10.2.0.1"], &["fd00:2::1", "10.2.0.1"]), Part::Router(1), "10.2.0.1 is listed twice"),
+            (b(&["127.0.0.1"], &[]), Part::Health(0), "127.0.0.1 is no address that other nodes can reach"),
+            (b(&nine, &[]), Part::Name, "node b has 9 health addresses; at most 8 fit"),
+            (b(&[], &nine), Part::Name, "node b has 9 router addresses; at most 8 fit"),
+        ] {
+            let refused = Nodes::new(vec![a(), row]).expect_err(why);
+            assert_eq!(refused, NodesError::Row { row: 1, part, why: why.to_owned() });
         }
     }
 

@@ -212,6 +212,8 @@ mod tests {
             name: name.to_owned(),
             addresses: addresses.iter().map(|a| a.parse().expect("address")).collect(),
             pod_cidrs: cidrs.iter().copied().map(net).collect(),
+            health_addresses: Vec::new(),
+            router_addresses: Vec::new(),
         };
         Nodes::new(vec![
             row("a", &["192.0.2.1", "2001:db8::1"], &["10.1.0.0/16", "fd00:1::/64"]),
@@ -283,6 +285,8 @@ mod tests {
             name: name.to_owned(),
             addresses: addresses.iter().map(|a| a.parse().expect("address")).collect(),
             pod_cidrs: vec![net(cidr)],
+            health_addresses: Vec::new(),
+            router_addresses: Vec::new(),
         };
         let of = |own: &[&str], other: &[&str]| {
             let nodes = Nodes::new(vec![row("a", own, "10.1.0.0/16"), row("b", other, "10.2.0.0/16")]).expect("nodes");

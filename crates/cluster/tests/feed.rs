@@ -31,6 +31,7 @@ fn a_node(name: &str, addresses: &[&str], cidrs: &[&str]) -> FeedNode {
         addresses: addresses.iter().copied().map(ip).collect(),
         pod_cidrs: cidrs.iter().copied().map(net).collect(),
         health_addresses: Vec::new(),
+        router_addresses: Vec::new(),
     }
 }
 
@@ -342,6 +343,26 @@ fn a_row_that_breaks_a_rule_is_refused() {
         play(&mut feed, [Change::Delete(key)]);
         assert_eq!(refusals(&feed), [""; 0]);
     }
+}
+
+#[test]
+fn health_and_router_addresses_outside_the_pod_cidrs_in_force_have_no_effect() {
+    let b = |cidrs: &[&str]| FeedNode {
+        health_addresses: vec![ip("10.2.0.2"), ip("10.1.0.2")],
+        router_addresses: vec![ip("10.2.0.1"), ip("192.0.2.9")],
+        ..a_node("b", &["192.0.2.2"], cidrs)
+    };
+    let in_force = |feed: &Feed| {
+        let row = NodeRow::from(feed.nodes().find(|node| node.name == "b").expect("node b"));
+        (row.health_addresses, row.router_addresses)
+    };
+    let mut feed = synced(&[node("a", &["192.0.2.1"], &["10.1.0.0/16"]), Row::Node(b(&["10.2.0.0/16"]))]);
+    assert_eq!(in_force(&feed), (vec![ip("10.2.0.2")], vec![ip("10.2.0.1")]));
+    // Another node claims the network, too.
+    play(&mut feed, [Change::Put(node("a", &["192.0.2.1"], &["10.2.0.0/16"]))]);
+    assert_eq!(in_force(&feed), (Vec::new(), Vec::new()));
+    let both = FeedNode { router_addresses: vec![ip("10.2.0.2")], ..b(&["10.2.0.0/16"]) };
+    assert_eq!(refuse(&mut feed, Row::Node(both)).why, "10.2.0.2 is a health address and a router address");
 }
 
 #[test]
@@ -797,12 +818,7 @@ proptest! {
                 let owner = wanted.values().find(|row| matches!(row, Row::Pod(pod) if pod.addresses.contains(&address)));
                 prop_assert_eq!(feed.owner_of(address).cloned().map(Row::Pod), owner.cloned());
             }
-            let rows = feed.nodes().map(|node| NodeRow {
-                name: node.name.clone(),
-                addresses: node.addresses.clone(),
-                pod_cidrs: node.pod_cidrs.clone(),
-            });
-            prop_assert!(Nodes::new(rows.collect()).is_ok());
+            prop_assert!(Nodes::new(feed.nodes().map(NodeRow::from).collect()).is_ok());
         }
         consumer.take(&mut feed);
     }

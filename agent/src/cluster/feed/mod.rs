@@ -295,11 +295,7 @@ impl ClusterFeed {
     /// Nodes in force, and whether the producer has sent every row of every kind.
     pub(super) fn nodes(&self) -> (Vec<NodeRow>, bool) {
         let inner = lock(&self.inner);
-        let rows = inner.feed.nodes().map(|node| NodeRow {
-            name: node.name.clone(),
-            addresses: node.addresses.clone(),
-            pod_cidrs: node.pod_cidrs.clone(),
-        });
+        let rows = inner.feed.nodes().map(NodeRow::from);
         (rows.collect(), inner.kinds.contains(&Kind::Node) && inner.is_synced())
     }
 

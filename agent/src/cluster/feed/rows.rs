@@ -80,6 +80,7 @@ impl Reader {
                 addresses: self.list(&node.addresses, "IP address"),
                 pod_cidrs: self.list(&node.pod_cidrs, "CIDR (ADDRESS/PREFIX)"),
                 health_addresses: self.list(&node.health_addresses, "IP address"),
+                router_addresses: self.list(&node.router_addresses, "IP address"),
             }),
             v1::row::Row::Pod(pod) => Row::Pod(FeedPod {
                 uid: pod.uid,
@@ -163,6 +164,7 @@ mod tests {
             addresses: vec![address.into()],
             pod_cidrs: vec![cidr.into()],
             health_addresses: Vec::new(),
+            router_addresses: Vec::new(),
         }))
     }
 

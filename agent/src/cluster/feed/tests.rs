@@ -57,6 +57,7 @@ fn node(name: &str, n: u8) -> Change {
         addresses: vec![[192, 0, 2, n].into()],
         pod_cidrs: Vec::new(),
         health_addresses: Vec::new(),
+        router_addresses: Vec::new(),
     }))
 }
 

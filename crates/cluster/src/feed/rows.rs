@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use wharf_core::{ids::PortName, nat::Protocol};
 
 use super::{Kind, Limits};
-use crate::nodes::{MAX_NAME, MAX_OF_NODE, address_problem, cidr_problem, name_problem, overlap};
+use crate::nodes::{MAX_NAME, MAX_OF_NODE, NodeRow, address_problem, cidr_problem, is_in, name_problem, overlap};
 
 /// Label of every namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
@@ -36,8 +36,28 @@ pub struct FeedNode {
     pub addresses: Vec<IpAddr>,
     /// Addresses of its containers are in these.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses of the node's health endpoint. Not compared with other rows.
+    /// Addresses of the node's health endpoint. Not compared with other rows. Those outside the pod CIDRs in force have
+    /// no effect.
     pub health_addresses: Vec<IpAddr>,
+    /// The gateways of its containers, as `health_addresses`. A file of an earlier version has none.
+    #[serde(default)]
+    pub router_addresses: Vec<IpAddr>,
+}
+
+/// Without the health and router addresses that are in none of its pod CIDRs: they may be another's.
+impl From<&FeedNode> for NodeRow {
+    fn from(node: &FeedNode) -> Self {
+        let inside = |addresses: &[IpAddr]| -> Vec<IpAddr> {
+            addresses.iter().copied().filter(|address| is_in(&node.pod_cidrs, *address)).collect()
+        };
+        Self {
+            name: node.name.clone(),
+            addresses: node.addresses.clone(),
+            health_addresses: inside(&node.health_addresses),
+            router_addresses: inside(&node.router_addresses),
+            pod_cidrs: node.pod_cidrs.clone(),
+        }
+    }
 }
 
 /// A pod; its key is the uid.
@@ -142,8 +162,9 @@ impl FeedRow for FeedNode {
     }
 
     fn size(&self) -> usize {
-        let lists = self.addresses.len() + self.pod_cidrs.len() + self.health_addresses.len();
-        OVERHEAD * (1 + lists) + self.name.len() + self.uid.len()
+        let lists = [&self.addresses, &self.health_addresses, &self.router_addresses].map(Vec::len);
+        let items = self.pod_cidrs.len() + lists.into_iter().sum::<usize>();
+        OVERHEAD * (1 + items) + self.name.len() + self.uid.len()
     }
 
     fn check(&self, _limits: &Limits) -> Result<(), String> {
@@ -154,6 +175,10 @@ impl FeedRow for FeedNode {
         }
         check_addresses("addresses", &self.addresses, MAX_OF_NODE)?;
         check_addresses("health addresses", &self.health_addresses, MAX_OF_NODE)?;
+        check_addresses("router addresses", &self.router_addresses, MAX_OF_NODE)?;
+        if let Some(address) = self.router_addresses.iter().find(|address| self.health_addresses.contains(*address)) {
+            return Err(format!("{address} is a health address and a router address"));
+        }
         at_most("pod CIDRs", self.pod_cidrs.len(), MAX_OF_NODE)?;
         for (i, cidr) in self.pod_cidrs.iter().enumerate() {
             cidr_problem(cidr).map_or(Ok(()), Err)?;

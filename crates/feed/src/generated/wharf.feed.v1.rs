@@ -136,9 +136,12 @@ pub struct Node {
     /// Networks of the node's containers, at most 8, `10.88.0.0/24`, without host bits. They overlap no other.
     #[prost(string, repeated, tag = "4")]
     pub pod_cidrs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Addresses of the node's health endpoint, at most 8.
+    /// Addresses of the node's health endpoint, at most 8. Those outside `pod_cidrs` have no effect.
     #[prost(string, repeated, tag = "5")]
     pub health_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Addresses that the node has as its containers' gateway, at most 8. Those outside `pod_cidrs` have no effect.
+    #[prost(string, repeated, tag = "6")]
+    pub router_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A pod with addresses of its own. Pods in the network of their node are not sent.
 #[derive(Clone, PartialEq, ::prost::Message)]
