@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use wharf_api::PolicyImport;
 use wharf_feed::v1;
 use wharf_tests::{
@@ -385,6 +385,17 @@ fn frames_that_no_known_node_may_send_are_dropped() -> Result<()> {
         echo::udp_client(two.space()?, to)?.send(b"plain").context("send")?;
         must_be_next(&inbox, "plain").context("by a container of node b")?;
     }
+    // At an address of node c that its row does not have, the overlay receives, too.
+    ip(c.space(), "addr add 203.0.113.9/24 dev up0")?;
+    let unlisted: IpAddr = "203.0.113.9".parse().context("address")?;
+    let to = SocketAddr::new(three.end.v4()?.into(), port);
+    let claim = vxlan(VNI, &inner(container_of(1, false)?, to, "a claim"));
+    echo::tcp(two.space()?, of_c.tcp_at(unlisted), 100).context("another port at the unlisted address")?;
+    echo::udp_client(b.space(), SocketAddr::new(unlisted, PORT))?.send(&claim).context("send")?;
+    must_be_next(&inbox, "a claim").context("by a program on node b, to the unlisted address")?;
+    echo::udp_client(two.space()?, SocketAddr::new(unlisted, PORT))?.send(&claim).context("send")?;
+    echo::udp_client(two.space()?, to)?.send(b"plain").context("send")?;
+    must_be_next(&inbox, "plain").context("by a container of node b, to the unlisted address")?;
     let neighbours = ip(c.space(), &format!("neigh show dev {DEVICE}"))?;
     ensure!(!neighbours.contains("02:00:00:00:be:ef"), "learned from a frame: {neighbours}");
     must_be_healthy(c)?;
@@ -408,6 +419,29 @@ fn frames_that_no_known_node_may_send_are_dropped() -> Result<()> {
     b.detach(&two.end)?;
     c.detach(&three.end)?;
     c.detach(&four.end)?;
+    joined.end()
+}
+
+#[test]
+fn a_published_port_of_the_same_number_takes_no_frame() -> Result<()> {
+    let mut joined = Nodes::join(2, "overlay")?;
+    // Published before there is an overlay: nothing holds the port.
+    joined.write(&own_row(1))?;
+    joined.nodes[1].start_agent()?;
+    let ports = json!({"portMappings": [{"hostPort": PORT, "containerPort": 7, "protocol": "udp"}]});
+    let sandbox = joined.nodes[1].sandbox("published")?;
+    let netconf = joined.nodes[1].netconf().with("runtimeConfig", ports);
+    let published = joined.nodes[1].attach_with(&sandbox, "eth0", &netconf)?;
+    joined.write(&[own_row(0), own_row(1)].concat())?;
+    joined.nodes[0].start_agent()?;
+    let [a, b] = [&joined.nodes[0], &joined.nodes[1]];
+    await_routes(a, tunnel(1, &address(0, false), &address(1, false)))?;
+    await_routes(b, tunnel(0, &address(1, false), &address(0, false)))?;
+    let (one, two) = (Container::start(a, "one")?, Container::start(b, "two")?);
+    reach_each_other(&one, &two)?;
+    a.detach(&one.end)?;
+    b.detach(&two.end)?;
+    b.detach(&published)?;
     joined.end()
 }
 

@@ -20,18 +20,20 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use wharf_api::{HealthState, NodeHealth, ProbeKind};
-use wharf_cluster::nodes::Nodes;
+use wharf_cluster::routes;
 
 use super::{
     host::ThisHost,
-    judge::PATIENCE,
     probe::{self, Expected, Outcome, Probed},
     window::Windows,
 };
 use crate::{
     clock,
     cluster::InForce,
-    node::{health::Health, lifecycle::Lifecycle},
+    node::{
+        health::{Health, PATIENCE, is_failing},
+        lifecycle::Lifecycle,
+    },
 };
 
 const CONTROLLER: &str = "health-mesh";
@@ -47,6 +49,9 @@ const NEWS_PACE: Duration = Duration::from_secs(1);
 const NAMED: usize = 4;
 const NO_ADDRESS: &str = "this node's row has no address of its family";
 const NO_CIDR: &str = "this node's row has no pod CIDR of its family";
+const REFUSED: &str = "this node has no route to its network (`wharf cluster nodes`)";
+/// From the first nodes to the first sweep: their routes and rules come just after them.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// Sends the probes; tests implement it in memory.
 trait Prober: Sync {
@@ -120,8 +125,7 @@ struct Peer {
 
 impl Peer {
     fn targets(&self) -> Vec<IpAddr> {
-        let skipped = self.skipped.iter().map(|(address, _)| *address);
-        self.addresses.iter().chain(&self.health).copied().chain(skipped).collect()
+        self.addresses.iter().chain(&self.health).copied().collect()
     }
 
     fn ipv4(&self) -> Option<Ipv4Addr> {
@@ -140,7 +144,8 @@ impl Peer {
 }
 
 /// The other nodes by name. This node has no way to an address of a family that its own row lacks.
-fn peers(nodes: &Nodes, own: &str) -> BTreeMap<String, Peer> {
+fn peers(cluster: &InForce, own: &str) -> BTreeMap<String, Peer> {
+    let nodes = &cluster.nodes;
     let row = nodes.get(own);
     let has_address = |v6: bool| row.is_none_or(|row| row.addresses.iter().any(|a| a.is_ipv6() == v6));
     let has_cidr = |v6: bool| {
@@ -149,10 +154,11 @@ fn peers(nodes: &Nodes, own: &str) -> BTreeMap<String, Peer> {
     let peer = |name: &str, addresses: &[IpAddr], health: &[IpAddr]| {
         let (addresses, far): (Vec<IpAddr>, Vec<IpAddr>) =
             addresses.iter().copied().partition(|a| has_address(a.is_ipv6()));
-        let (health, far_health): (Vec<IpAddr>, Vec<IpAddr>) =
-            health.iter().copied().partition(|a| has_cidr(a.is_ipv6()));
-        let far = far.into_iter().map(|address| (address, NO_ADDRESS));
-        let skipped = far.chain(far_health.into_iter().map(|address| (address, NO_CIDR))).collect();
+        let (health, refused): (Vec<IpAddr>, Vec<IpAddr>) =
+            health.iter().copied().partition(|a| !routes::is_refused(&cluster.destinations, *a));
+        let (health, far_health): (Vec<IpAddr>, Vec<IpAddr>) = health.into_iter().partition(|a| has_cidr(a.is_ipv6()));
+        let why = |addresses: Vec<IpAddr>, why| addresses.into_iter().map(move |address| (address, why));
+        let skipped = why(far, NO_ADDRESS).chain(why(refused, REFUSED)).chain(why(far_health, NO_CIDR)).collect();
         Peer { name: name.to_owned(), addresses, health, skipped }
     };
     let others = nodes.iter().filter(|node| node.name != own);
@@ -276,10 +282,12 @@ impl<S: Sink> Mesh<S> {
         mut nodes: watch::Receiver<Arc<InForce>>,
         stop: &CancellationToken,
     ) {
-        self.follow(&current(&mut nodes).nodes);
+        self.follow(&current(&mut nodes));
         let mut due: VecDeque<(Instant, String)> = VecDeque::new();
         let mut running: FuturesUnordered<BoxFuture<'_, (Peer, Vec<Probed>)>> = FuturesUnordered::new();
         let (mut next, mut is_sweeping) = (Instant::now(), false);
+        // Of the next start.
+        let mut paced = next;
         loop {
             let now = Instant::now();
             let is_idle = due.is_empty() && running.is_empty();
@@ -293,7 +301,7 @@ impl<S: Sink> Mesh<S> {
                 is_sweeping = true;
             }
             let start = match due.front() {
-                Some((at, _)) => (running.len() < AT_ONCE).then_some(*at),
+                Some((at, _)) => (running.len() < AT_ONCE).then_some(paced.max(*at)),
                 None => (running.is_empty() && !self.watched.is_empty()).then_some(next),
             };
             let has_news = self.news.changes > 0;
@@ -304,7 +312,11 @@ impl<S: Sink> Mesh<S> {
                     if changed.is_err() {
                         break;
                     }
-                    self.follow(&current(&mut nodes).nodes);
+                    let was_alone = self.watched.is_empty();
+                    self.follow(&current(&mut nodes));
+                    if was_alone {
+                        next = next.max(Instant::now() + SETTLE);
+                    }
                 }
                 Some((peer, probed)) = running.next(), if !running.is_empty() => self.record(&peer, probed),
                 () = sleep_until(self.news.not_before), if has_news => {
@@ -313,12 +325,11 @@ impl<S: Sink> Mesh<S> {
                     }
                 }
                 () = sleep_until(start.unwrap_or(now)), if start.is_some() => {
-                    let now = Instant::now();
-                    while running.len() < AT_ONCE && due.front().is_some_and(|(at, _)| *at <= now) {
-                        let Some((_, name)) = due.pop_front() else { break };
-                        if let Some(watched) = self.watched.get(&name) {
-                            running.push(Box::pin(probe_one(prober, watched.peer.clone())));
-                        }
+                    if let Some((_, name)) = due.pop_front()
+                        && let Some(watched) = self.watched.get(&name)
+                    {
+                        paced = Instant::now() + PACE;
+                        running.push(Box::pin(probe_one(prober, watched.peer.clone())));
                     }
                 }
             }
@@ -328,8 +339,8 @@ impl<S: Sink> Mesh<S> {
     }
 
     /// Drops nodes that left the cluster, adds new ones.
-    fn follow(&mut self, nodes: &Nodes) {
-        let peers = peers(nodes, &self.own);
+    fn follow(&mut self, cluster: &InForce) {
+        let peers = peers(cluster, &self.own);
         self.watched.retain(|name, _| peers.contains_key(name));
         let message = match (peers.len(), self.size_of_sweep()) {
             (all, fit) if all > fit => format!("not probed yet: a sweep probes {fit} of {all} other nodes"),
@@ -345,6 +356,10 @@ impl<S: Sink> Mesh<S> {
                     Some(watched) if watched.peer == peer => continue,
                     Some(watched) => {
                         watched.windows.keep(&peer.targets());
+                        // Rounds at other addresses say nothing of these.
+                        if watched.peer.targets() != peer.targets() {
+                            (watched.failed, watched.silent) = (0, 0);
+                        }
                         watched.peer = peer;
                     }
                     None => drop(watched.insert(name.clone(), Watched::new(peer))),
@@ -358,7 +373,8 @@ impl<S: Sink> Mesh<S> {
                     ..NodeHealth::default()
                 };
                 let before = views.get(&name).map_or_else(starting, |view| NodeHealth::clone(view));
-                views.insert(name, Arc::new(NodeHealth { ipv4, ipv6, ..before }));
+                let probes = watched.get(&name).map(|watched| watched.windows.status()).unwrap_or_default();
+                views.insert(name, Arc::new(NodeHealth { ipv4, ipv6, probes, ..before }));
             }
         });
         self.sink.states(&self.health.peer_states());
@@ -397,9 +413,9 @@ impl<S: Sink> Mesh<S> {
         watched.windows.add(probed);
         let (now, rounds, failed_rounds) = (clock::unix_ms(), watched.rounds, watched.failed);
         let probes = watched.windows.status();
-        let before = self.health.update_peers(|views| {
+        let changed = self.health.update_peers(|views| {
             let view = views.get_mut(&peer.name)?;
-            let before = view.state;
+            let (before, was_failing) = (view.state, is_failing(view));
             let after = NodeHealth {
                 state,
                 message: message.clone(),
@@ -410,11 +426,15 @@ impl<S: Sink> Mesh<S> {
                 probes,
                 ..NodeHealth::clone(view)
             };
+            let is_news = was_failing != is_failing(&after);
             *view = Arc::new(after);
-            Some(before)
+            Some((before, is_news))
         });
-        if let Some(before) = before.filter(|before| *before != state) {
+        let Some((before, is_news)) = changed else { return };
+        if is_news {
             self.news.add(&peer.name, before, state, &message);
+        }
+        if before != state {
             self.sink.states(&self.health.peer_states());
         }
     }

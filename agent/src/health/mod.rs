@@ -19,7 +19,7 @@ mod probe;
 pub mod server;
 mod window;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, HealthState};
 use wharf_core::{identity::Label, identity_allocator::RESERVED_SOURCE};
@@ -61,13 +61,13 @@ pub fn component(health: &Health) -> ComponentStatus {
         // Containers may be well.
         HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down => Level::Degraded,
     };
-    let (view, peers) = (health.view(), health.peer_states());
+    let (view, peers) = (health.view(), health.peer_counts());
     let own = level(view.state);
-    let is_failing = |(state, _): (&HealthState, &u64)| level(*state) == Level::Degraded;
-    let all = own.max(if peers.iter().any(is_failing) { Level::Degraded } else { Level::Ok });
+    let [_, _, failing] = peers;
+    let all = own.max(if failing > 0 { Level::Degraded } else { Level::Ok });
     let mut message =
         if view.state == HealthState::Ok { view.message } else { format!("{}: {}", view.state.as_str(), view.message) };
-    message.push_str(&of_peers(&peers));
+    message.push_str(&of_peers(peers));
     if view.state != HealthState::Ok || all == Level::Degraded {
         message.push_str("; see `wharf health status`");
     }
@@ -75,14 +75,12 @@ pub fn component(health: &Health) -> ComponentStatus {
 }
 
 /// Empty without other nodes.
-fn of_peers(states: &BTreeMap<HealthState, u64>) -> String {
-    let of = |state: HealthState| states.get(&state).copied().unwrap_or_default();
-    match (states.values().sum::<u64>(), of(HealthState::Starting)) {
+fn of_peers([all, starting, failing]: [u64; 3]) -> String {
+    let answering = all - starting - failing;
+    match (all, starting) {
         (0, _) => String::new(),
-        (all, 0) => format!("; {} of {all} other nodes answer", of(HealthState::Ok)),
-        (all, starting) => {
-            format!("; {} of {all} other nodes answer, {starting} are not probed yet", of(HealthState::Ok))
-        }
+        (_, 0) => format!("; {answering} of {all} other nodes answer"),
+        _ => format!("; {answering} of {all} other nodes answer, {starting} are not probed yet"),
     }
 }
 

@@ -102,7 +102,11 @@ async fn echo(address: IpAddr) -> Outcome {
     let (socket, raw) = match icmp_socket(address) {
         Ok(socket) => socket,
         Err(error) => {
-            return Outcome::NotTried(format!("make an ICMP socket: {error}; the agent needs CAP_NET_RAW for it"));
+            let hint = match error.kind() {
+                io::ErrorKind::PermissionDenied => "; the agent needs CAP_NET_RAW for it",
+                _ => "",
+            };
+            return Outcome::NotTried(format!("make an ICMP socket: {error}{hint}"));
         }
     };
     in_time(async {
@@ -182,6 +186,10 @@ async fn hello(address: IpAddr, expected: Expected<'_>) -> (Outcome, Outcome) {
     let began = Instant::now();
     let mut stream = match timeout(DEADLINE, TcpStream::connect((address, PORT))).await {
         Ok(Ok(stream)) => stream,
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused && matches!(expected, Expected::Name(_)) => {
+            let why = format!("refused: no health endpoint listens there, or a firewall rejects TCP port {PORT}");
+            return unconnected(Outcome::NoAnswer(why));
+        }
         // The process always listens: another responder refuses.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             let why = "something else answers (it refuses the connection; does the node itself have the address?)";
@@ -285,6 +293,16 @@ mod tests {
         assert_eq!(of("quay"), Outcome::Answered(Duration::from_millis(1)));
         let why = "something else answers (a health endpoint that says it is of node \"quay\")";
         assert_eq!(of("pier"), Outcome::WrongAnswer(why.to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_is_another_responder_only_where_the_process_is_known_to_listen() {
+        let here = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let (tcp, http) = hello(here, Expected::Name("b")).await;
+        assert!(matches!(&tcp, Outcome::NoAnswer(why) if why.starts_with("refused: ")), "{tcp:?}");
+        assert!(matches!(http, Outcome::NotTried(_)), "{http:?}");
+        let (tcp, _) = hello(here, Expected::Nonce("n")).await;
+        assert!(matches!(tcp, Outcome::WrongAnswer(_)), "{tcp:?}");
     }
 
     #[test]

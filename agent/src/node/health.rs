@@ -81,6 +81,14 @@ impl Health {
         HealthReport { nodes: std::iter::once(self.view()).chain(peers).collect() }
     }
 
+    /// Of other nodes: all, those not probed yet, and those that do not answer.
+    #[must_use]
+    pub fn peer_counts(&self) -> [u64; 3] {
+        let peers = lock(&self.peers);
+        let count = |of: &dyn Fn(&NodeHealth) -> bool| peers.values().filter(|peer| of(peer)).count() as u64;
+        [count(&|_| true), count(&|peer| peer.state == HealthState::Starting), count(&is_failing)]
+    }
+
     /// Number of other nodes by state.
     #[must_use]
     pub fn peer_states(&self) -> BTreeMap<HealthState, u64> {
@@ -120,6 +128,19 @@ impl Health {
 
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut NodeHealth) -> T) -> T {
         change(&mut lock(&self.view))
+    }
+}
+
+/// Failed rounds in a row after which another node counts as failing: a lost packet is not a fault.
+pub const PATIENCE: u64 = 3;
+
+/// Whether another node does not answer.
+#[must_use]
+pub fn is_failing(peer: &NodeHealth) -> bool {
+    match peer.state {
+        HealthState::Down | HealthState::WrongAnswer => true,
+        HealthState::Degraded => peer.failed_rounds >= PATIENCE,
+        HealthState::Ok | HealthState::Off | HealthState::Starting => false,
     }
 }
 

@@ -11,7 +11,10 @@ use std::{
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use wharf_cluster::routes::{self, Destination, Routing};
+use wharf_cluster::{
+    nodes::NodeRow,
+    routes::{self, Destination},
+};
 use wharf_core::{
     identities::Identities,
     ipam::Ipam,
@@ -184,9 +187,9 @@ impl Lifecycle {
             masquerade.excluded.extend(routes::peers(&cluster.destinations));
             let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
             let nodes: BTreeSet<IpAddr> = others.flat_map(|node| node.addresses.iter().copied()).collect();
-            // Also without an overlay route of this node: the other nodes may have one to it.
-            let may_be_used = self.config.routing != Routing::Native && !nodes.is_empty();
-            masquerade.overlay = may_be_used.then_some(OverlayPort { port: self.config.overlay_port, nodes });
+            // Also without an overlay route of this node: the other nodes may have one.
+            let has_others = !nodes.is_empty();
+            masquerade.overlay = has_others.then_some(OverlayPort { port: self.config.overlay_port, nodes });
         }
         let overlay = routes::overlay(&cluster.nodes, &self.config.node_name, &cluster.destinations);
         let is_over_ipv6 = |to: &Destination| matches!(to.via, Ok(NextHop::Overlay { remote, .. }) if remote.is_ipv6());
@@ -246,8 +249,12 @@ impl Lifecycle {
         let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
         // A node's own connections over the overlay have its router address. Collected: with an iterator of closures, the
         // compiler cannot see that the future is `Send`.
-        let addresses: Vec<IpAddr> =
-            others.flat_map(|node| node.addresses.iter().chain(&node.router_addresses)).copied().collect();
+        let is_routed = |address: &&IpAddr| !routes::is_refused(&cluster.destinations, **address);
+        let of = |node: &NodeRow| -> Vec<IpAddr> {
+            let routers = node.router_addresses.iter().filter(is_routed);
+            node.addresses.iter().chain(routers).copied().collect()
+        };
+        let addresses: Vec<IpAddr> = others.flat_map(of).collect();
         self.policy.set_cluster(routes::peers(&cluster.destinations), addresses).await
     }
 

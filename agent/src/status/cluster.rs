@@ -1,9 +1,9 @@
 //! The cluster's nodes and the cluster feed.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use wharf_api::{ClusterFeed, ComponentStatus, Health};
-use wharf_cluster::routes::Destination;
+use wharf_cluster::{nodes::NodeRow, routes::Destination};
 use wharf_core::kernel::NextHop;
 
 use super::{Source, of};
@@ -24,7 +24,13 @@ pub(super) fn source() -> Source {
                     Ok(view) => view.failure,
                     Err(why) => Some(why.to_string()),
                 };
-                look(Some(component(&cluster.in_force(), feed.as_ref(), overlay)))
+                let in_force = cluster.in_force();
+                let row = in_force.nodes.get(&node.life.config.node_name);
+                let health = node.health.view();
+                let health = health.ipv4.map(IpAddr::V4).into_iter().chain(health.ipv6.map(IpAddr::V6));
+                let differs =
+                    || row.and_then(|row| other_addresses(row, &health.collect::<Vec<_>>(), &node.life.routers()));
+                look(Some(component(&in_force, feed.as_ref(), overlay, differs())))
             })
         },
         silent: |_| (Health::Degraded, "waits for the list of nodes".into()),
@@ -35,12 +41,29 @@ fn look(component: Option<ComponentStatus>) -> Fill {
     Arc::new(move |status| status.components.extend(component.clone()))
 }
 
-/// `overlay`: why there is none.
-fn component(cluster: &InForce, feed: Option<&ClusterFeed>, overlay: Option<String>) -> ComponentStatus {
-    let overlay = overlay.map(|why| format!("no overlay: {why}"));
-    // A user of the cluster can send what the feed refuses: it does not make the node unready.
+/// Addresses of this node's row that its health endpoint and its router do not have.
+fn other_addresses(row: &NodeRow, health: &[IpAddr], routers: &[IpAddr]) -> Option<String> {
+    let absent = |listed: &[IpAddr], there: &[IpAddr]| listed.iter().find(|ip| !there.contains(ip)).copied();
+    let of_health = absent(&row.health_addresses, health)
+        .map(|ip| format!("health address {ip} of this node's row is not its health endpoint's: other nodes probe it"));
+    let of_router = || {
+        let ip = absent(&row.router_addresses, routers)?;
+        Some(format!("router address {ip} of this node's row is not its router's: other nodes take it for this node"))
+    };
+    of_health.or_else(of_router)
+}
+
+/// `overlay`: why there is none. `row`: what is wrong with this node's row.
+fn component(
+    cluster: &InForce,
+    feed: Option<&ClusterFeed>,
+    overlay: Option<String>,
+    row: Option<String>,
+) -> ComponentStatus {
+    // A user of the cluster can send what the feed refuses, and only the others need this node's row: neither makes the
+    // node unready.
     let of_nodes = of(overlay.is_some() || problem(cluster, None).is_some(), Health::Degraded);
-    let why = overlay.or_else(|| problem(cluster, feed));
+    let why = overlay.map(|why| format!("no overlay: {why}")).or(row).or_else(|| problem(cluster, feed));
     let (nodes, routes) =
         (cluster.nodes.iter().count(), cluster.destinations.iter().filter(|to| to.via.is_ok()).count());
     let plural = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
@@ -102,43 +125,62 @@ mod tests {
     fn what_is_not_reached_is_told() {
         let nodes = parse("[[node]]\nname = \"a\"\naddresses = [\"192.0.2.1\"]\n").expect("nodes");
         let well = InForce { nodes, ..InForce::default() };
-        let row = component(&well, None, None);
+        let row = component(&well, None, None, None);
         assert_eq!((row.health, row.message.as_str()), (Health::Ok, "1 node, 0 routes"));
         let to = |via| Destination { node: "b".into(), cidr: "10.2.0.0/16".parse().expect("CIDR"), via };
         let direct = NextHop::Direct([192, 0, 2, 2].into());
         let routed = InForce { destinations: vec![to(Ok(direct))], ..well.clone() };
-        assert_eq!(component(&routed, None, None).message, "1 node, 1 route");
+        assert_eq!(component(&routed, None, None, None).message, "1 node, 1 route");
         let far = NextHop::Overlay { remote: [198, 51, 100, 3].into(), local: None };
         let both = InForce { destinations: vec![to(Ok(direct)), to(Ok(far))], ..well.clone() };
-        assert_eq!(component(&both, None, None).message, "1 node, 2 routes, 1 by the overlay");
-        let row = component(&both, None, Some("its port is in use".into()));
+        assert_eq!(component(&both, None, None, None).message, "1 node, 2 routes, 1 by the overlay");
+        let row = component(&both, None, Some("its port is in use".into()), None);
         assert_eq!(row.health, Health::Degraded);
         assert!(row.message.ends_with("; no overlay: its port is in use"), "{}", row.message);
         let unrouted = InForce { destinations: vec![to(Err(Unrouted::NotNear))], ..well.clone() };
-        let row = component(&unrouted, None, None);
+        let row = component(&unrouted, None, None, None);
         assert_eq!(row.health, Health::Degraded);
         assert!(row.message.contains("no route to 10.2.0.0/16 of node b: its node has no address"), "{}", row.message);
         let outside = InForce { outside: vec!["10.1.0.0/16".parse().expect("CIDR")], ..well.clone() };
-        assert!(component(&outside, None, None).message.contains("pool 10.1.0.0/16 is in no pod CIDR"));
+        assert!(component(&outside, None, None, None).message.contains("pool 10.1.0.0/16 is in no pod CIDR"));
         let absent = InForce { absent: vec![[192, 0, 2, 9].into()], ..well.clone() };
         assert!(
-            component(&absent, None, None).message.contains("192.0.2.9 of this node's row is no address of this node")
+            component(&absent, None, None, None)
+                .message
+                .contains("192.0.2.9 of this node's row is no address of this node")
         );
         let refused = InForce { refused: Some("cluster file /x: line 3: no".into()), ..well };
-        assert!(component(&refused, None, None).message.ends_with("line 3: no"));
+        assert!(component(&refused, None, None, None).message.ends_with("line 3: no"));
+    }
+
+    #[test]
+    fn addresses_of_the_row_that_are_not_this_nodes_are_told() {
+        let [health, router, other] = [2, 1, 9].map(|n| IpAddr::from([10, 1, 0, n]));
+        let row = |health: &[IpAddr], routers: &[IpAddr]| NodeRow {
+            name: "a".into(),
+            addresses: Vec::new(),
+            pod_cidrs: Vec::new(),
+            health_addresses: health.to_vec(),
+            router_addresses: routers.to_vec(),
+        };
+        let told = |row: NodeRow| other_addresses(&row, &[health], &[router]).unwrap_or_default();
+        assert_eq!(told(row(&[], &[])), "");
+        assert_eq!(told(row(&[health], &[router])), "");
+        assert!(told(row(&[health, other], &[])).starts_with("health address 10.1.0.9 of this node's row"));
+        assert!(told(row(&[health], &[health])).starts_with("router address 10.1.0.2 of this node's row"));
     }
 
     #[test]
     fn the_feed_and_its_problem_are_told() {
         let rows = wharf_api::FeedRows { kind: "pod".into(), in_force: 3, ..Default::default() };
         let feed = ClusterFeed { rows: vec![rows], ..ClusterFeed::default() };
-        let row = component(&InForce::default(), Some(&feed), None);
+        let row = component(&InForce::default(), Some(&feed), None, None);
         assert_eq!(
             (row.health, row.message.as_str()),
             (Health::Ok, "0 nodes, 0 routes; pods 3, namespaces 0, policies 0")
         );
         let away = ClusterFeed { problem: Some("no producer is connected".into()), ..feed };
-        let row = component(&InForce::default(), Some(&away), None);
+        let row = component(&InForce::default(), Some(&away), None, None);
         assert_eq!((row.health, row.readiness()), (Health::Degraded, Health::Ok));
         assert!(row.message.ends_with("; no producer is connected"), "{}", row.message);
     }

@@ -21,5 +21,10 @@ pub(super) async fn run(cx: &Context, command: &HealthCommand) -> Result<Exit, C
         HealthCommand::Probe => cx.client.probe_health().await?,
     };
     cx.out.emit(&report, |style| health::report(&report, style))?;
-    Ok(Exit::well(health::is_well(&report)))
+    // A probe is of this node alone.
+    let is_well = match command {
+        HealthCommand::Probe => health::is_well_here(&report),
+        HealthCommand::Status(_) => health::is_well(&report),
+    };
+    Ok(Exit::well(is_well))
 }

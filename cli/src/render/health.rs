@@ -19,6 +19,11 @@ pub(crate) fn is_well(report: &HealthReport) -> bool {
     !report.nodes.is_empty() && report.nodes.iter().all(|n| n.state == HealthState::Ok)
 }
 
+/// Whether this node's does.
+pub(crate) fn is_well_here(report: &HealthReport) -> bool {
+    report.nodes.iter().any(|n| n.local && n.state == HealthState::Ok)
+}
+
 pub(crate) fn report(report: &HealthReport, style: &Style) -> String {
     let mut screen = Screen::new(style);
     let has_others = report.nodes.iter().any(|n| !n.local);
@@ -341,7 +346,8 @@ mod tests {
     fn well_means_every_node() {
         let off = NodeHealth { state: HealthState::Off, ..NodeHealth::default() };
         assert!(is_well(&HealthReport { nodes: vec![well()] }));
-        assert!(!is_well(&HealthReport { nodes: vec![well(), off] }));
+        let report = HealthReport { nodes: vec![well(), off] };
+        assert!(!is_well(&report) && is_well_here(&report));
         assert!(!is_well(&HealthReport::default()));
     }
 }

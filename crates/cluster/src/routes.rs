@@ -136,10 +136,11 @@ fn next_hop(
     locals: &[IpAddr],
     networks: &[NodeNetwork],
 ) -> Option<NextHop> {
-    let is_near = |address: &&IpAddr| {
-        let on_link = |n: &NodeNetwork| matches!(n.way, Way::OnLink { by_kernel: true, .. });
-        networks.iter().any(|n| on_link(n) && n.net.prefix_len() > 0 && n.net.contains(*address))
+    let share_a_link = |n: &NodeNetwork, all: &[&IpAddr]| {
+        let on_link = matches!(n.way, Way::OnLink { by_kernel: true, .. }) && n.net.prefix_len() > 0;
+        on_link && all.iter().all(|address| n.net.contains(*address))
     };
+    let is_near = |address: &&IpAddr| networks.iter().any(|n| share_a_link(n, &[*address]));
     let of_family = |address: &&IpAddr| address.is_ipv4() == cidr.addr().is_ipv4();
     let near = node.addresses.iter().filter(of_family).find(is_near);
     if let Some(near) = near.filter(|_| routing != Routing::Overlay) {
@@ -148,7 +149,11 @@ fn next_hop(
     if routing == Routing::Native {
         return None;
     }
-    let local_to = |remote: &IpAddr| locals.iter().find(|local| local.is_ipv4() == remote.is_ipv4()).copied();
+    let local_to = |remote: &IpAddr| {
+        let beside = |local: &&IpAddr| networks.iter().any(|n| share_a_link(n, &[*local, remote]));
+        let of_family = |local: &&IpAddr| local.is_ipv4() == remote.is_ipv4();
+        locals.iter().find(beside).or_else(|| locals.iter().find(of_family)).copied()
+    };
     let common = node.addresses.iter().find_map(|remote| Some((*remote, Some(local_to(remote)?))));
     let (remote, local) = common.or_else(|| Some((*node.addresses.first()?, None)))?;
     Some(NextHop::Overlay { remote, local })
@@ -188,6 +193,13 @@ pub fn routes(destinations: &[Destination]) -> Vec<PeerRoute> {
 pub fn peers(destinations: &[Destination]) -> Vec<IpNet> {
     let is_peer = |to: &&Destination| !to.via.as_ref().is_err_and(Unrouted::is_conflict);
     destinations.iter().filter(is_peer).map(|to| to.cidr).collect()
+}
+
+/// An address in a network of another node of which this node or a host on its links could have addresses.
+#[must_use]
+pub fn is_refused(destinations: &[Destination], address: IpAddr) -> bool {
+    let is_conflict = |to: &Destination| to.via.as_ref().is_err_and(Unrouted::is_conflict);
+    destinations.iter().any(|to| is_conflict(to) && to.cidr.contains(&address))
 }
 
 /// CIDRs of pools that this node's row does not contain: other nodes have no route to their containers.
@@ -270,6 +282,27 @@ mod tests {
         assert_eq!(found[2..], far);
         let found = told_by(Routing::Overlay, &["10.1.0.0/16"], &lan());
         assert_eq!(found[0], "10.2.0.0/16 overlay to 192.0.2.2 from 192.0.2.1");
+        // An address beside the other node's comes before the first.
+        let mut networks = lan();
+        networks.extend([network("192.0.2.1/32", Way::Address), network("203.0.113.1/32", Way::Address)]);
+        let rows = Nodes::new(
+            nodes()
+                .iter()
+                .map(|node| match node.name.as_str() {
+                    "a" => NodeRow {
+                        addresses: ["203.0.113.1", "192.0.2.1"].map(|a| a.parse().expect("address")).to_vec(),
+                        ..node.clone()
+                    },
+                    _ => node.clone(),
+                })
+                .collect(),
+        );
+        let to = destinations(&rows.expect("nodes"), "a", Routing::Overlay, &pools(&[]), &networks);
+        let told: Vec<_> = to.iter().map(|to| to.via.as_ref().map(ToString::to_string).expect("a way")).collect();
+        assert_eq!(
+            [&told[0], &told[2]],
+            ["overlay to 192.0.2.2 from 192.0.2.1", "overlay to 198.51.100.3 from 203.0.113.1"]
+        );
         assert_eq!(found[1], "fd00:2::/64 overlay to 192.0.2.2 from 192.0.2.1", "one path for both families");
         assert_eq!(found[2..], far);
         // This node has none of the addresses of its row.

@@ -43,7 +43,9 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     }
     for message in tables(&mut connection)? {
         let Some(found) = Found::read(&message) else { continue };
-        if !shares(&found.net) {
+        // First, because there can be thousands of routes to other nodes.
+        let is_to_peer = u8::from(found.protocol) == PEER_PROTOCOL;
+        if is_to_peer || !shares(&found.net) {
             continue;
         }
         if found.is_ours() {

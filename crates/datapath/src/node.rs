@@ -59,6 +59,7 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
     }
     run(&mut connection, steps)?;
+    let _change = bpf.lock_overlay_change();
     let overlay = match overlay::ensure(&mut connection, bpf, spec.overlay.as_ref()) {
         Ok(overlay) => {
             bpf.note_overlay_failure(None);
@@ -66,7 +67,6 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
         }
         // An interface of before keeps its routes and its filter.
         Err(e) => {
-            tracing::warn!("{e}");
             bpf.note_overlay_failure(Some(e.cause));
             overlay::ours(&mut connection)?
         }

@@ -4,6 +4,8 @@
 //! The device resolves no neighbours (`NOARP`): a frame has the sender's own link-layer address as its destination, and
 //! the receiver's filter accepts any.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
 use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVxlan,
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -14,7 +16,7 @@ use rtnetlink::{
 };
 use wharf_core::{
     finding::NodeProblem,
-    ids::IfIndex,
+    ids::{IfIndex, MacAddr},
     kernel::{KernelError, KernelErrorKind, OverlaySpec, Result},
 };
 use wharf_crash as crash;
@@ -72,7 +74,8 @@ impl Device {
 
     /// By its mark. An unmarked one that is down is of a creation that was cut off.
     fn is_ours(&self) -> bool {
-        let is_unfinished = self.external && !self.seen.up && self.seen.alias.is_none();
+        let is_made_here = self.seen.mac.is_some_and(|mac| mac.0.starts_with(&MAC_PREFIX));
+        let is_unfinished = self.external && is_made_here && !self.seen.up && self.seen.alias.is_none();
         self.port.is_some() && (self.seen.alias.as_deref() == Some(MARK) || is_unfinished)
     }
 
@@ -115,7 +118,11 @@ pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: Option<&Overl
         let settings = LinkUnspec::new_with_index(ifindex.0).mtu(spec.mtu).arp(false).build();
         run(connection, vec![link::set(settings)])?;
     }
-    bpf.attach_overlay(connection, ifindex)?;
+    if let Err(e) = bpf.attach_overlay(connection, ifindex) {
+        // No frame passes unjudged.
+        run(connection, vec![link::set(LinkUnspec::new_with_index(ifindex.0).down().build())])?;
+        return Err(e);
+    }
     crash::point("datapath/overlay/after-filter");
     if !device.seen.up {
         up(connection, ifindex, spec)?;
@@ -130,10 +137,14 @@ fn create(connection: &mut Connection, spec: &OverlaySpec) -> Result<Device> {
         .port(spec.port)
         .mtu(spec.mtu)
         .arp(false)
+        .address(random_mac().0.to_vec())
         .build();
     if let Err(refusal) = connection.one(RouteNetlinkMessage::NewLink(create), NLM_F_CREATE | NLM_F_EXCL)? {
-        let lacks_vxlan = refusal.is(libc::EOPNOTSUPP);
+        let (lacks_vxlan, is_taken) = (refusal.is(libc::EOPNOTSUPP), refusal.is(libc::EEXIST));
         let told = refusal.into_error(OPERATION, OVERLAY_IFNAME);
+        if is_taken {
+            return Err(taken(spec.port));
+        }
         if lacks_vxlan {
             let cause =
                 "the kernel has no VXLAN (CONFIG_VXLAN; `modprobe vxlan`); without it, use --routing native".to_owned();
@@ -161,16 +172,29 @@ fn create(connection: &mut Connection, spec: &OverlaySpec) -> Result<Device> {
     Ok(device)
 }
 
+fn taken(port: u16) -> KernelError {
+    let cause = format!(
+        "UDP port {port} is in use by another program or VXLAN interface; free it, or use another port on all nodes \
+         (--overlay-port)"
+    );
+    fail(OPERATION, OVERLAY_IFNAME, KernelErrorKind::Conflict, cause)
+}
+
+/// Of an interface that is not marked yet: locally administered.
+const MAC_PREFIX: [u8; 2] = [0x0a, 0x57];
+
+/// A node drops frames with its own address as source, so two nodes must not have one: the address that udev derives
+/// from the machine's id is the same on clones.
+fn random_mac() -> MacAddr {
+    // The standard library seeds it from the system.
+    let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_be_bytes();
+    let [first, second] = MAC_PREFIX;
+    MacAddr([first, second, a, b, c, d])
+}
+
 fn up(connection: &mut Connection, ifindex: IfIndex, spec: &OverlaySpec) -> Result<()> {
     match connection.batch(vec![link::up(ifindex)])?.pop() {
-        Some(Err(refusal)) if refusal.is(libc::EADDRINUSE) => {
-            let cause = format!(
-                "UDP port {} is in use by another program or VXLAN interface; free it, or use another port on all nodes \
-                 (--overlay-port)",
-                spec.port
-            );
-            Err(fail(OPERATION, OVERLAY_IFNAME, KernelErrorKind::Conflict, cause))
-        }
+        Some(Err(refusal)) if refusal.is(libc::EADDRINUSE) => Err(taken(spec.port)),
         Some(Err(refusal)) => Err(refusal.into_error(OPERATION, OVERLAY_IFNAME)),
         _ => Ok(()),
     }

@@ -106,11 +106,12 @@ pub(crate) fn remove(peer: &PeerRoute) -> Result<()> {
     route.map_or(Ok(()), |route| remove_route(&mut connection, &route))
 }
 
-/// The state of the node's links and routes refuses the route, not a defect of the request.
+/// The state of the node's links and routes refuses the route, or the kernel has no IPv6 or no lightweight tunnels: not
+/// a defect of the request.
 fn is_of_the_network(refusal: &crate::netlink::Refusal) -> bool {
-    [libc::EEXIST, libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EINVAL, libc::ENODEV, libc::EACCES]
-        .into_iter()
-        .any(|errno| refusal.is(errno))
+    let of_links = [libc::EEXIST, libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EINVAL, libc::ENODEV];
+    let of_the_kernel = [libc::EACCES, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];
+    of_links.into_iter().chain(of_the_kernel).any(|errno| refusal.is(errno))
 }
 
 /// Missing routes, routes with another next hop, and leftovers.

@@ -97,8 +97,20 @@ table inet wharf {
     }
     chain overlay {
         type filter hook forward priority 0; policy accept
+        ip saddr @pools4 ip daddr != @excluded4 udp dport 4789 drop
         ip daddr @nodes4 ip saddr != @nodes4 udp dport 4789 drop
+        ip6 saddr @pools6 ip6 daddr != @excluded6 udp dport 4789 drop
         ip6 daddr @nodes6 ip6 saddr != @nodes6 udp dport 4789 drop
+    }
+    chain overlay-received {
+        type filter hook prerouting priority -300; policy accept
+        ip saddr @nodes4 udp dport 4789 notrack
+        ip6 saddr @nodes6 udp dport 4789 notrack
+    }
+    chain overlay-sent {
+        type filter hook output priority -300; policy accept
+        ip daddr @nodes4 udp dport 4789 notrack
+        ip6 daddr @nodes6 udp dport 4789 notrack
     }
     chain postrouting {
         type nat hook postrouting priority 100; policy accept

@@ -78,8 +78,20 @@ pub struct EndpointKey(pub u32);
 pub struct Identity(pub u32);
 
 impl Identity {
-    /// The node and outside addresses.
+    /// Outside addresses.
     pub const NONE: Self = Self(0);
+    /// The node.
+    pub const NODE: Self = Self(u32::MAX);
+    /// Other nodes.
+    pub const OTHER_NODE: Self = Self(u32::MAX - 1);
+    /// Containers elsewhere whose labels are unknown.
+    pub const ELSEWHERE: Self = Self(u32::MAX - 2);
+
+    /// A label set.
+    #[must_use]
+    pub const fn is_of_endpoints(self) -> bool {
+        self.0 != Self::NONE.0 && self.0 < Self::ELSEWHERE.0
+    }
 }
 
 /// The ordered rules of one direction, shared by endpoints.
@@ -189,7 +201,7 @@ impl Sets {
 /// What an address maps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Known {
-    /// [`Identity::NONE`] for the node and outside.
+    /// A change of it is a change of the row, also if the class stays.
     pub identity: Identity,
     /// Peer class.
     pub class: PeerClass,

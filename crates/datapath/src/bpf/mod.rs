@@ -55,8 +55,12 @@ pub(crate) struct Bpf {
     collector: Collector,
     /// Locked, on threads that may block, while the filter or its rows change.
     overlay: Mutex<Option<overlay::Filter>>,
+    /// Counters of filters that were replaced.
+    overlay_past: Mutex<overlay::Drops>,
     /// Why the last attempt to make the overlay failed.
     overlay_failure: Mutex<Option<String>>,
+    /// Locked, on threads that may block, while interface, filter and routes of the overlay change.
+    overlay_change: Mutex<()>,
     /// Identify this version's programs after a restart.
     known: Known,
     beside_others: AtomicBool,
@@ -65,7 +69,7 @@ pub(crate) struct Bpf {
 impl Bpf {
     pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
-        let (overlay, overlay_failure) = Default::default();
+        let (overlay, overlay_past, overlay_failure, overlay_change) = Default::default();
         let pins = PinTree::open(bpffs)?;
         let device = pins.device()?;
         let bpf = Self {
@@ -79,7 +83,9 @@ impl Bpf {
             node_ids,
             collector,
             overlay,
+            overlay_past,
             overlay_failure,
+            overlay_change,
             known,
             beside_others,
         };

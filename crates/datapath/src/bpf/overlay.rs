@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::PoisonError,
+    sync::{MutexGuard, PoisonError},
 };
 
 use aya::{
@@ -109,6 +109,19 @@ impl Filter {
         Ok(())
     }
 
+    fn drops(&self) -> Result<Drops> {
+        let Some(map) = self.ebpf.map(OVERLAY_DROPS) else { return Ok(Drops::default()) };
+        let counts: PerCpuArray<_, Counter> = PerCpuArray::try_from(map).map_err(|e| failed(OVERLAY_DROPS, &e))?;
+        let mut drops = Drops::default();
+        for (sum, why) in drops.iter_mut().zip(OverlayDrop::ALL) {
+            for of_cpu in counts.get(&(why as u32), 0).map_err(|e| failed(OVERLAY_DROPS, &e))?.iter() {
+                sum.packets += of_cpu.packets;
+                sum.bytes += of_cpu.bytes;
+            }
+        }
+        Ok(drops)
+    }
+
     /// Of the kernel's map. A prefix that no row can have counts as one that is not expected.
     fn differs(&self) -> Result<bool> {
         let mut there = Rows::new();
@@ -149,7 +162,8 @@ impl Bpf {
     /// Replaces another filter of Wharf's without a gap.
     pub(crate) fn attach_overlay(&self, connection: &mut Connection, device: IfIndex) -> Result<()> {
         let overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(filter) = &*overlay else { return Ok(()) };
+        let absent = || fail(OPERATION, FROM_OVERLAY, KernelErrorKind::NotFound, "the filter is not loaded");
+        let filter = overlay.as_ref().ok_or_else(absent)?;
         if clsact::program(connection, device, TcAttachType::Ingress)? == Some(filter.id) {
             return Ok(());
         }
@@ -173,7 +187,7 @@ impl Bpf {
             return Ok(Some("its filter knows other nodes"));
         }
         if filter.differs()? {
-            *overlay = None;
+            self.retire(overlay.take());
             return Ok(Some("rows of its filter were changed"));
         }
         Ok(None)
@@ -183,29 +197,61 @@ impl Bpf {
         self.overlay_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Logs a failure once.
     pub(crate) fn note_overlay_failure(&self, why: Option<String>) {
-        *self.overlay_failure.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        let mut last = self.overlay_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = why.as_ref().filter(|why| last.as_ref() != Some(why)) {
+            tracing::warn!("the overlay to other nodes cannot be made: {why}");
+        }
+        *last = why;
+    }
+
+    /// One change at a time of interface, filter and routes.
+    pub(crate) fn lock_overlay_change(&self) -> MutexGuard<'_, ()> {
+        self.overlay_change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the counters of a filter that is replaced.
+    fn retire(&self, filter: Option<Filter>) {
+        match filter.as_ref().map(Filter::drops).transpose() {
+            Ok(drops) => {
+                let mut past = self.overlay_past.lock().unwrap_or_else(PoisonError::into_inner);
+                *past = added(&past, drops.unwrap_or_default());
+            }
+            Err(e) => tracing::warn!("counters of the overlay are lost: {e}"),
+        }
     }
 
     /// Without the device.
     pub(crate) fn forget_overlay(&self) {
-        *self.overlay.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let filter = self.overlay.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.retire(filter);
     }
 
-    /// Nonzero counters of frames dropped since this process loaded the filter.
+    /// Nonzero counters of frames dropped since this process began.
     pub(crate) fn overlay_drops(&self) -> Result<Vec<CounterRow>> {
         let overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(map) = overlay.as_ref().and_then(|filter| filter.ebpf.map(OVERLAY_DROPS)) else {
-            return Ok(Vec::new());
+        let now = overlay.as_ref().map(Filter::drops).transpose()?.unwrap_or_default();
+        drop(overlay);
+        let all = added(&self.overlay_past.lock().unwrap_or_else(PoisonError::into_inner), now);
+        let row = |(why, Counter { packets, bytes }): (&OverlayDrop, Counter)| CounterRow {
+            direction: Direction::Ingress.as_str().to_owned(),
+            reason: why.name().to_owned(),
+            packets,
+            bytes,
         };
-        let counts: PerCpuArray<_, Counter> = PerCpuArray::try_from(map).map_err(|e| failed(OVERLAY_DROPS, &e))?;
-        let count = |why: OverlayDrop| {
-            let values = counts.get(&(why as u32), 0).map_err(|e| failed(OVERLAY_DROPS, &e))?;
-            let sum = |of: fn(&Counter) -> u64| values.iter().map(of).sum();
-            let (direction, reason) = (Direction::Ingress.as_str().to_owned(), why.name().to_owned());
-            Ok(CounterRow { direction, reason, packets: sum(|c| c.packets), bytes: sum(|c| c.bytes) })
-        };
-        let rows: Vec<CounterRow> = OverlayDrop::ALL.into_iter().map(count).collect::<Result<_>>()?;
-        Ok(rows.into_iter().filter(|row| row.packets > 0).collect())
+        Ok(OverlayDrop::ALL.iter().zip(all).map(row).filter(|row| row.packets > 0).collect())
     }
+}
+
+/// By reason, in the order of [`OverlayDrop::ALL`].
+pub(super) type Drops = [Counter; OverlayDrop::ALL.len()];
+
+fn added(past: &Drops, now: Drops) -> Drops {
+    let mut all = now;
+    for (sum, past) in all.iter_mut().zip(past) {
+        sum.packets += past.packets;
+        sum.bytes += past.bytes;
+    }
+    all
 }

@@ -326,8 +326,8 @@ impl Kinds {
                 let kind = self.kinds.get(&kind)?;
                 (kind.identity(), OwnerOf::Endpoint(&kind.endpoint))
             }
-            Owner::Node => (Identity::NONE, OwnerOf::Node),
-            Owner::OtherNode => (Identity::NONE, OwnerOf::OtherNode),
+            Owner::Node => (Identity::NODE, OwnerOf::Node),
+            Owner::OtherNode => (Identity::OTHER_NODE, OwnerOf::OtherNode),
             Owner::Outside => (Identity::NONE, OwnerOf::Outside),
         })
     }

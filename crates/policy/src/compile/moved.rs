@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use imbl::ordmap::DiffItem;
 
-use super::{
-    Decision, EndpointKey, Identity, Known, L4, ListenerId, PeerClass, Rows, SetId, Sets, Tables, networks::covering,
-};
+use super::{Decision, EndpointKey, Known, L4, ListenerId, PeerClass, Rows, SetId, Sets, Tables, networks::covering};
 
 type Classes = BTreeSet<(PeerClass, PeerClass)>;
 
@@ -64,7 +62,7 @@ impl Tables {
         let differences = self.ipcache.diff(&after.ipcache).filter_map(|difference| match difference {
             DiffItem::Update { old: (_, before), new: (_, known) } => Some((before.class, known.class)),
             DiffItem::Add(_, Known { identity, .. }) | DiffItem::Remove(_, Known { identity, .. })
-                if *identity != Identity::NONE =>
+                if identity.is_of_endpoints() =>
             {
                 None
             }

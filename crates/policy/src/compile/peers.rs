@@ -112,9 +112,9 @@ impl Peers {
         if owner == Owner::Outside && !self.boundaries.contains(&net) {
             return None;
         }
-        let (identity, _) = kinds.known(owner)?;
-        let mut networks = self.boundaries.matching(net);
         let is_of_pods = owner == Owner::Outside && self.boundaries.is_of_pods(&net);
+        let identity = if is_of_pods { Identity::ELSEWHERE } else { kinds.known(owner)?.0 };
+        let mut networks = self.boundaries.matching(net);
         if (owner != Owner::Outside || is_of_pods) && networks.iter().any(|atom| self.names.is_pattern(*atom)) {
             networks = networks.iter().copied().filter(|atom| !self.names.is_pattern(*atom)).collect();
         }

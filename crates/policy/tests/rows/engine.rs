@@ -308,7 +308,24 @@ fn an_address_is_the_nodes_before_an_endpoints_and_the_first_endpoints_before_an
     engine.apply([Event::NoEndpoint(EndpointKey(2))]).expect("it fits");
     assert_eq!(of(&engine, 2), of(&engine, 1));
     engine.apply([Event::Node(labelled(2, "a").addresses.into_iter().collect())]).expect("it fits");
-    assert_eq!(of(&engine, 2).identity, Identity::NONE);
+    assert_eq!(of(&engine, 2).identity, Identity::NODE);
     engine.apply([Event::Node(BTreeSet::new()), Event::NoEndpoint(EndpointKey(7))]).expect("it fits");
     assert!(!engine.tables().ipcache.contains_key(&IpNet::from(twin.addresses[0])));
+}
+
+#[test]
+fn an_address_that_moves_between_nodes_changes_its_row_although_no_rule_tells_them_apart() {
+    let mut engine = engine();
+    let address = labelled(9, "x").addresses[0];
+    let net = IpNet::from(address);
+    let nodes = |has: bool| if has { BTreeSet::from([address]) } else { BTreeSet::new() };
+    let mut seen = Vec::new();
+    // The node's address is in the list of another node, too, before it leaves this one.
+    for (own, other) in [(true, false), (true, true), (false, true), (true, true), (false, false)] {
+        let changes = engine.apply([Event::Node(nodes(own)), Event::OtherNodes(nodes(other))]).expect("it fits");
+        let row = engine.tables().ipcache.get(&net).map(|known| known.identity);
+        seen.push((row, !changes.is_empty()));
+    }
+    let (node, other) = (Some(Identity::NODE), Some(Identity::OTHER_NODE));
+    assert_eq!(seen, [(node, true), (node, false), (other, true), (node, true), (None, true)]);
 }

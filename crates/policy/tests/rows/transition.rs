@@ -112,7 +112,7 @@ fn check(old: &Tables, new: &Tables, probes: &[Probe]) -> Result<(), TestCaseErr
         let stays = new.redirects.contains_key(&(listener, set));
         // An endpoint that came or went has the address, or had it.
         let is_endpoint = |tables: &Tables| {
-            tables.ipcache.get(&IpNet::from(probe.peer)).filter(|known| known.identity != Identity::NONE).is_some()
+            tables.ipcache.get(&IpNet::from(probe.peer)).filter(|known| known.identity.is_of_endpoints()).is_some()
         };
         if stays && is_endpoint(old) == is_endpoint(new) {
             let member = (listener, EndpointKey(probe.endpoint));

@@ -24,6 +24,7 @@ const POST_ROUTING: u32 = 4;
 /// `NF_IP_PRI_*` of `linux/netfilter_ipv4.h`; the same for IPv6.
 const DESTINATION: i32 = -100;
 pub(super) const FILTER: i32 = 0;
+const RAW: i32 = -300;
 const SOURCE: i32 = 100;
 pub(super) const ACCEPT: u32 = 1;
 
@@ -45,8 +46,12 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
         ]);
     }
     if let Some(overlay) = masquerade.and_then(|m| m.overlay.as_ref()) {
-        let rules = [true, false].map(|v4| in_the_name_of_the_node(v4, overlay.port)).to_vec();
-        chains.extend([chain("overlay", "filter", FORWARD, FILTER, rules)]);
+        let both = |rules: fn(bool, u16) -> Vec<Rule>| [rules(true, overlay.port), rules(false, overlay.port)].concat();
+        chains.extend([
+            chain("overlay", "filter", FORWARD, FILTER, both(in_the_name_of_the_node)),
+            chain("overlay-received", "filter", PRE_ROUTING, RAW, both(received)),
+            chain("overlay-sent", "filter", LOCAL_OUT, RAW, both(sent)),
+        ]);
     }
     if redirects {
         chains.extend(super::redirects::chains(masquerade.is_some()));
@@ -59,22 +64,49 @@ fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
     Expression::marked(MARK_UNDECIDED).into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
 }
 
-/// Drops what others than nodes send to the overlay of another node. Not only from the pools: another plugin may
-/// masquerade its containers, too.
-fn in_the_name_of_the_node(v4: bool, port: u16) -> Rule {
-    let nodes = Names::of(v4).nodes;
-    let to_overlay = [
-        Expression::address(0, v4, Field::Destination),
-        Expression::within(0, nodes),
-        Expression::address(0, v4, Field::Source),
-        Expression::outside(0, nodes),
+fn to_overlay(port: u16) -> [Expression; 4] {
+    [
         Expression::transport(0),
         Expression::is(0, &[UDP]),
         Expression::destination_port(0),
         Expression::is(0, &port.to_be_bytes()),
-        Expression::drop(),
+    ]
+}
+
+/// Drops datagrams to another node's overlay that would come from an address of this node. It receives at all of its
+/// addresses, of which the list may lack some, so the pools' are dropped to any. Another plugin may masquerade its
+/// containers, too.
+fn in_the_name_of_the_node(v4: bool, port: u16) -> Vec<Rule> {
+    let names = Names::of(v4);
+    let of_pools = [
+        Expression::address(0, v4, Field::Source),
+        Expression::within(0, names.pools),
+        Expression::address(0, v4, Field::Destination),
+        Expression::outside(0, names.excluded),
     ];
-    rule(v4, to_overlay)
+    let of_others = [
+        Expression::address(0, v4, Field::Destination),
+        Expression::within(0, names.nodes),
+        Expression::address(0, v4, Field::Source),
+        Expression::outside(0, names.nodes),
+    ];
+    let dropped =
+        |from: [Expression; 4]| rule(v4, from.into_iter().chain(to_overlay(port)).chain([Expression::drop()]));
+    vec![dropped(of_pools), dropped(of_others)]
+}
+
+/// The overlay is not tracked: no published port and no translation of a container takes its frames.
+fn received(v4: bool, port: u16) -> Vec<Rule> {
+    untracked(v4, Field::Source, port)
+}
+
+fn sent(v4: bool, port: u16) -> Vec<Rule> {
+    untracked(v4, Field::Destination, port)
+}
+
+fn untracked(v4: bool, node: Field, port: u16) -> Vec<Rule> {
+    let other = [Expression::address(0, v4, node), Expression::within(0, Names::of(v4).nodes)];
+    vec![rule(v4, other.into_iter().chain(to_overlay(port)).chain([Expression::untrack()]))]
 }
 
 pub(super) fn family(v4: bool) -> u8 {
