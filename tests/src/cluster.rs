@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use wharf_api::HealthState;
 
 use crate::{
     attached::Attached,
@@ -27,6 +28,10 @@ pub const NAMES: [&str; 3] = ["a", "b", "c"];
 pub const FAR: usize = 2;
 /// Interface of the overlay.
 pub const DEVICE: &str = "vxlan-wharf";
+/// Without a health endpoint.
+const NO_HEALTH: &str = "--health-interval-ms=0";
+/// With one, and probes of the other nodes.
+const HEALTH: &str = "--health-interval-ms=300";
 /// Modes of `--routing`.
 const MODES: [&str; 3] = ["auto", "native", "overlay"];
 
@@ -57,6 +62,17 @@ pub fn row(name: &str, addresses: &[String], cidrs: &[String]) -> String {
 #[must_use]
 pub fn own_row(n: usize) -> String {
     row(NAMES[n], &[address(n, false), address(n, true)], &[pool(n, false), pool(n, true)])
+}
+
+/// Node `n` in the file, with addresses of another key.
+#[must_use]
+pub fn with(n: usize, key: &str, addresses: &[IpAddr]) -> String {
+    format!("{}\n{key} = {}\n\n", own_row(n).trim_end(), list(addresses))
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    format!("{texts:?}")
 }
 
 /// A container and its echo server.
@@ -112,14 +128,11 @@ impl Nodes {
         let mut nodes = Vec::new();
         for (n, name) in NAMES.into_iter().enumerate().take(count) {
             let own = [("--node-name", name.to_owned()), ("--prepared-programs", "4".to_owned())];
-            let others = [
-                ("--health-interval-ms", "0".to_owned()),
-                ("--ipv4-pool", pool(n, false)),
-                ("--ipv6-pool", pool(n, true)),
-            ];
+            let others = [("--ipv4-pool", pool(n, false)), ("--ipv6-pool", pool(n, true))];
             let flags = own.into_iter().chain(others).flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
             let mut node = Node::without_agent(NodeConfig { flags, toml: None })?;
             node.set_flag(&format!("--cluster-file={}", file.display()), true);
+            node.set_flag(NO_HEALTH, true);
             set_routing(&mut node, routing);
             nodes.push(node);
         }
@@ -187,12 +200,51 @@ impl Nodes {
         fs::rename(&new, &self.file).context("replace the cluster file")
     }
 
+    /// Sets the health endpoint and the probes of other nodes for the next start of the agents.
+    pub fn set_health(&mut self, on: bool) {
+        for node in &mut self.nodes {
+            node.set_flag(NO_HEALTH, !on);
+            node.set_flag(HEALTH, on);
+        }
+    }
+
+    /// The nodes' rows with the addresses of their health endpoints, which must be up, and of their routers.
+    ///
+    /// # Errors
+    /// A health endpoint is not up in time.
+    pub fn rows(&self) -> Result<String> {
+        let mut text = String::new();
+        for (n, node) in self.nodes.iter().enumerate() {
+            let own = wait::until("a health endpoint", || {
+                let report = node.ask(async |client| client.health().await)?;
+                Ok(report.nodes.into_iter().find(|h| h.local && h.state == HealthState::Ok))
+            })?;
+            let status = node.ask(async |client| client.status().await)?;
+            let health: Vec<IpAddr> = own.ipv4.map(IpAddr::V4).into_iter().chain(own.ipv6.map(IpAddr::V6)).collect();
+            text.push_str(&with(n, "health-addresses", &health));
+            text.truncate(text.trim_end().len());
+            text.push_str(&format!("\nrouter-addresses = {}\n\n", list(&status.router)));
+        }
+        Ok(text)
+    }
+
     /// Ends the scenario: [`Node::finish`] for each node.
     ///
     /// # Errors
     /// A node is not clean.
     pub fn end(mut self) -> Result<()> {
         self.nodes.iter_mut().try_for_each(Node::finish)
+    }
+
+    /// As [`Self::end`], after a start without health endpoints.
+    ///
+    /// # Errors
+    /// A node is not clean.
+    pub fn end_without_health(mut self) -> Result<()> {
+        self.nodes.iter_mut().try_for_each(Node::stop_agent)?;
+        self.set_health(false);
+        self.nodes.iter_mut().try_for_each(Node::start_agent)?;
+        self.end()
     }
 }
 

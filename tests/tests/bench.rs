@@ -52,12 +52,17 @@ const POLICY: &str = "policy";
 const L7: &str = "l7";
 
 /// About packets; [`POLICY`] and [`L7`] are too. All others are about endpoints.
-const PACKETS: [&str; 3] = ["traffic", "programs", "flows"];
+const PACKETS: [&str; 4] = ["traffic", "nodes", "programs", "flows"];
 
 #[test]
 fn the_smoke_run_measures_packets() -> Result<()> {
-    let titles = ["DEL beside flows", "connections while flows are collected", "one packet in the programs"];
-    smoke(&PACKETS, &titles, 7)
+    let titles = [
+        "TCP bulk between nodes, each end on a CPU of its own",
+        "DEL beside flows",
+        "connections while flows are collected",
+        "one packet in the programs",
+    ];
+    smoke(&PACKETS, &titles, 11)
 }
 
 #[test]

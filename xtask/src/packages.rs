@@ -89,6 +89,7 @@ pub(crate) const FUZZ: &[Need] = &[Need::program("g++", "c++")];
 /// Other CNI plugins, also in pods of a container runtime.
 pub(crate) const BENCH: &[Need] = &[
     Need::program("iproute2", "ip"),
+    Need::program("nftables", "nft"),
     Need::program("iptables", "iptables"),
     Need::program("containerd", "containerd"),
     Need::program("runc", "runc"),

@@ -7,6 +7,7 @@
 //! | part | what |
 //! |---|---|
 //! | [`traffic`] | request/response and bulk between two containers, over [`wires`] |
+//! | [`nodes`] | the same between two nodes, by routes and by the overlay |
 //! | [`programs`] | nanoseconds a packet in the programs |
 //! | [`churn`] | ADD and DEL through the CNI binaries of each [`plugin`] |
 //! | [`pods`] | start and stop of pods by containerd |
@@ -24,6 +25,7 @@ pub mod flows;
 pub mod l7;
 pub mod machine;
 pub mod nat;
+pub mod nodes;
 pub mod phases;
 pub mod plot;
 pub mod plugin;
@@ -66,8 +68,8 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 11] =
-    ["traffic", "programs", "one", "times", "nat", "flows", "many", "pods", "scale", "policy", "l7"];
+pub const PARTS: [&str; 12] =
+    ["traffic", "nodes", "programs", "one", "times", "nat", "flows", "many", "pods", "scale", "policy", "l7"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -104,6 +106,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         "traffic" => {
             traffic::measure(agent, options.rounds(3, 20), Duration::from_millis(if quick { 50 } else { 300 }))
         }
+        "nodes" => nodes::measure(options.rounds(3, 20), Duration::from_millis(if quick { 50 } else { 300 })),
         "programs" => programs::measure(agent, options.rounds(3, 9), quick),
         "one" => churn::one_at_a_time(agent, options.rounds(3, 100)),
         "times" => times::measure(agent, options.rounds(10, 50).min(250), if quick { 10 } else { 100 }),

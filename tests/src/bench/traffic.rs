@@ -229,7 +229,7 @@ pub(super) fn connections(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64
     rate
 }
 
-fn udp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+pub(super) fn udp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
     let at = SocketAddr::new(wire.address(), 0);
     let right = wire.right()?.run(|| UdpSocket::bind(at))?.context("bind a socket")?;
     let at = right.local_addr().context("ask for the socket's address")?;
@@ -253,7 +253,7 @@ fn udp_round_trips(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
     Ok(rate)
 }
 
-fn bulk(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
+pub(super) fn bulk(wire: &Wire, span: Duration, cpus: Cpus) -> Result<f64> {
     let (mut left, mut right) = connect(wire)?;
     let receive = move || {
         let mut buffer = vec![0; 4 * CHUNK];

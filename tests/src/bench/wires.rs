@@ -19,7 +19,7 @@ use nix::sys::signal::Signal;
 use wharf_common::map::{self, NodeCall};
 
 use super::{plugin, programs::object};
-use crate::{Node, NodeConfig, Sandbox, process::ip, scratch, space::Space, wait};
+use crate::{Node, NodeConfig, Sandbox, cluster::Nodes, process::ip, scratch, space::Space, wait};
 
 /// The direct veth pair: what ratios are taken to.
 pub const DIRECT: &str = "direct veth pair";
@@ -53,6 +53,11 @@ enum Between {
         _programs: Vec<Ebpf>,
     },
     Agent(Box<Node>),
+    Agents(Box<Nodes>),
+    /// Without agents.
+    Nodes {
+        _held: Box<Nodes>,
+    },
     /// Its agent is stopped: it would put another program's place right.
     Stopped(Box<Node>),
 }
@@ -116,13 +121,28 @@ impl Wire {
                 })?;
                 node
             }
+            Between::Agents(joined) => {
+                joined.nodes.iter().try_for_each(delete_endpoints)?;
+                return joined.end();
+            }
             _ => return Ok(()),
         };
-        for endpoint in node.endpoints()? {
-            let id = endpoint.id.to_string();
-            node.ask(async |client| client.delete_endpoint(&id, &wharf_api::DeleteQuery::default()).await)?;
-        }
+        delete_endpoints(&node)?;
         node.finish()
+    }
+
+    /// A container on each of two nodes, which have agents or the kernel's own ways. `address`: of the second.
+    #[must_use]
+    pub(super) fn of_nodes(
+        name: &'static str,
+        [left, right]: [Sandbox; 2],
+        address: IpAddr,
+        nodes: Nodes,
+        agents: bool,
+    ) -> Self {
+        let nodes = Box::new(nodes);
+        let between = if agents { Between::Agents(nodes) } else { Between::Nodes { _held: nodes } };
+        Self { name, left, right, address, between }
     }
 
     /// Two endpoints of a Wharf node (clsact): left with the label `app: client`, right with `app: server`.
@@ -243,6 +263,14 @@ impl Wire {
         let address = Ipv4Addr::new(10, 206, 0, 2).into();
         Ok(Self { name: "linux bridge", left, right, address, between: Between::Space { _held: node } })
     }
+}
+
+fn delete_endpoints(node: &Node) -> Result<()> {
+    for endpoint in node.endpoints()? {
+        let id = endpoint.id.to_string();
+        node.ask(async |client| client.delete_endpoint(&id, &wharf_api::DeleteQuery::default()).await)?;
+    }
+    Ok(())
 }
 
 /// Whether the kernel has tcx; else it does not know the question.

@@ -11,9 +11,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use caps::{CapSet, Capability::*};
 use serde_json::json;
-use wharf_api::{EndpointPatch, PolicyExplanation, PolicyVerdict, ProxyState, RegenerateLevel};
+use wharf_api::{EndpointPatch, HealthState, PolicyExplanation, PolicyVerdict, ProxyState, RegenerateLevel};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
+    cluster::{Container, NAMES, Nodes},
     echo::{self, EchoServer},
     icmp::{Ping, ping},
     process::Finished,
@@ -89,11 +90,14 @@ fn demo(report: &mut Stdout) -> Result<()> {
         judge_requests(report, &node, a, c)?;
     }
 
-    report.heading("7. What the operator sees")?;
+    report.heading("7. Three more nodes: two on one network, one behind a router")?;
+    cluster(report)?;
+
+    report.heading("8. What the operator sees")?;
     show(report, &node, &["status"])?;
     show(report, &node, &["endpoint", "list"])?;
 
-    report.heading("8. The containers go, and nothing stays")?;
+    report.heading("9. The containers go, and nothing stays")?;
     for ship in &ships {
         let start = Instant::now();
         let gone = node.detach(&ship.endpoint);
@@ -378,6 +382,49 @@ fn nothing_left(report: &mut Stdout, node: &mut Node) -> Result<()> {
     report.check("kernel, bpffs and store", left)?;
     report.check("the agent ends in good order", node.finish().map(|()| ((), String::new())))?;
     Ok(())
+}
+
+/// A native route, the overlay, and the health of the other nodes.
+fn cluster(report: &mut Stdout) -> Result<()> {
+    let begin = Instant::now();
+    let joined = Nodes::join(NAMES.len(), "auto").and_then(|mut joined| {
+        joined.set_health(true);
+        joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
+        joined.write(&joined.rows()?)?;
+        Ok((joined, took(begin)))
+    });
+    let Some(joined) = report.check("three agents follow one list of nodes", joined)? else { return Ok(()) };
+    let Some(joined) = talk_between_nodes(report, joined)? else { return Ok(()) };
+    let ended = joined.end_without_health().map(|()| ((), String::new()));
+    report.check("nothing is left on the three nodes", ended).map(drop)
+}
+
+fn talk_between_nodes(report: &mut Stdout, joined: Nodes) -> Result<Option<Nodes>> {
+    let [a, b, c] = joined.nodes.as_slice() else { bail!("{} nodes", joined.nodes.len()) };
+    let started = [(a, "one"), (b, "two"), (c, "three")].map(|(node, name)| Container::start(node, name));
+    let [one, two, three] = started;
+    let started = one.and_then(|one| Ok(([one, two?, three?], "one, two, three".to_owned())));
+    let Some(containers) = report.check("a container on each", started)? else { return Ok(None) };
+    let [one, two, three] = &containers;
+    for (to, way) in [(two, "by a native route"), (three, "by the overlay")] {
+        for address in to.end.both()? {
+            let done = echo::tcp(one.space()?, to.echo.tcp_at(address), 1 << 20)
+                .and_then(|()| echo::udp(one.space()?, to.echo.udp_at(address), 4_000))
+                .map(|()| ((), format!("TCP 1 MiB, UDP 4000 bytes, {way}")));
+            report.check(&format!("from node a to {address}, {}", family(address)), done)?;
+        }
+    }
+    let others = wait::until("each node to answer the probes of node a", || {
+        let all = a.ask(async |client| client.health().await)?.nodes;
+        Ok((all.len() == NAMES.len() && all.iter().all(|h| h.state == HealthState::Ok)).then_some(((), String::new())))
+    });
+    report.check("node a probes the others and their health endpoints", others)?;
+    show(report, a, &["cluster", "nodes"])?;
+    show(report, a, &["health", "status"])?;
+    for (node, container) in joined.nodes.iter().zip(&containers) {
+        node.detach(&container.end)?;
+    }
+    Ok(Some(joined))
 }
 
 fn family(address: IpAddr) -> &'static str {
