@@ -11,7 +11,7 @@ use wharf_common::{
     FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey,
     ProxyUse, SetsRow, SourcesRow, StackPathKey, StackPathRow,
     map::{
-        BANDWIDTH_MAX, CALLS_MAX, CONFIG_ROW, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX,
+        ADDRESS_GENERATIONS_MAX, BANDWIDTH_MAX, CALLS_MAX, CONFIG_ROW, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX,
         FLOWS_RECENT_MAX, FRAGMENT_SLOTS_MAX, FRAGMENTS_MAX, IPCACHE_MAX, METRICS_MAX, NODE_CALLS_MAX,
         POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, PROXY_USE_MAX, SOURCES_MAX, STACK_PATHS_MAX,
         STACK_USERS_MAX,
@@ -93,6 +93,9 @@ pub static POLICY_SETS: Array<SetsRow, { POLICY_SETS_MAX as usize }> = Array::ne
 
 #[btf_map]
 pub static POLICY_STATE: Array<PolicyState, 1> = Array::new();
+
+#[btf_map]
+pub static ADDRESS_GENERATIONS: Array<u32, { ADDRESS_GENERATIONS_MAX as usize }> = Array::new();
 
 #[btf_map]
 pub static CONFIG: Array<EndpointConfig, { CONFIG_ROW as usize + 1 }> = Array::new();

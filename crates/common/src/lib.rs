@@ -34,12 +34,13 @@ pub use test_packet::TestReport;
 /// | 3 | [`FlowUse`] counts recent flows; [`map::FLOWS_RECENT`], [`map::FRAGMENT_SLOTS`] |
 /// | 4 | [`map::PROXY_USE`] |
 /// | 5 | [`map::SOURCES`], [`map::FLAG_SOURCES`], [`flow::FLOW_PREFIX`] |
+/// | 6 | [`map::ADDRESS_GENERATIONS`]; [`map::IPCACHE`] has four times the rows |
 ///
 /// The feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
 /// reads the version from `abi`.
 pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
 
-const CURRENT_VERSION: u32 = 5;
+const CURRENT_VERSION: u32 = 6;
 
 /// Ids start at 1; 0 means "none". Bounds [`map::CALLS`]; twice this bounds [`map::ENDPOINTS`].
 pub const MAX_ENDPOINT_ID: u32 = 16_383;

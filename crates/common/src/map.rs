@@ -48,6 +48,9 @@ pub const POLICY_CELLS: &str = "POLICY_CELLS";
 pub const POLICY_SETS: &str = "POLICY_SETS";
 /// One [`crate::PolicyState`]: one load per packet.
 pub const POLICY_STATE: &str = "POLICY_STATE";
+/// Array of `u32` by [`EndpointKey::generation_slot`]: changes of the rows of [`IPCACHE`] for whole addresses. A change of
+/// one address lets only the flows of its slot be judged again.
+pub const ADDRESS_GENERATIONS: &str = "ADDRESS_GENERATIONS";
 /// One [`EndpointConfig`]: data that changes without a new program.
 pub const CONFIG: &str = "CONFIG";
 /// Per-CPU array of [`Counter`], `direction * REASONS + reason`, without atomics; readers sum.
@@ -95,8 +98,12 @@ pub const FRAGMENTS_MAX: u32 = 8_192;
 pub const FLOW_USE_MAX: u32 = CALLS_MAX;
 /// By endpoint id; row 0 is the node's. 128 KiB.
 pub const PROXY_USE_MAX: u32 = CALLS_MAX;
-/// Two addresses per endpoint id, and more than as many networks.
-pub const IPCACHE_MAX: u32 = 131_072;
+/// Two addresses per endpoint id, as many networks, and the addresses of 190,000 pods of other nodes.
+pub const IPCACHE_MAX: u32 = 524_288;
+/// Rows of a table of version 5, which an upgraded node uses until its next boot.
+pub const IPCACHE_LEAST: u32 = 131_072;
+/// A power of two. 16 KiB. At 1,000 changed addresses a second, a flow is judged again about once in two seconds.
+pub const ADDRESS_GENERATIONS_MAX: u32 = 4_096;
 /// Rows.
 pub const POLICY_PORTS_MAX: u32 = 65_536;
 /// 4 MiB, about 100 bytes per used row.
@@ -176,6 +183,13 @@ impl EndpointKey {
     pub const fn last_word(&self) -> u32 {
         let [.., a, b, c, d] = self.addr;
         u32::from_ne_bytes([a, b, c, d])
+    }
+
+    /// Row of [`ADDRESS_GENERATIONS`]: the low bits, which differ between neighbouring addresses.
+    #[inline(always)]
+    #[must_use]
+    pub const fn generation_slot(&self) -> u32 {
+        u32::from_be(self.last_word()) & (ADDRESS_GENERATIONS_MAX - 1)
     }
 
     /// Network byte order.

@@ -215,7 +215,8 @@ pub struct SetsRow {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct PolicyState {
-    /// Increments after each change of the other tables. Zero before the first policy.
+    /// Increments after each change of the other tables that is not in [`crate::map::ADDRESS_GENERATIONS`]. Zero before
+    /// the first policy.
     pub generation: u32,
     /// `POLICY_*` bits.
     pub flags: u32,

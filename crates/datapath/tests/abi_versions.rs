@@ -11,13 +11,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{Map, PerCpuArray, PerCpuValues};
+use aya::maps::{LpmTrie, Map, MapData, PerCpuArray, PerCpuValues};
 use support::{
     traffic::{Load, converse},
     *,
 };
 use wharf_common::{
-    ABI_VERSION, Counter, Direction, DropReason, PeerRow, SetsRow, drop_reason::metrics_index, map::METRICS_MAX,
+    ABI_VERSION, Counter, Direction, DropReason, EndpointKey, PeerRow, SetsRow,
+    drop_reason::metrics_index,
+    map::{IPCACHE_LEAST, METRICS_MAX},
 };
 use wharf_core::{
     endpoint::EndpointRecord,
@@ -158,6 +160,7 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
         assert_eq!(
             names(other.join("shared")),
             [
+                "ADDRESS_GENERATIONS",
                 "CALLS",
                 "ENDPOINTS",
                 "EVENTS",
@@ -377,6 +380,35 @@ fn policy_is_shared_between_versions() {
         let old = agent(&w.bpffs(), AttachMode::Clsact);
         let rows = old.observe_policy().await.expect("rows");
         assert_eq!((rows.sets.len(), rows.peers.len(), rows.generation), (2, 2, 2), "{rows:?}");
+    });
+}
+
+/// A table of version 5 has fewer rows. It stays in use, so that policy applies to every endpoint.
+#[test]
+fn the_smaller_address_table_of_version_5_is_shared() {
+    in_linux_world(Some(AttachMode::Clsact), |w| async move {
+        w.kernel.ensure_node(&node_spec()).await.expect("node");
+        let path = w.bpffs().join("wharf").join(own()).join("shared/IPCACHE");
+        fs::remove_file(&path).expect("unpin");
+        let earlier = LpmTrie::<MapData, EndpointKey, PeerRow>::create(IPCACHE_LEAST, 1).expect("table");
+        earlier.pin(&path).expect("pin");
+        fs::remove_file(path.with_file_name("ADDRESS_GENERATIONS")).expect("unpin");
+        let k = upgraded_agent(&w.bpffs(), AttachMode::Clsact);
+        k.ensure_node(&node_spec()).await.expect("node");
+        let netns = k.observe_netns(&w.add_netns("a")).await.expect("netns");
+        let mut a = record(1, 10, &netns, "eth0");
+        create(&k, &mut a).await;
+        let peer = |net: &str| RowChange::Peer(net.parse().expect("net"), Some(PeerRow { identity: 2, class: 1 }));
+        let sets = RowChange::Sets(a.id, SetsRow { ingress: 1, egress: 2 });
+        k.change_policy(vec![peer("10.77.0.0/32"), sets], Mode::default()).await.expect("change");
+        assert_eq!(MapData::from_pin(&path).expect("map").info().expect("info").max_entries(), IPCACHE_LEAST);
+        // Programs of another version compare the generation of all rules alone.
+        k.change_policy(vec![peer("10.77.0.1/32")], Mode::default()).await.expect("change");
+        assert_eq!(k.observe_policy().await.expect("rows").generation, 2);
+        fs::remove_dir_all(w.bpffs().join("wharf").join(OTHER)).expect("the other tree is removed");
+        k.change_policy(vec![peer("10.77.0.2/32")], Mode::default()).await.expect("change");
+        let rows = k.observe_policy().await.expect("rows");
+        assert_eq!((rows.peers.len(), rows.generation), (3, 2));
     });
 }
 

@@ -395,6 +395,7 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
             &["SOURCES"],
             &["FLOWS", "FLOWS_RECENT", "FLOWS_NEW", "FRAGMENT_SLOTS", "FRAGMENTS", "FLOW_USE", "FLOW_TOTALS"],
             &["PROXY_USE", "IPCACHE", "POLICY_PORTS", "POLICY_CELLS", "POLICY_SETS", "POLICY_STATE"],
+            &["ADDRESS_GENERATIONS"],
             &own
         ]
         .concat()

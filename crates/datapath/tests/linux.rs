@@ -647,7 +647,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 /// The shared maps.
-const SHARED: [&str; 21] = [
+const SHARED: [&str; 22] = [
     "ENDPOINTS",
     "CALLS",
     "NODE_CALLS",
@@ -669,6 +669,7 @@ const SHARED: [&str; 21] = [
     "POLICY_CELLS",
     "POLICY_SETS",
     "POLICY_STATE",
+    "ADDRESS_GENERATIONS",
 ];
 
 #[test]

@@ -150,6 +150,9 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     }
     let (mut key, by_high) = packet.key();
     let by_high = forget(u64::from(by_high)) & 1 != 0;
+    if policy.generation != 0 {
+        policy.generation = policy.generation.wrapping_add(key.generation());
+    }
     let ends = Ends::of(asked, by_high);
     let (signals, now) = (packet.signals, now());
     let is_upstream = redirect::is_upstream(ctx, &packet);
@@ -332,8 +335,8 @@ fn rule_about(about: u64) -> u32 {
     }
 }
 
-/// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: its policy generation (zero without a
-/// row) and the flags above.
+/// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: the rules' generation at its judgement if
+/// its ends have not changed since (zero without a row), and the flags above.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32) -> u64 {
@@ -362,9 +365,10 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
     let (answer, by_high) = (known & ABOUT_STACK, known & 1 != 0);
     let Some((row, _)) = find(&key) else { return answer };
     let (flags, rule) = (row.flags, row.rule);
+    let generation = if row.generation == 0 { 0 } else { row.generation.wrapping_sub(key.generation()) };
     let by_owner = by_high != (flags & FLOW_BY_HIGH != 0);
     answer
-        | u64::from(row.generation)
+        | u64::from(generation)
         | if flags & FLOW_BY_STACK != 0 { ABOUT_STACK } else { 0 }
         | if redirect::is_for_proxy(flags, by_owner) { ABOUT_PROXY } else { 0 }
         | if redirect::is_strange(ctx, flags, by_owner) { ABOUT_STRANGE } else { 0 }

@@ -6,8 +6,12 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     FlowKey,
     flow::{ICMP, ICMPV6, SCTP, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP, UNKNOWN_TRANSPORT},
+    map::ADDRESS_GENERATIONS_MAX,
 };
-use wharf_ebpf::parse::{ETHERNET_BYTES, Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read};
+use wharf_ebpf::{
+    maps::ADDRESS_GENERATIONS,
+    parse::{ETHERNET_BYTES, Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read},
+};
 
 use crate::flow::forget;
 
@@ -397,6 +401,16 @@ impl Key {
     #[inline(always)]
     pub fn protocol(&self) -> u8 {
         self.kinds as u8
+    }
+
+    /// Changes of both ends' classes (`ADDRESS_GENERATIONS`), added.
+    #[inline(always)]
+    pub fn generation(&self) -> u32 {
+        let of = |end: Ipv6Address| {
+            let slot = ((end.words()[1] >> 32) as u32).swap_bytes() & (ADDRESS_GENERATIONS_MAX - 1);
+            ADDRESS_GENERATIONS.get(slot).copied().unwrap_or(0)
+        };
+        of(self.low).wrapping_add(of(self.high))
     }
 
     /// Makes the key of a client's own flow the key of the proxy's in the client's name, or the reverse.

@@ -87,6 +87,40 @@ fn a_flow_that_policy_let_pass_is_judged_again_after_a_change() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn only_flows_of_a_changed_address_are_judged_again() -> Result<()> {
+    let (mut a, _b) = pair()?;
+    let (denies, none) = (SetsRow { egress: DENIES, ingress: 0 }, SetsRow::default());
+    let state = PolicyState { generation: 1, flags: 0 };
+    for (packet, ends, stranger) in [
+        (udp(A.v4, ELSEWHERE4), [IpAddr::from(A.v4), ELSEWHERE4.into()], "192.0.2.99"),
+        (udp(A.v6, ELSEWHERE6), [A.v6.into(), ELSEWHERE6.into()], "2001:db8::99"),
+        (udp(A.v4, B.v4), [A.v4.into(), B.v4.into()], "10.200.0.99"),
+        (udp(A.v6, B.v6), [A.v6.into(), B.v6.into()], "2001:db8::99"),
+    ] {
+        for end in ends {
+            set(&mut a, [none, none], state)?;
+            change(&mut a, end)?;
+            ensure!(a.run(FROM_CONTAINER, &packet)?.action != SHOT, "no rules");
+            set(&mut a, [denies, none], state)?;
+            change(&mut a, stranger.parse()?)?;
+            ensure!(a.run(FROM_CONTAINER, &packet)?.action != SHOT, "{stranger} is no end of {ends:?}");
+            change(&mut a, end)?;
+            ensure!(a.run(FROM_CONTAINER, &packet)?.action == SHOT, "{end} of {ends:?} has another class");
+        }
+    }
+    Ok(())
+}
+
+/// Lets flows of the address be judged again.
+fn change(a: &mut Endpoint, address: IpAddr) -> Result<()> {
+    let mut rows: Array<&mut MapData, u32> =
+        a.node.map_mut(map::ADDRESS_GENERATIONS).context("generations")?.try_into()?;
+    let slot = key_of(address).generation_slot();
+    let before = rows.get(&slot, 0)?;
+    Ok(rows.set(slot, before + 1, 0)?)
+}
+
 /// One cell of the rule set [`DENIES`], about every peer and port.
 fn decide(a: &mut Endpoint, rule: u32, ruling: u32) -> Result<()> {
     let mut cells: HashMap<&mut MapData, CellKey, CellRow> =

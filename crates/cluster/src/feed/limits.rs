@@ -19,6 +19,8 @@ pub struct Limits {
     pub labels: usize,
     /// Addresses of all pods: each needs a row of the kernel's table of addresses.
     pub addresses: usize,
+    /// Addresses and pod CIDRs of all nodes, as `addresses`.
+    pub node_addresses: usize,
     /// Bytes of all rows of a kind, with their refusals. Texts, and an estimate of what holds them.
     pub bytes: usize,
 }
@@ -26,13 +28,14 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            nodes: 4_096,
+            nodes: 8_192,
             pods: 262_144,
             namespaces: 16_384,
             policies: 16_384,
             policy_bytes: 3 << 19,
             labels: 256,
-            addresses: 122_880,
+            addresses: 327_680,
+            node_addresses: 65_536,
             bytes: 256 << 20,
         }
     }
@@ -43,6 +46,7 @@ impl Limits {
     pub(super) const fn claims(&self, kind: Kind) -> usize {
         match kind {
             Kind::Pod => self.addresses,
+            Kind::Node => self.node_addresses,
             _ => usize::MAX,
         }
     }

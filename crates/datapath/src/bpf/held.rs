@@ -56,7 +56,7 @@ fn typed(name: &str, data: MapData) -> Map {
         map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
         map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS | map::PROXY_USE => Map::Array(data),
         map::IPCACHE | map::POLICY_PORTS => Map::LpmTrie(data),
-        map::POLICY_SETS | map::POLICY_STATE => Map::Array(data),
+        map::POLICY_SETS | map::POLICY_STATE | map::ADDRESS_GENERATIONS => Map::Array(data),
         _ => Map::Unsupported(data),
     }
 }

@@ -173,7 +173,7 @@ impl Bpf {
         let unknown = || {
             let cause = "there is no such map; names are ENDPOINTS, CALLS, NODE_CALLS, STACK_PATHS, STACK_USERS, SOURCES, \
                          FLOW_USE, FLOW_TOTALS, PROXY_USE, IPCACHE, POLICY_PORTS, POLICY_CELLS, POLICY_SETS, POLICY_STATE, \
-                         <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
+                         ADDRESS_GENERATIONS, <endpoint id>/CONFIG, <endpoint id>/METRICS, <endpoint id>/BANDWIDTH";
             fail("dump map", name, KernelErrorKind::NotFound, cause)
         };
         match name {
@@ -217,9 +217,12 @@ impl Bpf {
                     ("untracked", totals.untracked.to_string()),
                 ])])
             }
-            map::IPCACHE | map::POLICY_PORTS | map::POLICY_CELLS | map::POLICY_SETS | map::POLICY_STATE => {
-                self.dump_policy(name)
-            }
+            map::IPCACHE
+            | map::POLICY_PORTS
+            | map::POLICY_CELLS
+            | map::POLICY_SETS
+            | map::POLICY_STATE
+            | map::ADDRESS_GENERATIONS => self.dump_policy(name),
             map::FLOWS | map::FLOWS_RECENT | map::FLOWS_NEW => {
                 let cause = "look at flows with `wharf bpf ct list`";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))

@@ -161,6 +161,13 @@ fn shape(name: &str) -> Option<Shape> {
         map::POLICY_STATE => {
             Shape { kind: MapType::Array, key: number, value: size_of::<PolicyState>(), max_entries: 1, flags: 0 }
         }
+        map::ADDRESS_GENERATIONS => Shape {
+            kind: MapType::Array,
+            key: number,
+            value: number,
+            max_entries: map::ADDRESS_GENERATIONS_MAX,
+            flags: 0,
+        },
         map::CONFIG => {
             let max_entries = abi::config_row() + 1;
             Shape { kind: MapType::Array, key: number, value: size_of::<EndpointConfig>(), max_entries, flags: 0 }
@@ -215,7 +222,7 @@ pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
     let same = kind == Some(want.kind)
         && key == want.key
         && value == want.value
-        && info.max_entries() == want.max_entries
+        && (info.max_entries() == want.max_entries || name == map::IPCACHE && info.max_entries() == map::IPCACHE_LEAST)
         && info.map_flags() == want.flags;
     if same {
         return Ok(data);

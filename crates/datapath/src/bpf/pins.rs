@@ -3,7 +3,7 @@
 //! ```text
 //! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,SOURCES,
 //!     FLOWS,FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,PROXY_USE,IPCACHE,POLICY_PORTS,
-//!     POLICY_CELLS,POLICY_SETS,POLICY_STATE,sink}
+//!     POLICY_CELLS,POLICY_SETS,POLICY_STATE,ADDRESS_GENERATIONS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
@@ -41,7 +41,7 @@ pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliv
 pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Of the first two programs.
 pub(crate) const LINKS: [&str; 2] = attached::LINK_PINS;
-pub(crate) const SHARED_MAPS: [&str; 21] = [
+pub(crate) const SHARED_MAPS: [&str; 22] = [
     map::ENDPOINTS,
     map::CALLS,
     map::NODE_CALLS,
@@ -63,6 +63,7 @@ pub(crate) const SHARED_MAPS: [&str; 21] = [
     map::POLICY_CELLS,
     map::POLICY_SETS,
     map::POLICY_STATE,
+    map::ADDRESS_GENERATIONS,
 ];
 pub(crate) const SINK: &str = attached::SINK;
 /// Exists once programs with log records were loaded.

@@ -2,7 +2,10 @@
 
 mod rows;
 
-use std::{collections::BTreeMap, sync::PoisonError};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::PoisonError,
+};
 
 use aya::maps::{Array, HashMap, LpmTrie, MapData, MapError, lpm_trie::Key};
 use ipnet::IpNet;
@@ -17,7 +20,7 @@ use wharf_core::{
 };
 use wharf_crash as crash;
 
-use super::{Bpf, inventory::Row, maps};
+use super::{Bpf, inventory::Row, maps, rows::key_of};
 use crate::error::{fail, io_cause, wrap};
 
 pub(crate) use rows::{Cause, peer_key, peer_of, port_key, port_of, readable, sound, subject};
@@ -38,10 +41,11 @@ struct Tables {
     cells: HashMap<MapData, CellKey, CellRow>,
     sets: Array<MapData, SetsRow>,
     state: Array<MapData, PolicyState>,
+    addresses: Array<MapData, u32>,
 }
 
 impl Bpf {
-    /// Rows in order, then generation and mode. If a row has changed, a failure increments the generation too: flows
+    /// Rows in order, then generations and mode. If a row has changed, a failure increments the generation too: flows
     /// are judged again.
     pub(crate) fn change_policy(&self, changes: &[RowChange], mode: Mode) -> Result<()> {
         // An abandoned call may meet the next one.
@@ -52,21 +56,33 @@ impl Bpf {
         if changes.is_empty() && before.flags == flags {
             return Ok(());
         }
-        let was_cut_off = before.flags & CHANGING != 0;
-        let generation = generation_after(before.generation, was_cut_off || !changes.is_empty());
+        // Programs of other versions do not read the generations of addresses.
+        let slots = if before.generation != 0 && before.flags == flags && self.pins.others()?.is_empty() {
+            slots_of(changes)
+        } else {
+            None
+        };
+        let increased = generation_after(before.generation, before.flags & CHANGING != 0 || !changes.is_empty());
         if !changes.is_empty() {
             tables.set_state(PolicyState { flags: before.flags | CHANGING, ..before })?;
         }
         let mut any = false;
         for change in changes {
             if let Err(e) = tables.change(change) {
-                let after = PolicyState { generation, flags: before.flags & !CHANGING };
+                let after = PolicyState { generation: increased, flags: before.flags & !CHANGING };
                 return tables.set_state(if any { after } else { before }).and(Err(e));
             }
             any = true;
             crash::point("datapath/policy/after-row");
         }
         crash::point("datapath/policy/before-generation");
+        let generation = match slots {
+            Some(slots) => {
+                slots.into_iter().try_for_each(|slot| tables.increase(slot))?;
+                before.generation
+            }
+            None => increased,
+        };
         tables.set_state(PolicyState { generation, flags })
     }
 
@@ -95,6 +111,7 @@ impl Bpf {
                 let state = tables.state()?;
                 vec![readable::state(state.generation, mode_of(state.flags))]
             }
+            map::ADDRESS_GENERATIONS => tables.addresses()?.into_iter().map(readable::address_generation).collect(),
             _ => Vec::new(),
         })
     }
@@ -106,6 +123,7 @@ impl Bpf {
             cells: self.open_held(map::POLICY_CELLS)?,
             sets: self.open_held(map::POLICY_SETS)?,
             state: self.open_held(map::POLICY_STATE)?,
+            addresses: self.open_held(map::ADDRESS_GENERATIONS)?,
         })
     }
 }
@@ -159,6 +177,19 @@ impl Tables {
 
     fn set_state(&mut self, state: PolicyState) -> Result<()> {
         self.state.set(0, state, 0).map_err(|e| wrap(CHANGE, map::POLICY_STATE, &e))
+    }
+
+    fn increase(&mut self, slot: u32) -> Result<()> {
+        let failed = |e| wrap(CHANGE, map::ADDRESS_GENERATIONS, &e);
+        let before = self.addresses.get(&slot, 0).map_err(failed)?;
+        self.addresses.set(slot, before.wrapping_add(1), 0).map_err(failed)
+    }
+
+    /// Other than zero.
+    fn addresses(&self) -> Result<Vec<(u32, u32)>> {
+        let rows = (0..).zip(self.addresses.iter());
+        let read = rows.map(|(slot, row)| Ok((slot, row.map_err(|e| wrap(OBSERVE, map::ADDRESS_GENERATIONS, &e))?)));
+        read.filter(|row| row.as_ref().is_ok_and(|(_, changes)| *changes != 0) || row.is_err()).collect()
     }
 
     fn sets(&self) -> Result<BTreeMap<EndpointId, SetsRow>> {
@@ -241,6 +272,17 @@ pub(crate) fn generation_after(before: u32, rows_changed: bool) -> u32 {
     if before == 0 && !rows_changed { 0 } else { before.checked_add(1).unwrap_or(1) }
 }
 
+/// Slots of the changed addresses; `None` if a change concerns other flows than those of single addresses.
+pub(crate) fn slots_of(changes: &[RowChange]) -> Option<BTreeSet<u32>> {
+    let slot = |change: &RowChange| match change {
+        RowChange::Peer(net, _) if net.prefix_len() == net.max_prefix_len() => {
+            Some(key_of(net.addr()).generation_slot())
+        }
+        _ => None,
+    };
+    changes.iter().map(slot).collect()
+}
+
 fn flags_of(mode: Mode) -> u32 {
     let bit = |set, bit| if set { bit } else { 0 };
     bit(mode.keeps_flows, POLICY_KEEPS_FLOWS) | bit(mode.audits, POLICY_AUDITS)
@@ -305,7 +347,7 @@ mod tests {
             let io_error = io::Error::from_raw_os_error(errno);
             let told = refused(&change, &SyscallError { call: "bpf_map_update_elem", io_error }.into());
             assert_eq!(told.kind, KernelErrorKind::Exhausted);
-            for part in ["change policy", "10.0.0.0/8", "IPCACHE is full (131072 rows)", "remove policies"] {
+            for part in ["change policy", "10.0.0.0/8", "IPCACHE is full (524288 rows)", "remove policies"] {
                 assert!(told.to_string().contains(part), "{part} is missing in: {told}");
             }
         }

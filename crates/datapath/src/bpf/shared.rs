@@ -29,7 +29,7 @@ use super::{
 use crate::error::{fail, wrap};
 
 /// Their rows mean the same to every ABI version.
-const OF_ALL_VERSIONS: [&str; 16] = [
+const OF_ALL_VERSIONS: [&str; 17] = [
     map::STACK_PATHS,
     map::STACK_USERS,
     map::SOURCES,
@@ -46,6 +46,7 @@ const OF_ALL_VERSIONS: [&str; 16] = [
     map::POLICY_CELLS,
     map::POLICY_SETS,
     map::POLICY_STATE,
+    map::ADDRESS_GENERATIONS,
 ];
 
 impl Bpf {

@@ -23,8 +23,14 @@ use super::{FakeKernel, Operation, observe, policy::Policy, state::State};
 use crate::error::fail;
 
 /// The maps of policy rows.
-const POLICY_MAPS: [&str; 5] =
-    [map::IPCACHE, map::POLICY_PORTS, map::POLICY_CELLS, map::POLICY_SETS, map::POLICY_STATE];
+const POLICY_MAPS: [&str; 6] = [
+    map::IPCACHE,
+    map::POLICY_PORTS,
+    map::POLICY_CELLS,
+    map::POLICY_SETS,
+    map::POLICY_STATE,
+    map::ADDRESS_GENERATIONS,
+];
 
 impl FakeKernel {
     /// Logs, waits at a hold, fails if a test asked for it, and applies the effect.
@@ -130,6 +136,7 @@ impl NodeKernel for FakeKernel {
                 info(map::POLICY_CELLS.to_owned(), "hash", None, map::POLICY_CELLS_MAX),
                 info(map::POLICY_SETS.to_owned(), "array", None, map::POLICY_SETS_MAX),
                 info(map::POLICY_STATE.to_owned(), "array", None, 1),
+                info(map::ADDRESS_GENERATIONS.to_owned(), "array", None, map::ADDRESS_GENERATIONS_MAX),
             ];
             for (id, pinned) in &s.pins {
                 maps.push(info(format!("{id}/{}", map::CONFIG), "array", Some(1), 1));

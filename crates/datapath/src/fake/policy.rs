@@ -12,7 +12,9 @@ use super::Operation;
 use crate::{
     bpf::{
         inventory::Row,
-        policy::{Cause, generation_after, peer_key, peer_of, port_key, port_of, readable, sound, subject},
+        policy::{
+            Cause, generation_after, peer_key, peer_of, port_key, port_of, readable, slots_of, sound, subject,
+        },
     },
     error::fail,
 };
@@ -21,6 +23,8 @@ use crate::{
 pub(super) struct Policy {
     pub(super) rows: PolicyRows,
     pub(super) mode: Mode,
+    /// Generations of addresses by slot.
+    addresses: BTreeMap<u32, u32>,
     /// The next call fails at this row change.
     pub(super) fails_at: Option<(usize, KernelErrorKind)>,
 }
@@ -31,7 +35,8 @@ impl Policy {
             return Ok(());
         }
         let fails_at = self.fails_at.take();
-        let generation = generation_after(self.rows.generation, !changes.is_empty());
+        let increased = generation_after(self.rows.generation, !changes.is_empty());
+        let slots = slots_of(changes).filter(|_| self.rows.generation != 0 && self.mode == mode);
         for (index, change) in changes.iter().enumerate() {
             let failure = match fails_at {
                 Some((at, kind)) if at == index => Err((kind, "the test asked for this failure")),
@@ -39,12 +44,16 @@ impl Policy {
             };
             if let Err((kind, cause)) = failure {
                 if index > 0 {
-                    self.rows.generation = generation;
+                    self.rows.generation = increased;
                 }
                 return Err(fail(Operation::ChangePolicy.as_str(), subject(change), kind, cause));
             }
         }
-        (self.rows.generation, self.mode) = (generation, mode);
+        match slots {
+            Some(slots) => slots.into_iter().for_each(|slot| *self.addresses.entry(slot).or_default() += 1),
+            None => self.rows.generation = increased,
+        }
+        self.mode = mode;
         Ok(())
     }
 
@@ -71,6 +80,9 @@ impl Policy {
             map::POLICY_PORTS => ports.iter().map(|(range, class)| readable::ports(range, *class)).collect(),
             map::POLICY_CELLS => cells.iter().map(|(key, (cell, by))| readable::cell(key, cell, by)).collect(),
             map::POLICY_SETS => sets.iter().map(|(id, row)| readable::sets(*id, row)).collect(),
+            map::ADDRESS_GENERATIONS => {
+                self.addresses.iter().map(|(slot, n)| readable::address_generation((*slot, *n))).collect()
+            }
             _ => vec![readable::state(*generation, self.mode)],
         }
     }

@@ -144,6 +144,10 @@ pub(crate) mod readable {
         row([("endpoint", id.to_string()), ("ingress", sets.ingress.to_string()), ("egress", sets.egress.to_string())])
     }
 
+    pub(crate) fn address_generation((slot, generation): (u32, u32)) -> Row {
+        row([("slot", slot.to_string()), ("generation", generation.to_string())])
+    }
+
     pub(crate) fn state(generation: u32, mode: Mode) -> Row {
         let flags = [(mode.keeps_flows, "keeps-flows"), (mode.audits, "audits")];
         let flags: Vec<&str> = flags.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
