@@ -151,7 +151,7 @@ impl Outcome {
 pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, AuditError> {
     if matches!(repair, Mend::All) {
         // First: routes to endpoints use its addresses as their source.
-        life.kernel.ensure_node(&life.spec()).await?;
+        life.ensure_node().await?;
     }
     let before = life.jobs.in_flight();
     let prepared_before = life.prepared.ids();
@@ -438,7 +438,7 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
             }
         },
         Repair::EnsureNode => {
-            life.kernel.ensure_node(&life.spec()).await?;
+            life.ensure_node().await?;
             life.kernel.ensure_nat(&life.spec()).await?;
         }
         Repair::DrainQueue => match deletions::drain(life, Cause::Tick).await? {

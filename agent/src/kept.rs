@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
+    io::{self, BufWriter, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::Path,
 };
@@ -62,16 +62,26 @@ pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-/// Writes with mode 0600. A crash leaves the old or the new file.
+/// As [`write_by`].
 ///
 /// # Errors
 /// The file system's; the old file remains.
 pub fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    write_by(path, |file| file.write_all(text))
+}
+
+/// Writes with mode 0600. A crash leaves the old or the new file. `content` writes it, in parts.
+///
+/// # Errors
+/// The file system's, or of `content`; the old file remains.
+pub fn write_by(path: &Path, content: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     wharf_crash::point("kept/after-create");
-    file.write_all(text)?;
+    let mut writer = BufWriter::new(&file);
+    content(&mut writer)?;
+    writer.flush()?;
     wharf_crash::point("kept/after-write");
     file.sync_all()?;
     wharf_crash::point("kept/after-sync");

@@ -25,7 +25,7 @@
 //! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`pulse`]), the store | systemd |
 //! | heartbeat ([`pulse`]) | time | the main runtime's heartbeat |
-//! | controllers ([`controller`]): programs, node, cluster, flows, policy, addresses, audit | time | kernel, status |
+//! | controllers ([`controller`]): programs, node, cluster, paths, flows, policy, addresses, audit | time | kernel, status |
 //!
 //! Order of a stop: no new work, answer requests, end operations, end endpoint tasks, unpin prepared sets, close the
 //! store. Endpoints keep their programs, so traffic continues.
@@ -203,7 +203,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     mtu::observe(life).await?;
     life.load_cluster(&boot_id).await?;
     life.set_cluster().await?;
-    life.kernel.ensure_node(&life.spec()).await?;
+    life.ensure_node().await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
     // After all checks. Without masquerading, the node's containers still reach each other.
     let masquerading = life.kernel.ensure_nat(&life.spec()).await;
@@ -408,9 +408,13 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
         });
     }
     every(life, mtu::CONTROLLER, NODE_INTERVAL, mtu::follow);
-    every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.kernel.ensure_node(&life.spec()).await });
+    every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.ensure_node().await });
     every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.kernel.ensure_nat(&life.spec()).await });
     every(life, cluster::CONTROLLER, cluster::INTERVAL, |life| async move { life.follow_cluster().await });
+    if life.cluster.probes_paths() {
+        let name = health::paths::CONTROLLER;
+        every(life, name, health::paths::INTERVAL, |life| async move { health::paths::look(&life).await });
+    }
     let kept = Arc::clone(&node.flows);
     every(life, flows::CONTROLLER, flows::INTERVAL, move |life| {
         let kept = Arc::clone(&kept);

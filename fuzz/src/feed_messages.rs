@@ -30,6 +30,7 @@ pub fn run(mut bytes: &[u8]) {
         policy_bytes: 1_024,
         labels: 4,
         addresses: 16,
+        node_addresses: 12,
         bytes: 4_096,
     };
     let mut feed = Feed::new("a", limits);

@@ -1,4 +1,4 @@
-//! Nodes on one switch, which follow one cluster file. The third node is behind a router.
+//! Nodes that follow one cluster file: some on one switch, others on a second one behind a router.
 
 use std::{
     fs,
@@ -23,9 +23,11 @@ use crate::{
 };
 
 /// Names of the nodes, by number.
-pub const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Number of the node behind the router.
+pub const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+/// Number of the first node behind the router.
 pub const FAR: usize = 2;
+/// Nodes of a cluster with one node behind the router.
+pub const THREE: usize = FAR + 1;
 /// Interface of the overlay.
 pub const DEVICE: &str = "vxlan-wharf";
 /// Without a health endpoint.
@@ -35,14 +37,20 @@ const HEALTH: &str = "--health-interval-ms=300";
 /// Modes of `--routing`.
 const MODES: [&str; 3] = ["auto", "native", "overlay"];
 
-/// Address of node `n`: on the switch, or behind the router for [`FAR`].
+/// Node `n` is behind the router.
+#[must_use]
+pub fn is_far(n: usize) -> bool {
+    [FAR, FAR + 2].contains(&n)
+}
+
+/// Address of node `n`: on the switch, or behind the router.
 #[must_use]
 pub fn address(n: usize, v6: bool) -> String {
-    match (n, v6) {
-        (FAR, false) => "203.0.113.2".to_owned(),
-        (FAR, true) => "2001:db8:9::2".to_owned(),
-        (_, false) => format!("198.51.100.{}", n + 1),
-        (_, true) => format!("2001:db8:7::{}", n + 1),
+    match (is_far(n), v6) {
+        (true, false) => format!("203.0.113.{n}"),
+        (true, true) => format!("2001:db8:9::{n}"),
+        (false, false) => format!("198.51.100.{}", n + 1),
+        (false, true) => format!("2001:db8:7::{}", n + 1),
     }
 }
 
@@ -107,7 +115,7 @@ impl Container {
     }
 }
 
-/// Nodes on one switch, which follow one file.
+/// Nodes that follow one file.
 #[derive(Debug)]
 pub struct Nodes {
     /// By number.
@@ -127,41 +135,36 @@ impl Nodes {
         let file = directory.join("nodes.toml");
         let mut nodes = Vec::new();
         for (n, name) in NAMES.into_iter().enumerate().take(count) {
-            let own = [("--node-name", name.to_owned()), ("--prepared-programs", "4".to_owned())];
-            let others = [("--ipv4-pool", pool(n, false)), ("--ipv6-pool", pool(n, true))];
-            let flags = own.into_iter().chain(others).flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+            let flags = vec![format!("--node-name={name}"), "--prepared-programs=4".to_owned()];
             let mut node = Node::without_agent(NodeConfig { flags, toml: None })?;
+            set_pools(&mut node, n);
             node.set_flag(&format!("--cluster-file={}", file.display()), true);
             node.set_flag(NO_HEALTH, true);
             set_routing(&mut node, routing);
             nodes.push(node);
         }
         let switch = nodes.first().context("a cluster without nodes")?.sandbox("switch")?;
-        ip(switch.space()?, "link add br0 type bridge")?;
-        ip(switch.space()?, "link set br0 up")?;
-        ip(switch.space()?, "addr add 198.51.100.254/24 dev br0")?;
-        ip(switch.space()?, "addr add 2001:db8:7::fe/64 dev br0 nodad")?;
+        for (bridge, v4, v6) in [("br0", "198.51.100.254", "2001:db8:7::fe"), ("br1", "203.0.113.1", "2001:db8:9::1")] {
+            ip(switch.space()?, &format!("link add {bridge} type bridge"))?;
+            ip(switch.space()?, &format!("link set {bridge} up"))?;
+            ip(switch.space()?, &format!("addr add {v4}/24 dev {bridge}"))?;
+            ip(switch.space()?, &format!("addr add {v6}/64 dev {bridge} nodad"))?;
+        }
         for (n, node) in nodes.iter().enumerate() {
             let port = port(n);
             let to = switch.path().display().to_string();
             ip(node.space(), &format!("link add up0 type veth peer name {port} netns {to}"))?;
-            let (v4, v6, gateway) = match n {
-                FAR => ("24", "64", ["203.0.113.1", "2001:db8:9::1"]),
-                _ => ("24", "64", ["198.51.100.254", "2001:db8:7::fe"]),
+            let (bridge, gateway) = match is_far(n) {
+                true => ("br1", ["203.0.113.1", "2001:db8:9::1"]),
+                false => ("br0", ["198.51.100.254", "2001:db8:7::fe"]),
             };
-            ip(node.space(), &format!("addr add {}/{v4} dev up0", address(n, false)))?;
-            ip(node.space(), &format!("addr add {}/{v6} dev up0 nodad", address(n, true)))?;
+            ip(node.space(), &format!("addr add {}/24 dev up0", address(n, false)))?;
+            ip(node.space(), &format!("addr add {}/64 dev up0 nodad", address(n, true)))?;
             ip(node.space(), "link set up0 up")?;
             ip(node.space(), "link set lo up")?;
             ip(node.space(), &format!("route add default via {}", gateway[0]))?;
             ip(node.space(), &format!("-6 route add default via {}", gateway[1]))?;
-            match n {
-                FAR => {
-                    ip(switch.space()?, &format!("addr add 203.0.113.1/24 dev {port}"))?;
-                    ip(switch.space()?, &format!("addr add 2001:db8:9::1/64 dev {port} nodad"))?;
-                }
-                _ => drop(ip(switch.space()?, &format!("link set {port} master br0"))?),
-            }
+            ip(switch.space()?, &format!("link set {port} master {bridge}"))?;
             ip(switch.space()?, &format!("link set {port} up"))?;
         }
         for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
@@ -182,7 +185,7 @@ impl Nodes {
         Ok(joined)
     }
 
-    /// Namespace of switch and router.
+    /// Namespace of switches and router.
     ///
     /// # Errors
     /// The namespace is gone.
@@ -228,6 +231,20 @@ impl Nodes {
         Ok(text)
     }
 
+    /// Runs a scenario, and prints the agents' logs if it fails.
+    ///
+    /// # Errors
+    /// Those of the scenario.
+    pub fn run(mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<Self> {
+        let outcome = body(&mut self);
+        if outcome.is_err() {
+            for (name, node) in NAMES.into_iter().zip(&self.nodes) {
+                eprintln!("---- log of the agent of node {name}\n{}---- end of the log", node.log());
+            }
+        }
+        outcome.map(|()| self)
+    }
+
     /// Ends the scenario: [`Node::finish`] for each node.
     ///
     /// # Errors
@@ -254,6 +271,14 @@ pub fn port(n: usize) -> String {
     format!("port{n}")
 }
 
+/// Gives a node the pools of node `n`, from the next start of its agent on.
+pub fn set_pools(node: &mut Node, n: usize) {
+    for (other, v6) in (0..NAMES.len()).flat_map(|other| [(other, false), (other, true)]) {
+        let flag = if v6 { "--ipv6-pool" } else { "--ipv4-pool" };
+        node.set_flag(&format!("{flag}={}", pool(other, v6)), other == n);
+    }
+}
+
 /// Sets `--routing` for the next start of the agent.
 pub fn set_routing(node: &mut Node, routing: &str) {
     for mode in MODES {
@@ -261,16 +286,37 @@ pub fn set_routing(node: &mut Node, routing: &str) {
     }
 }
 
-/// Routes to other nodes, sorted: `CIDR via ADDRESS`, or `CIDR overlay to ADDRESS from ADDRESS mtu N`.
+/// Text of unreachable routes before their destination.
+const UNREACHABLE: &str = "unreachable ";
+
+fn of_protocol(node: &Node) -> Result<String> {
+    let mut all = ip(node.space(), "-4 route show proto 88")?;
+    all.push_str(&ip(node.space(), "-6 route show proto 88")?);
+    Ok(all)
+}
+
+/// Routes to other nodes, sorted: `CIDR via ADDRESS`, or `CIDR overlay to ADDRESS from ADDRESS mtu N`. Without those of
+/// [`unreachable`].
 ///
 /// # Errors
 /// The routes cannot be read.
 pub fn routes(node: &Node) -> Result<Vec<String>> {
-    let mut all = ip(node.space(), "-4 route show proto 88")?;
-    all.push_str(&ip(node.space(), "-6 route show proto 88")?);
-    let mut routes: Vec<String> = all.lines().map(next_hop).collect();
+    let all = of_protocol(node)?;
+    let mut routes: Vec<String> = all.lines().filter(|line| !line.starts_with(UNREACHABLE)).map(next_hop).collect();
     routes.sort();
     Ok(routes)
+}
+
+/// Destinations of the unreachable routes behind those to other nodes, sorted.
+///
+/// # Errors
+/// The routes cannot be read.
+pub fn unreachable(node: &Node) -> Result<Vec<String>> {
+    let all = of_protocol(node)?;
+    let destination = |line: &str| Some(line.strip_prefix(UNREACHABLE)?.split_whitespace().next()?.to_owned());
+    let mut destinations: Vec<String> = all.lines().filter_map(destination).collect();
+    destinations.sort();
+    Ok(destinations)
 }
 
 /// Destination and next hop of a route.

@@ -1,14 +1,18 @@
 //! A producer of the cluster feed.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
+use prost::Message as _;
 use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Streaming, transport::Endpoint};
-use wharf_feed::v1::{
-    self, agent_message::Body, change::Change as Kind, cluster_feed_client::ClusterFeedClient,
-    producer_message::Body as Sent, row::Row,
+use wharf_feed::{
+    MAX_CHANGES, MAX_MESSAGE,
+    v1::{
+        self, agent_message::Body, change::Change as Kind, cluster_feed_client::ClusterFeedClient,
+        producer_message::Body as Sent, row::Row,
+    },
 };
 
 use crate::wait::PATIENCE;
@@ -24,6 +28,8 @@ pub struct Producer {
     sequence: u64,
     in_force: u64,
     report: Option<v1::Report>,
+    /// For each answer.
+    patience: Duration,
     /// Dropped last.
     runtime: Runtime,
 }
@@ -43,7 +49,13 @@ impl Producer {
             let mut client = ClusterFeedClient::new(channel);
             anyhow::Ok(client.feed(ReceiverStream::new(queue)).await.context("open a stream")?.into_inner())
         })?;
-        Ok(Self { messages, answers, sequence: 0, in_force: 0, report: None, runtime })
+        Ok(Self { messages, answers, sequence: 0, in_force: 0, report: None, patience: PATIENCE, runtime })
+    }
+
+    /// With another time limit for each answer.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// A stream whose opening the agent answered, and the reason of a rejection.
@@ -119,8 +131,8 @@ impl Producer {
     /// # Errors
     /// With the gRPC status that ended the stream, or without an answer in time.
     pub fn answer(&mut self) -> Result<Option<Body>> {
-        let Self { runtime, answers, .. } = self;
-        let answer = runtime.block_on(async { timeout(PATIENCE, answers.message()).await });
+        let Self { runtime, answers, patience, .. } = self;
+        let answer = runtime.block_on(async { timeout(*patience, answers.message()).await });
         let body = answer.context("the agent does not answer")??.and_then(|message| message.body);
         match &body {
             Some(Body::InForce(v1::InForce { sequence })) => self.in_force = *sequence,
@@ -129,6 +141,28 @@ impl Producer {
         }
         Ok(body)
     }
+}
+
+/// Changes in as few messages as the feed's limits permit.
+#[must_use]
+pub fn messages(changes: Vec<v1::Change>) -> Vec<Vec<v1::Change>> {
+    // Tag and length of a change; a row has at most 1.5 MiB.
+    const FRAME: usize = 5;
+    // The rest of a message.
+    const SPARE: usize = 64;
+    let (mut all, mut bytes) = (vec![Vec::new()], 0);
+    for change in changes {
+        let size = FRAME + change.encoded_len();
+        if bytes + size > MAX_MESSAGE - SPARE || all.last().is_some_and(|message| message.len() >= MAX_CHANGES) {
+            all.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += size;
+        if let Some(message) = all.last_mut() {
+            message.push(change);
+        }
+    }
+    all
 }
 
 /// An opening with these kinds.

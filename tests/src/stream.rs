@@ -85,10 +85,19 @@ impl UdpStream {
     /// When no socket can be made, or nothing arrives.
     pub fn start(from: &Space, to: &Space, address: IpAddr, rate: u32) -> Result<Self> {
         let receiving = to.run(|| UdpSocket::bind(SocketAddr::new(address, 0)))?.context("bind the receiver")?;
+        let at = receiving.local_addr().context("receiver's address")?;
+        Self::start_at(from, receiving, at, rate)
+    }
+
+    /// As [`Self::start`], to a receiver that the sender reaches at another address, as at a published port.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_at(from: &Space, receiving: UdpSocket, at: SocketAddr, rate: u32) -> Result<Self> {
         // Room for seconds of traffic: a receiver that is not scheduled must not look like a datapath that loses.
         setsockopt(&receiving, sockopt::RcvBufForce, &(16 << 20)).context("enlarge the receive buffer")?;
         receiving.set_read_timeout(Some(TICK)).context("set a time limit")?;
-        let sending = crate::echo::udp_client(from, receiving.local_addr().context("receiver's address")?)?;
+        let sending = crate::echo::udp_client(from, at)?;
         let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let sent = Arc::new(AtomicU64::new(u64::MAX));
         let sender = thread::spawn({

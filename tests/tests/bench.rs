@@ -50,8 +50,9 @@ fn smoke(parts: &[&str], titles: &[&str], marks_expected: usize) -> Result<()> {
 
 const POLICY: &str = "policy";
 const L7: &str = "l7";
+const FEED: &str = "feed";
 
-/// About packets; [`POLICY`] and [`L7`] are too. All others are about endpoints.
+/// About packets; [`POLICY`], [`L7`] and [`FEED`] are too. All others are about endpoints.
 const PACKETS: [&str; 4] = ["traffic", "nodes", "programs", "flows"];
 
 #[test]
@@ -67,7 +68,7 @@ fn the_smoke_run_measures_packets() -> Result<()> {
 
 #[test]
 fn the_smoke_run_measures_endpoints() -> Result<()> {
-    let parts = PARTS.into_iter().filter(|part| ![POLICY, L7].contains(part) && !PACKETS.contains(part));
+    let parts = PARTS.into_iter().filter(|part| ![POLICY, L7, FEED].contains(part) && !PACKETS.contains(part));
     let titles = [
         "ADD, one at a time",
         "DEL, one at a time",
@@ -103,6 +104,19 @@ fn the_smoke_run_measures_rules_about_requests() -> Result<()> {
         "l7: DEL while the proxy is stopped",
     ];
     smoke(&[L7], &titles, 6)
+}
+
+#[test]
+fn the_smoke_run_measures_the_cluster_feed() -> Result<()> {
+    let titles = [
+        "feed: a snapshot, until all rows are in force",
+        "feed: memory of the agent",
+        "feed: a pod with other labels, until it is in force",
+        "feed: TCP request/response, 1 byte, under policy",
+        "feed: the agent beside 1,000 pod changes a second",
+        "feed: restart with these rows, after SIGKILL",
+    ];
+    smoke(&[FEED], &titles, 7)
 }
 
 #[test]

@@ -13,6 +13,7 @@ use wharf_tests::{
     Node,
     cluster::{
         Container, FAR, Nodes, address, await_routes, cleanup, component, own_row, pool, routes, row, seen_by, to,
+        unreachable,
     },
     crash,
     echo::{self, EchoServer},
@@ -193,6 +194,7 @@ fn routes_follow_the_file_and_nothing_that_is_not_in_it_stays() -> Result<()> {
     joined.nodes[0].set_flag(&flag, false);
     joined.nodes[0].start_agent()?;
     await_routes(&joined.nodes[0], Vec::new()).context("without the setting")?;
+    wait::until_equal("unreachable routes", &Vec::new(), || unreachable(&joined.nodes[0]))?;
     joined.nodes[0].stop_agent()?;
     fs::remove_file(kept)?;
     joined.write("[[node]]\nname = 'x'\naddresses = ['198.51.100.9']\n")?;
@@ -218,6 +220,7 @@ fn what_is_not_wharfs_is_never_replaced_and_cleanup_takes_the_routes() -> Result
     ensure!(all.contains(&theirs), "{all}");
     let message = component(a)?.1;
     ensure!(message.contains("overlaps the node's route 10.87.1.0/24 via 198.51.100.99"), "{message}");
+    ensure!(unreachable(a)? == [pool(1, true)], "{:?}", unreachable(a)?);
     let excluded = nft(a, &["list", "set", "inet", "wharf", "excluded4"])?;
     // Merged with the node's own.
     ensure!(excluded.contains("10.87.0.0/23"), "packets over somebody else's route are masqueraded: {excluded}");

@@ -1,5 +1,8 @@
 //! `--cluster-feed`: a producer reports nodes, pods, namespaces and policies.
 
+#[path = "feed/faults.rs"]
+mod faults;
+
 use std::{
     fs,
     io::ErrorKind,
@@ -84,10 +87,11 @@ fn snapshot(producer: &mut Producer, rows: Vec<v1::Change>) -> Result<v1::Proces
     Ok(processed)
 }
 
-/// Destinations and next hops of the routes to other nodes.
+/// Destinations and next hops of the routes to other nodes, without the unreachable routes behind them.
 fn routes(node: &Node) -> Result<Vec<String>> {
     let all = ip(node.space(), "-4 route show proto 88")?;
-    Ok(all.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ")).collect())
+    let all = all.lines().filter(|line| !line.starts_with("unreachable "));
+    Ok(all.map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" ")).collect())
 }
 
 fn view(node: &Node) -> Result<wharf_api::ClusterFeed> {
@@ -414,6 +418,53 @@ fn a_pod_of_another_node_is_known_by_its_labels_and_its_namespace() -> Result<()
         ensure!(!reaches("198.51.100.2")?, "no rule names the node");
         send(vec![delete("node", "b")])?;
         two.end(node)
+    })
+}
+
+/// A pod of namespace `shop`, as a kubelet's runtime adds it; its uid is its name.
+fn add_pod(node: &Node, sandbox: &Sandbox) -> Result<Attached> {
+    let (name, conf) = (sandbox.name(), node.netconf());
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={name}");
+    let add = node.cni("ADD").of(name, sandbox.path(), "eth0").conf(&conf).env("CNI_ARGS", &args).run()?;
+    let (container, netns) = (name.to_owned(), sandbox.path().to_owned());
+    Ok(Attached { container, netns, ifname: "eth0".to_owned(), conf, result: add.result()? })
+}
+
+#[test]
+fn a_pod_of_this_node_has_the_labels_of_its_row() -> Result<()> {
+    fed(|node, socket| {
+        let (web, db) = (("app", "web"), ("app", "db"));
+        let dark = DENY.replace("{podSelector: {}}", "{podSelector: {matchLabels: {app: db}}}");
+        let mut producer = kube(socket)?;
+        let rows = [own_node(), namespace("shop", &[]), policy("web", &dark), pod("one", OWN, &[], &[web])];
+        snapshot(&mut producer, rows.into())?;
+        let (client, one, late) = (node.sandbox("client")?, node.sandbox("one")?, node.sandbox("late")?);
+        let ends = [node.attach(&client)?, add_pod(node, &one)?, add_pod(node, &late)?];
+        let [of_one, of_late] = [&one, &late].map(|sandbox| EchoServer::start(sandbox.space()?));
+        let (of_one, of_late) = (of_one?, of_late?);
+        let (to_one, to_late) = (of_one.tcp_at(ends[1].v4()?.into()), of_late.tcp_at(ends[2].v4()?.into()));
+        let is_open = |to: SocketAddr| reaches(client.space()?, to);
+        let labels = node.endpoint(&ends[1])?.labels;
+        ensure!(labels.iter().any(|label| label == "k8s:app=web"), "at the ADD: {labels:?}");
+        ensure!(is_open(to_one)? && !is_open(to_late)?, "a pod without a row is isolated");
+        let waits_for = node.endpoint(&ends[2])?.status.waits_for;
+        ensure!(waits_for.contains("row of its pod"), "{waits_for}");
+        let mut send = |changes: Vec<v1::Change>| {
+            producer.send(changes)?;
+            producer.settle()
+        };
+        send(vec![pod("late", OWN, &[], &[web]), pod("one", OWN, &[], &[db])])?;
+        ensure!(!is_open(to_one)? && is_open(to_late)?, "with a row, and with another label");
+        send(vec![pod("one", OWN, &[], &[web]), pod("late", OWN, &[], &[db])])?;
+        ensure!(is_open(to_one)? && !is_open(to_late)?, "with the labels swapped");
+        send(vec![delete("pod", "one"), delete("pod", "late")])?;
+        ensure!(is_open(to_one)? && !is_open(to_late)?, "without the rows");
+        drop(producer);
+        node.kill_agent()?;
+        node.start_agent()?;
+        node.await_rebuilt()?;
+        ensure!(is_open(to_one)? && !is_open(to_late)?, "after a restart without a producer");
+        ends.iter().try_for_each(|end| node.detach(end))
     })
 }
 

@@ -1,6 +1,7 @@
 //! `--routing`: containers of nodes that share no network reach each other by the overlay.
 
 use std::{
+    io::ErrorKind,
     net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
@@ -12,8 +13,8 @@ use wharf_feed::v1;
 use wharf_tests::{
     Node,
     cluster::{
-        Container, DEVICE, FAR, NAMES, Nodes, address, await_routes, cleanup, component, own_row, pool, port, routes,
-        row, seen_by, set_routing, to as native,
+        Container, DEVICE, FAR, NAMES, Nodes, THREE, address, await_routes, cleanup, component, own_row, pool, port,
+        routes, row, seen_by, set_routing, to as native, unreachable,
     },
     crash,
     echo::{self, EchoServer},
@@ -52,12 +53,12 @@ fn all_routes(n: usize) -> Vec<String> {
         true => tunnel(other, &address(n, false), &address(other, false)),
         false => native(other),
     };
-    (0..NAMES.len()).filter(|other| *other != n).flat_map(to).collect()
+    (0..THREE).filter(|other| *other != n).flat_map(to).collect()
 }
 
 /// Three nodes with `--routing auto`, of which these run an agent and have their routes.
 fn started(running: &[usize]) -> Result<Nodes> {
-    let mut joined = Nodes::join(NAMES.len(), "auto")?;
+    let mut joined = Nodes::join(THREE, "auto")?;
     for n in running {
         joined.nodes[*n].start_agent()?;
     }
@@ -169,7 +170,7 @@ fn containers_of_different_subnets_reach_each_other_by_the_overlay() -> Result<(
     let table = a.wharf(&["cluster", "nodes"])?.ok()?;
     ensure!(table.contains("overlay to 203.0.113.2") && table.contains("via 198.51.100.2"), "{table}");
     let view: Value = serde_json::from_str(&a.wharf(&["cluster", "nodes", "-o", "json"])?.ok()?)?;
-    for n in 0..NAMES.len() {
+    for n in 0..THREE {
         let cidrs = view["nodes"][n]["pod_cidrs"].as_array().context("networks of a node")?;
         let by_overlay: Vec<bool> = cidrs.iter().map(|cidr| cidr["overlay"] == true).collect();
         ensure!(by_overlay == [n == FAR; 2], "{view}");
@@ -213,7 +214,7 @@ fn the_overlay_carries_both_families_over_an_ipv6_network() -> Result<()> {
 
 #[test]
 fn nodes_of_different_routing_reach_each_other() -> Result<()> {
-    let mut joined = Nodes::join(NAMES.len(), "auto")?;
+    let mut joined = Nodes::join(THREE, "auto")?;
     set_routing(&mut joined.nodes[1], "overlay");
     for n in [0, 1] {
         joined.nodes[n].start_agent()?;
@@ -226,6 +227,63 @@ fn nodes_of_different_routing_reach_each_other() -> Result<()> {
     reach_each_other(&one, &two)?;
     a.detach(&one.end)?;
     b.detach(&two.end)?;
+    joined.end()
+}
+
+fn nft(space: &Space, rules: &str) -> Result<()> {
+    let mut command = command_in(space, "nft")?;
+    command.args(["-f", "-"]);
+    run(command, rules.as_bytes(), wait::PATIENCE)?.ok().map(drop)
+}
+
+#[test]
+fn translated_connections_to_a_container_behind_the_overlay_are_answered_by_the_overlay() -> Result<()> {
+    let joined = started(&[0, FAR])?;
+    let [a, c] = [&joined.nodes[0], &joined.nodes[FAR]];
+    let three = Container::start(c, "three")?;
+    // Like many networks, this one drops addresses of containers.
+    let strict = "table inet between {
+        chain forward {
+            type filter hook forward priority 0;
+            ip saddr 10.87.0.0/16 drop
+            ip6 saddr fd87::/32 drop
+        }
+    }
+    ";
+    nft(joined.switch()?, strict)?;
+    // In place of kube-proxy: a service, and its node port.
+    let [to4, to6] = three.end.both()?.map(|address| three.echo.tcp_at(address));
+    let [own4, own6] = [address(0, false), address(0, true)];
+    let service = format!(
+        "table inet service {{
+            chain outside {{
+                type nat hook prerouting priority -100;
+                ip daddr {own4} tcp dport 30080 dnat ip to {to4}
+                ip6 daddr {own6} tcp dport 30080 dnat ip6 to {to6}
+            }}
+            chain node {{
+                type nat hook output priority -100;
+                ip daddr 192.0.2.80 tcp dport 80 dnat ip to {to4}
+                ip6 daddr 2001:db8:80::80 tcp dport 80 dnat ip6 to {to6}
+            }}
+            chain sources {{
+                type nat hook postrouting priority 100;
+                ct status dnat masquerade
+            }}
+        }}
+        "
+    );
+    nft(a.space(), &service)?;
+    for (from, to) in [
+        (a.space(), "192.0.2.80:80"),
+        (a.space(), "[2001:db8:80::80]:80"),
+        (joined.switch()?, "198.51.100.1:30080"),
+        (joined.switch()?, "[2001:db8:7::1]:30080"),
+    ] {
+        echo::tcp(from, to.parse()?, 1_000).with_context(|| format!("to {to}"))?;
+    }
+    must_be_healthy(a)?;
+    c.detach(&three.end)?;
     joined.end()
 }
 
@@ -453,9 +511,11 @@ fn the_overlay_follows_its_nodes() -> Result<()> {
     connect(&one, &three)?;
     ensure!(has_device(a)?, "routes without {DEVICE}");
 
-    // Node c refuses this text, and keeps its routes.
+    // Node c refuses these texts, and keeps its routes.
     joined.write(&[own_row(0), own_row(1)].concat())?;
     await_routes(a, native(1))?;
+    ensure!(has_device(a)?, "node b may use the overlay, although node a does not");
+    joined.write(&own_row(0))?;
     wait::until_equal("the device goes with the last route", &false, || has_device(a))?;
     joined.write(&[own_row(0), own_row(1), own_row(FAR)].concat())?;
     await_routes(a, all_routes(0))?;
@@ -532,9 +592,64 @@ fn traffic_goes_on_while_agents_are_killed_and_damage_is_repaired() -> Result<()
     joined.end()
 }
 
+/// Whether a frame has an IP packet for this address.
+fn is_to(frame: &[u8], address: IpAddr) -> bool {
+    let to = match address {
+        IpAddr::V4(to) => (30, to.octets().to_vec()),
+        IpAddr::V6(to) => (38, to.octets().to_vec()),
+    };
+    let is_there = frame.get(to.0..).is_some_and(|rest| rest.starts_with(&to.1));
+    is_there && frame.get(12..14) == Some(&ethertype(address).to_be_bytes()[..])
+}
+
+#[test]
+fn no_packet_to_another_nodes_container_takes_another_route_while_its_route_is_missing() -> Result<()> {
+    const MARKER: &[u8] = b"all packets before this one are seen";
+    let mut joined = started(&[0, FAR])?;
+    let one = Container::start(&joined.nodes[0], "one")?;
+    let three = Container::start(&joined.nodes[FAR], "three")?;
+    connect(&one, &three)?;
+    let mut others = [pool(1, false), pool(1, true), pool(FAR, false), pool(FAR, true)];
+    others.sort();
+    ensure!(unreachable(&joined.nodes[0])? == others, "{:?}", unreachable(&joined.nodes[0])?);
+
+    joined.nodes[0].kill_agent()?;
+    let a = &joined.nodes[0];
+    ip(a.space(), &format!("link del {DEVICE}"))?;
+    for (v6, family) in [(false, "-4"), (true, "-6")] {
+        ip(a.space(), &format!("{family} route del {} via {}", pool(1, v6), address(1, v6)))?;
+    }
+    ensure!(routes(a)?.is_empty(), "{:?}", routes(a)?);
+    let seen = PacketSocket::open(joined.switch()?, &port(0))?;
+    for (v6, of_three) in [false, true].into_iter().zip(three.end.both()?) {
+        for (address, space) in [(of_three, one.space()?), (of_three, a.space()), (container_of(1, v6)?, one.space()?)]
+        {
+            let to = three.echo.tcp_at(address);
+            let error = space.run(|| TcpStream::connect_timeout(&to, wait::PATIENCE))?.err();
+            let kind = error.with_context(|| format!("{to} answers"))?.kind();
+            let is_unreachable = matches!(kind, ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable);
+            ensure!(is_unreachable, "{to}: {kind:?}");
+            echo::udp_client(a.space(), SocketAddr::new(node_address(FAR, v6)?, 9))?.send(MARKER).context("send")?;
+            let first = seen.await_frame(wait::PATIENCE, |frame| is_to(frame, address) || frame.ends_with(MARKER))?;
+            let first = first.context("the marker does not arrive")?;
+            ensure!(first.ends_with(MARKER), "a packet to {address} leaves by the default route");
+        }
+    }
+
+    joined.nodes[0].start_agent()?;
+    let [a, c] = [&joined.nodes[0], &joined.nodes[FAR]];
+    await_routes(a, all_routes(0))?;
+    connect(&one, &three)?;
+    connect(&three, &one)?;
+    must_be_healthy(a)?;
+    a.detach(&one.end)?;
+    c.detach(&three.end)?;
+    joined.end()
+}
+
 #[test]
 fn a_kill_amid_the_start_of_the_overlay_leaves_what_the_next_start_completes() -> Result<()> {
-    let mut joined = Nodes::join(NAMES.len(), "auto")?;
+    let mut joined = Nodes::join(THREE, "auto")?;
     let node = &mut joined.nodes[0];
     for point in ["overlay/after-row", "overlay/after-device", "overlay/after-filter", "peers/before"] {
         crash::wish(node.dirs(), &format!("datapath/{point}"))?;
@@ -550,7 +665,7 @@ fn a_kill_amid_the_start_of_the_overlay_leaves_what_the_next_start_completes() -
 
 #[test]
 fn a_foreign_interface_stays_and_what_is_wharfs_goes() -> Result<()> {
-    let mut joined = Nodes::join(NAMES.len(), "auto")?;
+    let mut joined = Nodes::join(THREE, "auto")?;
     ip(joined.nodes[0].space(), &format!("link add {DEVICE} type bridge"))?;
     joined.nodes[0].start_agent()?;
     let is_foreign = |node: &Node| -> Result<()> {
@@ -578,11 +693,15 @@ fn a_foreign_interface_stays_and_what_is_wharfs_goes() -> Result<()> {
 
     joined.nodes[0].kill_agent()?;
     let listed = cleanup(&joined.nodes[0], &["--dry-run"])?;
-    let route = "route 10.87.2.0/24 overlay to 203.0.113.2 from 198.51.100.1";
-    ensure!(listed.stdout.contains(route) && listed.stdout.contains(DEVICE), "{}", listed.describe());
+    for what in
+        ["route 10.87.2.0/24 overlay to 203.0.113.2 from 198.51.100.1", "unreachable route 10.87.2.0/24", DEVICE]
+    {
+        ensure!(listed.stdout.contains(what), "{what}: {}", listed.describe());
+    }
     ensure!(has_device(&joined.nodes[0])?, "a dry run removes {DEVICE}");
     cleanup(&joined.nodes[0], &["--force"])?.ok()?;
     ensure!(routes(&joined.nodes[0])?.is_empty(), "{:?}", routes(&joined.nodes[0])?);
+    ensure!(unreachable(&joined.nodes[0])?.is_empty(), "{:?}", unreachable(&joined.nodes[0])?);
     ensure!(!has_device(&joined.nodes[0])?, "cleanup leaves {DEVICE}");
 
     joined.nodes[0].start_agent()?;
@@ -640,7 +759,7 @@ fn feed_row(n: usize) -> v1::Change {
 
 #[test]
 fn policy_selects_a_container_behind_the_overlay_by_its_labels() -> Result<()> {
-    let mut joined = Nodes::join(NAMES.len(), "auto")?;
+    let mut joined = Nodes::join(THREE, "auto")?;
     let file = format!("--cluster-file={}", joined.file.display());
     let directory = joined.nodes[FAR].dirs().root.join("feed");
     joined.nodes[FAR].set_flag(&file, false);

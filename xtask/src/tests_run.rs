@@ -276,8 +276,8 @@ fn run_tests(
     Ok((read_junit(&junit)?, status.success()))
 }
 
-/// A sixteenth of the crash points is about three minutes of both processors.
-const CRASH_SHARES: u64 = 16;
+/// A 24th of the crash points is about two minutes of both processors.
+const CRASH_SHARES: u64 = 24;
 
 /// About a minute of a processor. `cargo xtask soak` runs thousands.
 const MODEL_CASES: &str = "96";

@@ -5,12 +5,13 @@
 //! file changes nothing. The last good text is kept in the state directory and used at a start whose file is refused.
 
 pub mod feed;
+mod paths;
 
 use std::{
     collections::BTreeMap,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -20,6 +21,7 @@ use tokio::{sync::watch, time::Instant};
 use wharf_cluster::{
     file::{self, MAX_FILE},
     nodes::Nodes,
+    paths::{Detours, Verdicts},
     routes::{self, Destination, Routing},
 };
 use wharf_core::{
@@ -28,7 +30,7 @@ use wharf_core::{
 };
 
 use self::feed::ClusterFeed;
-use crate::{config::AgentConfig, kept};
+use crate::{config::AgentConfig, kept, sync::lock};
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "cluster";
@@ -60,6 +62,8 @@ pub struct InForce {
     pub nodes: Nodes,
     /// Pod CIDRs of the others.
     pub destinations: Vec<Destination>,
+    /// Near nodes to which packets take the overlay.
+    pub detours: Detours,
     /// CIDRs of pools to which no other node has a route.
     pub outside: Vec<IpNet>,
     /// Addresses of this node's row that it does not have.
@@ -82,6 +86,8 @@ pub struct Cluster {
     /// One look at a time. Held while the file and the kernel are read, which the caller bounds.
     looks: tokio::sync::Mutex<Looks>,
     in_force: watch::Sender<Arc<InForce>>,
+    /// The nodes and routes that the kernel has. Held for look-ups only.
+    applied: Mutex<Option<Arc<InForce>>>,
 }
 
 #[derive(Default)]
@@ -94,6 +100,7 @@ struct Looks {
     not_kept: Option<String>,
     /// Routes of an earlier start that no row of the feed explains. They stay until the feed has every row.
     left: Vec<Destination>,
+    verdicts: Verdicts,
 }
 
 /// In place of the node of [`Looks::left`].
@@ -102,6 +109,7 @@ const EARLIER: &str = "of an earlier start";
 /// A comparison with this node's networks.
 struct Plan {
     destinations: Vec<Destination>,
+    detours: Detours,
     absent: Vec<IpAddr>,
 }
 
@@ -132,6 +140,7 @@ impl Cluster {
             kernel,
             looks: tokio::sync::Mutex::default(),
             in_force: watch::Sender::new(Arc::new(before)),
+            applied: Mutex::default(),
         }
     }
 
@@ -151,6 +160,11 @@ impl Cluster {
     #[must_use]
     pub fn in_force(&self) -> Arc<InForce> {
         Arc::clone(&self.in_force.borrow())
+    }
+
+    /// Notes the nodes and routes that the kernel has.
+    pub fn note_applied(&self, applied: Arc<InForce>) {
+        *lock(&self.applied) = Some(applied);
     }
 
     /// Subscribes to changes of nodes and routes in force.
@@ -190,7 +204,7 @@ impl Cluster {
             (Err(why), None) => return Err(ClusterError::File { path, why }),
         };
         looks.text = Some(text);
-        let plan = self.plan(&nodes).await?;
+        let plan = self.plan(&nodes, &mut looks.verdicts).await?;
         looks.planned = Some(Instant::now());
         self.put(nodes, plan, refused, looks.not_kept.clone());
         Ok(())
@@ -223,7 +237,7 @@ impl Cluster {
             return Ok(false);
         }
         let nodes = taken.as_ref().map_or(&before.nodes, |(_, nodes)| nodes).clone();
-        let plan = self.plan(&nodes).await?;
+        let plan = self.plan(&nodes, &mut looks.verdicts).await?;
         looks.planned = Some(Instant::now());
         match (taken, &looks.text) {
             (Some((text, _)), _) => {
@@ -266,7 +280,7 @@ impl Cluster {
         {
             tracing::warn!("{why}");
         }
-        let mut plan = self.plan(&nodes).await?;
+        let mut plan = self.plan(&nodes, &mut looks.verdicts).await?;
         looks.planned = Some(Instant::now());
         let is_explained = |left: &Destination| plan.destinations.iter().any(|to| overlap(&to.cidr, &left.cidr));
         let unexplained: Vec<Destination> = looks.left.iter().filter(|left| !is_explained(left)).cloned().collect();
@@ -284,19 +298,22 @@ impl Cluster {
         refused
     }
 
-    async fn plan(&self, nodes: &Nodes) -> Result<Plan, KernelError> {
+    async fn plan(&self, nodes: &Nodes, verdicts: &mut Verdicts) -> Result<Plan, KernelError> {
         let seen = self.kernel.observe_networks(&routes::watched(nodes, &self.own)).await?.foreign;
-        Ok(Plan {
-            destinations: routes::destinations(nodes, &self.own, self.routing, &self.pools, &seen),
-            absent: nodes.get(&self.own).map(|row| routes::absent(row, &seen)).unwrap_or_default(),
-        })
+        let row = nodes.get(&self.own);
+        let absent = row.map(|row| routes::absent(row, &seen)).unwrap_or_default();
+        let listed = row.map(|row| row.addresses.as_slice()).unwrap_or_default();
+        verdicts.follow(nodes, listed.iter().copied().filter(|address| !absent.contains(address)).collect());
+        let detours = verdicts.detours();
+        let destinations = routes::destinations(nodes, &self.own, self.routing, &detours, &self.pools, &seen);
+        Ok(Plan { destinations, detours, absent })
     }
 
     fn put(&self, nodes: Nodes, plan: Plan, refused: Option<String>, not_kept: Option<String>) {
-        let Plan { destinations, absent } = plan;
+        let Plan { destinations, detours, absent } = plan;
         let outside = nodes.get(&self.own).map(|row| routes::pools_outside(row, &self.pools)).unwrap_or_default();
         let before = self.in_force();
-        let now = InForce { nodes, destinations, outside, absent, refused, not_kept };
+        let now = InForce { nodes, destinations, detours, outside, absent, refused, not_kept };
         if *before == now {
             return;
         }

@@ -10,7 +10,7 @@ use tokio::{
 use tracing::Instrument as _;
 use wharf_api::LogStatus;
 use wharf_core::{
-    endpoint::IpOwner,
+    endpoint::{EndpointRecord, IpOwner},
     ipam::{IpamError, LeaseRequest, Wanted},
     kernel::{Kernel, KernelError, KernelErrorKind, LinkRef, LinkSpec},
     plan::{CreateStep, plan_create},
@@ -21,13 +21,15 @@ use wharf_core::{
 
 use crate::{
     addresses::resting,
+    clock,
     endpoint::{
         build,
         claim::Claim,
         error::{CreateCause, CreateError},
+        identity,
         record::{crash_point, leases, owner},
         reserve::{reserve, routes_have_gateways},
-        task::EndpointTask,
+        task::{EndpointTask, POD_ROW},
     },
     gate::Place,
     node::{lifecycle::Lifecycle, timeline},
@@ -38,6 +40,10 @@ pub use crate::endpoint::reserve::{CreateSpec, External};
 
 /// The endpoint's task answers a deadline first: it knows the step.
 const ANSWER_GRACE: Duration = Duration::from_millis(100);
+/// Wait for the row of a pod. A producer sends it some milliseconds after the kubelet knows the pod.
+const ROW_PATIENCE: Duration = Duration::from_secs(3);
+/// For the steps after the wait for a row.
+const STEPS: Duration = Duration::from_secs(5);
 
 type Reply = oneshot::Sender<Result<Claim, CreateCause>>;
 
@@ -129,6 +135,14 @@ async fn steps(
         return Err(task.undo_create(&[], refused.into()).await);
     }
     task.transition(Event::BuildStarted);
+    // After the transition: from now on, the consumer of the feed waits for this endpoint before it reports a row as in
+    // force.
+    let changed = task.shared.read(|v| task.life.pods.with_row(&v.record));
+    if let Some(record) = changed
+        && let Err(failed) = resolve(task, spec, reply, record).await
+    {
+        return Err(task.undo_create(&[], failed).await);
+    }
     let mut begun: Vec<CreateStep> = Vec::new();
     for step in plan_create(ip_owner) {
         if let Some(refused) = give_up(task, spec, reply) {
@@ -157,21 +171,61 @@ async fn steps(
 
 /// No earlier step needs the identity. Endpoints that await labels share one.
 async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
-    if task.shared.read(|v| v.record.awaits_labels) {
-        task.transition(Event::IdentityResolved);
+    await_row(task, spec, reply).await?;
+    let record = task.shared.read(|v| v.record.clone());
+    let record = task.life.pods.with_row(&record).unwrap_or(record);
+    if !record.awaits_labels {
+        resolve(task, spec, reply, record).await?;
+    }
+    task.transition(Event::IdentityResolved);
+    Ok(())
+}
+
+/// Waits for the row of its pod. Without it, the endpoint has the identity of unknown labels.
+async fn await_row(task: &EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
+    let (life, shared) = (&task.life, &task.shared);
+    let record = shared.read(|v| v.record.clone());
+    if !record.awaits_labels || !life.pods.expects_row(&record) {
         return Ok(());
     }
+    let now = Instant::now();
+    let until = spec.deadline.checked_sub(STEPS).map_or(now, |latest| latest.min(now + ROW_PATIENCE));
+    shared.update(|v| {
+        v.status.since_unix_ms = clock::unix_ms();
+        v.status.waits_for = POD_ROW.0.into();
+        v.status.ends_when = format!("a producer sends the row, or {ROW_PATIENCE:?} have passed");
+    });
+    tokio::select! {
+        biased;
+        given_up = gives_up(task, spec, reply, "waited for the row of its pod until the deadline") => Err(given_up),
+        () = life.pods.arrives(&record) => Ok(()),
+        () = tokio::time::sleep_until(until) => {
+            let text = "the cluster feed has no row of its pod; until the row arrives, it has the identity reserved:init";
+            shared.log(LogStatus::Warning, "pod-row", text);
+            Ok(())
+        }
+    }
+}
+
+/// Gives the endpoint a record with other labels, and their identity.
+async fn resolve(
+    task: &EndpointTask,
+    spec: &CreateSpec,
+    reply: &mut Option<Reply>,
+    record: EndpointRecord,
+) -> Result<(), CreateCause> {
     let identities = Arc::clone(&task.life.identities);
     let identity = tokio::select! {
         biased;
         given_up = gives_up(task, spec, reply, "waited for an identity of its labels until the deadline") => {
             return Err(given_up);
         }
-        identity = identities.acquire(&spec.labels) => identity?,
+        identity = identities.acquire(&record.labels) => identity?,
     };
-    task.shared.update(|v| v.record.identity = identity);
+    let before = record.identity;
+    task.shared.update(|v| v.record = EndpointRecord { identity, ..record });
     task.shared.log(LogStatus::Ok, "identity", identity.to_string());
-    task.transition(Event::IdentityResolved);
+    identity::release(&task.life, before).await;
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Changes of labels, policy enforcement, named ports and source prefixes.
+//! Changes of labels, policy enforcement, named ports and source prefixes, by clients and by the row of the pod.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -35,14 +35,35 @@ impl EndpointTask {
         }
     }
 
-    /// The kernel may refuse rows of enforcement and ports, so they precede the commit. Labels and source prefixes
-    /// precede their build, which is retried.
-    async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
-        let state = self.shared.read(|v| v.fsm.state);
-        if state == State::Disconnecting || state.is_terminal() {
-            // A delete may have removed the record; a commit would restore it.
-            return Err(CommandError::Refused { command: "change", state });
+    /// Takes a row that has changed since the create or before the restart.
+    pub(super) async fn catch_up(&mut self) {
+        if self.take_pod_row().await.is_ok_and(|differs| differs) {
+            self.transition(Event::BuildRequested(Level::Policy));
         }
+    }
+
+    /// Answers after the build.
+    pub(super) async fn on_pod_row(&mut self, done: Done) {
+        match self.take_pod_row().await {
+            Ok(false) if self.shared.read(|v| v.fsm.state) == State::Ready => drop(done.send(Ok(()))),
+            Ok(_) => self.request(Level::Policy, done),
+            Err(why) => drop(done.send(Err(why))),
+        }
+    }
+
+    /// Takes labels and named ports of its pod's row; their build follows. False if unchanged. After an error, the
+    /// consumer of the feed asks again.
+    async fn take_pod_row(&mut self) -> Result<bool, CommandError> {
+        let old = self.shared.read(|v| v.record.clone());
+        let Some(record) = self.life.pods.with_row(&old) else { return Ok(false) };
+        let result = self.replace(&old, record, false, true).await;
+        if let Err(why) = &result {
+            self.shared.log(LogStatus::Warning, "pod-row", why.to_string());
+        }
+        result.map(|()| true)
+    }
+
+    async fn edit(&mut self, edit: Edit) -> Result<(), CommandError> {
         let old = self.shared.read(|v| v.record.clone());
         let mut record = edit.without_labels(&old);
         let ports = record.named_ports.len();
@@ -52,14 +73,33 @@ impl EndpointTask {
         if edit.sources.is_some() {
             self.may_use(&record).await?;
         }
-        let of_policy = record != old;
-        let relabels = edit.labels.is_some();
+        let (of_policy, relabels) = (record != old, edit.labels.is_some());
         if let Some(labels) = edit.labels {
-            record.identity = self.identity_of(&labels).await?;
-            (record.labels, record.awaits_labels) = (labels, false);
+            record.set_own_labels(labels);
+            record = self.life.pods.with_row(&record).unwrap_or(record);
+        }
+        self.replace(&old, record, of_policy, relabels).await
+    }
+
+    /// The kernel may refuse rows of enforcement and ports (`of_policy`), so they precede the commit. Labels, the row of
+    /// the pod (`relabels`) and source prefixes precede their build, which is retried.
+    async fn replace(
+        &mut self,
+        old: &EndpointRecord,
+        mut record: EndpointRecord,
+        of_policy: bool,
+        relabels: bool,
+    ) -> Result<(), CommandError> {
+        let state = self.shared.read(|v| v.fsm.state);
+        if state == State::Disconnecting || state.is_terminal() {
+            // A delete may have removed the record; a commit would restore it.
+            return Err(CommandError::Refused { command: "change", state });
+        }
+        if relabels {
+            record.identity = self.identity_of(&record.labels).await?;
         }
         if let Err(error) = self.keep(&record, of_policy).await {
-            if of_policy && let Err(why) = self.life.policy.put_back_endpoint(&old).await {
+            if of_policy && let Err(why) = self.life.policy.put_back_endpoint(old).await {
                 self.shared.log(LogStatus::Warning, "change", format!("take it back: {why}"));
             }
             if relabels {
@@ -112,9 +152,10 @@ impl EndpointTask {
         Ok(acquired.map_err(|_| CommandError::NoIdentity(identity::BOUND))??)
     }
 
-    /// When the present labels count as complete.
+    /// When the present labels count as complete. With the cluster feed they do not: a policy may select by the others.
     pub(super) fn labels_due(&self) -> Option<Instant> {
-        self.shared.read(|v| v.record.awaits_labels).then(|| Instant::now() + self.life.config.labels_timeout)
+        let awaits = self.shared.read(|v| v.record.awaits_labels && !self.life.pods.expects_row(&v.record));
+        awaits.then(|| Instant::now() + self.life.config.labels_timeout)
     }
 
     /// The present labels are complete. Returns when to retry.

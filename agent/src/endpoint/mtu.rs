@@ -39,7 +39,7 @@ pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
 /// The uplinks are unreadable, or endpoints kept their MTU.
 pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     if observe(&life).await.map_err(|e| e.to_string())? {
-        life.kernel.ensure_node(&life.spec()).await.map_err(|e| e.to_string())?;
+        life.ensure_node().await.map_err(|e| e.to_string())?;
     }
     let mtu = life.mtu();
     let differs = |h: &Handle| h.shared.read(|v| v.record.mtu_follows && v.record.mtu != mtu && View::is_settled(v));

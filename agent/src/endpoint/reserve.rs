@@ -178,7 +178,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         }
         _ => (gateway4, gateway6),
     };
-    let record = EndpointRecord {
+    let mut record = EndpointRecord {
         id: set.id,
         epoch,
         attachment: a.clone(),
@@ -217,7 +217,9 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
             _ => None,
         },
         routes: spec.routes.as_ref().map(|routes| routes.iter().map(|route| route.dst).collect()),
+        pod_row: None,
     };
+    record.awaits_labels |= life.pods.expects_row(&record);
     if let Err(refused) = routes_fit(&spec.routes, &record) {
         give_back();
         return Err(refused);

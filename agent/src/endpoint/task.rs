@@ -38,6 +38,9 @@ const REGENERATION: &str = "regeneration";
 
 const LABELS: (&str, &str) = ("its labels", "they are set (PATCH), or --labels-timeout-ms has passed");
 
+pub(super) const POD_ROW: (&str, &str) =
+    ("its labels, from the row of its pod in the cluster feed", "a producer sends the row, or labels are set (PATCH)");
+
 /// Owns an endpoint.
 pub struct EndpointTask {
     /// Shared part of the agent.
@@ -98,7 +101,8 @@ impl EndpointTask {
                 let state = fsm.state;
                 let wait = fsm.waits_for(now);
                 self.shared.update(|v| {
-                    let wait = wait.or(v.record.awaits_labels.then_some(LABELS)).unwrap_or_default();
+                    let labels = if self.life.pods.expects_row(&v.record) { POD_ROW } else { LABELS };
+                    let wait = wait.or(v.record.awaits_labels.then_some(labels)).unwrap_or_default();
                     if v.fsm.state != state {
                         v.status.since_unix_ms = clock::unix_ms();
                     }
@@ -135,6 +139,7 @@ impl EndpointTask {
     pub async fn run(mut self) {
         self.queued = self.queued.filter(|_| self.shared.read(|v| v.fsm.state) != State::Ready);
         let life = Arc::clone(&self.life);
+        self.catch_up().await;
         let mut labels_due = self.labels_due();
         loop {
             let queued = self.queued;
@@ -237,6 +242,7 @@ impl EndpointTask {
                 self.request(Level::Policy, done);
             }
             Command::Edit(edit, done) => self.on_edit(*edit, done).await,
+            Command::PodRow(done) => self.on_pod_row(done).await,
             Command::Mtu(mtu, done) => drop(done.send(self.set_mtu(mtu).await)),
             Command::Abandon => self.abandon(),
             Command::Teardown(span, reply) => {
@@ -370,6 +376,7 @@ impl EndpointTask {
                 Command::Retire | Command::Abandon => {}
                 Command::Regenerate(_, done)
                 | Command::Edit(_, done)
+                | Command::PodRow(done)
                 | Command::Trace(_, done)
                 | Command::Mtu(_, done) => {
                     drop(done.send(Err(CommandError::NotCreated)));

@@ -42,7 +42,7 @@ const MAX_OF_SWEEP: u32 = 500;
 /// Shortest time between the starts of two nodes.
 const PACE: Duration = Duration::from_millis(10);
 /// Nodes that are probed at once.
-const AT_ONCE: usize = 16;
+pub(super) const AT_ONCE: usize = 16;
 /// Shortest time between two lines of the log about changes of states.
 const NEWS_PACE: Duration = Duration::from_secs(1);
 /// Failed probes that a message names.

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | controller ([`run`]) | time, the process's end, requests | endpoint, [`crate::node::health::Health`], monitor |
 //! | mesh ([`mesh::run`]) | time, the cluster's nodes | the same view, monitor, log |
+//! | direct paths ([`paths::look`]), a controller | paths without a verdict | verdicts ([`crate::cluster`]) |
 //! | `wharf-health` (`launch`), a thread for each process | the process | its start, its first word, its end |
 //! | the process (`server`) | standard input, connections | answers |
 
@@ -15,6 +16,7 @@ mod host;
 mod judge;
 mod launch;
 pub mod mesh;
+pub mod paths;
 mod probe;
 pub mod server;
 mod window;

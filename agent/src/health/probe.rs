@@ -3,11 +3,11 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd as _, OwnedFd},
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, socket};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpStream, UdpSocket},
@@ -99,7 +99,7 @@ async fn in_time(work: impl Future<Output = Outcome>) -> Outcome {
 }
 
 async fn echo(address: IpAddr) -> Outcome {
-    let (socket, raw) = match icmp_socket(address) {
+    let (socket, raw) = match icmp_socket(address, None) {
         Ok(socket) => socket,
         Err(error) => {
             let hint = match error.kind() {
@@ -120,8 +120,19 @@ async fn echo(address: IpAddr) -> Outcome {
     .await
 }
 
-/// Raw (true), or a ping socket if not allowed.
-fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
+/// For an answer of a node in a network of this node's links.
+const NEAR: Duration = Duration::from_millis(500);
+
+/// Whether a near address answers an ICMP echo. `from`: its source. `None`: it was not sent.
+pub(super) async fn answers(from: Option<IpAddr>, to: IpAddr) -> Option<bool> {
+    let (socket, raw) = icmp_socket(to, from).ok()?;
+    let token: [u8; TOKEN] = rand::random();
+    send(&socket, to, &token).await.ok()?;
+    Some(matches!(timeout(NEAR, receive(&socket, raw, to, &token)).await, Ok(Ok(()))))
+}
+
+/// Raw (true), or a ping socket if not allowed. `from`: the source of its packets.
+fn icmp_socket(address: IpAddr, from: Option<IpAddr>) -> io::Result<(UdpSocket, bool)> {
     let (family, protocol) = match address {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
         IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
@@ -132,14 +143,25 @@ fn icmp_socket(address: IpAddr) -> io::Result<(UdpSocket, bool)> {
         Ok(fd) => (fd, true),
         Err(refused) => (open(SockType::Datagram).map_err(|_| refused)?, false),
     };
+    if let Some(from) = from {
+        bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0)))?;
+    }
     // Tokio has no raw socket; UDP makes the same system calls.
     Ok((UdpSocket::from_std(std::net::UdpSocket::from(fd))?, raw))
 }
 
 async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
+    send(socket, address, token).await?;
+    receive(socket, raw, address, token).await
+}
+
+async fn send(socket: &UdpSocket, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
     // Receives only from that address.
     socket.connect(SocketAddr::new(address, 0)).await?;
-    socket.send(&echo_request(address, token)).await?;
+    socket.send(&echo_request(address, token)).await.map(drop)
+}
+
+async fn receive(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
     let mut buffer = [0; 512];
     loop {
         let n = socket.recv(&mut buffer).await?;

@@ -235,6 +235,8 @@ pub enum Command {
     Regenerate(Level, Done),
     /// Labels, enforcement, named ports or source prefixes.
     Edit(Box<Edit>, Done),
+    /// The row of its pod may have changed. Answered when realized.
+    PodRow(Done),
     /// Of forwarded packets.
     Trace(bool, Done),
     /// The link's MTU.
@@ -362,7 +364,7 @@ pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
         bandwidth: bandwidth(&r.bandwidth),
         source_prefixes: r.sources.iter().copied().collect(),
         policy_enforcement: r.policy_enforcement,
-        named_ports: r.named_ports.iter().map(|(name, port)| (name.to_string(), *port)).collect(),
+        named_ports: r.all_named_ports().map(|(name, port)| (name.to_string(), *port)).collect(),
         mode: if r.link_owner.is_wharf() { EndpointMode::Own } else { EndpointMode::Chained },
         delegated: None,
         status: view.status.clone(),

@@ -1,11 +1,25 @@
 //! Puts the rows of the cluster feed in force.
 
-use std::pin::Pin;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::Pin,
+    time::Duration,
+};
 
-use wharf_cluster::feed::{Effects, Key, Kind, Refusal};
-use wharf_core::{finding::NodeProblem, kernel::PeerRoute};
+use futures::future::join_all;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+use wharf_cluster::feed::{Effects, FeedPod, Key, Kind, Refusal};
+use wharf_core::{finding::NodeProblem, kernel::PeerRoute, state::State};
 
-use super::lifecycle::{ClusterFailure, Lifecycle};
+use super::{
+    endpoint::{Command, Handle},
+    error::CommandError,
+    lifecycle::{ClusterFailure, Lifecycle},
+    pods::ChangedRow,
+};
 use crate::{
     cluster::{
         ClusterError,
@@ -14,16 +28,24 @@ use crate::{
     policy::{RefusedPolicy, error::PolicyError},
 };
 
+/// For the builds of all endpoints whose pods' rows have changed. Later rows wait meanwhile.
+const PODS: Duration = Duration::from_secs(10);
+
 impl Consumer for Lifecycle {
     fn take(&self, effects: Effects, is_whole: bool) -> Taking<'_> {
         Box::pin(async move {
             let nodes = if effects.nodes { self.take_nodes().await } else { Ok(()) };
+            let pods = self.pods.of_own(&self.config.node_name, &effects.pods);
             // Also after a failure: policy does not wait for routes.
             let rows = self.take_rows(effects, is_whole).await;
+            // After the policies of the same message, so that no endpoint has labels without their rules.
+            let late = self.take_pods(pods).await;
+            let refused = self.refused().await.into_iter().chain(late);
+            let refused: BTreeMap<Key, Refusal> = refused.map(|refusal| (refusal.key.clone(), refusal)).collect();
             Taken {
                 nodes: nodes.map_err(|why| why.to_string()),
                 rows: rows.map_err(|why| why.to_string()),
-                refused: self.refused().await,
+                refused: refused.into_values().collect(),
             }
         })
     }
@@ -36,7 +58,37 @@ impl Consumer for Lifecycle {
             stale,
             conflict,
         };
-        Box::pin(async move { self.policy.refused_rows().await.into_iter().map(refusal).collect() })
+        Box::pin(async move {
+            let policies = self.policy.refused_rows().await.into_iter().map(refusal);
+            self.behind().into_values().chain(policies).collect()
+        })
+    }
+}
+
+/// A row that an endpoint of this node does not have in force.
+fn not_in_force(pod: FeedPod, handle: &Handle, why: &str) -> Refusal {
+    let FeedPod { uid, namespace, name, .. } = pod;
+    Refusal {
+        key: Key { kind: Kind::Pod, key: uid },
+        name: format!("{namespace}/{name}"),
+        why: format!("not in force at endpoint {}: {why}; it is tried again", handle.id),
+        stale: true,
+        conflict: false,
+    }
+}
+
+/// Returns when an endpoint has the row of its pod in force, or is gone.
+async fn ask(handle: Handle, pod: FeedPod, until: Instant) -> Option<Refusal> {
+    let (done, answer) = oneshot::channel();
+    let realized = async {
+        handle.mailbox.send(Command::PodRow(done)).await.ok()?;
+        answer.await.ok()
+    };
+    match timeout_at(until, realized).await {
+        Ok(None | Some(Ok(()))) => None,
+        Ok(Some(Err(CommandError::Deleted | CommandError::NotCreated | CommandError::Refused { .. }))) => None,
+        Ok(Some(Err(why))) => Some(not_in_force(pod, &handle, &why.to_string())),
+        Err(_) => Some(not_in_force(pod, &handle, &format!("no answer within {PODS:?}"))),
     }
 }
 
@@ -66,7 +118,56 @@ impl Lifecycle {
         self.put_cluster().await
     }
 
-    /// Pods, namespaces and policies.
+    /// Gives the endpoints of this node's pods their rows. Returns the rows that an endpoint does not have in force.
+    async fn take_pods(&self, changed: Vec<ChangedRow>) -> Vec<Refusal> {
+        if changed.is_empty() {
+            return Vec::new();
+        }
+        let uids: BTreeSet<String> = changed.iter().map(|(uid, _)| uid.clone()).collect();
+        self.pods.put(changed);
+        let until = Instant::now() + PODS;
+        let mut asked = Vec::new();
+        for handle in self.registry.list() {
+            let (record, state, committed) = handle.shared.read(|v| (v.record.clone(), v.fsm.state, v.committed));
+            // A create takes the row when its build starts.
+            let is_early = !committed && state != State::Regenerating;
+            if let Some(pod) = self.pods.row_of(&record).filter(|_| !is_early)
+                && (uids.contains(&pod.uid) || self.pods.with_row(&record).is_some())
+            {
+                asked.push(ask(handle, pod, until));
+            }
+        }
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        let late = join_all(asked).await;
+        self.policy.settle().await;
+        late.into_iter().flatten().collect()
+    }
+
+    /// Rows that endpoints do not have, or whose builds fail. Endpoints retry builds; the others are asked again here.
+    fn behind(&self) -> BTreeMap<Key, Refusal> {
+        let mut behind = BTreeMap::new();
+        for handle in self.registry.list() {
+            let view = handle.shared.view();
+            let is_leaving = handle.cancel.is_cancelled() || view.fsm.state == State::Disconnecting;
+            let Some(pod) = self.pods.row_of(&view.record).filter(|_| view.committed && !is_leaving) else { continue };
+            let differs = self.pods.with_row(&view.record).is_some();
+            if !differs && view.fsm.failures == 0 {
+                continue;
+            }
+            if differs && handle.mailbox.capacity() == handle.mailbox.max_capacity() {
+                let (done, _) = oneshot::channel();
+                drop(handle.mailbox.try_send(Command::PodRow(done))); // a full mailbox is asked later
+            }
+            let why = view.status.last_error.as_deref().unwrap_or("its labels wait for the endpoint's task");
+            let refusal = not_in_force(pod, &handle, why);
+            behind.insert(refusal.key.clone(), refusal);
+        }
+        behind
+    }
+
+    /// Pods of other nodes, namespaces and policies.
     async fn take_rows(&self, effects: Effects, is_whole: bool) -> Result<(), PolicyError> {
         self.policy.take_feed(&self.config.node_name, Effects { nodes: false, ..effects }, is_whole).await
     }

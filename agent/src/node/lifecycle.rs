@@ -37,6 +37,7 @@ use crate::{
         aside::Aside,
         jobs::Jobs,
         leftovers::{Orphan, Unfinished},
+        pods::Pods,
         prepared::Prepared,
         queue::Deletions,
         registry::Registry,
@@ -60,6 +61,8 @@ pub struct Lifecycle {
     pub addresses: Addresses,
     /// The other nodes.
     pub cluster: Cluster,
+    /// Rows of this node's pods.
+    pub pods: Pods,
     /// Of links without a requested MTU.
     pub mtu: Mutex<NodeMtu>,
     /// Allocates identities.
@@ -153,6 +156,7 @@ impl Lifecycle {
         Self {
             addresses,
             cluster: Cluster::new(&config, Arc::clone(&kernel)),
+            pods: Pods::new(config.cluster_feed.is_some()),
             mtu: Mutex::new(NodeMtu::of(config.mtu, &[])),
             deletions: Deletions::new(&config.run_dir),
             jobs: Jobs::new(Arc::clone(&kernel), tasks.operations.clone()),
@@ -191,7 +195,10 @@ impl Lifecycle {
             let has_others = !nodes.is_empty();
             masquerade.overlay = has_others.then_some(OverlayPort { port: self.config.overlay_port, nodes });
         }
-        let overlay = routes::overlay(&cluster.nodes, &self.config.node_name, &cluster.destinations);
+        let overlay = {
+            let config = &self.config;
+            routes::overlay(&cluster.nodes, &config.node_name, config.routing, &cluster.destinations)
+        };
         let is_over_ipv6 = |to: &Destination| matches!(to.via, Ok(NextHop::Overlay { remote, .. }) if remote.is_ipv6());
         let overlay = overlay.map(|nodes| OverlaySpec {
             vni: self.config.overlay_vni,
@@ -232,11 +239,21 @@ impl Lifecycle {
     pub async fn put_cluster(&self) -> Result<(), ClusterFailure> {
         // First, so that policy never takes a container of another node for the world.
         self.set_cluster().await?;
-        let spec = self.spec();
         // Before the routes, so that no connection over a new one is masqueraded. They do not wait for its repair.
-        let masquerade = self.kernel.ensure_nat(&spec).await;
-        self.kernel.ensure_node(&spec).await?;
+        let masquerade = self.kernel.ensure_nat(&self.spec()).await;
+        self.ensure_node().await?;
         masquerade?;
+        Ok(())
+    }
+
+    /// Makes or repairs the node's objects.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub async fn ensure_node(&self) -> Result<(), KernelError> {
+        let cluster = self.cluster.in_force();
+        self.kernel.ensure_node(&self.spec()).await?;
+        self.cluster.note_applied(cluster);
         Ok(())
     }
 

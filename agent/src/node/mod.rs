@@ -13,6 +13,7 @@ pub mod leftovers;
 pub mod lifecycle;
 pub mod looks;
 pub mod part;
+pub mod pods;
 pub mod prepared;
 pub mod queue;
 pub mod registry;

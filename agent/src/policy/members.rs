@@ -78,7 +78,7 @@ impl Surroundings<'_> {
 fn ports_of(record: &EndpointRecord) -> BTreeMap<(Protocol, String), u16> {
     let port =
         |(name, NamedPort { port, protocol }): (&PortName, &NamedPort)| ((*protocol, name.to_string()), port.get());
-    record.named_ports.iter().map(port).collect()
+    record.all_named_ports().map(port).collect()
 }
 
 /// An endpoint in the kernel without a record.
@@ -183,7 +183,9 @@ impl Members {
 
     /// A container of another node; `None` if unchanged.
     pub(super) fn put_elsewhere(&mut self, uid: &str, pod: &FeedPod, node: Surroundings<'_>) -> Option<Event> {
-        let labels = pod.labels.iter().map(|(key, value)| (K8S, key.as_str(), value.as_str()));
+        // A label of the pod cannot claim another namespace.
+        let labels = pod.labels.iter().filter(|(key, _)| *key != NAMESPACE_LABEL);
+        let labels = labels.map(|(key, value)| (K8S, key.as_str(), value.as_str()));
         let labels = labels.chain([(K8S, NAMESPACE_LABEL, pod.namespace.as_str())]).map(|(source, key, value)| Label {
             source: source.to_owned(),
             key: key.to_owned(),

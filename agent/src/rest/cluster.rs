@@ -1,6 +1,9 @@
 //! `/v1/cluster`: the cluster's nodes and the cluster feed.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use axum::{Json, extract::State};
 use ipnet::IpNet;
@@ -67,9 +70,10 @@ fn without_route(cluster: &InForce, problems: &[NodeProblem]) -> BTreeSet<IpNet>
 }
 
 fn nodes(own: &str, cluster: &InForce, missing: &BTreeSet<IpNet>) -> Vec<ClusterNode> {
+    let ways: BTreeMap<IpNet, &Destination> = cluster.destinations.iter().map(|to| (to.cidr, to)).collect();
     let state = |cidr: &IpNet| {
         let plain = |state| PodCidr { cidr: cidr.to_string(), state, via: None, overlay: false, why: None };
-        let to = cluster.destinations.iter().find(|to: &&Destination| to.cidr == *cidr);
+        let to = ways.get(cidr);
         match to.map(|to| &to.via) {
             None => plain(PodCidrState::Own),
             Some(Ok(via)) => {
@@ -79,7 +83,8 @@ fn nodes(own: &str, cluster: &InForce, missing: &BTreeSet<IpNet>) -> Vec<Cluster
                     NextHop::Direct(address) => (address, false),
                     NextHop::Overlay { remote, .. } => (remote, true),
                 };
-                PodCidr { via: Some(via), overlay, ..plain(state) }
+                let why = to.filter(|_| overlay).and_then(|to| cluster.detours.get(&to.node));
+                PodCidr { via: Some(via), overlay, why: why.map(|why| (*why).to_owned()), ..plain(state) }
             }
             Some(Err(why)) => PodCidr { why: Some(why.to_string()), ..plain(PodCidrState::Refused) },
         }
@@ -97,7 +102,7 @@ fn nodes(own: &str, cluster: &InForce, missing: &BTreeSet<IpNet>) -> Vec<Cluster
 mod tests {
     use std::net::IpAddr;
 
-    use wharf_cluster::file;
+    use wharf_cluster::{file, paths::REFUSED};
 
     use super::*;
 
@@ -130,6 +135,12 @@ pod-cidrs = ["10.2.0.0/16", "fd00:2::/64"]
         };
         let (well, missing) = (PodCidrState::InForce, PodCidrState::Missing);
         assert_eq!(states(&[]), [(well, Some(remote), false), (well, Some(remote), true)]);
+        let why = |detours: &[&str]| {
+            let detours = detours.iter().map(|name| ((*name).to_owned(), REFUSED)).collect();
+            let nodes = nodes("a", &InForce { detours, ..cluster.clone() }, &BTreeSet::new());
+            nodes[1].pod_cidrs.iter().map(|cidr| cidr.why.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!((why(&[]), why(&["b"])), (vec![None, None], vec![None, Some(REFUSED.to_owned())]));
         let other = NodeProblem::LinkDown { name: "wharf0".into() };
         assert_eq!(states(&[other]), states(&[]));
         let device = NodeProblem::Overlay { cause: "it is down".into(), repairable: true };

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use wharf_api::{ClusterFeed, ComponentStatus, Health};
-use wharf_cluster::{nodes::NodeRow, routes::Destination};
+use wharf_cluster::{nodes::NodeRow, paths::REFUSED, routes::Destination};
 use wharf_core::kernel::NextHop;
 
 use super::{Source, of};
@@ -73,6 +73,11 @@ fn component(
         0 => {}
         routes => message.push_str(&format!(", {routes} by the overlay")),
     }
+    // No failure: containers reach each other.
+    match cluster.detours.values().filter(|why| **why == REFUSED).count() {
+        0 => {}
+        nodes => message.push_str(&format!(", to {} because {REFUSED}", plural(nodes, "near node"))),
+    }
     if let Some(feed) = feed {
         let of = |kind: &str| feed.rows.iter().find(|rows| rows.kind == kind).map_or(0, |rows| rows.in_force);
         let [pods, namespaces, policies] = ["pod", "namespace", "policy"].map(of);
@@ -134,6 +139,10 @@ mod tests {
         let far = NextHop::Overlay { remote: [198, 51, 100, 3].into(), local: None };
         let both = InForce { destinations: vec![to(Ok(direct)), to(Ok(far))], ..well.clone() };
         assert_eq!(component(&both, None, None, None).message, "1 node, 2 routes, 1 by the overlay");
+        let detour = InForce { detours: [("b".to_owned(), REFUSED)].into(), ..both.clone() };
+        let row = component(&detour, None, None, None);
+        let message = format!("1 node, 2 routes, 1 by the overlay, to 1 near node because {REFUSED}");
+        assert_eq!((row.health, row.message), (Health::Ok, message));
         let row = component(&both, None, Some("its port is in use".into()), None);
         assert_eq!(row.health, Health::Degraded);
         assert!(row.message.ends_with("; no overlay: its port is in use"), "{}", row.message);

@@ -37,6 +37,7 @@ mod orphans;
 mod out_of_service;
 mod overload;
 mod own_doing;
+mod pods;
 mod policy;
 mod policy_facts;
 mod policy_lost;

@@ -193,8 +193,14 @@ fn an_answer_that_does_not_fit_takes_no_other_along() {
         let networks: Vec<String> = (0..wharf_common::map::IPCACHE_MAX - 50)
             .map(|n| format!("{}/32", std::net::Ipv4Addr::from(n + (11 << 24))))
             .collect();
-        let rules = format!("{RULES}  - toCIDR: [{}]\n", networks.join(", "));
-        policy.import("a.yaml", &rules).await.expect("imported");
+        policy.import("a.yaml", RULES).await.expect("imported");
+        // A text has 4 MiB at most.
+        for (n, part) in networks.chunks(200_000).enumerate() {
+            let rules = RULES.replace("name: names", &format!("name: part-{n}"));
+            let (head, _) = rules.split_once("  - toFQDNs").expect("a rule");
+            let rules = format!("{head}  - toCIDR: [{}]\n", part.join(", "));
+            policy.import(&format!("part-{n}.yaml"), &rules).await.expect("imported");
+        }
         let many: Vec<String> = (0..100).map(|n| format!("198.51.100.{n}")).collect();
         let many = answer("many.test", &many.iter().map(String::as_str).collect::<Vec<_>>());
         let noted =

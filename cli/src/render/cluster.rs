@@ -103,7 +103,8 @@ pub(crate) fn nodes(view: &ClusterView, style: &Style) -> String {
             let by = if to.overlay { "overlay to" } else { "via" };
             let (tone, route) = match (to.state, &to.via, &to.why) {
                 (PodCidrState::Own, ..) => (Tone::Plain, "-".to_owned()),
-                (PodCidrState::InForce, Some(via), _) => (Tone::Good, format!("{by} {via}")),
+                (PodCidrState::InForce, Some(via), None) => (Tone::Good, format!("{by} {via}")),
+                (PodCidrState::InForce, Some(via), Some(why)) => (Tone::Good, format!("{by} {via}: {why}")),
                 (PodCidrState::Missing, Some(via), _) => {
                     (Tone::Bad, format!("{by} {via}: the kernel does not have it"))
                 }
@@ -186,6 +187,8 @@ mod tests {
         let mut view = view();
         view.nodes[1].pod_cidrs[0].overlay = true;
         assert!(nodes(&view, &Style::plain()).contains("overlay to 192.0.2.2"));
+        view.nodes[1].pod_cidrs[0].why = Some("the direct path is lossy".to_owned());
+        assert!(nodes(&view, &Style::plain()).contains("overlay to 192.0.2.2: the direct path is lossy"));
     }
 
     #[test]

@@ -174,7 +174,7 @@ pub struct PodCidr {
     /// Packets are encapsulated (VXLAN).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overlay: bool,
-    /// Why there is no route.
+    /// Why there is no route, or why a route to a near node is by the overlay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }

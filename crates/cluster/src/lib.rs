@@ -5,10 +5,12 @@
 //! | `nodes` | rows of nodes, and the rules that a list of them must follow |
 //! | `file` | the file of `--cluster-file` |
 //! | `routes` | routes to the containers of other nodes |
+//! | `paths` | which direct paths carry packets of containers |
 //! | `feed` | rows of the cluster feed, and which of them are in force |
 #![forbid(unsafe_code)]
 
 pub mod feed;
 pub mod file;
 pub mod nodes;
+pub mod paths;
 pub mod routes;

@@ -9,12 +9,16 @@ use wharf_core::{
     overlap::{NodeNetwork, Way, conflicts},
 };
 
-use crate::nodes::{NodeRow, Nodes};
+use crate::{
+    nodes::{NodeRow, Nodes},
+    paths::Detours,
+};
 
 /// Which way packets take to containers of other nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// Direct to nodes in a network of this node's links, else by the overlay.
+    /// Direct to nodes in a network of this node's links, unless the path is refused ([`crate::paths`]); else by the
+    /// overlay.
     #[default]
     Auto,
     /// Direct, or not at all.
@@ -88,12 +92,13 @@ pub fn absent(row: &NodeRow, networks: &[NodeNetwork]) -> Vec<IpAddr> {
 }
 
 /// The way to each pod CIDR of the other nodes. `networks`: this node's, as far as they share addresses with
-/// [`watched`].
+/// [`watched`]. `detours`: nodes whose direct paths are not used.
 #[must_use]
 pub fn destinations(
     nodes: &Nodes,
     own: &str,
     routing: Routing,
+    detours: &Detours,
     pools: &[PoolConfig],
     networks: &[NodeNetwork],
 ) -> Vec<Destination> {
@@ -102,6 +107,7 @@ pub fn destinations(
         nodes.get(own).into_iter().flat_map(|row| &row.addresses).filter(is_own).copied().collect();
     let mut found = Vec::new();
     for node in nodes.iter().filter(|node| node.name != own) {
+        let routing = if detours.contains_key(&node.name) { Routing::Overlay } else { routing };
         for cidr in &node.pod_cidrs {
             let via = match conflict(node, cidr, pools, networks) {
                 Some(why) => Err(why),
@@ -159,11 +165,16 @@ fn next_hop(
     Some(NextHop::Overlay { remote, local })
 }
 
-/// The nodes whose frames the overlay accepts; `None` if no route uses it. Whether the other end uses it is its choice.
-/// A destination whose node has no row is its address's.
+/// The nodes whose frames the overlay accepts; `None` if no route uses it and, with `auto`, no other end can: the other
+/// end may refuse the direct path first. A destination whose node has no row is its address's.
 #[must_use]
-pub fn overlay(nodes: &Nodes, own: &str, destinations: &[Destination]) -> Option<Vec<OverlayNode>> {
-    destinations.iter().find(|to| matches!(to.via, Ok(NextHop::Overlay { .. })))?;
+pub fn overlay(nodes: &Nodes, own: &str, routing: Routing, destinations: &[Destination]) -> Option<Vec<OverlayNode>> {
+    let is_used = |to: &&Destination| match to.via {
+        Ok(NextHop::Overlay { .. }) => true,
+        Ok(NextHop::Direct(_)) => routing == Routing::Auto,
+        Err(_) => false,
+    };
+    destinations.iter().find(is_used)?;
     let others = nodes.iter().filter(|node| node.name != own);
     let node = |node: &NodeRow| (node.name.clone(), (node.addresses.clone(), Vec::new()));
     let mut known: BTreeMap<String, (Vec<IpAddr>, Vec<IpNet>)> = others.map(node).collect();
@@ -214,6 +225,7 @@ mod tests {
     use wharf_core::ids::PoolName;
 
     use super::*;
+    use crate::paths::REFUSED;
 
     fn net(text: &str) -> IpNet {
         text.parse().expect("network")
@@ -262,7 +274,7 @@ mod tests {
     }
 
     fn told_by(routing: Routing, pool: &[&str], networks: &[NodeNetwork]) -> Vec<String> {
-        let to = destinations(&nodes(), "a", routing, &pools(pool), networks);
+        let to = destinations(&nodes(), "a", routing, &Detours::new(), &pools(pool), networks);
         to.iter()
             .map(|to| match &to.via {
                 Ok(via) => format!("{} {via}", to.cidr),
@@ -297,7 +309,8 @@ mod tests {
                 })
                 .collect(),
         );
-        let to = destinations(&rows.expect("nodes"), "a", Routing::Overlay, &pools(&[]), &networks);
+        let rows = rows.expect("nodes");
+        let to = destinations(&rows, "a", Routing::Overlay, &Detours::new(), &pools(&[]), &networks);
         let told: Vec<_> = to.iter().map(|to| to.via.as_ref().map(ToString::to_string).expect("a way")).collect();
         assert_eq!(
             [&told[0], &told[2]],
@@ -307,6 +320,11 @@ mod tests {
         assert_eq!(found[2..], far);
         // This node has none of the addresses of its row.
         assert_eq!(told_by(Routing::Auto, &[], &lan()[..2])[2], "10.3.0.0/16 overlay to 198.51.100.3");
+        // The direct path to b is refused.
+        let detours = Detours::from([("b".to_owned(), REFUSED)]);
+        let to = destinations(&nodes(), "a", Routing::Auto, &detours, &pools(&[]), &lan());
+        let all_by_overlay = to.iter().all(|to| matches!(to.via, Ok(NextHop::Overlay { .. })));
+        assert!(all_by_overlay, "{to:?}");
         // A conflict is one in every mode.
         assert!(told_by(Routing::Overlay, &["10.3.0.0/16"], &lan())[2].contains("a pool of this node"));
         assert!(told_by(Routing::Overlay, &["10.3.0.0/16"], &lan())[3].contains("overlay to"));
@@ -327,7 +345,8 @@ mod tests {
                 .iter()
                 .map(|a| network(&IpNet::from(a.parse::<IpAddr>().expect("address")).to_string(), Way::Address))
                 .collect();
-            let [to] = destinations(&nodes, "a", Routing::Auto, &[], &networks).try_into().expect("one");
+            let to = destinations(&nodes, "a", Routing::Auto, &Detours::new(), &[], &networks);
+            let [to] = to.try_into().expect("one");
             to.via.expect("a way").to_string()
         };
         let (v4, v6) = ("192.0.2.1", "2001:db8::1");
@@ -339,8 +358,8 @@ mod tests {
     #[test]
     fn the_overlay_accepts_every_node_with_a_route() {
         let of = |routing, pool: &[&str]| {
-            let to = destinations(&nodes(), "a", routing, &pools(pool), &lan());
-            overlay(&nodes(), "a", &to)
+            let to = destinations(&nodes(), "a", routing, &Detours::new(), &pools(pool), &lan());
+            overlay(&nodes(), "a", routing, &to)
         };
         assert_eq!(of(Routing::Native, &[]), None);
         let all = of(Routing::Auto, &[]).expect("far");
@@ -348,6 +367,8 @@ mod tests {
         assert_eq!(all[0].addresses.len(), 2, "also a node with a direct route: it may use the overlay");
         let all = of(Routing::Auto, &["10.2.0.0/16", "fd00:2::/64"]).expect("far");
         assert_eq!(all.iter().map(|node| node.addresses.len()).collect::<Vec<_>>(), [1], "no node with a conflict");
+        let near = of(Routing::Auto, &["10.3.0.0/16", "fd00:3::/64"]).expect("node b may refuse the direct path");
+        assert_eq!(near.into_iter().map(|node| node.name).collect::<Vec<_>>(), ["b"]);
     }
 
     #[test]
@@ -359,7 +380,7 @@ mod tests {
         };
         let left = [to("10.8.0.0/16", "203.0.113.8"), to("fd00:8::/64", "203.0.113.8"), to("10.9.0.0/16", "192.0.2.2")];
         let told = |nodes: &Nodes| {
-            let all = overlay(nodes, "a", &left).expect("overlay");
+            let all = overlay(nodes, "a", Routing::Auto, &left).expect("overlay");
             all.into_iter().map(|node| (node.name, node.addresses.len(), node.cidrs.len())).collect::<Vec<_>>()
         };
         let of = |name: &str, addresses, cidrs| (name.to_owned(), addresses, cidrs);
@@ -372,7 +393,7 @@ mod tests {
         let found = told(&["10.1.0.0/16"], &lan());
         assert_eq!(found[..2], ["10.2.0.0/16 via 192.0.2.2", "fd00:2::/64 via 2001:db8::2"]);
         assert!(found[2].starts_with("10.3.0.0/16: its node has no address of this family"), "{}", found[2]);
-        let to = destinations(&nodes(), "a", Routing::Native, &pools(&[]), &lan());
+        let to = destinations(&nodes(), "a", Routing::Native, &Detours::new(), &pools(&[]), &lan());
         assert_eq!(routes(&to).len(), 2);
         assert_eq!(peers(&to).len(), 4, "a router may know the way to far");
         // Without IPv6 on the link.
@@ -408,7 +429,7 @@ mod tests {
             let mut networks = lan();
             networks.extend(extra);
             assert_eq!(told(&[pool], &networks)[0], why);
-            let to = destinations(&nodes(), "a", Routing::Native, &pools(&[pool]), &networks);
+            let to = destinations(&nodes(), "a", Routing::Native, &Detours::new(), &pools(&[pool]), &networks);
             assert_eq!(peers(&to).contains(&net("10.2.0.0/16")), is_peer, "{why}");
         }
     }

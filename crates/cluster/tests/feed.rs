@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -42,7 +43,7 @@ fn a_pod(uid: &str, addresses: &[&str]) -> FeedPod {
         name: uid.to_owned(),
         addresses: addresses.iter().copied().map(ip).collect(),
         node: "a".to_owned(),
-        labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]),
+        labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]).into(),
         named_ports: BTreeMap::from([((Protocol::Tcp, "http".to_owned()), 80)]),
     }
 }
@@ -295,7 +296,7 @@ fn what_two_rows_claim_is_of_neither_until_the_conflict_ends() {
 fn a_row_that_breaks_a_rule_is_refused() {
     let label = |key: &str, value: &str| {
         let label = (key.to_owned(), value.to_owned());
-        changed_pod(|pod| pod.labels.extend([label]))
+        changed_pod(|pod| Arc::make_mut(&mut pod.labels).extend([label]))
     };
     let port = |name: &str, number: u16| {
         let port = ((Protocol::Udp, name.to_owned()), number);

@@ -23,6 +23,11 @@ use crate::{
 /// Per container.
 pub const MAX_ROUTES: usize = 64;
 
+/// Key of the label with the pod's uid.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+/// Prefix of labels about the pod itself, which only the runtime sets: policy selects by the namespace.
+const PER_POD: &str = "io.kubernetes.pod.";
+
 /// A network namespace. Paths may be reused; an nsfs inode is unique while it lives, the cookie within a boot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsRef {
@@ -90,6 +95,17 @@ impl LinkOwner {
     }
 }
 
+/// What an endpoint has from the row of its pod in the cluster feed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRow {
+    /// Key of the row.
+    pub uid: String,
+    /// Of the row. In a record: without those whose key another label of the endpoint has.
+    pub labels: BTreeSet<Label>,
+    /// Of the row; two protocols may have the same name.
+    pub named_ports: Vec<(PortName, NamedPort)>,
+}
+
 /// Durable state, in one transaction with its leases. Fields with a serde default are absent in old records.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRecord {
@@ -131,7 +147,7 @@ pub struct EndpointRecord {
     /// Smaller MTU of the container, bytes; reapplied whenever the link's MTU allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_mtu: Option<u32>,
-    /// Security labels.
+    /// Security labels, with those of `pod_row`.
     pub labels: BTreeSet<Label>,
     /// Of the security-relevant labels.
     pub identity: Identity,
@@ -174,6 +190,9 @@ pub struct EndpointRecord {
     /// An older version cannot parse another plugin's link and leaves its objects untouched.
     #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
     pub link_owner: LinkOwner,
+    /// From the cluster feed. An older version takes its labels for the endpoint's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_row: Option<PodRow>,
 }
 
 impl EndpointRecord {
@@ -183,6 +202,44 @@ impl EndpointRecord {
         let given = self.container_mtu.map_or(self.mtu, |own| own.min(self.mtu));
         let own = if now == given { self.container_mtu } else { Some(now).filter(|now| *now < self.mtu) };
         (own.map_or(mtu, |own| own.min(mtu)), own)
+    }
+
+    /// Uid that the runtime passed: of the pod's object, or the hash of a static pod's manifest.
+    #[must_use]
+    pub fn pod_uid(&self) -> Option<&str> {
+        let label = self.labels.iter().find(|label| label.source == "k8s" && label.key == POD_UID)?;
+        Some(&label.value)
+    }
+
+    /// Replaces the labels of the row, and named ports. An own label takes precedence over a label of the row with its
+    /// key.
+    pub fn set_pod_row(&mut self, mut row: PodRow) {
+        if let Some(before) = self.pod_row.take() {
+            self.labels.retain(|label| !before.labels.contains(label));
+        }
+        let own = &self.labels;
+        let has = |label: &Label| own.iter().any(|own| (&own.source, &own.key) == (&label.source, &label.key));
+        row.labels.retain(|label| !label.key.starts_with(PER_POD) && !has(label));
+        self.labels.extend(row.labels.iter().cloned());
+        self.awaits_labels = false;
+        self.pod_row = Some(row);
+    }
+
+    /// Replaces the endpoint's own labels. Those of the row stay.
+    pub fn set_own_labels(&mut self, labels: BTreeSet<Label>) {
+        let row = self.pod_row.take();
+        self.labels = labels;
+        self.awaits_labels = false;
+        if let Some(row) = row {
+            self.labels.retain(|label| !row.labels.contains(label));
+            self.set_pod_row(row);
+        }
+    }
+
+    /// The endpoint's own ports, and those of the row with other names.
+    pub fn all_named_ports(&self) -> impl Iterator<Item = (&PortName, &NamedPort)> {
+        let of_row = self.pod_row.iter().flat_map(|row| &row.named_ports).map(|port| (&port.0, &port.1));
+        of_row.filter(move |(name, _)| !self.named_ports.contains_key(*name)).chain(&self.named_ports)
     }
 
     /// Of the address's family.
@@ -229,18 +286,27 @@ impl EndpointRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nat::Protocol;
 
     #[test]
     fn a_record_without_the_optional_facts_is_that_of_an_older_version() {
         let record = crate::fixtures::record(1, 7);
         let text = serde_json::to_string(&record).expect("written");
-        for fact in
-            ["policy_enforcement", "named_ports", "awaits_labels", "runtime", "ipam", "routes", "link_owner", "sources"]
-        {
+        for fact in [
+            "policy_enforcement",
+            "named_ports",
+            "awaits_labels",
+            "runtime",
+            "ipam",
+            "routes",
+            "link_owner",
+            "sources",
+            "pod_row",
+        ] {
             assert!(!text.contains(fact), "{text}");
         }
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(record.clone()));
-        let port = NamedPort { port: std::num::NonZeroU16::MIN, protocol: crate::nat::Protocol::Tcp };
+        let port = NamedPort { port: std::num::NonZeroU16::MIN, protocol: Protocol::Tcp };
         let named_ports = [(PortName::parse("http").expect("a name"), port)].into();
         let told = EndpointRecord {
             policy_enforcement: Enforcement::Never,
@@ -252,11 +318,59 @@ mod tests {
             routes: Some(Vec::new()),
             link_owner: LinkOwner::Plugin { hooks: HooksFound::Clsact },
             sources: SourcePrefixes::new(vec!["10.200.0.0/16".parse().expect("a prefix")]).expect("prefixes"),
+            pod_row: Some(row("web-0", &["k8s:app=web"], &[("dns", 53, Protocol::Udp)])),
             ..record
         };
         let text = serde_json::to_string(&told).expect("written");
         assert!(text.contains(r#""ip_owner":"external""#), "{text}");
         assert_eq!(serde_json::from_str::<EndpointRecord>(&text).ok(), Some(told));
+    }
+
+    fn labels(texts: &[&str]) -> BTreeSet<Label> {
+        texts.iter().map(|text| text.parse().expect("a label")).collect()
+    }
+
+    fn named(port: u16, protocol: Protocol) -> NamedPort {
+        NamedPort { port: port.try_into().expect("a port"), protocol }
+    }
+
+    fn row(uid: &str, of_row: &[&str], ports: &[(&str, u16, Protocol)]) -> PodRow {
+        let port = |(name, number, protocol): &(&str, u16, Protocol)| {
+            (PortName::parse(name).expect("a name"), named(*number, *protocol))
+        };
+        PodRow { uid: uid.to_owned(), labels: labels(of_row), named_ports: ports.iter().map(port).collect() }
+    }
+
+    #[test]
+    fn labels_of_a_row_replace_those_of_the_row_before_and_own_labels_take_precedence() {
+        let own = ["k8s:io.kubernetes.pod.namespace=shop", "k8s:io.kubernetes.pod.uid=u-1", "cni:app=net"];
+        let with = |more: &[&str]| labels(&[&own[..], more].concat());
+        let mut record = EndpointRecord { labels: with(&[]), awaits_labels: true, ..crate::fixtures::record(1, 7) };
+        assert_eq!(record.pod_uid(), Some("u-1"));
+        record.set_pod_row(row("u-1", &["k8s:app=web", "k8s:io.kubernetes.pod.namespace=other"], &[]));
+        assert_eq!((record.labels.clone(), record.awaits_labels), (with(&["k8s:app=web"]), false));
+        record.set_pod_row(row("u-1", &["k8s:app=db", "k8s:tier=back"], &[]));
+        assert_eq!(record.labels, with(&["k8s:app=db", "k8s:tier=back"]));
+        // A client changes a label of the row, removes another one, and adds one.
+        record.set_own_labels(with(&["k8s:app=cache", "k8s:zone=a"]));
+        assert_eq!(record.labels, with(&["k8s:app=cache", "k8s:tier=back", "k8s:zone=a"]));
+        record.set_pod_row(row("u-1", &["k8s:app=db"], &[]));
+        assert_eq!(record.labels, with(&["k8s:app=cache", "k8s:zone=a"]));
+        record.set_own_labels(with(&[]));
+        record.set_pod_row(row("u-1", &["k8s:app=db"], &[]));
+        assert_eq!(record.labels, with(&["k8s:app=db"]));
+    }
+
+    #[test]
+    fn an_own_port_takes_precedence_over_the_ports_of_the_row_with_its_name() {
+        let mut record = crate::fixtures::record(1, 7);
+        let http = PortName::parse("http").expect("a name");
+        record.named_ports.insert(http, named(8080, Protocol::Tcp));
+        let ports = [("dns", 53, Protocol::Tcp), ("dns", 53, Protocol::Udp), ("http", 80, Protocol::Udp)];
+        record.set_pod_row(row("u-1", &[], &ports));
+        let shown = |(name, port): (&PortName, &NamedPort)| format!("{name} {}/{}", port.port, port.protocol);
+        let all: Vec<String> = record.all_named_ports().map(shown).collect();
+        assert_eq!(all, ["dns 53/tcp", "dns 53/udp", "http 8080/tcp"]);
     }
 
     #[test]

@@ -61,5 +61,6 @@ pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
         ipam: None,
         routes: None,
         link_owner: crate::endpoint::LinkOwner::Wharf,
+        pod_row: None,
     }
 }

@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ipnet::IpNet;
 use nix::sys::statfs::statfs;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use wharf_core::{
@@ -56,6 +57,8 @@ pub enum Leftover {
     Route(RouteRow),
     /// A route to containers of another node.
     PeerRoute(PeerRoute),
+    /// The unreachable route behind it.
+    PeerUnreachable(IpNet),
     /// The router's veth pair, or its remaining end.
     Router {
         /// Name.
@@ -108,6 +111,7 @@ impl fmt::Display for Leftover {
             Self::Route(RouteRow { destination, ifindex: None }) => write!(f, "unreachable route {destination}"),
             Self::Route(RouteRow { destination, .. }) => write!(f, "route {destination}"),
             Self::PeerRoute(PeerRoute { to, via }) => write!(f, "route {to} {via}"),
+            Self::PeerUnreachable(to) => write!(f, "unreachable route {to} behind a route to another node"),
             Self::Overlay(_) => write!(f, "link {OVERLAY_IFNAME} of the overlay"),
             Self::Router { name, .. } => write!(f, "link {name} of the node's router"),
             Self::Announcement { address, ifname, .. } => write!(f, "announcement of {address} on {ifname}"),
@@ -164,6 +168,7 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
         let peer = route.next_hop().map(|via| PeerRoute { to: route.destination, via });
         found.ours.extend(peer.map(Leftover::PeerRoute));
     }
+    found.ours.extend(peers::unreachable_to(&mut connection)?.into_iter().map(Leftover::PeerUnreachable));
     found.ours.extend(overlay::ours(&mut connection)?.map(Leftover::Overlay));
     let router = Pair::find(&mut connection)?;
     let mut gone_with = None;
@@ -227,6 +232,7 @@ pub fn remove(leftover: &Leftover) -> Result<()> {
         Leftover::Overlay(ifindex) => remove_link(*ifindex, OVERLAY_IFNAME),
         Leftover::Route(row) => route::remove_row(row),
         Leftover::PeerRoute(peer) => peers::remove(peer),
+        Leftover::PeerUnreachable(to) => peers::remove_unreachable(*to),
         Leftover::Redirects(_) => redirects::remove(),
         Leftover::Table => Nft::default().remove().map(drop),
         Leftover::Announcement { address, ifindex, .. } => announce::withdraw(*address, *ifindex),

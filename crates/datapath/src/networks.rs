@@ -20,6 +20,7 @@ use wharf_core::{
 use crate::{
     PEER_PROTOCOL, ROUTE_PROTOCOL,
     netlink::{Connection, address, link, route},
+    overlay,
     router::Pair,
 };
 
@@ -34,9 +35,11 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     let mut links = Links::new(&mut connection)?;
     let mut seen = NodeNetworks::default();
     let mut foreign = BTreeSet::new();
+    // It has copies of the router addresses.
+    let overlay = overlay::ours(&mut connection)?;
     for (ifindex, there) in address::list_all(&mut connection)? {
         let net = IpNet::from(there);
-        if shares(&net) && !links.is_router(ifindex) {
+        if shares(&net) && !links.is_router(ifindex) && Some(ifindex) != overlay {
             let (ifname, _) = links.name(&mut connection, ifindex)?;
             foreign.insert(NodeNetwork { net, way: Way::Address, ifname });
         }

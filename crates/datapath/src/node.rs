@@ -23,29 +23,24 @@ use crate::{
 
 const OPERATION: &str = "set up node";
 
-fn routers(spec: &NodeSpec) -> Vec<IpAddr> {
-    spec.router4.map(IpAddr::V4).into_iter().chain(spec.router6.map(IpAddr::V6)).collect()
-}
-
 /// Makes the router interface with exactly the router addresses (a veth pair: not every kernel has dummy), and
 /// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
 /// route to the same destination stays and takes precedence. A route to another node that the kernel refuses is no
 /// error: [`observe`] reports it. Nor is an overlay that cannot be made: everything else on the node works.
 pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
     let mut connection = Connection::open()?;
-    let wanted = routers(spec);
+    let wanted = spec.routers();
     let pair = Pair::find(&mut connection)?;
     refuse_twins(&mut connection, &wanted, &pair)?;
     let router = pair.ensure(&mut connection, spec.mtu)?;
     crash::point("datapath/node/after-router");
-    let there = address::list(&mut connection, router)?;
+    let (old, new) = address::difference(&address::list(&mut connection, router)?, &wanted);
     let mut steps = Vec::new();
-    for old in there.iter().filter(|a| !a.link_local && !wanted.contains(&a.address)) {
-        let subject = format!("address {}", old.address);
-        steps.push(Step::remove(old.address, address::remove(router, old.address), subject));
+    for a in old {
+        steps.push(Step::remove(a, address::remove(router, a), format!("address {a}")));
     }
-    for a in wanted.iter().filter(|a| !there.iter().any(|t| t.address == **a)) {
-        steps.push(Step::add(*a, address::add(router, *a), format!("router address {a}")));
+    for a in new {
+        steps.push(Step::add(a, address::add(router, a), format!("router address {a}")));
     }
     let cidrs: Vec<_> = spec.cidrs.iter().map(|c| Route::unreachable(*c)).collect();
     let ours = route::unreachable(&mut connection, ROUTE_PROTOCOL)?;
@@ -60,7 +55,7 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
     }
     run(&mut connection, steps)?;
     let _change = bpf.lock_overlay_change();
-    let overlay = match overlay::ensure(&mut connection, bpf, spec.overlay.as_ref()) {
+    let overlay = match overlay::ensure(&mut connection, bpf, spec) {
         Ok(overlay) => {
             bpf.note_overlay_failure(None);
             overlay
@@ -76,9 +71,10 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
 
 fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> Result<()> {
     let all = address::list_all(connection)?;
-    let router = pair.router();
+    let (router, overlay) = (pair.router(), overlay::ours(connection)?);
     for a in wanted {
-        let mut holders = all.iter().filter(|(_, there)| there == a).map(|(ifindex, _)| *ifindex);
+        let others = all.iter().filter(|(ifindex, there)| there == a && Some(*ifindex) != overlay);
+        let mut holders = others.map(|(ifindex, _)| *ifindex);
         if holders.clone().any(|holder| Some(holder) == router) {
             continue;
         }
@@ -164,13 +160,7 @@ pub(crate) fn observe(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<NodeProblem>> {
             continue;
         }
         let there = address::list(&mut connection, seen.ifindex)?;
-        for wanted in routers(spec) {
-            let single = if wanted.is_ipv4() { 32 } else { 128 };
-            let found = there.iter().find(|a| a.address == wanted).map(|a| a.prefix_len);
-            if found != Some(single) {
-                wrong.push(NodeProblem::Address { address: wanted, ifname: name.to_owned(), found });
-            }
-        }
+        wrong.extend(address::problems(&there, &spec.routers(), name));
     }
     let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {
@@ -183,7 +173,7 @@ pub(crate) fn observe(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<NodeProblem>> {
             }
         }
     }
-    wrong.extend(overlay::observe(&mut connection, bpf, spec.overlay.as_ref())?);
+    wrong.extend(overlay::observe(&mut connection, bpf, spec)?);
     wrong.extend(peers::observe(&mut connection, spec)?);
     Ok(wrong)
 }

@@ -1,10 +1,16 @@
 //! The overlay's device: one VXLAN interface for all nodes and both families. Each route has the tunnel's ends
 //! (`peers`); the filter (`bpf::overlay`) judges what arrives.
 //!
+//! The device has copies of the router addresses: a masqueraded packet gets an address of its device as source, and the
+//! answer to that address returns by the overlay.
+//!
 //! The device resolves no neighbours (`NOARP`): a frame has the sender's own link-layer address as its destination, and
 //! the receiver's filter accepts any.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::{
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    net::IpAddr,
+};
 
 use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVxlan,
@@ -17,7 +23,7 @@ use rtnetlink::{
 use wharf_core::{
     finding::NodeProblem,
     ids::{IfIndex, MacAddr},
-    kernel::{KernelError, KernelErrorKind, OverlaySpec, Result},
+    kernel::{KernelError, KernelErrorKind, NodeSpec, OverlaySpec, Result},
 };
 use wharf_crash as crash;
 
@@ -26,7 +32,7 @@ use crate::{
     bpf::Bpf,
     error::fail,
     netlink::{
-        Connection,
+        Connection, address,
         link::{self, LinkSeen},
     },
 };
@@ -85,11 +91,11 @@ impl Device {
     }
 }
 
-/// The device, with its filter; without a specification neither. An error leaves the device down or absent, if it was
-/// never up.
-pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: Option<&OverlaySpec>) -> Result<Option<IfIndex>> {
+/// The device, with its filter and addresses; without a specification none of them. An error leaves the device down or
+/// absent, if it was never up, unless only an address is refused.
+pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -> Result<Option<IfIndex>> {
     let found = Device::find(connection)?;
-    let Some(spec) = spec else {
+    let Some(spec) = &node.overlay else {
         if let Some(device) = found.filter(Device::is_ours) {
             remove(connection, device.seen.ifindex)?;
         }
@@ -127,7 +133,24 @@ pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: Option<&Overl
     if !device.seen.up {
         up(connection, ifindex, spec)?;
     }
+    ensure_addresses(connection, ifindex, &node.routers())?;
     Ok(Some(ifindex))
+}
+
+/// Without IPv6 on the device, its IPv6 address is missing, which [`observe`] reports.
+fn ensure_addresses(connection: &mut Connection, ifindex: IfIndex, routers: &[IpAddr]) -> Result<()> {
+    let (old, new) = address::difference(&address::list(connection, ifindex)?, routers);
+    let removals = old.iter().map(|a| address::remove(ifindex, *a));
+    let requests = removals.chain(new.iter().map(|a| address::add_again(ifindex, *a))).collect();
+    for (answer, address) in connection.batch(requests)?.into_iter().zip(old.iter().chain(&new)) {
+        let Err(refusal) = answer else { continue };
+        let is_done = refusal.is(libc::EADDRNOTAVAIL) || refusal.is(libc::EEXIST);
+        let lacks_ipv6 = [libc::EACCES, libc::EAFNOSUPPORT, libc::EOPNOTSUPP].into_iter().any(|e| refusal.is(e));
+        if !is_done && !(address.is_ipv6() && lacks_ipv6) {
+            return Err(refusal.into_error(OPERATION, format!("address {address} on {OVERLAY_IFNAME}")));
+        }
+    }
+    Ok(())
 }
 
 fn create(connection: &mut Connection, spec: &OverlaySpec) -> Result<Device> {
@@ -220,11 +243,12 @@ pub(crate) fn ours(connection: &mut Connection) -> Result<Option<IfIndex>> {
     Ok(Device::find(connection)?.filter(Device::is_ours).map(|device| device.seen.ifindex))
 }
 
-/// Of the device and its filter. A foreign interface of that name is a problem only if the overlay is needed.
-pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, spec: Option<&OverlaySpec>) -> Result<Vec<NodeProblem>> {
+/// Of the device, its filter and its addresses. A foreign interface of that name is a problem only if the overlay is
+/// needed.
+pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let problem = |cause: String| vec![NodeProblem::Overlay { cause, repairable: true }];
     let found = Device::find(connection)?;
-    let Some(spec) = spec else {
+    let Some(spec) = &node.overlay else {
         let is_left = found.is_some_and(|device| device.is_ours());
         return Ok(if is_left {
             problem(format!("no route uses it, but {OVERLAY_IFNAME} is there"))
@@ -265,5 +289,7 @@ pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, spec: Option<&Over
     }
     let of_filter = bpf.overlay_problem(connection, spec, device.seen.ifindex)?;
     wrong.extend(of_filter.map(|cause| NodeProblem::Overlay { cause: cause.to_owned(), repairable: true }));
+    let there = address::list(connection, device.seen.ifindex)?;
+    wrong.extend(address::problems(&there, &node.routers(), OVERLAY_IFNAME));
     Ok(wrong)
 }

@@ -1,6 +1,10 @@
-//! Routes to containers of other nodes. Only routes with [`crate::PEER_PROTOCOL`] and Wharf's metric are changed.
+//! Routes to containers of other nodes, and behind each an unreachable route: while the link of the first is missing,
+//! no packet takes another route of the node. Only routes with [`crate::PEER_PROTOCOL`] and Wharf's metrics are changed.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use wharf_core::{
@@ -13,7 +17,7 @@ use wharf_crash as crash;
 use crate::{
     PEER_PROTOCOL,
     netlink::{
-        Connection,
+        Connection, Request,
         route::{self, Route, Tunnel},
     },
     overlay,
@@ -27,6 +31,12 @@ pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Route>> {
 
 fn by_destination(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
     Ok(list(connection)?.into_iter().map(|route| (route.destination, route)).collect())
+}
+
+/// Destinations of Wharf's unreachable routes.
+pub(crate) fn unreachable_to(connection: &mut Connection) -> Result<BTreeSet<IpNet>> {
+    let found = route::unreachable(connection, PEER_PROTOCOL)?;
+    Ok(found.into_iter().filter(Route::is_unreachable_peer).map(|route| route.destination).collect())
 }
 
 /// `None` without the overlay that it needs.
@@ -50,11 +60,12 @@ fn is_the_same(there: &Route, wanted: &Route) -> bool {
     }
 }
 
-/// Exactly these routes. A destination that changes its next hop is replaced, so that no packet finds no route.
-/// `overlay`: its interface.
+/// Exactly these routes. A destination that changes its next hop is replaced, so that no packet finds no route. An
+/// unreachable route is made before the route that it is behind, and removed after it. `overlay`: its interface.
 pub(crate) fn ensure(connection: &mut Connection, spec: &NodeSpec, overlay: Option<IfIndex>) -> Result<()> {
-    let mut there = by_destination(connection)?;
-    let mut requests = Vec::new();
+    let (mut there, mut behind) = (by_destination(connection)?, unreachable_to(connection)?);
+    let missing = spec.peers.iter().map(|peer| peer.to.trunc()).filter(|to| !behind.remove(to));
+    let mut requests: Vec<Request> = missing.map(|to| Route::unreachable_peer(to).add()).collect();
     for route in spec.peers.iter().filter_map(|peer| wanted(spec, peer, overlay)) {
         match there.remove(&route.destination) {
             Some(old) if is_the_same(&old, &route) => {}
@@ -64,6 +75,7 @@ pub(crate) fn ensure(connection: &mut Connection, spec: &NodeSpec, overlay: Opti
     }
     let additions = requests.len();
     requests.extend(there.values().map(Route::remove));
+    requests.extend(behind.into_iter().map(|to| Route::unreachable_peer(to).remove()));
     if requests.is_empty() {
         return Ok(());
     }
@@ -87,6 +99,9 @@ pub(crate) fn remove_all(connection: &mut Connection) -> Result<()> {
     for route in list(connection)? {
         remove_route(connection, &route)?;
     }
+    for to in unreachable_to(connection)? {
+        remove_route(connection, &Route::unreachable_peer(to))?;
+    }
     Ok(())
 }
 
@@ -106,6 +121,11 @@ pub(crate) fn remove(peer: &PeerRoute) -> Result<()> {
     route.map_or(Ok(()), |route| remove_route(&mut connection, &route))
 }
 
+/// Succeeds when already gone.
+pub(crate) fn remove_unreachable(to: IpNet) -> Result<()> {
+    remove_route(&mut Connection::open()?, &Route::unreachable_peer(to))
+}
+
 /// The state of the node's links and routes refuses the route, or the kernel has no IPv6 or no lightweight tunnels: not
 /// a defect of the request.
 fn is_of_the_network(refusal: &crate::netlink::Refusal) -> bool {
@@ -114,10 +134,10 @@ fn is_of_the_network(refusal: &crate::netlink::Refusal) -> bool {
     of_links.into_iter().chain(of_the_kernel).any(|errno| refusal.is(errno))
 }
 
-/// Missing routes, routes with another next hop, and leftovers.
+/// Missing routes, routes with another next hop, missing unreachable routes, and leftovers.
 pub(crate) fn observe(connection: &mut Connection, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let overlay = overlay::ours(connection)?;
-    let mut there = by_destination(connection)?;
+    let (mut there, mut behind) = (by_destination(connection)?, unreachable_to(connection)?);
     let mut wrong = Vec::new();
     for peer in &spec.peers {
         let (to, expected) = (peer.to.trunc(), Some(peer.via));
@@ -129,6 +149,9 @@ pub(crate) fn observe(connection: &mut Connection, spec: &NodeSpec) -> Result<Ve
         if !is_right {
             wrong.push(NodeProblem::PeerRoute { to, expected, found: found.and_then(|route| route.next_hop()) });
         }
+        if !behind.remove(&to) {
+            wrong.push(NodeProblem::PeerUnreachable { to, expected: true });
+        }
     }
     let leftover = there.into_values();
     wrong.extend(leftover.map(|route| NodeProblem::PeerRoute {
@@ -136,5 +159,6 @@ pub(crate) fn observe(connection: &mut Connection, spec: &NodeSpec) -> Result<Ve
         expected: None,
         found: route.next_hop(),
     }));
+    wrong.extend(behind.into_iter().map(|to| NodeProblem::PeerUnreachable { to, expected: false }));
     Ok(wrong)
 }

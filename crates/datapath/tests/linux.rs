@@ -4,6 +4,7 @@
 mod support;
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
@@ -28,11 +29,13 @@ use wharf_core::{
         AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, NatKernel, NextHop,
         NodeKernel, NodeSpec, OverlayNode, OverlaySpec, PeerRoute,
     },
+    overlap::Way,
     selfcheck,
 };
 use wharf_datapath::{
     LinuxKernel, Loader, OpenOptions,
     leftovers::{self, Leftover},
+    observe_networks,
 };
 
 fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
@@ -110,6 +113,7 @@ fn routes_to_other_nodes_are_made_replaced_and_removed_and_no_others() {
             "addr add 2001:db8::1/64 dev up0 nodad",
             "route add 10.9.0.0/24 via 192.0.2.9",
             "route add 10.8.0.0/24 via 192.0.2.9 proto 88",
+            "route add unreachable 10.7.0.0/24 proto 88 metric 7",
         ] {
             run("ip", &command.split(' ').collect::<Vec<_>>());
         }
@@ -121,29 +125,47 @@ fn routes_to_other_nodes_are_made_replaced_and_removed_and_no_others() {
             ours.map(|line| line.split(' ').take(3).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
         };
         let theirs = ["10.8.0.0/24 via 192.0.2.9", "10.9.0.0/24 via 192.0.2.9"];
+        let unreachable = || {
+            let all = run("ip", &["-4", "route", "show", "proto", "88"])
+                + &run("ip", &["-6", "route", "show", "proto", "88"]);
+            let all = all.lines().filter_map(|line| line.strip_prefix("unreachable ")?.split(' ').next());
+            all.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        let of_others = "10.7.0.0/24";
         let with = |peers: Vec<PeerRoute>| NodeSpec { peers, ..node_spec() };
         let both = with(vec![peer("10.2.0.0/16", "192.0.2.2"), peer("fd02::/64", "2001:db8::2")]);
         let amiss = async |spec: &NodeSpec| {
             let problems = k.observe_node(spec).await.expect("observe");
-            let route = |p| if let NodeProblem::PeerRoute { to, .. } = p { Some(to.to_string()) } else { None };
+            let route = |p| match p {
+                NodeProblem::PeerRoute { to, .. } => Some(to.to_string()),
+                NodeProblem::PeerUnreachable { to, .. } => Some(format!("behind {to}")),
+                _ => None,
+            };
             problems.into_iter().filter_map(route).collect::<Vec<_>>()
         };
         k.ensure_node(&node_spec()).await.expect("node");
-        assert_eq!(amiss(&both).await, ["10.2.0.0/16", "fd02::/64"]);
+        assert_eq!(amiss(&both).await, ["10.2.0.0/16", "behind 10.2.0.0/16", "fd02::/64", "behind fd02::/64"]);
         k.ensure_node(&both).await.expect("routes");
         assert_eq!(amiss(&both).await, [""; 0]);
         assert_eq!(routes().len(), 4, "{:?}", routes());
+        assert_eq!(unreachable(), ["10.2.0.0/16", of_others, "fd02::/64"]);
+        run("ip", &["-6", "route", "del", "unreachable", "fd02::/64", "metric", "2003304449"]);
+        assert_eq!(amiss(&both).await, ["behind fd02::/64"]);
+        k.ensure_node(&both).await.expect("routes");
+        assert_eq!(amiss(&both).await, [""; 0]);
         // Another next hop; a network whose hosts are behind a link that is down, which is no error.
         let moved = with(vec![peer("10.2.0.0/16", "192.0.2.3"), peer("10.3.0.0/16", "203.0.113.1")]);
         k.ensure_node(&moved).await.expect("routes");
         assert_eq!(routes(), [&["10.2.0.0/16 via 192.0.2.3"], &theirs[..]].concat());
         assert_eq!(amiss(&moved).await, ["10.3.0.0/16"]);
-        assert_eq!(amiss(&node_spec()).await, ["10.2.0.0/16"], "a leftover");
+        assert_eq!(unreachable(), ["10.2.0.0/16", "10.3.0.0/16", of_others]);
+        let left = ["10.2.0.0/16", "behind 10.2.0.0/16", "behind 10.3.0.0/16"];
+        assert_eq!(amiss(&node_spec()).await, left, "leftovers");
         k.ensure_node(&node_spec()).await.expect("no routes");
-        assert_eq!(routes(), theirs);
+        assert_eq!((routes(), unreachable()), (theirs.map(str::to_owned).to_vec(), vec![of_others.to_owned()]));
         k.ensure_node(&both).await.expect("routes");
         k.remove_node().await.expect("node gone");
-        assert_eq!(routes(), theirs);
+        assert_eq!((routes(), unreachable()), (theirs.map(str::to_owned).to_vec(), vec![of_others.to_owned()]));
     });
 }
 
@@ -223,13 +245,32 @@ fn the_overlay_is_made_kept_changed_and_removed() {
             k.ensure_node(&fewer).await.expect(command);
             assert_eq!(amiss(&fewer).await, [""; 0], "{command}");
         }
+        for router in [format!("{ROUTER4}/32"), format!("{ROUTER6}/128")] {
+            run("ip", &["addr", "del", &router, "dev", "vxlan-wharf"]);
+            let problems = amiss(&fewer).await;
+            assert!(problems.iter().any(|p| p.contains("expected on vxlan-wharf, is not there")), "{problems:?}");
+            k.ensure_node(&fewer).await.expect("addresses");
+            assert_eq!(amiss(&fewer).await, [""; 0], "{router}");
+        }
+        // They are no other program's addresses: the router's interface may be made again.
+        run("ip", &["link", "del", "wharf0"]);
+        k.ensure_node(&fewer).await.expect("router");
+        let seen = observe_networks(&[format!("{ROUTER4}/32").parse().unwrap()]).expect("networks");
+        assert!(seen.foreign.iter().all(|network| network.way != Way::Address), "{:?}", seen.foreign);
+        // Without IPv6 on the interface, everything else on the node works.
+        fs::write("/proc/sys/net/ipv6/conf/vxlan-wharf/disable_ipv6", "1").expect("disable IPv6");
+        k.ensure_node(&fewer).await.expect("the rest of the node");
+        assert!(!amiss(&fewer).await.is_empty(), "no IPv6 by the overlay");
+        fs::write("/proc/sys/net/ipv6/conf/vxlan-wharf/disable_ipv6", "0").expect("enable IPv6");
+        k.ensure_node(&fewer).await.expect("IPv6");
+        assert_eq!(amiss(&fewer).await, [""; 0]);
         // A port is a property of the interface.
         let elsewhere = overlay_spec(4790, &[second, third]);
         k.ensure_node(&elsewhere).await.expect("another port");
         assert!(device().contains("dstport 4790"), "{}", device());
         assert_eq!(amiss(&elsewhere).await, [""; 0]);
         // Without routes that use it, it goes.
-        assert_eq!(amiss(&node_spec()).await.len(), 3, "two routes and the interface");
+        assert_eq!(amiss(&node_spec()).await.len(), 5, "the interface, and two routes for each node");
         k.ensure_node(&node_spec()).await.expect("no overlay");
         assert_eq!((amiss(&node_spec()).await, routes()), (Vec::new(), String::new()));
         assert!(!run("ip", &["link", "show"]).contains("vxlan-wharf"));

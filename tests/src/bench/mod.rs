@@ -17,9 +17,11 @@
 //! | [`scale`] | a thousand endpoints: time, memory, and what the agent does at rest |
 //! | [`policy`] | traffic and packets with rules and without; added rules, new endpoints, many networks |
 //! | [`l7`] | rules about requests: deletes that wait for the proxy, requests through it, flows beside them |
+//! | [`feed`] | the cluster feed with many rows: time, memory, a changed pod, traffic during changes, restarts |
 
 pub mod churn;
 pub mod ends;
+pub mod feed;
 pub mod findings;
 pub mod flows;
 pub mod l7;
@@ -68,8 +70,8 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 12] =
-    ["traffic", "nodes", "programs", "one", "times", "nat", "flows", "many", "pods", "scale", "policy", "l7"];
+pub const PARTS: [&str; 13] =
+    ["traffic", "nodes", "programs", "one", "times", "nat", "flows", "many", "pods", "scale", "policy", "l7", "feed"];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -123,6 +125,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         }
         "policy" => policy::measure(agent, &policy::Extent::of(quick, options.rounds(3, 20), options.rounds(3, 50))),
         "l7" => l7::measure(agent, &l7::Extent::of(quick, options.rounds(3, 100), options.rounds(2, 20))),
+        "feed" => feed::measure(agent, feed::Extent::of(quick, options.rounds(2, 10))),
         other => anyhow::bail!("there is no part {other}; there are {}", PARTS.join(", ")),
     }
 }

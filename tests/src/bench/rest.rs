@@ -14,7 +14,7 @@ use crate::Node;
 const AUDITS: usize = 5;
 
 /// Processor time that the agent has used so far, all its threads together.
-fn used(node: &Node) -> Result<Duration> {
+pub(super) fn used(node: &Node) -> Result<Duration> {
     let pid = i32::try_from(node.agent_pid()?).context("the agent's process id")?;
     let clock = clock_getcpuclockid(Pid::from_raw(pid)).context("the agent's clock")?;
     Ok(Duration::from(clock_gettime(clock).context("read the agent's clock")?))

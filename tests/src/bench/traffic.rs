@@ -119,7 +119,7 @@ pub(super) struct Cpus {
 }
 
 impl Cpus {
-    fn of_this_process() -> Result<Self> {
+    pub(super) fn of_this_process() -> Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("ask which CPUs may be used")?;
         let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
         let one = cpus.next().context("no CPU may be used")?;

@@ -167,6 +167,15 @@ impl Wire {
         }
     }
 
+    /// The same, to stop its agent and start it again.
+    #[must_use]
+    pub fn node_mut(&mut self) -> Option<&mut Node> {
+        match &mut self.between {
+            Between::Agent(node) => Some(node),
+            _ => None,
+        }
+    }
+
     /// Two containers with one veth pair between them.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use serde_json::json;
 use wharf_api::{EndpointPatch, HealthState, PolicyExplanation, PolicyVerdict, ProxyState, RegenerateLevel};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
-    cluster::{Container, NAMES, Nodes},
+    cluster::{Container, Nodes, THREE},
     echo::{self, EchoServer},
     icmp::{Ping, ping},
     process::Finished,
@@ -387,7 +387,7 @@ fn nothing_left(report: &mut Stdout, node: &mut Node) -> Result<()> {
 /// A native route, the overlay, and the health of the other nodes.
 fn cluster(report: &mut Stdout) -> Result<()> {
     let begin = Instant::now();
-    let joined = Nodes::join(NAMES.len(), "auto").and_then(|mut joined| {
+    let joined = Nodes::join(THREE, "auto").and_then(|mut joined| {
         joined.set_health(true);
         joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
         joined.write(&joined.rows()?)?;
@@ -416,7 +416,7 @@ fn talk_between_nodes(report: &mut Stdout, joined: Nodes) -> Result<Option<Nodes
     }
     let others = wait::until("each node to answer the probes of node a", || {
         let all = a.ask(async |client| client.health().await)?.nodes;
-        Ok((all.len() == NAMES.len() && all.iter().all(|h| h.state == HealthState::Ok)).then_some(((), String::new())))
+        Ok((all.len() == THREE && all.iter().all(|h| h.state == HealthState::Ok)).then_some(((), String::new())))
     });
     report.check("node a probes the others and their health endpoints", others)?;
     show(report, a, &["cluster", "nodes"])?;

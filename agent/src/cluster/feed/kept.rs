@@ -111,8 +111,7 @@ impl ClusterFeed {
 }
 
 fn write(path: &Path, kept: &Kept) -> io::Result<()> {
-    let bytes = serde_json::to_vec(kept).map_err(io::Error::other)?;
-    kept::write(path, &bytes)
+    kept::write_by(path, |file| serde_json::to_writer(file, kept).map_err(io::Error::other))
 }
 
 fn read(path: &Path, own: &str, boot_id: &str) -> Result<Option<Restored>, String> {

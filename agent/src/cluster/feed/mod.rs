@@ -87,7 +87,7 @@ pub type Taking<'a> = Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
 /// Puts rows in force.
 pub trait Consumer: Send + Sync {
     /// Returns when kernel, routes and proxy have the changes. After an error, the next call has the same changes again,
-    /// with later ones. `is_whole`: with these, every row is known.
+    /// with later ones. A row that fails alone is no error, but refused. `is_whole`: with these, every row is known.
     fn take(&self, effects: Effects, is_whole: bool) -> Taking<'_>;
 
     /// All rows that it refuses now.

@@ -88,7 +88,7 @@ impl Reader {
                 name: pod.name,
                 addresses: self.list(&pod.addresses, "IP address"),
                 node: pod.node,
-                labels: pod.labels,
+                labels: pod.labels.into(),
                 named_ports: self.ports(pod.named_ports),
             }),
             v1::row::Row::Namespace(namespace) => {

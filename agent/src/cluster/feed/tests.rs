@@ -68,7 +68,7 @@ fn pod(uid: &str, n: u8) -> Change {
         name: "web".to_owned(),
         addresses: vec![[10, 88, 0, n].into()],
         node: "b".to_owned(),
-        labels: BTreeMap::new(),
+        labels: BTreeMap::new().into(),
         named_ports: BTreeMap::new(),
     }))
 }

@@ -1,5 +1,7 @@
 //! The feed for API and status.
 
+use std::collections::BTreeMap;
+
 use wharf_api::{ClusterPod, ClusterPods, ClusterPodsQuery, FeedRows, RefusedRow};
 use wharf_cluster::feed::{FeedPod, Refusal};
 
@@ -65,7 +67,7 @@ impl ClusterFeed {
                     name: name.clone(),
                     node: node.clone(),
                     addresses: addresses.clone(),
-                    labels: labels.clone(),
+                    labels: BTreeMap::clone(labels),
                 });
             }
         }

@@ -19,9 +19,11 @@
 //! | `claims` | which row owns an address or a CIDR |
 //! | `table` | the rows of a kind: accepted, refused, in force |
 //! | `limits` | limits for input from outside |
+//! | `own` | rows of this node's pods, for the pods' endpoints |
 
 mod claims;
 mod limits;
+mod own;
 mod rows;
 mod table;
 
@@ -37,10 +39,11 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     limits::Limits,
+    own::{OwnPods, PodRef},
     rows::{FeedNamespace, FeedNode, FeedPod, FeedPolicy},
 };
 use self::{
-    rows::FeedRow as _,
+    rows::{FeedRow as _, size_of_labels},
     table::{Rows, Table},
 };
 
@@ -199,6 +202,11 @@ pub struct Count {
 /// Numbers of every kind.
 pub type Counts = BTreeMap<Kind, Count>;
 
+/// Sets of labels without a removal of unused ones.
+const MIN_SHARED: usize = 1_024;
+/// Bytes of a set that is shared: refused rows leave theirs for a time.
+const MAX_SHARED: usize = 4_096;
+
 /// The rows in force, for a restart of the agent. Copies share the rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
@@ -219,6 +227,32 @@ enum Phase {
     Complete,
 }
 
+/// Sets of labels, each once: a cluster has many pods with equal labels.
+#[derive(Debug, Clone, Default)]
+struct Shared {
+    labels: BTreeSet<Arc<BTreeMap<String, String>>>,
+    /// Sets after the last removal of unused ones.
+    used: usize,
+}
+
+impl Shared {
+    fn pod(&mut self, mut pod: FeedPod) -> FeedPod {
+        if size_of_labels(&pod.labels) > MAX_SHARED {
+            return pod;
+        }
+        if let Some(labels) = self.labels.get(&pod.labels) {
+            pod.labels = Arc::clone(labels);
+            return pod;
+        }
+        if self.labels.len() >= 2 * self.used + MIN_SHARED {
+            self.labels.retain(|labels| Arc::strong_count(labels) > 1);
+            self.used = self.labels.len();
+        }
+        self.labels.insert(Arc::clone(&pod.labels));
+        pod
+    }
+}
+
 /// The state of the cluster feed.
 #[derive(Debug, Clone)]
 pub struct Feed {
@@ -228,6 +262,7 @@ pub struct Feed {
     pods: Table<FeedPod>,
     namespaces: Table<FeedNamespace>,
     policies: Table<FeedPolicy>,
+    shared: Shared,
     /// Kinds of the last stream.
     phases: BTreeMap<Kind, Phase>,
     is_open: bool,
@@ -251,6 +286,7 @@ impl Feed {
             pods: Table::new(&limits),
             namespaces: Table::new(&limits),
             policies: Table::new(&limits),
+            shared: Shared::default(),
             phases: BTreeMap::new(),
             is_open: false,
             is_synced: false,
@@ -264,7 +300,8 @@ impl Feed {
     pub fn restore(own: &str, limits: Limits, state: State) -> Self {
         let mut feed = Self::new(own, limits);
         feed.nodes.restore(state.nodes, &limits);
-        feed.pods.restore(state.pods, &limits);
+        let pods = state.pods.into_iter().map(|pod| Arc::new(feed.shared.pod(Arc::unwrap_or_clone(pod))));
+        feed.pods.restore(pods.collect(), &limits);
         feed.namespaces.restore(state.namespaces, &limits);
         feed.policies.restore(state.policies, &limits);
         feed
@@ -443,7 +480,7 @@ impl Feed {
     fn put(&mut self, row: Row, unreadable: Option<String>) -> Result<(), Refusal> {
         match row {
             Row::Node(node) => self.nodes.put(node, unreadable, &self.limits),
-            Row::Pod(pod) => self.pods.put(pod, unreadable, &self.limits),
+            Row::Pod(pod) => self.pods.put(self.shared.pod(pod), unreadable, &self.limits),
             Row::Namespace(namespace) => self.namespaces.put(namespace, unreadable, &self.limits),
             Row::Policy(policy) => self.policies.put(policy, unreadable, &self.limits),
         }

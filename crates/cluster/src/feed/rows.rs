@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -73,8 +74,8 @@ pub struct FeedPod {
     pub addresses: Vec<IpAddr>,
     /// Name of the node that runs it.
     pub node: String,
-    /// Without source.
-    pub labels: BTreeMap<String, String>,
+    /// Without source. In a feed, pods with equal labels share them.
+    pub labels: Arc<BTreeMap<String, String>>,
     /// Numbers by protocol and name.
     #[serde(with = "port_list")]
     pub named_ports: BTreeMap<(Protocol, String), u16>,
@@ -295,7 +296,7 @@ impl FeedRow for FeedPolicy {
     }
 }
 
-fn size_of_labels(labels: &BTreeMap<String, String>) -> usize {
+pub(super) fn size_of_labels(labels: &BTreeMap<String, String>) -> usize {
     labels.iter().map(|(key, value)| OVERHEAD + key.len() + value.len()).sum()
 }
 

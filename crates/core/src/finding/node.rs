@@ -65,6 +65,13 @@ pub enum NodeProblem {
         /// Next hop of Wharf's route; none without one. If it is the expected one, another attribute differs.
         found: Option<NextHop>,
     },
+    /// The unreachable route behind a route to containers of another node is missing, or is left over.
+    PeerUnreachable {
+        /// Their network.
+        to: IpNet,
+        /// False for a leftover.
+        expected: bool,
+    },
     /// The overlay's device differs, or is left over.
     Overlay {
         /// Difference.

@@ -39,6 +39,7 @@ impl Problem {
                 | NodeProblem::Address { .. }
                 | NodeProblem::PoolRoute { .. }
                 | NodeProblem::PeerRoute { .. }
+                | NodeProblem::PeerUnreachable { .. }
                 | NodeProblem::Overlay { .. }
                 | NodeProblem::Outbound { .. }
                 | NodeProblem::Setting { .. }

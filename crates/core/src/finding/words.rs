@@ -265,6 +265,7 @@ impl NodeProblem {
             Self::Address { address, .. } => format!("address {address}"),
             Self::PoolRoute { cidr, .. } => format!("route {cidr}"),
             Self::PeerRoute { to, .. } => format!("route {to}"),
+            Self::PeerUnreachable { to, .. } => format!("unreachable route {to}"),
             Self::Overlay { .. } => "overlay".to_owned(),
             Self::PoolOverlap(overlap) => format!("pool {}", overlap.cidr),
             Self::Outbound { what, .. } => what.clone(),
@@ -298,7 +299,12 @@ impl fmt::Display for NodeProblem {
                 write!(f, "expected {via}, has another source address, MTU or network identifier")
             }
             Self::PeerRoute { expected: Some(via), found: Some(is), .. } => write!(f, "expected {via}, goes {is}"),
-            Self::PeerRoute { expected: None, .. } => f.write_str("no node of the cluster has these containers"),
+            Self::PeerUnreachable { expected: true, .. } => f.write_str(
+                "expected, is not there: without the route to these containers, packets to them take the node's other routes",
+            ),
+            Self::PeerRoute { expected: None, .. } | Self::PeerUnreachable { expected: false, .. } => {
+                f.write_str("no node of the cluster has these containers")
+            }
             Self::PoolOverlap(Overlap { network, .. }) => {
                 write!(f, "overlaps {network}: addresses that both have are given to no container")
             }

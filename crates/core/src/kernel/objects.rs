@@ -68,7 +68,7 @@ pub struct KernelFeatures {
 /// Desired node objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// The endpoints' gateway, and the node's source toward them.
+    /// The endpoints' gateway, and the node's source toward them and by the overlay, whose device has it, too.
     pub router4: Option<Ipv4Addr>,
     /// As `router4`.
     pub router6: Option<Ipv6Addr>,
@@ -88,6 +88,14 @@ pub struct NodeSpec {
     pub announce: bool,
     /// Policy rules redirect flows to the proxy.
     pub redirects: bool,
+}
+
+impl NodeSpec {
+    /// The router addresses, IPv4 first.
+    #[must_use]
+    pub fn routers(&self) -> Vec<IpAddr> {
+        self.router4.map(IpAddr::V4).into_iter().chain(self.router6.map(IpAddr::V6)).collect()
+    }
 }
 
 /// A route to containers of another node.

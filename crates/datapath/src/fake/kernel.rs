@@ -23,14 +23,8 @@ use super::{FakeKernel, Operation, observe, policy::Policy, state::State};
 use crate::error::fail;
 
 /// The maps of policy rows.
-const POLICY_MAPS: [&str; 6] = [
-    map::IPCACHE,
-    map::POLICY_PORTS,
-    map::POLICY_CELLS,
-    map::POLICY_SETS,
-    map::POLICY_STATE,
-    map::ADDRESS_GENERATIONS,
-];
+const POLICY_MAPS: [&str; 6] =
+    [map::IPCACHE, map::POLICY_PORTS, map::POLICY_CELLS, map::POLICY_SETS, map::POLICY_STATE, map::ADDRESS_GENERATIONS];
 
 impl FakeKernel {
     /// Logs, waits at a hold, fails if a test asked for it, and applies the effect.

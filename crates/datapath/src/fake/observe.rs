@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, NodeProblem, RouteSeen, Side},
@@ -176,13 +177,16 @@ pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
             if is.mtu != spec.mtu {
                 found.push(NodeProblem::LinkMtu { name: name(), expected: spec.mtu, found: is.mtu });
             }
-            let there = [is.router4.map(IpAddr::V4), is.router6.map(IpAddr::V6)];
-            let wanted = spec.router4.map(IpAddr::V4).into_iter().chain(spec.router6.map(IpAddr::V6));
-            for address in wanted.filter(|a| !there.contains(&Some(*a))) {
+            let there = is.routers();
+            for address in spec.routers().into_iter().filter(|a| !there.contains(a)) {
                 found.push(NodeProblem::Address { address, ifname: name(), found: None });
             }
             for peer in spec.peers.iter().filter(|peer| !is.peers.contains(peer)) {
                 found.push(NodeProblem::PeerRoute { to: peer.to, expected: Some(peer.via), found: None });
+            }
+            let is_new = |to: &IpNet| !is.peers.iter().any(|peer| peer.to == *to);
+            for to in spec.peers.iter().map(|peer| peer.to).filter(is_new) {
+                found.push(NodeProblem::PeerUnreachable { to, expected: true });
             }
             if is.overlay != spec.overlay {
                 found.push(NodeProblem::Overlay { cause: "differs".to_owned(), repairable: true });

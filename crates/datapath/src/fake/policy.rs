@@ -12,9 +12,7 @@ use super::Operation;
 use crate::{
     bpf::{
         inventory::Row,
-        policy::{
-            Cause, generation_after, peer_key, peer_of, port_key, port_of, readable, slots_of, sound, subject,
-        },
+        policy::{Cause, generation_after, peer_key, peer_of, port_key, port_of, readable, slots_of, sound, subject},
     },
     error::fail,
 };

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use rtnetlink::{
     AddressMessageBuilder,
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -10,7 +11,7 @@ use rtnetlink::{
         address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope},
     },
 };
-use wharf_core::{ids::IfIndex, kernel::Result};
+use wharf_core::{finding::NodeProblem, ids::IfIndex, kernel::Result};
 
 use super::{Connection, Request};
 
@@ -33,6 +34,17 @@ pub(crate) fn add(ifindex: IfIndex, address: IpAddr) -> Request {
     Request::new(RouteNetlinkMessage::NewAddress(message(ifindex, address)), NLM_F_CREATE | NLM_F_EXCL)
 }
 
+/// As [`add`], for an address that another link has, too: the main table gets no second route to it.
+pub(crate) fn add_again(ifindex: IfIndex, address: IpAddr) -> Request {
+    let mut message = message(ifindex, address);
+    for attribute in &mut message.attributes {
+        if let AddressAttribute::Flags(flags) = attribute {
+            *flags |= AddressFlags::Noprefixroute;
+        }
+    }
+    Request::new(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
+}
+
 pub(crate) fn remove(ifindex: IfIndex, address: IpAddr) -> Request {
     Request::new(RouteNetlinkMessage::DelAddress(message(ifindex, address)), 0)
 }
@@ -42,6 +54,23 @@ pub(crate) struct Address {
     pub(crate) address: IpAddr,
     pub(crate) prefix_len: u8,
     pub(crate) link_local: bool,
+}
+
+/// Addresses to remove from a link and to add to it, so that it has exactly `wanted` and link-local ones.
+pub(crate) fn difference(there: &[Address], wanted: &[IpAddr]) -> (Vec<IpAddr>, Vec<IpAddr>) {
+    let old = there.iter().filter(|a| !a.link_local && !wanted.contains(&a.address)).map(|a| a.address);
+    let new = wanted.iter().filter(|a| !there.iter().any(|t| t.address == **a)).copied();
+    (old.collect(), new.collect())
+}
+
+/// Wanted addresses that are missing or have another prefix length.
+pub(crate) fn problems(there: &[Address], wanted: &[IpAddr], ifname: &str) -> Vec<NodeProblem> {
+    let problem = |address: &IpAddr| {
+        let found = there.iter().find(|a| a.address == *address).map(|a| a.prefix_len);
+        let is_right = found == Some(IpNet::from(*address).prefix_len());
+        (!is_right).then(|| NodeProblem::Address { address: *address, ifname: ifname.to_owned(), found })
+    };
+    wanted.iter().filter_map(problem).collect()
 }
 
 pub(crate) fn list(connection: &mut Connection, ifindex: IfIndex) -> Result<Vec<Address>> {

@@ -26,6 +26,9 @@ use crate::{PEER_PROTOCOL, ROUTE_PROTOCOL};
 const LAST_METRIC: u32 = 0x7768_0000;
 /// Of routes to other nodes: before an unreachable route of the same destination.
 const PEER_METRIC: u32 = LAST_METRIC - 1;
+/// Of unreachable routes behind those to other nodes. Not a pool's metric: while two nodes exchange networks, both
+/// routes may have the same destination.
+const PEER_LAST_METRIC: u32 = LAST_METRIC + 1;
 
 /// Next hops on the overlay's interface, which resolves none: one neighbour of each family serves all routes.
 const OVERLAY_HOP4: Ipv4Addr = Ipv4Addr::new(169, 254, 88, 1);
@@ -137,6 +140,11 @@ impl Route {
         Self { protocol: PEER_PROTOCOL, gateway: Some(gateway), metric: Some(PEER_METRIC), ..Self::to(to.trunc()) }
     }
 
+    /// ICMP error to the sender while the route to another node is missing.
+    pub(crate) fn unreachable_peer(to: IpNet) -> Self {
+        Self { protocol: PEER_PROTOCOL, metric: Some(PEER_LAST_METRIC), ..Self::to(to.trunc()) }
+    }
+
     /// By the overlay's interface. `source`: of the node's own packets.
     pub(crate) fn by_overlay(to: IpNet, tunnel: Tunnel, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
         let hop = if to.addr().is_ipv4() { OVERLAY_HOP4.into() } else { OVERLAY_HOP6.into() };
@@ -154,6 +162,11 @@ impl Route {
     /// Protocol number and metric are both Wharf's.
     pub(crate) fn is_to_peer(&self) -> bool {
         self.protocol == PEER_PROTOCOL && self.metric == Some(PEER_METRIC) && self.gateway.is_some()
+    }
+
+    /// Of an unreachable route.
+    pub(crate) fn is_unreachable_peer(&self) -> bool {
+        *self == Self::unreachable_peer(self.destination)
     }
 
     fn to(destination: IpNet) -> Self {

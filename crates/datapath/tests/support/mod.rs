@@ -371,6 +371,7 @@ pub(crate) fn record(n: u16, epoch: u64, netns: &NetnsRef, ifname: &str) -> Endp
         ipam: None,
         routes: None,
         link_owner: Default::default(),
+        pod_row: None,
     }
 }
 

@@ -1,0 +1,47 @@
+//! Verdicts on direct paths to other nodes, which `health::paths` probes.
+
+use std::{net::IpAddr, sync::Arc};
+
+use wharf_cluster::{
+    paths::{Path, Probed},
+    routes::Routing,
+};
+
+use super::Cluster;
+use crate::sync::lock;
+
+impl Cluster {
+    /// Routes depend on probes of the direct paths.
+    #[must_use]
+    pub fn probes_paths(&self) -> bool {
+        self.routing == Routing::Auto && (self.path.is_some() || self.feed.is_some())
+    }
+
+    /// Direct paths without a verdict, if the kernel has the routes. `routers`: router addresses of this node.
+    pub async fn open_paths(&self, routers: &[IpAddr]) -> Vec<Path> {
+        let looks = self.looks.lock().await;
+        let in_force = self.in_force();
+        if !lock(&self.applied).as_ref().is_some_and(|applied| Arc::ptr_eq(applied, &in_force)) {
+            return Vec::new();
+        }
+        looks.verdicts.open(&in_force.nodes, &in_force.destinations, routers)
+    }
+
+    /// Takes the results of probes. The next look puts new verdicts in force.
+    pub async fn judge_paths(&self, probed: &[Probed]) {
+        let mut looks = self.looks.lock().await;
+        let before = looks.verdicts.detours();
+        let (is_changed, _) = looks.verdicts.judge(&self.in_force().nodes, probed);
+        if !is_changed {
+            return;
+        }
+        looks.planned = None;
+        let now = looks.verdicts.detours();
+        for (node, why) in now.iter().filter(|(node, why)| before.get(*node) != Some(why)) {
+            tracing::info!(node, "packets to its containers take the overlay: {why}");
+        }
+        for node in before.keys().filter(|node| !now.contains_key(*node)) {
+            tracing::info!(node, "packets to its containers take the direct path");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Probes of direct paths to other nodes, with `--routing auto`: an ICMP echo from router to router, and one to the next
+//! hop. A path is probed until it has a verdict ([`wharf_cluster::paths`]).
+
+use std::{convert::Infallible, time::Duration};
+
+use futures::{StreamExt as _, stream};
+use wharf_cluster::paths::{Path, Probed};
+
+use super::{mesh::AT_ONCE, probe::answers};
+use crate::node::lifecycle::Lifecycle;
+
+/// Name of the controller.
+pub const CONTROLLER: &str = "direct-paths";
+/// Between two runs.
+pub const INTERVAL: Duration = Duration::from_millis(500);
+/// Paths of a run, which lasts a deadline for each [`AT_ONCE`] of them.
+const MAX_OF_RUN: usize = 64;
+
+/// A run. Paths to nodes that are down stay open, so a run with too many paths begins at any of them.
+///
+/// # Errors
+/// None.
+pub async fn look(life: &Lifecycle) -> Result<(), Infallible> {
+    let mut open = life.cluster.open_paths(&life.routers()).await;
+    if open.len() > MAX_OF_RUN {
+        let first = usize::try_from(rand::random::<u32>()).unwrap_or_default() % open.len();
+        open.rotate_left(first);
+        open.truncate(MAX_OF_RUN);
+    }
+    if !open.is_empty() {
+        let probed: Vec<Probed> = stream::iter(open).map(probe).buffer_unordered(AT_ONCE).collect().await;
+        life.cluster.judge_paths(&probed).await;
+    }
+    Ok(())
+}
+
+async fn probe(path: Path) -> Probed {
+    let (router, hop) = tokio::join!(answers(Some(path.from), path.router), answers(None, path.hop));
+    Probed { path, router, hop }
+}

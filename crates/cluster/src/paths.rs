@@ -1,0 +1,419 @@
+//! Direct paths to other nodes, with `--routing auto`. Some networks deliver packets only for the nodes' own addresses.
+//!
+//! A path is probed until it has a verdict, which stays until the row of the other node or the addresses of this node
+//! change. A router address also fails to answer before its agent's first start after a boot. So a node whose path fails
+//! gets the overlay on *trial*: an answer by the overlay shows that the address exists, and the direct path is tested once
+//! more. Without an answer, the direct path is used again, and the next trial needs twice as many failures.
+//!
+//! | state | route | next state |
+//! |---|---|---|
+//! | direct | direct | trial, after failures in a row of a path |
+//! | trial | overlay | test, after an answer; direct, after failures in a row |
+//! | test | direct | refused, after failures in a row; a path that answers is trusted |
+//! | refused | overlay | |
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use wharf_core::kernel::NextHop;
+
+use crate::{
+    nodes::{NodeRow, Nodes},
+    routes::Destination,
+};
+
+/// Failed probes in a row that refuse a path.
+pub const FAILURES: u32 = 3;
+
+/// Failed probes in a row that end a trial. The other node answers by the overlay only during its own trial, which begins at
+/// another time, or after its verdict.
+const TRIAL_FAILURES: u32 = 8;
+
+/// Trials that double the number of failures: a trial at most every 192 probes.
+const MAX_DOUBLED: u32 = 6;
+
+/// Why packets to a near node take the overlay.
+pub const REFUSED: &str = "the direct path does not carry containers' addresses";
+
+/// As [`REFUSED`], for a short time.
+pub const ON_TRIAL: &str = "the direct path did not carry a containers' address; it is tested again";
+
+/// Nodes to which packets take the overlay although a direct path exists, with the reason.
+pub type Detours = BTreeMap<String, &'static str>;
+
+/// A direct path to another node, in one family.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Path {
+    /// The other node.
+    pub node: String,
+    /// A router address of this node.
+    pub from: IpAddr,
+    /// A router address of the other node. Its kernel answers also without an agent.
+    pub router: IpAddr,
+    /// The next hop: an address of the other node.
+    pub hop: IpAddr,
+}
+
+/// The results of a probe; `None` if a packet was not sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probed {
+    /// Probed path.
+    pub path: Path,
+    /// The router address answered.
+    pub router: Option<bool>,
+    /// The next hop answered.
+    pub hop: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Direct,
+    Trial,
+    Test,
+    Refused,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// So many times in a row.
+    Failed(u32),
+    Trusted,
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    row: NodeRow,
+    state: State,
+    /// Of this state.
+    paths: BTreeMap<Path, Verdict>,
+    /// Trials without an answer.
+    trials: u32,
+    /// The state is new: the results of the round were sent by either route.
+    is_new: bool,
+}
+
+impl Known {
+    fn new(row: &NodeRow) -> Self {
+        Self { row: row.clone(), state: State::Direct, paths: BTreeMap::new(), trials: 0, is_new: false }
+    }
+
+    const fn detour(&self) -> Option<&'static str> {
+        match self.state {
+            State::Direct | State::Test => None,
+            State::Trial => Some(ON_TRIAL),
+            State::Refused => Some(REFUSED),
+        }
+    }
+
+    /// Failures in a row that end the state.
+    fn failures(&self) -> u32 {
+        match self.state {
+            State::Direct => FAILURES << self.trials.min(MAX_DOUBLED),
+            State::Trial => TRIAL_FAILURES,
+            State::Test | State::Refused => FAILURES,
+        }
+    }
+
+    fn enter(&mut self, state: State) {
+        (self.state, self.is_new) = (state, true);
+        // An answer stays an answer of that path.
+        self.paths.retain(|_, verdict| *verdict == Verdict::Trusted);
+    }
+
+    fn take(&mut self, Probed { path, router, hop }: &Probed) {
+        let before = match self.paths.get(path) {
+            Some(Verdict::Trusted) => return,
+            Some(Verdict::Failed(times)) => *times,
+            None => 0,
+        };
+        let times = match (router, hop) {
+            (Some(true), _) if self.state == State::Trial => return self.enter(State::Test),
+            (Some(true), _) => {
+                self.paths.insert(path.clone(), Verdict::Trusted);
+                return;
+            }
+            (Some(false), Some(true)) => before + 1,
+            _ if self.state == State::Trial => before + 1,
+            // The node or a link may be down.
+            _ => 0,
+        };
+        self.paths.insert(path.clone(), Verdict::Failed(times));
+        if times < self.failures() {
+            return;
+        }
+        match self.state {
+            State::Direct => self.enter(State::Trial),
+            State::Trial => {
+                self.trials += 1;
+                self.enter(State::Direct);
+            }
+            State::Test => self.enter(State::Refused),
+            State::Refused => {}
+        }
+    }
+}
+
+/// Verdicts by the other node's name.
+#[derive(Debug, Clone, Default)]
+pub struct Verdicts {
+    /// Addresses of this node.
+    own: Vec<IpAddr>,
+    nodes: BTreeMap<String, Known>,
+}
+
+fn by_name(nodes: &Nodes) -> BTreeMap<&str, &NodeRow> {
+    nodes.iter().map(|row| (row.name.as_str(), row)).collect()
+}
+
+impl Verdicts {
+    /// Forgets verdicts of other rows, and all of them if this node has other addresses.
+    pub fn follow(&mut self, nodes: &Nodes, own: Vec<IpAddr>) {
+        if self.own != own {
+            *self = Self { own, nodes: BTreeMap::new() };
+            return;
+        }
+        let rows = by_name(nodes);
+        self.nodes.retain(|name, known| rows.get(name.as_str()).is_some_and(|row| **row == known.row));
+    }
+
+    /// Paths without a verdict. A node without router addresses has none. `routers`: of this node.
+    #[must_use]
+    pub fn open(&self, nodes: &Nodes, destinations: &[Destination], routers: &[IpAddr]) -> Vec<Path> {
+        let rows = by_name(nodes);
+        let path = |to: &Destination| {
+            let is_on_trial = self.nodes.get(&to.node).is_some_and(|known| known.state == State::Trial);
+            let hop = match to.via {
+                Ok(NextHop::Direct(hop)) if !is_on_trial => hop,
+                Ok(NextHop::Overlay { remote, .. }) if is_on_trial => remote,
+                _ => return None,
+            };
+            let row = rows.get(to.node.as_str())?;
+            let router = *row.router_addresses.iter().find(|address| to.cidr.contains(*address))?;
+            let from = *routers.iter().find(|address| address.is_ipv4() == router.is_ipv4())?;
+            Some(Path { node: to.node.clone(), from, router, hop })
+        };
+        destinations.iter().filter_map(path).filter(|path| !self.is_trusted(path)).collect()
+    }
+
+    fn is_trusted(&self, path: &Path) -> bool {
+        self.nodes.get(&path.node).is_some_and(|known| known.paths.get(path) == Some(&Verdict::Trusted))
+    }
+
+    /// Takes the results of a round of probes. Returns true if routes change, and the nodes that are refused from now on.
+    pub fn judge(&mut self, nodes: &Nodes, probed: &[Probed]) -> (bool, BTreeSet<String>) {
+        let rows = by_name(nodes);
+        let mut changed = BTreeMap::new();
+        let mut renewed = BTreeSet::new();
+        for probed in probed {
+            let path = &probed.path;
+            let Some(row) = rows.get(path.node.as_str()) else { continue };
+            // The row has changed since the probe was sent.
+            if !row.router_addresses.contains(&path.router) || !row.addresses.contains(&path.hop) {
+                continue;
+            }
+            let known = self.nodes.entry(path.node.clone()).or_insert_with(|| Known::new(row));
+            if known.is_new {
+                renewed.insert(path.node.clone());
+            } else if known.state != State::Refused && !changed.contains_key(&path.node) {
+                let before = known.state;
+                known.take(probed);
+                if known.state != before {
+                    changed.insert(path.node.clone(), known.state);
+                }
+            }
+        }
+        for name in renewed {
+            self.nodes.entry(name).and_modify(|known| known.is_new = false);
+        }
+        let refused = changed.iter().filter(|(_, state)| **state == State::Refused).map(|(name, _)| name.clone());
+        (!changed.is_empty(), refused.collect())
+    }
+
+    /// Nodes to which packets take the overlay.
+    #[must_use]
+    pub fn detours(&self) -> Detours {
+        self.nodes.iter().filter_map(|(name, known)| Some((name.clone(), known.detour()?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("address")
+    }
+
+    fn row(name: &str, n: u8, routers: &[&str]) -> NodeRow {
+        NodeRow {
+            name: name.to_owned(),
+            addresses: vec![ip(&format!("192.0.2.{n}")), ip(&format!("2001:db8::{n}"))],
+            pod_cidrs: vec![
+                format!("10.{n}.0.0/16").parse().expect("CIDR"),
+                format!("fd00:{n}::/64").parse().expect("CIDR"),
+            ],
+            health_addresses: Vec::new(),
+            router_addresses: routers.iter().map(|address| ip(address)).collect(),
+        }
+    }
+
+    fn nodes() -> Nodes {
+        let rows = vec![row("a", 1, &[]), row("b", 2, &["10.2.0.1", "fd00:2::1"]), row("c", 3, &[])];
+        Nodes::new(rows).expect("nodes")
+    }
+
+    /// Direct routes to all other nodes.
+    fn direct(nodes: &Nodes) -> Vec<Destination> {
+        let to = |row: &NodeRow| {
+            let ways = row.pod_cidrs.iter().zip(&row.addresses);
+            ways.map(|(cidr, hop)| Destination { node: row.name.clone(), cidr: *cidr, via: Ok(NextHop::Direct(*hop)) })
+                .collect::<Vec<_>>()
+        };
+        nodes.iter().filter(|row| row.name != "a").flat_map(to).collect()
+    }
+
+    fn open(verdicts: &Verdicts) -> Vec<Path> {
+        verdicts.open(&nodes(), &direct(&nodes()), &[ip("10.1.0.1"), ip("fd00:1::1")])
+    }
+
+    fn results(path: &Path, router: Option<bool>, hop: Option<bool>) -> [Probed; 1] {
+        [Probed { path: path.clone(), router, hop }]
+    }
+
+    const LOST: (Option<bool>, Option<bool>) = (Some(false), Some(true));
+
+    #[test]
+    fn direct_paths_to_nodes_with_router_addresses_are_open() {
+        let [v4, v6] = open(&Verdicts::default()).try_into().expect("a path for each family");
+        let expected =
+            Path { node: "b".to_owned(), from: ip("10.1.0.1"), router: ip("10.2.0.1"), hop: ip("192.0.2.2") };
+        assert_eq!(v4, expected);
+        assert_eq!((v6.router, v6.hop), (ip("fd00:2::1"), ip("2001:db8::2")));
+        let only_v4 = Verdicts::default().open(&nodes(), &direct(&nodes()), &[ip("10.1.0.1")]);
+        assert_eq!(only_v4, [v4]);
+        let overlay = NextHop::Overlay { remote: ip("192.0.2.2"), local: None };
+        let by_overlay: Vec<_> =
+            direct(&nodes()).into_iter().map(|to| Destination { via: Ok(overlay), ..to }).collect();
+        assert!(Verdicts::default().open(&nodes(), &by_overlay, &[ip("10.1.0.1")]).is_empty());
+    }
+
+    fn lost(verdicts: &mut Verdicts, path: &Path, times: u32) -> (bool, BTreeSet<String>) {
+        let mut last = (false, BTreeSet::new());
+        for _ in 0..times {
+            assert!(!last.0, "no further failure is needed");
+            last = verdicts.judge(&nodes(), &results(path, LOST.0, LOST.1));
+        }
+        last
+    }
+
+    fn path_of(verdicts: &Verdicts, via: fn(&NodeRow) -> NextHop) -> Path {
+        let to = |to: Destination| {
+            let via = via(nodes().get(&to.node).expect("row"));
+            Destination { via: Ok(via), ..to }
+        };
+        let to: Vec<_> = direct(&nodes()).into_iter().map(to).collect();
+        verdicts.open(&nodes(), &to, &[ip("10.1.0.1")]).swap_remove(0)
+    }
+
+    fn over(row: &NodeRow) -> NextHop {
+        NextHop::Overlay { remote: row.addresses[0], local: None }
+    }
+
+    fn near(row: &NodeRow) -> NextHop {
+        NextHop::Direct(row.addresses[0])
+    }
+
+    #[test]
+    fn an_answer_is_trusted_and_failures_count_in_a_row() {
+        let mut verdicts = Verdicts::default();
+        let [v4, v6] = open(&verdicts).try_into().expect("paths");
+        verdicts.judge(&nodes(), &results(&v4, Some(true), Some(false)));
+        assert_eq!(open(&verdicts), [v6.clone()]);
+        // A failure counts only while the next hop answers, and only in a row.
+        for (router, hop) in [LOST, LOST, (Some(false), Some(false)), LOST, LOST, (None, Some(true)), LOST, LOST] {
+            assert!(!verdicts.judge(&nodes(), &results(&v6, router, hop)).0);
+        }
+        assert_eq!(lost(&mut verdicts, &v6, 1), (true, BTreeSet::new()), "one family is enough");
+        assert_eq!(verdicts.detours(), Detours::from([("b".to_owned(), ON_TRIAL)]));
+    }
+
+    /// Of node b: by a trial with an answer, and another test.
+    fn refused() -> Verdicts {
+        let mut verdicts = Verdicts::default();
+        verdicts.follow(&nodes(), vec![ip("192.0.2.1")]);
+        let direct = path_of(&verdicts, near);
+        assert!(lost(&mut verdicts, &direct, FAILURES).0);
+        let overlay = path_of(&verdicts, over);
+        let answered = results(&overlay, Some(true), Some(true));
+        assert!(!verdicts.judge(&nodes(), &answered).0, "the direct route may have carried it");
+        assert!(verdicts.judge(&nodes(), &answered).0);
+        assert!(verdicts.detours().is_empty(), "the direct path is tested");
+        assert!(!lost(&mut verdicts, &direct, FAILURES).0);
+        let (is_changed, refused) = lost(&mut verdicts, &direct, 1);
+        assert!(is_changed);
+        assert_eq!((refused, verdicts.detours()), (["b".to_owned()].into(), [("b".to_owned(), REFUSED)].into()));
+        assert!(!lost(&mut verdicts, &direct, 1).0, "reported once");
+        verdicts
+    }
+
+    #[test]
+    fn a_path_is_refused_after_an_answer_by_the_overlay_alone() {
+        refused();
+        let mut verdicts = Verdicts::default();
+        let mut needed = FAILURES;
+        for _ in 0..3 {
+            let direct = path_of(&verdicts, near);
+            assert!(lost(&mut verdicts, &direct, needed).0);
+            let overlay = path_of(&verdicts, over);
+            assert!(lost(&mut verdicts, &overlay, TRIAL_FAILURES + 1).0, "and the first round");
+            assert!(verdicts.detours().is_empty(), "the node may not be there yet");
+            verdicts.judge(&nodes(), &results(&direct, LOST.0, LOST.1));
+            needed *= 2;
+        }
+        let direct = path_of(&verdicts, near);
+        verdicts.judge(&nodes(), &results(&direct, Some(true), Some(true)));
+        assert_eq!(open(&verdicts).len(), 1, "the other family's");
+    }
+
+    #[test]
+    fn an_answer_in_the_test_is_trusted() {
+        let mut verdicts = Verdicts::default();
+        let direct = path_of(&verdicts, near);
+        lost(&mut verdicts, &direct, FAILURES);
+        let answered = |verdicts: &mut Verdicts, path: &Path| {
+            for _ in 0..2 {
+                verdicts.judge(&nodes(), &results(path, Some(true), Some(true)));
+            }
+        };
+        let overlay = path_of(&verdicts, over);
+        answered(&mut verdicts, &overlay);
+        answered(&mut verdicts, &direct);
+        assert!(verdicts.detours().is_empty() && verdicts.is_trusted(&direct));
+    }
+
+    #[test]
+    fn a_verdict_ends_with_the_row_or_the_addresses_of_this_node() {
+        let mut verdicts = refused();
+        let changed = vec![row("a", 1, &["10.1.0.1"]), row("b", 2, &["10.2.0.1", "fd00:2::1"])];
+        verdicts.follow(&Nodes::new(changed).expect("nodes"), vec![ip("192.0.2.1")]);
+        assert!(!verdicts.detours().is_empty(), "other rows have changed");
+        let changed = vec![row("a", 1, &[]), row("b", 2, &["10.2.0.1"])];
+        verdicts.follow(&Nodes::new(changed).expect("nodes"), vec![ip("192.0.2.1")]);
+        assert!(verdicts.detours().is_empty());
+        let mut verdicts = refused();
+        verdicts.follow(&nodes(), vec![ip("192.0.2.7")]);
+        assert!(verdicts.detours().is_empty());
+    }
+
+    #[test]
+    fn a_result_of_an_earlier_row_has_no_effect() {
+        let mut verdicts = Verdicts::default();
+        let path = open(&verdicts).swap_remove(0);
+        let changed = Nodes::new(vec![row("a", 1, &[]), row("b", 2, &["10.2.0.9"])]).expect("nodes");
+        for _ in 0..FAILURES {
+            assert!(!verdicts.judge(&changed, &results(&path, LOST.0, LOST.1)).0);
+        }
+    }
+}
