@@ -19,7 +19,7 @@ pub(crate) const STEPS: usize = 2;
 
 const BPF_TARGET: &str = "bpfel-unknown-none";
 
-pub(crate) const PRODUCT: &[&str] = &["wharf-agent", SHIM, "wharf", "wharf-node"];
+pub(crate) const PRODUCT: &[&str] = &["wharf-agent", SHIM, "wharf", "wharf-node", "wharf-kube"];
 
 /// `extra`: binaries of the scenarios' package.
 pub(crate) fn ensure(

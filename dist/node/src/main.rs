@@ -1,13 +1,13 @@
 //! `wharf-node`: setup of Wharf's container image, which has no shell.
 //!
-//! `install` copies the plugin to the host, and the network configuration if the host has none. `run` executes the
-//! agent.
+//! `install` copies the plugin to the host. `run` executes the agent. `ready` is the readiness probe: it copies the
+//! network configuration to the host, from which the runtime takes the node's network as ready, only when the agent is.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs, io,
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
@@ -18,15 +18,22 @@ use nix::mount::{MsFlags, mount};
 const PLUGIN: (&str, u32) = ("/opt/cni/bin/wharf-cni", 0o755);
 const CONFLIST: (&str, u32) = ("/etc/cni/net.d/10-wharf.conflist", 0o644);
 const AGENT: &str = "/usr/bin/wharf-agent";
+const TOOL: &str = "/usr/bin/wharf";
+/// In the run directory, from the agent's first start after a boot.
+const STORE: &str = "state.redb";
 
 const USAGE: &str = "\
-usage: wharf-node install PLUGIN-DIR NETWORK-DIR   copy the CNI plugin and the network to these directories
-       wharf-node run [ARGUMENT...]                make /proc/sys writable here, then become wharf-agent";
+usage: wharf-node install PLUGIN-DIR NETWORK-DIR RUN-DIR   copy the CNI plugin; remove the network of an earlier boot
+       wharf-node run [ARGUMENT...]                        make /proc/sys writable here, then become wharf-agent
+       wharf-node ready NETWORK-DIR                        copy the network if `wharf status --ready` succeeds";
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let done = match words.split_first() {
-        Some((verb, [plugins, networks])) if verb == "install" => install(plugins.as_ref(), networks.as_ref()),
+        Some((verb, [plugins, networks, run])) if verb == "install" => {
+            install(plugins.as_ref(), networks.as_ref(), run.as_ref())
+        }
+        Some((verb, [networks])) if verb == "ready" => ready(networks.as_ref()),
         Some((verb, arguments)) if verb == "run" => run(arguments),
         _ => {
             eprintln!("{USAGE}");
@@ -42,33 +49,61 @@ fn main() -> ExitCode {
     }
 }
 
-fn install(plugins: &Path, networks: &Path) -> Result<()> {
+fn install(plugins: &Path, networks: &Path, run: &Path) -> Result<()> {
     println!("{}", put(Path::new(PLUGIN.0), plugins, PLUGIN.1)?);
-    // Last, because a runtime that reads it looks for the plugin. An existing one is the node's choice.
-    let network = networks.join("10-wharf.conflist");
-    // A dangling link counts as existing.
-    match fs::symlink_metadata(&network) {
-        Ok(_) => {
-            println!("kept {}", network.display());
-            return Ok(());
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) => return Err(e).with_context(|| format!("look at {}", network.display())),
+    withdraw(Path::new(CONFLIST.0), networks, run)
+}
+
+/// Removes the network that an earlier boot left, so that the runtime waits for `ready`. A restart of the agent leaves
+/// it, because the node would become unready. A network other than the image's is the operator's.
+fn withdraw(conflist: &Path, networks: &Path, run: &Path) -> Result<()> {
+    let network = target(conflist, networks)?;
+    let is_ours = || fs::read(&network).is_ok_and(|there| fs::read(conflist).is_ok_and(|ours| ours == there));
+    if run.join(STORE).exists() || !is_ours() {
+        return Ok(());
     }
-    println!("{}", put(Path::new(CONFLIST.0), networks, CONFLIST.1)?);
+    fs::remove_file(&network).with_context(|| format!("remove {}", network.display()))?;
+    println!("removed {} of an earlier boot", network.display());
     Ok(())
+}
+
+fn ready(networks: &Path) -> Result<()> {
+    let status = Command::new(TOOL).args(["status", "--ready"]).status().with_context(|| format!("start {TOOL}"))?;
+    if !status.success() {
+        bail!("the agent is not ready");
+    }
+    offer(Path::new(CONFLIST.0), networks)
+}
+
+/// Copies the network unless there is one, which is the operator's. A dangling link counts as existing.
+fn offer(conflist: &Path, networks: &Path) -> Result<()> {
+    let network = target(conflist, networks)?;
+    match fs::symlink_metadata(&network) {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            println!("{}", put(conflist, networks, CONFLIST.1)?);
+            Ok(())
+        }
+        Err(e) => Err(e).with_context(|| format!("look at {}", network.display())),
+    }
+}
+
+/// Path of a copy.
+fn target(source: &Path, directory: &Path) -> Result<PathBuf> {
+    let name = source.file_name().with_context(|| format!("copy {}: it has no name", source.display()))?;
+    Ok(directory.join(name))
 }
 
 /// Copies by rename: a running plugin keeps the old file. An identical file stays, so that the runtime's directory
 /// watch does not fire.
 fn put(source: &Path, directory: &Path, mode: u32) -> Result<String> {
-    let name = source.file_name().and_then(OsStr::to_str).context("copy a file: it has no name")?;
-    let target = directory.join(name);
+    let target = target(source, directory)?;
     let bytes = fs::read(source).with_context(|| format!("read {}", source.display()))?;
     if fs::read(&target).is_ok_and(|there| there == bytes) {
         return Ok(format!("unchanged {}", target.display()));
     }
     // Runtimes ignore files with such names.
+    let name = target.file_name().unwrap_or_default().display();
     let fresh = directory.join(format!(".{name}.wharf-new"));
     fs::write(&fresh, bytes)
         .and_then(|()| fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)))
@@ -122,6 +157,36 @@ mod tests {
         put(&source, &host, 0o755).expect("replaced");
         assert_eq!((fs::read(&target).expect("read"), inode() != before), (b"two".to_vec(), true));
         assert_eq!(fs::read_dir(&host).expect("listed").count(), 1, "no other file stays");
+    }
+
+    #[test]
+    fn the_network_is_offered_once_and_withdrawn_after_a_boot_unless_it_is_the_operators() {
+        let root = tempfile::tempdir().expect("directory");
+        let [source, networks, run] = ["10-wharf.conflist", "networks", "run"].map(|name| root.path().join(name));
+        fs::write(&source, "ours").expect("written");
+        fs::create_dir(&networks).expect("made");
+        let network = networks.join("10-wharf.conflist");
+        let found = || fs::read_to_string(&network).ok();
+        withdraw(&source, &networks, &run).expect("no network and no run directory");
+        offer(&source, &networks).expect("copied");
+        assert_eq!(found().as_deref(), Some("ours"));
+
+        fs::create_dir(&run).expect("made");
+        fs::write(run.join(STORE), "").expect("written");
+        withdraw(&source, &networks, &run).expect("looked at");
+        assert!(found().is_some(), "the agent restarts");
+        fs::remove_file(run.join(STORE)).expect("removed");
+        withdraw(&source, &networks, &run).expect("removed");
+        assert_eq!(found(), None, "the node booted");
+
+        fs::write(&network, "theirs").expect("written");
+        withdraw(&source, &networks, &run).expect("looked at");
+        offer(&source, &networks).expect("looked at");
+        assert_eq!(found().as_deref(), Some("theirs"));
+        fs::remove_file(&network).expect("removed");
+        std::os::unix::fs::symlink("nowhere", &network).expect("linked");
+        offer(&source, &networks).expect("looked at");
+        assert!(network.is_symlink() && found().is_none(), "a dangling link is the operator's");
     }
 
     #[test]

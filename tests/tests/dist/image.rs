@@ -1,7 +1,7 @@
 //! The container image: a sound OCI layout, and an agent that serves a node from it under podman, with no more than the
 //! DaemonSet gives it.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use flate2::read::GzDecoder;
@@ -50,7 +50,8 @@ fn the_layout_is_sound_and_holds_programs_and_no_shell() -> Result<()> {
             programs.insert(entry.path()?.display().to_string().trim_start_matches("./").to_owned());
         }
     }
-    let expected = ["opt/cni/bin/wharf-cni", "usr/bin/wharf", "usr/bin/wharf-agent", "usr/bin/wharf-node"];
+    let expected =
+        ["opt/cni/bin/wharf-cni", "usr/bin/wharf", "usr/bin/wharf-agent", "usr/bin/wharf-kube", "usr/bin/wharf-node"];
     ensure!(programs == expected.map(str::to_owned).into(), "{programs:?}");
     Ok(())
 }
@@ -75,11 +76,16 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
         podman.ok(&line.iter().map(String::as_str).collect::<Vec<_>>())
     };
     let pod = kubernetes::pod()?;
+    let container = kubernetes::container(&pod, "agent")?;
 
     // The init container.
     let host = node.dirs().root.join("host");
     fs::create_dir_all(host.join("plugins"))?;
     fs::create_dir(host.join("networks"))?;
+    let conflist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist/10-wharf.conflist");
+    let network = host.join("networks/10-wharf.conflist");
+    // Of an earlier boot.
+    fs::copy(&conflist, &network)?;
     let volume = format!("{}:/host", host.display());
     let command = kubernetes::texts(&pod["initContainers"][0]["command"]);
     let (entry, arguments) = command.split_first().context("no command")?;
@@ -89,8 +95,7 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
     podman_run(&options, &arguments)?;
     let same = |file: &Path, source: &Path| Ok::<_, std::io::Error>(fs::read(file)? == fs::read(source)?);
     ensure!(same(&host.join("plugins/wharf-cni"), &wharf_tests::process::bin("wharf-cni")?)?, "another plugin");
-    let conflist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist/10-wharf.conflist");
-    ensure!(same(&host.join("networks/10-wharf.conflist"), &conflist)?, "another network");
+    ensure!(!network.exists(), "the network is there before the agent");
 
     // The agent. podman's default profile is the one that containerd takes for RuntimeDefault.
     let dirs = node.dirs();
@@ -98,7 +103,7 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
         ["--detach", "--name", "agent", "--network", "host", "--read-only", "--cap-drop", "all"]
             .map(str::to_owned)
             .into();
-    for capability in kubernetes::texts(&pod["containers"][0]["securityContext"]["capabilities"]["add"]) {
+    for capability in kubernetes::texts(&container["securityContext"]["capabilities"]["add"]) {
         options.extend(["--cap-add".to_owned(), capability]);
     }
     // Kubernetes makes this one of the host's; the test's agent has its own.
@@ -107,21 +112,34 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
         (dirs.run.as_path(), "/run/wharf"),
         (&dirs.state, "/var/lib/wharf"),
         (&dirs.bpffs, "/sys/fs/bpf"),
+        (&host, "/host"),
         (Path::new("/run/netns"), "/run/netns:rslave"),
     ] {
         options.extend(["--volume".to_owned(), format!("{}:{to}", from.display())]);
     }
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    podman_run(&options, &["--node-name", "quay", "--health-interval-ms", "0"])?;
+    let feed = ["--cluster-feed", "/run/wharf/feed", "--cluster-feed-group", "wharf-feed"];
+    podman_run(&options, &[&["--node-name", "quay", "--health-interval-ms", "0"][..], &feed].concat())?;
     let logs = || podman.finish(&["logs", "agent"]).map(|said| said.describe()).unwrap_or_default();
     let probe = |name: &str| {
-        let command = kubernetes::texts(&pod["containers"][0][name]["exec"]["command"]);
+        let command = kubernetes::texts(&container[name]["exec"]["command"]);
         let line: Vec<&str> = ["exec", "agent"].into_iter().chain(command.iter().map(String::as_str)).collect();
         podman.finish(&line)
     };
     for name in ["startupProbe", "livenessProbe", "readinessProbe"] {
         wait::until(name, || Ok((probe(name)?.code() == 0).then_some(()))).with_context(logs)?;
     }
+    ensure!(same(&network, &conflist)?, "another network");
+
+    // wharf-kube: its program, and its group at the feed.
+    let user = kubernetes::container(&pod, "wharf-kube")?["securityContext"]["runAsUser"].to_string();
+    let feed = fs::metadata(dirs.run.join("feed/feed.sock"))?;
+    ensure!(feed.gid().to_string() == user && feed.mode() & 0o777 == 0o660, "{feed:?}");
+    let options = ["--rm", "--network", "none", "--cap-drop", "all", "--read-only", "--user", &user];
+    let options = [&options[..], &["--entrypoint", "/usr/bin/wharf-kube"]].concat();
+    let said = podman_run(&options, &["--version"])?;
+    ensure!(said.contains(env!("CARGO_PKG_VERSION")), "{said}");
+
     // Forwarding is on: the agent could write below /proc/sys.
     let forwarding = node.space().run(|| fs::read_to_string("/proc/sys/net/ipv4/ip_forward"))??;
     ensure!(forwarding.trim() == "1", "{}", logs());

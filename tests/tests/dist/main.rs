@@ -96,7 +96,7 @@ fn the_sbom_names_what_the_programs_are_made_of() -> Result<()> {
     ensure!(bom["bomFormat"] == "CycloneDX" && bom["specVersion"] == "1.5", "{}", bom["bomFormat"]);
     let components = bom["components"].as_array().context("no components")?;
     let references: Vec<&str> = components.iter().filter_map(|c| c["bom-ref"].as_str()).collect();
-    for name in ["tokio", "aya", "redb", "aya-ebpf", "wharf-agent", "wharf-cni", "wharf-node"] {
+    for name in ["tokio", "aya", "redb", "aya-ebpf", "wharf-agent", "wharf-cni", "wharf-kube", "wharf-node"] {
         let known = format!("pkg:cargo/{name}@");
         ensure!(references.iter().any(|reference| reference.starts_with(&known)), "{name} is not in it");
     }

@@ -11,9 +11,13 @@ use crate::pieces;
 /// `dist/kubernetes/wharf.yaml` uses it.
 const NAME: &str = "localhost/wharf";
 
+/// User and group of `wharf-kube`. The host sees the number on the feed's socket, so it is outside of the ranges of
+/// Debian's and systemd's accounts.
+pub(super) const FEED: &str = "65588";
+
 pub(super) fn make(release: &Release<'_>) -> Result<()> {
     let (root, layout) = (release.work.join("image"), release.work.join("oci"));
-    for name in ["wharf-agent", "wharf", "wharf-node"] {
+    for name in ["wharf-agent", "wharf", "wharf-node", "wharf-kube"] {
         copy(&release.sources.programs.join(name), &root.join("usr/bin").join(name), 0o755)?;
     }
     copy(&release.sources.programs.join("wharf-cni"), &root.join("opt/cni/bin/wharf-cni"), 0o755)?;
@@ -21,6 +25,8 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     copy(&release.sources.dist.join(network), &root.join("etc/cni/net.d").join(network), 0o644)?;
     copy(&release.sources.dist.join("agent.toml"), &root.join("etc/wharf/agent.toml"), 0o644)?;
     tree::add(&root, "usr/share/doc/wharf/LICENSE", &release.licence()?, 0o644)?;
+    // `cluster-feed-group` is a name.
+    tree::add(&root, "etc/group", format!("root:x:0:\nwharf-feed:x:{FEED}:\n").as_bytes(), 0o644)?;
     // Runtimes name namespaces by /var/run/netns.
     tree::link(&root, "var/run", "../run")?;
     // Mount points, which cannot be created later in a read-only root.

@@ -139,7 +139,10 @@ impl Release<'_> {
     }
 
     fn manifests(&self) -> Result<()> {
-        let text = self.filled("kubernetes/wharf.yaml", &[])?;
+        // The tests of `wharf-kube` answer with these permissions.
+        let path = self.workspace.root().join("kube/rbac.yaml");
+        let rbac = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let text = self.filled("kubernetes/wharf.yaml", &[("rbac", rbac.trim_end()), ("feed", image::FEED)])?;
         write_if_changed(&self.out.join(format!("wharf-{VERSION}.yaml")), text.as_bytes()).map(drop)
     }
 

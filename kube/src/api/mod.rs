@@ -1,0 +1,228 @@
+//! Requests to the API servers. Every wait has a limit: for the headers of an answer and for each part of its body.
+//! After a failure of a connection, of credentials or of a server, the next request uses a new client.
+
+pub mod endpoints;
+mod failure;
+pub mod servers;
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::BodyExt as _;
+use kube_client::{Client, client::Body};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+pub use failure::Failure;
+
+/// For the headers of an answer.
+const HEADERS: Duration = Duration::from_secs(15);
+/// No connection is trusted for longer without a byte.
+pub const SILENCE: Duration = Duration::from_secs(30);
+/// Bytes of an error's body.
+const MAX_ERROR: usize = 64 << 10;
+/// Bytes of the answer to a request for one object.
+const MAX_OBJECT: usize = 8 << 20;
+
+/// Makes clients.
+pub trait Connect: Send + Sync {
+    /// A client with new connections and newly read credentials. `attempt` grows with each client that failed and chooses
+    /// the server; tasks that connect at the same time have the same one.
+    fn connect(&self, attempt: usize) -> BoxFuture<'_, Result<Client, Failure>>;
+}
+
+struct Current {
+    client: Option<Client>,
+    /// Greater with each client.
+    number: usize,
+}
+
+/// The client of all tasks.
+pub struct Api {
+    connect: Box<dyn Connect>,
+    /// Tasks share one client and its connections. Held to copy or to replace it, never across an await.
+    current: Mutex<Current>,
+}
+
+/// How a patch is merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Merge {
+    /// Lists are replaced.
+    Json,
+    /// Lists with a key are merged by it.
+    Strategic,
+}
+
+impl Api {
+    /// Connects with the first request.
+    #[must_use]
+    pub fn new(connect: Box<dyn Connect>) -> Self {
+        Self { connect, current: Mutex::new(Current { client: None, number: 0 }) }
+    }
+
+    /// Sends a request. The answer has a status of success; its body is not yet read.
+    ///
+    /// # Errors
+    /// Any other answer, or none within 15 s.
+    pub async fn open(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
+        let (client, number) = self.client().await?;
+        let answer = match timeout(HEADERS, client.send(request)).await {
+            Ok(answer) => answer.map_err(Failure::connection),
+            Err(_) => Err(Failure::Silent(HEADERS)),
+        };
+        let result = match answer {
+            Ok(answer) if answer.status().is_success() => Ok(answer),
+            Ok(answer) => Err(refusal(answer).await),
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = &result
+            && failure.is_of_connection()
+        {
+            self.discard(number);
+        }
+        result
+    }
+
+    /// The body of an answer to a GET, at most `most` bytes.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and for the body.
+    pub async fn get(&self, uri: Uri, most: usize) -> Result<Bytes, Failure> {
+        let answer = self.open(request(Method::GET, uri, None, Body::empty())?).await?;
+        let body = read(answer.into_body(), most).await;
+        if body.as_ref().is_err_and(Failure::is_of_connection) {
+            self.renew();
+        }
+        body
+    }
+
+    /// An object.
+    ///
+    /// # Errors
+    /// As [`Self::get`], or the object does not decode.
+    pub async fn object<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        let uri = path.parse::<Uri>().map_err(|error| Failure::request(&error))?;
+        let body = self.get(uri, MAX_OBJECT).await?;
+        serde_json::from_slice(&body).map_err(Failure::Undecodable)
+    }
+
+    /// Patches an object.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; status 409 when the patch names a version that is no longer the object's.
+    pub async fn patch(&self, path: &str, merge: Merge, patch: &serde_json::Value) -> Result<(), Failure> {
+        let form = match merge {
+            Merge::Json => "application/merge-patch+json",
+            Merge::Strategic => "application/strategic-merge-patch+json",
+        };
+        self.write(Method::PATCH, path, form, patch).await
+    }
+
+    /// Creates an object.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; status 409 when there is an object with this name.
+    pub async fn create(&self, path: &str, object: &serde_json::Value) -> Result<(), Failure> {
+        self.write(Method::POST, path, "application/json", object).await
+    }
+
+    /// The next request uses a new client: another server, new connections, newly read credentials.
+    pub fn renew(&self) {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).client = None;
+    }
+
+    async fn write(&self, method: Method, path: &str, form: &str, value: &serde_json::Value) -> Result<(), Failure> {
+        let uri = path.parse::<Uri>().map_err(|error| Failure::request(&error))?;
+        let body = serde_json::to_vec(value).map_err(Failure::Undecodable)?;
+        let answer = self.open(request(method, uri, Some(form), Body::from(body))?).await?;
+        // Read to its end, so that the connection is used again.
+        read(answer.into_body(), MAX_OBJECT).await.map(drop)
+    }
+
+    async fn client(&self) -> Result<(Client, usize), Failure> {
+        let number = match self.current() {
+            (Some(client), number) => return Ok((client, number)),
+            (None, number) => number,
+        };
+        let made = self.connect.connect(number).await?;
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.client.is_none() {
+            current.client = Some(made.clone());
+            current.number = current.number.wrapping_add(1);
+        }
+        Ok((current.client.clone().unwrap_or(made), current.number))
+    }
+
+    fn current(&self) -> (Option<Client>, usize) {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        (current.client.clone(), current.number)
+    }
+
+    /// Discards a client unless it is replaced already.
+    fn discard(&self, number: usize) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.number == number {
+            current.client = None;
+        }
+    }
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").finish_non_exhaustive()
+    }
+}
+
+/// A request.
+///
+/// # Errors
+/// It has no valid URI.
+pub fn request(method: Method, uri: Uri, form: Option<&str>, body: Body) -> Result<Request<Body>, Failure> {
+    let mut request = Request::builder().method(method).uri(uri).header(header::ACCEPT, "application/json");
+    if let Some(form) = form {
+        request = request.header(header::CONTENT_TYPE, form);
+    }
+    request.body(body).map_err(|error| Failure::request(&error))
+}
+
+/// The next part of a body; `None` at its end.
+///
+/// # Errors
+/// The connection fails, or is silent for 30 s.
+pub async fn part(body: &mut Body) -> Result<Option<Bytes>, Failure> {
+    loop {
+        let frame = match timeout(SILENCE, body.frame()).await {
+            Err(_) => return Err(Failure::Silent(SILENCE)),
+            Ok(None) => return Ok(None),
+            Ok(Some(frame)) => frame.map_err(Failure::connection)?,
+        };
+        // Trailers have no data.
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+}
+
+async fn read(mut body: Body, most: usize) -> Result<Bytes, Failure> {
+    let mut text = BytesMut::new();
+    while let Some(part) = part(&mut body).await? {
+        if text.len() + part.len() > most {
+            return Err(Failure::TooLarge(most));
+        }
+        text.extend_from_slice(&part);
+    }
+    Ok(text.freeze())
+}
+
+async fn refusal(answer: Response<Body>) -> Failure {
+    let status: StatusCode = answer.status();
+    let retry_after = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    // A body that cannot be read leaves the status as the cause.
+    let body = read(answer.into_body(), MAX_ERROR).await.unwrap_or_default();
+    Failure::refusal(status.as_u16(), &body, retry_after.map(Duration::from_secs))
+}

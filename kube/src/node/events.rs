@@ -1,0 +1,189 @@
+//! Events of the API. The name of an Event is a hash of its object and its text, so a policy that all nodes refuse for
+//! the same reason has one Event.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
+
+use crate::{
+    api::{Api, Failure},
+    objects::node::Node,
+    producer::{AgentState, Refused, Subject},
+};
+
+const CONTROLLER: &str = "wharf.dev/wharf-kube";
+/// Bytes of a note.
+const MAX_NOTE: usize = 1_024;
+/// An Event lives for an hour, and is created again while its cause lasts.
+const AGAIN: Duration = Duration::from_secs(3_600);
+/// Events in a [`WINDOW`].
+const MAX_EVENTS: u32 = 20;
+const WINDOW: Duration = Duration::from_secs(60);
+/// Names of Events that are remembered.
+const MAX_NAMES: usize = 4_096;
+
+/// An Event without time and reporter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Event {
+    namespace: String,
+    reason: &'static str,
+    action: &'static str,
+    note: String,
+    subject: Subject,
+}
+
+/// Creates Events: each once an hour, and at most 20 a minute.
+#[derive(Debug)]
+pub struct Events {
+    node: String,
+    /// Events by name that exist, with the time of their creation.
+    created: BTreeMap<String, Instant>,
+    began: Instant,
+    in_window: u32,
+}
+
+impl Events {
+    /// With the name of the node.
+    #[must_use]
+    pub fn new(node: String) -> Self {
+        Self { node, created: BTreeMap::new(), began: Instant::now(), in_window: 0 }
+    }
+
+    /// Creates the Events that the state calls for. Those beyond the limit wait for a later call.
+    ///
+    /// # Errors
+    /// An Event cannot be created; others are not tried.
+    pub async fn report(&mut self, api: &Api, node: &Node, state: &AgentState) -> Result<(), Failure> {
+        self.created.retain(|_, at| at.elapsed() < AGAIN);
+        if self.began.elapsed() >= WINDOW {
+            (self.began, self.in_window) = (Instant::now(), 0);
+        }
+        for event in events(node, state) {
+            let name = event.name();
+            if self.created.contains_key(&name) {
+                continue;
+            }
+            if self.in_window >= MAX_EVENTS || self.created.len() >= MAX_NAMES {
+                return Ok(());
+            }
+            self.in_window += 1;
+            let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", event.namespace);
+            match api.create(&path, &event.object(&name, &self.node, Timestamp::now())).await {
+                Ok(()) => {}
+                // Another node, or this one before its restart. A namespace that ends takes no Event.
+                Err(failure) if matches!(failure.code(), Some(403 | 404 | 409)) => {
+                    tracing::debug!(name, "no Event: {failure}");
+                }
+                Err(failure) => return Err(failure),
+            }
+            self.created.insert(name, Instant::now());
+        }
+        Ok(())
+    }
+}
+
+fn events(node: &Node, state: &AgentState) -> Vec<Event> {
+    let policies = state.refused.iter().filter_map(policy);
+    let problems = state.report.iter().flat_map(|report| &report.problems).map(|problem| Event {
+        namespace: "default".to_owned(),
+        reason: "AgentProblem",
+        action: "Check",
+        note: problem.clone(),
+        subject: Subject {
+            api_version: "v1".to_owned(),
+            kind: "Node",
+            namespace: String::new(),
+            name: node.metadata.name.clone(),
+            uid: node.metadata.uid.clone(),
+        },
+    });
+    policies.chain(problems).collect()
+}
+
+fn policy(refused: &Refused) -> Option<Event> {
+    let subject = refused.subject.clone()?;
+    let state = match (refused.row.stale, refused.row.conflict) {
+        (true, _) => "The earlier version of the policy stays in force.",
+        (false, true) => "Another policy with its name is in force instead.",
+        (false, false) => "The policy is not in force: it isolates no pod and allows no traffic.",
+    };
+    // Events without a namespace are in `default`.
+    let namespace = if subject.namespace.is_empty() { "default".to_owned() } else { subject.namespace.clone() };
+    let note = format!("{state} {}", refused.row.reason);
+    Some(Event { namespace, reason: "PolicyRefused", action: "ApplyPolicy", note, subject })
+}
+
+impl Event {
+    /// The same on every node for the same object and note.
+    fn name(&self) -> String {
+        let mut hash = Sha256::new();
+        for part in [self.subject.uid.as_str(), self.subject.kind, &self.subject.name, self.reason, &self.note] {
+            hash.update(part.as_bytes());
+            hash.update([0]);
+        }
+        let mut name = "wharf-".to_owned();
+        for byte in hash.finalize().iter().take(16) {
+            // A write to a String does not fail.
+            let _ = write!(name, "{byte:02x}");
+        }
+        name
+    }
+
+    fn object(&self, name: &str, node: &str, now: Timestamp) -> Value {
+        let Subject { api_version, kind, namespace, name: subject, uid } = &self.subject;
+        let mut end = self.note.len().min(MAX_NOTE);
+        while !self.note.is_char_boundary(end) {
+            end -= 1;
+        }
+        json!({
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "eventTime": format!("{now:.6}"),
+            "type": "Warning",
+            "reason": self.reason,
+            "action": self.action,
+            "note": self.note.get(..end).unwrap_or_default(),
+            "reportingController": CONTROLLER,
+            "reportingInstance": node.get(..node.len().min(128)).unwrap_or_default(),
+            "regarding": {"apiVersion": api_version, "kind": kind, "namespace": namespace, "name": subject, "uid": uid},
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_feed::v1;
+
+    use super::*;
+
+    fn refused(stale: bool, namespace: &str) -> Refused {
+        let subject = Subject {
+            api_version: "networking.k8s.io/v1".into(),
+            kind: "NetworkPolicy",
+            namespace: namespace.into(),
+            name: "web".into(),
+            uid: "p1".into(),
+        };
+        let row = v1::RefusedRow { reason: "é".repeat(900), stale, ..v1::RefusedRow::default() };
+        Refused { row, subject: Some(subject) }
+    }
+
+    #[test]
+    fn an_event_says_what_is_in_force_and_fits() {
+        let earlier = policy(&refused(true, "shop")).expect("an event");
+        assert!(earlier.note.starts_with("The earlier version of the policy stays in force. é"));
+        assert_eq!(earlier.namespace, "shop");
+        let none = policy(&refused(false, "")).expect("an event");
+        assert!(none.note.starts_with("The policy is not in force"));
+        assert_eq!(none.namespace, "default");
+        let object = none.object(&none.name(), "a", Timestamp::UNIX_EPOCH);
+        assert!(object["note"].as_str().is_some_and(|note| note.len() <= MAX_NOTE && note.len() > MAX_NOTE - 4));
+        assert_eq!(object["eventTime"], "1970-01-01T00:00:00.000000Z");
+        assert_ne!(earlier.name(), none.name());
+        assert_eq!(none.name(), policy(&refused(false, "")).expect("an event").name());
+    }
+}

@@ -1,0 +1,127 @@
+//! This node's object: taint, condition and annotations follow the state of the agent, whoever changes them. Events
+//! report refused policies and problems of the agent.
+
+pub mod events;
+pub mod plan;
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
+
+use self::{
+    events::Events,
+    plan::{GRACE, Wanted},
+};
+use crate::{
+    api::{Api, Failure, Merge},
+    metrics::Metrics,
+    objects::node::Node,
+    producer::AgentState,
+    watch::backoff::{Delays, spread},
+};
+
+/// Between two looks at the object without a sign of a change.
+const PERIOD: Duration = Duration::from_secs(120);
+/// Collects changes, and limits the requests that a fight with another writer makes.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// The task.
+#[derive(Debug)]
+pub struct Reconciler {
+    api: Arc<Api>,
+    name: String,
+    state: watch::Receiver<AgentState>,
+    /// Counts changes of the object.
+    own: watch::Receiver<u64>,
+    events: Events,
+    metrics: Arc<Metrics>,
+}
+
+impl Reconciler {
+    /// For the node with this name.
+    #[must_use]
+    pub fn new(
+        api: Arc<Api>,
+        name: String,
+        state: watch::Receiver<AgentState>,
+        own: watch::Receiver<u64>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { api, events: Events::new(name.clone()), name, state, own, metrics }
+    }
+
+    /// Follows the agent until its state has no sender.
+    pub async fn run(mut self) {
+        let mut delays = Delays::default();
+        // When the agent was last seen to be settled, or this process started.
+        let (mut unsettled, mut was_settled) = (Instant::now(), false);
+        let mut without_routes: Option<Instant> = None;
+        loop {
+            self.own.mark_unchanged();
+            let state = self.state.borrow_and_update().clone();
+            // The wait before this look began in the earlier state.
+            if state.is_settled() || was_settled {
+                unsettled = Instant::now();
+            }
+            was_settled = state.is_settled();
+            let lacks_routes = state.is_settled() && state.condition("RoutesInForce").is_err();
+            without_routes = lacks_routes.then(|| without_routes.unwrap_or_else(Instant::now));
+            let lacking = without_routes.map_or(Duration::ZERO, |since| since.elapsed());
+            let next = match self.reconcile(&state, unsettled.elapsed(), lacking).await {
+                Ok(()) => {
+                    delays.reset();
+                    spread(PERIOD)
+                }
+                // Another writer was first.
+                Err(failure) if failure.code() == Some(409) => delays.next(None),
+                Err(failure) => {
+                    let delay = delays.next(failure.retry_after());
+                    tracing::warn!(?delay, "this node's object does not follow the agent: {failure}");
+                    delay
+                }
+            };
+            // The end of the grace is a change, too.
+            let grace = without_routes.unwrap_or(unsettled) + GRACE;
+            let until = Instant::now() + next;
+            let has_grace = lacks_routes || !state.is_settled();
+            let until = if !has_grace || grace < Instant::now() { until } else { until.min(grace) };
+            tokio::select! {
+                () = sleep_until(until) => {}
+                changed = self.state.changed() => if changed.is_err() { return },
+                changed = self.own.changed() => if changed.is_err() { return },
+            }
+            sleep(QUIET).await;
+        }
+    }
+
+    async fn reconcile(&mut self, state: &AgentState, unsettled: Duration, lacking: Duration) -> Result<(), Failure> {
+        let path = format!("/api/v1/nodes/{}", self.name);
+        let node: Node = self.api.object(&path).await?;
+        let wanted = Wanted::new(state, unsettled, lacking);
+        let patch = wanted.patch(&node);
+        let status = wanted.status_patch(&node, Timestamp::now());
+        // The condition precedes the removal of the taint: schedulers read both.
+        if let Some(status) = &status {
+            self.api.patch(&format!("{path}/status"), Merge::Strategic, status).await?;
+            self.metrics.node_patch();
+        }
+        if let Some(patch) = patch {
+            let result = match &status {
+                // The patch of the status changed the version of the object.
+                Some(_) => match wanted.patch(&self.api.object(&path).await?) {
+                    Some(patch) => self.api.patch(&path, Merge::Json, &patch).await,
+                    None => Ok(()),
+                },
+                None => self.api.patch(&path, Merge::Json, &patch).await,
+            };
+            result?;
+            self.metrics.node_patch();
+            tracing::info!(taint = ?wanted.taint, "this node's object follows the agent");
+        }
+        self.events.report(&self.api, &node, state).await
+    }
+}

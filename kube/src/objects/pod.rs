@@ -1,0 +1,112 @@
+//! Pods.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use super::Metadata;
+
+/// A pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Pod {
+    /// Metadata.
+    pub metadata: Metadata,
+    /// Wanted.
+    #[serde(default)]
+    pub spec: Spec,
+    /// Found.
+    #[serde(default)]
+    pub status: Status,
+}
+
+/// Wanted state of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    /// Absent until the pod is scheduled.
+    #[serde(default)]
+    pub node_name: Option<String>,
+    /// The pod uses the network of the node.
+    #[serde(default)]
+    pub host_network: Option<bool>,
+    /// Containers.
+    #[serde(default)]
+    pub containers: Option<Vec<Container>>,
+    /// Containers that start before the others; those with `restartPolicy: Always` keep running.
+    #[serde(default)]
+    pub init_containers: Option<Vec<Container>>,
+}
+
+/// A container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container {
+    /// Ports.
+    #[serde(default)]
+    pub ports: Option<Vec<Port>>,
+    /// Only of an init container.
+    #[serde(default)]
+    pub restart_policy: Option<String>,
+}
+
+/// A port of a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Port {
+    /// Name by which policies select it.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Number.
+    #[serde(default)]
+    pub container_port: u32,
+    /// `TCP` when absent.
+    #[serde(default)]
+    pub protocol: Option<String>,
+}
+
+/// Found state of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// `Running` and others.
+    #[serde(default)]
+    pub phase: Option<String>,
+    /// The first address.
+    #[serde(default, rename = "podIP")]
+    pub pod_ip: Option<String>,
+    /// Addresses.
+    #[serde(default, rename = "podIPs")]
+    pub pod_ips: Option<Vec<PodIp>>,
+}
+
+/// An address of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PodIp {
+    /// Address.
+    pub ip: String,
+}
+
+impl Pod {
+    /// The pod has an own network and has not ended.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        let has_ended = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        !has_ended && !self.spec.host_network.unwrap_or(false)
+    }
+
+    /// Addresses as the API has them. Texts that are no address are kept: the agent refuses the row and names them.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<String> {
+        let listed: Vec<&str> = self.status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
+        let first = self.status.pod_ip.as_deref();
+        let all = if listed.is_empty() { first.into_iter().collect() } else { listed };
+        let mut addresses: Vec<String> = Vec::with_capacity(all.len());
+        for text in all.into_iter().filter(|text| !text.is_empty()) {
+            let address = text.parse::<IpAddr>().map_or_else(|_| text.to_owned(), |address| address.to_string());
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses
+    }
+}

@@ -1,0 +1,152 @@
+//! The producer of the cluster feed: one task that owns the rows and the stream to the agent. It applies updates at any
+//! time, also while the agent does not read: the table coalesces changes by key.
+
+mod state;
+mod stream;
+mod table;
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::{
+    metrics::Metrics,
+    source::Kind,
+    watch::{Update, backoff::Delays},
+};
+
+pub use self::{
+    state::{AgentState, Refused},
+    table::Subject,
+};
+use self::{stream::Ended, table::Table};
+
+/// Name of the producer in the feed.
+const NAME: &str = "wharf-kube";
+/// Finds an agent that hangs.
+const PING: Duration = Duration::from_secs(10);
+/// A stream that lived as long was no failed attempt.
+const HEALTHY: Duration = Duration::from_secs(10);
+/// The longest delay before a new connection, half of it: the agent is on the same node.
+const RETRY: Duration = Duration::from_secs(2);
+/// Updates that are applied in a row before the stream is looked at.
+const BATCH: usize = 256;
+
+/// Makes a channel to the agent.
+pub type Connect = Arc<dyn Fn() -> BoxFuture<'static, Result<Channel, tonic::transport::Error>> + Send + Sync>;
+
+/// Connects to the socket of the agent's feed.
+///
+/// # Errors
+/// The path cannot be part of a URI.
+pub fn unix(socket: &Path) -> Result<Connect, tonic::transport::Error> {
+    let endpoint = endpoint(&format!("unix://{}", socket.display()))?;
+    Ok(Arc::new(move || {
+        let endpoint = endpoint.clone();
+        Box::pin(async move { endpoint.connect().await })
+    }))
+}
+
+/// An endpoint with the limits of time of the feed.
+///
+/// # Errors
+/// It is no URI.
+pub fn endpoint(uri: &str) -> Result<Endpoint, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(uri.to_owned())?;
+    Ok(endpoint
+        .connect_timeout(PING)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .keep_alive_while_idle(true))
+}
+
+/// Names in the opening.
+#[derive(Debug, Clone)]
+pub struct Names {
+    /// Id of the cluster.
+    pub cluster: String,
+    /// This node.
+    pub node: String,
+}
+
+/// The task.
+pub struct Producer {
+    names: Names,
+    connect: Connect,
+    updates: mpsc::Receiver<Update>,
+    table: Table,
+    state: watch::Sender<AgentState>,
+    metrics: Arc<Metrics>,
+}
+
+impl std::fmt::Debug for Producer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Producer").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+impl Producer {
+    /// Without a stream and without rows.
+    #[must_use]
+    pub fn new(
+        names: Names,
+        connect: Connect,
+        updates: mpsc::Receiver<Update>,
+        state: watch::Sender<AgentState>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { names, connect, updates, table: Table::default(), state, metrics }
+    }
+
+    /// Feeds the agent until every sender of updates is gone.
+    pub async fn run(mut self) {
+        let (mut delays, mut cause) = (Delays::up_to(RETRY), String::new());
+        loop {
+            let began = Instant::now();
+            let ended = self.stream().await;
+            self.state.send_replace(AgentState::default());
+            self.metrics.connected(false);
+            let why = match ended {
+                Ended::Closed => return,
+                Ended::Stream(why) => format!("the stream to the agent ends: {why}"),
+                Ended::Rejected(why) => format!("the agent rejects this producer: {why}"),
+            };
+            // An agent that is away for long has one line.
+            if why != cause {
+                tracing::warn!("{why}");
+                cause = why;
+            }
+            if began.elapsed() >= HEALTHY {
+                delays.reset();
+            }
+            let until = Instant::now() + delays.next(None);
+            loop {
+                tokio::select! {
+                    () = sleep_until(until) => break,
+                    update = self.updates.recv() => match update {
+                        Some(update) => self.apply(update),
+                        None => return,
+                    },
+                }
+            }
+        }
+    }
+
+    /// Applies an update and those that wait behind it.
+    fn apply(&mut self, update: Update) {
+        self.table.apply(update);
+        for _ in 0..BATCH {
+            let Ok(update) = self.updates.try_recv() else { break };
+            self.table.apply(update);
+        }
+        self.metrics.waiting(self.table.waiting());
+        for kind in Kind::ALL {
+            self.metrics.rows(kind, self.table.count(kind));
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! A stream to the agent.
+
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::{
+    pin,
+    sync::mpsc,
+    time::{Instant, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+use wharf_feed::v1::{
+    self, agent_message::Body, cluster_feed_client::ClusterFeedClient, producer_message::Body as Sent,
+};
+
+use super::{AgentState, Connect, NAME, Names, Producer, Refused};
+use crate::source::Kind;
+
+/// For the connection and the answer to the opening; the agent ends an earlier stream within 1 s.
+const OPENING: Duration = Duration::from_secs(15);
+/// For the cause of an end.
+const END: Duration = Duration::from_secs(1);
+/// Messages of the process that the transport has not taken. The table coalesces what waits, so one is enough.
+const QUEUE: usize = 1;
+/// Messages that the agent has not processed.
+const UNPROCESSED: usize = 4;
+/// Messages whose time to their being in force is measured.
+const MEASURED: usize = 1_024;
+
+/// Why a stream ends.
+pub(super) enum Ended {
+    /// Every sender of updates is gone.
+    Closed,
+    /// The stream or the connection.
+    Stream(String),
+    /// The agent rejected the opening.
+    Rejected(String),
+}
+
+impl From<Status> for Ended {
+    fn from(status: Status) -> Self {
+        Self::Stream(format!("{:?}: {}", status.code(), status.message()))
+    }
+}
+
+/// The sending side is apart, because a wait for room in it borrows it.
+type Opened = (mpsc::Sender<v1::ProducerMessage>, Stream);
+
+/// An open stream.
+struct Stream {
+    answers: Streaming<v1::AgentMessage>,
+    /// Of the last message.
+    sequence: u64,
+    unprocessed: usize,
+    /// Messages that are not in force, with the time of their oldest change.
+    measured: VecDeque<(u64, Instant)>,
+    /// Message that completed the snapshot.
+    complete: Option<u64>,
+    in_force: u64,
+}
+
+impl Producer {
+    pub(super) async fn stream(&mut self) -> Ended {
+        let opening = open(self.connect.clone(), self.names.clone());
+        pin!(opening);
+        let opened = loop {
+            tokio::select! {
+                opened = &mut opening => break opened,
+                update = self.updates.recv() => match update {
+                    Some(update) => self.apply(update),
+                    None => return Ended::Closed,
+                },
+            }
+        };
+        let (messages, mut stream) = match opened {
+            Ok(opened) => opened,
+            Err(ended) => return ended,
+        };
+        self.table.open_stream();
+        self.metrics.connected(true);
+        loop {
+            let can_send = stream.unprocessed < UNPROCESSED && self.table.is_waiting();
+            tokio::select! {
+                update = self.updates.recv() => match update {
+                    Some(update) => self.apply(update),
+                    None => return Ended::Closed,
+                },
+                permit = messages.reserve(), if can_send => match permit {
+                    Ok(permit) => {
+                        let Some(message) = self.table.next_message() else { continue };
+                        stream.sequence += 1;
+                        stream.unprocessed += 1;
+                        if message.completes {
+                            stream.complete = Some(stream.sequence);
+                        }
+                        if let Some(since) = message.since && stream.measured.len() < MEASURED {
+                            stream.measured.push_back((stream.sequence, since));
+                        }
+                        self.metrics.sent(message.changes.len());
+                        self.metrics.waiting(self.table.waiting());
+                        let body = Some(Sent::Changes(v1::Changes { changes: message.changes }));
+                        permit.send(v1::ProducerMessage { sequence: stream.sequence, body });
+                    }
+                    Err(_) => return end(&mut stream.answers).await,
+                },
+                answer = stream.answers.message() => match answer {
+                    Ok(Some(answer)) => self.answer(&mut stream, answer),
+                    Ok(None) => return Ended::Stream("the agent ends it".to_owned()),
+                    Err(status) => return status.into(),
+                },
+            }
+        }
+    }
+
+    fn answer(&mut self, stream: &mut Stream, answer: v1::AgentMessage) {
+        match answer.body {
+            Some(Body::Processed(_)) => stream.unprocessed = stream.unprocessed.saturating_sub(1),
+            Some(Body::InForce(v1::InForce { sequence })) => {
+                stream.in_force = stream.in_force.max(sequence);
+                while let Some((_, since)) = stream.measured.pop_front_if(|(of, _)| *of <= sequence) {
+                    self.metrics.in_force(since.elapsed());
+                }
+                if stream.complete.take_if(|complete| stream.in_force >= *complete).is_some() {
+                    tracing::info!("every row is in force");
+                    self.change(|state| state.is_in_force = true);
+                }
+            }
+            // An agent that has not looked yet reports nothing.
+            Some(Body::Report(report)) if report.conditions.is_empty() => {}
+            Some(Body::Report(report)) => self.change(|state| state.report = Some(report)),
+            Some(Body::Refused(refused)) => {
+                let unlisted = usize::try_from(refused.unlisted).unwrap_or(usize::MAX);
+                self.metrics.refused(refused.rows.len().saturating_add(unlisted));
+                let rows = refused.rows.into_iter();
+                let refused = rows.map(|row| Refused { subject: self.table.subject(&row.key), row }).collect();
+                self.change(|state| state.refused = refused);
+            }
+            // An agent of a later version may send more.
+            Some(Body::Opened(_) | Body::Rejected(_)) | None => {}
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut AgentState)) {
+        self.state.send_if_modified(|state| {
+            let before = state.clone();
+            change(state);
+            *state != before
+        });
+    }
+}
+
+async fn open(connect: Connect, names: Names) -> Result<Opened, Ended> {
+    let late = |_| Ended::Stream(format!("no answer to the opening within {OPENING:?}"));
+    timeout(OPENING, opened(connect, names)).await.map_err(late)?
+}
+
+async fn opened(connect: Connect, names: Names) -> Result<Opened, Ended> {
+    let failed = |error: tonic::transport::Error| {
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        Ended::Stream(format!("{error}{cause}"))
+    };
+    let channel = connect().await.map_err(failed)?;
+    let (messages, queue) = mpsc::channel(QUEUE);
+    let Names { cluster, node } = names;
+    let kinds = Kind::ALL.iter().map(|kind| kind.name().to_owned()).collect();
+    let opening = v1::Opening { producer: NAME.to_owned(), cluster, node, kinds };
+    let first = v1::ProducerMessage { sequence: 1, body: Some(Sent::Opening(opening)) };
+    let ends = || Ended::Stream("the agent ends it without an answer".to_owned());
+    messages.send(first).await.map_err(|_| ends())?;
+    let mut client = ClusterFeedClient::new(channel).max_decoding_message_size(wharf_feed::MAX_MESSAGE);
+    let mut answers = client.feed(ReceiverStream::new(queue)).await?.into_inner();
+    match answers.message().await?.and_then(|answer| answer.body) {
+        Some(Body::Opened(v1::Opened { version })) => {
+            tracing::info!(version, "the agent accepts the stream");
+            let measured = VecDeque::new();
+            Ok((messages, Stream { answers, sequence: 1, unprocessed: 0, measured, complete: None, in_force: 0 }))
+        }
+        Some(Body::Rejected(v1::Rejected { reason })) => Err(Ended::Rejected(reason)),
+        _ => Err(ends()),
+    }
+}
+
+/// The cause of an end that the sending side notices first; it is in the answers.
+async fn end(answers: &mut Streaming<v1::AgentMessage>) -> Ended {
+    let end = async {
+        loop {
+            match answers.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return Ended::Stream("the agent ends it".to_owned()),
+                Err(status) => return status.into(),
+            }
+        }
+    };
+    timeout(END, end).await.unwrap_or_else(|_| Ended::Stream("the agent does not read it".to_owned()))
+}

@@ -1,0 +1,191 @@
+//! Objects of the API to rows of the feed.
+
+use std::collections::BTreeSet;
+
+use prost::Message as _;
+use serde_json::value::RawValue;
+use wharf_feed::v1::{self, row::Row};
+
+use crate::{
+    objects::{
+        Any, Metadata,
+        node::{HEALTH, Node, ROUTERS},
+        pod::{Container, Pod},
+        policy,
+    },
+    source::{Kind, Source},
+};
+
+/// Named ports of a pod that the feed accepts. Further ones would refuse the whole row.
+const MAX_PORTS: usize = 256;
+/// Bytes of a row that fits in a message. The agent refuses and lists rows of more than 1.5 MiB.
+const MAX_SENT: usize = 3 << 20;
+
+/// Why an object has no row.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// A field has another type than the API defines.
+    #[error("it does not decode: {0}")]
+    Undecodable(#[from] serde_json::Error),
+    /// No message can carry the row.
+    #[error("its row has {0} bytes")]
+    TooLarge(usize),
+}
+
+/// An object and the row that it defines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Defined {
+    /// Key of the object: `NAMESPACE/NAME`, or the name without a namespace.
+    pub object: String,
+    /// Uid.
+    pub uid: String,
+    /// Version of the object.
+    pub resource_version: String,
+    /// The encoded row; `None` while the object defines none.
+    pub row: Option<Box<[u8]>>,
+}
+
+/// What the rows are for.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    /// Kind of the objects.
+    pub source: Source,
+    /// Name of this node.
+    pub own: String,
+}
+
+impl Reader {
+    /// Decodes an object. `api_version` is that of the list or the watch.
+    ///
+    /// # Errors
+    /// The object exists, and no row can be made from it.
+    pub fn read(&self, api_version: &str, object: &RawValue) -> Result<Defined, Unusable> {
+        let defined = self.decode(api_version, object)?;
+        match defined.row.as_deref().map_or(0, <[u8]>::len) {
+            size if size > MAX_SENT => Err(Unusable::TooLarge(size)),
+            _ => Ok(defined),
+        }
+    }
+
+    fn decode(&self, api_version: &str, object: &RawValue) -> Result<Defined, serde_json::Error> {
+        let text = object.get();
+        match self.source.kind() {
+            Kind::Node => {
+                let node: Node = serde_json::from_str(text)?;
+                Ok(defined(&node.metadata, node_row(&node)))
+            }
+            Kind::Namespace => {
+                let Any { metadata } = serde_json::from_str(text)?;
+                let labels = metadata.labels.clone().unwrap_or_default();
+                let row = Row::Namespace(v1::Namespace { name: metadata.name.clone(), labels });
+                Ok(defined(&metadata, Some(row)))
+            }
+            Kind::Pod => {
+                let pod: Pod = serde_json::from_str(text)?;
+                Ok(defined(&pod.metadata, pod_row(&pod, &self.own)))
+            }
+            Kind::Policy => {
+                let (identity, text) = policy::document(self.source, api_version, object)?;
+                let (object, metadata) = (identity.key(), identity.metadata);
+                let key = self.source.row_key(&object, &metadata.uid);
+                let row = encode(Row::Policy(v1::Policy { key, text }));
+                Ok(Defined { object, uid: metadata.uid, resource_version: metadata.resource_version, row: Some(row) })
+            }
+        }
+    }
+}
+
+fn defined(metadata: &Metadata, row: Option<Row>) -> Defined {
+    Defined {
+        object: metadata.key(),
+        uid: metadata.uid.clone(),
+        resource_version: metadata.resource_version.clone(),
+        row: row.map(encode),
+    }
+}
+
+/// The same bytes for equal rows: maps are ordered.
+fn encode(row: Row) -> Box<[u8]> {
+    v1::Row { row: Some(row) }.encode_to_vec().into_boxed_slice()
+}
+
+/// A node without an address has no row: no route can lead to it.
+fn node_row(node: &Node) -> Option<Row> {
+    let all = node.status.addresses.as_deref().unwrap_or_default();
+    let of_kind = |kind| -> Vec<String> {
+        let mut addresses: Vec<String> = Vec::new();
+        for address in all.iter().filter(|address| address.kind == kind).map(|address| &address.address) {
+            if !addresses.contains(address) {
+                addresses.push(address.clone());
+            }
+        }
+        addresses
+    };
+    let mut addresses = of_kind("InternalIP");
+    if addresses.is_empty() {
+        addresses = of_kind("ExternalIP");
+    }
+    let metadata = &node.metadata;
+    let listed = |name| metadata.annotation(name).map(addresses_of).unwrap_or_default();
+    (!addresses.is_empty()).then(|| {
+        Row::Node(v1::Node {
+            name: metadata.name.clone(),
+            uid: metadata.uid.clone(),
+            addresses,
+            pod_cidrs: node.spec.pod_cidrs.clone().unwrap_or_default(),
+            health_addresses: listed(HEALTH),
+            router_addresses: listed(ROUTERS),
+        })
+    })
+}
+
+/// Any user who may annotate the node writes it, so texts that are no address are skipped: they would refuse the row.
+fn addresses_of(annotation: &str) -> Vec<String> {
+    let all = annotation.split(',').filter_map(|text| text.trim().parse::<std::net::IpAddr>().ok());
+    let unique: BTreeSet<_> = all.collect();
+    unique.into_iter().map(|address| address.to_string()).take(8).collect()
+}
+
+/// A pod without addresses has a row only for the agent of the pod's node, which can use the labels before the address
+/// is known.
+fn pod_row(pod: &Pod, own: &str) -> Option<Row> {
+    let node = pod.spec.node_name.clone().unwrap_or_default();
+    let addresses = pod.addresses();
+    if !pod.is_live() || (addresses.is_empty() && node != own) {
+        return None;
+    }
+    let Metadata { name, namespace, uid, labels, .. } = pod.metadata.clone();
+    Some(Row::Pod(v1::Pod {
+        uid,
+        namespace: namespace.unwrap_or_default(),
+        name,
+        node,
+        addresses,
+        labels: labels.unwrap_or_default(),
+        named_ports: named_ports(pod),
+    }))
+}
+
+/// The first port with a name and a protocol counts.
+fn named_ports(pod: &Pod) -> Vec<v1::NamedPort> {
+    let sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let containers = pod.spec.containers.iter().flatten();
+    let all = containers.chain(pod.spec.init_containers.iter().flatten().filter(sidecar));
+    let (mut ports, mut seen) = (Vec::new(), BTreeSet::new());
+    for port in all.flat_map(|container| container.ports.iter().flatten()) {
+        let Some(name) = port.name.as_ref().filter(|name| !name.is_empty()) else { continue };
+        let protocol = match port.protocol.as_deref() {
+            None | Some("" | "TCP") => v1::named_port::Protocol::Tcp,
+            Some("UDP") => v1::named_port::Protocol::Udp,
+            Some("SCTP") => v1::named_port::Protocol::Sctp,
+            Some(_) => continue,
+        };
+        if seen.insert((protocol as i32, name)) && ports.len() < MAX_PORTS {
+            ports.push(v1::NamedPort { name: name.clone(), protocol: protocol as i32, port: port.container_port });
+        }
+    }
+    ports
+}
+
+#[cfg(test)]
+mod tests;

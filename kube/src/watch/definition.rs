@@ -1,0 +1,98 @@
+//! Definitions of custom resources. They are read as objects: discovery can lack a group for some time after a start of
+//! the server, and policies would be removed.
+
+use serde::Deserialize;
+
+use crate::{
+    api::{Api, Failure},
+    source::{Custom, Served},
+};
+
+#[derive(Debug, Deserialize)]
+struct Definition {
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Debug, Deserialize)]
+struct Spec {
+    #[serde(default)]
+    versions: Vec<Version>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Version {
+    name: String,
+    served: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Status {
+    #[serde(default)]
+    conditions: Option<Vec<Condition>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+impl Definition {
+    fn is_established(&self) -> bool {
+        let conditions = self.status.conditions.as_deref().unwrap_or_default();
+        conditions.iter().any(|condition| condition.kind == "Established" && condition.status == "True")
+    }
+}
+
+/// The resource in the best version that the cluster serves and the agent reads.
+///
+/// # Errors
+/// The definition cannot be read. One that does not exist is no error.
+pub(super) async fn served(api: &Api, custom: &Custom) -> Result<Option<Served>, Failure> {
+    match api.object::<Definition>(&custom.definition()).await {
+        Ok(definition) => Ok(choose(custom, &definition)),
+        Err(failure) if failure.code() == Some(404) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+fn choose(custom: &Custom, definition: &Definition) -> Option<Served> {
+    if !definition.is_established() {
+        return None;
+    }
+    let serves = |name: &str| definition.spec.versions.iter().any(|version| version.served && version.name == name);
+    let best = custom.versions.iter().find(|name| serves(name));
+    if best.is_none() {
+        let (resource, versions) = (custom.plural, custom.versions.join(", "));
+        tracing::warn!(resource, "the cluster serves none of the versions {versions}; its policies are not in force");
+    }
+    best.map(|name| Served::custom(custom, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Source;
+
+    fn chosen(versions: &str, established: &str) -> Option<String> {
+        let text = format!(
+            r#"{{"spec": {{"versions": {versions}}},
+                "status": {{"conditions": [{{"type": "Established", "status": "{established}"}}]}}}}"#
+        );
+        let custom = Source::ClusterNetworkPolicy.custom().expect("a custom resource");
+        choose(&custom, &serde_json::from_str(&text).expect("decoded")).map(|served| served.path)
+    }
+
+    #[test]
+    fn the_preferred_served_version_is_chosen() {
+        let alpha = r#"{"name": "v1alpha2", "served": true}"#;
+        let path = |version| Some(format!("/apis/policy.networking.k8s.io/{version}/clusternetworkpolicies"));
+        assert_eq!(chosen(&format!(r#"[{alpha}, {{"name": "v1beta1", "served": true}}]"#), "True"), path("v1beta1"));
+        assert_eq!(chosen(&format!(r#"[{alpha}, {{"name": "v1beta1", "served": false}}]"#), "True"), path("v1alpha2"));
+        assert_eq!(chosen(&format!("[{alpha}]"), "False"), None);
+        assert_eq!(chosen(r#"[{"name": "v2", "served": true}]"#, "True"), None);
+    }
+}

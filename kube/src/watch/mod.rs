@@ -1,0 +1,196 @@
+//! Lists and watches of a source. Guarantees:
+//!
+//! - A list is a consistent read, and its end replaces the state of the source. A deletion that a watch missed is found.
+//! - A watch begins at the version of the list. When the server ends it as asked, the next watch begins at the version of
+//!   the last event or bookmark. After a failed connection, too, and a list follows within 60 s.
+//! - Every other failure leads to a list: an expired or refused version, an event that does not decode, a version that
+//!   decreases. The delay before it is at most 30 s, or what the server asks for.
+//! - A list follows at the latest 15 min after the last one.
+
+pub mod backoff;
+mod definition;
+mod lines;
+mod list;
+mod stream;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    api::{Api, Failure},
+    metrics::Metrics,
+    rows::{Defined, Reader},
+    source::{Served, Source},
+};
+
+use self::backoff::{Delays, spread};
+
+/// The longest time between two lists, two thirds of it.
+const RELIST: Duration = Duration::from_secs(600);
+/// A list after a failed connection, at most: a restored store may have other objects at the version of the watch.
+const VERIFY: std::ops::Range<f64> = 5.0..60.0;
+/// Between two looks for a resource that the cluster does not have.
+const ABSENT: Duration = Duration::from_secs(20);
+/// A watch that lived as long was no failed attempt.
+const HEALTHY: Duration = Duration::from_secs(10);
+
+/// A change of a source.
+#[derive(Debug)]
+pub struct Update {
+    /// Source.
+    pub source: Source,
+    /// When it was read.
+    pub at: Instant,
+    /// Change.
+    pub event: Event,
+}
+
+/// What changes.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A list begins; an earlier one that is not complete is void.
+    Begin,
+    /// An object is there.
+    Put(Defined),
+    /// An object is there, and its row is not known: the earlier one stays.
+    Keep(String),
+    /// An object is deleted.
+    Gone {
+        /// Key of the object: `NAMESPACE/NAME`, or the name without a namespace.
+        object: String,
+        /// Uid.
+        uid: String,
+    },
+    /// The list is complete: objects that it did not contain are deleted.
+    Complete,
+    /// The cluster does not have the resource.
+    Absent,
+}
+
+/// Why a stream of changes ends.
+#[derive(Debug)]
+enum Stop {
+    /// The receiver of the updates is gone.
+    Closed,
+    /// A failure.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// Follows a source.
+#[derive(Debug)]
+pub struct Watcher {
+    api: Arc<Api>,
+    reader: Reader,
+    /// Its reader applies updates without a wait for the agent, so it is full only for moments.
+    updates: mpsc::Sender<Update>,
+    metrics: Arc<Metrics>,
+    /// Increased when this node's object changes.
+    own: Option<watch::Sender<u64>>,
+}
+
+impl Watcher {
+    /// A watcher of the reader's source.
+    #[must_use]
+    pub fn new(api: Arc<Api>, reader: Reader, updates: mpsc::Sender<Update>, metrics: Arc<Metrics>) -> Self {
+        Self { api, reader, updates, metrics, own: None }
+    }
+
+    /// Reports changes of this node's object; for the source of nodes.
+    #[must_use]
+    pub fn report_own(mut self, own: watch::Sender<u64>) -> Self {
+        self.own = Some(own);
+        self
+    }
+
+    /// Follows the source until the receiver of the updates is gone.
+    pub async fn run(self) {
+        let mut delays = Delays::default();
+        loop {
+            let failure = match self.round(&mut delays).await {
+                Ok(()) => continue,
+                Err(Stop::Closed) => return,
+                Err(Stop::Failed(failure)) => failure,
+            };
+            let delay = delays.next(failure.retry_after());
+            self.report(&failure, delay);
+            sleep(delay).await;
+        }
+    }
+
+    /// A list and the watches after it, until another list is due.
+    async fn round(&self, delays: &mut Delays) -> Result<(), Stop> {
+        let Some(served) = self.served().await? else {
+            self.send(Event::Absent).await?;
+            delays.reset();
+            sleep(spread(ABSENT)).await;
+            return Ok(());
+        };
+        let mut version = self.list(&served).await?;
+        self.metrics.list(self.reader.source);
+        let mut due = Instant::now() + spread(RELIST);
+        loop {
+            let began = Instant::now();
+            // A cancelled watch may lose an update; the list after it does not.
+            let ended = timeout_at(due, self.watch(&served, &mut version)).await;
+            if began.elapsed() >= HEALTHY {
+                delays.reset();
+            }
+            let Ok(ended) = ended else { return Ok(()) };
+            match ended {
+                Ok(()) => self.metrics.watch_ended(self.reader.source),
+                Err(Stop::Failed(failure @ (Failure::Connection(_) | Failure::Silent(_)))) => {
+                    due = due.min(Instant::now() + Duration::from_secs_f64(rand::random_range(VERIFY)));
+                    let delay = delays.next(None);
+                    self.report(&failure, delay);
+                    sleep(delay).await;
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
+    }
+
+    /// The resource as the server has it; `None` without the definition of a custom resource.
+    async fn served(&self) -> Result<Option<Served>, Failure> {
+        match self.reader.source.custom() {
+            Some(custom) => definition::served(&self.api, &custom).await,
+            None => Ok(Some(self.reader.source.built_in())),
+        }
+    }
+
+    async fn send(&self, event: Event) -> Result<(), Stop> {
+        if let Some(own) = &self.own
+            && let Event::Put(Defined { object, .. }) | Event::Gone { object, .. } = &event
+            && *object == self.reader.own
+        {
+            own.send_modify(|changes| *changes = changes.wrapping_add(1));
+        }
+        let update = Update { source: self.reader.source, at: Instant::now(), event };
+        self.updates.send(update).await.map_err(|_| Stop::Closed)
+    }
+
+    fn report(&self, failure: &Failure, delay: Duration) {
+        let source = self.reader.source;
+        self.metrics.failure(source, failure.label());
+        // An expired version and a lost connection are ordinary.
+        if failure.code() == Some(410) || matches!(failure, Failure::Connection(_) | Failure::Silent(_)) {
+            tracing::info!(%source, ?delay, "{failure}");
+        } else {
+            tracing::warn!(%source, ?delay, "{failure}");
+        }
+    }
+
+    fn report_unusable(&self, object: &str, why: &dyn std::fmt::Display) {
+        self.metrics.unusable(self.reader.source);
+        tracing::warn!(source = %self.reader.source, object, "the object is skipped, and its earlier row stays: {why}");
+    }
+}
