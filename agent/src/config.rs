@@ -20,7 +20,12 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 use ipnet::IpNet;
 use wharf_api::SettingOrigin;
 use wharf_cluster::routes::Routing;
-use wharf_core::{ids::PoolName, ipam::PoolConfig, kernel::AttachMode, nat::Masquerade};
+use wharf_core::{
+    ids::PoolName,
+    ipam::{Ipam, IpamError, PoolConfig},
+    kernel::AttachMode,
+    nat::Masquerade,
+};
 
 use crate::telemetry::LogFormat;
 
@@ -48,7 +53,7 @@ pub struct AgentConfig {
     pub state_dir: PathBuf,
     /// BPF file system.
     pub bpffs: PathBuf,
-    /// Pools, the default pool first.
+    /// Pools, the default pool first. Empty only with `pools_from_cluster`.
     pub pools: Vec<PoolConfig>,
     /// For requests without a pool.
     pub default_pool: PoolName,
@@ -82,6 +87,8 @@ pub struct AgentConfig {
     pub cluster_feed: Option<PathBuf>,
     /// Group of that socket.
     pub cluster_feed_group: Option<String>,
+    /// The pools are the pod CIDRs of this node's row; `None`: they are settings.
+    pub pools_from_cluster: Option<FromCluster>,
     /// Routes to containers of other nodes.
     pub routing: Routing,
     /// UDP port of the overlay, not 0.
@@ -126,6 +133,15 @@ pub struct AgentConfig {
     pub origins: BTreeMap<String, SettingOrigin>,
 }
 
+/// Pools of a start with `--pools-from-cluster`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FromCluster {
+    /// Their source, in words; empty without pools.
+    pub source: String,
+    /// Why pod CIDRs are not used.
+    pub problem: Option<String>,
+}
+
 impl AgentConfig {
     /// From a parsed command line, environment and file.
     ///
@@ -152,6 +168,26 @@ impl AgentConfig {
         let mut config = merge::merge(flags, file, wharf_datapath::ipv6_off())?;
         config.origins = keys.into_iter().map(|key| (key, SettingOrigin::File)).collect();
         Ok(config)
+    }
+
+    /// Sets the CIDRs of the default pool, the only one with `--pools-from-cluster`.
+    pub fn set_pools(&mut self, cidrs: Vec<IpNet>) {
+        if let Some(masquerade) = &mut self.masquerade {
+            masquerade.pools.clone_from(&cidrs);
+        }
+        let pool = (!cidrs.is_empty()).then(|| PoolConfig { name: self.default_pool.clone(), cidrs });
+        self.pools = pool.into_iter().collect();
+    }
+
+    /// The pools without leases.
+    ///
+    /// # Errors
+    /// As [`Ipam::new`].
+    pub fn ipam(&self) -> Result<Ipam, IpamError> {
+        if self.pools.is_empty() {
+            return Ok(Ipam::without_pools(self.default_pool.clone()));
+        }
+        Ipam::new(self.pools.clone(), self.default_pool.clone())
     }
 
     /// Restores the default pool's IPv6 CIDR.

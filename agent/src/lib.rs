@@ -25,10 +25,11 @@
 //! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
 //! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`pulse`]), the store | systemd |
 //! | heartbeat ([`pulse`]) | time | the main runtime's heartbeat |
-//! | controllers ([`controller`]): programs, node, cluster, paths, flows, policy, addresses, audit | time | kernel, status |
+//! | controllers ([`controller`]): programs, node, cluster, pools, paths, flows, policy, addresses, audit | time | kernel, status |
 //!
 //! Order of a stop: no new work, answer requests, end operations, end endpoint tasks, unpin prepared sets, close the
-//! store. Endpoints keep their programs, so traffic continues.
+//! store. Endpoints keep their programs, so traffic continues. A restart in place for other pools begins with the same
+//! stop; then [`process`] executes the program again.
 
 pub mod accounts;
 pub mod addresses;
@@ -132,11 +133,20 @@ const POLICY_INTERVAL: Duration = Duration::from_secs(2);
 /// Reads every route.
 const POOLS_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Runs an agent until SIGTERM or SIGINT.
+/// End of an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// SIGTERM or SIGINT.
+    Stopped,
+    /// The process must execute the agent again.
+    Restart,
+}
+
+/// Runs an agent until SIGTERM, SIGINT, or a restart for other pools.
 ///
 /// # Errors
 /// Why the agent cannot start, and the remedy.
-pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<()> {
+pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<End> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let turn = turn::Turn::take()?;
@@ -163,8 +173,13 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         None => None,
     };
 
-    let (config, ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
+    let (config, mut ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
+    if config.pools_from_cluster.is_some() {
+        restore::keep_gateways(&opened.snapshot, &mut ipam);
+    }
     restore::fits(&opened.snapshot, &kernel.dump().await?, &ipam)?;
+    // Only pools with which the agent starts.
+    cluster::pools::keep_at_start(&config, &boot_id);
     // After all checks: a refused start leaves other versions' endpoints unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
@@ -258,15 +273,40 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
     life.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
-    systemd::notify(&[sd_notify::NotifyState::Ready]);
+    systemd::ready();
 
-    tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+    let end = tokio::select! {
+        _ = terminate.recv() => {
+            tracing::info!("SIGTERM: stopping");
+            End::Stopped
+        }
+        _ = interrupt.recv() => {
+            tracing::info!("SIGINT: stopping");
+            End::Stopped
+        }
+        () = other_pools(life) => End::Restart,
+    };
+    match end {
+        End::Stopped => systemd::notify(&[sd_notify::NotifyState::Stopping]),
+        End::Restart => systemd::restarting(),
     }
-    systemd::notify(&[sd_notify::NotifyState::Stopping]);
     stop(node, api, admin, opened.writer).await;
-    Ok(())
+    // A signal during the stop takes precedence over a restart.
+    let end = tokio::select! {
+        biased;
+        _ = terminate.recv() => End::Stopped,
+        _ = interrupt.recv() => End::Stopped,
+        () = std::future::ready(()) => end,
+    };
+    Ok(end)
+}
+
+/// Returns when the agent must restart for other pools.
+async fn other_pools(life: &Lifecycle) {
+    match life.cluster.own_pools() {
+        Some(own) => own.restarts().await,
+        None => std::future::pending().await,
+    }
 }
 
 fn give_memory_back() {
@@ -411,6 +451,10 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.ensure_node().await });
     every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.kernel.ensure_nat(&life.spec()).await });
     every(life, cluster::CONTROLLER, cluster::INTERVAL, |life| async move { life.follow_cluster().await });
+    if life.cluster.own_pools().is_some() {
+        let name = cluster::pools::CONTROLLER;
+        every(life, name, cluster::pools::INTERVAL, |life| async move { life.follow_row().await });
+    }
     if life.cluster.probes_paths() {
         let name = health::paths::CONTROLLER;
         every(life, name, health::paths::INTERVAL, |life| async move { health::paths::look(&life).await });

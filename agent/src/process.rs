@@ -4,7 +4,9 @@ use std::{
     ffi::OsString,
     fmt::Display,
     io::{self, Write as _},
-    process::ExitCode,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Command, ExitCode},
     time::Duration,
 };
 
@@ -13,9 +15,10 @@ use nix::sys::{
     resource::{Resource, getrlimit, setrlimit},
     stat::{Mode, umask},
 };
-use wharf_core::ipam::Ipam;
+use wharf_core::{ipam::Ipam, overlap::Refused};
 
 use crate::{
+    End,
     addresses::pools,
     agent, capabilities, cleanup, cluster,
     config::{self, AgentConfig},
@@ -47,7 +50,10 @@ pub fn main() -> ExitCode {
     let done = if settings.check_only {
         show(&settings.config)
     } else {
-        run(settings.config, settings.ipam).map(|()| ExitCode::SUCCESS)
+        run(settings.config, settings.ipam).and_then(|end| match end {
+            End::Stopped => Ok(ExitCode::SUCCESS),
+            End::Restart => Err(execute_again()),
+        })
     };
     match done {
         Ok(status) => status,
@@ -73,8 +79,9 @@ impl Settings {
             eprintln!("wharf-agent: {error}");
             ExitCode::from(BAD_SETTINGS)
         };
-        let config = AgentConfig::of(&matches).map_err(|e| refused(&e))?;
-        let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone()).map_err(|e| refused(&e))?;
+        let mut config = AgentConfig::of(&matches).map_err(|e| refused(&e))?;
+        cluster::pools::resolve(&mut config);
+        let ipam = config.ipam().map_err(|e| refused(&e))?;
         Ok(Self { config, ipam, check_only: matches.get_flag("check_config") })
     }
 }
@@ -112,10 +119,16 @@ fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
         Ok(unchecked) => remarks.extend(unchecked.map(|why| format!("setting envoy: {why}"))),
         Err(error) => problems.push(format!("setting envoy: {error}")),
     }
+    let from_cluster = config.pools_from_cluster.as_ref();
+    remarks.extend(
+        from_cluster.and_then(|from| from.problem.clone()).map(|why| format!("setting pools-from-cluster: {why}")),
+    );
     if config.delegate.is_none()
         && let Err(error) = pools::check(config)
     {
-        problems.push(format!("{error:#}"));
+        // A start without pools waits for others in this node's row.
+        let list = if from_cluster.is_some() { &mut remarks } else { &mut problems };
+        list.push(format!("{error:#}"));
     }
     (problems, remarks)
 }
@@ -131,7 +144,33 @@ fn allow_all_files() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most)
 }
 
-fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
+/// Pools of this node's row that overlap a network of the node are refused, not the start: the row may change.
+fn check_pools(config: &mut AgentConfig, ipam: &mut Ipam) -> anyhow::Result<()> {
+    let Err(why) = pools::check(config) else { return Ok(()) };
+    let overlap = why.downcast_ref::<Refused>().and_then(|refused| refused.0.first()).map(ToString::to_string);
+    let Some(overlap) = overlap.filter(|_| config.pools_from_cluster.is_some()) else { return Err(why) };
+    cluster::pools::refuse(config, &overlap);
+    *ipam = config.ipam()?;
+    Ok(())
+}
+
+/// Executes the program of this process again, with the same arguments and environment: the process keeps its id. With
+/// `no_new_privs`, exec as root leaves exactly this thread's capabilities. All files are close-on-exec, so the locks of
+/// [`crate::turn`] are free. Returns only if exec fails.
+fn execute_again() -> anyhow::Error {
+    const SELF: &str = "/proc/self/exe";
+    // By its name if that is still its file: the name of the process is the file's.
+    let name = std::fs::read_link(SELF).ok().filter(|path| path.exists());
+    let mut arguments = std::env::args_os();
+    let mut command = Command::new(name.as_deref().unwrap_or(Path::new(SELF)));
+    if let Some(first) = arguments.next() {
+        command.arg0(first);
+    }
+    let error = command.args(arguments).exec();
+    anyhow::Error::new(error).context("restart in place for other pools; the agent must be started again")
+}
+
+fn run(mut config: AgentConfig, mut ipam: Ipam) -> anyhow::Result<End> {
     keep_others_from_writing();
     allow_all_files().context("raise the limit of open files")?;
     // Per thread: before the first, and with the allocator's recreated.
@@ -155,7 +194,7 @@ fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
     }
     if config.delegate.is_none() {
         wharf_datapath::check_capabilities()?;
-        pools::check(&config)?;
+        check_pools(&mut config, &mut ipam)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // requests are short; kernel calls run on blocking threads
@@ -164,7 +203,7 @@ fn run(config: AgentConfig, ipam: Ipam) -> anyhow::Result<()> {
         .build()
         .context("start the runtime")?;
     let result = match config.delegate.clone() {
-        Some(service) => runtime.block_on(delegate::agent(config, &service, log)),
+        Some(service) => runtime.block_on(delegate::agent(config, &service, log)).map(|()| End::Stopped),
         None => runtime.block_on(agent(config, ipam, log)),
     };
     // A kernel call may hang.

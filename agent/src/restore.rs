@@ -69,13 +69,18 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
             );
         }
     }
-    let (router4, router6) = (ipam.router4(), ipam.router6());
-    // Another IPAM's gateways are no addresses of the node.
-    let stranger =
-        snapshot.endpoints.iter().filter(|r| r.ip_owner != IpOwner::External).find(|r| {
-            (r.gateway4.is_some() && r.gateway4 != router4) || (r.gateway6.is_some() && r.gateway6 != router6)
-        });
+    // The health endpoint gets another address.
+    let containers = || snapshot.endpoints.iter().filter(|r| !health::is_reserved(&r.attachment));
+    let with_router = |r: &EndpointRecord| Some((r.id, r.addresses().find(|ip| ipam.is_router(*ip))?));
+    if let Some((id, ip)) = containers().find_map(with_router) {
+        anyhow::bail!(
+            "start with these pools: endpoint {id} has the address {ip}, which is a router address with these pools; start with \
+             the pools of before, or delete the endpoint first"
+        );
+    }
+    let stranger = snapshot.endpoints.iter().find(|r| own_gateways(r).any(|gateway| !ipam.is_router(gateway)));
     let Some(record) = stranger else { return Ok(()) };
+    let (router4, router6) = (ipam.router4(), ipam.router6());
     let show = |v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>| {
         let all: Vec<String> = v4.map(|a| a.to_string()).into_iter().chain(v6.map(|a| a.to_string())).collect();
         all.join(", ")
@@ -88,6 +93,22 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Resu
         show(record.gateway4, record.gateway6),
         show(router4, router6)
     );
+}
+
+/// Gateways that are addresses of the node; another IPAM's are not.
+fn own_gateways(record: &EndpointRecord) -> impl Iterator<Item = IpAddr> + use<> {
+    let (v4, v6) = if record.ip_owner == IpOwner::External { (None, None) } else { (record.gateway4, record.gateway6) };
+    v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6))
+}
+
+/// With `--pools-from-cluster`, the pools change while containers run: the node keeps the gateways of its endpoints.
+pub fn keep_gateways(snapshot: &Snapshot, ipam: &mut Ipam) {
+    for gateway in snapshot.endpoints.iter().flat_map(own_gateways) {
+        if !ipam.is_router(gateway) {
+            tracing::info!(%gateway, "endpoints have a gateway of former pools; the node keeps its address");
+            ipam.keep_router(gateway);
+        }
+    }
 }
 
 /// With IPv6 off, keeps the default pool's IPv6 CIDR for restored endpoints.
@@ -106,7 +127,7 @@ pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) ->
          endpoints fail until IPv6 is on or they are deleted and the agent is restarted"
     );
     config.keep_ipv6();
-    let ipam = Ipam::new(config.pools.clone(), config.default_pool.clone()).context("keep the IPv6 pool")?;
+    let ipam = config.ipam().context("keep the IPv6 pool")?;
     Ok((config, ipam))
 }
 

@@ -61,13 +61,10 @@ fn packets_take_the_overlay(joined: &mut Nodes) -> Result<()> {
         node.start_agent()?;
     }
     let [a, b] = [&joined.nodes[0], &joined.nodes[1]];
-    let is_refused = |node: &Node, other: usize| {
-        let route =
-            format!("overlay to 198.51.100.{}: the direct path does not carry containers' addresses", other + 1);
-        Ok(node.wharf(&["cluster", "nodes"])?.ok()?.contains(&route).then_some(()))
-    };
-    wait::until("the verdict of a", || is_refused(a, 1))?;
-    wait::until("the verdict of b", || is_refused(b, 0))?;
+    for node in [a, b] {
+        let is_refused = || Ok(component(node)?.1.contains("to 1 near node because").then_some(()));
+        wait::until("the verdict", is_refused)?;
+    }
     await_routes(a, by_overlay(0))?;
     await_routes(b, by_overlay(1))?;
     let (one, two) = (Container::start(a, "one")?, Container::start(b, "two")?);

@@ -6,6 +6,7 @@
 
 pub mod feed;
 mod paths;
+pub mod pools;
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +30,7 @@ use wharf_core::{
     kernel::{Kernel, KernelError, PeerRoute},
 };
 
-use self::feed::ClusterFeed;
+use self::{feed::ClusterFeed, pools::OwnPools};
 use crate::{config::AgentConfig, kept, sync::lock};
 
 /// Name of the controller.
@@ -82,6 +83,7 @@ pub struct Cluster {
     routing: Routing,
     kept: PathBuf,
     pools: Vec<PoolConfig>,
+    own_pools: Option<OwnPools>,
     kernel: Arc<dyn Kernel>,
     /// One look at a time. Held while the file and the kernel are read, which the caller bounds.
     looks: tokio::sync::Mutex<Looks>,
@@ -137,6 +139,7 @@ impl Cluster {
             routing: config.routing,
             kept: config.state_dir.join("cluster.json"),
             pools: config.pools.clone(),
+            own_pools: OwnPools::new(config),
             kernel,
             looks: tokio::sync::Mutex::default(),
             in_force: watch::Sender::new(Arc::new(before)),
@@ -154,6 +157,21 @@ impl Cluster {
     #[must_use]
     pub fn feed(&self) -> Option<&Arc<ClusterFeed>> {
         self.feed.as_ref()
+    }
+
+    /// The pools of `--pools-from-cluster`; `None` without the setting.
+    #[must_use]
+    pub fn own_pools(&self) -> Option<&OwnPools> {
+        self.own_pools.as_ref()
+    }
+
+    /// Pod CIDRs of this node's row; `None` while they are not known.
+    #[must_use]
+    pub fn own_pod_cidrs(&self) -> Option<Vec<IpNet>> {
+        match &self.feed {
+            Some(feed) => feed.own_pod_cidrs(),
+            None => self.in_force().nodes.get(&self.own).map(|row| row.pod_cidrs.clone()),
+        }
     }
 
     /// Until [`Cluster::load`], without nodes.

@@ -55,6 +55,7 @@ pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
             config.cluster_feed.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
         ),
         ("cluster-feed-group".to_owned(), config.cluster_feed_group.clone().unwrap_or_default()),
+        ("pools-from-cluster".to_owned(), if config.pools_from_cluster.is_some() { "on" } else { "off" }.to_owned()),
         ("routing".to_owned(), routing(config.routing).to_owned()),
         ("overlay-port".to_owned(), config.overlay_port.to_string()),
         ("overlay-vni".to_owned(), config.overlay_vni.to_string()),

@@ -40,6 +40,7 @@ pub(super) struct File {
     pub(super) cluster_file: Option<PathBuf>,
     pub(super) cluster_feed: Option<PathBuf>,
     pub(super) cluster_feed_group: Option<String>,
+    pub(super) pools_from_cluster: Option<Switch>,
     pub(super) routing: Option<RoutingChoice>,
     pub(super) overlay_port: Option<u16>,
     pub(super) overlay_vni: Option<u32>,

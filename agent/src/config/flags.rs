@@ -117,6 +117,10 @@ pub struct Flags {
     /// The group that may connect to `feed.sock` besides root
     #[arg(long, env = "WHARF_CLUSTER_FEED_GROUP", value_name = "GROUP")]
     pub cluster_feed_group: Option<String>,
+    /// The default pool has the pod CIDRs of this node's row in the cluster file or the cluster feed (page "Several
+    /// nodes"); not together with other settings of pools [default: off]
+    #[arg(long, env = "WHARF_POOLS_FROM_CLUSTER", num_args = 0..=1, default_missing_value = "on", value_name = "SWITCH")]
+    pub pools_from_cluster: Option<Switch>,
     /// Routes to other nodes: native, overlay (VXLAN), or auto: native first (page "Several nodes") [default: auto]
     #[arg(long, env = "WHARF_ROUTING", value_name = "MODE")]
     pub routing: Option<RoutingChoice>,

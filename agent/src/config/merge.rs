@@ -20,7 +20,7 @@ use wharf_core::{
 };
 
 use super::{
-    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Flags, LocalDelivery, PROXY_PORTS,
+    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Flags, FromCluster, LocalDelivery, PROXY_PORTS,
     RoutingChoice, Switch, cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
 };
 use crate::telemetry::{LogFilter, LogFormat};
@@ -61,10 +61,14 @@ fn otlp(url: String) -> Result<String, ConfigError> {
 /// `ipv6_off`: why the node has no IPv6.
 pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<AgentConfig, ConfigError> {
     let directories = directories_of(&flags, &file)?;
+    let from_cluster = flags.pools_from_cluster.or(file.pools_from_cluster) == Some(Switch::On);
+    if from_cluster {
+        alone(&flags, &file).map_err(|why| setting("pools-from-cluster", why))?;
+    }
     let flat = |flag: Vec<Cidrs>| flag.into_iter().flat_map(|c| c.0).collect::<Vec<_>>();
     let v4 = flags.ipv4_pool.map(flat).or(file.ipv4_pool.map(nets)).unwrap_or_else(|| vec![DEFAULT_V4]);
     let asked_v6 = flags.ipv6_pool.map(flat).or(file.ipv6_pool.map(nets));
-    let ipv6_off_by_itself = ipv6_off.filter(|_| asked_v6.is_none());
+    let ipv6_off_by_itself = ipv6_off.filter(|_| asked_v6.is_none() && !from_cluster);
     let v6 = asked_v6.unwrap_or_else(|| if ipv6_off.is_some() { Vec::new() } else { vec![DEFAULT_V6] });
     if let Some(bad) = v4.iter().find(|c| c.addr().is_ipv6()) {
         return Err(setting("ipv4-pool", format!("{bad} is not an IPv4 CIDR")));
@@ -75,6 +79,9 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
     let default_pool = pool_name(DEFAULT_POOL)?;
     let mut pools =
         vec![PoolConfig { name: default_pool.clone(), cidrs: v4.into_iter().chain(v6).map(|c| c.trunc()).collect() }];
+    if from_cluster {
+        pools.clear();
+    }
     let mut with_own_address = Vec::new();
     for p in file.pool {
         let cidrs: Vec<IpNet> = nets(p.cidrs).iter().map(IpNet::trunc).collect();
@@ -221,6 +228,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         cluster_file,
         cluster_feed,
         cluster_feed_group: flags.cluster_feed_group.or(file.cluster_feed_group),
+        pools_from_cluster: from_cluster.then(FromCluster::default),
         routing: match flags.routing.or(file.routing).unwrap_or(RoutingChoice::Auto) {
             RoutingChoice::Auto => Routing::Auto,
             RoutingChoice::Native => Routing::Native,
@@ -247,6 +255,26 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
         debug_programs: flags.debug_programs.or(file.debug_programs).unwrap_or(false),
         origins: BTreeMap::new(),
     })
+}
+
+/// With `pools-from-cluster`: there is a row, and no other setting of pools.
+fn alone(flags: &Flags, file: &File) -> Result<(), String> {
+    for (name, is_set) in [
+        ("ipv4-pool", flags.ipv4_pool.is_some() || file.ipv4_pool.is_some()),
+        ("ipv6-pool", flags.ipv6_pool.is_some() || file.ipv6_pool.is_some()),
+        ("pool", !file.pool.is_empty()),
+    ] {
+        if is_set {
+            return Err(format!(
+                "on beside {name}: the pools come from this node's row or from settings; leave one of the two out"
+            ));
+        }
+    }
+    let has_rows = flags.cluster_file.is_some()
+        || file.cluster_file.is_some()
+        || flags.cluster_feed.is_some()
+        || file.cluster_feed.is_some();
+    if has_rows { Ok(()) } else { Err("needs a list of nodes: set cluster-file or cluster-feed".to_owned()) }
 }
 
 /// The agent changes the directory's mode and group.

@@ -67,6 +67,28 @@ fn where_ipv6_is_off_the_default_is_ipv4_alone_and_an_explicit_pool_is_refused()
 }
 
 #[test]
+fn pools_come_from_the_cluster_or_from_settings() {
+    const FEED: &str = "--cluster-feed=/run/x/feed";
+    let config = merge(flags(&["--pools-from-cluster", FEED]), File::default(), Some("because")).expect("merges");
+    assert!(config.pools.is_empty() && config.pools_from_cluster == Some(FromCluster::default()));
+    assert_eq!(config.masquerade.map(|masquerade| masquerade.pools), Some(Vec::new()));
+    let file: File = toml::from_str("pools-from-cluster = 'on'\ncluster-file = '/nodes.toml'").expect("file parses");
+    assert!(merge(flags(&[]), file, None).expect("merges").pools_from_cluster.is_some());
+    let off = merge(flags(&["--pools-from-cluster=off"]), File::default(), None).expect("merges");
+    assert_eq!((off.pools.len(), off.pools_from_cluster), (1, None));
+    let of_file = |text: &str| toml::from_str::<File>(text).expect("file parses");
+    for (arguments, file, why) in [
+        (&["--pools-from-cluster"] as &[&str], "", "needs a list of nodes"),
+        (&["--pools-from-cluster", FEED, "--ipv4-pool=10.1.0.0/24"], "", "on beside ipv4-pool"),
+        (&["--pools-from-cluster", FEED], "ipv6-pool = []", "on beside ipv6-pool"),
+        (&["--pools-from-cluster", FEED], "[[pool]]\nname = 'b'\ncidrs = ['10.9.0.0/24']", "on beside pool:"),
+    ] {
+        let refused = merge(flags(arguments), of_file(file), None).expect_err(why).to_string();
+        assert!(refused.starts_with("setting pools-from-cluster: ") && refused.contains(why), "{refused}");
+    }
+}
+
+#[test]
 fn each_setting_knows_where_it_comes_from() {
     let dir = tempfile::tempdir().expect("make directory");
     let path = dir.path().join("agent.toml");

@@ -22,6 +22,7 @@ use wharf_core::{
 use crate::{
     addresses::resting,
     clock,
+    cluster::pools::OwnPools,
     endpoint::{
         build,
         claim::Claim,
@@ -58,6 +59,9 @@ pub async fn create(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api
 
 async fn begin(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
     life.memory.admit()?;
+    if let Some(why) = life.cluster.own_pools().and_then(OwnPools::missing) {
+        return Err(CreateCause::NoPools(why));
+    }
     let patience = spec.deadline.saturating_duration_since(Instant::now());
     let place = life.gate.offer(patience).map_err(CreateCause::Overloaded)?;
     let (reply, answer) = oneshot::channel();

@@ -77,6 +77,9 @@ pub enum CreateCause {
     /// The agent stops.
     #[error("the agent is stopping")]
     Stopping,
+    /// With `--pools-from-cluster`: why the node has no pools.
+    #[error("the node has no pools: {0}")]
+    NoPools(String),
     /// The deadline passed; `0` says when.
     #[error("{0}")]
     Deadline(&'static str),

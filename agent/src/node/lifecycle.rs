@@ -210,6 +210,7 @@ impl Lifecycle {
         NodeSpec {
             router4: ipam.router4(),
             router6: ipam.router6(),
+            former_routers: ipam.former_routers().to_vec(),
             cidrs: ipam.cidrs(),
             peers: routes::routes(&cluster.destinations),
             overlay,
@@ -284,7 +285,6 @@ impl Lifecycle {
     /// IPv4 first.
     #[must_use]
     pub fn routers(&self) -> Vec<IpAddr> {
-        let ipam = lock(&self.addresses.ipam);
-        ipam.router4().map(IpAddr::V4).into_iter().chain(ipam.router6().map(IpAddr::V6)).collect()
+        lock(&self.addresses.ipam).routers()
     }
 }

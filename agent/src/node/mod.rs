@@ -14,6 +14,7 @@ pub mod lifecycle;
 pub mod looks;
 pub mod part;
 pub mod pods;
+pub mod pools;
 pub mod prepared;
 pub mod queue;
 pub mod registry;

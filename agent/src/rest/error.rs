@@ -204,6 +204,8 @@ impl From<CreateCause> for Failure {
                 .hint("raise the memory limit of the agent's service (MemoryMax=), or delete endpoints"),
             CreateCause::Overloaded(refusal) => says(ErrorCode::Overloaded).retry(refusal.retry_after_ms),
             CreateCause::Stopping => says(ErrorCode::Unavailable),
+            CreateCause::NoPools(_) => says(ErrorCode::Unavailable)
+                .hint("give this node's row pod CIDRs (`wharf cluster nodes` shows the rows)"),
             CreateCause::Deadline(_) | CreateCause::NotBegun(_) | CreateCause::Overrun(_) => {
                 says(ErrorCode::DeadlineExceeded)
             }

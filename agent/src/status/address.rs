@@ -7,6 +7,7 @@ use wharf_api::{ComponentStatus, Health, IpFamily};
 use super::{Source, of};
 use crate::{
     addresses::pools,
+    cluster::pools::{OwnPools, PoolsView},
     node::{lifecycle::Lifecycle, part::Fill},
     sync::lock,
 };
@@ -24,11 +25,15 @@ fn look(life: &Lifecycle) -> Fill {
     let family = |family| if family == IpFamily::Ipv4 { "IPv4" } else { "IPv6" };
     let full: Vec<String> =
         pools.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {}", p.name, family(p.family))).collect();
+    let own = life.cluster.own_pools();
+    let (missing, PoolsView { source, pending, refused }) =
+        (own.and_then(OwnPools::missing), own.map(OwnPools::view).unwrap_or_default());
     let overlaps = crate::addresses::pools::told(&life.addresses);
-    let mut message = match &overlaps {
-        Some(overlaps) => overlaps.clone(),
-        None if full.is_empty() => "addresses free in every pool".to_owned(),
-        None => format!("exhausted: {}", full.join(", ")),
+    let mut message = match (&missing, &overlaps) {
+        (Some(why), _) => format!("no pools: {why}"),
+        (None, Some(overlaps)) => overlaps.clone(),
+        (None, None) if full.is_empty() => "addresses free in every pool".to_owned(),
+        (None, None) => format!("exhausted: {}", full.join(", ")),
     };
     match lock(&life.addresses.ipam).outside().len() {
         0 => {}
@@ -38,11 +43,23 @@ fn look(life: &Lifecycle) -> Fill {
     if let Some(why) = life.config.ipv6_off {
         message.push_str(&format!("; IPv4 alone: IPv6 is off on the node ({why})"));
     }
-    let amiss = !full.is_empty() || overlaps.is_some();
+    if !source.is_empty() {
+        message.push_str(&format!("; pools of {source}"));
+    }
+    // The message of missing pools has the reason.
+    for what in pending.iter().chain(refused.iter().filter(|_| missing.is_none())) {
+        message.push_str(&format!("; {what}"));
+    }
+    // The pools in use serve containers: a row that is refused does not make the node unready.
+    let of_pools = match missing {
+        Some(_) => Health::Failing,
+        None => of(!full.is_empty() || overlaps.is_some(), Health::Degraded),
+    };
+    let health = of_pools.max(of(refused.is_some(), Health::Degraded));
     Arc::new(move |status| {
         status.ipam.clone_from(&pools);
         status.router.clone_from(&router);
-        let health = of(amiss, Health::Degraded);
-        status.components.push(ComponentStatus::new("ipam", health, message.clone()));
+        let component = ComponentStatus::new("ipam", health, message.clone());
+        status.components.push(component.by_containers(of_pools));
     })
 }

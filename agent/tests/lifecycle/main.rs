@@ -41,6 +41,7 @@ mod pods;
 mod policy;
 mod policy_facts;
 mod policy_lost;
+mod pools;
 mod ports;
 mod redirects;
 mod resting;

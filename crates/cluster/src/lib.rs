@@ -6,6 +6,7 @@
 //! | `file` | the file of `--cluster-file` |
 //! | `routes` | routes to the containers of other nodes |
 //! | `paths` | which direct paths carry packets of containers |
+//! | `pools` | when a node's pools follow the pod CIDRs of its row |
 //! | `feed` | rows of the cluster feed, and which of them are in force |
 #![forbid(unsafe_code)]
 
@@ -13,4 +14,5 @@ pub mod feed;
 pub mod file;
 pub mod nodes;
 pub mod paths;
+pub mod pools;
 pub mod routes;

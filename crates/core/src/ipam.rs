@@ -22,6 +22,7 @@ mod error;
 mod family;
 mod quarantine;
 mod rest;
+mod routers;
 
 pub use error::{CidrProblem, IpamError};
 use family::FamilyPool;
@@ -157,6 +158,7 @@ pub struct Ipam {
     default_pool: PoolName,
     router4: Option<Ipv4Addr>,
     router6: Option<Ipv6Addr>,
+    former_routers: Vec<IpAddr>,
     leases: BTreeMap<IpAddr, Lease>,
     /// A delete must not scan all leases.
     by_container: HashMap<ContainerId, BTreeSet<IpAddr>>,
@@ -184,18 +186,7 @@ impl Ipam {
             })
             .collect();
         let default_index = index_of(&pools, &default_pool)?;
-        let mut ipam = Self {
-            pools,
-            default_pool: default_pool.clone(),
-            router4: None,
-            router6: None,
-            leases: BTreeMap::new(),
-            by_container: HashMap::new(),
-            withheld: Vec::new(),
-            rest_ms: quarantine::DEFAULT_REST_MS,
-            latest_ms: 0,
-            turns: 0,
-        };
+        let mut ipam = Self::of(pools, default_pool.clone());
         for family in [Family::Ipv4, Family::Ipv6] {
             let router = ipam.pools.get(default_index).and_then(|p| p.family(family)).and_then(FamilyPool::first);
             match router {
@@ -211,6 +202,22 @@ impl Ipam {
             }
         }
         Ok(ipam)
+    }
+
+    fn of(pools: Vec<Pool>, default_pool: PoolName) -> Self {
+        Self {
+            pools,
+            default_pool,
+            router4: None,
+            router6: None,
+            former_routers: Vec::new(),
+            leases: BTreeMap::new(),
+            by_container: HashMap::new(),
+            withheld: Vec::new(),
+            rest_ms: quarantine::DEFAULT_REST_MS,
+            latest_ms: 0,
+            turns: 0,
+        }
     }
 
     /// Router address, IPv4.

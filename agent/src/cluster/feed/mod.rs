@@ -28,6 +28,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::Instant,
@@ -297,6 +298,14 @@ impl ClusterFeed {
         let inner = lock(&self.inner);
         let rows = inner.feed.nodes().map(NodeRow::from);
         (rows.collect(), inner.kinds.contains(&Kind::Node) && inner.is_synced())
+    }
+
+    /// Pod CIDRs of this node's row; `None` until a producer has sent every row, and without a row: kept rows may be
+    /// older than the pools in use.
+    pub(super) fn own_pod_cidrs(&self) -> Option<Vec<IpNet>> {
+        let inner = lock(&self.inner);
+        let is_known = inner.known == Known::Sent && inner.kinds.contains(&Kind::Node);
+        inner.feed.own_node().filter(|_| is_known).map(|node| node.pod_cidrs.clone())
     }
 
     /// The nodes of the start are in force.

@@ -10,7 +10,6 @@ use wharf_agent::{
     store::{Opened, Store, StoreError},
     sync::lock,
 };
-use wharf_core::ipam::Ipam;
 use wharf_datapath::fake::{Hold, Operation};
 
 use super::{Agent, Disk, Machine, Slow};
@@ -83,7 +82,7 @@ impl Machine {
     fn prepare(&self, opened: Opened) -> (Runtime, Arc<Node>, Opening) {
         self.kernel.clear_call_log();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
-        let ipam = Ipam::new(self.config.pools.clone(), self.config.default_pool.clone()).expect("pools");
+        let ipam = self.config.ipam().expect("pools");
         let Opened { store, snapshot, set_aside, lost, writer } = opened;
         let identities = Arc::<Slow>::default();
         let (proxy, giver) = (Arc::clone(&self.proxy), Arc::clone(&identities));

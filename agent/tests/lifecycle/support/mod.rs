@@ -97,6 +97,7 @@ impl Machine {
             cluster_file: None,
             cluster_feed: None,
             cluster_feed_group: None,
+            pools_from_cluster: None,
             routing: Routing::Auto,
             overlay_port: 4_789,
             overlay_vni: 88,

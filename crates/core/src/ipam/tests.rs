@@ -59,6 +59,22 @@ fn the_router_is_the_first_usable_address_and_stays() {
 }
 
 #[test]
+fn a_router_of_other_pools_is_kept_for_its_endpoints_and_leased_to_none() {
+    let mut ipam = ipam(&["10.1.0.0/29"]);
+    for gateway in ["10.1.0.1", "10.1.0.2", "10.9.0.1", "10.9.0.1"] {
+        ipam.keep_router(ip(gateway));
+    }
+    assert_eq!((ipam.routers(), ipam.former_routers()), (vec![ip("10.1.0.1")], &[ip("10.1.0.2"), ip("10.9.0.1")][..]));
+    assert!(ipam.is_router(ip("10.9.0.1")) && !ipam.is_router(ip("10.1.0.3")));
+    assert_eq!(lease4(&mut ipam, 1), Ipv4Addr::new(10, 1, 0, 3));
+    assert!(ipam.outside().is_empty());
+
+    let mut none = Ipam::without_pools(pool_name("default"));
+    assert!(none.routers().is_empty() && none.cidrs().is_empty() && none.usage().is_empty());
+    assert!(none.lease(&LeaseRequest::default(), owner(1), 0).is_err());
+}
+
+#[test]
 fn a_lease_holds_both_families_that_the_pool_has() {
     let mut both = ipam(&["10.1.0.0/24", "fd00::/64"]);
     let leased = both.lease(&LeaseRequest::default(), owner(1), 7).unwrap();

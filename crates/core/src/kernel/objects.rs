@@ -72,6 +72,8 @@ pub struct NodeSpec {
     pub router4: Option<Ipv4Addr>,
     /// As `router4`.
     pub router6: Option<Ipv6Addr>,
+    /// Gateways of endpoints from before a change of the pools: the node keeps them beside the router addresses.
+    pub former_routers: Vec<IpAddr>,
     /// Each has an unreachable route; endpoint routes are longer.
     pub cidrs: Vec<IpNet>,
     /// To containers of other nodes.
@@ -91,10 +93,11 @@ pub struct NodeSpec {
 }
 
 impl NodeSpec {
-    /// The router addresses, IPv4 first.
+    /// The router addresses, IPv4 first, then former ones.
     #[must_use]
     pub fn routers(&self) -> Vec<IpAddr> {
-        self.router4.map(IpAddr::V4).into_iter().chain(self.router6.map(IpAddr::V6)).collect()
+        let now = self.router4.map(IpAddr::V4).into_iter().chain(self.router6.map(IpAddr::V6));
+        now.chain(self.former_routers.iter().copied()).collect()
     }
 }
 

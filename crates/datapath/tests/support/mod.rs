@@ -317,6 +317,7 @@ pub(crate) fn node_spec() -> NodeSpec {
     NodeSpec {
         router4: Some(ROUTER4),
         router6: Some(ROUTER6),
+        former_routers: Vec::new(),
         cidrs: vec!["10.77.0.0/16".parse().expect("cidr"), "fd77::/64".parse().expect("cidr")],
         peers: Vec::new(),
         overlay: None,

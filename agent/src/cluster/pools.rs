@@ -1,0 +1,284 @@
+//! The pools of `--pools-from-cluster`.
+//!
+//! A start uses the pod CIDRs of this node's entry in the cluster file, else those of the last start, which a file of the
+//! state directory keeps. When the row changes, the agent writes that file and restarts in place.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use wharf_cluster::pools::{Decision, decide};
+use wharf_core::ipam::{Ipam, PoolConfig};
+
+use super::{blocking, overlap, read};
+use crate::{
+    clock,
+    config::{AgentConfig, FromCluster},
+    kept,
+    sync::lock,
+};
+
+/// Name of the controller.
+pub const CONTROLLER: &str = "pools-from-cluster";
+/// Of comparisons of row and pools.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Of checks of the same refused pod CIDRs, which read every route.
+const CHECKS: Duration = Duration::from_secs(10);
+const FILE: &str = "pools.json";
+const VERSION: u32 = 1;
+/// Bytes of the file.
+const MAX_FILE: u64 = 4_096;
+
+/// Content of the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    version: u32,
+    /// In the order of the row.
+    cidrs: Vec<IpNet>,
+    /// Boot of the last change.
+    boot_id: String,
+    /// Time of the last change since that boot, milliseconds.
+    changed_ms: u64,
+}
+
+/// For the status.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PoolsView {
+    /// Source of the pools in use; empty without pools.
+    pub source: String,
+    /// The pod CIDRs of the row, which a restart will use.
+    pub pending: Option<String>,
+    /// Why pod CIDRs are not used.
+    pub refused: Option<String>,
+}
+
+/// The pools in use, and the state of other pod CIDRs of the row.
+#[derive(Debug)]
+pub struct OwnPools {
+    file: PathBuf,
+    in_use: Vec<IpNet>,
+    /// Ends this agent for a restart in place.
+    restart: CancellationToken,
+    view: Mutex<PoolsView>,
+    /// The pod CIDRs of the last refusal, and its time.
+    refused: Mutex<Option<(Vec<IpNet>, Instant)>>,
+}
+
+impl OwnPools {
+    pub(super) fn new(config: &AgentConfig) -> Option<Self> {
+        let FromCluster { source, problem } = config.pools_from_cluster.clone()?;
+        Some(Self {
+            file: config.state_dir.join(FILE),
+            in_use: in_use(config),
+            restart: CancellationToken::new(),
+            view: Mutex::new(PoolsView { source, pending: None, refused: problem }),
+            refused: Mutex::default(),
+        })
+    }
+
+    /// For the status.
+    #[must_use]
+    pub fn view(&self) -> PoolsView {
+        lock(&self.view).clone()
+    }
+
+    /// Why the node has no pools.
+    #[must_use]
+    pub fn missing(&self) -> Option<String> {
+        let why = || lock(&self.view).refused.clone();
+        self.in_use.is_empty().then(|| why().unwrap_or_else(|| "this node's row has no pod CIDRs yet".to_owned()))
+    }
+
+    /// Returns when the agent must restart in place.
+    pub async fn restarts(&self) {
+        self.restart.cancelled().await;
+    }
+
+    /// The decision about the pod CIDRs of the row. Reads the time of the last change from the file.
+    pub async fn decide(&self, row: &[IpNet]) -> Decision {
+        if self.restart.is_cancelled() || decide(row, &self.in_use, None) == Decision::Keep {
+            return Decision::Keep;
+        }
+        let file = self.file.clone();
+        let since = blocking(move || {
+            let kept = read_kept(&file).ok()??;
+            (kept.boot_id == clock::boot_id().ok()?).then(|| clock::boot_ms().saturating_sub(kept.changed_ms))
+        });
+        decide(row, &self.in_use, since.await)
+    }
+
+    /// The row has the pools in use, or no pod CIDRs.
+    pub fn settle(&self) {
+        self.show(None, None);
+    }
+
+    /// The row is used after some time.
+    pub fn postpone(&self, row: &[IpNet], left_ms: u64) {
+        let text = format!("the pod CIDRs {} of this node's row are used in {} s", list(row), left_ms.div_ceil(1_000));
+        self.show(Some(text), None);
+    }
+
+    /// The pools in use stay.
+    pub fn refuse(&self, row: &[IpNet], why: &str) {
+        *lock(&self.refused) = Some((row.to_vec(), Instant::now()));
+        self.show(None, Some(format!("the pod CIDRs {} of this node's row cannot be its pools: {why}", list(row))));
+    }
+
+    /// The same pod CIDRs were refused just now.
+    #[must_use]
+    pub fn is_refused(&self, row: &[IpNet]) -> bool {
+        lock(&self.refused).as_ref().is_some_and(|(refused, at)| refused == row && at.elapsed() < CHECKS)
+    }
+
+    /// Keeps the pod CIDRs for the next start, and restarts the agent. Returns what happens, in words.
+    ///
+    /// # Errors
+    /// The file cannot be written; the pools in use stay.
+    pub async fn restart_with(&self, row: &[IpNet]) -> Result<String, String> {
+        let (file, cidrs) = (self.file.clone(), row.to_vec());
+        let written = blocking(move || write(&file, cidrs, clock::boot_id()?)).await;
+        if let Err(why) = written {
+            let why = format!("keep the pod CIDRs of this node's row in {}: {why}", self.file.display());
+            self.show(None, Some(why.clone()));
+            return Err(why);
+        }
+        let in_use = if self.in_use.is_empty() { "none".to_owned() } else { list(&self.in_use) };
+        self.restart.cancel();
+        Ok(format!("pools {in_use} -> {}: the pod CIDRs of this node's row; the agent restarts in place", list(row)))
+    }
+
+    fn show(&self, pending: Option<String>, refused: Option<String>) {
+        let mut view = lock(&self.view);
+        if let Some(why) = refused.as_ref().filter(|_| view.refused != refused) {
+            tracing::warn!("{why}");
+        }
+        (view.pending, view.refused) = (pending, refused);
+    }
+}
+
+/// Sets the pools of a start. Changes no file and does not look at the node's networks.
+pub fn resolve(config: &mut AgentConfig) {
+    if config.pools_from_cluster.is_none() {
+        return;
+    }
+    let file = config.state_dir.join(FILE);
+    let (kept, mut problem) = match read_kept(&file) {
+        Ok(kept) => (kept.map(|kept| kept.cidrs), None),
+        Err(why) => (None, Some(format!("read the pools of the last start in {}: {why}", file.display()))),
+    };
+    // The cluster reports a refused file.
+    let entry = config.cluster_file.as_deref().and_then(|path| read(path, &config.node_name).ok());
+    let entry = entry.and_then(|(_, nodes)| Some(nodes.get(&config.node_name)?.pod_cidrs.clone()));
+    let sources = [(entry, "this node's entry in the cluster file"), (kept, "this node's last row")];
+    let mut source = String::new();
+    for (cidrs, name) in sources {
+        let Some(cidrs) = cidrs.filter(|cidrs| !cidrs.is_empty()) else { continue };
+        match usable(config, &cidrs) {
+            Ok(_) => {
+                config.set_pools(cidrs);
+                source = name.to_owned();
+                break;
+            }
+            Err(why) => {
+                let why = format!("the pod CIDRs {} of {name} cannot be the pools: {why}", list(&cidrs));
+                problem = Some(problem.unwrap_or(why));
+            }
+        }
+    }
+    config.pools_from_cluster = Some(FromCluster { source, problem });
+}
+
+/// Starts without pools: those of [`resolve`] overlap a network of the node.
+pub fn refuse(config: &mut AgentConfig, why: &str) {
+    let why = format!("the pod CIDRs {} of this node cannot be its pools: {why}", list(&in_use(config)));
+    tracing::error!("{why}; the agent starts without pools");
+    config.set_pools(Vec::new());
+    config.pools_from_cluster = Some(FromCluster { source: String::new(), problem: Some(why) });
+}
+
+/// At a start: keeps pools of the cluster file for a start without it, and sets a damaged file aside.
+pub fn keep_at_start(config: &AgentConfig, boot_id: &str) {
+    if config.pools_from_cluster.is_none() {
+        return;
+    }
+    let (file, in_use) = (config.state_dir.join(FILE), in_use(config));
+    let is_kept = match read_kept(&file) {
+        Ok(kept) => kept.is_some_and(|kept| kept.cidrs == in_use),
+        Err(why) => {
+            set_aside(&file, &why);
+            false
+        }
+    };
+    if in_use.is_empty() || is_kept {
+        return;
+    }
+    if let Err(why) = write(&file, in_use, boot_id.to_owned()) {
+        tracing::warn!(
+            "keep the pools in {}: {why}; a start without the cluster file would use older ones",
+            file.display()
+        );
+    }
+}
+
+/// Pools with these CIDRs, without a look at the node's networks.
+///
+/// # Errors
+/// Why they cannot be pools.
+pub fn usable(config: &AgentConfig, cidrs: &[IpNet]) -> Result<Ipam, String> {
+    let pool = PoolConfig { name: config.default_pool.clone(), cidrs: cidrs.to_vec() };
+    let ipam = Ipam::new(vec![pool], config.default_pool.clone()).map_err(|why| why.to_string())?;
+    if let Some(services) = config.service_cidr.iter().find(|net| cidrs.iter().any(|cidr| overlap(cidr, net))) {
+        return Err(format!("they overlap the addresses of services {services} (--service-cidr)"));
+    }
+    let v6 = cidrs.iter().find(|cidr| cidr.addr().is_ipv6());
+    if let (Some(cidr), Some(why)) = (v6, wharf_datapath::ipv6_off()) {
+        return Err(format!("{cidr} cannot be used: IPv6 is off on this node ({why})"));
+    }
+    Ok(ipam)
+}
+
+fn in_use(config: &AgentConfig) -> Vec<IpNet> {
+    config.pools.iter().flat_map(|pool| pool.cidrs.iter().copied()).collect()
+}
+
+fn list(cidrs: &[IpNet]) -> String {
+    cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn read_kept(file: &Path) -> io::Result<Option<Kept>> {
+    let Some(text) = kept::read(file, MAX_FILE)? else { return Ok(None) };
+    let kept: Kept = serde_json::from_slice(&text)?;
+    match kept.version {
+        VERSION => Ok(Some(kept)),
+        other => Err(io::Error::other(format!("it has version {other}, and this agent knows {VERSION}"))),
+    }
+}
+
+fn write(file: &Path, cidrs: Vec<IpNet>, boot_id: String) -> io::Result<()> {
+    let kept = Kept { version: VERSION, cidrs, boot_id, changed_ms: clock::boot_ms() };
+    kept::write(file, (serde_json::to_string_pretty(&kept)? + "\n").as_bytes())
+}
+
+/// Renames a damaged file.
+fn set_aside(file: &Path, why: &io::Error) {
+    let mut aside = file.as_os_str().to_owned();
+    aside.push(".damaged");
+    let aside = PathBuf::from(aside);
+    let what = format!("read the pools of the last start in {}: {why}", file.display());
+    match fs::rename(file, &aside) {
+        Ok(()) => tracing::error!("{what}; the file is now {}", aside.display()),
+        Err(why) => tracing::error!("{what}; set the file aside: {why}"),
+    }
+}
+
+#[cfg(test)]
+#[path = "pools_tests.rs"]
+mod tests;

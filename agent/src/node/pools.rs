@@ -1,0 +1,72 @@
+//! Pools that follow this node's row, with `--pools-from-cluster`.
+
+use ipnet::IpNet;
+use wharf_cluster::pools::Decision;
+use wharf_core::{
+    endpoint::IpOwner,
+    ipam::{Ipam, PoolConfig, describe_owner},
+    kernel::KernelError,
+    overlap::at_start,
+    store::LeaseOwner,
+};
+
+use super::{health, lifecycle::Lifecycle};
+use crate::{cluster::pools::usable, sync::lock};
+
+impl Lifecycle {
+    /// Compares the pod CIDRs of this node's row with the pools in use. Other usable ones restart the agent in place.
+    ///
+    /// # Errors
+    /// The kernel cannot be read, or the pod CIDRs cannot be kept for the next start; the pools in use stay.
+    pub async fn follow_row(&self) -> Result<(), String> {
+        let Some(own) = self.cluster.own_pools() else { return Ok(()) };
+        let Some(row) = self.cluster.own_pod_cidrs() else { return Ok(()) };
+        match (own.decide(&row).await, usable(&self.config, &row)) {
+            (Decision::Keep, _) => own.settle(),
+            (_, Err(why)) => own.refuse(&row, &why),
+            (Decision::Wait(left_ms), Ok(_)) => own.postpone(&row, left_ms),
+            (Decision::Restart, Ok(_)) if own.is_refused(&row) => {}
+            (Decision::Restart, Ok(ipam)) => match self.unfit(&row, &ipam).await.map_err(|why| why.to_string())? {
+                Some(why) => own.refuse(&row, &why),
+                None => {
+                    let what = own.restart_with(&row).await?;
+                    tracing::warn!("{what}");
+                    self.monitor.agent(None, "pools-changed", what);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Why the CIDRs of `ipam` cannot be this node's pools: a start with them would fail.
+    async fn unfit(&self, cidrs: &[IpNet], ipam: &Ipam) -> Result<Option<String>, KernelError> {
+        // The health endpoint gets another address.
+        let is_held = |owner: &LeaseOwner| *owner != LeaseOwner::Node && !health::holds(owner);
+        for router in ipam.routers() {
+            let lease = lock(&self.addresses.ipam).get(router).cloned();
+            if let Some(lease) = lease.filter(|lease| is_held(&lease.owner)) {
+                let owner = describe_owner(&lease.owner);
+                return Ok(Some(format!("their router address {router} is leased to {owner}")));
+            }
+        }
+        let contains = |ip: &std::net::IpAddr| cidrs.iter().any(|cidr| cidr.contains(ip));
+        for handle in self.registry.list() {
+            let record = handle.shared.read(|v| v.record.clone());
+            if record.ip_owner == IpOwner::External
+                && let Some(ip) = record.addresses().find(contains)
+            {
+                return Ok(Some(format!("endpoint {} has the address {ip} of another IPAM", record.id)));
+            }
+        }
+        for orphan in self.orphans.list() {
+            if let Some((ip, _)) = orphan.rows.iter().find(|(ip, _)| !contains(ip)) {
+                let id = orphan.link.id;
+                return Ok(Some(format!("endpoint {id}, whose record is lost, has the address {ip} outside of them")));
+            }
+        }
+        let seen = self.kernel.observe_networks(cidrs).await?;
+        let pool = PoolConfig { name: self.config.default_pool.clone(), cidrs: cidrs.to_vec() };
+        let overlaps = at_start(&[pool], &seen, self.config.announce).err();
+        Ok(overlaps.and_then(|refused| refused.0.first().map(ToString::to_string)))
+    }
+}

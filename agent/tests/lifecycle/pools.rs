@@ -1,0 +1,109 @@
+//! Pools of `--pools-from-cluster`: without a row, from a row, refused pod CIDRs, and endpoints from before a change.
+
+use std::fs;
+
+use ipnet::IpNet;
+use wharf_agent::{cluster::pools, config::FromCluster, restore};
+use wharf_api::ErrorCode;
+use wharf_core::{
+    ids::PoolName,
+    ipam::{Ipam, PoolConfig},
+    kernel::NodeKernel as _,
+    overlap::{NodeNetwork, Way},
+};
+
+use crate::support::*;
+
+/// Without pools, with a cluster file.
+fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.config.pools_from_cluster = Some(FromCluster::default());
+    machine.config.set_pools(Vec::new());
+    machine.config.cluster_file = Some(machine.config.state_dir.join("nodes.toml"));
+    machine
+}
+
+fn set_row(machine: &Machine, cidrs: &str) {
+    let text = format!("[[node]]\nname = 'test'\naddresses = ['192.0.2.1']\npod-cidrs = [{cidrs}]\n");
+    fs::write(machine.config.cluster_file.as_ref().expect("a file"), text).expect("written");
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().expect("network")
+}
+
+#[test]
+fn without_a_row_creates_wait_and_the_row_restarts_the_agent_with_its_pools() {
+    let mut machine = machine();
+    set_row(&machine, "");
+    machine.life(async |agent| {
+        let refused = agent.try_create(agent.container("c1")).await.expect_err("no pools");
+        assert_eq!(refused.code, ErrorCode::Unavailable, "{refused:?}");
+        assert!(refused.message.contains("this node's row has no pod CIDRs yet"), "{refused:?}");
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.follow_row().await.expect("nothing to do");
+    });
+    set_row(&machine, "'10.99.0.0/24'");
+    machine.life(async |agent| {
+        let own = agent.life.cluster.own_pools().expect("the setting");
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        let address = NodeNetwork { net: net("10.99.0.7/32"), way: Way::Address, ifname: None };
+        agent.kernel.set_networks(vec![address]);
+        agent.life.follow_row().await.expect("refused");
+        let refused = own.view().refused.expect("refused");
+        assert!(refused.contains("10.99.0.0/24") && refused.contains("10.99.0.7"), "{refused}");
+        assert!(own.missing().is_some_and(|why| why == refused));
+    });
+    machine.life(async |agent| {
+        let own = agent.life.cluster.own_pools().expect("the setting");
+        agent.kernel.set_networks(Vec::new());
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.follow_row().await.expect("a restart");
+        own.restarts().await;
+    });
+    // The row without the file: the pools of the last start.
+    fs::remove_file(machine.config.cluster_file.as_ref().expect("a file")).expect("removed");
+    pools::resolve(&mut machine.config);
+    machine.life(async |agent| {
+        let made = agent.create("c1").await;
+        assert!(addresses(&made).iter().all(|ip| net("10.99.0.0/24").contains(ip)), "{:?}", addresses(&made));
+        agent.delete(&made).await;
+    });
+}
+
+#[test]
+fn the_address_of_an_endpoint_cannot_become_the_router_address() {
+    let mut machine = machine();
+    machine.config.set_pools(vec![net("10.99.0.0/24")]);
+    set_row(&machine, "'10.99.0.2/31'");
+    machine.life(async |agent| {
+        let made = agent.create("c1").await;
+        assert_eq!(addresses(&made), [std::net::IpAddr::from([10, 99, 0, 2])]);
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.follow_row().await.expect("refused");
+        let refused = agent.life.cluster.own_pools().and_then(|own| own.view().refused).expect("refused");
+        assert!(refused.contains("router address 10.99.0.2 is leased to"), "{refused}");
+    });
+}
+
+#[test]
+fn endpoints_keep_the_gateway_of_former_pools() {
+    Machine::new().life(async |agent| {
+        agent.create("c1").await;
+        let (dump, snapshot) = (agent.kernel.dump().await.expect("dump"), agent.snapshot().await);
+        let ipam = |cidrs: &[&str]| {
+            let name = PoolName::parse("default").expect("a name");
+            let cidrs = cidrs.iter().copied().map(net).collect();
+            Ipam::new(vec![PoolConfig { name: name.clone(), cidrs }], name).expect("pools")
+        };
+        let mut other = ipam(&["10.99.0.0/24", "fd99::/64"]);
+        restore::fits(&snapshot, &dump, &other).expect_err("settings do not change the gateway");
+        restore::keep_gateways(&snapshot, &mut other);
+        assert_eq!(other.former_routers().len(), 2);
+        restore::fits(&snapshot, &dump, &other).expect("the node keeps the gateway");
+        let mut own_address = ipam(&["10.88.0.2/31", "fd88::/64"]);
+        restore::keep_gateways(&snapshot, &mut own_address);
+        let refused = restore::fits(&snapshot, &dump, &own_address).expect_err("an endpoint has it").to_string();
+        assert!(refused.contains("10.88.0.2, which is a router address"), "{refused}");
+    });
+}
