@@ -103,7 +103,9 @@ fn own_gateways(record: &EndpointRecord) -> impl Iterator<Item = IpAddr> + use<>
 
 /// With `--pools-from-cluster`, the pools change while containers run: the node keeps the gateways of its endpoints.
 pub fn keep_gateways(snapshot: &Snapshot, ipam: &mut Ipam) {
-    for gateway in snapshot.endpoints.iter().flat_map(own_gateways) {
+    // The health endpoint gets another address.
+    let kept = snapshot.endpoints.iter().filter(|record| !health::is_reserved(&record.attachment));
+    for gateway in kept.flat_map(own_gateways) {
         if !ipam.is_router(gateway) {
             tracing::info!(%gateway, "endpoints have a gateway of former pools; the node keeps its address");
             ipam.keep_router(gateway);

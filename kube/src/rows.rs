@@ -1,6 +1,6 @@
 //! Objects of the API to rows of the feed.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use prost::Message as _;
 use serde_json::value::RawValue;
@@ -114,9 +114,10 @@ fn node_row(node: &Node) -> Option<Row> {
     let all = node.status.addresses.as_deref().unwrap_or_default();
     let of_kind = |kind| -> Vec<String> {
         let mut addresses: Vec<String> = Vec::new();
-        for address in all.iter().filter(|address| address.kind == kind).map(|address| &address.address) {
-            if !addresses.contains(address) {
-                addresses.push(address.clone());
+        for address in all.iter().filter(|address| address.kind == kind).filter_map(|address| usable(&address.address))
+        {
+            if !addresses.contains(&address) && addresses.len() < MAX_ADDRESSES {
+                addresses.push(address);
             }
         }
         addresses
@@ -127,23 +128,39 @@ fn node_row(node: &Node) -> Option<Row> {
     }
     let metadata = &node.metadata;
     let listed = |name| metadata.annotation(name).map(addresses_of).unwrap_or_default();
+    let router_addresses = listed(ROUTERS);
+    let mut health_addresses = listed(HEALTH);
+    health_addresses.retain(|address| !router_addresses.contains(address));
     (!addresses.is_empty()).then(|| {
         Row::Node(v1::Node {
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
             addresses,
             pod_cidrs: node.spec.pod_cidrs.clone().unwrap_or_default(),
-            health_addresses: listed(HEALTH),
-            router_addresses: listed(ROUTERS),
+            health_addresses,
+            router_addresses,
         })
     })
 }
 
-/// Any user who may annotate the node writes it, so texts that are no address are skipped: they would refuse the row.
+/// Any user who may annotate the node writes it.
 fn addresses_of(annotation: &str) -> Vec<String> {
-    let all = annotation.split(',').filter_map(|text| text.trim().parse::<std::net::IpAddr>().ok());
-    let unique: BTreeSet<_> = all.collect();
-    unique.into_iter().map(|address| address.to_string()).take(8).collect()
+    let unique: BTreeSet<_> = annotation.split(',').filter_map(usable).collect();
+    unique.into_iter().take(MAX_ADDRESSES).collect()
+}
+
+/// Addresses of a list in a node's row.
+const MAX_ADDRESSES: usize = 8;
+
+/// An address that the agent accepts: any other would refuse the whole row of the node.
+fn usable(text: &str) -> Option<String> {
+    let address: IpAddr = text.trim().parse().ok()?;
+    let is_usable = match address {
+        IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_broadcast(),
+        IpAddr::V6(v6) => !v6.is_unicast_link_local() && v6.to_ipv4_mapped().is_none(),
+    };
+    let is_usable = is_usable && !address.is_unspecified() && !address.is_loopback() && !address.is_multicast();
+    is_usable.then(|| address.to_string())
 }
 
 /// A pod without addresses has a row only for the agent of the pod's node, which can use the labels before the address

@@ -296,7 +296,7 @@ fn of_protocol(node: &Node) -> Result<String> {
 }
 
 /// Routes to other nodes, sorted: `CIDR via ADDRESS`, or `CIDR overlay to ADDRESS from ADDRESS mtu N`. Without those of
-/// [`unreachable`].
+/// [`unreachable()`].
 ///
 /// # Errors
 /// The routes cannot be read.

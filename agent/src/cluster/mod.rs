@@ -65,6 +65,8 @@ pub struct InForce {
     pub destinations: Vec<Destination>,
     /// Near nodes to which packets take the overlay.
     pub detours: Detours,
+    /// Routes to router addresses on trial.
+    pub trials: Vec<PeerRoute>,
     /// CIDRs of pools to which no other node has a route.
     pub outside: Vec<IpNet>,
     /// Addresses of this node's row that it does not have.
@@ -112,6 +114,7 @@ const EARLIER: &str = "of an earlier start";
 struct Plan {
     destinations: Vec<Destination>,
     detours: Detours,
+    trials: Vec<PeerRoute>,
     absent: Vec<IpAddr>,
 }
 
@@ -266,7 +269,7 @@ impl Cluster {
             (None, Some(text)) if looks.not_kept.is_some() => looks.not_kept = self.keep(&path, text).await,
             (None, _) => {}
         }
-        let changed = plan.destinations != before.destinations || nodes != before.nodes;
+        let changed = plan.destinations != before.destinations || plan.trials != before.trials || nodes != before.nodes;
         self.put(nodes, plan, refused, looks.not_kept.clone());
         Ok(changed)
     }
@@ -303,7 +306,7 @@ impl Cluster {
         let is_explained = |left: &Destination| plan.destinations.iter().any(|to| overlap(&to.cidr, &left.cidr));
         let unexplained: Vec<Destination> = looks.left.iter().filter(|left| !is_explained(left)).cloned().collect();
         plan.destinations.extend(unexplained);
-        let changed = plan.destinations != before.destinations || nodes != before.nodes;
+        let changed = plan.destinations != before.destinations || plan.trials != before.trials || nodes != before.nodes;
         self.put(nodes, plan, refused, None);
         Ok(changed)
     }
@@ -324,14 +327,21 @@ impl Cluster {
         verdicts.follow(nodes, listed.iter().copied().filter(|address| !absent.contains(address)).collect());
         let detours = verdicts.detours();
         let destinations = routes::destinations(nodes, &self.own, self.routing, &detours, &self.pools, &seen);
-        Ok(Plan { destinations, detours, absent })
+        let on_trial = verdicts.trials();
+        let trials = if on_trial.is_empty() {
+            Vec::new()
+        } else {
+            let overlaid = routes::destinations(nodes, &self.own, self.routing, &on_trial, &self.pools, &seen);
+            Verdicts::trial_routes(nodes, &on_trial, &overlaid)
+        };
+        Ok(Plan { destinations, detours, trials, absent })
     }
 
     fn put(&self, nodes: Nodes, plan: Plan, refused: Option<String>, not_kept: Option<String>) {
-        let Plan { destinations, detours, absent } = plan;
+        let Plan { destinations, detours, trials, absent } = plan;
         let outside = nodes.get(&self.own).map(|row| routes::pools_outside(row, &self.pools)).unwrap_or_default();
         let before = self.in_force();
-        let now = InForce { nodes, destinations, detours, outside, absent, refused, not_kept };
+        let now = InForce { nodes, destinations, detours, trials, outside, absent, refused, not_kept };
         if *before == now {
             return;
         }

@@ -24,7 +24,7 @@ impl Cluster {
         if !lock(&self.applied).as_ref().is_some_and(|applied| Arc::ptr_eq(applied, &in_force)) {
             return Vec::new();
         }
-        looks.verdicts.open(&in_force.nodes, &in_force.destinations, routers)
+        looks.verdicts.open(&in_force.nodes, &in_force.destinations, &in_force.trials, routers)
     }
 
     /// Takes the results of probes. The next look puts new verdicts in force.

@@ -41,6 +41,8 @@ const MAX_FILE: u64 = 4_096;
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     version: u32,
+    /// Name of the node: a copy of another node's state directory has another one.
+    node: String,
     /// In the order of the row.
     cidrs: Vec<IpNet>,
     /// Boot of the last change.
@@ -64,6 +66,7 @@ pub struct PoolsView {
 #[derive(Debug)]
 pub struct OwnPools {
     file: PathBuf,
+    node: String,
     in_use: Vec<IpNet>,
     /// Ends this agent for a restart in place.
     restart: CancellationToken,
@@ -77,6 +80,7 @@ impl OwnPools {
         let FromCluster { source, problem } = config.pools_from_cluster.clone()?;
         Some(Self {
             file: config.state_dir.join(FILE),
+            node: config.node_name.clone(),
             in_use: in_use(config),
             restart: CancellationToken::new(),
             view: Mutex::new(PoolsView { source, pending: None, refused: problem }),
@@ -107,10 +111,11 @@ impl OwnPools {
         if self.restart.is_cancelled() || decide(row, &self.in_use, None) == Decision::Keep {
             return Decision::Keep;
         }
-        let file = self.file.clone();
+        let (file, node) = (self.file.clone(), self.node.clone());
         let since = blocking(move || {
-            let kept = read_kept(&file).ok()??;
-            (kept.boot_id == clock::boot_id().ok()?).then(|| clock::boot_ms().saturating_sub(kept.changed_ms))
+            let kept = read_kept(&file, &node).ok()??;
+            let is_of_boot = kept.boot_id == clock::boot_id().ok()?;
+            clock::boot_ms().checked_sub(kept.changed_ms).filter(|_| is_of_boot)
         });
         decide(row, &self.in_use, since.await)
     }
@@ -143,8 +148,8 @@ impl OwnPools {
     /// # Errors
     /// The file cannot be written; the pools in use stay.
     pub async fn restart_with(&self, row: &[IpNet]) -> Result<String, String> {
-        let (file, cidrs) = (self.file.clone(), row.to_vec());
-        let written = blocking(move || write(&file, cidrs, clock::boot_id()?)).await;
+        let (file, node, cidrs) = (self.file.clone(), self.node.clone(), row.to_vec());
+        let written = blocking(move || write(&file, node, cidrs, clock::boot_id()?)).await;
         if let Err(why) = written {
             let why = format!("keep the pod CIDRs of this node's row in {}: {why}", self.file.display());
             self.show(None, Some(why.clone()));
@@ -170,7 +175,7 @@ pub fn resolve(config: &mut AgentConfig) {
         return;
     }
     let file = config.state_dir.join(FILE);
-    let (kept, mut problem) = match read_kept(&file) {
+    let (kept, mut problem) = match read_kept(&file, &config.node_name) {
         Ok(kept) => (kept.map(|kept| kept.cidrs), None),
         Err(why) => (None, Some(format!("read the pools of the last start in {}: {why}", file.display()))),
     };
@@ -210,7 +215,7 @@ pub fn keep_at_start(config: &AgentConfig, boot_id: &str) {
         return;
     }
     let (file, in_use) = (config.state_dir.join(FILE), in_use(config));
-    let is_kept = match read_kept(&file) {
+    let is_kept = match read_kept(&file, &config.node_name) {
         Ok(kept) => kept.is_some_and(|kept| kept.cidrs == in_use),
         Err(why) => {
             set_aside(&file, &why);
@@ -220,7 +225,7 @@ pub fn keep_at_start(config: &AgentConfig, boot_id: &str) {
     if in_use.is_empty() || is_kept {
         return;
     }
-    if let Err(why) = write(&file, in_use, boot_id.to_owned()) {
+    if let Err(why) = write(&file, config.node_name.clone(), in_use, boot_id.to_owned()) {
         tracing::warn!(
             "keep the pools in {}: {why}; a start without the cluster file would use older ones",
             file.display()
@@ -253,17 +258,18 @@ fn list(cidrs: &[IpNet]) -> String {
     cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn read_kept(file: &Path) -> io::Result<Option<Kept>> {
+fn read_kept(file: &Path, node: &str) -> io::Result<Option<Kept>> {
     let Some(text) = kept::read(file, MAX_FILE)? else { return Ok(None) };
     let kept: Kept = serde_json::from_slice(&text)?;
     match kept.version {
-        VERSION => Ok(Some(kept)),
+        VERSION if kept.node == node => Ok(Some(kept)),
+        VERSION => Err(io::Error::other(format!("it is of node {:?}, and this is {node}", kept.node))),
         other => Err(io::Error::other(format!("it has version {other}, and this agent knows {VERSION}"))),
     }
 }
 
-fn write(file: &Path, cidrs: Vec<IpNet>, boot_id: String) -> io::Result<()> {
-    let kept = Kept { version: VERSION, cidrs, boot_id, changed_ms: clock::boot_ms() };
+fn write(file: &Path, node: String, cidrs: Vec<IpNet>, boot_id: String) -> io::Result<()> {
+    let kept = Kept { version: VERSION, node, cidrs, boot_id, changed_ms: clock::boot_ms() };
     kept::write(file, (serde_json::to_string_pretty(&kept)? + "\n").as_bytes())
 }
 

@@ -27,7 +27,7 @@ fn a_start_has_the_pools_of_the_cluster_file_else_those_of_the_last_start() {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path();
     assert_eq!(resolved(path, FEED), (Vec::new(), FromCluster::default()));
-    write(&path.join(FILE), nets(&["10.1.0.0/24"]), "boot".to_owned()).expect("written");
+    write(&path.join(FILE), "a".to_owned(), nets(&["10.1.0.0/24"]), "boot".to_owned()).expect("written");
     let (cidrs, from) = resolved(path, FEED);
     assert_eq!((cidrs, from.source.as_str(), from.problem), (nets(&["10.1.0.0/24"]), "this node's last row", None));
 
@@ -58,12 +58,17 @@ fn the_pools_of_a_start_are_kept_and_a_damaged_file_is_set_aside() {
     assert!(!file.exists() && directory.path().join("pools.json.damaged").exists());
     config.set_pools(nets(&["10.1.0.0/24", "10.2.0.0/24"]));
     keep_at_start(&config, "boot");
-    let kept = read_kept(&file).expect("read").expect("a file");
+    let kept = read_kept(&file, "a").expect("read").expect("a file");
     assert_eq!((kept.cidrs, kept.boot_id.as_str()), (nets(&["10.1.0.0/24", "10.2.0.0/24"]), "boot"));
     assert_eq!(config.masquerade.map(|masquerade| masquerade.pools), Some(nets(&["10.1.0.0/24", "10.2.0.0/24"])));
-    for text in ["{\"version\":2,\"cidrs\":[],\"boot_id\":\"\",\"changed_ms\":0}", "[]", ""] {
+    for text in [
+        "{\"version\":2,\"node\":\"a\",\"cidrs\":[],\"boot_id\":\"\",\"changed_ms\":0}",
+        "{\"version\":1,\"node\":\"b\",\"cidrs\":[],\"boot_id\":\"\",\"changed_ms\":0}",
+        "[]",
+        "",
+    ] {
         fs::write(&file, text).expect("written");
-        assert!(read_kept(&file).is_err(), "{text}");
+        assert!(read_kept(&file, "a").is_err(), "{text}");
     }
 }
 

@@ -27,7 +27,8 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
         let (pool, lease, router) = {
             let table = lock(&life.addresses.ipam);
             let router = if ip.is_ipv4() { table.router4().is_some() } else { table.router6().is_some() };
-            (table.cidrs().into_iter().find(|cidr| cidr.contains(ip)), table.get(*ip).is_some(), router)
+            let is_held = table.get(*ip).is_some() || table.is_router(*ip);
+            (table.cidrs().into_iter().find(|cidr| cidr.contains(ip)), is_held, router)
         };
         if let Some(cidr) = pool {
             return Err(refused(*ip, format!("it lies in {cidr}, a pool of the agent, which gives it out itself")));

@@ -212,7 +212,7 @@ impl Lifecycle {
             router6: ipam.router6(),
             former_routers: ipam.former_routers().to_vec(),
             cidrs: ipam.cidrs(),
-            peers: routes::routes(&cluster.destinations),
+            peers: [routes::routes(&cluster.destinations), cluster.trials.clone()].concat(),
             overlay,
             mtu: self.mtu(),
             masquerade,

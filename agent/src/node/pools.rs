@@ -52,6 +52,9 @@ impl Lifecycle {
         let contains = |ip: &std::net::IpAddr| cidrs.iter().any(|cidr| cidr.contains(ip));
         for handle in self.registry.list() {
             let record = handle.shared.read(|v| v.record.clone());
+            if let Some(prefix) = cidrs.iter().find_map(|cidr| record.sources.overlapping(cidr)) {
+                return Ok(Some(format!("endpoint {} may send from {prefix}, a source prefix", record.id)));
+            }
             if record.ip_owner == IpOwner::External
                 && let Some(ip) = record.addresses().find(contains)
             {

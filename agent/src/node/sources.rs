@@ -27,7 +27,9 @@ pub(crate) async fn check(
     };
     let (pools, routers) = {
         let ipam = lock(&life.addresses.ipam);
-        (ipam.cidrs(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
+        let current = [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)];
+        let routers: Vec<IpAddr> = current.into_iter().flatten().chain(ipam.former_routers().iter().copied()).collect();
+        (ipam.cidrs(), routers)
     };
     for net in pools {
         refuse(net, &|| format!("{net}, a pool of the agent"))?;
@@ -38,7 +40,7 @@ pub(crate) async fn check(
     for to in &life.cluster.in_force().destinations {
         refuse(to.cidr, &|| format!("{}, the network of containers of node {}", to.cidr, to.node))?;
     }
-    for ip in gateways.iter().copied().chain(routers.into_iter().flatten()) {
+    for ip in gateways.iter().copied().chain(routers) {
         refuse(ip.into(), &|| format!("the gateway {ip}"))?;
     }
     for handle in life.registry.list().into_iter().filter(|handle| Some(handle.id) != own) {

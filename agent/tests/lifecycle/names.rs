@@ -198,7 +198,7 @@ fn an_answer_that_does_not_fit_takes_no_other_along() {
         for (n, part) in networks.chunks(200_000).enumerate() {
             let rules = RULES.replace("name: names", &format!("name: part-{n}"));
             let (head, _) = rules.split_once("  - toFQDNs").expect("a rule");
-            let rules = format!("{head}  - toCIDR: [{}]\n", part.join(", "));
+            let rules = format!("{head}  - toCIDRSet: [{{cidr: 11.0.0.0/8, except: [{}]}}]\n", part.join(", "));
             policy.import(&format!("part-{n}.yaml"), &rules).await.expect("imported");
         }
         let many: Vec<String> = (0..100).map(|n| format!("198.51.100.{n}")).collect();

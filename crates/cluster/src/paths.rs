@@ -1,11 +1,12 @@
 //! Direct paths to other nodes, with `--routing auto`. Some networks deliver packets only for the nodes' own addresses.
 //!
 //! A path is probed until it has a verdict, which stays until the row of the other node or the addresses of this node
-//! change. A router address also fails to answer before its agent's first start after a boot. So a node whose path fails
-//! gets the overlay on *trial*: an answer by the overlay shows that the address exists, and the direct path is tested once
-//! more. Without an answer, the direct path is used again, and the next trial needs twice as many failures.
+//! change. A router address also fails to answer before its agent's first start after a boot. So the router address of a
+//! node whose path fails gets a route by the overlay on *trial*: an answer shows that the address exists and that the overlay
+//! works, and the direct path is tested once more. Without an answer, the next trial needs twice as many failures.
+//! Containers' packets take the direct path until it is refused.
 //!
-//! | state | route | next state |
+//! | state | route of the router address | next state |
 //! |---|---|---|
 //! | direct | direct | trial, after failures in a row of a path |
 //! | trial | overlay | test, after an answer; direct, after failures in a row |
@@ -17,7 +18,7 @@ use std::{
     net::IpAddr,
 };
 
-use wharf_core::kernel::NextHop;
+use wharf_core::kernel::{NextHop, PeerRoute};
 
 use crate::{
     nodes::{NodeRow, Nodes},
@@ -36,9 +37,6 @@ const MAX_DOUBLED: u32 = 6;
 
 /// Why packets to a near node take the overlay.
 pub const REFUSED: &str = "the direct path does not carry containers' addresses";
-
-/// As [`REFUSED`], for a short time.
-pub const ON_TRIAL: &str = "the direct path did not carry a containers' address; it is tested again";
 
 /// Nodes to which packets take the overlay although a direct path exists, with the reason.
 pub type Detours = BTreeMap<String, &'static str>;
@@ -97,14 +95,6 @@ struct Known {
 impl Known {
     fn new(row: &NodeRow) -> Self {
         Self { row: row.clone(), state: State::Direct, paths: BTreeMap::new(), trials: 0, is_new: false }
-    }
-
-    const fn detour(&self) -> Option<&'static str> {
-        match self.state {
-            State::Direct | State::Test => None,
-            State::Trial => Some(ON_TRIAL),
-            State::Refused => Some(REFUSED),
-        }
     }
 
     /// Failures in a row that end the state.
@@ -178,19 +168,25 @@ impl Verdicts {
         self.nodes.retain(|name, known| rows.get(name.as_str()).is_some_and(|row| **row == known.row));
     }
 
-    /// Paths without a verdict. A node without router addresses has none. `routers`: of this node.
+    /// Paths without a verdict. A node without router addresses has none. `trials`: routes of trials that
+    /// the kernel has; a path whose state has another route is not open yet. `routers`: of this node.
     #[must_use]
-    pub fn open(&self, nodes: &Nodes, destinations: &[Destination], routers: &[IpAddr]) -> Vec<Path> {
+    pub fn open(
+        &self,
+        nodes: &Nodes,
+        destinations: &[Destination],
+        trials: &[PeerRoute],
+        routers: &[IpAddr],
+    ) -> Vec<Path> {
         let rows = by_name(nodes);
         let path = |to: &Destination| {
-            let is_on_trial = self.nodes.get(&to.node).is_some_and(|known| known.state == State::Trial);
-            let hop = match to.via {
-                Ok(NextHop::Direct(hop)) if !is_on_trial => hop,
-                Ok(NextHop::Overlay { remote, .. }) if is_on_trial => remote,
-                _ => return None,
-            };
+            let Ok(NextHop::Direct(hop)) = to.via else { return None };
             let row = rows.get(to.node.as_str())?;
             let router = *row.router_addresses.iter().find(|address| to.cidr.contains(*address))?;
+            let is_on_trial = self.nodes.get(&to.node).is_some_and(|known| known.state == State::Trial);
+            if trials.iter().any(|trial| trial.to.addr() == router) != is_on_trial {
+                return None;
+            }
             let from = *routers.iter().find(|address| address.is_ipv4() == router.is_ipv4())?;
             Some(Path { node: to.node.clone(), from, router, hop })
         };
@@ -199,6 +195,18 @@ impl Verdicts {
 
     fn is_trusted(&self, path: &Path) -> bool {
         self.nodes.get(&path.node).is_some_and(|known| known.paths.get(path) == Some(&Verdict::Trusted))
+    }
+
+    /// Routes of a trial, to router addresses. `overlaid`: the destinations if the nodes on trial were refused.
+    #[must_use]
+    pub fn trial_routes(nodes: &Nodes, trials: &Detours, overlaid: &[Destination]) -> Vec<PeerRoute> {
+        let rows = by_name(nodes);
+        let route = |to: &Destination| {
+            let row = rows.get(to.node.as_str()).filter(|_| trials.contains_key(&to.node))?;
+            let router = *row.router_addresses.iter().find(|address| to.cidr.contains(*address))?;
+            Some(PeerRoute { to: router.into(), via: *to.via.as_ref().ok()? })
+        };
+        overlaid.iter().filter_map(route).collect()
     }
 
     /// Takes the results of a round of probes. Returns true if routes change, and the nodes that are refused from now on.
@@ -234,7 +242,15 @@ impl Verdicts {
     /// Nodes to which packets take the overlay.
     #[must_use]
     pub fn detours(&self) -> Detours {
-        self.nodes.iter().filter_map(|(name, known)| Some((name.clone(), known.detour()?))).collect()
+        let refused = self.nodes.iter().filter(|(_, known)| known.state == State::Refused);
+        refused.map(|(name, _)| (name.clone(), REFUSED)).collect()
+    }
+
+    /// Nodes on trial.
+    #[must_use]
+    pub fn trials(&self) -> Detours {
+        let on_trial = self.nodes.iter().filter(|(_, known)| known.state == State::Trial);
+        on_trial.map(|(name, _)| (name.clone(), REFUSED)).collect()
     }
 }
 
@@ -275,7 +291,7 @@ mod tests {
     }
 
     fn open(verdicts: &Verdicts) -> Vec<Path> {
-        verdicts.open(&nodes(), &direct(&nodes()), &[ip("10.1.0.1"), ip("fd00:1::1")])
+        verdicts.open(&nodes(), &direct(&nodes()), &[], &[ip("10.1.0.1"), ip("fd00:1::1")])
     }
 
     fn results(path: &Path, router: Option<bool>, hop: Option<bool>) -> [Probed; 1] {
@@ -291,12 +307,12 @@ mod tests {
             Path { node: "b".to_owned(), from: ip("10.1.0.1"), router: ip("10.2.0.1"), hop: ip("192.0.2.2") };
         assert_eq!(v4, expected);
         assert_eq!((v6.router, v6.hop), (ip("fd00:2::1"), ip("2001:db8::2")));
-        let only_v4 = Verdicts::default().open(&nodes(), &direct(&nodes()), &[ip("10.1.0.1")]);
+        let only_v4 = Verdicts::default().open(&nodes(), &direct(&nodes()), &[], &[ip("10.1.0.1")]);
         assert_eq!(only_v4, [v4]);
         let overlay = NextHop::Overlay { remote: ip("192.0.2.2"), local: None };
         let by_overlay: Vec<_> =
             direct(&nodes()).into_iter().map(|to| Destination { via: Ok(overlay), ..to }).collect();
-        assert!(Verdicts::default().open(&nodes(), &by_overlay, &[ip("10.1.0.1")]).is_empty());
+        assert!(Verdicts::default().open(&nodes(), &by_overlay, &[], &[ip("10.1.0.1")]).is_empty());
     }
 
     fn lost(verdicts: &mut Verdicts, path: &Path, times: u32) -> (bool, BTreeSet<String>) {
@@ -314,7 +330,13 @@ mod tests {
             Destination { via: Ok(via), ..to }
         };
         let to: Vec<_> = direct(&nodes()).into_iter().map(to).collect();
-        verdicts.open(&nodes(), &to, &[ip("10.1.0.1")]).swap_remove(0)
+        let overlaid =
+            [PeerRoute { to: "10.2.0.1/32".parse().expect("address"), via: over(nodes().get("b").expect("row")) }];
+        let (on_trial, other) = (&overlaid[..], &[][..]);
+        let (trials, others) = if verdicts.trials().is_empty() { (other, on_trial) } else { (on_trial, other) };
+        let open = |trials| verdicts.open(&nodes(), &to, trials, &[ip("10.1.0.1")]);
+        assert!(open(others).is_empty(), "the kernel has the route of another state");
+        open(trials).swap_remove(0)
     }
 
     fn over(row: &NodeRow) -> NextHop {
@@ -330,13 +352,23 @@ mod tests {
         let mut verdicts = Verdicts::default();
         let [v4, v6] = open(&verdicts).try_into().expect("paths");
         verdicts.judge(&nodes(), &results(&v4, Some(true), Some(false)));
-        assert_eq!(open(&verdicts), [v6.clone()]);
+        assert_eq!(open(&verdicts), std::slice::from_ref(&v6));
         // A failure counts only while the next hop answers, and only in a row.
         for (router, hop) in [LOST, LOST, (Some(false), Some(false)), LOST, LOST, (None, Some(true)), LOST, LOST] {
             assert!(!verdicts.judge(&nodes(), &results(&v6, router, hop)).0);
         }
         assert_eq!(lost(&mut verdicts, &v6, 1), (true, BTreeSet::new()), "one family is enough");
-        assert_eq!(verdicts.detours(), Detours::from([("b".to_owned(), ON_TRIAL)]));
+        assert!(verdicts.detours().is_empty(), "containers' packets take the direct path");
+        assert!(verdicts.trials().contains_key("b"));
+        let overlaid: Vec<_> = direct(&nodes())
+            .into_iter()
+            .map(|to| Destination { via: Ok(over(nodes().get(&to.node).expect("row"))), ..to })
+            .collect();
+        let routes = Verdicts::trial_routes(&nodes(), &verdicts.trials(), &overlaid);
+        assert_eq!(
+            routes.iter().map(|route| route.to.to_string()).collect::<Vec<_>>(),
+            ["10.2.0.1/32", "fd00:2::1/128"]
+        );
     }
 
     /// Of node b: by a trial with an answer, and another test.
@@ -345,7 +377,7 @@ mod tests {
         verdicts.follow(&nodes(), vec![ip("192.0.2.1")]);
         let direct = path_of(&verdicts, near);
         assert!(lost(&mut verdicts, &direct, FAILURES).0);
-        let overlay = path_of(&verdicts, over);
+        let overlay = path_of(&verdicts, near);
         let answered = results(&overlay, Some(true), Some(true));
         assert!(!verdicts.judge(&nodes(), &answered).0, "the direct route may have carried it");
         assert!(verdicts.judge(&nodes(), &answered).0);
@@ -366,7 +398,7 @@ mod tests {
         for _ in 0..3 {
             let direct = path_of(&verdicts, near);
             assert!(lost(&mut verdicts, &direct, needed).0);
-            let overlay = path_of(&verdicts, over);
+            let overlay = path_of(&verdicts, near);
             assert!(lost(&mut verdicts, &overlay, TRIAL_FAILURES + 1).0, "and the first round");
             assert!(verdicts.detours().is_empty(), "the node may not be there yet");
             verdicts.judge(&nodes(), &results(&direct, LOST.0, LOST.1));
@@ -387,7 +419,7 @@ mod tests {
                 verdicts.judge(&nodes(), &results(path, Some(true), Some(true)));
             }
         };
-        let overlay = path_of(&verdicts, over);
+        let overlay = path_of(&verdicts, near);
         answered(&mut verdicts, &overlay);
         answered(&mut verdicts, &direct);
         assert!(verdicts.detours().is_empty() && verdicts.is_trusted(&direct));

@@ -146,7 +146,7 @@ fn ensure_addresses(connection: &mut Connection, ifindex: IfIndex, routers: &[Ip
         let Err(refusal) = answer else { continue };
         let is_done = refusal.is(libc::EADDRNOTAVAIL) || refusal.is(libc::EEXIST);
         let lacks_ipv6 = [libc::EACCES, libc::EAFNOSUPPORT, libc::EOPNOTSUPP].into_iter().any(|e| refusal.is(e));
-        if !is_done && !(address.is_ipv6() && lacks_ipv6) {
+        if !(is_done || address.is_ipv6() && lacks_ipv6) {
             return Err(refusal.into_error(OPERATION, format!("address {address} on {OVERLAY_IFNAME}")));
         }
     }

@@ -24,6 +24,8 @@ pub use failure::Failure;
 const HEADERS: Duration = Duration::from_secs(15);
 /// No connection is trusted for longer without a byte.
 pub const SILENCE: Duration = Duration::from_secs(30);
+/// Longest time for a whole answer that is no watch, and for new credentials.
+const WHOLE: Duration = Duration::from_secs(60);
 /// Bytes of an error's body.
 const MAX_ERROR: usize = 64 << 10;
 /// Bytes of the answer to a request for one object.
@@ -58,6 +60,15 @@ pub enum Merge {
     Strategic,
 }
 
+/// An answer whose body is not yet read.
+#[derive(Debug)]
+pub struct Answer {
+    /// Status of success.
+    pub response: Response<Body>,
+    /// Number of the client, for [`Api::discard`].
+    pub number: usize,
+}
+
 impl Api {
     /// Connects with the first request.
     #[must_use]
@@ -69,7 +80,7 @@ impl Api {
     ///
     /// # Errors
     /// Any other answer, or none within 15 s.
-    pub async fn open(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
+    pub async fn open(&self, request: Request<Body>) -> Result<Answer, Failure> {
         let (client, number) = self.client().await?;
         let answer = match timeout(HEADERS, client.send(request)).await {
             Ok(answer) => answer.map_err(Failure::connection),
@@ -85,7 +96,7 @@ impl Api {
         {
             self.discard(number);
         }
-        result
+        result.map(|response| Answer { response, number })
     }
 
     /// The body of an answer to a GET, at most `most` bytes.
@@ -94,9 +105,14 @@ impl Api {
     /// As [`Self::open`], and for the body.
     pub async fn get(&self, uri: Uri, most: usize) -> Result<Bytes, Failure> {
         let answer = self.open(request(Method::GET, uri, None, Body::empty())?).await?;
-        let body = read(answer.into_body(), most).await;
+        let number = answer.number;
+        // Also a server that sends some bytes before each limit.
+        let body = match timeout(WHOLE, read(answer.response.into_body(), most)).await {
+            Ok(body) => body,
+            Err(_) => Err(Failure::Silent(WHOLE)),
+        };
         if body.as_ref().is_err_and(Failure::is_of_connection) {
-            self.renew();
+            self.discard(number);
         }
         body
     }
@@ -131,17 +147,12 @@ impl Api {
         self.write(Method::POST, path, "application/json", object).await
     }
 
-    /// The next request uses a new client: another server, new connections, newly read credentials.
-    pub fn renew(&self) {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).client = None;
-    }
-
     async fn write(&self, method: Method, path: &str, form: &str, value: &serde_json::Value) -> Result<(), Failure> {
         let uri = path.parse::<Uri>().map_err(|error| Failure::request(&error))?;
         let body = serde_json::to_vec(value).map_err(Failure::Undecodable)?;
         let answer = self.open(request(method, uri, Some(form), Body::from(body))?).await?;
         // Read to its end, so that the connection is used again.
-        read(answer.into_body(), MAX_OBJECT).await.map(drop)
+        read(answer.response.into_body(), MAX_OBJECT).await.map(drop)
     }
 
     async fn client(&self) -> Result<(Client, usize), Failure> {
@@ -149,7 +160,8 @@ impl Api {
             (Some(client), number) => return Ok((client, number)),
             (None, number) => number,
         };
-        let made = self.connect.connect(number).await?;
+        // Credentials may be the output of a program.
+        let made = timeout(WHOLE, self.connect.connect(number)).await.map_err(|_| Failure::Silent(WHOLE))??;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.client.is_none() {
             current.client = Some(made.clone());
@@ -163,8 +175,9 @@ impl Api {
         (current.client.clone(), current.number)
     }
 
-    /// Discards a client unless it is replaced already.
-    fn discard(&self, number: usize) {
+    /// Discards a client unless it is replaced already: the next request uses another server, new connections, and newly
+    /// read credentials.
+    pub fn discard(&self, number: usize) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == number {
             current.client = None;

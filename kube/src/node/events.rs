@@ -85,11 +85,14 @@ impl Events {
     }
 }
 
+/// Reason of an Event about the agent.
+const PROBLEM: &str = "AgentProblem";
+
 fn events(node: &Node, state: &AgentState) -> Vec<Event> {
     let policies = state.refused.iter().filter_map(policy);
     let problems = state.report.iter().flat_map(|report| &report.problems).map(|problem| Event {
         namespace: "default".to_owned(),
-        reason: "AgentProblem",
+        reason: PROBLEM,
         action: "Check",
         note: problem.clone(),
         subject: Subject {
@@ -117,10 +120,15 @@ fn policy(refused: &Refused) -> Option<Event> {
 }
 
 impl Event {
-    /// The same on every node for the same object and note.
+    /// The same on every node for the same object and cause. A problem's message can have counts and times that change, so
+    /// its cause is the component before the colon.
     fn name(&self) -> String {
         let mut hash = Sha256::new();
-        for part in [self.subject.uid.as_str(), self.subject.kind, &self.subject.name, self.reason, &self.note] {
+        let cause = match self.reason {
+            PROBLEM => self.note.split(':').next().unwrap_or_default(),
+            _ => self.note.as_str(),
+        };
+        for part in [self.subject.uid.as_str(), self.subject.kind, &self.subject.name, self.reason, cause] {
             hash.update(part.as_bytes());
             hash.update([0]);
         }
@@ -170,6 +178,17 @@ mod tests {
         };
         let row = v1::RefusedRow { reason: "é".repeat(900), stale, ..v1::RefusedRow::default() };
         Refused { row, subject: Some(subject) }
+    }
+
+    #[test]
+    fn a_problem_with_other_numbers_is_the_same_event() {
+        let names = |problem: &str| {
+            let report = v1::Report { problems: vec![problem.into()], ..v1::Report::default() };
+            let state = AgentState { report: Some(report), ..AgentState::default() };
+            events(&Node::default(), &state).iter().map(Event::name).collect::<Vec<_>>()
+        };
+        assert_eq!(names("cluster: 3 nodes; pods 7"), names("cluster: 3 nodes; pods 8"));
+        assert_ne!(names("cluster: 3 nodes"), names("store: 3 commits"));
     }
 
     #[test]

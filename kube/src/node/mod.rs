@@ -41,6 +41,14 @@ pub struct Reconciler {
     metrics: Arc<Metrics>,
 }
 
+/// How long a state has lasted; zero for a state that does not hold.
+#[derive(Debug, Clone, Copy)]
+struct Ages {
+    unsettled: Duration,
+    without_routes: Duration,
+    settled: Duration,
+}
+
 impl Reconciler {
     /// For the node with this name.
     #[must_use]
@@ -59,7 +67,7 @@ impl Reconciler {
         let mut delays = Delays::default();
         // When the agent was last seen to be settled, or this process started.
         let (mut unsettled, mut was_settled) = (Instant::now(), false);
-        let mut without_routes: Option<Instant> = None;
+        let (mut without_routes, mut settled): (Option<Instant>, Option<Instant>) = (None, None);
         loop {
             self.own.mark_unchanged();
             let state = self.state.borrow_and_update().clone();
@@ -68,10 +76,13 @@ impl Reconciler {
                 unsettled = Instant::now();
             }
             was_settled = state.is_settled();
-            let lacks_routes = state.is_settled() && state.condition("RoutesInForce").is_err();
+            settled = was_settled.then(|| settled.unwrap_or_else(Instant::now));
+            let lacks_routes = was_settled && state.condition("RoutesInForce").is_err();
             without_routes = lacks_routes.then(|| without_routes.unwrap_or_else(Instant::now));
-            let lacking = without_routes.map_or(Duration::ZERO, |since| since.elapsed());
-            let next = match self.reconcile(&state, unsettled.elapsed(), lacking).await {
+            let age = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| since.elapsed());
+            let ages =
+                Ages { unsettled: unsettled.elapsed(), without_routes: age(without_routes), settled: age(settled) };
+            let next = match self.reconcile(&state, ages).await {
                 Ok(()) => {
                     delays.reset();
                     spread(PERIOD)
@@ -98,10 +109,14 @@ impl Reconciler {
         }
     }
 
-    async fn reconcile(&mut self, state: &AgentState, unsettled: Duration, lacking: Duration) -> Result<(), Failure> {
+    async fn reconcile(&mut self, state: &AgentState, ages: Ages) -> Result<(), Failure> {
         let path = format!("/api/v1/nodes/{}", self.name);
         let node: Node = self.api.object(&path).await?;
-        let wanted = Wanted::new(state, unsettled, lacking);
+        let mut wanted = Wanted::new(state, ages.unsettled, ages.without_routes);
+        if ages.settled < GRACE {
+            // The health endpoint of an agent that has just started comes later.
+            wanted.annotations.retain(|(_, addresses)| addresses.is_some());
+        }
         let patch = wanted.patch(&node);
         let status = wanted.status_patch(&node, Timestamp::now());
         // The condition precedes the removal of the taint: schedulers read both.

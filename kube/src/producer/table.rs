@@ -104,10 +104,12 @@ impl Table {
         match event {
             Event::Begin => objects.generation += 1,
             Event::Put(defined) => self.put(source, defined, at),
-            Event::Keep(object) => {
+            Event::Keep { object, uid } => {
                 let generation = objects.generation;
-                if let Some(entry) = objects.entries.get_mut(object.as_str()) {
-                    entry.generation = generation;
+                match objects.entries.get_mut(object.as_str()) {
+                    Some(entry) if *entry.uid == *uid => entry.generation = generation,
+                    Some(_) => self.remove(source, &object, at),
+                    None => {}
                 }
             }
             Event::Gone { object, uid } => {

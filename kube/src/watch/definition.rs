@@ -50,26 +50,27 @@ impl Definition {
 /// The resource in the best version that the cluster serves and the agent reads.
 ///
 /// # Errors
-/// The definition cannot be read. One that does not exist is no error.
+/// The definition cannot be read, or has no version that the agent reads: policies in force stay. One that does not exist
+/// is no error.
 pub(super) async fn served(api: &Api, custom: &Custom) -> Result<Option<Served>, Failure> {
     match api.object::<Definition>(&custom.definition()).await {
-        Ok(definition) => Ok(choose(custom, &definition)),
-        Err(failure) if failure.code() == Some(404) => Ok(None),
+        Ok(definition) => choose(custom, &definition).map(Some),
+        // Not a proxy's answer: without the definition, the policies are removed.
+        Err(Failure::Refused { code: 404, reason, .. }) if reason == "NotFound" => Ok(None),
         Err(failure) => Err(failure),
     }
 }
 
-fn choose(custom: &Custom, definition: &Definition) -> Option<Served> {
+fn choose(custom: &Custom, definition: &Definition) -> Result<Served, Failure> {
     if !definition.is_established() {
-        return None;
+        return Err(Failure::Request(format!("the definition of {} is not established", custom.plural)));
     }
     let serves = |name: &str| definition.spec.versions.iter().any(|version| version.served && version.name == name);
     let best = custom.versions.iter().find(|name| serves(name));
-    if best.is_none() {
+    best.map(|name| Served::custom(custom, name)).ok_or_else(|| {
         let (resource, versions) = (custom.plural, custom.versions.join(", "));
-        tracing::warn!(resource, "the cluster serves none of the versions {versions}; its policies are not in force");
-    }
-    best.map(|name| Served::custom(custom, name))
+        Failure::Request(format!("the cluster serves {resource} in none of the versions {versions}"))
+    })
 }
 
 #[cfg(test)]
@@ -83,7 +84,7 @@ mod tests {
                 "status": {{"conditions": [{{"type": "Established", "status": "{established}"}}]}}}}"#
         );
         let custom = Source::ClusterNetworkPolicy.custom().expect("a custom resource");
-        choose(&custom, &serde_json::from_str(&text).expect("decoded")).map(|served| served.path)
+        choose(&custom, &serde_json::from_str(&text).expect("decoded")).map(|served| served.path).ok()
     }
 
     #[test]

@@ -31,8 +31,8 @@ struct PageMetadata {
 }
 
 impl Watcher {
-    /// Lists the source. The version is that of the first page: events after it may repeat what later pages have.
-    pub(super) async fn list(&self, served: &Served) -> Result<Version, Stop> {
+    /// Lists the source; also the number of its objects. The version is that of the first page: events after it may repeat what later pages have.
+    pub(super) async fn list(&self, served: &Served) -> Result<(Version, u32), Stop> {
         let mut restarts = 0;
         loop {
             match self.pages(served).await {
@@ -42,9 +42,9 @@ impl Watcher {
         }
     }
 
-    async fn pages(&self, served: &Served) -> Result<Version, Stop> {
+    async fn pages(&self, served: &Served) -> Result<(Version, u32), Stop> {
         self.send(Event::Begin).await?;
-        let (mut limit, mut token, mut first) = (PAGE, None::<String>, None);
+        let (mut limit, mut token, mut first, mut objects) = (PAGE, None::<String>, None, 0_u32);
         loop {
             let mut query = format!("{}limit={limit}", self.reader.source.selector());
             if let Some(token) = &token {
@@ -61,15 +61,21 @@ impl Watcher {
                 body => body?,
             };
             let page: Page<'_> = serde_json::from_slice(&body).map_err(Failure::Undecodable)?;
-            for object in page.items.unwrap_or_default() {
+            let items = page.items.unwrap_or_default();
+            let token_of_next = page.metadata.token.filter(|token| !token.is_empty());
+            if items.is_empty() && token_of_next.is_some() {
+                return Err(Failure::Request("a page without objects is not the last one".to_owned()).into());
+            }
+            for object in items {
+                objects = objects.saturating_add(1);
                 self.object(served, object).await?;
             }
             let version = first.take().map_or_else(|| Version::new(page.metadata.resource_version), Ok)?;
-            match page.metadata.token.filter(|token| !token.is_empty()) {
+            match token_of_next {
                 Some(next) => (token, first) = (Some(next), Some(version)),
                 None => {
                     self.send(Event::Complete).await?;
-                    return Ok(version);
+                    return Ok((version, objects));
                 }
             }
         }
@@ -86,9 +92,9 @@ impl Watcher {
             Ok(defined) => self.send(Event::Put(defined)).await,
             Err(why) => match serde_json::from_str::<Identity>(object.get()) {
                 Ok(identity) => {
-                    let key = identity.key();
-                    self.report_unusable(&key, &why);
-                    self.send(Event::Keep(key)).await
+                    let object = identity.key();
+                    self.report_unusable(&object, &why);
+                    self.send(Event::Keep { object, uid: identity.metadata.uid }).await
                 }
                 Err(_) => {
                     self.report_unusable("", &why);

@@ -2,10 +2,10 @@
 //!
 //! - A list is a consistent read, and its end replaces the state of the source. A deletion that a watch missed is found.
 //! - A watch begins at the version of the list. When the server ends it as asked, the next watch begins at the version of
-//!   the last event or bookmark. After a failed connection, too, and a list follows within 60 s.
+//!   the last event or bookmark. After a failed connection, too, and a list follows within 60 s, later in a large cluster.
 //! - Every other failure leads to a list: an expired or refused version, an event that does not decode, a version that
 //!   decreases. The delay before it is at most 30 s, or what the server asks for.
-//! - A list follows at the latest 15 min after the last one.
+//! - A list follows at the latest 15 min after the last one, and 1.5 s for each 100 objects.
 
 pub mod backoff;
 mod definition;
@@ -31,6 +31,9 @@ use self::backoff::{Delays, spread};
 
 /// The longest time between two lists, two thirds of it.
 const RELIST: Duration = Duration::from_secs(600);
+/// Added to it for each object of the last list, and a fifth to the wait after a failed connection: the agents of all nodes
+/// list all objects.
+const FOR_OBJECT: Duration = Duration::from_millis(10);
 /// A list after a failed connection, at most: a restored store may have other objects at the version of the watch.
 const VERIFY: std::ops::Range<f64> = 5.0..60.0;
 /// Between two looks for a resource that the cluster does not have.
@@ -56,8 +59,13 @@ pub enum Event {
     Begin,
     /// An object is there.
     Put(Defined),
-    /// An object is there, and its row is not known: the earlier one stays.
-    Keep(String),
+    /// An object is there, and its row is not known: the earlier one of the same object stays.
+    Keep {
+        /// As of `Gone`.
+        object: String,
+        /// Uid.
+        uid: String,
+    },
     /// An object is deleted.
     Gone {
         /// Key of the object: `NAMESPACE/NAME`, or the name without a namespace.
@@ -135,9 +143,10 @@ impl Watcher {
             sleep(spread(ABSENT)).await;
             return Ok(());
         };
-        let mut version = self.list(&served).await?;
+        let (mut version, objects) = self.list(&served).await?;
+        let for_objects = FOR_OBJECT.saturating_mul(objects);
         self.metrics.list(self.reader.source);
-        let mut due = Instant::now() + spread(RELIST);
+        let mut due = Instant::now() + spread(RELIST + for_objects);
         loop {
             let began = Instant::now();
             // A cancelled watch may lose an update; the list after it does not.
@@ -149,7 +158,8 @@ impl Watcher {
             match ended {
                 Ok(()) => self.metrics.watch_ended(self.reader.source),
                 Err(Stop::Failed(failure @ (Failure::Connection(_) | Failure::Silent(_)))) => {
-                    due = due.min(Instant::now() + Duration::from_secs_f64(rand::random_range(VERIFY)));
+                    let wait = Duration::from_secs_f64(rand::random_range(VERIFY));
+                    due = due.min(Instant::now() + wait + (for_objects / 5).mul_f64(rand::random()));
                     let delay = delays.next(None);
                     self.report(&failure, delay);
                     sleep(delay).await;

@@ -82,22 +82,23 @@ impl Watcher {
         );
         let uri = served.uri(&query).map_err(|error| Failure::Request(error.to_string()))?;
         let answer = self.api.open(request(Method::GET, uri, None, Body::empty())?).await?;
+        let number = answer.number;
         let began = Instant::now();
         let limit = Duration::from_secs(seconds) + GRACE;
-        let read = self.events(answer.into_body(), served, version);
+        let read = self.events(answer.response.into_body(), served, version);
         match timeout_at(began + limit, read).await {
-            Err(_) => Err(self.broken(Failure::Silent(limit))),
+            Err(_) => Err(self.broken(number, Failure::Silent(limit))),
             // A proxy or a stopping server ends a stream without an error.
             Ok(Ok(())) if began.elapsed() + GRACE < Duration::from_secs(seconds) => {
-                Err(self.broken(Failure::Connection("the server ends the watch early".to_owned())))
+                Err(self.broken(number, Failure::Connection("the server ends the watch early".to_owned())))
             }
-            Ok(Err(Stop::Failed(failure))) if failure.is_of_connection() => Err(self.broken(failure)),
+            Ok(Err(Stop::Failed(failure))) if failure.is_of_connection() => Err(self.broken(number, failure)),
             Ok(result) => result,
         }
     }
 
-    fn broken(&self, failure: Failure) -> Stop {
-        self.api.renew();
+    fn broken(&self, number: usize, failure: Failure) -> Stop {
+        self.api.discard(number);
         Stop::Failed(failure)
     }
 
@@ -128,13 +129,17 @@ impl Watcher {
             "ADDED" | "MODIFIED" | "DELETED" => {
                 let identity: Identity = serde_json::from_str(text).map_err(Failure::Undecodable)?;
                 let object_key = identity.key();
-                version.advance(identity.metadata.resource_version)?;
+                // A watch that ends during the send continues before the event.
+                let mut next = version.clone();
+                next.advance(identity.metadata.resource_version)?;
                 self.metrics.event(self.reader.source);
                 if kind == "DELETED" {
-                    self.send(Event::Gone { object: object_key, uid: identity.metadata.uid }).await
+                    self.send(Event::Gone { object: object_key, uid: identity.metadata.uid }).await?;
                 } else {
-                    self.object(served, object).await
+                    self.object(served, object).await?;
                 }
+                *version = next;
+                Ok(())
             }
             "ERROR" => Err(Failure::refusal(0, text.as_bytes(), None).into()),
             other => Err(Failure::Request(format!("an event of the unknown type {other:?}")).into()),

@@ -34,7 +34,7 @@ impl Default for Limits {
             policies: 16_384,
             policy_bytes: 3 << 19,
             labels: 256,
-            addresses: 327_680,
+            addresses: 311_296,
             node_addresses: 65_536,
             bytes: 256 << 20,
         }

@@ -78,7 +78,7 @@ fn the_end_of_a_list_deletes_what_it_did_not_contain() {
     apply(&mut table, Source::Pod, Event::Put(defined("s/c", "u3", Some("1"))));
     drain(&mut table);
     apply(&mut table, Source::Pod, Event::Begin);
-    apply(&mut table, Source::Pod, Event::Keep("s/c".into()));
+    apply(&mut table, Source::Pod, Event::Keep { object: "s/c".into(), uid: "u3".into() });
     assert_eq!(of_pods(&mut table, Event::Put(defined("s/b", "u2", Some("1")))), [""; 0]);
     assert_eq!(of_pods(&mut table, Event::Complete), ["delete pod u1"]);
     assert_eq!(of_pods(&mut table, Event::Absent), ["delete pod u2", "delete pod u3"]);

@@ -48,6 +48,7 @@ pub fn object(value: &Value) -> Response<ScriptedBody> {
 
 fn status_object(code: u16) -> Value {
     let reason = match code {
+        404 => "NotFound",
         410 => "Expired",
         429 => "TooManyRequests",
         504 => "Timeout",
