@@ -1,5 +1,5 @@
-//! `wharf-kube`: reports the nodes, pods, namespaces and policies of a Kubernetes cluster to the Wharf agent of its node
-//! over the cluster feed, and the agent's report to the node's object. It needs no privileges on the node.
+//! `wharf-kube`: reports the nodes, pods, namespaces and policies of a Kubernetes cluster to the Wharf agent of its
+//! node over the cluster feed, and the agent's report to the node's object. It needs no privileges on the node.
 //!
 //! | task | input | output |
 //! |---|---|---|

@@ -31,8 +31,7 @@ impl Cluster {
     pub async fn judge_paths(&self, probed: &[Probed]) {
         let mut looks = self.looks.lock().await;
         let before = looks.verdicts.detours();
-        let (is_changed, _) = looks.verdicts.judge(&self.in_force().nodes, probed);
-        if !is_changed {
+        if !looks.verdicts.judge(&self.in_force().nodes, probed) {
             return;
         }
         looks.planned = None;

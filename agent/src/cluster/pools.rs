@@ -1,7 +1,7 @@
 //! The pools of `--pools-from-cluster`.
 //!
-//! A start uses the pod CIDRs of this node's entry in the cluster file, else those of the last start, which a file of the
-//! state directory keeps. When the row changes, the agent writes that file and restarts in place.
+//! A start uses the pod CIDRs of this node's entry in the cluster file, else those of the last start, which a file of
+//! the state directory keeps. When the row changes, the agent writes that file and restarts in place.
 
 use std::{
     fs, io,

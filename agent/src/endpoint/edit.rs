@@ -81,8 +81,8 @@ impl EndpointTask {
         self.replace(&old, record, of_policy, relabels).await
     }
 
-    /// The kernel may refuse rows of enforcement and ports (`of_policy`), so they precede the commit. Labels, the row of
-    /// the pod (`relabels`) and source prefixes precede their build, which is retried.
+    /// The kernel may refuse rows of enforcement and ports (`of_policy`), so they precede the commit. Labels, the row
+    /// of the pod (`relabels`) and source prefixes precede their build, which is retried.
     async fn replace(
         &mut self,
         old: &EndpointRecord,

@@ -1,5 +1,5 @@
-//! Probes of direct paths to other nodes, with `--routing auto`: an ICMP echo from router to router, and one to the next
-//! hop. A path is probed until it has a verdict ([`wharf_cluster::paths`]).
+//! Probes of direct paths to other nodes, with `--routing auto`: an ICMP echo from router to router, and one to the
+//! next hop. A path is probed until it has a verdict ([`wharf_cluster::paths`]).
 
 use std::{convert::Infallible, time::Duration};
 

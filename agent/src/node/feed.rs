@@ -38,8 +38,8 @@ impl Consumer for Lifecycle {
             let pods = self.pods.of_own(&self.config.node_name, &effects.pods);
             // Also after a failure: policy does not wait for routes.
             let rows = self.take_rows(effects, is_whole).await;
-            // After the policies of the same message, so that no endpoint has labels without their rules. After a failure,
-            // these pods are taken with the next call.
+            // After the policies of the same message, so that no endpoint has labels without their rules. After a
+            // failure, these pods are taken with the next call.
             let late = if rows.is_ok() { self.take_pods(pods).await } else { Vec::new() };
             let refused = self.refused().await.into_iter().chain(late);
             let refused: BTreeMap<Key, Refusal> = refused.map(|refusal| (refusal.key.clone(), refusal)).collect();

@@ -1,10 +1,10 @@
 //! Direct paths to other nodes, with `--routing auto`. Some networks deliver packets only for the nodes' own addresses.
 //!
 //! A path is probed until it has a verdict, which stays until the row of the other node or the addresses of this node
-//! change. A router address also fails to answer before its agent's first start after a boot. So the router address of a
-//! node whose path fails gets a route by the overlay on *trial*: an answer shows that the address exists and that the overlay
-//! works, and the direct path is tested once more. Without an answer, the next trial needs twice as many failures.
-//! Containers' packets take the direct path until it is refused.
+//! change. A router address also fails to answer before its agent's first start after a boot. So the router address of
+//! a node whose path fails gets a route by the overlay on *trial*: an answer shows that the address exists and that the
+//! overlay works, and the direct path is tested once more. Without an answer, the next trial needs twice as many
+//! failures. Containers' packets take the direct path until it is refused.
 //!
 //! | state | route of the router address | next state |
 //! |---|---|---|
@@ -28,8 +28,8 @@ use crate::{
 /// Failed probes in a row that refuse a path.
 pub const FAILURES: u32 = 3;
 
-/// Failed probes in a row that end a trial. The other node answers by the overlay only during its own trial, which begins at
-/// another time, or after its verdict.
+/// Failed probes in a row that end a trial. The other node answers by the overlay only during its own trial, which
+/// begins at another time, or after its verdict.
 const TRIAL_FAILURES: u32 = 8;
 
 /// Trials that double the number of failures: a trial at most every 192 probes.
@@ -209,11 +209,10 @@ impl Verdicts {
         overlaid.iter().filter_map(route).collect()
     }
 
-    /// Takes the results of a round of probes. Returns true if routes change, and the nodes that are refused from now on.
-    pub fn judge(&mut self, nodes: &Nodes, probed: &[Probed]) -> (bool, BTreeSet<String>) {
+    /// Takes the results of a round of probes. Returns true if routes change.
+    pub fn judge(&mut self, nodes: &Nodes, probed: &[Probed]) -> bool {
         let rows = by_name(nodes);
-        let mut changed = BTreeMap::new();
-        let mut renewed = BTreeSet::new();
+        let (mut changed, mut renewed) = (BTreeSet::new(), BTreeSet::new());
         for probed in probed {
             let path = &probed.path;
             let Some(row) = rows.get(path.node.as_str()) else { continue };
@@ -224,19 +223,18 @@ impl Verdicts {
             let known = self.nodes.entry(path.node.clone()).or_insert_with(|| Known::new(row));
             if known.is_new {
                 renewed.insert(path.node.clone());
-            } else if known.state != State::Refused && !changed.contains_key(&path.node) {
+            } else if known.state != State::Refused && !changed.contains(&path.node) {
                 let before = known.state;
                 known.take(probed);
                 if known.state != before {
-                    changed.insert(path.node.clone(), known.state);
+                    changed.insert(path.node.clone());
                 }
             }
         }
         for name in renewed {
             self.nodes.entry(name).and_modify(|known| known.is_new = false);
         }
-        let refused = changed.iter().filter(|(_, state)| **state == State::Refused).map(|(name, _)| name.clone());
-        (!changed.is_empty(), refused.collect())
+        !changed.is_empty()
     }
 
     /// Nodes to which packets take the overlay.
@@ -315,10 +313,10 @@ mod tests {
         assert!(Verdicts::default().open(&nodes(), &by_overlay, &[], &[ip("10.1.0.1")]).is_empty());
     }
 
-    fn lost(verdicts: &mut Verdicts, path: &Path, times: u32) -> (bool, BTreeSet<String>) {
-        let mut last = (false, BTreeSet::new());
+    fn lost(verdicts: &mut Verdicts, path: &Path, times: u32) -> bool {
+        let mut last = false;
         for _ in 0..times {
-            assert!(!last.0, "no further failure is needed");
+            assert!(!last, "no further failure is needed");
             last = verdicts.judge(&nodes(), &results(path, LOST.0, LOST.1));
         }
         last
@@ -355,9 +353,9 @@ mod tests {
         assert_eq!(open(&verdicts), std::slice::from_ref(&v6));
         // A failure counts only while the next hop answers, and only in a row.
         for (router, hop) in [LOST, LOST, (Some(false), Some(false)), LOST, LOST, (None, Some(true)), LOST, LOST] {
-            assert!(!verdicts.judge(&nodes(), &results(&v6, router, hop)).0);
+            assert!(!verdicts.judge(&nodes(), &results(&v6, router, hop)));
         }
-        assert_eq!(lost(&mut verdicts, &v6, 1), (true, BTreeSet::new()), "one family is enough");
+        assert!(lost(&mut verdicts, &v6, 1), "one family is enough");
         assert!(verdicts.detours().is_empty(), "containers' packets take the direct path");
         assert!(verdicts.trials().contains_key("b"));
         let overlaid: Vec<_> = direct(&nodes())
@@ -376,17 +374,16 @@ mod tests {
         let mut verdicts = Verdicts::default();
         verdicts.follow(&nodes(), vec![ip("192.0.2.1")]);
         let direct = path_of(&verdicts, near);
-        assert!(lost(&mut verdicts, &direct, FAILURES).0);
+        assert!(lost(&mut verdicts, &direct, FAILURES));
         let overlay = path_of(&verdicts, near);
         let answered = results(&overlay, Some(true), Some(true));
-        assert!(!verdicts.judge(&nodes(), &answered).0, "the direct route may have carried it");
-        assert!(verdicts.judge(&nodes(), &answered).0);
+        assert!(!verdicts.judge(&nodes(), &answered), "the direct route may have carried it");
+        assert!(verdicts.judge(&nodes(), &answered));
         assert!(verdicts.detours().is_empty(), "the direct path is tested");
-        assert!(!lost(&mut verdicts, &direct, FAILURES).0);
-        let (is_changed, refused) = lost(&mut verdicts, &direct, 1);
-        assert!(is_changed);
-        assert_eq!((refused, verdicts.detours()), (["b".to_owned()].into(), [("b".to_owned(), REFUSED)].into()));
-        assert!(!lost(&mut verdicts, &direct, 1).0, "reported once");
+        assert!(!lost(&mut verdicts, &direct, FAILURES));
+        assert!(lost(&mut verdicts, &direct, 1));
+        assert_eq!(verdicts.detours(), [("b".to_owned(), REFUSED)].into());
+        assert!(!lost(&mut verdicts, &direct, 1), "reported once");
         verdicts
     }
 
@@ -397,9 +394,9 @@ mod tests {
         let mut needed = FAILURES;
         for _ in 0..3 {
             let direct = path_of(&verdicts, near);
-            assert!(lost(&mut verdicts, &direct, needed).0);
+            assert!(lost(&mut verdicts, &direct, needed));
             let overlay = path_of(&verdicts, near);
-            assert!(lost(&mut verdicts, &overlay, TRIAL_FAILURES + 1).0, "and the first round");
+            assert!(lost(&mut verdicts, &overlay, TRIAL_FAILURES + 1), "and the first round");
             assert!(verdicts.detours().is_empty(), "the node may not be there yet");
             verdicts.judge(&nodes(), &results(&direct, LOST.0, LOST.1));
             needed *= 2;
@@ -445,7 +442,7 @@ mod tests {
         let path = open(&verdicts).swap_remove(0);
         let changed = Nodes::new(vec![row("a", 1, &[]), row("b", 2, &["10.2.0.9"])]).expect("nodes");
         for _ in 0..FAILURES {
-            assert!(!verdicts.judge(&changed, &results(&path, LOST.0, LOST.1)).0);
+            assert!(!verdicts.judge(&changed, &results(&path, LOST.0, LOST.1)));
         }
     }
 }

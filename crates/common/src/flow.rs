@@ -70,8 +70,8 @@ pub struct FlowRow {
     /// Endpoint charged: the initiator, or the destination of an outside flow.
     pub owner: u16,
     /// Of the judgement: [`crate::PolicyState::generation`] and both ends' [`crate::map::ADDRESS_GENERATIONS`], added;
-    /// zero before any policy, and for a UDP flow that an open rule passes. None decreases, so an equal sum means that none
-    /// has changed.
+    /// zero before any policy, and for a UDP flow that an open rule passes. None decreases, so an equal sum means that
+    /// none has changed.
     pub generation: u32,
     /// The rule that passed it, preferably the receiver's; zero for none, or with [`crate::policy::BY_SERVICE`], or
     /// [`crate::policy::UNDECIDED`].

@@ -48,8 +48,8 @@ pub const POLICY_CELLS: &str = "POLICY_CELLS";
 pub const POLICY_SETS: &str = "POLICY_SETS";
 /// One [`crate::PolicyState`]: one load per packet.
 pub const POLICY_STATE: &str = "POLICY_STATE";
-/// Array of `u32` by [`EndpointKey::generation_slot`]: changes of the rows of [`IPCACHE`] for whole addresses. A change of
-/// one address lets only the flows of its slot be judged again.
+/// Array of `u32` by [`EndpointKey::generation_slot`]: changes of the rows of [`IPCACHE`] for whole addresses. A change
+/// of one address lets only the flows of its slot be judged again.
 pub const ADDRESS_GENERATIONS: &str = "ADDRESS_GENERATIONS";
 /// One [`EndpointConfig`]: data that changes without a new program.
 pub const CONFIG: &str = "CONFIG";
@@ -98,7 +98,7 @@ pub const FRAGMENTS_MAX: u32 = 8_192;
 pub const FLOW_USE_MAX: u32 = CALLS_MAX;
 /// By endpoint id; row 0 is the node's. 128 KiB.
 pub const PROXY_USE_MAX: u32 = CALLS_MAX;
-/// Two addresses per endpoint id, as many networks, and the addresses of 190,000 pods of other nodes.
+/// Two addresses per endpoint id, as many networks, and two addresses of 155,000 pods of other nodes.
 pub const IPCACHE_MAX: u32 = 524_288;
 /// Rows of a table of version 5, which an upgraded node uses until its next boot.
 pub const IPCACHE_LEAST: u32 = 131_072;

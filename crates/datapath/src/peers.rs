@@ -1,5 +1,6 @@
 //! Routes to containers of other nodes, and behind each an unreachable route: while the link of the first is missing,
-//! no packet takes another route of the node. Only routes with [`crate::PEER_PROTOCOL`] and Wharf's metrics are changed.
+//! no packet takes another route of the node. Only routes with [`crate::PEER_PROTOCOL`] and Wharf's metrics are
+//! changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -335,8 +335,8 @@ fn rule_about(about: u64) -> u32 {
     }
 }
 
-/// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: the rules' generation at its judgement if
-/// its ends have not changed since (zero without a row), and the flags above.
+/// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: the rules' generation at its judgement
+/// if its ends have not changed since (zero without a row), and the flags above.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32) -> u64 {

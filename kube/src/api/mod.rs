@@ -33,8 +33,8 @@ const MAX_OBJECT: usize = 8 << 20;
 
 /// Makes clients.
 pub trait Connect: Send + Sync {
-    /// A client with new connections and newly read credentials. `attempt` grows with each client that failed and chooses
-    /// the server; tasks that connect at the same time have the same one.
+    /// A client with new connections and newly read credentials. `attempt` grows with each client that failed and
+    /// chooses the server; tasks that connect at the same time have the same one.
     fn connect(&self, attempt: usize) -> BoxFuture<'_, Result<Client, Failure>>;
 }
 
@@ -175,8 +175,8 @@ impl Api {
         (current.client.clone(), current.number)
     }
 
-    /// Discards a client unless it is replaced already: the next request uses another server, new connections, and newly
-    /// read credentials.
+    /// Discards a client unless it is replaced already: the next request uses another server, new connections, and
+    /// newly read credentials.
     pub fn discard(&self, number: usize) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == number {

@@ -120,8 +120,8 @@ fn policy(refused: &Refused) -> Option<Event> {
 }
 
 impl Event {
-    /// The same on every node for the same object and cause. A problem's message can have counts and times that change, so
-    /// its cause is the component before the colon.
+    /// The same on every node for the same object and cause. A problem's message can have counts and times that change,
+    /// so its cause is the component before the colon.
     fn name(&self) -> String {
         let mut hash = Sha256::new();
         let cause = match self.reason {

@@ -41,8 +41,9 @@ pub struct Wanted {
 
 impl Wanted {
     /// From the state of the agent. `unsettled` is the time since the agent last had every row and had reported,
-    /// `without_routes` the time for which it has lacked routes since then. A node of the cluster that no other can reach must
-    /// not close all of them, so missing routes keep pods away for a limited time, and only from a node that was not ready.
+    /// `without_routes` the time for which it has lacked routes since then. A node of the cluster that no other can
+    /// reach must not close all of them, so missing routes keep pods away for a limited time, and only from a node that
+    /// was not ready.
     #[must_use]
     pub fn new(state: &AgentState, unsettled: Duration, without_routes: Duration) -> Self {
         let annotations = annotations(state);

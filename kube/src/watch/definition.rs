@@ -50,8 +50,8 @@ impl Definition {
 /// The resource in the best version that the cluster serves and the agent reads.
 ///
 /// # Errors
-/// The definition cannot be read, or has no version that the agent reads: policies in force stay. One that does not exist
-/// is no error.
+/// The definition cannot be read, or has no version that the agent reads: policies in force stay. One that does not
+/// exist is no error.
 pub(super) async fn served(api: &Api, custom: &Custom) -> Result<Option<Served>, Failure> {
     match api.object::<Definition>(&custom.definition()).await {
         Ok(definition) => choose(custom, &definition).map(Some),

@@ -31,7 +31,8 @@ struct PageMetadata {
 }
 
 impl Watcher {
-    /// Lists the source; also the number of its objects. The version is that of the first page: events after it may repeat what later pages have.
+    /// Lists the source; also the number of its objects. The version is that of the first page: events after it may
+    /// repeat what later pages have.
     pub(super) async fn list(&self, served: &Served) -> Result<(Version, u32), Stop> {
         let mut restarts = 0;
         loop {

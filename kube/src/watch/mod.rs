@@ -1,8 +1,10 @@
 //! Lists and watches of a source. Guarantees:
 //!
-//! - A list is a consistent read, and its end replaces the state of the source. A deletion that a watch missed is found.
-//! - A watch begins at the version of the list. When the server ends it as asked, the next watch begins at the version of
-//!   the last event or bookmark. After a failed connection, too, and a list follows within 60 s, later in a large cluster.
+//! - A list is a consistent read, and its end replaces the state of the source. A deletion that a watch missed is
+//!   found.
+//! - A watch begins at the version of the list. When the server ends it as asked, the next watch begins at the version
+//!   of the last event or bookmark. After a failed connection, too, and a list follows within 60 s, later in a large
+//!   cluster.
 //! - Every other failure leads to a list: an expired or refused version, an event that does not decode, a version that
 //!   decreases. The delay before it is at most 30 s, or what the server asks for.
 //! - A list follows at the latest 15 min after the last one, and 1.5 s for each 100 objects.
@@ -31,8 +33,8 @@ use self::backoff::{Delays, spread};
 
 /// The longest time between two lists, two thirds of it.
 const RELIST: Duration = Duration::from_secs(600);
-/// Added to it for each object of the last list, and a fifth to the wait after a failed connection: the agents of all nodes
-/// list all objects.
+/// Added to it for each object of the last list, and a fifth to the wait after a failed connection: the agents of all
+/// nodes list all objects.
 const FOR_OBJECT: Duration = Duration::from_millis(10);
 /// A list after a failed connection, at most: a restored store may have other objects at the version of the watch.
 const VERIFY: std::ops::Range<f64> = 5.0..60.0;

@@ -52,8 +52,8 @@ impl OwnPods {
     }
 
     /// The row of a pod: by the uid of the API, else the only row with its namespace and name. A pod with a uid of the
-    /// API never has the row of its successor. An endpoint without a uid keeps its first row. The uid of a static pod is
-    /// a hash; the kubelet may give it another object, and so another row, under its name.
+    /// API never has the row of its successor. An endpoint without a uid keeps its first row. The uid of a static pod
+    /// is a hash; the kubelet may give it another object, and so another row, under its name.
     #[must_use]
     pub fn row_of(&self, pod: PodRef<'_>) -> Option<&FeedPod> {
         if let Some(row) = pod.row.into_iter().chain(pod.uid).find_map(|uid| self.by_uid.get(uid)) {
