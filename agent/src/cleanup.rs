@@ -229,7 +229,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
             || name == "state.opening"
             || name.starts_with(settings::RECORD_STEM)
     };
-    let derived = ["health.json", "cluster.json", "feed.json", "pools.json"];
+    let derived = ["health.json", "cluster.json", "feed.json", "pools.json", "paths.json"];
     let in_state = |name: &str| name == turn::STATE_LOCK || derived.iter().any(|file| name.starts_with(file));
     let in_either = |name: &str| in_run(name) || in_state(name);
     let mut places = vec![(&directories.run, &in_run as &dyn Fn(&str) -> bool), (&directories.state, &in_state)];

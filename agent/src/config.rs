@@ -140,6 +140,8 @@ pub struct FromCluster {
     pub source: String,
     /// Why pod CIDRs are not used.
     pub problem: Option<String>,
+    /// Pools that were last in use, if the pools are others: replace pools that the start refuses.
+    pub earlier: Vec<IpNet>,
 }
 
 impl AgentConfig {

@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufWriter, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
@@ -60,6 +60,19 @@ pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
         return Err(io::Error::other(format!("it has more than {most} bytes")));
     }
     Ok(Some(text))
+}
+
+/// Renames a damaged file to `PATH.damaged`, in place of an earlier one. Returns the new path.
+///
+/// # Errors
+/// The file system's.
+pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".damaged");
+    let aside = PathBuf::from(aside);
+    fs::rename(path, &aside)?;
+    wharf_crash::point("kept/after-set-aside");
+    Ok(aside)
 }
 
 /// As [`write_by`].

@@ -173,13 +173,9 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         None => None,
     };
 
-    let (config, mut ipam) = restore::with_ipv6_of(&opened.snapshot, config, ipam)?;
-    if config.pools_from_cluster.is_some() {
-        restore::keep_gateways(&opened.snapshot, &mut ipam);
-    }
-    restore::fits(&opened.snapshot, &kernel.dump().await?, &ipam)?;
-    // Only pools with which the agent starts.
-    cluster::pools::keep_at_start(&config, &boot_id);
+    let dump = kernel.dump().await?;
+    let (config, ipam) = restore::with_fitting_pools(&opened.snapshot, &dump, config, ipam)?;
+    drop(dump);
     // After all checks: a refused start leaves other versions' endpoints unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
@@ -252,6 +248,8 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     }
     tasks.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
+    // Only pools with which a start has succeeded, and before the controller that changes them.
+    cluster::pools::keep_at_start(&life.config, &boot_id);
     tasks.operations.spawn(read_events(Arc::clone(life), events));
     tasks.operations.spawn(links::watch(Arc::clone(life), Arc::clone(&kernel)));
     tasks.operations.spawn(follow_addresses(Arc::clone(life), address_changes));

@@ -30,6 +30,7 @@ const FILES: &[(&str, &str)] = &[
     ("/var/lib/wharf/cluster.json", "The last good text of the cluster file."),
     ("/var/lib/wharf/feed.json", "The rows of the cluster feed."),
     ("/var/lib/wharf/pools.json", "Pools of the last start, from this node's row."),
+    ("/var/lib/wharf/paths.json", "Refused direct paths to other nodes."),
     ("/var/lib/wharf/health.json", "The health endpoint's addresses, which survive a reboot."),
     ("/sys/fs/bpf/wharf/", "Pinned programs, maps and links."),
 ];

@@ -144,13 +144,15 @@ fn allow_all_files() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most)
 }
 
-/// Pools of this node's row that overlap a network of the node are refused, not the start: the row may change.
+/// Pools of this node's row that overlap a network of the node are refused, not the start: the row may change. The
+/// pools that were last in use replace them.
 fn check_pools(config: &mut AgentConfig, ipam: &mut Ipam) -> anyhow::Result<()> {
-    let Err(why) = pools::check(config) else { return Ok(()) };
-    let overlap = why.downcast_ref::<Refused>().and_then(|refused| refused.0.first()).map(ToString::to_string);
-    let Some(overlap) = overlap.filter(|_| config.pools_from_cluster.is_some()) else { return Err(why) };
-    cluster::pools::refuse(config, &overlap);
-    *ipam = config.ipam()?;
+    while let Err(why) = pools::check(config) {
+        let overlap = why.downcast_ref::<Refused>().and_then(|refused| refused.0.first()).map(ToString::to_string);
+        let Some(overlap) = overlap.filter(|_| config.pools_from_cluster.is_some()) else { return Err(why) };
+        cluster::pools::refuse(config, &overlap);
+        *ipam = config.ipam()?;
+    }
     Ok(())
 }
 

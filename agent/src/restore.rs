@@ -24,7 +24,7 @@ use wharf_core::{
 use wharf_names::mark::Mark;
 
 use crate::{
-    audit, clock,
+    audit, clock, cluster,
     config::AgentConfig,
     endpoint::{delete, identity, orphan, out_of_service, task::EndpointTask},
     node::{
@@ -38,61 +38,96 @@ use crate::{
     sync::lock,
 };
 
-/// Refuses settings that would cut off living endpoints, which keep their gateway.
+const DELETE_FIRST: &str = "start with the pools of before, or delete the endpoint first";
+
+/// Pools that would cut off living endpoints, which keep their gateway.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("start with these pools: {why}; {remedy}")]
+pub struct Unfit {
+    /// The endpoint, its address and the cause.
+    pub why: String,
+    remedy: &'static str,
+}
+
+/// The pools of a start that fit its endpoints: with `--pools-from-cluster`, the pools that were last in use replace
+/// others that do not fit, and the node keeps the gateways of its endpoints.
+///
+/// # Errors
+/// [`Unfit`] without such pools; the pools conflict.
+pub fn with_fitting_pools(
+    snapshot: &Snapshot,
+    dump: &KernelDump,
+    config: AgentConfig,
+    ipam: Ipam,
+) -> anyhow::Result<(AgentConfig, Ipam)> {
+    let (mut config, mut ipam) = with_ipv6_of(snapshot, config, ipam)?;
+    loop {
+        if config.pools_from_cluster.is_some() {
+            keep_gateways(snapshot, &mut ipam);
+        }
+        let Err(unfit) = fits(snapshot, dump, &ipam) else { return Ok((config, ipam)) };
+        // Networks of the node that overlap the earlier pools do not matter: their addresses are withheld.
+        if !cluster::pools::fall_back(&mut config, &unfit.why) {
+            return Err(unfit.into());
+        }
+        ipam = config.ipam().context("use the pools that were last in use")?;
+    }
+}
+
+/// Refuses settings that would cut off living endpoints.
 ///
 /// # Errors
 /// Addresses that no longer fit, and the remedy.
-pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> anyhow::Result<()> {
+pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> Result<(), Unfit> {
     let pools = ipam.cidrs();
     // In a pool of an earlier agent of this boot; others are another IPAM's.
     let served = |ip: &IpAddr| dump.routes.iter().any(|r| r.ifindex.is_none() && r.destination.contains(ip));
     let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip)) && served(ip);
     for orphan in orphan::unrecorded(dump, snapshot) {
         if let Some((ip, _)) = orphan.rows.iter().find(|(ip, _)| outside(ip)) {
-            anyhow::bail!(
-                "start with these pools: endpoint {} (link {}), whose record is lost, has the address {ip}, which no pool has; \
-                 start with the pools of before, or delete its container first",
-                orphan.link.id,
-                orphan.link.host_ifname,
+            let why = format!(
+                "endpoint {} (link {}), whose record is lost, has the address {ip}, which no pool has",
+                orphan.link.id, orphan.link.host_ifname,
             );
+            return Err(Unfit { why, remedy: "start with the pools of before, or delete its container first" });
         }
     }
     for record in snapshot.endpoints.iter().filter(|r| r.ip_owner == IpOwner::External) {
         let pool = |ip: &IpAddr| pools.iter().find(|pool| pool.contains(ip));
         if let Some((ip, pool)) = record.addresses().find_map(|ip| Some((ip, pool(&ip)?))) {
-            anyhow::bail!(
-                "start with these pools: endpoint {} ({}) has the address {ip} of IPAM plugin {}, which lies in {pool} and would be \
-                 given out again; start with the pools of before, or delete the endpoint first",
+            let why = format!(
+                "endpoint {} ({}) has the address {ip} of IPAM plugin {}, which lies in {pool} and would be given out \
+                 again",
                 record.id,
                 record.attachment,
                 record.ipam.as_deref().unwrap_or("(unknown)"),
             );
+            return Err(Unfit { why, remedy: DELETE_FIRST });
         }
     }
     // The health endpoint gets another address.
     let containers = || snapshot.endpoints.iter().filter(|r| !health::is_reserved(&r.attachment));
     let with_router = |r: &EndpointRecord| Some((r.id, r.addresses().find(|ip| ipam.is_router(*ip))?));
     if let Some((id, ip)) = containers().find_map(with_router) {
-        anyhow::bail!(
-            "start with these pools: endpoint {id} has the address {ip}, which is a router address with these pools; start with \
-             the pools of before, or delete the endpoint first"
-        );
+        let why = format!("endpoint {id} has the address {ip}, which is a router address with these pools");
+        return Err(Unfit { why, remedy: DELETE_FIRST });
     }
-    let stranger = snapshot.endpoints.iter().find(|r| own_gateways(r).any(|gateway| !ipam.is_router(gateway)));
+    let stranger = containers().find(|r| own_gateways(r).any(|gateway| !ipam.is_router(gateway)));
     let Some(record) = stranger else { return Ok(()) };
     let (router4, router6) = (ipam.router4(), ipam.router6());
     let show = |v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>| {
         let all: Vec<String> = v4.map(|a| a.to_string()).into_iter().chain(v6.map(|a| a.to_string())).collect();
         all.join(", ")
     };
-    anyhow::bail!(
-        "start with these pools: endpoint {} ({}) has the gateway {}, the default pool now makes it {}; start with the pools \
-         of before, delete the endpoints that are there, and change the pools then",
+    let why = format!(
+        "endpoint {} ({}) has the gateway {}, the default pool now makes it {}",
         record.id,
         record.attachment,
         show(record.gateway4, record.gateway6),
         show(router4, router6)
     );
+    let remedy = "start with the pools of before, delete the endpoints that are there, and change the pools then";
+    Err(Unfit { why, remedy })
 }
 
 /// Gateways that are addresses of the node; another IPAM's are not.

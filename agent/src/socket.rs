@@ -52,6 +52,7 @@ impl Access {
         if *self == Self::Operators {
             return Ok(());
         }
+        wharf_crash::point("socket/after-directory");
         let shown = directory.display();
         // Not through a link. Mode and group are changed on the open directory, which cannot be replaced.
         let flags = (OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits();
@@ -69,8 +70,11 @@ impl Access {
         }
         let mode = if matches!(self, Self::Group(None)) { 0o700 } else { 0o750 };
         opened.set_permissions(Permissions::from_mode(mode)).with_context(|| format!("set the mode of {shown}"))?;
+        wharf_crash::point("socket/after-directory-mode");
         let Some(group) = self.group()? else { return Ok(()) };
-        fchown(&opened, None, Some(group)).with_context(|| format!("give {shown} to group {group}"))
+        fchown(&opened, None, Some(group)).with_context(|| format!("give {shown} to group {group}"))?;
+        wharf_crash::point("socket/after-directory-group");
+        Ok(())
     }
 }
 
@@ -223,19 +227,23 @@ async fn bind(path: &Path, access: &Access) -> anyhow::Result<(UnixListener, Fil
         Ok(_) => match UnixStream::connect(path).await {
             Ok(_) => bail!("bind {}: another agent serves there; stop it, or use another --run-dir", path.display()),
             Err(_) => {
-                std::fs::remove_file(path).with_context(|| format!("remove the stale socket {}", path.display()))?
+                std::fs::remove_file(path).with_context(|| format!("remove the stale socket {}", path.display()))?;
+                wharf_crash::point("socket/after-stale");
             }
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(e).with_context(|| format!("look at {}", path.display())),
     }
     let listener = UnixListener::bind(path).with_context(|| format!("bind {}", path.display()))?;
+    wharf_crash::point("socket/after-bind");
     let file = file_id(path).with_context(|| format!("look at {}", path.display()))?;
     let mode = if matches!(access, Access::Group(None)) { 0o600 } else { 0o660 };
     std::fs::set_permissions(path, Permissions::from_mode(mode))
         .with_context(|| format!("set the mode of {}", path.display()))?;
+    wharf_crash::point("socket/after-mode");
     if let Some(group) = access.group()? {
         chown(path, None, Some(group)).with_context(|| format!("give {} to group {group}", path.display()))?;
+        wharf_crash::point("socket/after-group");
     }
     Ok((listener, file))
 }

@@ -15,7 +15,10 @@
 //! | [`redirects_file`] | the file that keeps the ports of the proxy |
 //! | [`dns`] | queries of containers, and answers of servers |
 //! | [`cluster_file`] | the file that lists the nodes of a cluster |
-//! | [`feed_messages`] | messages of a producer of the cluster feed |
+//! | [`feed_messages`] | changes of a producer of the cluster feed |
+//! | [`feed_stream`] | the stream of a producer: opening, sequences and changes |
+//! | [`feed_state`] | the file that keeps the rows of the cluster feed |
+//! | [`pools_file`] | the file that keeps the pools of `--pools-from-cluster` |
 //! | [`names_file`] | the file that keeps names and their addresses |
 //! | [`ipam_answer`] | what an IPAM plugin answers to ADD |
 //! | [`delegate_answer`] | what the service of delegated mode answers |
@@ -30,12 +33,15 @@ pub mod cluster_file;
 pub mod delegate_answer;
 pub mod dns;
 pub mod feed_messages;
+pub mod feed_state;
+pub mod feed_stream;
 pub mod ipam_answer;
 pub mod map_rows;
 pub mod mark;
 pub mod names_file;
 pub mod netlink;
 pub mod policy_documents;
+pub mod pools_file;
 pub mod queue_record;
 pub mod redirects_file;
 pub mod rest_body;

@@ -81,7 +81,7 @@ macro_rules! targets {
 }
 
 targets! { 4_000: access_log cluster_file delegate_answer dns feed_messages ipam_answer map_rows mark names_file netlink policy_documents redirects_file rest_body }
-targets! { 4_000: sandbox stdin xds }
+targets! { 4_000: feed_state feed_stream pools_file sandbox stdin xds }
 // They write files.
 targets! { 1_000: queue_record }
 targets! { 100: store }

@@ -384,7 +384,13 @@ fn a_pod_of_another_node_is_known_by_its_labels_and_its_namespace() -> Result<()
             producer.send(changes)?;
             producer.settle()
         };
-        send(vec![namespace("shop", &[])])?;
+        let by_name = deny_all().replace(
+            "{podSelector: {}}",
+            "{podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}}]}]}",
+        );
+        send(vec![policy("web", &by_name)])?;
+        ensure!(reaches("10.88.0.9")?, "the name of a namespace is known");
+        send(vec![policy("web", &allows), namespace("shop", &[])])?;
         let allowed = || Ok::<_, anyhow::Error>(["10.88.0.9", "10.88.0.10", "10.88.0.11"].map(&reaches));
         let expect = |expected: [bool; 3], when: &str| {
             let found = allowed()?.into_iter().collect::<Result<Vec<bool>>>()?;

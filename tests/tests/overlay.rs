@@ -539,10 +539,16 @@ fn the_overlay_follows_its_nodes() -> Result<()> {
 /// Damage to the overlay's interface by another program.
 type Damage = (&'static str, fn(&Space) -> Result<()>);
 
-const DAMAGE: [Damage; 3] = [
+const DAMAGE: [Damage; 4] = [
     ("a removed interface", |space| ip(space, &format!("link del {DEVICE}")).map(drop)),
     ("an interface that is down", |space| ip(space, &format!("link set {DEVICE} down")).map(drop)),
     ("a removed filter", |space| programs::take_off(space, DEVICE, "ingress")),
+    ("a renamed interface", |space| {
+        // Kernels before 6.2 rename only interfaces that are down.
+        ip(space, &format!("link set {DEVICE} down"))?;
+        ip(space, &format!("link set {DEVICE} name renamed"))?;
+        ip(space, "link set renamed up").map(drop)
+    }),
 ];
 
 /// Repeats it until the audit names it: the agent may repair it before.

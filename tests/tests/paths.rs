@@ -1,13 +1,14 @@
 //! `--routing auto` probes direct paths: some networks drop packets with addresses of containers.
 
-use std::net::IpAddr;
+use std::{fs, net::IpAddr};
 
 use anyhow::{Context, Result, ensure};
 use wharf_tests::{
     Node,
     cluster::{Container, Nodes, address, await_routes, component, pool, routes, to as native, with},
     echo,
-    process::{command_in, run},
+    process::{command_in, ip, run},
+    stream::UdpStream,
     wait,
 };
 
@@ -75,8 +76,37 @@ fn packets_take_the_overlay(joined: &mut Nodes) -> Result<()> {
     }
     let (health, message) = component(a)?;
     ensure!(health == "ok" && message.contains("2 by the overlay, to 1 near node because"), "{health}: {message}");
-    a.detach(&one.end)?;
-    b.detach(&two.end)?;
+    a_verdict_survives_a_restart(joined, &one, &two)?;
+    joined.nodes[0].detach(&one.end)?;
+    joined.nodes[1].detach(&two.end)?;
+    Ok(())
+}
+
+/// Of node a, which has refused the path to node b.
+fn a_verdict_survives_a_restart(joined: &mut Nodes, one: &Container, two: &Container) -> Result<()> {
+    let mut expected = by_overlay(0);
+    expected.sort();
+    let a = &mut joined.nodes[0];
+    let kept = a.dirs().state.join("paths.json");
+    let is_kept = || Ok(fs::read_to_string(&kept).is_ok_and(|text| text.contains("198.51.100.2")).then_some(()));
+    wait::until("the file of refused paths", is_kept)?;
+    // A direct route loses packets.
+    let stream = UdpStream::start(one.space()?, two.space()?, two.end.v4()?.into(), 200)?;
+    a.kill_agent()?;
+    a.start_agent()?;
+    ensure!(routes(a)? == expected, "{:?}", routes(a)?);
+    await_runs(a, 3)?;
+    ensure!(routes(a)? == expected, "{:?}", routes(a)?);
+    stream.await_more(100)?;
+    stream.stop()?.must_be_perfect()?;
+    // As after a boot: no route is there.
+    a.stop_agent()?;
+    ip(a.space(), "-4 route flush proto 88")?;
+    ip(a.space(), "-6 route flush proto 88")?;
+    a.start_agent()?;
+    ensure!(routes(a)? == expected, "{:?}", routes(a)?);
+    let (_, message) = component(a)?;
+    ensure!(message.contains("to 1 near node because"), "{message}");
     Ok(())
 }
 

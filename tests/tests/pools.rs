@@ -8,6 +8,7 @@ use wharf_tests::{
     Attached, Node, NodeConfig,
     feed::{Producer, begin, complete, node as row, opening},
     icmp,
+    process::ip,
     stream::UdpStream,
     wait,
 };
@@ -167,6 +168,32 @@ fn the_entry_of_the_cluster_file_has_the_pools_and_pod_cidrs_that_cannot_be_pool
             Ok((message.contains("10.92.0.1/32 of this node's row") && message.contains("too small")).then_some(()))
         })?;
         await_pools(node, FIRST)?;
+
+        // Rows that change while the agent is stopped, and do not fit.
+        ip(node.space(), "link add other type veth peer name other0")?;
+        ip(node.space(), "link set other up")?;
+        ip(node.space(), "addr add 10.93.0.7/32 dev other")?;
+        let taken = format!("{}/31", end.v4()?);
+        for (row, why) in [(taken.as_str(), "router address"), ("10.93.0.0/24", "10.93.0.7")] {
+            node.stop_agent()?;
+            fs::write(node.dirs().root.join("nodes.toml"), entry(&[row]))?;
+            node.start_agent().context("with the pools of before")?;
+            await_pools(node, FIRST)?;
+            let log = node.log();
+            let mut lines = log.lines().filter(|line| line.contains("the pools that were last in use, 10.91.0.0/24"));
+            ensure!(lines.any(|line| line.contains(row)), "the log does not name {row}");
+            let message = ipam(node)?;
+            ensure!(message.contains(row) && message.contains(why), "{message}");
+            let status = node.wharf(&["cluster", "status"])?;
+            ensure!(status.code() == 1 && status.stdout.contains(row), "{}", status.describe());
+        }
+        icmp::ping(one.space()?, end.gateways()?[0])?.must_answer()?;
+        fs::write(node.dirs().root.join("nodes.toml"), entry(&SECOND))?;
+        await_pools(node, SECOND)?;
+        wait::until("the end of the start", || {
+            let kept = fs::read_to_string(node.dirs().state.join("pools.json"))?;
+            Ok((kept.contains(SECOND[0]) && !kept.contains(FIRST[0])).then_some(()))
+        })?;
         let both = node.run_agent_to_end(&["--ipv4-pool=10.1.0.0/24", "--check-config"])?;
         ensure!(both.code() == 3 && both.stderr.contains("on beside ipv4-pool"), "{}", both.describe());
         node.detach(&end)

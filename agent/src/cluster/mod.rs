@@ -7,6 +7,7 @@
 pub mod feed;
 mod paths;
 pub mod pools;
+mod refusals;
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +31,7 @@ use wharf_core::{
     kernel::{Kernel, KernelError, PeerRoute},
 };
 
-use self::{feed::ClusterFeed, pools::OwnPools};
+use self::{feed::ClusterFeed, pools::OwnPools, refusals::RefusalsFile};
 use crate::{config::AgentConfig, kept, sync::lock};
 
 /// Name of the controller.
@@ -84,6 +85,7 @@ pub struct Cluster {
     own: String,
     routing: Routing,
     kept: PathBuf,
+    refusals: RefusalsFile,
     pools: Vec<PoolConfig>,
     own_pools: Option<OwnPools>,
     kernel: Arc<dyn Kernel>,
@@ -141,6 +143,7 @@ impl Cluster {
             own: config.node_name.clone(),
             routing: config.routing,
             kept: config.state_dir.join("cluster.json"),
+            refusals: RefusalsFile::new(&config.state_dir),
             pools: config.pools.clone(),
             own_pools: OwnPools::new(config),
             kernel,
@@ -177,6 +180,13 @@ impl Cluster {
         }
     }
 
+    /// With [`Cluster::own_pools`]: why no container can have an address of this node.
+    #[must_use]
+    pub fn without_pools(&self) -> Option<String> {
+        let own = self.own_pools()?;
+        own.missing().or_else(|| own.outdated(&self.own_pod_cidrs()?))
+    }
+
     /// Until [`Cluster::load`], without nodes.
     #[must_use]
     pub fn in_force(&self) -> Arc<InForce> {
@@ -200,6 +210,7 @@ impl Cluster {
     /// # Errors
     /// The file is refused and no earlier text of it is kept; or the kernel cannot be read.
     pub async fn load(&self, boot_id: &str, left: Vec<PeerRoute>) -> Result<(), ClusterError> {
+        self.restore_refusals().await;
         if let Some(feed) = &self.feed {
             feed.load(boot_id).await;
             let mut left = left;

@@ -1,10 +1,11 @@
 //! The pools of `--pools-from-cluster`.
 //!
 //! A start uses the pod CIDRs of this node's entry in the cluster file, else those of the last start, which a file of
-//! the state directory keeps. When the row changes, the agent writes that file and restarts in place.
+//! the state directory keeps. When the row changes, the agent writes that file and restarts in place. The file has the
+//! pools before, too, until a start with the new pools has succeeded: a start that refuses the new pools uses them.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::Mutex,
     time::Duration,
@@ -36,6 +37,8 @@ const FILE: &str = "pools.json";
 const VERSION: u32 = 1;
 /// Bytes of the file.
 const MAX_FILE: u64 = 4_096;
+/// Source of pools that replace refused pools.
+const EARLIER: &str = "the last successful start";
 
 /// Content of the file.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,10 +48,23 @@ struct Kept {
     node: String,
     /// In the order of the row.
     cidrs: Vec<IpNet>,
+    /// The pools in use when `cidrs` were written; empty after a successful start with `cidrs`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    previous: Vec<IpNet>,
     /// Boot of the last change.
     boot_id: String,
     /// Time of the last change since that boot, milliseconds.
     changed_ms: u64,
+}
+
+impl Kept {
+    fn new(node: String, cidrs: Vec<IpNet>, previous: Vec<IpNet>, boot_id: String) -> Self {
+        Self { version: VERSION, node, cidrs, previous, boot_id, changed_ms: clock::boot_ms() }
+    }
+
+    fn last_in_use(&self) -> &[IpNet] {
+        if self.previous.is_empty() { &self.cidrs } else { &self.previous }
+    }
 }
 
 /// For the status.
@@ -77,7 +93,7 @@ pub struct OwnPools {
 
 impl OwnPools {
     pub(super) fn new(config: &AgentConfig) -> Option<Self> {
-        let FromCluster { source, problem } = config.pools_from_cluster.clone()?;
+        let FromCluster { source, problem, .. } = config.pools_from_cluster.clone()?;
         Some(Self {
             file: config.state_dir.join(FILE),
             node: config.node_name.clone(),
@@ -99,6 +115,16 @@ impl OwnPools {
     pub fn missing(&self) -> Option<String> {
         let why = || lock(&self.view).refused.clone();
         self.in_use.is_empty().then(|| why().unwrap_or_else(|| "this node's row has no pod CIDRs yet".to_owned()))
+    }
+
+    /// The row has other pod CIDRs than the pools in use, and they are not refused: addresses of these pools may belong
+    /// to another node.
+    #[must_use]
+    pub fn outdated(&self, row: &[IpNet]) -> Option<String> {
+        let is_refused = || lock(&self.refused).as_ref().is_some_and(|(refused, _)| refused == row);
+        let is_outdated = decide(row, &self.in_use, None) != Decision::Keep && !is_refused();
+        is_outdated
+            .then(|| format!("this node's row has the pod CIDRs {}, which a restart in place will use", list(row)))
     }
 
     /// Returns when the agent must restart in place.
@@ -148,8 +174,9 @@ impl OwnPools {
     /// # Errors
     /// The file cannot be written; the pools in use stay.
     pub async fn restart_with(&self, row: &[IpNet]) -> Result<String, String> {
-        let (file, node, cidrs) = (self.file.clone(), self.node.clone(), row.to_vec());
-        let written = blocking(move || write(&file, node, cidrs, clock::boot_id()?)).await;
+        let (file, node) = (self.file.clone(), self.node.clone());
+        let (cidrs, previous) = (row.to_vec(), self.in_use.clone());
+        let written = blocking(move || write(&file, &Kept::new(node, cidrs, previous, clock::boot_id()?))).await;
         if let Err(why) = written {
             let why = format!("keep the pod CIDRs of this node's row in {}: {why}", self.file.display());
             self.show(None, Some(why.clone()));
@@ -176,13 +203,18 @@ pub fn resolve(config: &mut AgentConfig) {
     }
     let file = config.state_dir.join(FILE);
     let (kept, mut problem) = match read_kept(&file, &config.node_name) {
-        Ok(kept) => (kept.map(|kept| kept.cidrs), None),
+        Ok(kept) => (kept, None),
         Err(why) => (None, Some(format!("read the pools of the last start in {}: {why}", file.display()))),
     };
+    let last_in_use = kept.as_ref().map(|kept| kept.last_in_use().to_vec());
     // The cluster reports a refused file.
     let entry = config.cluster_file.as_deref().and_then(|path| read(path, &config.node_name).ok());
     let entry = entry.and_then(|(_, nodes)| Some(nodes.get(&config.node_name)?.pod_cidrs.clone()));
-    let sources = [(entry, "this node's entry in the cluster file"), (kept, "this node's last row")];
+    let sources = [
+        (entry, "this node's entry in the cluster file"),
+        (kept.map(|kept| kept.cidrs), "this node's last row"),
+        (last_in_use.clone(), EARLIER),
+    ];
     let mut source = String::new();
     for (cidrs, name) in sources {
         let Some(cidrs) = cidrs.filter(|cidrs| !cidrs.is_empty()) else { continue };
@@ -198,36 +230,64 @@ pub fn resolve(config: &mut AgentConfig) {
             }
         }
     }
-    config.pools_from_cluster = Some(FromCluster { source, problem });
+    let pools = in_use(config);
+    let earlier = last_in_use.filter(|cidrs| *cidrs != pools && usable(config, cidrs).is_ok()).unwrap_or_default();
+    config.pools_from_cluster = Some(FromCluster { source, problem, earlier });
 }
 
-/// Starts without pools: those of [`resolve`] overlap a network of the node.
+/// Replaces the pools of [`resolve`], which the start refuses, by the pools that were last in use. Returns false
+/// without them.
+#[must_use]
+pub fn fall_back(config: &mut AgentConfig, why: &str) -> bool {
+    let Some(FromCluster { source, problem, earlier }) = config.pools_from_cluster.clone() else { return false };
+    if earlier.is_empty() {
+        return false;
+    }
+    let refused = format!("the pod CIDRs {} of {source} cannot be the pools: {why}", list(&in_use(config)));
+    let why = problem.into_iter().chain([refused]).collect::<Vec<_>>().join("; ");
+    tracing::error!("{why}; the agent starts with the pools that were last in use, {}", list(&earlier));
+    let why = format!("{why}; the pools that were last in use stay");
+    config.set_pools(earlier);
+    let source = EARLIER.to_owned();
+    config.pools_from_cluster = Some(FromCluster { source, problem: Some(why), earlier: Vec::new() });
+    true
+}
+
+/// Starts with the pools that were last in use, or without pools: those of [`resolve`] overlap a network of the node.
 pub fn refuse(config: &mut AgentConfig, why: &str) {
+    if fall_back(config, why) {
+        return;
+    }
     let why = format!("the pod CIDRs {} of this node cannot be its pools: {why}", list(&in_use(config)));
     tracing::error!("{why}; the agent starts without pools");
     config.set_pools(Vec::new());
-    config.pools_from_cluster = Some(FromCluster { source: String::new(), problem: Some(why) });
+    config.pools_from_cluster = Some(FromCluster { problem: Some(why), ..FromCluster::default() });
 }
 
-/// At a start: keeps pools of the cluster file for a start without it, and sets a damaged file aside.
+/// After a successful start: keeps its pools for the next start, without the pools before. Sets a damaged file aside.
 pub fn keep_at_start(config: &AgentConfig, boot_id: &str) {
     if config.pools_from_cluster.is_none() {
         return;
     }
     let (file, in_use) = (config.state_dir.join(FILE), in_use(config));
-    let is_kept = match read_kept(&file, &config.node_name) {
-        Ok(kept) => kept.is_some_and(|kept| kept.cidrs == in_use),
+    let kept = match read_kept(&file, &config.node_name) {
+        Ok(kept) => kept,
         Err(why) => {
             set_aside(&file, &why);
-            false
+            None
         }
     };
-    if in_use.is_empty() || is_kept {
+    if in_use.is_empty() {
         return;
     }
-    if let Err(why) = write(&file, config.node_name.clone(), in_use, boot_id.to_owned()) {
+    let now = match kept {
+        Some(kept) if kept.cidrs == in_use && kept.previous.is_empty() => return,
+        Some(kept) if kept.cidrs == in_use => Kept { previous: Vec::new(), ..kept },
+        _ => Kept::new(config.node_name.clone(), in_use, Vec::new(), boot_id.to_owned()),
+    };
+    if let Err(why) = write(&file, &now) {
         tracing::warn!(
-            "keep the pools in {}: {why}; a start without the cluster file would use older ones",
+            "keep the pools in {}: {why}; the next start without the cluster file would use the former content",
             file.display()
         );
     }
@@ -259,28 +319,41 @@ fn list(cidrs: &[IpNet]) -> String {
 }
 
 fn read_kept(file: &Path, node: &str) -> io::Result<Option<Kept>> {
-    let Some(text) = kept::read(file, MAX_FILE)? else { return Ok(None) };
-    let kept: Kept = serde_json::from_slice(&text)?;
+    kept::read(file, MAX_FILE)?.map(|bytes| parse(&bytes, node)).transpose()
+}
+
+fn parse(bytes: &[u8], node: &str) -> io::Result<Kept> {
+    let kept: Kept = serde_json::from_slice(bytes)?;
     match kept.version {
-        VERSION if kept.node == node => Ok(Some(kept)),
+        VERSION if kept.node == node => Ok(kept),
         VERSION => Err(io::Error::other(format!("it is of node {:?}, and this is {node}", kept.node))),
         other => Err(io::Error::other(format!("it has version {other}, and this agent knows {VERSION}"))),
     }
 }
 
-fn write(file: &Path, node: String, cidrs: Vec<IpNet>, boot_id: String) -> io::Result<()> {
-    let kept = Kept { version: VERSION, node, cidrs, boot_id, changed_ms: clock::boot_ms() };
-    kept::write(file, (serde_json::to_string_pretty(&kept)? + "\n").as_bytes())
+fn write(file: &Path, kept: &Kept) -> io::Result<()> {
+    kept::write(file, content(kept)?.as_bytes())
+}
+
+fn content(kept: &Kept) -> io::Result<String> {
+    Ok(serde_json::to_string_pretty(kept)? + "\n")
+}
+
+/// For the fuzz target: reads the content of a file of this node, and returns the same content as the agent writes it,
+/// and the pod CIDRs.
+///
+/// # Errors
+/// The content is damaged, or of another node or version.
+pub fn rewrite(bytes: &[u8], node: &str) -> io::Result<(String, Vec<IpNet>)> {
+    let kept = parse(bytes, node)?;
+    Ok((content(&kept)?, kept.cidrs))
 }
 
 /// Renames a damaged file.
 fn set_aside(file: &Path, why: &io::Error) {
-    let mut aside = file.as_os_str().to_owned();
-    aside.push(".damaged");
-    let aside = PathBuf::from(aside);
     let what = format!("read the pools of the last start in {}: {why}", file.display());
-    match fs::rename(file, &aside) {
-        Ok(()) => tracing::error!("{what}; the file is now {}", aside.display()),
+    match kept::set_aside(file) {
+        Ok(aside) => tracing::error!("{what}; the file is now {}", aside.display()),
         Err(why) => tracing::error!("{what}; set the file aside: {why}"),
     }
 }

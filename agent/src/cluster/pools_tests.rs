@@ -1,3 +1,5 @@
+use std::fs;
+
 use clap::Parser as _;
 
 use super::*;
@@ -22,12 +24,18 @@ fn resolved(directory: &Path, flags: &[&str]) -> (Vec<IpNet>, FromCluster) {
 
 const FEED: &[&str] = &["--cluster-feed=/run/x/feed"];
 
+/// Written by a running agent with the pools `previous`.
+fn keep(directory: &Path, cidrs: &[&str], previous: &[&str]) {
+    let kept = Kept::new("a".to_owned(), nets(cidrs), nets(previous), "boot".to_owned());
+    write(&directory.join(FILE), &kept).expect("written");
+}
+
 #[test]
 fn a_start_has_the_pools_of_the_cluster_file_else_those_of_the_last_start() {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path();
     assert_eq!(resolved(path, FEED), (Vec::new(), FromCluster::default()));
-    write(&path.join(FILE), "a".to_owned(), nets(&["10.1.0.0/24"]), "boot".to_owned()).expect("written");
+    keep(path, &["10.1.0.0/24"], &[]);
     let (cidrs, from) = resolved(path, FEED);
     assert_eq!((cidrs, from.source.as_str(), from.problem), (nets(&["10.1.0.0/24"]), "this node's last row", None));
 
@@ -44,6 +52,66 @@ fn a_start_has_the_pools_of_the_cluster_file_else_those_of_the_last_start() {
     let (cidrs, from) = resolved(path, &[&flag]);
     assert_eq!(cidrs, nets(&["10.1.0.0/24"]), "the entry cannot be a pool");
     assert!(from.problem.is_some_and(|why| why.contains("10.2.0.1/32") && why.contains("too small")));
+}
+
+#[test]
+fn a_start_replaces_refused_pools_by_those_that_were_last_in_use() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path();
+    let file = path.join("nodes.toml");
+    let flag = format!("--cluster-file={}", file.display());
+    let entry = "[[node]]\nname = 'a'\naddresses = ['192.0.2.1']\npod-cidrs = ['10.3.0.0/24']\n";
+    fs::write(&file, entry).expect("written");
+    for (kept, previous, flags, first, then) in [
+        (&["10.1.0.0/24"] as &[&str], &[] as &[&str], FEED, "10.1.0.0/24", None),
+        (&["10.2.0.0/24"], &["10.1.0.0/24"], FEED, "10.2.0.0/24", Some("10.1.0.0/24")),
+        // A row that no longer can be a pool.
+        (&["10.2.0.0/32"], &["10.1.0.0/24"], FEED, "10.1.0.0/24", None),
+        (&["10.2.0.0/24"], &["10.1.0.0/32"], FEED, "10.2.0.0/24", None),
+        (&["10.1.0.0/24"], &[], &[&*flag], "10.3.0.0/24", Some("10.1.0.0/24")),
+        (&["10.2.0.0/24"], &["10.1.0.0/24"], &[&*flag], "10.3.0.0/24", Some("10.1.0.0/24")),
+        (&["10.3.0.0/24"], &[], &[&*flag], "10.3.0.0/24", None),
+    ] {
+        keep(path, kept, previous);
+        let mut config = config(path, flags);
+        resolve(&mut config);
+        assert_eq!(in_use(&config), nets(&[first]), "{kept:?}, {previous:?}");
+        let falls = fall_back(&mut config, "because");
+        assert_eq!(falls, then.is_some(), "{kept:?}, {previous:?}");
+        assert_eq!(in_use(&config), nets(&[then.unwrap_or(first)]), "{kept:?}, {previous:?}");
+        if falls {
+            let from = config.pools_from_cluster.clone().expect("the setting");
+            let why = from.problem.expect("a problem");
+            assert!(why.contains(first) && why.contains("because") && why.ends_with("last in use stay"), "{why}");
+            assert_eq!((from.source.as_str(), from.earlier), (EARLIER, Vec::new()));
+            assert!(!fall_back(&mut config, "again"), "once");
+        }
+        refuse(&mut config, "an overlap");
+        assert!(in_use(&config).is_empty(), "without other pools");
+    }
+}
+
+#[test]
+fn the_pools_before_are_kept_until_a_start_has_succeeded() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path();
+    let kept = || read_kept(&path.join(FILE), "a").expect("read").expect("a file");
+    keep(path, &["10.2.0.0/24"], &["10.1.0.0/24"]);
+    let written = kept();
+    // With the new pools.
+    let mut new = config(path, FEED);
+    resolve(&mut new);
+    assert_eq!(kept().previous, nets(&["10.1.0.0/24"]), "the start may still refuse the new pools");
+    keep_at_start(&new, "boot");
+    assert_eq!((kept().cidrs, kept().previous), (nets(&["10.2.0.0/24"]), Vec::new()));
+    assert_eq!(kept().changed_ms, written.changed_ms, "no other change");
+    // With the pools before.
+    keep(path, &["10.2.0.0/24"], &["10.1.0.0/24"]);
+    let mut before = config(path, FEED);
+    resolve(&mut before);
+    refuse(&mut before, "an overlap");
+    keep_at_start(&before, "boot");
+    assert_eq!((kept().cidrs, kept().previous), (nets(&["10.1.0.0/24"]), Vec::new()));
 }
 
 #[test]
@@ -86,16 +154,21 @@ async fn a_change_is_kept_before_the_restart_and_the_next_one_waits() {
     let what = none.restart_with(&one).await.expect("written");
     assert!(what.starts_with("pools none -> 10.1.0.0/24"), "{what}");
     none.restarts().await;
+    let kept = read_kept(&directory.path().join(FILE), "a").expect("read").expect("a file");
+    assert_eq!((kept.cidrs, kept.previous), (one.clone(), Vec::new()), "there were no pools before");
     assert_eq!(none.decide(&one).await, Decision::Keep, "one restart at a time");
 
     // Two more pools within 30 s, and a file that cannot be written.
     let two = nets(&["10.2.0.0/24"]);
     let after = own();
     assert!(matches!(after.decide(&two).await, Decision::Wait(_)));
+    assert!(after.outdated(&two).is_some_and(|why| why.contains("10.2.0.0/24")) && after.outdated(&[]).is_none());
     after.postpone(&two, 1_500);
     assert!(after.view().pending.is_some_and(|text| text.contains("10.2.0.0/24") && text.ends_with("in 2 s")));
     after.settle();
     assert_eq!((after.view().pending, after.view().refused), (None, None));
+    after.refuse(&two, "because");
+    assert_eq!(after.outdated(&two), None, "the pools in use stay");
     fs::create_dir(directory.path().join("pools.json.new")).expect("made");
     assert!(after.restart_with(&two).await.is_err() && after.view().refused.is_some());
 }

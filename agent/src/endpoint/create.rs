@@ -22,7 +22,6 @@ use wharf_core::{
 use crate::{
     addresses::resting,
     clock,
-    cluster::pools::OwnPools,
     endpoint::{
         build,
         claim::Claim,
@@ -59,7 +58,7 @@ pub async fn create(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api
 
 async fn begin(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
     life.memory.admit()?;
-    if let Some(why) = life.cluster.own_pools().and_then(OwnPools::missing) {
+    if let Some(why) = life.cluster.without_pools() {
         return Err(CreateCause::NoPools(why));
     }
     let patience = spec.deadline.saturating_duration_since(Instant::now());

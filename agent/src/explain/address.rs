@@ -24,7 +24,8 @@ fn of_cluster(life: &Lifecycle, ip: IpAddr) -> Option<String> {
     if let Some((pod, has_namespace)) = life.cluster.feed().and_then(|feed| feed.owner_of(ip))
         && !pod.is_of(&life.config.node_name)
     {
-        let unknown = if has_namespace { "" } else { "; policy does not know it before the row of its namespace" };
+        let unknown =
+            if has_namespace { "" } else { "; its namespace has no row: rules by labels of it accept nothing" };
         let FeedPod { namespace, name, node, .. } = pod;
         return Some(format!("an address of pod {namespace}/{name} on node {node} of the cluster{unknown}"));
     }

@@ -11,7 +11,7 @@ use tokio::{
     sync::oneshot,
     time::{Instant, timeout_at},
 };
-use wharf_cluster::feed::{Effects, FeedPod, Key, Kind, Refusal};
+use wharf_cluster::feed::{Complete, Effects, FeedPod, Key, Kind, Refusal};
 use wharf_core::{finding::NodeProblem, kernel::PeerRoute, state::State};
 
 use super::{
@@ -32,12 +32,12 @@ use crate::{
 const PODS: Duration = Duration::from_secs(10);
 
 impl Consumer for Lifecycle {
-    fn take(&self, effects: Effects, is_whole: bool) -> Taking<'_> {
+    fn take(&self, effects: Effects, complete: Complete) -> Taking<'_> {
         Box::pin(async move {
             let nodes = if effects.nodes { self.take_nodes().await } else { Ok(()) };
             let pods = self.pods.of_own(&self.config.node_name, &effects.pods);
             // Also after a failure: policy does not wait for routes.
-            let rows = self.take_rows(effects, is_whole).await;
+            let rows = self.take_rows(effects, complete).await;
             // After the policies of the same message, so that no endpoint has labels without their rules. After a
             // failure, these pods are taken with the next call.
             let late = if rows.is_ok() { self.take_pods(pods).await } else { Vec::new() };
@@ -169,7 +169,7 @@ impl Lifecycle {
     }
 
     /// Pods of other nodes, namespaces and policies.
-    async fn take_rows(&self, effects: Effects, is_whole: bool) -> Result<(), PolicyError> {
-        self.policy.take_feed(&self.config.node_name, Effects { nodes: false, ..effects }, is_whole).await
+    async fn take_rows(&self, effects: Effects, complete: Complete) -> Result<(), PolicyError> {
+        self.policy.take_feed(&self.config.node_name, Effects { nodes: false, ..effects }, complete).await
     }
 }

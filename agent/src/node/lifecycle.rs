@@ -122,6 +122,14 @@ pub enum ClusterFailure {
     /// Rows of policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// Both.
+    #[error("{policy}; {kernel}")]
+    Both {
+        /// Rows of policy.
+        policy: Box<PolicyError>,
+        /// Networks, routes or the firewall.
+        kernel: Box<KernelError>,
+    },
 }
 
 /// Cheap to clone.
@@ -230,6 +238,8 @@ impl Lifecycle {
         if self.cluster.look().await? {
             self.put_cluster().await?;
         }
+        // After the routes, which do not wait for the disk.
+        self.cluster.keep_refusals().await;
         Ok(())
     }
 
@@ -239,12 +249,18 @@ impl Lifecycle {
     /// As [`Lifecycle::follow_cluster`].
     pub async fn put_cluster(&self) -> Result<(), ClusterFailure> {
         // First, so that policy never takes a container of another node for the world.
-        self.set_cluster().await?;
-        // Before the routes, so that no connection over a new one is masqueraded. They do not wait for its repair.
+        let policy = self.set_cluster().await;
+        // Before the routes, so that no connection over a new one is masqueraded.
         let masquerade = self.kernel.ensure_nat(&self.spec()).await;
-        self.ensure_node().await?;
-        masquerade?;
-        Ok(())
+        // Also after a failure of the others: routes do not wait for their repair.
+        let kernel = self.ensure_node().await.and(masquerade);
+        match (policy, kernel) {
+            (Ok(()), kernel) => kernel.map_err(ClusterFailure::Kernel),
+            (Err(policy), Ok(())) => Err(ClusterFailure::Policy(policy)),
+            (Err(policy), Err(kernel)) => {
+                Err(ClusterFailure::Both { policy: Box::new(policy), kernel: Box::new(kernel) })
+            }
+        }
     }
 
     /// Makes or repairs the node's objects.

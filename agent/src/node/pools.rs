@@ -24,16 +24,19 @@ impl Lifecycle {
         match (own.decide(&row).await, usable(&self.config, &row)) {
             (Decision::Keep, _) => own.settle(),
             (_, Err(why)) => own.refuse(&row, &why),
-            (Decision::Wait(left_ms), Ok(_)) => own.postpone(&row, left_ms),
-            (Decision::Restart, Ok(_)) if own.is_refused(&row) => {}
-            (Decision::Restart, Ok(ipam)) => match self.unfit(&row, &ipam).await.map_err(|why| why.to_string())? {
-                Some(why) => own.refuse(&row, &why),
-                None => {
-                    let what = own.restart_with(&row).await?;
-                    tracing::warn!("{what}");
-                    self.monitor.agent(None, "pools-changed", what);
+            (_, Ok(_)) if own.is_refused(&row) => {}
+            (decision, Ok(ipam)) => {
+                let unfit = self.unfit(&row, &ipam).await.map_err(|why| why.to_string())?;
+                match (unfit, decision) {
+                    (Some(why), _) => own.refuse(&row, &why),
+                    (None, Decision::Wait(left_ms)) => own.postpone(&row, left_ms),
+                    (None, _) => {
+                        let what = own.restart_with(&row).await?;
+                        tracing::warn!("{what}");
+                        self.monitor.agent(None, "pools-changed", what);
+                    }
                 }
-            },
+            }
         }
         Ok(())
     }
@@ -52,6 +55,10 @@ impl Lifecycle {
         let contains = |ip: &std::net::IpAddr| cidrs.iter().any(|cidr| cidr.contains(ip));
         for handle in self.registry.list() {
             let record = handle.shared.read(|v| v.record.clone());
+            let has_router = |ip: &std::net::IpAddr| ipam.is_router(*ip) && !health::is_reserved(&record.attachment);
+            if let Some(ip) = record.addresses().find(has_router) {
+                return Ok(Some(format!("endpoint {} has their router address {ip}", record.id)));
+            }
             if let Some(prefix) = cidrs.iter().find_map(|cidr| record.sources.overlapping(cidr)) {
                 return Ok(Some(format!("endpoint {} may send from {prefix}, a source prefix", record.id)));
             }

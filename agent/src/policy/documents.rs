@@ -12,7 +12,7 @@ use imbl::{OrdMap, ordmap::DiffItem};
 use serde::{Deserialize, Serialize};
 use wharf_policy::{
     compile::Event,
-    model::{Labels, NAMESPACE_NAME, Policy, PolicyName},
+    model::{Action, Direction, Labels, NAMESPACE_NAME, Policy, PolicyName, Rule, UNKNOWN_LABELS},
     read::{Refusal, read},
 };
 
@@ -61,6 +61,8 @@ pub(super) struct Documents {
     of_cluster: OrdMap<String, Labels>,
     /// The file says that the cluster feed had policies, and the feed's rows are not all known.
     pub(super) awaits_cluster: bool,
+    /// With a cluster feed, of which not every namespace is known.
+    pub(super) awaits_namespaces: bool,
 }
 
 type Row = BTreeMap<PolicyName, Arc<Vec<Policy>>>;
@@ -170,6 +172,11 @@ impl Documents {
 
     pub(super) fn is_empty(&self) -> bool {
         self.documents.is_empty()
+    }
+
+    pub(super) fn denies_egress(&self) -> bool {
+        let denies = |rule: &Rule| rule.direction == Direction::Egress && rule.action == Action::Deny;
+        self.documents.values().flat_map(|document| document.policies.iter()).flat_map(|p| &p.rules).any(denies)
     }
 
     /// Replaces imports of the same names; refuses the directory's.
@@ -347,10 +354,25 @@ impl Documents {
         labels
     }
 
-    /// `None` for a namespace that neither the cluster feed nor an operator has named.
-    pub(super) fn known_labels_of(&self, namespace: &str) -> Option<Labels> {
-        let is_known = self.of_cluster.contains_key(namespace) || self.namespaces.contains_key(namespace);
-        is_known.then(|| self.labels_of(namespace))
+    /// For an endpoint of this node: until the cluster feed's namespaces are all known, a namespace without a row has
+    /// unknown labels.
+    pub(super) fn labels_here(&self, namespace: &str) -> Labels {
+        self.labels_or_unknown(namespace, self.awaits_namespaces)
+    }
+
+    /// For a container of another node, whose namespace exists: its labels are unknown until the cluster feed or an
+    /// operator has named it.
+    pub(super) fn labels_elsewhere(&self, namespace: &str) -> Labels {
+        self.labels_or_unknown(namespace, self.awaits_namespaces || !self.namespaces.contains_key(namespace))
+    }
+
+    /// `is_unknown`: a namespace without a row has unknown labels.
+    fn labels_or_unknown(&self, namespace: &str, is_unknown: bool) -> Labels {
+        let mut labels = self.labels_of(namespace);
+        if is_unknown && !self.of_cluster.contains_key(namespace) {
+            labels.insert(UNKNOWN_LABELS.to_owned(), String::new());
+        }
+        labels
     }
 
     pub(super) fn namespaces(&self) -> impl Iterator<Item = (&str, Labels)> {
@@ -399,6 +421,7 @@ impl Documents {
     pub(super) fn says_the_same_of_endpoints(&self, before: &Self) -> bool {
         self.namespaces == before.namespaces
             && self.of_cluster == before.of_cluster
+            && self.awaits_namespaces == before.awaits_namespaces
             && self.is_empty() == before.is_empty()
     }
 
@@ -497,6 +520,27 @@ mod tests {
         };
         assert_eq!(elsewhere(&mut documents, "NetworkPolicy"), ["shop", "store"]);
         assert_eq!(elsewhere(&mut documents, "CiliumNetworkPolicy"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_namespace_without_a_row_has_unknown_labels_until_every_namespace_is_known() {
+        let labels = |team: &str| Labels::from([("team".to_owned(), team.to_owned())]);
+        let is_unknown = |labels: Labels| labels.contains_key(UNKNOWN_LABELS);
+        let mut documents = Documents { awaits_namespaces: true, ..Documents::default() };
+        documents.set_namespace("hand", Some(labels("red"))).expect("labels");
+        documents.set_labels_of_cluster("shop", Some(labels("blue")));
+        let found = |documents: &Documents| {
+            ["shop", "hand", "other"].map(|namespace| {
+                (is_unknown(documents.labels_here(namespace)), is_unknown(documents.labels_elsewhere(namespace)))
+            })
+        };
+        assert_eq!(found(&documents), [(false, false), (true, true), (true, true)]);
+        assert_eq!(documents.labels_here("hand").get("team").map(String::as_str), Some("red"), "set by hand");
+        assert_eq!(documents.labels_here("other").get(NAMESPACE_NAME).map(String::as_str), Some("other"));
+        let complete = Documents { awaits_namespaces: false, ..documents.clone() };
+        assert!(!complete.says_the_same_of_endpoints(&documents));
+        assert_eq!(found(&complete), [(false, false), (false, false), (false, true)]);
+        assert!(documents.namespaces().all(|(_, labels)| !is_unknown(labels)), "the mark is shown");
     }
 
     #[test]

@@ -6,9 +6,13 @@ use std::{
 };
 
 use wharf_core::kernel::KernelError;
-use wharf_policy::{compile, model::PolicyName, read::Refusal};
+use wharf_policy::{
+    compile::{self, Table, TooLarge},
+    model::PolicyName,
+    read::Refusal,
+};
 
-use super::documents::told;
+use super::{documents::told, inner::LIMITS};
 
 /// Failure of a change of policy.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -58,7 +62,7 @@ pub enum PolicyError {
     #[error("delete namespace {0}: it was given no labels")]
     UnknownNamespace(String),
     /// The rows do not fit; nothing has changed.
-    #[error("{0}; the policies of before stay in force")]
+    #[error("{0}{until_boot}; the policies of before stay in force", until_boot = until_boot(.0))]
     Rows(#[from] compile::Refused),
     /// The proxy refused a listener; nothing has changed.
     #[error("{0}; the policies of before stay in force")]
@@ -104,6 +108,19 @@ pub enum PolicyError {
         /// Cause.
         why: String,
     },
+}
+
+/// A remedy for a table of an earlier version.
+fn until_boot(refused: &compile::Refused) -> String {
+    match refused {
+        compile::Refused::TooLarge(TooLarge { table: Table::Ipcache, limit, .. }) if *limit < LIMITS.ipcache => {
+            format!(
+                "; until the node boots, the table of addresses is one of an earlier version: after that, {} fit",
+                LIMITS.ipcache
+            )
+        }
+        _ => String::new(),
+    }
 }
 
 fn lost(path: &Path, of_cluster: bool) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use wharf_cluster::feed::{Effects, FeedPod};
+use wharf_cluster::feed::{Complete, Effects, FeedPod};
 use wharf_policy::{model::Policy as Document, read::read};
 
 use super::{
@@ -32,12 +32,12 @@ pub struct RefusedPolicy {
 
 impl Policy {
     /// Takes changes of the cluster feed: labels of namespaces, policies, and containers of nodes other than `own`.
-    /// `is_whole`: with these, every row of the feed is known. Before [`Policy::start`], no row is written.
+    /// `complete`: with these. Before [`Policy::start`], no row is written.
     ///
     /// # Errors
     /// Rows of containers do not fit, or the policies are lost: these changes are to be taken again. The kernel refused:
     /// retried by [`Policy::ensure`].
-    pub async fn take_feed(&self, own: &str, effects: Effects, is_whole: bool) -> Result<(), PolicyError> {
+    pub async fn take_feed(&self, own: &str, effects: Effects, complete: Complete) -> Result<(), PolicyError> {
         let Effects { pods, namespaces, policies, .. } = effects;
         let pods: Vec<ChangedPod> =
             pods.into_iter().map(|(uid, pod)| (uid, pod.filter(|pod| !pod.is_of(own)))).collect();
@@ -56,7 +56,8 @@ impl Policy {
         for (name, labels) in namespaces {
             without.set_labels_of_cluster(&name, labels);
         }
-        without.awaits_cluster &= !is_whole || !unreadable.is_empty();
+        without.awaits_cluster &= !complete.all || !unreadable.is_empty();
+        without.awaits_namespaces &= !complete.namespaces;
         let refused =
             unreadable.into_iter().map(|(row, why)| (row, RefusedPolicy { why, stale: false, conflict: false }));
         inner.refused_rows.extend(refused);

@@ -39,8 +39,8 @@ use super::{
 };
 use crate::{config::PROXY_PORTS, proxy::Wanted};
 
-/// Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE` keeps one entry free;
-/// `POLICY_PORTS` changes no values. An endpoint has two rule sets, and four during a change.
+/// With the tables of this version. Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE`
+/// keeps one entry free; `POLICY_PORTS` changes no values. An endpoint has two rule sets, and four during a change.
 pub(super) const LIMITS: Limits = Limits {
     ipcache: IPCACHE_MAX as usize - 1,
     ports: POLICY_PORTS_MAX as usize,
@@ -66,6 +66,8 @@ pub(super) struct Inner {
     /// There was a policy since the agent's start, or rows then.
     pub(super) active: bool,
     pub(super) kept: bool,
+    /// Of the kernel's tables.
+    pub(super) limits: Limits,
     /// The kernel's rows, if known.
     pub(super) engine: Option<Engine>,
     pub(super) kept_ports: Ports,
@@ -105,6 +107,7 @@ impl Inner {
             names_stale: false,
             active: false,
             kept: false,
+            limits: LIMITS,
             engine: None,
             kept_ports: Ports::default(),
             rounds: Rounds::default(),

@@ -22,7 +22,7 @@ use wharf_policy::{
 };
 
 use super::{
-    Inner, LIMITS, Policy,
+    Inner, Policy,
     error::PolicyError,
     rows::{cell_key, key},
 };
@@ -45,6 +45,10 @@ pub struct Ask {
 
 /// RFC 8200, 4.7; for protocols without ports.
 const NO_NEXT_HEADER: u8 = 59;
+
+/// In an explanation.
+const NAMESPACES_AWAITED: &str = "the producer of the cluster feed has not sent every namespace: rules that select by \
+                                  labels of the others accept nothing, and deny";
 
 /// `None` for an ICMP type over 255 (RFC 792, RFC 4443).
 #[must_use]
@@ -80,13 +84,13 @@ impl Policy {
             problem: problem(&inner),
             rows: PolicySizes {
                 peers: count(sizes.ipcache),
-                peers_limit: count(LIMITS.ipcache),
+                peers_limit: count(inner.limits.ipcache),
                 ports: count(sizes.ports),
-                ports_limit: count(LIMITS.ports),
+                ports_limit: count(inner.limits.ports),
                 cells: count(sizes.rules),
-                cells_limit: count(LIMITS.rules),
+                cells_limit: count(inner.limits.rules),
                 sets: count(sizes.sets),
-                sets_limit: count(LIMITS.sets),
+                sets_limit: count(inner.limits.sets),
             },
             policies,
         }
@@ -146,7 +150,7 @@ impl Policy {
                     .to_owned()
             })
         } else {
-            problem(&inner)
+            problem(&inner).or_else(|| inner.wanted.awaits_namespaces.then(|| NAMESPACES_AWAITED.to_owned()))
         };
         PolicyExplanation { verdict, egress, ingress, note }
     }

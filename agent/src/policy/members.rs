@@ -118,9 +118,6 @@ const FIRST_KEY: u32 = 1 << 16;
 struct Elsewhere {
     key: u32,
     namespace: String,
-    /// While its namespace is unknown, its addresses belong to no container: a rule could select it by labels that the
-    /// namespace does not have.
-    hidden: Vec<IpAddr>,
     member: Member,
 }
 
@@ -144,7 +141,7 @@ impl Members {
         let endpoint = Endpoint {
             addresses: record.addresses().collect(),
             labels: if init { [(INIT.to_owned(), String::new())].into() } else { labels_for(record) },
-            namespace: namespace.as_deref().map(|namespace| node.wanted.labels_of(namespace)),
+            namespace: namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace)),
             ports: ports_of(record),
             health,
             elsewhere: false,
@@ -193,26 +190,17 @@ impl Members {
         });
         let labels = security_relevant(&labels.collect());
         let endpoint = Endpoint {
+            addresses: pod.addresses.clone(),
             labels: labels.into_iter().map(|Label { source, key, value }| (format!("{source}:{key}"), value)).collect(),
+            namespace: Some(node.wanted.labels_elsewhere(&pod.namespace)),
             ports: pod.named_ports.clone(),
             elsewhere: true,
             ..Endpoint::default()
         };
-        let labels = node.wanted.known_labels_of(&pod.namespace);
-        self.set_elsewhere(uid, pod.namespace.clone(), labels, pod.addresses.clone(), endpoint)
+        self.set_elsewhere(uid, pod.namespace.clone(), endpoint)
     }
 
-    /// `labels`: of the namespace, if it is known.
-    fn set_elsewhere(
-        &mut self,
-        uid: &str,
-        namespace: String,
-        labels: Option<Labels>,
-        addresses: Vec<IpAddr>,
-        endpoint: Endpoint,
-    ) -> Option<Event> {
-        let (addresses, hidden) = if labels.is_some() { (addresses, Vec::new()) } else { (Vec::new(), addresses) };
-        let endpoint = Endpoint { addresses, namespace: labels, ..endpoint };
+    fn set_elsewhere(&mut self, uid: &str, namespace: String, endpoint: Endpoint) -> Option<Event> {
         let of = Arc::new((endpoint.labels.clone(), endpoint.namespace.clone()));
         let number = self.numbers_elsewhere.get(&of).copied().unwrap_or_else(|| {
             self.forget_unused();
@@ -227,7 +215,7 @@ impl Members {
             let free = self.free_keys.get_min().copied();
             free.unwrap_or_else(|| self.next_key.max(FIRST_KEY))
         });
-        let place = Elsewhere { key, namespace, hidden, member: member.clone() };
+        let place = Elsewhere { key, namespace, member: member.clone() };
         if before == Some(&place) {
             return None;
         }
@@ -305,19 +293,18 @@ impl Members {
         let mut changed = Vec::new();
         for (id, place) in &self.endpoints {
             let before = &place.member.endpoint;
-            let namespace = place.namespace.as_deref().map(|namespace| node.wanted.labels_of(namespace));
+            let namespace = place.namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace));
             let enforcement = node.enforcement(place.own, place.init);
             if (&namespace, &enforcement) != (&before.namespace, &before.enforcement) {
                 changed.push((*id, place.clone(), Endpoint { namespace, enforcement, ..Endpoint::clone(before) }));
             }
         }
         let mut changed_elsewhere = Vec::new();
-        for (uid, Elsewhere { namespace, hidden, member, .. }) in &self.elsewhere {
-            let labels = node.wanted.known_labels_of(namespace);
+        for (uid, Elsewhere { namespace, member, .. }) in &self.elsewhere {
+            let labels = Some(node.wanted.labels_elsewhere(namespace));
             if member.endpoint.namespace != labels {
-                let addresses = hidden.iter().chain(&member.endpoint.addresses).copied().collect();
-                let endpoint = Endpoint::clone(&member.endpoint);
-                changed_elsewhere.push((Arc::clone(uid), namespace.clone(), labels, addresses, endpoint));
+                let endpoint = Endpoint { namespace: labels, ..Endpoint::clone(&member.endpoint) };
+                changed_elsewhere.push((Arc::clone(uid), namespace.clone(), endpoint));
             }
         }
         let renewed = changed.into_iter().filter_map(|(id, place, endpoint)| {
@@ -325,8 +312,8 @@ impl Members {
             self.put(id, identity, endpoint, |member| Place { member, ..place })
         });
         let mut events: Vec<Event> = renewed.collect();
-        for (uid, namespace, labels, addresses, endpoint) in changed_elsewhere {
-            events.extend(self.set_elsewhere(&uid, namespace, labels, addresses, endpoint));
+        for (uid, namespace, endpoint) in changed_elsewhere {
+            events.extend(self.set_elsewhere(&uid, namespace, endpoint));
         }
         events
     }
@@ -360,4 +347,47 @@ impl Members {
 
 fn is_isolated(place: &Place) -> bool {
     matches!(place.member.endpoint.enforcement, model::Enforcement::Always(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_policy::model::{NAMESPACE_NAME, UNKNOWN_LABELS};
+
+    use super::*;
+
+    const fn around(wanted: &Documents) -> Surroundings<'_> {
+        Surroundings { wanted, mode: Enforcement::Default }
+    }
+
+    #[test]
+    fn a_container_of_another_node_is_known_without_the_labels_of_its_namespace_until_they_arrive() {
+        let pod = FeedPod {
+            uid: "one".to_owned(),
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            addresses: vec!["10.88.0.9".parse().expect("address")],
+            node: "b".to_owned(),
+            labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]).into(),
+            named_ports: BTreeMap::new(),
+        };
+        let mut wanted = Documents::default();
+        wanted.awaits_namespaces = true;
+        let mut members = Members::default();
+        let member = |event: Option<Event>| match event {
+            Some(Event::Endpoint(_, member)) => member,
+            other => panic!("{other:?}"),
+        };
+        let first = member(members.put_elsewhere("one", &pod, around(&wanted)));
+        let namespace = first.endpoint.namespace.clone().expect("a namespace");
+        assert_eq!(namespace.keys().collect::<Vec<_>>(), [UNKNOWN_LABELS, NAMESPACE_NAME]);
+        assert_eq!(first.endpoint.addresses, pod.addresses);
+        wanted.set_labels_of_cluster("shop", Some(BTreeMap::from([("team".to_owned(), "red".to_owned())])));
+        let second = member(members.renew(around(&wanted)).pop());
+        let namespace = second.endpoint.namespace.clone().expect("a namespace");
+        assert_eq!(namespace.keys().collect::<Vec<_>>(), [NAMESPACE_NAME, "team"]);
+        assert_ne!(first.identity, second.identity);
+        assert_eq!(second.endpoint.addresses, pod.addresses);
+        wanted.awaits_namespaces = false;
+        assert!(members.renew(around(&wanted)).is_empty(), "it was known already");
+    }
 }

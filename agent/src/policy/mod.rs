@@ -80,7 +80,7 @@ use self::{
     documents::{Changed, Documents, Parsed},
     error::PolicyError,
     feed::ChangedPod,
-    inner::{Inner, LIMITS, advance, is_quick},
+    inner::{Inner, advance, is_quick},
     proxied::Prepared,
     redirects::Ports,
     rounds::Rounds,
@@ -110,6 +110,7 @@ pub struct Policy {
     names_file: PathBuf,
     redirects: Arc<dyn Redirects>,
     uses_proxy: AtomicBool,
+    /// Without what depends on the policies.
     mode: Mode,
     services: Arc<[IpNet]>,
     has_feed: bool,
@@ -141,7 +142,7 @@ impl Policy {
             names_file: config.state_dir.join("names.json"),
             redirects,
             uses_proxy: AtomicBool::new(false),
-            mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
+            mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit, denies: false },
             services: config.service_cidr.as_slice().into(),
             has_feed: config.cluster_feed.is_some(),
             inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
@@ -168,6 +169,7 @@ impl Policy {
         });
         inner.wanted = Documents::load(&self.file)?;
         inner.wanted.awaits_cluster &= self.has_feed;
+        inner.wanted.awaits_namespaces = self.has_feed;
         inner.kept = !inner.wanted.lost;
         let kept = inner.wanted.texts.take();
         if let (Some(directory), Some(kept)) = (&self.directory, &kept) {
@@ -201,6 +203,7 @@ impl Policy {
         inner.unrecorded = unrecorded.into_iter().collect();
         inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
         let rows = self.kernel.observe_policy().await?;
+        self.look_at_limits(&mut inner).await?;
         inner.active = rows.generation != 0 || inner.is_needed();
         inner.started = true;
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
@@ -383,6 +386,12 @@ impl Policy {
             Err(PolicyError::Lost { .. }) => Ok(()),
             result => result,
         }
+    }
+
+    async fn look_at_limits(&self, inner: &mut Inner) -> Result<(), PolicyError> {
+        let peers = self.kernel.observe_peers_max().await?;
+        inner.limits.ipcache = (peers as usize).saturating_sub(1);
+        Ok(())
     }
 
     async fn look_at_addresses(&self, inner: &mut Inner) -> Result<Option<Event>, PolicyError> {
@@ -577,8 +586,11 @@ impl Policy {
                 if let Err(why) = self.look_at_addresses(&mut inner).await {
                     return (inner, Err(why));
                 }
+                if let Err(why) = self.look_at_limits(&mut inner).await {
+                    return (inner, Err(why));
+                }
                 let tables = self.take_over(&mut inner, &rows);
-                let engine = Engine::after(LIMITS, tables).with_rows_of(&self.services);
+                let engine = Engine::after(inner.limits, tables).with_rows_of(&self.services);
                 let engine = engine.with_listeners_from(self.first_port);
                 (engine.without_listeners(Arc::clone(&inner.taken)), inner.all(&self.services))
             }
@@ -607,9 +619,9 @@ impl Policy {
             (inner.wanted.lost, inner.wanted.awaits_cluster, inner.kept) = (false, false, false);
             return Ok(());
         }
-        self.kernel.change_policy(Vec::new(), self.mode).await?;
+        self.kernel.change_policy(Vec::new(), Mode { denies: true, ..self.mode }).await?;
         let tables = self.take_over(inner, &rows);
-        inner.engine = Some(Engine::after(LIMITS, tables));
+        inner.engine = Some(Engine::after(inner.limits, tables));
         inner.problem = Some(lost.to_string());
         Err(lost)
     }

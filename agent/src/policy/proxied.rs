@@ -8,7 +8,7 @@ use std::{
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::Instant;
-use wharf_core::policy::{PolicyRows, RowChange};
+use wharf_core::policy::{Mode, PolicyRows, RowChange};
 use wharf_policy::compile::{EndpointKey, Engine, ListenerId, Tables};
 
 use super::{
@@ -119,7 +119,8 @@ impl Policy {
         moved.iter().for_each(|place| inner.rounds.begin(*place, Instant::now() + HANDSHAKES));
         self.keep_ports(inner, redirects::listeners(&inner.told));
         inner.writes += 1;
-        let changed = self.kernel.change_policy(rows, self.mode).await;
+        let mode = Mode { denies: inner.wanted.denies_egress(), ..self.mode };
+        let changed = self.kernel.change_policy(rows, mode).await;
         or_problem(inner, changed)?;
         wharf_crash::point("policy/realized");
         moved.into_iter().for_each(|place| inner.rounds.put_off(place, Instant::now() + HANDSHAKES));

@@ -32,7 +32,8 @@ pub async fn get(State(node): State<Arc<Node>>) -> Answer<Json<ClusterView>> {
     };
     let file = life.cluster.file().map(|path| path.display().to_string());
     let feed = life.cluster.feed().map(|feed| feed.view());
-    let problem = problem(&cluster, None);
+    let pools = life.cluster.own_pools().and_then(|own| own.view().refused);
+    let problem = problem(&cluster, None, pools);
     let nodes = nodes(&life.config.node_name, &cluster, &missing);
     Ok(Json(ClusterView { node: life.config.node_name.clone(), file, feed, problem, nodes }))
 }

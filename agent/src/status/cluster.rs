@@ -62,8 +62,8 @@ fn component(
 ) -> ComponentStatus {
     // A user of the cluster can send what the feed refuses, and only the others need this node's row: neither makes the
     // node unready.
-    let of_nodes = of(overlay.is_some() || problem(cluster, None).is_some(), Health::Degraded);
-    let why = overlay.map(|why| format!("no overlay: {why}")).or(row).or_else(|| problem(cluster, feed));
+    let of_nodes = of(overlay.is_some() || problem(cluster, None, None).is_some(), Health::Degraded);
+    let why = overlay.map(|why| format!("no overlay: {why}")).or(row).or_else(|| problem(cluster, feed, None));
     let (nodes, routes) =
         (cluster.nodes.iter().count(), cluster.destinations.iter().filter(|to| to.via.is_ok()).count());
     let plural = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
@@ -89,12 +89,14 @@ fn component(
     ComponentStatus::new("cluster", of(why.is_some(), Health::Degraded), message).by_containers(of_nodes)
 }
 
-/// The first of: refused nodes, a text that is not kept, a problem of the feed, what other nodes do not reach, a
-/// destination without a route.
-pub fn problem(cluster: &InForce, feed: Option<&ClusterFeed>) -> Option<String> {
+/// The first of: refused nodes, a text that is not kept, a problem of the feed, refused pod CIDRs of this node, what
+/// other nodes do not reach, a destination without a route. `pools`: why the pod CIDRs of this node's row are not its
+/// pools.
+pub fn problem(cluster: &InForce, feed: Option<&ClusterFeed>, pools: Option<String>) -> Option<String> {
     let of_feed = || feed.and_then(|feed| feed.problem.as_ref());
-    if let Some(why) = cluster.refused.as_ref().or(cluster.not_kept.as_ref()).or_else(of_feed) {
-        return Some(why.clone());
+    let of_nodes = cluster.refused.as_ref().or(cluster.not_kept.as_ref()).or_else(of_feed).cloned();
+    if let Some(why) = of_nodes.or(pools) {
+        return Some(why);
     }
     if let Some(address) = cluster.absent.first() {
         return Some(format!(
@@ -152,6 +154,8 @@ mod tests {
         assert!(row.message.contains("no route to 10.2.0.0/16 of node b: its node has no address"), "{}", row.message);
         let outside = InForce { outside: vec!["10.1.0.0/16".parse().expect("CIDR")], ..well.clone() };
         assert!(component(&outside, None, None, None).message.contains("pool 10.1.0.0/16 is in no pod CIDR"));
+        let pools = || Some("its pod CIDRs cannot be the pools".to_owned());
+        assert_eq!(problem(&outside, None, pools()), pools(), "the cause");
         let absent = InForce { absent: vec![[192, 0, 2, 9].into()], ..well.clone() };
         assert!(
             component(&absent, None, None, None)
@@ -159,6 +163,7 @@ mod tests {
                 .contains("192.0.2.9 of this node's row is no address of this node")
         );
         let refused = InForce { refused: Some("cluster file /x: line 3: no".into()), ..well };
+        assert_eq!(problem(&refused, None, pools()), refused.refused);
         assert!(component(&refused, None, None, None).message.ends_with("line 3: no"));
     }
 

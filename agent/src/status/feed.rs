@@ -19,21 +19,21 @@ pub async fn report(node: &Arc<Node>) -> Report {
     let health_addresses = health.ipv4.map(IpAddr::V4).into_iter().chain(health.ipv6.map(IpAddr::V6));
     let problems = problems(&status);
     Report {
-        conditions: vec![ready(&status), condition("RoutesInForce", routes)],
+        conditions: vec![ready(&status, node.life.cluster.without_pools()), condition("RoutesInForce", routes)],
         problems: problems.into_iter().take(MAX_PROBLEMS).collect(),
         router_addresses: node.life.routers().iter().map(ToString::to_string).collect(),
         health_addresses: health_addresses.map(|address| address.to_string()).collect(),
     }
 }
 
-fn ready(status: &AgentStatus) -> Condition {
+fn ready(status: &AgentStatus, without_pools: Option<String>) -> Condition {
     let is_down = status.readiness() == Verdict::Down;
     let failing = status.components.iter().find(|component| component.health == Health::Failing);
     let why = failing.map_or_else(
         || "the agent does not serve yet, or stops".to_owned(),
         |component| format!("{}: {}", component.name, component.message),
     );
-    condition("Ready", is_down.then_some(why))
+    condition("Ready", is_down.then_some(why).or(without_pools))
 }
 
 fn condition(name: &str, problem: Option<String>) -> Condition {

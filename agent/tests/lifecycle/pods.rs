@@ -14,7 +14,7 @@ use wharf_agent::{
         endpoint::{Command, Handle},
     },
 };
-use wharf_cluster::feed::{Effects, FeedPod, Kind};
+use wharf_cluster::feed::{Complete, Effects, FeedPod, Kind};
 use wharf_core::{
     identity::{Identity, Label},
     ids::PortName,
@@ -71,7 +71,7 @@ fn row(uid: &str, app: &str) -> FeedPod {
 /// Puts a row in force, or removes it.
 async fn take(agent: &Agent, uid: &str, pod: Option<FeedPod>) -> Taken {
     let pods = BTreeMap::from([(uid.to_owned(), pod)]);
-    agent.life.take(Effects { pods, ..Effects::default() }, true).await
+    agent.life.take(Effects { pods, ..Effects::default() }, Complete { all: true, namespaces: true }).await
 }
 
 async fn put(agent: &Agent, app: &str) {

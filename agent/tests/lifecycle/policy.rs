@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
-use wharf_agent::{endpoint::create::CreateSpec, policy::error::PolicyError};
+use wharf_agent::{endpoint::create::CreateSpec, node::lifecycle::ClusterFailure, policy::error::PolicyError};
 use wharf_core::{kernel::KernelErrorKind as Kind, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
 
@@ -208,6 +208,47 @@ fn a_directory_that_does_not_fit_is_told_and_taken_when_it_fits() {
         agent.life.policy.ensure().await.expect("it fits");
         let list = agent.life.policy.list().await;
         assert_eq!((list.policies.len(), list.problem), (2, None));
+    });
+}
+
+#[test]
+fn a_table_of_an_earlier_version_has_its_own_limit_and_a_remedy() {
+    let machine = Machine::new();
+    machine.kernel.set_peers_max(32);
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        assert_eq!(agent.life.policy.list().await.rows.peers_limit, 31, "one row stays free");
+        let networks: Vec<String> = (0..40).map(|n| format!("{{ipBlock: {{cidr: 172.16.0.{n}/32}}}}")).collect();
+        let wide = format!("{}  ingress: [{{from: [{}]}}]\n", isolates("web"), networks.join(", "));
+        let refused = agent.life.policy.import("a.yaml", &wide).await.expect_err("too large").to_string();
+        let names = ["than the 31 that fit", "until the node boots", "after that, 524287 fit"];
+        assert!(names.iter().all(|name| refused.contains(name)), "{refused}");
+    });
+}
+
+#[test]
+fn routes_to_other_nodes_do_not_wait_for_policy() {
+    let mut machine = Machine::new();
+    let file = machine.config.state_dir.join("nodes.toml");
+    let own = "[[node]]\nname = \"test\"\naddresses = [\"192.0.2.1\"]\n\n";
+    let other = "[[node]]\nname = \"b\"\naddresses = [\"192.0.2.2\"]\npod-cidrs = [\"10.99.0.0/24\"]\n";
+    std::fs::write(&file, own).expect("written");
+    machine.config.cluster_file = Some(file.clone());
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        std::fs::write(&file, format!("{own}{other}")).expect("written");
+        agent.life.load_cluster("boot").await.expect("nodes");
+        let before = machine.kernel.calls(Op::EnsureNode);
+        machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
+        machine.kernel.fail_next(Op::EnsureNode, Kind::Permission);
+        let why = agent.life.put_cluster().await.expect_err("both fail");
+        assert!(matches!(why, ClusterFailure::Both { .. }), "{why}");
+        assert_eq!(machine.kernel.calls(Op::EnsureNode), before + 1);
+        // Policy retries by itself.
+        agent.life.put_cluster().await.expect("the routes");
+        agent.life.policy.ensure().await.expect("the rows");
+        assert!(rows(&machine).peers.contains_key(&"10.99.0.0/24".parse().expect("a network")));
     });
 }
 

@@ -75,15 +75,62 @@ fn without_a_row_creates_wait_and_the_row_restarts_the_agent_with_its_pools() {
 fn the_address_of_an_endpoint_cannot_become_the_router_address() {
     let mut machine = machine();
     machine.config.set_pools(vec![net("10.99.0.0/24")]);
-    set_row(&machine, "'10.99.0.2/31'");
+    set_row(&machine, "'10.99.0.0/24'");
     machine.life(async |agent| {
         let made = agent.create("c1").await;
         assert_eq!(addresses(&made), [std::net::IpAddr::from([10, 99, 0, 2])]);
+        set_row(&machine, "'10.99.0.2/31'");
         agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        let outdated = agent.try_create(agent.container("c2")).await.expect_err("the row has other pod CIDRs");
+        assert_eq!(outdated.code, ErrorCode::Unavailable, "{outdated:?}");
         agent.life.follow_row().await.expect("refused");
+        agent.create("c2").await;
         let refused = agent.life.cluster.own_pools().and_then(|own| own.view().refused).expect("refused");
         assert!(refused.contains("router address 10.99.0.2 is leased to"), "{refused}");
     });
+}
+
+#[test]
+fn a_start_has_the_pools_before_while_an_endpoint_has_the_new_router_address() {
+    let mut machine = machine();
+    let (before, new) = (vec![net("10.88.0.0/24")], vec![net("10.88.0.2/31")]);
+    machine.config.set_pools(before.clone());
+    set_row(&machine, "'10.88.0.0/24'");
+    let config = machine.life(async |agent| {
+        agent.create("c1").await;
+        let mut config = machine.config.clone();
+        config.set_pools(new);
+        let (dump, snapshot) = (agent.kernel.dump().await.expect("dump"), agent.snapshot().await);
+        let ipam = config.ipam().expect("pools");
+        let refused = restore::with_fitting_pools(&snapshot, &dump, config.clone(), ipam.clone());
+        let refused = refused.expect_err("no other pools").to_string();
+        assert!(refused.contains("10.88.0.2, which is a router address"), "{refused}");
+        let from = FromCluster { source: "the row".into(), problem: None, earlier: before.clone() };
+        config.pools_from_cluster = Some(from);
+        let (config, ipam) = restore::with_fitting_pools(&snapshot, &dump, config, ipam).expect("the pools before");
+        assert_eq!((ipam.cidrs(), &config.pools[0].cidrs), (before.clone(), &before));
+        config
+    });
+    machine.config = config;
+    set_row(&machine, "'10.88.0.2/31'");
+    machine.life(async |agent| {
+        let own = agent.life.cluster.own_pools().expect("the setting");
+        let refused = own.view().refused.expect("refused by the start");
+        assert!(refused.contains("10.88.0.2/31 of the row cannot be the pools: endpoint"), "{refused}");
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.follow_row().await.expect("refused");
+        let refused = own.view().refused.expect("refused by the agent");
+        assert!(refused.contains("router address 10.88.0.2 is leased to"), "{refused}");
+    });
+    set_row(&machine, "'10.99.0.0/24'");
+    machine.life(async |agent| {
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.follow_row().await.expect("a restart");
+        agent.life.cluster.own_pools().expect("the setting").restarts().await;
+    });
+    pools::resolve(&mut machine.config);
+    assert_eq!(machine.config.pools[0].cidrs, [net("10.99.0.0/24")]);
+    assert_eq!(machine.config.pools_from_cluster.map(|from| from.earlier), Some(before));
 }
 
 #[test]

@@ -9,10 +9,13 @@
 //! The histories are the same in every run; `WHARF_MODEL_CASES=N` plays N others, of the seed `WHARF_MODEL_SEED` if it
 //! is set. `cargo xtask test` plays other ones for each commit, the same on every machine. A history that failed is
 //! shrunk and kept in `regressions.txt`, and replayed first from then on.
+//!
+//! Routes to other nodes have histories and a model of their own (`nodes`): they do not depend on endpoints.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod expected;
 mod history;
+mod nodes;
 mod play;
 #[path = "../lifecycle/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "made for the lifecycle tests, of which the model needs less")]
@@ -21,6 +24,7 @@ mod support;
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
 use proptest_state_machine::prop_state_machine;
 
+use nodes::NodesPlay;
 use play::Play;
 
 /// Histories in a normal run: what a busy processor plays in about two minutes, in a debug build.
@@ -46,9 +50,27 @@ fn config() -> Config {
     }
 }
 
+/// A quarter of the histories: a step changes all nodes.
+fn config_of_nodes() -> Config {
+    let regressions = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/model/regressions-nodes.txt");
+    let config = config();
+    Config {
+        cases: config.cases.div_ceil(4),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
+        ..config
+    }
+}
+
 prop_state_machine! {
     #![proptest_config(config())]
 
     #[test]
     fn whatever_happens_nothing_is_lost_and_nothing_leaked(sequential 1..40 => Play);
+}
+
+prop_state_machine! {
+    #![proptest_config(config_of_nodes())]
+
+    #[test]
+    fn whatever_happens_routes_and_overlay_follow_from_the_nodes(sequential 1..30 => NodesPlay);
 }

@@ -276,7 +276,7 @@ fn the_quick_start_of_the_documentation_shows_what_the_commands_say() {
     const PAGE: &str = include_str!("../../../docs/policy.md");
     let list = json!({
         "revision": 1, "realized": 1, "enforcement": "default", "audit": false,
-        "rows": {"peers": 5, "peers_limit": 131_071, "ports": 1, "ports_limit": 65_536, "cells": 3,
+        "rows": {"peers": 5, "peers_limit": 524_287, "ports": 1, "ports_limit": 65_536, "cells": 3,
                  "cells_limit": 262_144, "sets": 1, "sets_limit": 65_532},
         "policies": [{
             "kind": "NetworkPolicy", "namespace": "shop", "name": "db", "tier": "namespaced",

@@ -16,7 +16,7 @@ pub struct ClusterView {
     /// The feed of `--cluster-feed`; absent without the setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feed: Option<ClusterFeed>,
-    /// Why the nodes are not in force as they are now, or what other nodes do not reach.
+    /// Why the nodes or this node's pod CIDRs are not in force as they are, or what other nodes do not reach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// In the order of the file, or by name.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 /// Nodes of a list.
 pub const MAX_NODES: usize = 8_192;
@@ -15,7 +16,7 @@ pub const MAX_OF_NODE: usize = 8;
 pub(crate) const MAX_NAME: usize = 253;
 
 /// A node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRow {
     /// Unique.
     pub name: String,

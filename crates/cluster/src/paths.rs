@@ -4,7 +4,8 @@
 //! change. A router address also fails to answer before its agent's first start after a boot. So the router address of
 //! a node whose path fails gets a route by the overlay on *trial*: an answer shows that the address exists and that the
 //! overlay works, and the direct path is tested once more. Without an answer, the next trial needs twice as many
-//! failures. Containers' packets take the direct path until it is refused.
+//! failures. Containers' packets take the direct path until it is refused. Only refusals survive a restart
+//! ([`Refusals`]).
 //!
 //! | state | route of the router address | next state |
 //! |---|---|---|
@@ -18,6 +19,7 @@ use std::{
     net::IpAddr,
 };
 
+use serde::{Deserialize, Serialize};
 use wharf_core::kernel::{NextHop, PeerRoute};
 
 use crate::{
@@ -145,6 +147,15 @@ impl Known {
     }
 }
 
+/// Refused paths, for the next start. Void for another row of the other node, or with other addresses of this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusals {
+    /// Addresses of this node; empty without a refused path.
+    own: Vec<IpAddr>,
+    /// Rows of the other nodes, by name.
+    nodes: Vec<NodeRow>,
+}
+
 /// Verdicts by the other node's name.
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
@@ -158,6 +169,32 @@ fn by_name(nodes: &Nodes) -> BTreeMap<&str, &NodeRow> {
 }
 
 impl Verdicts {
+    /// With the refusals of an earlier start. The first [`Verdicts::follow`] forgets the void ones.
+    #[must_use]
+    pub fn restore(Refusals { own, nodes }: Refusals) -> Self {
+        let known = |row: NodeRow| (row.name.clone(), Known { state: State::Refused, ..Known::new(&row) });
+        Self { own, nodes: nodes.into_iter().map(known).collect() }
+    }
+
+    /// For [`Verdicts::restore`].
+    #[must_use]
+    pub fn refusals(&self) -> Refusals {
+        let nodes: Vec<NodeRow> = self.refused().cloned().collect();
+        let own = if nodes.is_empty() { Vec::new() } else { self.own.clone() };
+        Refusals { own, nodes }
+    }
+
+    /// Whether [`Verdicts::refusals`] returns these.
+    #[must_use]
+    pub fn has(&self, refusals: &Refusals) -> bool {
+        let is_own = refusals.nodes.is_empty() || refusals.own == self.own;
+        is_own && self.refused().eq(&refusals.nodes)
+    }
+
+    fn refused(&self) -> impl Iterator<Item = &NodeRow> {
+        self.nodes.values().filter(|known| known.state == State::Refused).map(|known| &known.row)
+    }
+
     /// Forgets verdicts of other rows, and all of them if this node has other addresses.
     pub fn follow(&mut self, nodes: &Nodes, own: Vec<IpAddr>) {
         if self.own != own {
@@ -240,8 +277,7 @@ impl Verdicts {
     /// Nodes to which packets take the overlay.
     #[must_use]
     pub fn detours(&self) -> Detours {
-        let refused = self.nodes.iter().filter(|(_, known)| known.state == State::Refused);
-        refused.map(|(name, _)| (name.clone(), REFUSED)).collect()
+        self.refused().map(|row| (row.name.clone(), REFUSED)).collect()
     }
 
     /// Nodes on trial.
@@ -434,6 +470,37 @@ mod tests {
         let mut verdicts = refused();
         verdicts.follow(&nodes(), vec![ip("192.0.2.7")]);
         assert!(verdicts.detours().is_empty());
+    }
+
+    #[test]
+    fn a_restored_refusal_is_in_force_until_the_row_or_the_addresses_of_this_node_change() {
+        let own = || vec![ip("192.0.2.1")];
+        let kept = refused().refusals();
+        let restored = |nodes: &Nodes, own| {
+            let mut verdicts = Verdicts::restore(kept.clone());
+            verdicts.follow(nodes, own);
+            verdicts
+        };
+        let mut verdicts = restored(&nodes(), own());
+        assert_eq!(verdicts.detours(), [("b".to_owned(), REFUSED)].into());
+        assert!(verdicts.has(&kept) && !verdicts.has(&Refusals::default()));
+        assert_eq!(verdicts.refusals(), kept);
+        assert!(verdicts.trials().is_empty());
+        let path = open(&Verdicts::default()).swap_remove(0);
+        for router in [true, false, false, false, true] {
+            assert!(!verdicts.judge(&nodes(), &results(&path, Some(router), Some(true))));
+        }
+        assert!(verdicts.has(&kept), "a late result changes nothing");
+
+        let changed = Nodes::new(vec![row("a", 1, &[]), row("b", 2, &["10.2.0.1"])]).expect("nodes");
+        for verdicts in [restored(&changed, own()), restored(&nodes(), vec![ip("192.0.2.7")])] {
+            assert!(verdicts.detours().is_empty(), "void");
+            assert!(verdicts.has(&Refusals::default()) && !verdicts.has(&kept));
+            assert_eq!(verdicts.refusals(), Refusals::default());
+        }
+        let mut none = Verdicts::restore(Refusals::default());
+        none.follow(&nodes(), own());
+        assert!(none.has(&Refusals::default()) && open(&none).len() == 2);
     }
 
     #[test]

@@ -151,6 +151,8 @@ impl NodeCall {
         }
     }
 }
+/// Judges packets behind a service's translation; at the router's link.
+pub const TRANSLATED: &str = "translated";
 /// Removes finished flows; run by `BPF_PROG_TEST_RUN`.
 pub const COLLECT: &str = "collect";
 /// One per direction.

@@ -27,8 +27,9 @@ pub const BY_SERVICE: u32 = 1 << 31;
 /// No rule accepted the packet, but its destination is a service ([`PEER_SERVICE`]).
 pub const UNDECIDED: u32 = u32::MAX;
 
-/// `skb->mark` bit for [`UNDECIDED`]: the backend's programs judge the packet; the node's nftables table drops it
-/// elsewhere. Not used by Kubernetes (14, 15) or CNI's `portmap` (13).
+/// `skb->mark` bit for [`UNDECIDED`]: the backend's programs judge the packet, or those of the router's link; the
+/// node's nftables table drops it elsewhere, without [`MARK_BY_SERVICE`]. Not used by Kubernetes (14, 15) or CNI's
+/// `portmap` (13).
 pub const MARK_UNDECIDED: u32 = 1 << 6;
 
 /// `skb->mark` bit for [`BY_SERVICE`]: the sender's isolation does not drop the packet.
@@ -226,6 +227,8 @@ pub struct PolicyState {
 pub const POLICY_KEEPS_FLOWS: u32 = 1 << 0;
 /// [`PolicyState::flags`]: packets that rules would drop pass and count in [`CellRow::packets`].
 pub const POLICY_AUDITS: u32 = 1 << 1;
+/// [`PolicyState::flags`]: egress rules deny. Packets to a service that pass have both marks of services.
+pub const POLICY_DENIES: u32 = 1 << 2;
 
 #[cfg(feature = "user")]
 crate::pod!(PeerRow, PortKey, CellKey, Hit, CellRow, SetsRow, PolicyState);

@@ -32,6 +32,7 @@ use crate::{
     netlink::{Connection, link, nft::Nft, proxy::Proxy, route},
     overlay, peers, plugin_link, redirects,
     router::Pair,
+    translated,
 };
 
 /// A leftover object.
@@ -178,7 +179,8 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     for end in router.ends().iter().filter(|end| end.is_taken()) {
         found.foreign.push(format!("link {} (it is not Wharf's)", end.name));
     }
-    let redirects = redirects::ours(&mut connection)?;
+    let mut redirects = redirects::ours(&mut connection)?;
+    redirects.extend(translated::ours(&mut connection)?);
     found.ours.extend((!redirects.is_empty()).then_some(Leftover::Redirects(redirects)));
     match Nft::default().look() {
         Ok(Some(_)) => found.ours.push(Leftover::Table),
@@ -229,11 +231,14 @@ pub fn remove(leftover: &Leftover) -> Result<()> {
         Leftover::Link { name, ifindex, .. } => remove_link(*ifindex, name),
         Leftover::Filters { name, .. } => clsact::remove_from(name),
         Leftover::Router { name, ifindex } => remove_link(*ifindex, name),
-        Leftover::Overlay(ifindex) => remove_link(*ifindex, OVERLAY_IFNAME),
+        Leftover::Overlay(ifindex) => overlay::remove(&mut Connection::open()?, *ifindex),
         Leftover::Route(row) => route::remove_row(row),
         Leftover::PeerRoute(peer) => peers::remove(peer),
         Leftover::PeerUnreachable(to) => peers::remove_unreachable(*to),
-        Leftover::Redirects(_) => redirects::remove(),
+        Leftover::Redirects(_) => {
+            redirects::remove()?;
+            translated::remove(&mut Connection::open()?)
+        }
         Leftover::Table => Nft::default().remove().map(drop),
         Leftover::Announcement { address, ifindex, .. } => announce::withdraw(*address, *ifindex),
         Leftover::Settings { run_dir, announced: true, .. } => Announcer::new(run_dir).remove(),

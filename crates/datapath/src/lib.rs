@@ -59,6 +59,7 @@ mod router;
 pub mod settings;
 mod source_rule;
 mod speakers;
+mod translated;
 
 pub use address_changes::AddressChanges;
 pub use bpf::loader::Loader;

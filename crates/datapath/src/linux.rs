@@ -573,4 +573,8 @@ impl PolicyKernel for LinuxKernel {
     async fn observe_policy(&self) -> Result<PolicyRows> {
         self.blocking("observe policy", |k| k.bpf.observe_policy()).await
     }
+
+    async fn observe_peers_max(&self) -> Result<u32> {
+        self.blocking("observe policy", |k| Ok(k.bpf.peers_max())).await
+    }
 }

@@ -19,6 +19,7 @@ use crate::{
     },
     overlay, peers, redirects,
     router::Pair,
+    translated,
 };
 
 const OPERATION: &str = "set up node";
@@ -66,7 +67,8 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
             overlay::ours(&mut connection)?
         }
     };
-    peers::ensure(&mut connection, spec, overlay)
+    peers::ensure(&mut connection, spec, overlay)?;
+    translated::ensure(&mut connection, bpf, spec, router)
 }
 
 fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> Result<()> {
@@ -175,6 +177,7 @@ pub(crate) fn observe(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<NodeProblem>> {
     }
     wrong.extend(overlay::observe(&mut connection, bpf, spec)?);
     wrong.extend(peers::observe(&mut connection, spec)?);
+    wrong.extend(translated::observe(&mut connection, bpf, spec)?);
     Ok(wrong)
 }
 
@@ -192,5 +195,6 @@ pub(crate) fn remove_node() -> Result<()> {
         overlay::remove(&mut connection, device)?;
     }
     redirects::remove()?;
+    translated::remove(&mut connection)?;
     Pair::find(&mut connection)?.remove(&mut connection)
 }

@@ -10,6 +10,7 @@
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
     net::IpAddr,
+    path::Path,
 };
 
 use rtnetlink::{
@@ -17,7 +18,7 @@ use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
     packet_route::{
         RouteNetlinkMessage,
-        link::{InfoData, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage},
+        link::{InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage},
     },
 };
 use wharf_core::{
@@ -40,6 +41,8 @@ use crate::{
 const OPERATION: &str = "set up overlay";
 /// No endpoint's mark has this form.
 const MARK: &str = "wharf:overlay";
+/// Exists if the kernel can have VXLAN interfaces.
+const MODULE: &str = "/sys/module/vxlan";
 
 struct Device {
     seen: LinkSeen,
@@ -48,8 +51,42 @@ struct Device {
     external: bool,
 }
 
+/// The interface with the overlay's name, and Wharf's under another name.
+struct Found {
+    named: Option<Device>,
+    renamed: Option<Device>,
+}
+
+impl Found {
+    /// Lists all VXLAN interfaces only if the name does not lead to the mark.
+    fn look(connection: &mut Connection) -> Result<Self> {
+        let named = Device::by_name(connection)?;
+        if named.as_ref().is_some_and(Device::is_marked) {
+            return Ok(Self { named, renamed: None });
+        }
+        Ok(Self { named, renamed: Device::by_mark(connection)? })
+    }
+
+    fn ours(self) -> Option<Device> {
+        self.renamed.or(self.named.filter(Device::is_ours))
+    }
+}
+
 impl Device {
-    fn find(connection: &mut Connection) -> Result<Option<Self>> {
+    fn by_mark(connection: &mut Connection) -> Result<Option<Self>> {
+        // Without the module, the kernel would list every link.
+        if !Path::new(MODULE).exists() {
+            return Ok(None);
+        }
+        let all = connection.dump(&link::get_all(InfoKind::Vxlan))?.map_err(|r| r.into_error("list links", "vxlan"))?;
+        let mut devices = all.iter().filter_map(|m| match m {
+            RouteNetlinkMessage::NewLink(m) => Some(Self::read(m)),
+            _ => None,
+        });
+        Ok(devices.find(Self::is_marked))
+    }
+
+    fn by_name(connection: &mut Connection) -> Result<Option<Self>> {
         let mut answers = connection.batch(vec![link::get_by_name(OVERLAY_IFNAME)])?;
         match answers.pop() {
             Some(Ok(messages)) => Ok(messages.iter().find_map(|m| match m {
@@ -78,25 +115,29 @@ impl Device {
         device
     }
 
+    fn is_marked(&self) -> bool {
+        self.port.is_some() && self.seen.alias.as_deref() == Some(MARK)
+    }
+
     /// By its mark. An unmarked one that is down is of a creation that was cut off.
     fn is_ours(&self) -> bool {
         let is_made_here = self.seen.mac.is_some_and(|mac| mac.0.starts_with(&MAC_PREFIX));
         let is_unfinished = self.external && is_made_here && !self.seen.up && self.seen.alias.is_none();
-        self.port.is_some() && (self.seen.alias.as_deref() == Some(MARK) || is_unfinished)
+        self.is_marked() || self.port.is_some() && is_unfinished
     }
 
     /// Its kind's settings cannot be changed.
     fn fits(&self, spec: &OverlaySpec) -> bool {
-        self.external && self.port == Some(spec.port) && self.seen.alias.as_deref() == Some(MARK)
+        self.external && self.port == Some(spec.port) && self.is_marked()
     }
 }
 
 /// The device, with its filter and addresses; without a specification none of them. An error leaves the device down or
 /// absent, if it was never up, unless only an address is refused.
 pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -> Result<Option<IfIndex>> {
-    let found = Device::find(connection)?;
+    let Found { named, renamed } = Found::look(connection)?;
     let Some(spec) = &node.overlay else {
-        if let Some(device) = found.filter(Device::is_ours) {
+        for device in named.into_iter().chain(renamed).filter(Device::is_ours) {
             remove(connection, device.seen.ifindex)?;
         }
         bpf.forget_overlay();
@@ -104,16 +145,26 @@ pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) ->
     };
     // First: the map does not wait for the device.
     bpf.ensure_overlay(spec)?;
-    let kept = match found {
-        Some(device) if !device.is_ours() => {
+    let kept = match (named, renamed) {
+        (Some(device), _) if !device.is_ours() => {
             let cause = "an interface of that name is there and is not Wharf's; rename or remove it";
             return Err(fail(OPERATION, OVERLAY_IFNAME, KernelErrorKind::Conflict, cause));
         }
-        Some(device) if !device.fits(spec) => {
+        (unfinished, Some(device)) => {
+            if let Some(unfinished) = unfinished {
+                remove(connection, unfinished.seen.ifindex)?;
+            }
+            let is_back = device.fits(spec) && rename_back(connection, &device)?;
+            if !is_back {
+                remove(connection, device.seen.ifindex)?;
+            }
+            Some(device).filter(|_| is_back)
+        }
+        (Some(device), None) if !device.fits(spec) => {
             remove(connection, device.seen.ifindex)?;
             None
         }
-        found => found,
+        (found, None) => found,
     };
     let device = match kept {
         Some(device) => device,
@@ -123,6 +174,7 @@ pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) ->
     if device.seen.mtu != spec.mtu || device.seen.arp {
         let settings = LinkUnspec::new_with_index(ifindex.0).mtu(spec.mtu).arp(false).build();
         run(connection, vec![link::set(settings)])?;
+        crash::point("datapath/overlay/after-settings");
     }
     if let Err(e) = bpf.attach_overlay(connection, ifindex) {
         // No frame passes unjudged.
@@ -132,9 +184,22 @@ pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) ->
     crash::point("datapath/overlay/after-filter");
     if !device.seen.up {
         up(connection, ifindex, spec)?;
+        crash::point("datapath/overlay/after-up");
     }
     ensure_addresses(connection, ifindex, &node.routers())?;
     Ok(Some(ifindex))
+}
+
+/// False if the kernel renames only links that are down (before 6.2): then the routes are lost, too.
+fn rename_back(connection: &mut Connection, device: &Device) -> Result<bool> {
+    let LinkSeen { name, ifindex, .. } = &device.seen;
+    tracing::warn!(from = name, to = OVERLAY_IFNAME, "the overlay's interface was renamed; renaming it back");
+    let rename = link::set(LinkUnspec::new_with_index(ifindex.0).name(OVERLAY_IFNAME.to_owned()).build());
+    match connection.batch(vec![rename])?.pop() {
+        Some(Err(refusal)) if refusal.is(libc::EBUSY) => Ok(false),
+        Some(Err(refusal)) => Err(refusal.into_error("rename link", format!("{OVERLAY_IFNAME} (now {name})"))),
+        _ => Ok(true),
+    }
 }
 
 /// Without IPv6 on the device, its IPv6 address is missing, which [`observe`] reports.
@@ -149,6 +214,9 @@ fn ensure_addresses(connection: &mut Connection, ifindex: IfIndex, routers: &[Ip
         if !(is_done || address.is_ipv6() && lacks_ipv6) {
             return Err(refusal.into_error(OPERATION, format!("address {address} on {OVERLAY_IFNAME}")));
         }
+    }
+    if !(old.is_empty() && new.is_empty()) {
+        crash::point("datapath/overlay/after-addresses");
     }
     Ok(())
 }
@@ -176,7 +244,7 @@ fn create(connection: &mut Connection, spec: &OverlaySpec) -> Result<Device> {
         return Err(told);
     }
     crash::point("datapath/overlay/after-device");
-    let Some(device) = Device::find(connection)? else {
+    let Some(device) = Device::by_name(connection)? else {
         return Err(fail(OPERATION, OVERLAY_IFNAME, KernelErrorKind::NotFound, "it went away as soon as it was made"));
     };
     let ifindex = device.seen.ifindex;
@@ -192,6 +260,7 @@ fn create(connection: &mut Connection, spec: &OverlaySpec) -> Result<Device> {
             _ => {}
         }
     }
+    crash::point("datapath/overlay/after-mark");
     Ok(device)
 }
 
@@ -233,28 +302,28 @@ fn run(connection: &mut Connection, steps: Vec<crate::netlink::Request>) -> Resu
 /// Succeeds when already gone. Routes go with the device.
 pub(crate) fn remove(connection: &mut Connection, ifindex: IfIndex) -> Result<()> {
     match connection.batch(vec![link::delete(ifindex)])?.pop() {
-        Some(Err(refusal)) if !refusal.is(libc::ENODEV) => Err(refusal.into_error("remove overlay", OVERLAY_IFNAME)),
-        _ => Ok(()),
+        Some(Err(refusal)) if !refusal.is(libc::ENODEV) => {
+            return Err(refusal.into_error("remove overlay", OVERLAY_IFNAME));
+        }
+        _ => {}
     }
+    crash::point("datapath/overlay/after-removal");
+    Ok(())
 }
 
-/// Wharf's device.
+/// Wharf's device, under any name.
 pub(crate) fn ours(connection: &mut Connection) -> Result<Option<IfIndex>> {
-    Ok(Device::find(connection)?.filter(Device::is_ours).map(|device| device.seen.ifindex))
+    Ok(Found::look(connection)?.ours().map(|device| device.seen.ifindex))
 }
 
 /// Of the device, its filter and its addresses. A foreign interface of that name is a problem only if the overlay is
 /// needed.
 pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let problem = |cause: String| vec![NodeProblem::Overlay { cause, repairable: true }];
-    let found = Device::find(connection)?;
+    let found = Found::look(connection)?;
     let Some(spec) = &node.overlay else {
-        let is_left = found.is_some_and(|device| device.is_ours());
-        return Ok(if is_left {
-            problem(format!("no route uses it, but {OVERLAY_IFNAME} is there"))
-        } else {
-            Vec::new()
-        });
+        let left = found.ours().map(|device| problem(format!("no route uses it, but {} is there", device.seen.name)));
+        return Ok(left.unwrap_or_default());
     };
     // What the agent could not do itself, it cannot repair.
     let failure = bpf.overlay_failure();
@@ -262,14 +331,17 @@ pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -
         let why = failure.as_ref().map_or_else(String::new, |why| format!(": {why}"));
         NodeProblem::Overlay { cause: format!("{what}{why}"), repairable: failure.is_none() }
     };
-    let Some(device) = found else {
-        return Ok(vec![after_failure(&format!("expected the interface {OVERLAY_IFNAME}, it is not there"))]);
-    };
-    if !device.is_ours() {
+    if found.named.as_ref().is_some_and(|device| !device.is_ours()) {
         let cause = format!("an interface named {OVERLAY_IFNAME} is there and is not Wharf's; rename or remove it");
         return Ok(vec![NodeProblem::Overlay { cause, repairable: false }]);
     }
+    let Some(device) = found.ours() else {
+        return Ok(vec![after_failure(&format!("expected the interface {OVERLAY_IFNAME}, it is not there"))]);
+    };
     let mut wrong = Vec::new();
+    if device.seen.name != OVERLAY_IFNAME {
+        wrong.extend(problem(format!("{OVERLAY_IFNAME} was renamed to {}", device.seen.name)));
+    }
     if !device.fits(spec) {
         let port = device.port.unwrap_or_default();
         wrong.extend(problem(format!(
@@ -287,6 +359,7 @@ pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -
             found: device.seen.mtu,
         });
     }
+    wrong.extend(node.overlay_mtu_problem());
     let of_filter = bpf.overlay_problem(connection, spec, device.seen.ifindex)?;
     wrong.extend(of_filter.map(|cause| NodeProblem::Overlay { cause: cause.to_owned(), repairable: true }));
     let there = address::list(connection, device.seen.ifindex)?;

@@ -47,10 +47,10 @@ fn wanted(spec: &NodeSpec, peer: &PeerRoute, overlay: Option<IfIndex>) -> Option
         NextHop::Overlay { remote, local } => (remote, local),
     };
     let settings = spec.overlay.as_ref()?;
-    let tunnel = Tunnel { vni: settings.vni, remote, local, mtu: settings.mtu };
+    let tunnel = Tunnel { vni: settings.vni, remote, local };
     // An address of a container's network: answers take the overlay, too.
     let router = if peer.to.addr().is_ipv4() { spec.router4.map(IpAddr::V4) } else { spec.router6.map(IpAddr::V6) };
-    Some(Route::by_overlay(peer.to, tunnel, overlay?, router))
+    Some(Route::by_overlay(peer.to, tunnel, settings.mtu, overlay?, router))
 }
 
 /// A direct route's link is the kernel's choice, and so is its source.
@@ -62,37 +62,50 @@ fn is_the_same(there: &Route, wanted: &Route) -> bool {
 }
 
 /// Exactly these routes. A destination that changes its next hop is replaced, so that no packet finds no route. An
-/// unreachable route is made before the route that it is behind, and removed after it. `overlay`: its interface.
+/// unreachable route is made before the route that it is behind, and removed after it. A refused request does not keep
+/// the others from the kernel. `overlay`: its interface.
 pub(crate) fn ensure(connection: &mut Connection, spec: &NodeSpec, overlay: Option<IfIndex>) -> Result<()> {
     let (mut there, mut behind) = (by_destination(connection)?, unreachable_to(connection)?);
     let missing = spec.peers.iter().map(|peer| peer.to.trunc()).filter(|to| !behind.remove(to));
-    let mut requests: Vec<Request> = missing.map(|to| Route::unreachable_peer(to).add()).collect();
+    let unreachable: Vec<Request> = missing.map(|to| Route::unreachable_peer(to).add()).collect();
+    let mut routes = Vec::new();
     for route in spec.peers.iter().filter_map(|peer| wanted(spec, peer, overlay)) {
         match there.remove(&route.destination) {
             Some(old) if is_the_same(&old, &route) => {}
-            Some(_) => requests.push(route.replace()),
-            None => requests.push(route.add()),
+            Some(_) => routes.push(route.replace()),
+            None => routes.push(route.add()),
         }
     }
-    let additions = requests.len();
-    requests.extend(there.values().map(Route::remove));
-    requests.extend(behind.into_iter().map(|to| Route::unreachable_peer(to).remove()));
-    if requests.is_empty() {
+    let left: Vec<Request> = there.values().map(Route::remove).collect();
+    let left_behind: Vec<Request> = behind.into_iter().map(|to| Route::unreachable_peer(to).remove()).collect();
+    let groups = [
+        (unreachable, false, "datapath/peers/after-unreachable"),
+        (routes, false, "datapath/peers/after-routes"),
+        (left, true, "datapath/peers/after-left"),
+        (left_behind, true, "datapath/peers/after-left-unreachable"),
+    ];
+    if groups.iter().all(|(requests, ..)| requests.is_empty()) {
         return Ok(());
     }
     crash::point("datapath/peers/before");
-    for (i, answer) in connection.batch(requests)?.into_iter().enumerate() {
-        match answer {
-            // Not an error, because `observe` reports the missing route: the next hop's link is down, or another
-            // program's route has this destination and metric.
-            Err(refusal) if i < additions && is_of_the_network(&refusal) => {}
-            Err(refusal) if i >= additions && refusal.is(libc::ESRCH) => {}
-            Err(refusal) => return Err(refusal.into_error("set up node", "routes to other nodes")),
-            Ok(_) => {}
+    let mut failed = None;
+    for (requests, is_removal, point) in groups.into_iter().filter(|(requests, ..)| !requests.is_empty()) {
+        for answer in connection.batch(requests)? {
+            match answer {
+                // Not an error, because `observe` reports the missing route: the next hop's link is down, or another
+                // program's route has this destination and metric.
+                Err(refusal) if !is_removal && is_of_the_network(&refusal) => {}
+                Err(refusal) if is_removal && refusal.is(libc::ESRCH) => {}
+                Err(refusal) if failed.is_none() => {
+                    failed = Some(refusal.into_error("set up node", "routes to other nodes"));
+                }
+                Err(_) | Ok(_) => {}
+            }
         }
+        crash::point(point);
     }
     crash::point("datapath/peers/after");
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Without any. Succeeds when already gone.
@@ -109,10 +122,12 @@ pub(crate) fn remove_all(connection: &mut Connection) -> Result<()> {
 fn remove_route(connection: &mut Connection, route: &Route) -> Result<()> {
     match connection.batch(vec![route.remove()])?.pop() {
         Some(Err(refusal)) if !refusal.is(libc::ESRCH) => {
-            Err(refusal.into_error("remove route", route.destination.to_string()))
+            return Err(refusal.into_error("remove route", route.destination.to_string()));
         }
-        _ => Ok(()),
+        _ => {}
     }
+    crash::point("datapath/peers/after-removal");
+    Ok(())
 }
 
 /// Succeeds when already gone.

@@ -54,9 +54,11 @@ const TABLE: u32 = 0x7768_0000;
 /// After the kernel's rule for the table local, before foreign ones.
 const PRIORITY: u32 = 87;
 const PORT: u32 = u32::MAX << MARK_PORT_SHIFT;
-const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
+pub(crate) const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 /// Of the router's link, to accept packets from any source.
-const SETTINGS: [(&str, &str); 3] = [("src_valid_mark", "1"), ("accept_local", "1"), ("rp_filter", "2")];
+const SETTINGS: [(&str, &str); 2] = [("src_valid_mark", "1"), ("accept_local", "1")];
+/// Likewise, also for [`crate::translated`]; it stays until the link is removed.
+const SOURCE_CHECK: (&str, &str) = ("rp_filter", "2");
 /// Must be zero: otherwise marked packets fail the source check on other links, or the node's replies carry the mark
 /// and stay on the node.
 const STOP_REDIRECTS: [&str; 4] =
@@ -110,6 +112,7 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     let Some(router) = link::look_up(&mut connection, ROUTER_IFNAME)? else {
         return Err(fail(OPERATION, ROUTER_IFNAME, KernelErrorKind::NotFound, "the router's link is not there"));
     };
+    accept_any_source()?;
     for (name, value) in SETTINGS {
         let path = setting(ROUTER_IFNAME, name);
         // The link's removal removes the setting.
@@ -130,6 +133,24 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
         ..EndpointProfile::default()
     };
     bpf.ensure_way_to_proxy(row)
+}
+
+/// By the router's link, of which the packet's source has a route over another one.
+pub(crate) fn accept_any_source() -> Result<()> {
+    let (name, value) = SOURCE_CHECK;
+    let path = setting(ROUTER_IFNAME, name);
+    if read(&path)? == value { Ok(()) } else { set(&path, value) }
+}
+
+pub(crate) fn other_source_check() -> Result<Option<NodeProblem>> {
+    let (name, expected) = SOURCE_CHECK;
+    other_setting(&setting(ROUTER_IFNAME, name), expected, true)
+}
+
+fn other_setting(path: &str, expected: &str, repairable: bool) -> Result<Option<NodeProblem>> {
+    let found = read(path)?;
+    let problem = |found| NodeProblem::Setting { name: dotted(path), expected: expected.to_owned(), found, repairable };
+    Ok((found != expected).then(|| problem(found)))
 }
 
 /// The settings vanish with the router's link.
@@ -177,19 +198,29 @@ fn run(
 pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for family in FAMILIES {
-        let name = if family == AddressFamily::Inet { "IPv4" } else { "IPv6" };
-        let mut request = RuleMessage::default();
-        request.header.family = family;
-        // The kernel may lack the family, or rules.
-        let there = connection.dump(&RouteNetlinkMessage::GetRule(request))?.unwrap_or_default();
-        let ours = rules(family).into_iter().filter(|(_, rule)| there.iter().any(|message| is_rule(message, rule)));
-        found.extend(ours.map(|(what, _)| format!("{name} {what} {TABLE:#x}")));
+        for (what, rule) in rules(family) {
+            if has_rule(connection, family, &rule)? {
+                found.push(format!("{} {what} {TABLE:#x}", family_name(family)));
+            }
+        }
     }
     for there in route::list_table(connection, Some(TABLE), Some(ROUTE_PROTOCOL))? {
         let name = if there.destination.addr().is_ipv4() { "IPv4" } else { "IPv6" };
         found.push(format!("{name} route of table {TABLE:#x}"));
     }
     Ok(found)
+}
+
+pub(crate) fn family_name(family: AddressFamily) -> &'static str {
+    if family == AddressFamily::Inet { "IPv4" } else { "IPv6" }
+}
+
+pub(crate) fn has_rule(connection: &mut Connection, family: AddressFamily, rule: &RuleMessage) -> Result<bool> {
+    let mut request = RuleMessage::default();
+    request.header.family = family;
+    // The kernel may lack the family, or rules.
+    let there = connection.dump(&RouteNetlinkMessage::GetRule(request))?.unwrap_or_default();
+    Ok(there.iter().any(|message| is_rule(message, rule)))
 }
 
 fn is_rule(message: &RouteNetlinkMessage, rule: &RuleMessage) -> bool {
@@ -224,12 +255,9 @@ pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     // Another program's choice (usually of a tunnel).
     let others = STOP_REDIRECTS.iter().filter(|path| ipv6 || !path.starts_with("ipv6"));
     for (path, expected, repairable) in ours.into_iter().chain(others.map(|path| ((*path).to_owned(), "0", false))) {
-        let found = read(&path)?;
-        if found != expected {
-            let (name, expected) = (dotted(&path), expected.to_owned());
-            wrong.push(NodeProblem::Setting { name, expected, found, repairable });
-        }
+        wrong.extend(other_setting(&path, expected, repairable)?);
     }
+    wrong.extend(other_source_check()?);
     if bpf.way_to_proxy()? != Some(router) {
         wrong.push(problem("row 0 of PROFILES".to_owned(), "it does not tell the router's link", true));
     }

@@ -402,6 +402,7 @@ fn the_smaller_address_table_of_version_5_is_shared() {
         let sets = RowChange::Sets(a.id, SetsRow { ingress: 1, egress: 2 });
         k.change_policy(vec![peer("10.77.0.0/32"), sets], Mode::default()).await.expect("change");
         assert_eq!(MapData::from_pin(&path).expect("map").info().expect("info").max_entries(), IPCACHE_LEAST);
+        assert_eq!(k.observe_peers_max().await.expect("its size"), IPCACHE_LEAST);
         // Programs of another version compare the generation of all rules alone.
         k.change_policy(vec![peer("10.77.0.1/32")], Mode::default()).await.expect("change");
         assert_eq!(k.observe_policy().await.expect("rows").generation, 2);

@@ -9,11 +9,17 @@ use wharf_core::{
     endpoint::EndpointRecord,
     flow::FlowFilter,
     ids::{Epoch, IfName},
-    kernel::{EndpointKernel, FlowKernel, KernelErrorKind, NatKernel, NodeKernel, PolicyKernel, RouteRow},
+    kernel::{
+        EndpointKernel, FlowKernel, KernelErrorKind, NatKernel, NextHop, NodeKernel, NodeSpec, OverlayNode,
+        OverlaySpec, PeerRoute, PolicyKernel, RouteRow,
+    },
     nat::NatEntry,
     policy::{Mode, RowChange},
 };
-use wharf_datapath::{FakeKernel, fake::Operation};
+use wharf_datapath::{
+    FakeKernel,
+    fake::{Operation, Peers},
+};
 
 fn run<F: Future<Output = ()>>(test: F) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(test);
@@ -80,7 +86,7 @@ fn a_change_of_policy_fails_half_way() {
         let k = FakeKernel::new();
         let peer = |net: &str| RowChange::Peer(net.parse().expect("net"), Some(PeerRow { identity: 2, class: 1 }));
         let changes = vec![peer("10.0.0.0/8"), peer("192.0.2.0/24"), peer("::/0")];
-        let mode = Mode { audits: true, keeps_flows: false };
+        let mode = Mode { audits: true, ..Mode::default() };
         k.fail_policy_at(1, KernelErrorKind::Exhausted);
         let e = k.change_policy(changes.clone(), mode).await.expect_err("asked for");
         assert!(e.kind == KernelErrorKind::Exhausted && e.subject.contains("192.0.2.0/24"), "{e}");
@@ -90,6 +96,37 @@ fn a_change_of_policy_fails_half_way() {
         let (rows, is) = k.policy();
         assert_eq!((rows.peers.len(), rows.generation, is), (3, 2, mode));
         assert_eq!(k.calls(Operation::ChangePolicy), 2);
+    });
+}
+
+#[test]
+fn routes_to_other_nodes_and_the_overlay_change_one_object_at_a_time() {
+    run(async {
+        let k = FakeKernel::new();
+        let via = NextHop::Overlay { remote: [198, 51, 100, 2].into(), local: None };
+        let peer = PeerRoute { to: "10.2.0.0/16".parse().expect("network"), via };
+        let node =
+            OverlayNode { name: "b".to_owned(), addresses: vec![[198, 51, 100, 2].into()], cidrs: vec![peer.to] };
+        let overlay = OverlaySpec { vni: 7, port: 4_789, mtu: 1_450, nodes: vec![node] };
+        let spec = NodeSpec { peers: vec![peer], overlay: Some(overlay), ..node_spec() };
+        // A row of the filter, the device, the unreachable route; the last change is the route.
+        for made in 1..=3 {
+            let hold = k.hold_node(1);
+            let (kernel, wanted) = (k.clone(), spec.clone());
+            let killed = tokio::spawn(async move { kernel.ensure_node(&wanted).await });
+            hold.reached().await;
+            killed.abort();
+            assert!(killed.await.expect_err("aborted").is_cancelled());
+            let Peers { routes, unreachable, device, rows } = k.peers();
+            assert_eq!(routes.len() + unreachable.len() + usize::from(device.is_some()) + rows.len(), made);
+        }
+        k.ensure_node(&spec).await.expect("the rest");
+        assert_eq!(k.observe_node(&spec).await.expect("observe"), []);
+        k.change_peers_behind_the_back(Peers::remove_device);
+        assert_eq!(k.observe_node(&spec).await.expect("observe").len(), 2, "the route and the device");
+        k.ensure_node(&spec).await.expect("again");
+        k.ensure_node(&node_spec()).await.expect("without other nodes");
+        assert_eq!(k.peers(), Peers::default());
     });
 }
 

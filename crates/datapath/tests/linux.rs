@@ -245,6 +245,31 @@ fn the_overlay_is_made_kept_changed_and_removed() {
             k.ensure_node(&fewer).await.expect(command);
             assert_eq!(amiss(&fewer).await, [""; 0], "{command}");
         }
+        // Under another name it keeps its port: up, which kernels before 6.2 do not rename, and down.
+        for (is_down, taken) in [(false, false), (true, false), (true, true)] {
+            if is_down {
+                run("ip", &["link", "set", "vxlan-wharf", "down"]);
+            }
+            let renamed =
+                std::process::Command::new("ip").args(["link", "set", "vxlan-wharf", "name", "other"]).output();
+            if !renamed.expect("ip").status.success() {
+                assert!(!is_down, "an interface that is down is not renamed");
+                continue;
+            }
+            run("ip", &["link", "set", "other", "up"]);
+            if taken {
+                run("ip", &["link", "add", "vxlan-wharf", "type", "bridge"]);
+                k.ensure_node(&fewer).await.expect("the rest of the node");
+                let problems = amiss(&fewer).await;
+                assert!(problems.iter().any(|p| p.contains("is not Wharf's")), "{problems:?}");
+                run("ip", &["link", "del", "vxlan-wharf"]);
+            }
+            let problems = amiss(&fewer).await;
+            assert!(problems.iter().any(|p| p.contains("was renamed to other")), "{problems:?}");
+            k.ensure_node(&fewer).await.expect("renamed");
+            assert_eq!(amiss(&fewer).await, [""; 0]);
+            assert!(device().contains("dstport 4789") && !run("ip", &["link", "show"]).contains("other"));
+        }
         for router in [format!("{ROUTER4}/32"), format!("{ROUTER6}/128")] {
             run("ip", &["addr", "del", &router, "dev", "vxlan-wharf"]);
             let problems = amiss(&fewer).await;
@@ -269,7 +294,14 @@ fn the_overlay_is_made_kept_changed_and_removed() {
         k.ensure_node(&elsewhere).await.expect("another port");
         assert!(device().contains("dstport 4790"), "{}", device());
         assert_eq!(amiss(&elsewhere).await, [""; 0]);
-        // Without routes that use it, it goes.
+        // Without routes that use it, it goes, also under another name.
+        run("ip", &["link", "set", "vxlan-wharf", "down"]);
+        run("ip", &["link", "set", "vxlan-wharf", "name", "other"]);
+        assert!(amiss(&node_spec()).await.iter().any(|problem| problem.contains("but other is there")));
+        k.ensure_node(&node_spec()).await.expect("no overlay");
+        assert!(!run("ip", &["link", "show"]).contains("other"));
+        k.ensure_node(&elsewhere).await.expect("the overlay again");
+        assert_eq!(amiss(&elsewhere).await, [""; 0]);
         assert_eq!(amiss(&node_spec()).await.len(), 5, "the interface, and two routes for each node");
         k.ensure_node(&node_spec()).await.expect("no overlay");
         assert_eq!((amiss(&node_spec()).await, routes()), (Vec::new(), String::new()));

@@ -129,13 +129,17 @@ table inet wharf {
         meta nfproto ipv6 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-of6
         meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @ports6
     }
+    chain translated {
+        type filter hook prerouting priority -300; policy accept
+        meta mark & 0x00000400 != 0 notrack
+    }
     chain undecided {
         type filter hook forward priority 0; policy accept
-        meta mark & 0x00000040 != 0 oifname != "wh*" drop
+        meta mark & 0x00000840 == 0x00000040 oifname != "wh*" drop
     }
     chain undecided-input {
         type filter hook input priority 0; policy accept
-        meta mark & 0x00000040 != 0 drop
+        meta mark & 0x00000840 == 0x00000040 drop
     }
     chain untranslated {
         type filter hook postrouting priority 100; policy accept

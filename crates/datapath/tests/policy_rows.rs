@@ -43,7 +43,7 @@ contract! {
     rows_can_be_shown,
 }
 
-const AUDITS: Mode = Mode { keeps_flows: false, audits: true };
+const AUDITS: Mode = Mode { keeps_flows: false, audits: true, denies: false };
 
 fn net(text: &str) -> IpNet {
     text.parse().expect("a network")
@@ -241,7 +241,7 @@ async fn the_mode_is_written_with_the_rows<W: World>(w: W) {
     assert_eq!(state().await, "0 ");
     k.change_policy(vec![peer("::/0", 1)], AUDITS).await.expect("change");
     assert_eq!(state().await, "1 audits");
-    k.change_policy(vec![], Mode { keeps_flows: true, audits: true }).await.expect("change");
+    k.change_policy(vec![], Mode { keeps_flows: true, ..AUDITS }).await.expect("change");
     assert_eq!(state().await, "2 keeps-flows,audits");
     k.change_policy(vec![], Mode::default()).await.expect("change");
     assert_eq!(state().await, "3 ");

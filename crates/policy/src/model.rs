@@ -11,6 +11,10 @@
 //! 3. *Baseline*: like admin.
 //!
 //! Otherwise the packet is accepted. [`Enforcement`] may isolate or exempt an endpoint.
+//!
+//! **Unknown labels of a namespace** ([`UNKNOWN_LABELS`]). A packet passes only if it would pass with any labels there:
+//! an accept rule must match for certain, by subject and peer; a deny rule and isolation apply if they could. A pass of
+//! the admin tier that could apply denies.
 
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
@@ -22,6 +26,10 @@ use crate::{names::NamePattern, requests::Requests};
 
 /// Kubernetes' label with a namespace's name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// Key that marks a namespace whose other labels than those in the map are unknown; its value is empty. No label has an
+/// empty key.
+pub const UNKNOWN_LABELS: &str = "";
 
 /// Labels by key; a pod's keys have a source prefix (`k8s:app`).
 pub type Labels = BTreeMap<String, String>;
@@ -273,7 +281,7 @@ pub struct Endpoint {
     pub addresses: Vec<IpAddr>,
     /// Keys with source.
     pub labels: Labels,
-    /// With `kubernetes.io/metadata.name`; `None` without a namespace.
+    /// With `kubernetes.io/metadata.name`, and perhaps [`UNKNOWN_LABELS`]; `None` without a namespace.
     pub namespace: Option<Labels>,
     /// Named ports.
     pub ports: BTreeMap<(Protocol, String), u16>,
@@ -298,20 +306,31 @@ pub enum Enforcement {
 }
 
 impl Endpoint {
-    /// A policy with this subject applies.
+    /// A policy with this subject applies, or could: see [`Selector::may_select`].
     #[must_use]
     pub fn is_subject(&self, subject: &Selector) -> bool {
         !self.elsewhere
             && self.enforcement != Enforcement::Never
-            && subject.selects(&self.labels, self.namespace.as_ref())
+            && subject.may_select(&self.labels, self.namespace.as_ref())
     }
 }
 
 impl Selector {
-    /// Every requirement holds.
+    /// Every requirement holds for any values of unknown labels.
     #[must_use]
     pub fn selects(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
-        self.0.iter().all(|requirement| requirement.holds_for(labels, namespace))
+        self.0.iter().all(|requirement| requirement.holds_for(labels, namespace) == Some(true))
+    }
+
+    /// Every requirement holds, or could hold for some values of unknown labels.
+    #[must_use]
+    pub fn may_select(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
+        self.0.iter().all(|requirement| requirement.holds_for(labels, namespace) != Some(false))
+    }
+
+    /// Depends on labels that may be unknown.
+    pub(crate) fn needs_namespace_labels(&self) -> bool {
+        self.0.iter().any(|requirement| requirement.of == LabelOf::Namespace && requirement.key != NAMESPACE_NAME)
     }
 }
 
@@ -357,8 +376,9 @@ impl Requirement {
         }
     }
 
-    fn holds_for(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
-        match self.of {
+    /// `None` if that depends on an unknown label.
+    fn holds_for(&self, labels: &Labels, namespace: Option<&Labels>) -> Option<bool> {
+        Some(match self.of {
             LabelOf::Endpoint => match self.key.strip_prefix("any:") {
                 // Requirements apply to any source, negations to all.
                 Some(key) => {
@@ -367,8 +387,14 @@ impl Requirement {
                 }
                 None => self.holds.holds(labels.get(&self.key).into_iter()),
             },
-            LabelOf::Namespace => self.holds.holds(namespace.and_then(|n| n.get(&self.key)).into_iter()),
-        }
+            LabelOf::Namespace => {
+                let value = namespace.and_then(|labels| labels.get(&self.key));
+                if value.is_none() && namespace.is_some_and(|labels| labels.contains_key(UNKNOWN_LABELS)) {
+                    return None;
+                }
+                self.holds.holds(value.into_iter())
+            }
+        })
     }
 }
 

@@ -100,13 +100,16 @@ impl Verdict<'_> {
 
 /// Policies may be in any order; names are unique. The namespaced tier evaluates deny rules first. The verdict names
 /// the first matching rule.
+///
+/// While labels of namespaces are unknown, a flow that passes would pass with any labels.
 pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>) -> Verdict<'a> {
     let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| flow.subject.is_subject(&p.subject)).collect();
     policies.sort_by_key(|p| (if p.tier == Tier::Namespaced { 0 } else { p.priority }, &p.name));
 
+    // With the effect of each rule.
     let matching = |tier| {
-        let rules = policies.iter().filter(move |p| p.tier == tier).flat_map(|p| &p.rules);
-        rules.filter(|rule| matches(rule, flow))
+        let policies = policies.iter().copied().filter(move |p| p.tier == tier);
+        policies.flat_map(|p| p.rules.iter().filter_map(move |rule| Some((rule, effect(p, rule, flow)?))))
     };
     let unknown = |rule: &Rule| flow.destination == Destination::Unknown && rule.ports.is_some();
     let accept = |rule: &'a Rule| match unknown(rule) {
@@ -119,15 +122,16 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
     };
 
     match matching(Tier::Admin).next() {
-        Some(rule) if unknown(rule) => return Verdict::DenyUnknown,
-        Some(rule) if rule.action == Action::Accept => return accept(rule),
-        Some(rule) if rule.action == Action::Deny => return deny(rule),
-        _ => {}
+        Some((rule, _)) if unknown(rule) => return Verdict::DenyUnknown,
+        Some((rule, Action::Accept)) => return accept(rule),
+        Some((rule, Action::Deny)) => return deny(rule),
+        Some((_, Action::Pass)) | None => {}
     }
-    if let Some(rule) = matching(Tier::Namespaced).find(|rule| rule.action == Action::Deny) {
+    if let Some((rule, _)) = matching(Tier::Namespaced).find(|(_, action)| *action == Action::Deny) {
         return deny(rule);
     }
-    let mut accepting = matching(Tier::Namespaced).filter(|rule| rule.action == Action::Accept);
+    let accepting = matching(Tier::Namespaced).filter(|(_, action)| *action == Action::Accept);
+    let mut accepting = accepting.map(|(rule, _)| rule);
     if let Some(rule) = accepting.clone().find(|rule| rule.requests.is_none()) {
         return accept(rule);
     }
@@ -156,27 +160,46 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
         return Verdict::Deny { rule: None, isolated_by };
     }
     match matching(Tier::Baseline).next() {
-        Some(rule) if unknown(rule) => Verdict::DenyUnknown,
-        Some(rule) if rule.action == Action::Accept => accept(rule),
-        Some(rule) if rule.action == Action::Deny => deny(rule),
-        _ => Verdict::Accept { rule: None, requests: None },
+        Some((rule, _)) if unknown(rule) => Verdict::DenyUnknown,
+        Some((rule, Action::Accept)) => accept(rule),
+        Some((rule, Action::Deny)) => deny(rule),
+        Some((_, Action::Pass)) | None => Verdict::Accept { rule: None, requests: None },
     }
 }
+
+/// A selector selects an endpoint.
+type Selects = fn(&Selector, &Endpoint) -> bool;
 
 fn selects(selector: &Selector, endpoint: &Endpoint) -> bool {
     selector.selects(&endpoint.labels, endpoint.namespace.as_ref())
 }
 
-fn matches(rule: &Rule, flow: &Flow<'_>) -> bool {
+fn may_select(selector: &Selector, endpoint: &Endpoint) -> bool {
+    selector.may_select(&endpoint.labels, endpoint.namespace.as_ref())
+}
+
+/// Of a rule whose policy may apply to the subject; `None` without a match.
+fn effect(policy: &Policy, rule: &Rule, flow: &Flow<'_>) -> Option<Action> {
+    let is_sure = || selects(&policy.subject, flow.subject) && matches(rule, flow, selects);
+    let is_possible = || matches(rule, flow, may_select);
+    match (rule.action, policy.tier) {
+        (Action::Deny, _) => is_possible().then_some(Action::Deny),
+        (action, _) if is_sure() => Some(action),
+        (Action::Pass, Tier::Admin) => is_possible().then_some(Action::Deny),
+        (Action::Accept | Action::Pass, _) => None,
+    }
+}
+
+fn matches(rule: &Rule, flow: &Flow<'_>, selects: Selects) -> bool {
     rule.direction == flow.direction
-        && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer_matches(peer, flow)))
+        && rule.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer_matches(peer, flow, selects)))
         && match &rule.ports {
             Some(ports) => ports.iter().any(|port| port_matches(port, flow)),
             None => rule.requests.is_none(),
         }
 }
 
-fn peer_matches(peer: &Peer, flow: &Flow<'_>) -> bool {
+fn peer_matches(peer: &Peer, flow: &Flow<'_>, selects: Selects) -> bool {
     let other = &flow.peer;
     let (PeerOf::Endpoint(_, address)
     | PeerOf::Node(address)

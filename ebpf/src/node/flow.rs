@@ -21,7 +21,7 @@ use wharf_common::{
         FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
     },
     map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
-    policy::{BY_SERVICE, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
+    policy::{BY_SERVICE, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_DENIES, POLICY_KEEPS_FLOWS, UNDECIDED},
 };
 use wharf_ebpf::{
     atomic,
@@ -140,7 +140,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         } else {
             policy::judge(ctx, asked, asked.peer.endpoint_id, &packet, true, 0, 0)?.rule()
         };
-        if !mark_service(ctx, asked, rule) {
+        if !mark_service(ctx, asked, rule, policy.flags) {
             return Err(DropReason::PolicyDenied);
         }
         if about & ABOUT_PROXY != 0 {
@@ -273,7 +273,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     (flags, by_owner, replaces) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
     let known = forget(u64::from(rule) << 32 | u64::from(policy.generation));
     (rule, policy.generation) = ((known >> 32) as u32, known as u32);
-    if !mark_service(ctx, asked, rule) {
+    if !mark_service(ctx, asked, rule, policy.flags) {
         return Err(DropReason::PolicyDenied);
     }
     let way = match found {
@@ -286,13 +286,17 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     Ok(way)
 }
 
-/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. False for an answer to drop:
+/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. `flags`: of the policy. False for an answer to drop:
 /// its sender accepted it by a service address that is no longer accepted.
 #[inline(always)]
-fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
+fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32, flags: u32) -> bool {
     if rule & BY_SERVICE != 0 {
         if asked.direction as u32 == Direction::Egress as u32 {
-            let mark = if rule == UNDECIDED { MARK_UNDECIDED } else { MARK_BY_SERVICE };
+            let mark = match rule {
+                UNDECIDED => MARK_UNDECIDED,
+                _ if flags & POLICY_DENIES != 0 => MARK_BY_SERVICE | MARK_UNDECIDED,
+                _ => MARK_BY_SERVICE,
+            };
             // SAFETY: the program's context; a classifier may write the field.
             unsafe { (*ctx.skb.skb).mark |= mark };
         } else if rule == UNDECIDED && policy::service_mark(ctx) != 0 {

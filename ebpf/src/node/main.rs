@@ -7,6 +7,7 @@
 //! | [`judge`] | `from_container`, `to_container`, `deliver` | judges packets from and to a container; finds flow and way |
 //! | [`neighbour`] | `judge` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
+//! | [`translated`] | hook of the router's link | judges packets to a service with a backend on another node |
 //! | [`collect`] | user space | removes rows of finished flows |
 #![allow(
     clippy::needless_borrows_for_generic_args,
@@ -26,6 +27,7 @@ mod recent;
 mod redirect;
 mod sources;
 mod stack_path;
+mod translated;
 
 use aya_ebpf::{
     macros::{classifier, raw_tracepoint},
@@ -51,6 +53,11 @@ pub fn judge(ctx: TcContext) -> i32 {
         Direction::Egress => egress::run(&ctx, flow::way, sources::may_send),
         Direction::Ingress => ingress::run(&ctx, flow::way, sources::may_receive),
     }
+}
+
+#[classifier]
+pub fn translated(ctx: TcContext) -> i32 {
+    translated::run(&ctx)
 }
 
 #[raw_tracepoint]

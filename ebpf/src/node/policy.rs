@@ -9,8 +9,8 @@ use wharf_common::{
     CellKey, CellRow, Direction, DropReason, PolicyState, PortKey,
     flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
     policy::{
-        BY_SERVICE, DENY, IDENTITY_NODE, MARK_BY_SERVICE, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS, PORT_UNKNOWN,
-        REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
+        BY_SERVICE, DENY, IDENTITY_NODE, MARK_BY_SERVICE, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS, POLICY_DENIES,
+        PORT_UNKNOWN, REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
     },
 };
 use wharf_ebpf::{
@@ -34,7 +34,7 @@ const TO_ENDPOINT: u32 = 1 << 24;
 const OF_SOURCE: u32 = 1 << 25;
 /// Result flags of [`wharf_rules`].
 const DENIED: u64 = 1 << 32;
-/// With [`DENIED`] or an accepting rule: the packet is to a service.
+/// The packet is to a service, and a rule set decides about it.
 const TO_SERVICE: u64 = 1 << 33;
 /// The flow goes to the proxy; also in [`wharf_judge`]'s result.
 const REDIRECTED: u64 = 1 << 34;
@@ -150,7 +150,9 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
         let sent = wharf_rules(skb, egress_set(client), destination | to);
         (sent, wharf_rules(skb, ingress_set(server), destination | from | TO_ENDPOINT))
     };
-    let mut by_service = if sent & (DENIED | TO_SERVICE) == TO_SERVICE { BY_SERVICE } else { 0 };
+    let flags = state().flags;
+    let is_by_rule = sent & RULE != 0 || flags & POLICY_DENIES != 0;
+    let mut by_service = if sent & (DENIED | TO_SERVICE) == TO_SERVICE && is_by_rule { BY_SERVICE } else { 0 };
     // The sender's hook judges the address that the sender wrote. At the receiver, the packet's mark has that
     // judgement; for answers, the row.
     let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
@@ -158,7 +160,7 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
         // Isolation denies, not a rule: the judgement of the address that the sender wrote applies.
         (sent, by_service) = (0, BY_SERVICE);
     }
-    if (sent | received) & DENIED != 0 && state().flags & POLICY_AUDITS == 0 {
+    if (sent | received) & DENIED != 0 && flags & POLICY_AUDITS == 0 {
         let by_client = sent & DENIED != 0;
         if sent & TO_SERVICE != 0 && received & DENIED == 0 {
             return UNDECIDED.into();
@@ -172,7 +174,19 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let of_client = if which & u32::from(FLOW_UPSTREAM) == 0 { sent } else { 0 };
     let of_server = if which & u32::from(FLOW_LET_IN) == 0 { received } else { 0 };
     let redirects = if of_client & REDIRECTED != 0 { of_client } else { of_server };
-    if redirects & REDIRECTED == 0 || state().flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
+    if redirects & REDIRECTED == 0 || flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
+}
+
+/// Judges a packet by its sender's rules alone, as [`judge`]. `destination`: as in [`wharf_rules`].
+#[inline(always)]
+pub fn judge_sender(ctx: &TcContext, sender: u32, destination: u32) -> Result<Passed, DropReason> {
+    // SAFETY: the program's context.
+    let sent = black_box(unsafe { wharf_rules(ctx.skb.skb, egress_set(sender), destination) });
+    let by_isolation = sent & (DENIED | UNKNOWN | UNRESOLVED | RULE) == DENIED;
+    if sent & DENIED == 0 || by_isolation && service_mark(ctx) != 0 || state().flags & POLICY_AUDITS != 0 {
+        return Ok(Passed(sent));
+    }
+    Err(if sent & UNKNOWN != 0 { DropReason::UnknownTransport } else { DropReason::PolicyDenied })
 }
 
 /// [`BY_SERVICE`] if the packet has [`MARK_BY_SERVICE`].
@@ -250,6 +264,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
             (rest, rest_rank, rest_is_unknown) = (row, rest_here, is_unknown);
         }
     }
+    let service = if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 };
     // The same choice as `wharf_common::policy::Choice`, which the kernel in memory uses.
     // SAFETY: as above.
     let (row, hit, rank, is_unknown) = unsafe {
@@ -261,7 +276,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         } else if !rest.is_null() {
             (rest, (*rest).rest, rest_rank, rest_is_unknown)
         } else {
-            return 0;
+            return service;
         }
     };
     // The kernel can use a removed row's memory again at once, for any row.
@@ -280,9 +295,8 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         let open = if ruling & REDIRECT_OPEN != 0 { OPEN } else { 0 };
         return rule | REDIRECTED | open | u64::from(ruling >> REDIRECT_PORT_SHIFT) << PORT_SHIFT;
     }
-    let service = if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 };
     if ruling != DENY {
-        return rule | if rule != 0 { service } else { 0 };
+        return rule | service;
     }
     rule | DENIED | service | if is_unknown { UNKNOWN } else { 0 }
 }

@@ -149,12 +149,15 @@ impl Watcher {
         let for_objects = FOR_OBJECT.saturating_mul(objects);
         self.metrics.list(self.reader.source);
         let mut due = Instant::now() + spread(RELIST + for_objects);
+        // Lost connections do not delay the list that an expired version needs after a restart of the server.
+        let mut lost = Delays::default();
         loop {
             let began = Instant::now();
             // A cancelled watch may lose an update; the list after it does not.
             let ended = timeout_at(due, self.watch(&served, &mut version)).await;
             if began.elapsed() >= HEALTHY {
                 delays.reset();
+                lost.reset();
             }
             let Ok(ended) = ended else { return Ok(()) };
             match ended {
@@ -162,7 +165,7 @@ impl Watcher {
                 Err(Stop::Failed(failure @ (Failure::Connection(_) | Failure::Silent(_)))) => {
                     let wait = Duration::from_secs_f64(rand::random_range(VERIFY));
                     due = due.min(Instant::now() + wait + (for_objects / 5).mul_f64(rand::random()));
-                    let delay = delays.next(None);
+                    let delay = lost.next(None);
                     self.report(&failure, delay);
                     sleep(delay).await;
                 }

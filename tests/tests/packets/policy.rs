@@ -12,7 +12,10 @@ use wharf_common::{
     EndpointKey, PeerRow, PolicyState, PortKey, SetsRow,
     flow::{ICMP, ICMPV6, UDP},
     map,
-    policy::{ACCEPT, Choice, DENY, Hit, MARK_BY_SERVICE, MARK_UNDECIDED, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS},
+    policy::{
+        ACCEPT, Choice, DENY, Hit, MARK_BY_SERVICE, MARK_UNDECIDED, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS,
+        POLICY_DENIES,
+    },
 };
 use wharf_tests::frame;
 
@@ -217,15 +220,21 @@ fn error(from: IpAddr, to: IpAddr, port: u16) -> Vec<u8> {
 fn an_error_to_a_service_has_the_mark_of_any_packet_there() -> Result<()> {
     const WORLD: u32 = 2;
     let (mut a, _b) = pair()?;
-    for (generation, identity, rule, ruling, expected) in [
-        (1, PEER_SERVICE | WORLD, 0, DENY, MARK_UNDECIDED),
-        (2, PEER_SERVICE | WORLD, 9, DENY, MARK_UNDECIDED),
-        (3, PEER_SERVICE | WORLD, 9, ACCEPT, MARK_BY_SERVICE),
-        (4, WORLD, 9, ACCEPT, 0),
+    let both = MARK_UNDECIDED | MARK_BY_SERVICE;
+    for (generation, identity, rule, ruling, flags, expected) in [
+        (1, PEER_SERVICE | WORLD, 0, DENY, 0, MARK_UNDECIDED),
+        (2, PEER_SERVICE | WORLD, 9, DENY, 0, MARK_UNDECIDED),
+        (3, PEER_SERVICE | WORLD, 9, ACCEPT, 0, MARK_BY_SERVICE),
+        (4, WORLD, 9, ACCEPT, 0, 0),
+        (5, PEER_SERVICE | WORLD, 0, ACCEPT, 0, 0),
+        (6, PEER_SERVICE | WORLD, 0, ACCEPT, POLICY_DENIES, both),
+        (7, PEER_SERVICE | WORLD, 9, ACCEPT, POLICY_DENIES, both),
+        (8, PEER_SERVICE | WORLD, 9, DENY, POLICY_DENIES, MARK_UNDECIDED),
+        (9, WORLD, 9, ACCEPT, POLICY_DENIES, 0),
     ] {
         decide(&mut a, rule, ruling)?;
         let sets = [SetsRow { egress: DENIES, ingress: 0 }, SetsRow::default()];
-        set(&mut a, sets, PolicyState { generation, flags: 0 })?;
+        set(&mut a, sets, PolicyState { generation, flags })?;
         for (from, to) in [(IpAddr::from(A.v4), IpAddr::from(ELSEWHERE4)), (A.v6.into(), ELSEWHERE6.into())] {
             resolve(&mut a, to, identity)?;
             for (what, packet) in [

@@ -1,10 +1,6 @@
 //! The rows in a file of the state directory, for the next start.
 
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 use wharf_cluster::feed::{Change, Feed, Kind, Limits, State};
@@ -19,8 +15,8 @@ const MAX_FILE: u64 = 1 << 30;
 #[derive(Default)]
 pub(super) struct File {
     boot_id: String,
-    /// The last rows that were written.
-    written: Option<State>,
+    /// The last rows that were written, and whether they have every namespace.
+    written: Option<(State, bool)>,
     /// Of the last write.
     revision: u64,
     /// Why the last write failed.
@@ -36,7 +32,14 @@ struct Kept {
     boot_id: String,
     producer: Option<String>,
     cluster: String,
+    /// The producer had sent every namespace. An agent of an earlier version did not write it.
+    #[serde(default = "is_of_earlier_version")]
+    has_namespaces: bool,
     state: State,
+}
+
+const fn is_of_earlier_version() -> bool {
+    true
 }
 
 /// Rows of the file, in force until a producer sends others.
@@ -44,6 +47,7 @@ struct Restored {
     feed: Feed,
     producer: Option<String>,
     cluster: String,
+    has_namespaces: bool,
     /// Every row of the file follows the rules of this agent.
     is_whole: bool,
 }
@@ -58,8 +62,9 @@ impl ClusterFeed {
         boot_id.clone_into(&mut inner.file.boot_id);
         match found {
             Ok(None) => {}
-            Ok(Some(Restored { feed, producer, cluster, is_whole })) => {
+            Ok(Some(Restored { feed, producer, cluster, has_namespaces, is_whole })) => {
                 inner.feed = feed;
+                inner.has_namespaces = has_namespaces && is_whole;
                 (inner.producer, inner.cluster) = (producer, Some(cluster));
                 inner.known = if is_whole { Known::Kept } else { Known::Part };
             }
@@ -82,15 +87,16 @@ impl ClusterFeed {
             if inner.revision == inner.file.revision {
                 return Ok(());
             }
-            let state = inner.feed.state();
-            if inner.file.written.as_ref() == Some(&state) {
+            let (state, has_namespaces) = (inner.feed.state(), inner.has_namespaces);
+            let is_written = |(rows, namespaces): &(State, bool)| (rows, *namespaces) == (&state, has_namespaces);
+            if inner.file.written.as_ref().is_some_and(is_written) {
                 inner.file.revision = inner.revision;
                 return Ok(());
             }
             let (boot_id, producer) = (inner.file.boot_id.clone(), inner.producer.clone());
-            (Kept { boot_id, producer, cluster, state }, inner.revision)
+            (Kept { boot_id, producer, cluster, has_namespaces, state }, inner.revision)
         };
-        let (path, state) = (self.kept.clone(), kept.state.clone());
+        let (path, state) = (self.kept.clone(), (kept.state.clone(), kept.has_namespaces));
         let written = blocking(move || write(&path, &kept)).await;
         let mut inner = lock(&self.inner);
         match written {
@@ -115,29 +121,41 @@ fn write(path: &Path, kept: &Kept) -> io::Result<()> {
 }
 
 fn read(path: &Path, own: &str, boot_id: &str) -> Result<Option<Restored>, String> {
-    let kept = kept::read(path, MAX_FILE).and_then(|bytes| {
-        let parsed = bytes.map(|bytes| serde_json::from_slice::<Kept>(&bytes)).transpose();
-        parsed.map_err(io::Error::other)
-    });
-    let Kept { boot_id: written, producer, cluster, state } = match kept {
-        Ok(Some(kept)) => kept,
-        Ok(None) => return Ok(None),
-        Err(why) => return Err(set_aside(path, &why)),
-    };
+    let kept = kept::read(path, MAX_FILE).and_then(|bytes| bytes.map(|bytes| parse(&bytes)).transpose());
+    match kept {
+        Ok(kept) => Ok(kept.map(|kept| restore(kept, own, boot_id))),
+        Err(why) => Err(set_aside(path, &why)),
+    }
+}
+
+fn parse(bytes: &[u8]) -> io::Result<Kept> {
+    serde_json::from_slice(bytes).map_err(io::Error::other)
+}
+
+fn restore(kept: Kept, own: &str, boot_id: &str) -> Restored {
+    let Kept { boot_id: written, producer, cluster, has_namespaces, state } = kept;
     let feed = Feed::restore(own, Limits::default(), state.clone());
     let is_whole = feed.state() == state;
     let feed = if written == boot_id { feed } else { Feed::restore(own, Limits::default(), without_pods(feed)) };
-    Ok(Some(Restored { feed, producer, cluster, is_whole }))
+    Restored { feed, producer, cluster, has_namespaces, is_whole }
+}
+
+/// For the fuzz target: reads the content of a file, and returns the content that the agent writes after such a start,
+/// and whether every row of the file follows the rules.
+///
+/// # Errors
+/// The content is damaged.
+pub fn rewrite(bytes: &[u8], own: &str, boot_id: &str) -> io::Result<(Vec<u8>, bool)> {
+    let Restored { feed, producer, cluster, has_namespaces, is_whole } = restore(parse(bytes)?, own, boot_id);
+    let kept = Kept { boot_id: boot_id.to_owned(), producer, cluster, has_namespaces, state: feed.state() };
+    Ok((serde_json::to_vec(&kept).map_err(io::Error::other)?, is_whole))
 }
 
 /// Renames a damaged file. Returns a message for the status.
 fn set_aside(path: &Path, why: &io::Error) -> String {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".damaged");
-    let aside = PathBuf::from(aside);
     let what = format!("read the rows of the cluster feed in {}: {why}", path.display());
-    match fs::rename(path, &aside) {
-        Ok(()) => format!("{what}; the file is now {}, and a producer must send the rows again", aside.display()),
+    match kept::set_aside(path) {
+        Ok(aside) => format!("{what}; the file is now {}, and a producer must send the rows again", aside.display()),
         Err(why) => format!("{what}; set the file aside: {why}"),
     }
 }

@@ -7,11 +7,13 @@
 //! | `rows` | messages to rows: hostile input |
 //! | `kept` | the file of the state directory |
 //! | `view` | the feed for API and status |
+//! | `replay` | a stream without a connection, for the fuzz target |
 //!
 //! [`wharf_cluster::feed`] decides which rows are in force. Streams put rows there, a part of a message at a time, and
 //! read nothing meanwhile. A [`Consumer`] takes the rows that have changed since its last turn.
 
-mod kept;
+pub mod kept;
+pub mod replay;
 pub mod rows;
 pub mod server;
 mod session;
@@ -36,7 +38,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use wharf_cluster::{
-    feed::{ApplyError, Change, Effects, Feed, FeedPod, Kind, Limits, Refusal},
+    feed::{ApplyError, Change, Complete, Effects, Feed, FeedPod, Kind, Limits, Refusal},
     nodes::NodeRow,
 };
 use wharf_core::state::retry_delay_ms;
@@ -88,8 +90,8 @@ pub type Taking<'a> = Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
 /// Puts rows in force.
 pub trait Consumer: Send + Sync {
     /// Returns when kernel, routes and proxy have the changes. After an error, the next call has the same changes again,
-    /// with later ones. A row that fails alone is no error, but refused. `is_whole`: with these, every row is known.
-    fn take(&self, effects: Effects, is_whole: bool) -> Taking<'_>;
+    /// with later ones. A row that fails alone is no error, but refused. `complete`: with these changes.
+    fn take(&self, effects: Effects, complete: Complete) -> Taking<'_>;
 
     /// All rows that it refuses now.
     fn refused(&self) -> Pin<Box<dyn Future<Output = Vec<Refusal>> + Send + '_>>;
@@ -150,8 +152,11 @@ struct Inner {
     /// Last opening.
     opened: Option<Instant>,
     known: Known,
-    /// As the consumer knows.
-    known_taken: Known,
+    /// A producer, or the one before the last start, has sent every namespace. A stream without this kind has sent them
+    /// with its last row.
+    has_namespaces: bool,
+    /// `known` and `has_namespaces`, as the consumer knows them.
+    taken: (Known, bool),
     /// Rows that the consumer refuses.
     unfit: Vec<Refusal>,
     /// Changes that the consumer has failed to take.
@@ -252,7 +257,8 @@ impl ClusterFeed {
             processed: Mark::default(),
             opened: None,
             known: Known::Part,
-            known_taken: Known::Part,
+            has_namespaces: false,
+            taken: (Known::Part, false),
             unfit: Vec::new(),
             left: Effects::default(),
             not_taken: None,
@@ -320,15 +326,16 @@ impl ClusterFeed {
     /// # Errors
     /// The consumer's: the changes are repeated by the next call.
     pub async fn take(&self, consumer: &dyn Consumer) -> Result<(), String> {
-        let (effects, mark, known, is_news) = {
+        let (effects, mark, known, has_namespaces, is_news) = {
             let mut inner = lock(&self.inner);
             let effects = inner.feed.take_effects();
             let mut all = std::mem::take(&mut inner.left);
             merge(&mut all, effects);
-            let is_news = inner.known > inner.known_taken;
+            let (known_taken, namespaces_taken) = inner.taken;
             // Routes of an earlier start end.
-            all.nodes |= is_news && inner.known == Known::Sent;
-            (all, inner.processed, inner.known, is_news)
+            all.nodes |= inner.known > known_taken && inner.known == Known::Sent;
+            let is_news = inner.known > known_taken || inner.has_namespaces != namespaces_taken;
+            (all, inner.processed, inner.known, inner.has_namespaces, is_news)
         };
         if !effects.is_empty() || is_news {
             if !effects.policies.is_empty() || !effects.namespaces.is_empty() {
@@ -336,7 +343,8 @@ impl ClusterFeed {
                 drop(self.keep().await);
             }
             let again = effects.clone();
-            let Taken { nodes, rows, refused } = consumer.take(effects, known != Known::Part).await;
+            let complete = Complete { all: known != Known::Part, namespaces: has_namespaces };
+            let Taken { nodes, rows, refused } = consumer.take(effects, complete).await;
             let mut inner = lock(&self.inner);
             inner.revision += 1;
             inner.left.nodes = again.nodes && nodes.is_err();
@@ -348,7 +356,7 @@ impl ClusterFeed {
             if let Some(why) = &inner.not_taken {
                 return Err(why.clone());
             }
-            inner.known_taken = known;
+            inner.taken = (known, has_namespaces);
         }
         self.in_force.send_replace(mark);
         Ok(())
@@ -516,6 +524,7 @@ impl Inner {
             self.file.set_aside = None;
             self.known = Known::Sent;
         }
+        self.has_namespaces |= completes && (self.feed.is_complete(Kind::Namespace) || self.is_synced());
         Ok(())
     }
 

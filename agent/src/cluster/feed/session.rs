@@ -150,10 +150,8 @@ impl Session {
         };
         let late = |_| Status::deadline_exceeded(format!("no opening within {FIRST:?}"));
         let Some(v1::ProducerMessage { sequence, body }) = first.map_err(late)?? else { return Ok(None) };
-        let Some(Sent::Opening(opening)) = body else {
-            return Err(Status::invalid_argument("the first message is not an opening"));
-        };
         self.sequence = sequence;
+        let opening = opening_of(body)?;
         match self.open(opening).await? {
             Ok(open) => {
                 if let Some(place) = &self.place {
@@ -223,30 +221,42 @@ impl Session {
     }
 
     async fn receive(&mut self, message: v1::ProducerMessage) -> Result<(), Status> {
-        let v1::ProducerMessage { sequence, body } = message;
-        if sequence <= self.sequence {
-            let why = format!("sequence {sequence} is not greater than {}", self.sequence);
-            return Err(Status::invalid_argument(why));
-        }
+        let sequence = message.sequence;
+        let changes = changes_of(message, self.sequence)?;
         self.sequence = sequence;
-        match body {
-            Some(Sent::Changes(changes)) => {
-                let reading = Arc::clone(&self.feed.reading);
-                let turn = tokio::select! {
-                    () = self.stop.cancelled() => return Ok(()),
-                    turn = reading.acquire_owned() => turn.map_err(|_| ended())?,
-                };
-                let read = move || {
-                    let _turn = turn;
-                    rows::read(changes)
-                };
-                let changes = blocking(read).await.map_err(Status::invalid_argument)?;
-                self.work = Some(Work::new(sequence, changes));
-                Ok(())
-            }
-            Some(Sent::Opening(_)) => Err(Status::invalid_argument("a second opening")),
-            None => Err(Status::invalid_argument("a message has no content that this agent knows")),
-        }
+        let reading = Arc::clone(&self.feed.reading);
+        let turn = tokio::select! {
+            () = self.stop.cancelled() => return Ok(()),
+            turn = reading.acquire_owned() => turn.map_err(|_| ended())?,
+        };
+        let read = move || {
+            let _turn = turn;
+            rows::read(changes)
+        };
+        let changes = blocking(read).await.map_err(Status::invalid_argument)?;
+        self.work = Some(Work::new(sequence, changes));
+        Ok(())
+    }
+}
+
+/// The opening, which is the content of the first message.
+pub(super) fn opening_of(body: Option<Sent>) -> Result<v1::Opening, Status> {
+    match body {
+        Some(Sent::Opening(opening)) => Ok(opening),
+        _ => Err(Status::invalid_argument("the first message is not an opening")),
+    }
+}
+
+/// The changes of a later message. `last`: sequence of the message before it.
+pub(super) fn changes_of(message: v1::ProducerMessage, last: u64) -> Result<v1::Changes, Status> {
+    let v1::ProducerMessage { sequence, body } = message;
+    if sequence <= last {
+        return Err(Status::invalid_argument(format!("sequence {sequence} is not greater than {last}")));
+    }
+    match body {
+        Some(Sent::Changes(changes)) => Ok(changes),
+        Some(Sent::Opening(_)) => Err(Status::invalid_argument("a second opening")),
+        None => Err(Status::invalid_argument("a message has no content that this agent knows")),
     }
 }
 
@@ -256,7 +266,7 @@ fn ended() -> Status {
 }
 
 /// Checks an opening, without the state of the feed.
-fn read(opening: v1::Opening, own: &str) -> Result<Opening, String> {
+pub(super) fn read(opening: v1::Opening, own: &str) -> Result<Opening, String> {
     let v1::Opening { producer, cluster, node, kinds: named } = opening;
     for (what, name) in [("producer", &producer), ("cluster", &cluster)] {
         if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {

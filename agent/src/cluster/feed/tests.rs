@@ -1,20 +1,20 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use tempfile::TempDir;
-use wharf_cluster::feed::{FeedNode, Key, Row};
+use wharf_cluster::feed::{FeedNamespace, FeedNode, Key, Row};
 
 use super::*;
 
 /// Records effects.
 #[derive(Default)]
 struct Taker {
-    taken: Mutex<Vec<(Effects, bool)>>,
+    taken: Mutex<Vec<(Effects, Complete)>>,
     fails: Mutex<bool>,
 }
 
 impl Taker {
-    /// Effects, and whether every row is known.
-    fn last(&self) -> (Effects, bool) {
+    /// Effects, and the complete kinds.
+    fn last(&self) -> (Effects, Complete) {
         lock(&self.taken).pop().unwrap_or_default()
     }
 
@@ -24,10 +24,10 @@ impl Taker {
 }
 
 impl Consumer for Taker {
-    fn take(&self, effects: Effects, is_whole: bool) -> Taking<'_> {
+    fn take(&self, effects: Effects, complete: Complete) -> Taking<'_> {
         Box::pin(async move {
             let fails = *lock(&self.fails);
-            lock(&self.taken).push((effects, is_whole));
+            lock(&self.taken).push((effects, complete));
             let result = || if fails { Err("the kernel is away".to_owned()) } else { Ok(()) };
             Taken { nodes: result(), rows: result(), refused: Vec::new() }
         })
@@ -185,8 +185,9 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
         let (feed, taker) = (feed(&directory), Taker::default());
         feed.load(boot).await;
         feed.take(&taker).await.expect("taken");
-        let (taken, is_whole) = taker.last();
-        assert_eq!((taken.nodes, taken.pods.values().flatten().count(), is_whole), (true, pods, true), "{boot}");
+        let (taken, complete) = taker.last();
+        assert_eq!((taken.nodes, taken.pods.values().flatten().count()), (true, pods), "{boot}");
+        assert_eq!(complete, Complete { all: true, namespaces: true }, "{boot}");
         assert_eq!(feed.nodes().0.len(), 2);
         assert!(rejected(&feed, "kube", "two").contains("\"one\""));
     }
@@ -198,6 +199,48 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
     let open = opened(&feed, "kube", "two");
     snapshot(&feed, &open);
     assert_eq!(feed.view().problem, None);
+}
+
+fn namespace(name: &str) -> Change {
+    Change::Put(Row::Namespace(FeedNamespace { name: name.to_owned(), labels: BTreeMap::new() }))
+}
+
+#[tokio::test]
+async fn namespaces_are_complete_before_the_other_kinds_and_stay_so_over_a_restart() {
+    let directory = tempfile::tempdir().expect("directory");
+    let kinds = BTreeSet::from([Kind::Namespace, Kind::Policy]);
+    {
+        let (feed, taker) = (feed(&directory), Taker::default());
+        feed.load("boot").await;
+        let open = feed.open(&Opening { kinds: kinds.clone(), ..opening("kube", "one") });
+        let Ok(open) = open else { panic!("it is not opened") };
+        let step = async |sequence, changes, namespaces, when: &str| {
+            apply(&feed, open.stream, work(sequence, changes)).expect("processed");
+            feed.take(&taker).await.expect("taken");
+            assert_eq!(taker.last().1, Complete { all: false, namespaces }, "{when}");
+            feed.keep().await.expect("kept");
+        };
+        step(1, vec![Change::Begin(Kind::Namespace), namespace("shop")], false, "a row").await;
+        let kept = restarted(&directory).await;
+        assert_eq!(kept, Complete { all: true, namespaces: false }, "after a restart in the first snapshot");
+        step(2, vec![Change::Complete(Kind::Namespace)], true, "complete, without a change of rows").await;
+    }
+    assert_eq!(restarted(&directory).await, Complete { all: true, namespaces: true }, "after a restart");
+    let (feed, taker) = (feed(&directory), Taker::default());
+    feed.load("boot").await;
+    feed.take(&taker).await.expect("taken");
+    let Ok(open) = feed.open(&Opening { kinds, ..opening("kube", "one") }) else { panic!("it is not opened") };
+    apply(&feed, open.stream, work(1, vec![Change::Begin(Kind::Namespace), namespace("store")])).expect("processed");
+    feed.take(&taker).await.expect("taken");
+    assert!(taker.last().1.namespaces, "in a later snapshot");
+}
+
+/// The complete kinds at a start with the kept rows.
+async fn restarted(directory: &TempDir) -> Complete {
+    let (feed, taker) = (feed(directory), Taker::default());
+    feed.load("boot").await;
+    feed.take(&taker).await.expect("taken");
+    taker.last().1
 }
 
 /// Rows that are there already.

@@ -7,6 +7,7 @@ use wharf_policy::{
 };
 
 use super::*;
+use crate::policy::inner::LIMITS;
 
 const WEB: &str = "
 apiVersion: cilium.io/v2

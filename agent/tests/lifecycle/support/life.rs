@@ -116,7 +116,11 @@ struct Opening {
 async fn bring_back(node: &Arc<Node>, opening: &Opening) {
     let life = &node.life;
     life.policy.load().await.expect("policies");
-    life.kernel.ensure_node(&life.spec()).await.expect("node part");
+    if life.cluster.file().is_some() {
+        life.load_cluster(life.store.boot_id()).await.expect("nodes of the cluster");
+        life.set_cluster().await.expect("networks of other nodes");
+    }
+    life.ensure_node().await.expect("node part");
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     restore::restore(life, opening.snapshot.clone(), opening.lost).await.expect("restore");
     deletions::drain(life, Cause::Start).await.expect("drain");

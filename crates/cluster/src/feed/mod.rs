@@ -184,6 +184,15 @@ impl Effects {
     }
 }
 
+/// Kinds of which every row is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Complete {
+    /// Every kind.
+    pub all: bool,
+    /// Namespaces.
+    pub namespaces: bool,
+}
+
 /// Numbers of a kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {

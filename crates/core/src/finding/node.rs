@@ -81,7 +81,7 @@ pub enum NodeProblem {
     },
     /// A pool overlaps a network of the node.
     PoolOverlap(Overlap),
-    /// Masquerading, forwarding or announcements lack a precondition.
+    /// Masquerading, forwarding, announcements or the overlay lack a precondition.
     Outbound {
         /// Subject.
         what: String,

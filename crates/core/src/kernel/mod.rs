@@ -269,4 +269,7 @@ pub trait PolicyKernel: Send + Sync + 'static {
 
     /// All policy rows.
     async fn observe_policy(&self) -> Result<PolicyRows>;
+
+    /// Rows that the table of peers holds: until the node boots, it may be one of an earlier version.
+    async fn observe_peers_max(&self) -> Result<u32>;
 }

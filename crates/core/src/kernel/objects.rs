@@ -99,6 +99,26 @@ impl NodeSpec {
         let now = self.router4.map(IpAddr::V4).into_iter().chain(self.router6.map(IpAddr::V6));
         now.chain(self.former_routers.iter().copied()).collect()
     }
+
+    /// The network between the nodes carries less than IPv6 packets of containers need over IPv6, where the kernel does
+    /// not fragment encapsulated packets.
+    #[must_use]
+    pub fn overlay_mtu_problem(&self) -> Option<NodeProblem> {
+        let is_over_ipv6 = |peer: &PeerRoute| matches!(peer.via, NextHop::Overlay { remote, .. } if remote.is_ipv6());
+        let (mtu, overhead) = (self.mtu, OverlaySpec::overhead(true));
+        let least = MIN_MTU + overhead;
+        if self.overlay.is_none() || mtu >= least || !self.peers.iter().any(is_over_ipv6) {
+            return None;
+        }
+        let cause = format!(
+            "the network between the nodes carries {mtu} bytes (MTU of `wharf status`), and the overlay over IPv6 \
+             needs {least}: IPv6 packets of containers above {} bytes are lost; raise the MTU of the uplinks, set \
+             --mtu if the network carries more, or list IPv4 addresses of the nodes first",
+            mtu.saturating_sub(overhead)
+        );
+        // Not of the device: its routes are in force.
+        Some(NodeProblem::Outbound { what: "overlay".to_owned(), cause, repairable: false })
+    }
 }
 
 /// A route to containers of another node.
@@ -151,12 +171,16 @@ impl OverlaySpec {
     /// VXLAN, UDP and Ethernet headers, without the outer IP header, bytes.
     const HEADERS: u32 = 8 + 8 + 14;
 
-    /// What remains of the MTU between the nodes, bytes. At least what IPv6 needs: a longer packet is then sent in
-    /// fragments. One value for all nodes, because the kernel forwards IPv6 by the interface's MTU, not the route's.
+    const fn overhead(over_ipv6: bool) -> u32 {
+        Self::HEADERS + if over_ipv6 { 40 } else { 20 }
+    }
+
+    /// What remains of the MTU between the nodes, bytes. At least what IPv6 needs: over IPv4, a longer packet is then
+    /// sent in fragments; over IPv6, see [`NodeSpec::overlay_mtu_problem`]. One value for all nodes, because the kernel
+    /// forwards IPv6 by the interface's MTU, not the route's.
     #[must_use]
     pub const fn mtu_within(underlay: u32, over_ipv6: bool) -> u32 {
-        let outer = if over_ipv6 { 40 } else { 20 };
-        let mtu = underlay.saturating_sub(Self::HEADERS + outer);
+        let mtu = underlay.saturating_sub(Self::overhead(over_ipv6));
         if mtu < MIN_MTU { MIN_MTU } else { mtu }
     }
 }
@@ -485,3 +509,41 @@ pub struct KernelDump {
 /// # Errors
 /// Repeat the removal.
 pub type LinkRelease = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_is_too_small_for_the_overlay_over_ipv6_is_named() {
+        let problem = |remote: &str, mtu: u32, is_used: bool| {
+            let via = NextHop::Overlay { remote: remote.parse().expect("an address"), local: None };
+            let mtu_of_overlay = OverlaySpec::mtu_within(mtu, remote.contains(':'));
+            let overlay = OverlaySpec { vni: 88, port: 4789, mtu: mtu_of_overlay, nodes: Vec::new() };
+            let spec = NodeSpec {
+                router4: None,
+                router6: None,
+                former_routers: Vec::new(),
+                cidrs: Vec::new(),
+                peers: vec![PeerRoute { to: "10.2.0.0/16".parse().expect("a network"), via }],
+                overlay: is_used.then_some(overlay),
+                mtu,
+                masquerade: None,
+                local_by_stack: false,
+                announce: false,
+                redirects: false,
+            };
+            spec.overlay_mtu_problem()
+        };
+        assert_eq!(problem("2001:db8::2", 1_350, true), None);
+        assert_eq!(problem("192.0.2.2", 1_280, true), None, "sent in fragments");
+        assert_eq!(problem("2001:db8::2", 1_349, false), None);
+        let Some(NodeProblem::Outbound { cause, repairable: false, .. }) = problem("2001:db8::2", 1_349, true) else {
+            panic!("it is not named");
+        };
+        for part in ["carries 1349 bytes", "needs 1350", "above 1279 bytes are lost", "raise the MTU"] {
+            assert!(cause.contains(part), "{part} is missing in: {cause}");
+        }
+        assert_eq!([1_349, 1_400].map(|mtu| OverlaySpec::mtu_within(mtu, true)), [MIN_MTU, 1_330]);
+    }
+}

@@ -25,6 +25,7 @@ pub(super) struct SharedMap {
     id: u32,
     /// Of key and value. Programs have separate ids, so an id does not identify a pinned object.
     sizes: (u32, u32),
+    max_entries: u32,
     pub(super) map: Map,
 }
 
@@ -33,7 +34,7 @@ impl SharedMap {
         let data = maps::open(path, name)?;
         let info = data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?;
         let sizes = (info.key_size(), info.value_size());
-        Ok(Self { name, id: info.id(), sizes, map: typed(name, data) })
+        Ok(Self { name, id: info.id(), sizes, max_entries: info.max_entries(), map: typed(name, data) })
     }
 
     fn is(&self, info: &MapInfo) -> bool {
@@ -188,6 +189,11 @@ impl Bpf {
     /// Even if no longer pinned. `None` after `remove_node`.
     pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
+    }
+
+    /// Rows that the map holds. `None` after `remove_node`.
+    pub(super) fn held_max(&self, name: &str) -> Option<u32> {
+        self.held().iter().find(|map| map.name == name).map(|own| own.max_entries)
     }
 
     pub(super) fn check_shared(&self) -> Result<()> {

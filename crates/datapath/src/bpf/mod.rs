@@ -22,6 +22,7 @@ mod selfcheck;
 mod shared;
 mod sources;
 mod tcx;
+mod translated;
 mod upgrade;
 
 use std::{
@@ -29,6 +30,7 @@ use std::{
     sync::{Mutex, atomic::AtomicBool},
 };
 
+use aya::programs::SchedClassifier;
 use wharf_core::kernel::{AttachMode, Result};
 
 pub(crate) use attach::present;
@@ -53,6 +55,8 @@ pub(crate) struct Bpf {
     /// Shared programs that this process put into slots.
     node_ids: Mutex<Vec<u32>>,
     collector: Collector,
+    /// This process's filter of the router's link.
+    translated: Mutex<Option<SchedClassifier>>,
     /// Locked, on threads that may block, while the filter or its rows change.
     overlay: Mutex<Option<overlay::Filter>>,
     /// Counters of filters that were replaced.
@@ -69,6 +73,7 @@ pub(crate) struct Bpf {
 impl Bpf {
     pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
+        let translated = Mutex::default();
         let (overlay, overlay_past, overlay_failure, overlay_change) = Default::default();
         let pins = PinTree::open(bpffs)?;
         let device = pins.device()?;
@@ -82,6 +87,7 @@ impl Bpf {
             shared,
             node_ids,
             collector,
+            translated,
             overlay,
             overlay_past,
             overlay_failure,

@@ -25,7 +25,7 @@ use wharf_crash as crash;
 use super::{
     Bpf,
     clsact::{self, Wanted},
-    loader,
+    loader, maps,
     objects::objects,
     policy::{peer_key, peer_of},
 };
@@ -37,6 +37,9 @@ use crate::{
 
 const OPERATION: &str = "set up overlay";
 
+/// Rows of a large map that one observation looks up, with a system call for each.
+const WINDOW: usize = 2_048;
+
 type Rows = BTreeMap<IpNet, OverlayRow>;
 
 pub(crate) struct Filter {
@@ -45,6 +48,8 @@ pub(crate) struct Filter {
     nodes: LpmTrie<MapData, EndpointKey, OverlayRow>,
     rows: Rows,
     numbers: Numbers,
+    /// Last row of the last window; the next window begins behind it.
+    compared: Option<IpNet>,
 }
 
 /// A node keeps its number while it is known; none is given again, so that no two nodes share one while rows change.
@@ -122,16 +127,51 @@ impl Filter {
         Ok(drops)
     }
 
-    /// Of the kernel's map. A prefix that no row can have counts as one that is not expected.
-    fn differs(&self) -> Result<bool> {
+    /// Compares with the kernel's map. In a map of more than [`WINDOW`] rows, each call compares the next [`WINDOW`]
+    /// rows: a changed or missing row is found within `rows / WINDOW` calls, rounded up. An unexpected row is found
+    /// only in a smaller map: the kernel does not count rows, and a walk over a large trie is slow.
+    fn differs(&mut self) -> Result<bool> {
+        if self.rows.len() <= WINDOW {
+            return self.differs_anywhere();
+        }
+        let window = window(&self.rows, self.compared);
+        self.compared = window.last().map(|(net, _)| *net);
+        for (net, row) in window {
+            if !self.has(net, row)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Rows do not contain each other: a look-up of a row's prefix finds no longer one, and a shorter one only if
+    /// another program wrote it.
+    fn has(&self, net: IpNet, row: OverlayRow) -> Result<bool> {
+        let Ok(key) = peer_key(net) else { return Ok(false) };
+        match self.nodes.get(&key, 0) {
+            Ok(found) => Ok(found == row),
+            Err(e) if maps::is_missing(&e) => Ok(false),
+            Err(e) => Err(failed(net.to_string(), &e)),
+        }
+    }
+
+    /// A prefix that no row can have counts as one that is not expected.
+    fn differs_anywhere(&self) -> Result<bool> {
         let mut there = Rows::new();
-        for item in self.nodes.iter() {
+        for item in self.nodes.iter().take(self.rows.len() + 1) {
             let (key, row) = item.map_err(|e| failed(OVERLAY_NODES, &e))?;
             let Ok(net) = peer_of(&key) else { return Ok(true) };
             there.insert(net, row);
         }
         Ok(there != self.rows)
     }
+}
+
+/// The rows behind `last`, then the first ones.
+fn window(rows: &Rows, last: Option<IpNet>) -> Vec<(IpNet, OverlayRow)> {
+    let is_compared = |(net, _): &(&IpNet, &OverlayRow)| last.is_some_and(|last| **net <= last);
+    let next = rows.iter().skip_while(is_compared).chain(rows);
+    next.take(WINDOW.min(rows.len())).map(|(net, row)| (*net, *row)).collect()
 }
 
 impl Bpf {
@@ -156,7 +196,7 @@ impl Bpf {
         let no_map = || fail(OPERATION, OVERLAY_NODES, KernelErrorKind::NotFound, "the object has no such map");
         let nodes = LpmTrie::try_from(ebpf.take_map(OVERLAY_NODES).ok_or_else(no_map)?);
         let nodes = nodes.map_err(|e| failed(OVERLAY_NODES, &e))?;
-        Ok(Filter { ebpf, id, nodes, rows: Rows::new(), numbers: Numbers::default() })
+        Ok(Filter { ebpf, id, nodes, rows: Rows::new(), numbers: Numbers::default(), compared: None })
     }
 
     /// Replaces another filter of Wharf's without a gap.
@@ -254,4 +294,31 @@ fn added(past: &Drops, now: Drops) -> Drops {
         sum.bytes += past.bytes;
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn windows_cover_every_row_in_as_few_calls_as_possible_also_while_rows_change() {
+        let net = |n: u32| IpNet::from(std::net::IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + n)));
+        let row = |node| OverlayRow { node, vni: 7, is_address: 0 };
+        let mut rows: Rows = (0..5_000).map(|n| (net(n), row(n))).collect();
+        let (mut seen, mut last) = (BTreeSet::new(), None);
+        for _ in 0..3 {
+            let window = window(&rows, last);
+            assert_eq!(window.len(), WINDOW);
+            last = window.last().map(|(net, _)| *net);
+            seen.extend(window.into_iter().map(|(net, _)| net));
+        }
+        assert_eq!(seen.len(), 5_000);
+        assert_eq!(last, Some(net(3 * 2_048 - 5_000 - 1)), "the window after the last row begins again");
+        rows.remove(&last.expect("a row"));
+        assert_eq!(window(&rows, last).first(), Some(&(net(1_144), row(1_144))), "its last row is gone");
+        let few: Rows = [(net(1), row(1)), (net(2), row(2))].into();
+        assert_eq!(window(&few, Some(net(1))), [(net(2), row(2)), (net(1), row(1))]);
+    }
 }

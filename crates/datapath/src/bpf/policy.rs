@@ -11,7 +11,7 @@ use aya::maps::{Array, HashMap, LpmTrie, MapData, MapError, lpm_trie::Key};
 use ipnet::IpNet;
 use wharf_common::{
     CellKey, CellRow, EndpointKey, PeerRow, PolicyState, PortKey, SetsRow, map,
-    policy::{POLICY_AUDITS, POLICY_KEEPS_FLOWS},
+    policy::{POLICY_AUDITS, POLICY_DENIES, POLICY_KEEPS_FLOWS},
 };
 use wharf_core::{
     ids::{EndpointId, MAX_ENDPOINT_ID},
@@ -37,6 +37,7 @@ const BPF_NOEXIST: u64 = 1;
 
 struct Tables {
     peers: LpmTrie<MapData, EndpointKey, PeerRow>,
+    peers_max: u32,
     ports: LpmTrie<MapData, PortKey, u32>,
     cells: HashMap<MapData, CellKey, CellRow>,
     sets: Array<MapData, SetsRow>,
@@ -97,6 +98,11 @@ impl Bpf {
         })
     }
 
+    /// Of `IPCACHE`.
+    pub(crate) fn peers_max(&self) -> u32 {
+        self.held_max(map::IPCACHE).unwrap_or(map::IPCACHE_MAX)
+    }
+
     /// Empty for other maps.
     pub(super) fn dump_policy(&self, name: &str) -> Result<Vec<Row>> {
         let tables = self.policy_tables()?;
@@ -119,6 +125,7 @@ impl Bpf {
     fn policy_tables(&self) -> Result<Tables> {
         Ok(Tables {
             peers: self.open_held(map::IPCACHE)?,
+            peers_max: self.peers_max(),
             ports: self.open_held(map::POLICY_PORTS)?,
             cells: self.open_held(map::POLICY_CELLS)?,
             sets: self.open_held(map::POLICY_SETS)?,
@@ -155,7 +162,7 @@ impl Tables {
         };
         match changed {
             Err(e) if is_removal(change) && maps::is_missing(&e) => Ok(()),
-            other => other.map_err(|e| refused(change, &e)),
+            other => other.map_err(|e| refused(change, &e, self.peers_max)),
         }
     }
 
@@ -205,7 +212,7 @@ impl Tables {
     }
 
     fn peers(&self) -> Result<BTreeMap<IpNet, PeerRow>> {
-        read(map::IPCACHE, map::IPCACHE_MAX, self.peers.iter(), |key, row| Ok((peer_of(key)?, row)))
+        read(map::IPCACHE, self.peers_max, self.peers.iter(), |key, row| Ok((peer_of(key)?, row)))
     }
 
     fn ports(&self) -> Result<BTreeMap<PortRange, u32>> {
@@ -285,11 +292,12 @@ pub(crate) fn slots_of(changes: &[RowChange]) -> Option<BTreeSet<u32>> {
 
 fn flags_of(mode: Mode) -> u32 {
     let bit = |set, bit| if set { bit } else { 0 };
-    bit(mode.keeps_flows, POLICY_KEEPS_FLOWS) | bit(mode.audits, POLICY_AUDITS)
+    bit(mode.keeps_flows, POLICY_KEEPS_FLOWS) | bit(mode.audits, POLICY_AUDITS) | bit(mode.denies, POLICY_DENIES)
 }
 
 fn mode_of(flags: u32) -> Mode {
-    Mode { keeps_flows: flags & POLICY_KEEPS_FLOWS != 0, audits: flags & POLICY_AUDITS != 0 }
+    let has = |bit| flags & bit != 0;
+    Mode { keeps_flows: has(POLICY_KEEPS_FLOWS), audits: has(POLICY_AUDITS), denies: has(POLICY_DENIES) }
 }
 
 fn is_removal(change: &RowChange) -> bool {
@@ -297,18 +305,26 @@ fn is_removal(change: &RowChange) -> bool {
 }
 
 /// With a remedy.
-fn refused(change: &RowChange, error: &MapError) -> KernelError {
+fn refused(change: &RowChange, error: &MapError, peers_max: u32) -> KernelError {
     let mut told = wrap(CHANGE, subject(change), error);
     let (table, max) = match change {
         RowChange::Sets(..) => (map::POLICY_SETS, map::POLICY_SETS_MAX),
-        RowChange::Peer(..) => (map::IPCACHE, map::IPCACHE_MAX),
+        RowChange::Peer(..) => (map::IPCACHE, peers_max),
         RowChange::Ports(..) => (map::POLICY_PORTS, map::POLICY_PORTS_MAX),
         RowChange::Cell(..) => (map::POLICY_CELLS, map::POLICY_CELLS_MAX),
     };
     let remedy = match io_cause(error).and_then(std::io::Error::raw_os_error) {
         // From a full hash and a full LPM trie.
         Some(libc::E2BIG | libc::ENOSPC) => {
-            format!("; {table} is full ({max} rows): remove policies, or let their rules name fewer networks and ports")
+            let boot = if table == map::IPCACHE && max < map::IPCACHE_MAX {
+                format!("boot the node, after which it holds {}, ", map::IPCACHE_MAX)
+            } else {
+                String::new()
+            };
+            format!(
+                "; {table} is full ({max} rows): {boot}remove policies, or let their rules name fewer networks and \
+                 ports"
+            )
         }
         Some(libc::ENOMEM) => "; the node is short of memory: free some, then try again".to_owned(),
         _ => return told,
@@ -333,11 +349,11 @@ mod tests {
 
     #[test]
     fn a_mode_reads_back_from_its_flags() {
-        for (keeps_flows, audits) in [(false, false), (true, false), (false, true), (true, true)] {
-            let mode = Mode { keeps_flows, audits };
+        for bits in 0..8_u32 {
+            let mode = Mode { keeps_flows: bits & 1 != 0, audits: bits & 2 != 0, denies: bits & 4 != 0 };
             assert_eq!(mode_of(flags_of(mode)), mode);
         }
-        assert_eq!(mode_of(!0 << 2), Mode::default(), "bits of another version say nothing");
+        assert_eq!(mode_of(!0 << 3), Mode::default(), "bits of another version say nothing");
     }
 
     #[test]
@@ -345,14 +361,22 @@ mod tests {
         let change = RowChange::Peer("10.0.0.0/8".parse().expect("a network"), Some(PeerRow::default()));
         for errno in [libc::E2BIG, libc::ENOSPC] {
             let io_error = io::Error::from_raw_os_error(errno);
-            let told = refused(&change, &SyscallError { call: "bpf_map_update_elem", io_error }.into());
+            let error: MapError = SyscallError { call: "bpf_map_update_elem", io_error }.into();
+            let told = refused(&change, &error, map::IPCACHE_MAX);
             assert_eq!(told.kind, KernelErrorKind::Exhausted);
+            let of_version_5 = refused(&change, &error, map::IPCACHE_LEAST).to_string();
+            assert!(
+                of_version_5.contains("full (131072 rows): boot the node, after which it holds 524288"),
+                "{of_version_5}"
+            );
+            assert!(!told.cause.contains("boot"), "{told}");
             for part in ["change policy", "10.0.0.0/8", "IPCACHE is full (524288 rows)", "remove policies"] {
                 assert!(told.to_string().contains(part), "{part} is missing in: {told}");
             }
         }
         let io_error = io::Error::from_raw_os_error(libc::ENOMEM);
-        let told = refused(&change, &SyscallError { call: "bpf_map_update_elem", io_error }.into());
+        let error: MapError = SyscallError { call: "bpf_map_update_elem", io_error }.into();
+        let told = refused(&change, &error, map::IPCACHE_MAX);
         assert_eq!(told.kind, KernelErrorKind::Exhausted);
         assert!(told.cause.contains("short of memory") && !told.cause.contains("full"), "{told}");
     }

@@ -237,6 +237,10 @@ impl Bpf {
             crash::point("datapath/shared/after-node-program");
         }
         *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
+        // Everything else works without it; `translated` reports it.
+        if let Err(e) = self.load_translated(&mut ebpf) {
+            tracing::error!("egress rules do not hold for services with a backend on another node: {e}");
+        }
         self.collector.load(ebpf)
     }
 

@@ -141,6 +141,7 @@ pub(super) struct Controls {
     once: HashMap<Operation, VecDeque<Failure>>,
     always: HashMap<Operation, KernelErrorKind>,
     holds: HashMap<Operation, watch::Sender<HoldState>>,
+    node_hold: Option<(usize, watch::Sender<HoldState>)>,
 }
 
 impl Controls {
@@ -159,6 +160,18 @@ impl Controls {
         let (state, _) = watch::channel(HoldState::default());
         self.holds.insert(operation, state.clone());
         Hold { state }
+    }
+
+    pub(super) fn hold_node(&mut self, changes: usize) -> Hold {
+        let (state, _) = watch::channel(HoldState::default());
+        self.node_hold = Some((changes, state.clone()));
+        Hold { state }
+    }
+
+    /// The changes before the wait. Each hold is for one call.
+    pub(super) fn node_hold(&mut self) -> Option<(usize, Waiter)> {
+        let (changes, state) = self.node_hold.take().filter(|(_, state)| !state.borrow().released)?;
+        Some((changes, Waiter(state)))
     }
 
     pub(super) fn is_held(&self, operation: Operation) -> bool {

@@ -19,7 +19,7 @@ use wharf_core::{
     policy::{Mode, PolicyRows, RowChange},
 };
 
-use super::{FakeKernel, Operation, observe, policy::Policy, state::State};
+use super::{FakeKernel, Operation, observe, peers::Peers, policy::Policy, state::State};
 use crate::error::fail;
 
 /// The maps of policy rows.
@@ -86,7 +86,15 @@ impl NodeKernel for FakeKernel {
     }
 
     async fn ensure_node(&self, spec: &NodeSpec) -> Result<()> {
+        let hold = self.controls().node_hold();
+        if let Some((changes, waiter)) = hold {
+            let is_done = self.state().peers.change(spec, changes);
+            if !is_done {
+                waiter.wait().await;
+            }
+        }
         self.call(Operation::EnsureNode, "node".to_owned(), |s| {
+            s.peers.change(spec, usize::MAX);
             s.routes.retain(|_, via| via.is_some());
             for cidr in &spec.cidrs {
                 s.routes.entry(cidr.trunc()).or_insert(None);
@@ -253,6 +261,7 @@ impl NodeKernel for FakeKernel {
         self.call(Operation::RemoveNode, "node".to_owned(), |s| {
             s.routes.retain(|_, via| via.is_some());
             s.node = None;
+            s.peers = Peers::default();
             s.broken.clear();
             s.policy = Policy::default();
             Ok(())
@@ -375,6 +384,10 @@ impl PolicyKernel for FakeKernel {
 
     async fn observe_policy(&self) -> Result<PolicyRows> {
         self.call(Operation::ObservePolicy, "policy".to_owned(), |s| Ok(s.policy.rows.clone())).await
+    }
+
+    async fn observe_peers_max(&self) -> Result<u32> {
+        Ok(self.state().policy.peers_max.unwrap_or(map::IPCACHE_MAX))
     }
 }
 

@@ -10,11 +10,13 @@ mod control;
 mod endpoint;
 mod kernel;
 mod observe;
+mod peers;
 mod policy;
 mod selfcheck;
 mod state;
 
 pub use control::{Hold, Operation};
+pub use peers::Peers;
 pub use state::LinkChange;
 
 use std::{
@@ -182,6 +184,17 @@ impl FakeKernel {
         self.state().broken.push(problem);
     }
 
+    /// Routes to other nodes, and the overlay.
+    #[must_use]
+    pub fn peers(&self) -> Peers {
+        self.state().peers.clone()
+    }
+
+    /// By another program.
+    pub fn change_peers_behind_the_back(&self, change: impl FnOnce(&mut Peers)) {
+        change(&mut self.state().peers);
+    }
+
     /// Interfaces with a default route.
     pub fn set_uplinks(&self, uplinks: Vec<Uplink>) {
         self.state().uplinks = uplinks;
@@ -234,6 +247,11 @@ impl FakeKernel {
     pub fn policy(&self) -> (PolicyRows, Mode) {
         let state = self.state();
         (state.policy.rows.clone(), state.policy.mode)
+    }
+
+    /// The table of peers is one of an earlier version.
+    pub fn set_peers_max(&self, rows: u32) {
+        self.state().policy.peers_max = Some(rows);
     }
 
     /// Sets a cell's counters. False without the cell.
@@ -292,6 +310,13 @@ impl FakeKernel {
     #[must_use]
     pub fn hold(&self, operation: Operation) -> Hold {
         self.controls().hold(operation)
+    }
+
+    /// The next `ensure_node` waits after so many changes of [`Peers`], until the hold is dropped. A call that makes no
+    /// further change does not wait.
+    #[must_use]
+    pub fn hold_node(&self, changes: usize) -> Hold {
+        self.controls().hold_node(changes)
     }
 
     /// Including failed ones.

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use wharf_core::{
     endpoint::EndpointRecord,
     finding::{EndpointProblem, NodeProblem, RouteSeen, Side},
@@ -181,18 +180,9 @@ pub(super) fn node_problems(s: &State, spec: &NodeSpec) -> Vec<NodeProblem> {
             for address in spec.routers().into_iter().filter(|a| !there.contains(a)) {
                 found.push(NodeProblem::Address { address, ifname: name(), found: None });
             }
-            for peer in spec.peers.iter().filter(|peer| !is.peers.contains(peer)) {
-                found.push(NodeProblem::PeerRoute { to: peer.to, expected: Some(peer.via), found: None });
-            }
-            let is_new = |to: &IpNet| !is.peers.iter().any(|peer| peer.to == *to);
-            for to in spec.peers.iter().map(|peer| peer.to).filter(is_new) {
-                found.push(NodeProblem::PeerUnreachable { to, expected: true });
-            }
-            if is.overlay != spec.overlay {
-                found.push(NodeProblem::Overlay { cause: "differs".to_owned(), repairable: true });
-            }
         }
     }
+    found.extend(s.peers.problems(spec));
     for cidr in spec.cidrs.iter().map(|c| c.trunc()) {
         match s.routes.get(&cidr) {
             Some(None) => {}

@@ -19,7 +19,7 @@ use wharf_core::{
     overlap::NodeNetwork,
 };
 
-use super::policy::Policy;
+use super::{peers::Peers, policy::Policy};
 
 pub(super) fn features() -> KernelFeatures {
     KernelFeatures {
@@ -126,6 +126,7 @@ pub(super) struct State {
     pub(super) calls: BTreeMap<EndpointId, u32>,
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
+    pub(super) peers: Peers,
     /// Except the router's.
     pub(super) node_addresses: BTreeSet<IpAddr>,
     pub(super) masquerade: Option<Masquerade>,

@@ -131,9 +131,13 @@ pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Re
     found(connection.one(RouteNetlinkMessage::GetLink(message), 0)?, &format!("index {ifindex}"))
 }
 
-/// The kernel filters.
 pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
-    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+    get_all(InfoKind::Veth)
+}
+
+/// The kernel filters, if it has the kind.
+pub(crate) fn get_all(kind: InfoKind) -> RouteNetlinkMessage {
+    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
         .build();
     RouteNetlinkMessage::GetLink(message)

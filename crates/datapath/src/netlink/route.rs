@@ -41,12 +41,10 @@ pub(crate) struct Tunnel {
     pub(crate) remote: IpAddr,
     /// `None`: the kernel's choice.
     pub(crate) local: Option<IpAddr>,
-    /// Of the route, bytes.
-    pub(crate) mtu: u32,
 }
 
 impl Tunnel {
-    fn attributes(&self) -> [RouteAttribute; 3] {
+    fn attributes(&self) -> [RouteAttribute; 2] {
         let id = u64::from(self.vni);
         let (kind, encap) = match self.remote {
             IpAddr::V4(remote) => {
@@ -65,37 +63,28 @@ impl Tunnel {
                 (RouteLwEnCapType::Ip6, ends.map(RouteLwTunnelEncap::Ip6).collect())
             }
         };
-        let metrics = RouteAttribute::Metrics(vec![RouteMetric::Mtu(self.mtu)]);
-        [RouteAttribute::EncapType(kind), RouteAttribute::Encap(encap), metrics]
+        [RouteAttribute::EncapType(kind), RouteAttribute::Encap(encap)]
     }
 
     /// `None` for other encapsulations.
     fn read(message: &RouteMessage) -> Option<Self> {
-        let (mut vni, mut remote, mut local, mut mtu) = (None, None, None, 0);
-        for attribute in &message.attributes {
-            match attribute {
-                RouteAttribute::Encap(parts) => {
-                    for part in parts {
-                        match part {
-                            RouteLwTunnelEncap::Ip(RouteIpTunnel::Id(id))
-                            | RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Id(id)) => vni = u32::try_from(*id).ok(),
-                            RouteLwTunnelEncap::Ip(RouteIpTunnel::Destination(a)) => remote = Some(IpAddr::V4(*a)),
-                            RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Destination(a)) => remote = Some(IpAddr::V6(*a)),
-                            RouteLwTunnelEncap::Ip(RouteIpTunnel::Source(a)) => local = Some(IpAddr::V4(*a)),
-                            RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Source(a)) => local = Some(IpAddr::V6(*a)),
-                            _ => {}
-                        }
-                    }
+        let (mut vni, mut remote, mut local) = (None, None, None);
+        let parts =
+            message.attributes.iter().filter_map(|a| if let RouteAttribute::Encap(p) = a { Some(p) } else { None });
+        for part in parts.flatten() {
+            match part {
+                RouteLwTunnelEncap::Ip(RouteIpTunnel::Id(id)) | RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Id(id)) => {
+                    vni = u32::try_from(*id).ok();
                 }
-                RouteAttribute::Metrics(metrics) => {
-                    let of = metrics.iter().find_map(|m| if let RouteMetric::Mtu(mtu) = m { Some(*mtu) } else { None });
-                    mtu = of.unwrap_or_default();
-                }
+                RouteLwTunnelEncap::Ip(RouteIpTunnel::Destination(a)) => remote = Some(IpAddr::V4(*a)),
+                RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Destination(a)) => remote = Some(IpAddr::V6(*a)),
+                RouteLwTunnelEncap::Ip(RouteIpTunnel::Source(a)) => local = Some(IpAddr::V4(*a)),
+                RouteLwTunnelEncap::Ip6(RouteIp6Tunnel::Source(a)) => local = Some(IpAddr::V6(*a)),
                 _ => {}
             }
         }
         // The kernel reports a source that was not chosen as zero.
-        Some(Self { vni: vni?, remote: remote?, local: local.filter(|a: &IpAddr| !a.is_unspecified()), mtu })
+        Some(Self { vni: vni?, remote: remote?, local: local.filter(|a: &IpAddr| !a.is_unspecified()) })
     }
 }
 
@@ -112,6 +101,8 @@ pub(crate) struct Route {
     /// The lowest wins. `None`: the family's default, 0 or 1024.
     pub(crate) metric: Option<u32>,
     pub(crate) tunnel: Option<Tunnel>,
+    /// Bytes; `None` without a tunnel or a table of its own, and for the interface's.
+    pub(crate) mtu: Option<u32>,
 }
 
 fn destination(net: IpNet) -> RouteMessage {
@@ -146,9 +137,15 @@ impl Route {
     }
 
     /// By the overlay's interface. `source`: of the node's own packets.
-    pub(crate) fn by_overlay(to: IpNet, tunnel: Tunnel, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
+    pub(crate) fn by_overlay(to: IpNet, tunnel: Tunnel, mtu: u32, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
         let hop = if to.addr().is_ipv4() { OVERLAY_HOP4.into() } else { OVERLAY_HOP6.into() };
-        Self { ifindex: Some(ifindex), source, tunnel: Some(tunnel), ..Self::to_peer(to, hop) }
+        Self { ifindex: Some(ifindex), source, tunnel: Some(tunnel), mtu: Some(mtu), ..Self::to_peer(to, hop) }
+    }
+
+    /// To another node, for packets that are judged at the router's link.
+    pub(crate) fn translated(to: IpNet, router: IfIndex, table: u32, mtu: Option<u32>) -> Self {
+        let metric = Some(PEER_METRIC);
+        Self { table: Some(table), ifindex: Some(router), metric, mtu, ..Self::to(to.trunc()) }
     }
 
     /// `None` for other routes than those to other nodes.
@@ -179,6 +176,7 @@ impl Route {
             source: None,
             metric: None,
             tunnel: None,
+            mtu: None,
         }
     }
 
@@ -217,6 +215,9 @@ impl Route {
             m.header.flags |= RouteFlags::Onlink;
             m.attributes.extend(tunnel.attributes());
         }
+        if let Some(mtu) = self.mtu {
+            m.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)]));
+        }
         m
     }
 
@@ -232,7 +233,7 @@ impl Route {
 
     /// Destination, metric and next hop identify the route.
     pub(crate) fn remove(&self) -> Request {
-        let bare = Self { tunnel: None, source: None, ..self.clone() };
+        let bare = Self { tunnel: None, source: None, mtu: None, ..self.clone() };
         Request::new(RouteNetlinkMessage::DelRoute(bare.message()), 0)
     }
 }
@@ -364,7 +365,7 @@ pub(crate) fn remove_row(row: &RouteRow) -> Result<()> {
 fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>) -> Option<Route> {
     let RouteNetlinkMessage::NewRoute(m) = message else { return None };
     let mut table = u32::from(m.header.table);
-    let (mut ifindex, mut gateway, mut source, mut metric) = (None, None, None, None);
+    let (mut ifindex, mut gateway, mut source, mut metric, mut mtu) = (None, None, None, None, None);
     for attribute in &m.attributes {
         match attribute {
             RouteAttribute::Table(t) => table = *t,
@@ -372,6 +373,9 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
             RouteAttribute::Gateway(a) => gateway = ip(a),
             RouteAttribute::PrefSource(a) => source = ip(a),
             RouteAttribute::Priority(m) => metric = Some(*m),
+            RouteAttribute::Metrics(all) => {
+                mtu = all.iter().find_map(|m| if let RouteMetric::Mtu(mtu) = m { Some(*mtu) } else { None });
+            }
             _ => {}
         }
     }
@@ -384,7 +388,9 @@ fn read(message: &RouteNetlinkMessage, wanted: Option<u32>, protocol: Option<u8>
     let ifindex = ifindex.filter(|_| m.header.kind == RouteType::Unicast);
     let protocol = u8::from(m.header.protocol);
     let tunnel = Tunnel::read(m);
-    Some(Route { protocol, table: wanted, destination, ifindex, gateway, source, metric, tunnel })
+    // On other routes, an operator's choice.
+    let mtu = mtu.filter(|_| tunnel.is_some() || wanted.is_some());
+    Some(Route { protocol, table: wanted, destination, ifindex, gateway, source, metric, tunnel, mtu })
 }
 
 pub(crate) fn destination_of(m: &RouteMessage) -> Option<IpNet> {

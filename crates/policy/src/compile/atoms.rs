@@ -22,22 +22,18 @@ impl AtomId {
 /// Predicate over a packet's peer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Atom {
+    /// Peers that the selector selects for any values of unknown labels.
     Selector(Selector),
+    /// Also peers that it could select. Only for selectors of labels that may be unknown.
+    MaySelect(Selector),
     /// In the network and in no exception.
-    Network {
-        net: IpNet,
-        except: BTreeSet<IpNet>,
-    },
+    Network { net: IpNet, except: BTreeSet<IpNet> },
     /// Address of a matching name.
     Names(NamePattern),
     /// Not [`Entity::All`], which needs no atom.
     Entity(Entity),
     /// Endpoint that declares the port.
-    Declares {
-        protocol: Protocol,
-        name: String,
-        number: u16,
-    },
+    Declares { protocol: Protocol, name: String, number: u16 },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -49,11 +45,14 @@ pub(super) enum OwnerOf<'a> {
 }
 
 impl Atom {
-    /// `None` if the peer matches every packet.
-    pub(super) fn of(peer: &Peer) -> Option<Self> {
+    /// `None` if the peer matches every packet. `denies`: endpoints that the selector could select match, too.
+    pub(super) fn of(peer: &Peer, denies: bool) -> Option<Self> {
         match peer {
             Peer::Entity(Entity::All) => None,
             Peer::Entity(entity) => Some(Self::Entity(*entity)),
+            Peer::Endpoints(selector) if denies && selector.needs_namespace_labels() => {
+                Some(Self::MaySelect(selector.clone()))
+            }
             Peer::Endpoints(selector) => Some(Self::Selector(selector.clone())),
             Peer::Names(pattern) => Some(Self::Names(pattern.clone())),
             Peer::Network { net, except } => {
@@ -69,6 +68,7 @@ impl Atom {
     pub(super) fn matches(&self, owner: OwnerOf<'_>) -> bool {
         match (self, owner) {
             (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_ref()),
+            (Self::MaySelect(selector), OwnerOf::Endpoint(e)) => selector.may_select(&e.labels, e.namespace.as_ref()),
             (Self::Declares { protocol, name, number }, OwnerOf::Endpoint(e)) => {
                 e.ports.get(&(*protocol, name.clone())) == Some(number)
             }

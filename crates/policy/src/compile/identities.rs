@@ -9,7 +9,7 @@ use std::{
 use imbl::{OrdMap, OrdSet};
 
 use super::{Identity, selection::Selected};
-use crate::model::{Holds, LabelOf, Labels, Requirement, Selector};
+use crate::model::{Holds, LabelOf, Labels, Requirement, Selector, UNKNOWN_LABELS};
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Identities {
@@ -44,16 +44,32 @@ impl Identities {
 
     pub(super) fn selected_by(&self, selector: &Selector) -> BTreeSet<Identity> {
         let selects = |selected: &Selected| selector.selects(&selected.labels, selected.namespace.as_ref());
-        match self.candidates(selector) {
-            Some(ids) => ids.into_iter().filter(|id| self.get(*id).is_some_and(|s| selects(s))).collect(),
-            None => self.all.iter().filter(|(_, selected)| selects(selected)).map(|(id, _)| *id).collect(),
+        self.meeting(self.candidates(selector), selects)
+    }
+
+    /// Also those that it could select.
+    pub(super) fn perhaps_selected_by(&self, selector: &Selector) -> BTreeSet<Identity> {
+        let may_select = |selected: &Selected| selector.may_select(&selected.labels, selected.namespace.as_ref());
+        let unknown = self.with_label(hash(LabelOf::Namespace, UNKNOWN_LABELS, ""));
+        let candidates = self.candidates(selector).map(|ids| ids.into_iter().chain(unknown).collect());
+        self.meeting(candidates, may_select)
+    }
+
+    fn meeting(&self, candidates: Option<Vec<Identity>>, meets: impl Fn(&Selected) -> bool) -> BTreeSet<Identity> {
+        match candidates {
+            Some(ids) => ids.into_iter().filter(|id| self.get(*id).is_some_and(|selected| meets(selected))).collect(),
+            None => self.all.iter().filter(|(_, selected)| meets(selected)).map(|(id, _)| *id).collect(),
         }
+    }
+
+    fn with_label(&self, hash: u64) -> impl Iterator<Item = Identity> {
+        self.by_label.range((hash, Identity(0))..=(hash, Identity(u32::MAX))).map(|(_, id)| *id)
     }
 
     /// A superset of the selected identities; `None` if no requirement lists values. Follows all requirements in
     /// parallel; the list that ends first counts.
     fn candidates(&self, selector: &Selector) -> Option<Vec<Identity>> {
-        let of = |hash| self.by_label.range((hash, Identity(0))..=(hash, Identity(u32::MAX))).map(|(_, id)| *id);
+        let of = |hash| self.with_label(hash);
         let meeting = |requirement: &Requirement| {
             let Holds::In(values) = &requirement.holds else { return None };
             let hashes: Vec<u64> = values.iter().map(|v| hash(requirement.of, &requirement.key, v)).collect();

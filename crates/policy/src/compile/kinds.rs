@@ -238,6 +238,10 @@ impl Kinds {
         self.of_identity.range((identity, KindId::FIRST)..=(identity, KindId::LAST)).map(|(_, kind)| *kind)
     }
 
+    fn of_identities(&self, identities: BTreeSet<Identity>) -> Vec<KindId> {
+        identities.into_iter().flat_map(|identity| self.of_identity(identity)).collect()
+    }
+
     pub(super) fn members_of(&self, kind: KindId) -> impl Iterator<Item = EndpointKey> {
         self.of_kind.range((kind, EndpointKey(0))..=(kind, EndpointKey(u32::MAX))).map(|(_, key)| *key)
     }
@@ -258,10 +262,8 @@ impl Kinds {
                 let kinds = self.kinds.iter().filter(|(_, kind)| matches(kind)).map(|(id, _)| Owner::Endpoint(*id));
                 return kinds.chain(atom.matches(OwnerOf::OtherNode).then_some(Owner::OtherNode)).collect();
             }
-            Atom::Selector(selector) => {
-                let identities = self.identities.selected_by(selector);
-                identities.into_iter().flat_map(|identity| self.of_identity(identity)).collect()
-            }
+            Atom::Selector(selector) => self.of_identities(self.identities.selected_by(selector)),
+            Atom::MaySelect(selector) => self.of_identities(self.identities.perhaps_selected_by(selector)),
             Atom::Declares { protocol, name, number } => self.declaring(&(*protocol, name.clone()), *number).collect(),
         };
         kinds.into_iter().map(Owner::Endpoint).collect()

@@ -52,6 +52,8 @@ pub(super) struct Prepared {
     pub(super) ports: Option<Ports>,
     /// `None` for all.
     pub(super) requests: Option<Arc<Requests>>,
+    /// The deny rule behind a pass of the admin tier, for packets of which unknown labels decide whether it matches.
+    doubt: Option<Arc<Prepared>>,
 }
 
 #[derive(Debug, Default)]
@@ -66,17 +68,26 @@ struct Entry {
     rules: Vec<Arc<Prepared>>,
 }
 
+impl Entry {
+    fn prepared(&self) -> impl Iterator<Item = &Arc<Prepared>> {
+        self.rules.iter().flat_map(|rule| std::iter::once(rule).chain(&rule.doubt))
+    }
+}
+
 /// Labels, and the policies that select them.
 #[derive(Debug, Clone)]
 pub(super) struct Selected {
     pub(super) labels: Labels,
     pub(super) namespace: Option<Labels>,
-    by: BTreeSet<Arc<Order>>,
+    /// False for a policy whose subject depends on unknown labels.
+    by: BTreeMap<Arc<Order>, bool>,
 }
 
 impl Selected {
-    fn selected_by(&self, policy: &Policy) -> bool {
-        policy.subject.selects(&self.labels, self.namespace.as_ref())
+    /// `None` if the policy cannot apply; false if that depends on unknown labels.
+    fn selected_by(&self, policy: &Policy) -> Option<bool> {
+        let (subject, namespace) = (&policy.subject, self.namespace.as_ref());
+        subject.may_select(&self.labels, namespace).then(|| subject.selects(&self.labels, namespace))
     }
 
     pub(super) fn is_of(&self, endpoint: &Endpoint) -> bool {
@@ -131,30 +142,31 @@ impl Policies {
             self.entries.insert(Arc::clone(&order), Arc::clone(&entry));
             (order, entry)
         });
-        let kept: BTreeSet<_> = new.iter().flat_map(|(_, entry)| &entry.rules).map(|rule| rule.index).collect();
-        for rule in old.iter().flat_map(|(_, entry)| &entry.rules) {
+        let kept: BTreeSet<_> = new.iter().flat_map(|(_, entry)| entry.prepared()).map(|rule| rule.index).collect();
+        for rule in old.iter().flat_map(|(_, entry)| entry.prepared()) {
             rule.peers.iter().flatten().for_each(|atom| atoms.drop(*atom));
             if !kept.contains(&rule.index) {
                 self.indices.give_back(rule.index.0);
                 origins.remove(&rule.index);
             }
         }
-        for rule in new.iter().flat_map(|(_, entry)| &entry.rules) {
+        for rule in new.iter().flat_map(|(_, entry)| entry.prepared()) {
             if origins.get(&rule.index) != Some(&rule.origin) {
                 origins.insert(rule.index, Arc::clone(&rule.origin));
             }
         }
 
         let subjects = [&old, &new].into_iter().flatten().map(|(_, entry)| &entry.policy.subject);
-        let affected: BTreeSet<Identity> = subjects.flat_map(|subject| identities.selected_by(subject)).collect();
+        let affected: BTreeSet<Identity> =
+            subjects.flat_map(|subject| identities.perhaps_selected_by(subject)).collect();
         for id in &affected {
             let Some(identity) = identities.get_mut(*id) else { continue };
-            let was = old.as_ref().map(|(order, _)| order).filter(|order| identity.by.contains(*order));
-            let is = new.as_ref().filter(|(_, entry)| identity.selected_by(&entry.policy)).map(|(order, _)| order);
+            let was = old.as_ref().and_then(|(order, _)| Some((order, *identity.by.get(order)?)));
+            let is = new.as_ref().and_then(|(order, entry)| Some((order, identity.selected_by(&entry.policy)?)));
             if was != is {
                 let identity = Arc::make_mut(identity);
-                was.map(|order| identity.by.remove(order));
-                identity.by.extend(is.cloned());
+                was.map(|(order, _)| identity.by.remove(order));
+                identity.by.extend(is.map(|(order, is_sure)| (Arc::clone(order), is_sure)));
             }
         }
         affected
@@ -162,17 +174,20 @@ impl Policies {
 
     /// At any position; equal rules keep theirs in order.
     fn prepare(&mut self, policy: Policy, old: Option<&Entry>, atoms: &mut Atoms) -> Entry {
-        let mut before: HashMap<_, VecDeque<RuleIndex>> = HashMap::new();
+        let mut before: HashMap<_, VecDeque<(RuleIndex, Option<RuleIndex>)>> = HashMap::new();
         for old in old.into_iter().filter(|old| old.policy.tier == policy.tier) {
             for (rule, prepared) in old.policy.rules.iter().zip(&old.rules) {
-                before.entry(content(rule)).or_default().push_back(prepared.index);
+                let doubt = prepared.doubt.as_ref().map(|doubt| doubt.index);
+                before.entry(content(rule)).or_default().push_back((prepared.index, doubt));
             }
         }
         let mut rules = Vec::with_capacity(policy.rules.len());
         for rule in &policy.rules {
-            let same = before.get_mut(&content(rule)).and_then(VecDeque::pop_front);
-            let index = same.unwrap_or_else(|| RuleIndex(self.indices.take()));
-            rules.push(Arc::new(Prepared::new(index, policy.tier, rule, atoms)));
+            let (index, doubt) = before.get_mut(&content(rule)).and_then(VecDeque::pop_front).unzip();
+            let mut take = || RuleIndex(self.indices.take());
+            let index = index.unwrap_or_else(&mut take);
+            let doubt = passes_in_doubt(&policy, rule).then(|| doubt.flatten().unwrap_or_else(take));
+            rules.push(Arc::new(Prepared::new(index, doubt, policy.tier, rule, atoms)));
         }
         drop(before);
         Entry { policy, rules }
@@ -180,9 +195,11 @@ impl Policies {
 
     pub(super) fn select(&self, endpoint: &Endpoint) -> Selected {
         let (labels, namespace) = (endpoint.labels.clone(), endpoint.namespace.clone());
-        let mut selected = Selected { labels, namespace, by: BTreeSet::new() };
-        let by = self.entries.iter().filter(|(_, entry)| selected.selected_by(&entry.policy));
-        selected.by = by.map(|(order, _)| Arc::clone(order)).collect();
+        let mut selected = Selected { labels, namespace, by: BTreeMap::new() };
+        let is_by = |(order, entry): (&Arc<Order>, &Arc<Entry>)| {
+            Some((Arc::clone(order), selected.selected_by(&entry.policy)?))
+        };
+        selected.by = self.entries.iter().filter_map(is_by).collect();
         selected
     }
 
@@ -201,7 +218,8 @@ impl Policies {
         let (mut admin, mut deny, mut baseline) = (Vec::new(), Vec::new(), Vec::new());
         let (mut accept, mut with_requests) = (Vec::new(), Vec::new());
         let mut isolated_by = Vec::new();
-        for entry in identity.by.iter().filter_map(|order| self.entries.get(order)) {
+        let entries = identity.by.iter().filter_map(|(order, is_sure)| Some((self.entries.get(order)?, *is_sure)));
+        for (entry, is_sure) in entries {
             let Policy { tier, isolates, .. } = &entry.policy;
             let isolates = match direction {
                 Direction::Ingress => isolates.ingress,
@@ -213,6 +231,16 @@ impl Policies {
             for (rule, prepared) in entry.policy.rules.iter().zip(&entry.rules) {
                 if rule.direction == direction {
                     match (tier, rule.action) {
+                        (Tier::Admin, Action::Pass) => {
+                            if is_sure {
+                                admin.push(prepared);
+                            }
+                            if let Some(doubt) = &prepared.doubt {
+                                admin.push(doubt);
+                            }
+                        }
+                        // Of a policy that could apply, only what denies.
+                        (_, Action::Accept | Action::Pass) if !is_sure => {}
                         (Tier::Admin, _) => admin.push(prepared),
                         (Tier::Namespaced, Action::Deny) => deny.push(prepared),
                         (Tier::Namespaced, Action::Accept) if rule.requests.is_some() => with_requests.push(prepared),
@@ -244,6 +272,14 @@ impl Policies {
     }
 }
 
+/// Unknown labels of a namespace can decide whether it matches.
+fn passes_in_doubt(policy: &Policy, rule: &Rule) -> bool {
+    let is_in_doubt = |peer: &Peer| matches!(peer, Peer::Endpoints(selector) if selector.needs_namespace_labels());
+    policy.tier == Tier::Admin
+        && rule.action == Action::Pass
+        && (policy.subject.needs_namespace_labels() || rule.peers.iter().flatten().any(is_in_doubt))
+}
+
 /// Without source location.
 type Content<'a> = (Direction, Action, Option<&'a [Peer]>, Option<&'a [Port]>, Option<&'a Requests>);
 
@@ -252,7 +288,12 @@ fn content(rule: &Rule) -> Content<'_> {
 }
 
 impl Prepared {
-    fn new(index: RuleIndex, tier: Tier, rule: &Rule, atoms: &mut Atoms) -> Self {
+    fn new(index: RuleIndex, doubt: Option<RuleIndex>, tier: Tier, rule: &Rule, atoms: &mut Atoms) -> Self {
+        let doubt = doubt.map(|index| {
+            let rule = Rule { action: Action::Deny, ..rule.clone() };
+            Arc::new(Self::new(index, None, tier, &rule, atoms))
+        });
+        let denies = rule.action == Action::Deny;
         let passes_last = tier == Tier::Baseline && rule.action == Action::Pass;
         let ruling = match rule.action {
             Action::Accept => Ruling::Accept,
@@ -260,7 +301,8 @@ impl Prepared {
             Action::Pass if passes_last => Ruling::Accept,
             Action::Pass => Ruling::Pass,
         };
-        let peers = rule.peers.as_ref().and_then(|peers| peers.iter().map(Atom::of).collect::<Option<BTreeSet<_>>>());
+        let atom = |peer| Atom::of(peer, denies);
+        let peers = rule.peers.as_ref().and_then(|peers| peers.iter().map(atom).collect::<Option<BTreeSet<_>>>());
         let mut hold = |atom| {
             let id = atoms.intern(atom);
             atoms.hold(id);
@@ -271,7 +313,7 @@ impl Prepared {
         // Requests without ports match nothing.
         let listed = rule.ports.as_deref().or(rule.requests.as_ref().map(|_| &[][..]));
         let (origin, ports) = (Arc::new(rule.origin.clone()), listed.map(Ports::new));
-        Self { index, origin, admin, ruling, told, peers, ports, requests: rule.requests.clone() }
+        Self { index, origin, admin, ruling, told, peers, ports, requests: rule.requests.clone(), doubt }
     }
 }
 

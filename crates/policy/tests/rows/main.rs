@@ -16,6 +16,7 @@ mod limits;
 mod names;
 mod transition;
 mod universe;
+mod unknown;
 
 use universe::{Probe, Step, World};
 

@@ -16,8 +16,8 @@ use proptest::{
 };
 use wharf_policy::{
     model::{
-        Action, Direction, Directions, Endpoint, Enforcement, Entity, Holds, LabelOf, Origin, Peer, Policy, PolicyName,
-        Port, PortRange, Protocol, Requirement, Rule, Selector, Tier,
+        Action, Direction, Directions, Endpoint, Enforcement, Entity, Holds, LabelOf, NAMESPACE_NAME, Origin, Peer,
+        Policy, PolicyName, Port, PortRange, Protocol, Requirement, Rule, Selector, Tier, UNKNOWN_LABELS,
     },
     names::NamePattern,
     oracle::{Destination, Flow, Names, PeerOf},
@@ -159,6 +159,9 @@ impl Step {
     }
 }
 
+/// A label of namespaces, in [`crate::unknown`].
+pub(crate) const TEAM: &str = "team";
+
 /// A number for the labels and the namespace of an endpoint: the bytes of all values, which are single letters.
 pub(crate) fn identity(endpoint: &Endpoint) -> u32 {
     let place = |labels: Option<&BTreeMap<String, String>>, key: &str| {
@@ -171,8 +174,10 @@ pub(crate) fn identity(endpoint: &Endpoint) -> u32 {
         place(own, "k8s:app"),
         place(own, "k8s:tier"),
         place(own, "container:app"),
-        place(namespace, "kubernetes.io/metadata.name"),
+        place(namespace, NAMESPACE_NAME),
+        place(namespace, TEAM),
         u32::from(namespace.is_some()),
+        u32::from(namespace.is_some_and(|labels| labels.contains_key(UNKNOWN_LABELS))),
     ];
     places.iter().fold(1, |number, place| number * 8 + place)
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::Ipv6Addr};
 
 use wharf_common::{
     flow::UDP,
-    policy::{MARK_PROXIED_EGRESS, MARK_UNDECIDED},
+    policy::{MARK_BY_SERVICE, MARK_PROXIED_EGRESS, MARK_TURNED, MARK_UNDECIDED},
 };
 use wharf_core::nat::Masquerade;
 use wharf_names::link::PREFIX as LINK_PREFIX;
@@ -43,6 +43,7 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
         chains.extend([
             chain("undecided", "filter", FORWARD, FILTER, vec![undecided(Expression::leaves_by_none_of(LINK_PREFIX))]),
             chain("undecided-input", "filter", LOCAL_IN, FILTER, vec![undecided([])]),
+            chain("translated", "filter", PRE_ROUTING, RAW, vec![translated()]),
         ]);
     }
     if let Some(overlay) = masquerade.and_then(|m| m.overlay.as_ref()) {
@@ -61,7 +62,17 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
 
 /// Drops packets to a service that the rules deny, except to other containers, whose programs decide.
 fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
-    Expression::marked(MARK_UNDECIDED).into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
+    let denied = [
+        Expression::mark(0),
+        Expression::masked(0, MARK_UNDECIDED | MARK_BY_SERVICE, 0),
+        Expression::is(0, &MARK_UNDECIDED.to_ne_bytes()),
+    ];
+    denied.into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
+}
+
+/// Connection tracking saw the packet before it was judged, and would take it for another connection.
+fn translated() -> Rule {
+    Expression::marked(MARK_TURNED).into_iter().chain([Expression::untrack()]).collect()
 }
 
 fn to_overlay(port: u16) -> [Expression; 4] {

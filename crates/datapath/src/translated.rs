@@ -1,0 +1,192 @@
+//! The node's part of egress rules about services whose backend is a container of another node.
+//!
+//! | part | purpose |
+//! |---|---|
+//! | rules | route packets with [`MARK_UNDECIDED`] by table [`TABLE`] |
+//! | routes | the networks of other nodes' containers, over the router's link |
+//! | filter `translated` on the link's egress hook | judges the packet; an accepted one enters the stack again |
+//! | chain `translated` of `table inet wharf` | keeps an accepted packet from a second translation |
+//!
+//! All parts are present only with ranges of services and routes to other nodes. **Each may be missing** if another
+//! program removed it: without rules, routes or link, the chain `undecided` drops the packet; without the filter, the
+//! stack does, because the frame is not to the link's other end.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use rtnetlink::{
+    packet_core::{NLM_F_CREATE, NLM_F_EXCL},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        route::RouteProtocol,
+        rule::{RuleAction, RuleAttribute, RuleMessage},
+    },
+};
+use wharf_common::policy::MARK_UNDECIDED;
+use wharf_core::{
+    finding::NodeProblem,
+    ids::IfIndex,
+    kernel::{NextHop, NodeSpec, PeerRoute, Result},
+};
+use wharf_crash as crash;
+
+use crate::{
+    ROUTE_PROTOCOL, ROUTER_IFNAME,
+    bpf::Bpf,
+    netlink::{
+        Connection, Request, link,
+        route::{self, Route},
+    },
+    redirects::{self, FAMILIES},
+};
+
+const OPERATION: &str = "set up egress rules for services of other nodes";
+const TABLE: u32 = 0x7768_0001;
+/// After the rules of redirects, before foreign ones.
+const PRIORITY: u32 = 89;
+
+fn rule(family: AddressFamily) -> RuleMessage {
+    let mut m = RuleMessage::default();
+    m.header.family = family;
+    m.header.action = RuleAction::ToTable;
+    m.attributes = vec![
+        RuleAttribute::FwMark(MARK_UNDECIDED),
+        RuleAttribute::FwMask(MARK_UNDECIDED),
+        RuleAttribute::Priority(PRIORITY),
+        RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)),
+        RuleAttribute::Table(TABLE),
+    ];
+    m
+}
+
+/// With the MTU of the way to the other node: a too-big answer of the second way would name the backend, not the
+/// service.
+fn routes(spec: &NodeSpec, router: IfIndex) -> BTreeMap<IpNet, Route> {
+    if !spec.masquerade.as_ref().is_some_and(|masquerade| masquerade.services) {
+        return BTreeMap::new();
+    }
+    let route = |peer: &PeerRoute| {
+        let tunnel = matches!(peer.via, NextHop::Overlay { .. });
+        let mtu = spec.overlay.as_ref().filter(|_| tunnel).map(|overlay| overlay.mtu);
+        let to = peer.to.trunc();
+        (to, Route::translated(to, router, TABLE, mtu))
+    };
+    spec.peers.iter().map(route).collect()
+}
+
+fn there(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
+    let found = route::list_table(connection, Some(TABLE), Some(ROUTE_PROTOCOL))?;
+    Ok(found.into_iter().map(|route| (route.destination, route)).collect())
+}
+
+/// All parts except the chain. Needs the router's link.
+pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec, router: IfIndex) -> Result<()> {
+    let wanted = routes(spec, router);
+    if wanted.is_empty() || !bpf.has_translated() {
+        return remove(connection);
+    }
+    redirects::accept_any_source()?;
+    bpf.attach_translated(connection, router)?;
+    crash::point("datapath/translated/after-filter");
+    let mut left = there(connection)?;
+    let mut requests = Vec::new();
+    for (to, route) in &wanted {
+        match left.remove(to) {
+            Some(found) if found == *route => {}
+            Some(_) => requests.push(("route of table", route.replace())),
+            None => requests.push(("route of table", route.add())),
+        }
+    }
+    requests.extend(left.values().map(|route| ("route of table", route.remove())));
+    run(connection, requests)?;
+    crash::point("datapath/translated/after-routes");
+    let rules = FAMILIES.map(|family| {
+        let rule = RouteNetlinkMessage::NewRule(rule(family));
+        ("rule to table", Request::new(rule, NLM_F_CREATE | NLM_F_EXCL))
+    });
+    run(connection, rules.into())
+}
+
+/// The setting and the filter vanish with the router's link; without the rules, no packet reaches the filter.
+pub(crate) fn remove(connection: &mut Connection) -> Result<()> {
+    let rules = FAMILIES.map(|family| ("rule to table", Request::new(RouteNetlinkMessage::DelRule(rule(family)), 0)));
+    run(connection, rules.into())?;
+    let routes = there(connection)?.values().map(|route| ("route of table", route.remove())).collect();
+    run(connection, routes)
+}
+
+/// Present or gone already, or without IPv6: no error.
+fn run(connection: &mut Connection, steps: Vec<(&'static str, Request)>) -> Result<()> {
+    let (names, requests): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+    let done = [libc::EEXIST, libc::ENOENT, libc::ESRCH, libc::EAFNOSUPPORT, libc::EOPNOTSUPP, libc::EACCES];
+    for (answer, name) in connection.batch(requests)?.into_iter().zip(names) {
+        match answer {
+            Err(refusal) if !done.iter().any(|errno| refusal.is(*errno)) => {
+                return Err(refusal.into_error(OPERATION, format!("{name} {TABLE:#x}")));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Rules and routes that are there.
+pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
+    let mut found = rules_there(connection)?;
+    found.extend(there(connection)?.keys().map(|to| format!("route {to} of table {TABLE:#x}")));
+    Ok(found)
+}
+
+fn rules_there(connection: &mut Connection) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for family in FAMILIES {
+        if redirects::has_rule(connection, family, &rule(family))? {
+            found.push(rule_name(family));
+        }
+    }
+    Ok(found)
+}
+
+fn rule_name(family: AddressFamily) -> String {
+    format!("{} rule to table {TABLE:#x}", redirects::family_name(family))
+}
+
+pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
+    const MISSING: &str =
+        "expected, is not there: containers with egress rules do not reach services with a backend on another node";
+    const LEFT: &str = "is there, and nothing needs it";
+    let problem = |what, cause: &str| NodeProblem::Outbound { what, cause: cause.to_owned(), repairable: true };
+    let router = link::look_up(connection, ROUTER_IFNAME)?.map(|router| router.ifindex);
+    let wanted = router.map(|router| routes(spec, router)).unwrap_or_default();
+    if !wanted.is_empty() && !bpf.has_translated() {
+        let cause = "the kernel refused it (see the agent's log): containers with egress rules do not reach services with \
+                     a backend on another node";
+        let what = "program `translated`".to_owned();
+        return Ok(vec![NodeProblem::Outbound { what, cause: cause.to_owned(), repairable: false }]);
+    }
+    let (mut left, rules) = (there(connection)?, rules_there(connection)?);
+    let mut wrong = Vec::new();
+    for (to, route) in &wanted {
+        if left.remove(to).as_ref() != Some(route) {
+            wrong.push(problem(format!("route {to} of table {TABLE:#x}"), MISSING));
+        }
+    }
+    wrong.extend(left.keys().map(|to| problem(format!("route {to} of table {TABLE:#x}"), LEFT)));
+    if wanted.is_empty() {
+        wrong.extend(rules.into_iter().map(|rule| problem(rule, LEFT)));
+        return Ok(wrong);
+    }
+    let families = FAMILIES.into_iter().filter(|family| {
+        let is_v4 = *family == AddressFamily::Inet;
+        wanted.keys().any(|to| to.addr().is_ipv4() == is_v4)
+    });
+    let names = families.map(rule_name);
+    wrong.extend(names.filter(|name| !rules.contains(name)).map(|name| problem(name, MISSING)));
+    if let Some(router) = router
+        && !bpf.is_translated_attached(connection, router)?
+    {
+        wrong.push(problem(format!("filter of {ROUTER_IFNAME}"), MISSING));
+    }
+    wrong.extend(redirects::other_source_check()?);
+    Ok(wrong)
+}
