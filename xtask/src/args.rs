@@ -48,6 +48,13 @@ pub(crate) enum Task {
     ///
     /// Needs no root, no /dev/kvm, and installs nothing: QEMU and the kernels are unpacked under target/vm.
     Vm(VmArgs),
+    /// Run a Kubernetes cluster in namespaces of this machine, with Wharf as its manifest runs it, and check it
+    ///
+    /// Needs root and the programs of a Kubernetes release. The cluster ends with the command, also on Ctrl-C.
+    Kubernetes(KubernetesArgs),
+    /// Send datagrams in the network namespace of a pod, for the latencies of `kubernetes`
+    #[command(hide = true)]
+    KubernetesProbe(ProbeArgs),
     /// Measure against other CNI plugins, side by side; tables and plots under target/bench
     Bench(Passed),
     /// Serve this machine: build, then run wharf-agent in the foreground
@@ -177,6 +184,44 @@ pub(crate) enum VmKernel {
 impl VmKernel {
     /// Without `--kernel`.
     pub(crate) const DEFAULT: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
+}
+
+/// Arguments of `kubernetes`.
+#[derive(Debug, Args)]
+pub(crate) struct KubernetesArgs {
+    /// Directory with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl, kube-proxy and etcd;
+    /// with e2e.test and agnhost for `--e2e`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) bin_dir: PathBuf,
+    /// Number of nodes. The last of several nodes is behind a router, and needs the overlay.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=5))]
+    pub(crate) nodes: u8,
+    /// Duration of the churn in which programs are killed.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub(crate) minutes: u64,
+    /// Run checks whose names contain this, and those that they need; may be repeated [default: all]
+    #[arg(long = "check", value_name = "NAME")]
+    pub(crate) checks: Vec<String>,
+    /// Also run the tests of [sig-network] of Kubernetes' e2e.test.
+    #[arg(long)]
+    pub(crate) e2e: bool,
+    /// Keep the cluster after the checks, until Ctrl-C.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Do not build: use the programs in target/release.
+    #[arg(long)]
+    pub(crate) prebuilt: bool,
+}
+
+/// Arguments of `kubernetes-probe`.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// Send to this address.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) to: Option<std::net::SocketAddr>,
+    /// Without `--to`, answer on this port.
+    #[arg(long, value_name = "PORT", default_value_t = 9999)]
+    pub(crate) port: u16,
 }
 
 /// Arguments of `dist`.

@@ -10,6 +10,7 @@ mod doc_links;
 mod envoy;
 mod fuzz;
 mod install;
+mod kubernetes;
 mod launch;
 mod libtest;
 mod licences;
@@ -69,6 +70,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Task::Test(arguments) => return tests_run::test(&workspace, &privilege, verbose, &arguments),
         Task::Soak(arguments) => return soak::run(&workspace, &privilege, verbose, &arguments),
         Task::Vm(arguments) => return vm::run(&workspace, &privilege, verbose, &arguments),
+        Task::Kubernetes(arguments) => return kubernetes::run(&workspace, &privilege, verbose, &arguments),
+        Task::KubernetesProbe(arguments) => kubernetes::probe::run(&arguments)?,
         Task::Install(arguments) => install::install(&workspace, &privilege, verbose, &arguments)?,
         Task::Uninstall(arguments) => uninstall::uninstall(&privilege, &arguments)?,
         Task::Docs => book::docs(&workspace, &privilege, verbose)?,

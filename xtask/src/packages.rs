@@ -55,6 +55,19 @@ pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip"), VENV];
 pub(crate) const VM: &[Need] =
     &[Need::program("iproute2", "ip"), Need::program("nftables", "nft"), Need::program("iptables", "iptables")];
 
+/// Nodes of a cluster see the machine's programs; containerd is Debian sid's.
+pub(crate) const KUBERNETES: &[Need] = &[
+    Need::program("iproute2", "ip"),
+    Need::program("curl", "curl"),
+    Need::program("openssl", "openssl"),
+    // kube-proxy runs it.
+    Need::program("iptables", "iptables"),
+    Need::program("runc", "runc"),
+    Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
+    // Pods of `--e2e` send UDP with it; busybox's has none.
+    Need::program("netcat-openbsd", "nc.openbsd"),
+];
+
 /// With container runtimes, their image, and other CNI plugins.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),

@@ -1,9 +1,9 @@
 //! `vm`: runs the kernel tests on Debian's cloud kernels, in QEMU with an emulated processor: slow, but the same
 //! everywhere. A guest has no network card and no disk.
 
-mod apt;
+pub(crate) mod apt;
 mod guest;
-mod image;
+pub(crate) mod image;
 mod kernel;
 pub(crate) mod plan;
 mod table;

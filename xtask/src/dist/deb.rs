@@ -12,7 +12,7 @@ use crate::{
 
 const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
 
-pub(super) fn make(release: &Release<'_>) -> Result<()> {
+pub(super) fn make(release: &Release<'_>, book: &Path) -> Result<()> {
     let root = release.work.join("deb");
     let items = release.items("/usr", "/usr/lib/cni", "/usr/lib/systemd/system")?;
     tree::put(&root, &items)?;
@@ -20,7 +20,7 @@ pub(super) fn make(release: &Release<'_>) -> Result<()> {
     compress(&root)?;
     let document = |name: &str| format!("usr/share/doc/wharf/{name}");
     tree::add(&root, &document("copyright"), release.filled("debian/copyright", &[])?.as_bytes(), 0o644)?;
-    tree::copy(&release.book, &root.join(document("html")))?;
+    tree::copy(book, &root.join(document("html")))?;
     let overrides = release.filled("debian/lintian-overrides", &[])?;
     tree::add(&root, "usr/share/lintian/overrides/wharf", overrides.as_bytes(), 0o644)?;
 

@@ -3,8 +3,9 @@
 
 mod deb;
 mod image;
+pub(crate) mod oci;
 mod sbom;
-mod tree;
+pub(crate) mod tree;
 
 use std::{
     ffi::OsStr,
@@ -32,7 +33,6 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 struct Release<'a> {
     workspace: &'a Workspace,
     sources: Sources,
-    book: PathBuf,
     /// In file names: `x86_64`.
     machine: String,
     /// Of Debian and OCI: `amd64`.
@@ -65,32 +65,72 @@ pub(crate) fn dist(workspace: &Workspace, privilege: &Privilege, verbose: bool, 
 pub(crate) fn make(step: &Step, workspace: &Workspace, sources: Sources) -> Result<PathBuf> {
     pieces::generate(&sources)?;
     let book = book::build(step, workspace)?;
-    let host = Rustc::detect()?.host;
-    let machine = host.split('-').next().unwrap_or_default().to_owned();
-    let architecture = match machine.as_str() {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => bail!("make packages for {other}: only x86_64 and aarch64 have names in them"),
-    };
     let (out, work) = (workspace.target().join("dist"), workspace.target().join("dist.work"));
-    for directory in [&out, &work] {
-        match fs::remove_dir_all(directory) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(e).with_context(|| format!("remove {}", directory.display()));
-            }
-            _ => fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?,
-        }
-    }
-    let epoch = epoch(step, workspace)?;
-    let release = Release { workspace, sources, book, machine, architecture, epoch, out, work };
-    deb::make(&release)?;
-    release.tarball()?;
+    let release = Release::begin(step, workspace, sources, out, work)?;
+    deb::make(&release, &book)?;
+    release.tarball(&book)?;
     image::make(&release)?;
-    release.manifests()?;
+    release.manifest()?;
     sbom::make(&release)?;
     release.checksums()?;
-    fs::remove_dir_all(&release.work).with_context(|| format!("remove {}", release.work.display()))?;
-    Ok(release.out)
+    release.end()
+}
+
+/// The files of a cluster, in a directory that is replaced.
+pub(crate) fn for_cluster(step: &Step, workspace: &Workspace, directory: &Path) -> Result<ForCluster> {
+    let sources = Sources::of(workspace, workspace.release());
+    for name in build::PRODUCT {
+        must_be_static(&sources.programs.join(name))?;
+    }
+    let (out, work) = (directory.to_owned(), directory.with_extension("work"));
+    let release = Release::begin(step, workspace, sources, out, work)?;
+    let files = ForCluster {
+        image: image::make(&release)?,
+        manifest: release.manifest()?,
+        architecture: release.architecture,
+        epoch: release.epoch,
+    };
+    release.end()?;
+    Ok(files)
+}
+
+/// Made by [`for_cluster`].
+#[derive(Debug)]
+pub(crate) struct ForCluster {
+    /// An OCI archive.
+    pub(crate) image: PathBuf,
+    pub(crate) manifest: PathBuf,
+    pub(crate) architecture: &'static str,
+    pub(crate) epoch: u64,
+}
+
+impl<'a> Release<'a> {
+    /// Empties the directories.
+    fn begin(step: &Step, workspace: &'a Workspace, sources: Sources, out: PathBuf, work: PathBuf) -> Result<Self> {
+        let host = Rustc::detect()?.host;
+        let machine = host.split('-').next().unwrap_or_default().to_owned();
+        let architecture = match machine.as_str() {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => bail!("make packages for {other}: only x86_64 and aarch64 have names in them"),
+        };
+        for directory in [&out, &work] {
+            match fs::remove_dir_all(directory) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(e).with_context(|| format!("remove {}", directory.display()));
+                }
+                _ => fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?,
+            }
+        }
+        let epoch = epoch(step, workspace)?;
+        Ok(Self { workspace, sources, machine, architecture, epoch, out, work })
+    }
+
+    /// Returns the directory of the results.
+    fn end(self) -> Result<PathBuf> {
+        fs::remove_dir_all(&self.work).with_context(|| format!("remove {}", self.work.display()))?;
+        Ok(self.out)
+    }
 }
 
 impl Release<'_> {
@@ -122,12 +162,12 @@ impl Release<'_> {
         Ok(text)
     }
 
-    fn tarball(&self) -> Result<()> {
+    fn tarball(&self, book: &Path) -> Result<()> {
         let name = format!("wharf-{VERSION}-{}-linux", self.machine);
         let root = self.work.join(&name);
         tree::put(&root, &self.items("/usr/local", "/opt/cni/bin", "/usr/local/lib/systemd/system")?)?;
         tree::add(&root, "usr/local/share/doc/wharf/LICENSE", &self.licence()?, 0o644)?;
-        tree::copy(&self.book, &root.join("usr/local/share/doc/wharf/html"))?;
+        tree::copy(book, &root.join("usr/local/share/doc/wharf/html"))?;
         let tar = self.work.join("tarball.tar");
         tree::tar_of_files(self.epoch, &self.work, &name, &tar)?;
         tree::gzip(&tar, &self.out.join(format!("{name}.tar.gz")))
@@ -138,12 +178,14 @@ impl Release<'_> {
         fs::read(&path).with_context(|| format!("read {}", path.display()))
     }
 
-    fn manifests(&self) -> Result<()> {
+    fn manifest(&self) -> Result<PathBuf> {
         // The tests of `wharf-kube` answer with these permissions.
         let path = self.workspace.root().join("kube/rbac.yaml");
         let rbac = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         let text = self.filled("kubernetes/wharf.yaml", &[("rbac", rbac.trim_end()), ("feed", image::FEED)])?;
-        write_if_changed(&self.out.join(format!("wharf-{VERSION}.yaml")), text.as_bytes()).map(drop)
+        let manifest = self.out.join(format!("wharf-{VERSION}.yaml"));
+        write_if_changed(&manifest, text.as_bytes())?;
+        Ok(manifest)
     }
 
     fn checksums(&self) -> Result<()> {

@@ -23,11 +23,11 @@ pub(super) fn put(root: &Path, items: &[Item]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn add(root: &Path, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+pub(crate) fn add(root: &Path, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
     pieces::put(&root.join(path), bytes, mode)
 }
 
-pub(super) fn link(root: &Path, path: &str, target: &str) -> Result<()> {
+pub(crate) fn link(root: &Path, path: &str, target: &str) -> Result<()> {
     let place = root.join(path);
     let folder = place.parent().with_context(|| format!("link {path}: it has no directory"))?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
@@ -76,7 +76,7 @@ pub(super) fn settle(directory: &Path) -> Result<()> {
 }
 
 /// Sorted, owned by root, with one mtime.
-pub(super) fn tar(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
+pub(crate) fn tar(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
     settle(&directory.join(what))?;
     write_tar(epoch, directory, &[what.into()], archive)
 }
@@ -98,7 +98,7 @@ fn write_tar(epoch: u64, directory: &Path, what: &[PathBuf], archive: &Path) -> 
 }
 
 /// Without name and time.
-pub(super) fn gzip(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn gzip(from: &Path, to: &Path) -> Result<()> {
     let input = File::open(from).with_context(|| format!("open {}", from.display()))?;
     let file = File::create(to).with_context(|| format!("create {}", to.display()))?;
     let mut command = Command::new("gzip");
@@ -110,7 +110,7 @@ pub(super) fn gzip(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn sha256(path: &Path) -> Result<String> {
+pub(crate) fn sha256(path: &Path) -> Result<String> {
     let said = output(Command::new("sha256sum").arg("--").arg(path))?;
     let said = String::from_utf8_lossy(&said);
     let sum = said.trim_start_matches('\\').split(' ').next().unwrap_or_default();

@@ -91,20 +91,24 @@ impl Tree<'_> {
     }
 
     fn libraries_of(&mut self, program: &Path) -> Result<()> {
-        let output = Command::new("ldd")
-            .arg(program)
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("ask for the libraries of {}: run ldd", program.display()))?;
-        let list = parse_libraries(&String::from_utf8_lossy(&output.stdout))
-            .with_context(|| format!("ask for the libraries of {}", program.display()))?;
-        for library in list {
+        for library in libraries(program)? {
             if self.libraries.insert(library.clone()) {
                 self.copy(&library, &library)?;
             }
         }
         Ok(())
     }
+}
+
+/// Libraries that a program is linked with.
+pub(crate) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd")
+        .arg(program)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("ask for the libraries of {}: run ldd", program.display()))?;
+    parse_libraries(&String::from_utf8_lossy(&output.stdout))
+        .with_context(|| format!("ask for the libraries of {}", program.display()))
 }
 
 /// The archive shared by all kernels.

@@ -1,0 +1,80 @@
+//! The images of the test's pods, made from programs of the machine.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use super::{place::said, programs::Programs};
+use crate::{
+    dist::{ForCluster, oci::Image, tree},
+    vm::{apt::empty_directory, image::libraries},
+    workspace::find_program,
+};
+
+/// A shell, an HTTP server on port 80 and clients.
+pub(crate) const TEST: &str = "localhost/busybox:test";
+
+/// In the pods: the server's only page.
+pub(crate) const PAGE: &str = "hello";
+
+const APPLETS: [&str; 16] = [
+    "cat", "echo", "env", "false", "grep", "httpd", "ip", "nc", "ping", "sh", "sleep", "test", "timeout", "true",
+    "wget", "xargs",
+];
+
+/// Returns the archives.
+pub(crate) fn make(programs: &Programs, wharf: &ForCluster, work: &Path) -> Result<Vec<PathBuf>> {
+    let mut archives = vec![wharf.image.clone()];
+    let Some(busybox) = find_program("busybox") else { bail!("make an image: the machine has no busybox-static") };
+    let write = |name: &str, names: &[String], root: &Path, config| -> Result<PathBuf> {
+        let archive = work.join(format!("{name}.oci.tar"));
+        let scratch = work.join(format!("{name}.work"));
+        empty_directory(&scratch)?;
+        Image { root, names, config }.write(wharf.architecture, wharf.epoch, &scratch, &archive)?;
+        fs::remove_dir_all(&scratch).with_context(|| format!("remove {}", scratch.display()))?;
+        Ok(archive)
+    };
+    let root = work.join("busybox");
+    empty_directory(&root)?;
+    tree::add(&root, "bin/busybox", &read(&busybox)?, 0o755)?;
+    for applet in APPLETS {
+        tree::link(&root, &format!("bin/{applet}"), "busybox")?;
+    }
+    tree::add(&root, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n", 0o644)?;
+    tree::add(&root, "www/index.html", PAGE.as_bytes(), 0o644)?;
+    // The sandbox of a pod only sleeps.
+    let config = json!({"Cmd": ["/bin/sleep", "2147483647"], "Env": ["PATH=/bin"]});
+    archives.push(write("busybox", &[TEST.to_owned(), "localhost/pause:test".to_owned()], &root, config.clone())?);
+    if let (Some(agnhost), Some(e2e)) = (programs.optional("agnhost"), programs.optional("e2e.test")) {
+        let list = said(Command::new(e2e).arg("--list-images"))?;
+        let named = |part: &str| -> Vec<String> {
+            list.lines().map(str::trim).filter(|name| name.contains(part)).map(str::to_owned).collect()
+        };
+        archives.push(write("e2e-pause", &named("/pause:"), &root, config)?);
+        tree::add(&root, "agnhost", &read(&agnhost)?, 0o755)?;
+        // Tests run these in pods. nc of busybox has no UDP.
+        for (name, place) in [("curl", "bin/curl"), ("nc.openbsd", "bin/nc")] {
+            let Some(program) = find_program(name) else { bail!("make an image: the machine has no {name}") };
+            let own = root.join(place);
+            if own.is_symlink() {
+                fs::remove_file(&own).with_context(|| format!("remove {}", own.display()))?;
+            }
+            tree::add(&root, place, &read(&program)?, 0o755)?;
+            for library in libraries(&program)? {
+                tree::add(&root, library.display().to_string().trim_start_matches('/'), &read(&library)?, 0o755)?;
+            }
+        }
+        let config = json!({"Entrypoint": ["/agnhost"], "Cmd": ["pause"], "Env": ["PATH=/bin:/usr/bin"]});
+        archives.push(write("agnhost", &named("/agnhost:"), &root, config)?);
+    }
+    Ok(archives)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("read {}", file.display()))
+}
