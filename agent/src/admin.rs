@@ -21,14 +21,16 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use wharf_api::{ErrorCode, StatusQuery};
+use wharf_kit::{
+    serve,
+    socket::{Reach, Socket},
+    telemetry::LogFilter,
+};
 
 use crate::{
     node::Node,
     rest::{self, error::Failure},
-    serve,
-    socket::{Reach, Socket},
     status,
-    telemetry::LogFilter,
 };
 
 /// Concurrent requests, except for the status.

@@ -21,10 +21,10 @@ use wharf_core::{
     store::{Change, LeaseOwner, Snapshot},
 };
 use wharf_handover::queue::Queue;
+use wharf_kit::{clock, sync::lock};
 
 use crate::{
     addresses::{pools, resting},
-    clock,
     endpoint::{deletions, look, orphan, out_of_service, unfinished},
     findings::{self, Left},
     node::{
@@ -33,7 +33,6 @@ use crate::{
         queue::{Cause, Deletions, QueueFailure},
         registry::Registry,
     },
-    sync::lock,
 };
 
 pub use self::error::{AuditError, RepairError};

@@ -26,8 +26,7 @@ use wharf_core::{
     kernel::AttachMode,
     nat::Masquerade,
 };
-
-use crate::telemetry::LogFormat;
+use wharf_kit::telemetry::LogFormat;
 
 pub use effective::effective;
 pub use error::ConfigError;

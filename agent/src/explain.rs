@@ -25,13 +25,14 @@ use wharf_core::{
     timeline::{DELETE_BEGINS, End, Entries, Operation, Outcome, PastLife},
 };
 use wharf_handover::queue::{Deletion, Queue};
+use wharf_kit::clock;
 
 use self::{
     conclude::{Known, conclude, what_to_do},
     subject::{Found, Subject, SubjectError},
 };
 use crate::{
-    clock, endpoint, findings,
+    endpoint, findings,
     node::{
         Node,
         endpoint::{Handle, View, api_endpoint},

@@ -8,11 +8,9 @@ use wharf_core::{
     flow::{Flow, FlowEnd, FlowFilter},
     kernel::{Kernel, KernelError},
 };
+use wharf_kit::clock;
 
-use crate::{
-    clock,
-    node::flows::{Collection, Flows},
-};
+use crate::node::flows::{Collection, Flows};
 
 /// Controller name.
 pub const CONTROLLER: &str = "flows";

@@ -2,11 +2,11 @@
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | api ([`serve`], [`socket`]) | requests on the unix socket | commands to endpoints, answers |
+//! | api ([`serve`], [`wharf_kit::socket`]) | requests on the unix socket | commands to endpoints, answers |
 //! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its view |
 //! | delete, one per request | endpoints | teardown commands, a store transaction |
 //! | kernel call ([`node::jobs`]), one per endpoint id | a step | kernel changes |
-//! | store writer ([`store`], a thread) | change sets | commits |
+//! | store writer ([`wharf_store`], a thread) | change sets | commits |
 //! | events | the programs' ring buffer | [`monitor`] |
 //! | links ([`endpoint::links`]) | changes of links | regenerations |
 //! | program log, with `--debug-programs` | the programs' log buffer | the log |
@@ -23,36 +23,30 @@
 //! | health mesh ([`health::mesh`]), with a cluster | time, the cluster's nodes | probes, their view |
 //! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
 //! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
-//! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`pulse`]), the store | systemd |
-//! | heartbeat ([`pulse`]) | time | the main runtime's heartbeat |
-//! | controllers ([`controller`]): programs, node, cluster, pools, paths, flows, policy, addresses, audit | time | kernel, status |
+//! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`wharf_kit::pulse`]), the store | systemd |
+//! | heartbeat ([`wharf_kit::pulse`]) | time | the main runtime's heartbeat |
+//! | controllers ([`wharf_kit::controller`]), which `start_controllers` lists | time | kernel, status |
 //!
 //! Order of a stop: no new work, answer requests, end operations, end endpoint tasks, unpin prepared sets, close the
 //! store. Endpoints keep their programs, so traffic continues. A restart in place for other pools begins with the same
 //! stop; then [`process`] executes the program again.
 
-pub mod accounts;
 pub mod addresses;
 pub mod admin;
 pub mod audit;
 pub mod capabilities;
 pub mod cleanup;
 pub mod clients;
-pub mod clock;
 pub mod cluster;
 pub mod commands;
 pub mod config;
-pub mod controller;
 pub mod delegate;
 pub mod endpoint;
 pub mod explain;
 pub mod export;
 pub mod findings;
 pub mod flows;
-pub mod gate;
 pub mod health;
-pub mod kept;
-pub mod log_ring;
 pub mod memory;
 pub mod metrics;
 pub mod monitor;
@@ -61,20 +55,13 @@ pub mod pages;
 pub mod policy;
 pub mod process;
 pub mod proxy;
-pub mod pulse;
 pub mod reconcile;
 mod refused;
 pub mod rest;
 pub mod restore;
 pub mod selfcheck;
-pub mod serve;
-pub mod socket;
 pub mod status;
-pub mod store;
 pub mod stuck;
-pub mod sync;
-pub mod systemd;
-pub mod telemetry;
 pub mod turn;
 pub mod upgrade;
 pub mod watchdog;
@@ -90,7 +77,15 @@ use tracing::Instrument as _;
 use wharf_core::{identities::LocalIdentities, ipam::Ipam, kernel::NodeKernel as _};
 use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
 use wharf_handover::report::Reports;
+use wharf_kit::{
+    clock, kept, serve,
+    socket::Socket,
+    sync::lock,
+    systemd,
+    telemetry::{self, LogFilter},
+};
 use wharf_proxy::Proxy;
+use wharf_store::{Store, StoreError};
 
 use crate::{
     addresses::{pools, resting},
@@ -109,10 +104,6 @@ use crate::{
         dns::Dns,
         envoy::{self, Envoy},
     },
-    socket::Socket,
-    store::{Store, StoreError},
-    sync::lock,
-    telemetry::LogFilter,
 };
 
 /// Some milliseconds of a busy proxy.
@@ -162,7 +153,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let kernel = Arc::new(LinuxKernel::open(options, loader)?);
     let _turn = turn.and_state(&config.state_dir)?;
     let boot_id = clock::boot_id()?;
-    store::check::run(&config.store(), &boot_id);
+    wharf_store::check::run(&config.store(), &boot_id);
     let opened = Store::open(&config.store(), &boot_id)?;
     if let Some(aside) = &opened.set_aside {
         tracing::warn!("the store could not be used and was put aside: {aside}");
@@ -419,7 +410,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     }
     every(life, "timeline", timeline::INTERVAL, write_timeline);
     // Finds a lost store file while the agent has the records.
-    every(life, "store-file", store::LOOK, |life| async move { life.store.ping().await });
+    every(life, "store-file", wharf_store::LOOK, |life| async move { life.store.ping().await });
     every(life, "address-rest", resting::TICK, |life| async move { resting::wake(&life.addresses).await });
     every(life, "delete-resume", resume::INTERVAL, |life| async move { resume::resume(&life).await });
     let interval = abandoned::interval(life.config.gone_grace);

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// An endpoint's kernel memory, fixed and per processor (docs/sizing.md).
 const ENDPOINT_BYTES: u64 = 160 << 10;

@@ -26,12 +26,12 @@ use prometheus_client::{
 };
 use wharf_api::{AgentStatus, ClusterFeed, FlowStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
 use wharf_core::{kernel::CounterRow, state::Level};
+use wharf_kit::{controller::Runs, sync::lock};
 
 pub use self::{
     commands::{CommandMetrics, Loss},
     exposition::Format,
 };
-use crate::{controller::Runs, sync::lock};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Phase {

@@ -12,8 +12,7 @@ use tokio::sync::broadcast;
 use wharf_api::{AgentEvent, MonitorEvent};
 use wharf_common::{Event, EventKind};
 use wharf_core::ids::EndpointId;
-
-use crate::clock;
+use wharf_kit::clock;
 
 pub use request::{Judged, Requests};
 

@@ -16,6 +16,7 @@ use nix::sys::{
     stat::{Mode, umask},
 };
 use wharf_core::{ipam::Ipam, overlap::Refused};
+use wharf_kit::{socket, telemetry};
 
 use crate::{
     End,
@@ -25,7 +26,6 @@ use crate::{
     delegate, health, memory, pages, policy,
     proxy::envoy,
     refused::{BAD_SETTINGS, refuse},
-    socket, store, telemetry,
 };
 
 /// Runs the process.
@@ -34,7 +34,7 @@ pub fn main() -> ExitCode {
     // Started only by the agent, so not in the help.
     match std::env::args_os().nth(1) {
         Some(mode) if mode == health::server::MODE => return health::server::main(),
-        Some(mode) if mode == store::check::MODE => return store::check::main(),
+        Some(mode) if mode == wharf_store::check::MODE => return wharf_store::check::main(),
         _ => {}
     }
     if let Some(written) = pages::asked(std::env::args_os().skip(1)) {

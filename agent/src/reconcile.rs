@@ -8,13 +8,13 @@ use std::{
 
 use wharf_api::LogStatus;
 use wharf_core::finding::{Mender, Problem};
+use wharf_kit::sync::lock;
 
 use crate::{
     audit::{AuditError, Audited, Key, Mend, audit_and, key_of},
     endpoint::orphan,
     findings::{self, Left},
     node::{lifecycle::Lifecycle, registry::Registry},
-    sync::lock,
 };
 
 /// State between rounds.

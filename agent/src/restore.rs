@@ -21,10 +21,11 @@ use wharf_core::{
     store::{Change, Intent, OutOfService, RestoreFailure, Snapshot},
 };
 
+use wharf_kit::{clock, sync::lock};
 use wharf_names::mark::Mark;
 
 use crate::{
-    audit, clock, cluster,
+    audit, cluster,
     config::AgentConfig,
     endpoint::{delete, identity, orphan, out_of_service, task::EndpointTask},
     node::{
@@ -35,7 +36,6 @@ use crate::{
         timeline,
     },
     policy::Unrecorded,
-    sync::lock,
 };
 
 const DELETE_FIRST: &str = "start with the pools of before, or delete the endpoint first";

@@ -21,9 +21,9 @@ use wharf_core::{
     selfcheck::{Case, CaseResult, Judged, Kind, cases, policy_cases},
     state::{Level, State},
 };
+use wharf_kit::clock;
 
 use crate::{
-    clock,
     config::AgentConfig,
     endpoint::build::desired_config,
     metrics::Metrics,

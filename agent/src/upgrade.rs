@@ -24,7 +24,7 @@ fn more_time() -> impl Fn() + Send {
     move || {
         if asked.get().is_none_or(|at| at.elapsed() >= ASKED_EVERY) {
             asked.set(Some(Instant::now()));
-            crate::systemd::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(usec)]);
+            wharf_kit::systemd::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(usec)]);
         }
     }
 }

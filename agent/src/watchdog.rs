@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{endpoint::deletions, node::Node, pulse::Pulse, status, systemd::notify};
+use wharf_kit::{pulse::Pulse, systemd::notify};
+
+use crate::{endpoint::deletions, node::Node, status};
 
 /// Their hang damages the node while the agent looks alive.
 pub const CRITICAL: [&str; 2] = ["node-datapath", deletions::CONTROLLER];

@@ -12,8 +12,8 @@ use std::{
 };
 
 use redb::{Database, TableDefinition};
-use wharf_agent::store::{Store, StoreError};
 use wharf_core::store::{Change, Intent, Snapshot};
+use wharf_store::{Store, StoreError};
 
 const BOOT_ID: &str = "3b3b1f0e-9a57-4a52-8b52-111111111111";
 /// Starts after which an agent is up at the latest: three that die over the file, one that puts it aside.

@@ -97,8 +97,8 @@ const FIRST_FEED: &[&str] = &[
 const NEXT_FEED: &[&str] = &["socket/after-stale", "socket/after-bind", "socket/after-mode", "socket/after-group"];
 /// Files with points of these rooms, each of which is in one of the lists.
 const SOURCES: [&str; 5] = [
-    include_str!("../../agent/src/kept.rs"),
-    include_str!("../../agent/src/socket.rs"),
+    include_str!("../../crates/kit/src/kept.rs"),
+    include_str!("../../crates/kit/src/socket.rs"),
     include_str!("../../crates/datapath/src/bpf/overlay.rs"),
     include_str!("../../crates/datapath/src/overlay.rs"),
     include_str!("../../crates/datapath/src/peers.rs"),

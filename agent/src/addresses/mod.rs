@@ -11,8 +11,9 @@ use wharf_core::{
     kernel::Kernel,
     overlap::Overlap,
 };
+use wharf_store::Store;
 
-use crate::{config::AgentConfig, proxy::Redirects, store::Store};
+use crate::{config::AgentConfig, proxy::Redirects};
 
 /// Leases and pools.
 pub struct Addresses {

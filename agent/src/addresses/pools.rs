@@ -15,8 +15,9 @@ use wharf_core::{
     overlap::{Overlap, at_start, overlaps},
     store::LeaseOwner,
 };
+use wharf_kit::sync::lock;
 
-use crate::{addresses::Addresses, config::AgentConfig, sync::lock};
+use crate::{addresses::Addresses, config::AgentConfig};
 
 /// Checks the pools at start.
 ///

@@ -12,13 +12,10 @@ use wharf_core::{
     kernel::KernelError,
     store::{Change, Lease, LeaseOwner},
 };
+use wharf_kit::{clock, sync::lock};
+use wharf_store::StoreError;
 
-use crate::{
-    addresses::{Addresses, pools},
-    clock,
-    store::StoreError,
-    sync::lock,
-};
+use crate::addresses::{Addresses, pools};
 
 /// Interval of the checks.
 pub const TICK: Duration = Duration::from_secs(1);

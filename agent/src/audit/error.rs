@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use wharf_core::{ids::EndpointId, kernel::KernelError};
+use wharf_store::StoreError;
 
 use crate::{
     endpoint::error::RemoveError,
@@ -10,7 +11,6 @@ use crate::{
         error::{CommandError, JobError},
         queue::QueueFailure,
     },
-    store::StoreError,
 };
 
 /// Audit failure.

@@ -30,9 +30,10 @@ use wharf_core::{
     ipam::PoolConfig,
     kernel::{Kernel, KernelError, PeerRoute},
 };
+use wharf_kit::{kept, sync::lock};
 
 use self::{feed::ClusterFeed, pools::OwnPools, refusals::RefusalsFile};
-use crate::{config::AgentConfig, kept, sync::lock};
+use crate::config::AgentConfig;
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "cluster";

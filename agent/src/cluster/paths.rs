@@ -6,9 +6,9 @@ use wharf_cluster::{
     paths::{Path, Probed},
     routes::Routing,
 };
+use wharf_kit::sync::lock;
 
 use super::Cluster;
-use crate::sync::lock;
 
 impl Cluster {
     /// Routes depend on probes of the direct paths.

@@ -17,14 +17,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wharf_cluster::pools::{Decision, decide};
 use wharf_core::ipam::{Ipam, PoolConfig};
+use wharf_kit::{clock, kept, sync::lock};
 
 use super::{blocking, overlap, read};
-use crate::{
-    clock,
-    config::{AgentConfig, FromCluster},
-    kept,
-    sync::lock,
-};
+use crate::config::{AgentConfig, FromCluster};
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "pools-from-cluster";

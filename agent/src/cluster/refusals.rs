@@ -8,9 +8,9 @@ use std::{
 
 use tokio::sync::Mutex;
 use wharf_cluster::paths::{Refusals, Verdicts};
+use wharf_kit::kept;
 
 use super::{Cluster, blocking};
-use crate::kept;
 
 const FILE: &str = "paths.json";
 /// Bytes of the file. Each of at most 8,192 rows has less than 2 KiB.

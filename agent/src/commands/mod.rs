@@ -14,12 +14,9 @@ use std::{
 use tokio::sync::mpsc;
 use wharf_api::{CommandFailure, CommandStatus};
 use wharf_handover::{command::Command, report::Outcome};
+use wharf_kit::{clock, sync::lock};
 
-use crate::{
-    clock,
-    metrics::{CommandMetrics, Loss},
-    sync::lock,
-};
+use crate::metrics::{CommandMetrics, Loss};
 
 /// Disconnected commands; above it, the oldest is counted without a report.
 const MAX_ABANDONED: usize = 1_024;

@@ -9,9 +9,10 @@ use futures::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, Inotify, WatchMask};
 use tokio_util::sync::CancellationToken;
 use wharf_handover::report::{Entry, Report, Reports};
+use wharf_kit::controller::Controllers;
 
 use super::{Commands, Ended};
-use crate::{controller::Controllers, metrics::Loss};
+use crate::metrics::Loss;
 
 /// Controller name.
 pub const CONTROLLER: &str = "command-reports";

@@ -8,13 +8,13 @@ use std::{
 
 use serde::Deserialize;
 use wharf_core::policy::Enforcement;
+use wharf_kit::telemetry::LogFormat;
 
 use super::{
     cidr::Cidr,
     error::ConfigError,
     flags::{AttachChoice, LocalDelivery, RoutingChoice, Switch},
 };
-use crate::telemetry::LogFormat;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

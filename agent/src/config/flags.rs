@@ -16,9 +16,9 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use wharf_api::SettingOrigin;
 use wharf_core::policy::Enforcement;
+use wharf_kit::telemetry::LogFormat;
 
 use super::cidr::{Cidr, CidrError};
-use crate::telemetry::LogFormat;
 
 const EXAMPLES: &str = "Examples:
   wharf-agent                                      serve this network namespace with the defaults

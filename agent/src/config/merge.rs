@@ -18,12 +18,12 @@ use wharf_core::{
     plan::DeleteStep,
     policy::Enforcement,
 };
+use wharf_kit::telemetry::{LogFilter, LogFormat};
 
 use super::{
     AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Flags, FromCluster, LocalDelivery, PROXY_PORTS,
     RoutingChoice, Switch, cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
 };
-use crate::telemetry::{LogFilter, LogFormat};
 
 /// Rejects the root and nameless paths: the agent empties these directories.
 pub(super) fn directories_of(flags: &Flags, file: &File) -> Result<Directories, ConfigError> {

@@ -32,23 +32,25 @@ use tokio::{
 };
 use wharf_core::{admission::AdmissionConfig, state::retry_delay_ms};
 use wharf_handover::report::Reports;
-
-use crate::{
+use wharf_kit::{
     clock,
-    commands::{Commands, Ended, Mode, reports},
-    config::AgentConfig,
-    delegate::{reach::Reach, records::Records, service::Service, turns::Turns},
-    endpoint::deletions,
-    export,
     gate::Gate,
     kept::make_directory,
-    metrics::Metrics,
-    node::{lifecycle::Tasks, queue::Cause},
     pulse::{Pulse, Pulses},
     serve,
     socket::Socket,
     systemd::notify,
     telemetry::{self, LogFilter},
+};
+
+use crate::{
+    commands::{Commands, Ended, Mode, reports},
+    config::AgentConfig,
+    delegate::{reach::Reach, records::Records, service::Service, turns::Turns},
+    endpoint::deletions,
+    export,
+    metrics::Metrics,
+    node::{lifecycle::Tasks, queue::Cause},
     turn::Turn,
 };
 

@@ -9,14 +9,11 @@ use std::{
 };
 
 use wharf_api::{DelegateRefusal, DelegateStatus};
+use wharf_kit::{clock, sync::lock};
 
-use crate::{
-    clock,
-    delegate::{
-        Delegation,
-        service::{CallError, Service},
-    },
-    sync::lock,
+use crate::delegate::{
+    Delegation,
+    service::{CallError, Service},
 };
 
 const STATUS_LIMIT: Duration = Duration::from_secs(1);

@@ -17,13 +17,15 @@ use anyhow::{Context as _, bail};
 use futures::{StreamExt as _, stream};
 use wharf_core::ids::Attachment;
 use wharf_handover::queue::{Deletion, Entry, Queue, QueueError, VERSION};
-
-use crate::{
+use wharf_kit::{
     clock,
-    delegate::{Delegation, request, service::CallError},
-    node::queue::{Cause, Deletions, QueueFailure},
     sync::lock,
     telemetry::operation::{Kind, OpId},
+};
+
+use crate::{
+    delegate::{Delegation, request, service::CallError},
+    node::queue::{Cause, Deletions, QueueFailure},
 };
 
 /// Deadline of a DEL, whose record remains after it.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use wharf_api::{AgentStatus, ComponentStatus, DelegateStatus, Health, KernelStatus, NetworkStatus};
+use wharf_kit::pulse::Pulse;
 
-use crate::{delegate::Delegation, memory, pulse::Pulse};
+use crate::{delegate::Delegation, memory};
 
 const LIFELESS: std::time::Duration = std::time::Duration::from_secs(5);
 

@@ -7,8 +7,7 @@ use std::{
 
 use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard};
 use wharf_core::ids::{Attachment, ContainerId, IfName, NetworkName};
-
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// Interface names are unique in a container.
 type Place = (ContainerId, IfName);

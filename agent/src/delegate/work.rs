@@ -11,6 +11,10 @@ use wharf_core::{
     ids::{Attachment, NetworkName, RuntimeName},
 };
 use wharf_delegate::v1;
+use wharf_kit::{
+    gate::Place,
+    telemetry::operation::{self, Kind, OpId},
+};
 
 use crate::{
     delegate::{
@@ -22,9 +26,7 @@ use crate::{
         turns::Held,
     },
     endpoint::create::CreateSpec,
-    gate::Place,
     node::queue::{Cause, QueueFailure},
-    telemetry::operation::{self, Kind, OpId},
 };
 
 /// An ADD's wait for an absent service. The runtime retries after CNI error 11.

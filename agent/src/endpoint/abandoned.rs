@@ -13,9 +13,9 @@ use wharf_core::{
     plan::DeleteOptions,
     timeline::{Operation, Outcome},
 };
+use wharf_kit::clock;
 
 use crate::{
-    clock,
     endpoint::delete,
     node::{
         endpoint::{Command, Handle, View},

@@ -17,11 +17,11 @@ use wharf_core::{
     store::LeaseOwner,
     timeline::{Operation, Outcome},
 };
+use wharf_kit::sync::lock;
 
 use crate::{
     endpoint::{delete, unknown},
     node::{aside::Wanted, endpoint::Handle, health, lifecycle::Lifecycle},
-    sync::lock,
 };
 
 /// Deletes the network's unlisted endpoints and leftovers. `runtime` sent the list, if known.

@@ -18,10 +18,14 @@ use wharf_core::{
     store::{Change, Intent},
     timeline::Operation,
 };
+use wharf_kit::{
+    clock,
+    gate::Place,
+    telemetry::operation::{self, Kind, OpId},
+};
 
 use crate::{
     addresses::resting,
-    clock,
     endpoint::{
         build,
         claim::Claim,
@@ -31,9 +35,7 @@ use crate::{
         reserve::{reserve, routes_have_gateways},
         task::{EndpointTask, POD_ROW},
     },
-    gate::Place,
     node::{lifecycle::Lifecycle, timeline},
-    telemetry::operation::{self, Kind, OpId},
 };
 
 pub use crate::endpoint::reserve::{CreateSpec, External};

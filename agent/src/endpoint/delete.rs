@@ -21,6 +21,11 @@ use wharf_core::{
     store::{Change, Intent, Lease, LeaseOwner},
     timeline::{DELETE_BEGINS, Operation, Outcome},
 };
+use wharf_kit::{
+    sync::lock,
+    telemetry::operation::{self, Kind, OpId},
+};
+use wharf_store::Store;
 
 use crate::{
     addresses::resting,
@@ -36,9 +41,6 @@ use crate::{
         lifecycle::Lifecycle,
         timeline,
     },
-    store::Store,
-    sync::lock,
-    telemetry::operation::{self, Kind, OpId},
 };
 
 /// When a delete is answered.

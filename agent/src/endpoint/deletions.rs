@@ -14,10 +14,13 @@ use wharf_core::{
     plan::DeleteOptions,
 };
 use wharf_handover::queue::{Deletion, Queue};
-
-use crate::{
+use wharf_kit::{
     clock,
     controller::Controllers,
+    telemetry::operation::{Kind, OpId},
+};
+
+use crate::{
     endpoint::{delete, error::CreateCause, unknown},
     node::{
         aside::Wanted,
@@ -26,7 +29,6 @@ use crate::{
         queue::{Cause, Deletions, QueueFailure},
         registry::Registry,
     },
-    telemetry::operation::{Kind, OpId},
 };
 
 /// The controller's name; the watchdog checks it.

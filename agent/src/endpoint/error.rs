@@ -13,13 +13,13 @@ use wharf_core::{
     plan::{CreateStep, DeleteStep, UndoStep},
     state::State,
 };
+use wharf_store::StoreError;
 
 use crate::{
     memory::NoRoom,
     node::error::{JobError, SourcesRefusal},
     policy::error::PolicyError,
     proxy::ProxyError,
-    store::StoreError,
 };
 
 /// Failure of a removal.

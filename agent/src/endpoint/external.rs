@@ -8,6 +8,7 @@ use wharf_core::{
     overlap::{Way, conflicts},
     plan::CreateStep,
 };
+use wharf_kit::sync::lock;
 
 use crate::{
     endpoint::{
@@ -16,7 +17,6 @@ use crate::{
         reserve::{CreateSpec, External},
     },
     node::{lifecycle::Lifecycle, sources},
-    sync::lock,
 };
 
 /// Refuses addresses in use; the registry does so for endpoints.

@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc::error::TrySendError, oneshot};
 use wharf_core::{kernel::KernelError, mtu::NodeMtu};
+use wharf_kit::sync::lock;
 
-use crate::{
-    node::{
-        endpoint::{Command, Handle, View},
-        lifecycle::Lifecycle,
-    },
-    sync::lock,
+use crate::node::{
+    endpoint::{Command, Handle, View},
+    lifecycle::Lifecycle,
 };
 
 /// The controller's name.

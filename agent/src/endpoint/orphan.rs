@@ -16,18 +16,17 @@ use wharf_core::{
     kernel::{KernelDump, LinkRef, LinkRow},
     store::{Change, Lease, LeaseOwner, Snapshot},
 };
+use wharf_kit::{clock, sync::lock};
 use wharf_names::mark::Mark;
 
 use crate::{
     addresses::{Addresses, resting},
-    clock,
     config::AgentConfig,
     endpoint::{
         error::RemoveError,
         remove::{self, Subject},
     },
     node::{aside::Aside, leftovers::Orphan, lifecycle::Lifecycle, registry::Registry},
-    sync::lock,
 };
 
 /// Closes other plugins' links without a record: their policy is unknown.

@@ -14,6 +14,7 @@ use wharf_core::{
     plan::DeleteStep,
     store::{Change, Lease, LeaseOwner, OutOfService},
 };
+use wharf_kit::sync::lock;
 
 use crate::{
     addresses::{Addresses, resting},
@@ -22,7 +23,6 @@ use crate::{
         remove::{self, Subject},
     },
     node::{aside::Aside, lifecycle::Lifecycle},
-    sync::lock,
 };
 
 /// Failed starts before a record is out of service.

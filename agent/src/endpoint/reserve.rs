@@ -21,9 +21,9 @@ use wharf_core::{
     state::{Fsm, State},
     store::LeaseOwner,
 };
+use wharf_kit::{clock, sync::lock};
 
 use crate::{
-    clock,
     endpoint::{deletions, error::CreateCause, external, task::EndpointTask},
     node::{
         endpoint::{Handle, View},
@@ -34,7 +34,6 @@ use crate::{
         registry::Taken,
         sources,
     },
-    sync::lock,
 };
 
 /// A parsed create request.

@@ -14,9 +14,12 @@ use wharf_core::{
     plan::CreateStep,
     state::{Action, Event, Level, State},
 };
+use wharf_kit::{
+    clock,
+    telemetry::operation::{Kind, OpId},
+};
 
 use crate::{
-    clock,
     endpoint::{
         build,
         delete::teardown,
@@ -31,7 +34,6 @@ use crate::{
         lifecycle::Lifecycle,
         prepared::ProgramSet,
     },
-    telemetry::operation::{Kind, OpId},
 };
 
 const REGENERATION: &str = "regeneration";

@@ -10,6 +10,7 @@ use wharf_core::{
     store::{Change, Lease},
     timeline::Operation,
 };
+use wharf_store::Store;
 
 use crate::{
     addresses::resting,
@@ -20,7 +21,6 @@ use crate::{
         remove::{self, Subject},
     },
     node::{endpoint::Shared, leftovers::Remains, lifecycle::Lifecycle, timeline},
-    store::Store,
 };
 
 struct Undone {

@@ -9,12 +9,12 @@ use wharf_core::{
     ids::EndpointId,
     store::{Lease, LeaseOwner},
 };
+use wharf_kit::sync::lock;
 
 use crate::{
     addresses::resting,
     endpoint::{error::RemoveError, orphan, out_of_service, unfinished},
     node::{aside::Wanted, lifecycle::Lifecycle},
-    sync::lock,
 };
 
 /// Removes leftovers, if any.

@@ -6,13 +6,10 @@ use ipnet::IpNet;
 use wharf_api::{Explanation, Health, SubjectKind};
 use wharf_cluster::feed::FeedPod;
 use wharf_core::{kernel::NextHop, store::LeaseOwner};
+use wharf_kit::{clock, sync::lock};
 
 use super::{MAX_LISTED, blank, conclude, end_in_words, fact};
-use crate::{
-    clock,
-    node::{health, lifecycle::Lifecycle, sources},
-    sync::lock,
-};
+use crate::node::{health, lifecycle::Lifecycle, sources};
 
 /// Network or broadcast address (IPv4), subnet-router anycast (IPv6, RFC 4291 2.6.1).
 fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {

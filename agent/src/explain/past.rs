@@ -10,10 +10,10 @@ use wharf_core::{
     kernel::KernelDump,
     timeline::{End, Outcome, PastLife},
 };
+use wharf_kit::clock;
 
 use super::{DEADLINE, blank, conclude, end_in_words, fact, look, named, subject::Found, tell};
 use crate::{
-    clock,
     endpoint::out_of_service,
     node::{Node, looks::Purpose},
 };

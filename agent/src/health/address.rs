@@ -15,20 +15,18 @@ use wharf_core::{
     ipam::{IpamError, LeaseRequest, Wanted},
     store::{Change, Lease, LeaseOwner},
 };
+use wharf_kit::{clock, kept, sync::lock};
 
 use super::error::HealthError;
 use crate::{
     addresses::{Addresses, resting},
-    clock,
     config::AgentConfig,
     endpoint::unknown,
-    kept,
     node::{
         aside,
         health::{self, Health, NAME, holds},
         lifecycle::Lifecycle,
     },
-    sync::lock,
 };
 
 const VERSION: u32 = 1;

@@ -17,6 +17,7 @@ use wharf_core::{
     sources::SourcePrefixes,
     state::retry_delay_ms,
 };
+use wharf_kit::clock;
 
 use super::{
     address::{self, Kept},
@@ -27,7 +28,6 @@ use super::{
     window::Windows,
 };
 use crate::{
-    clock,
     endpoint::{
         create::{self, CreateSpec},
         delete,

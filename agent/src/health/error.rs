@@ -3,8 +3,9 @@
 use std::{borrow::Cow, io, path::PathBuf, process::ExitStatus};
 
 use wharf_core::{ids::EndpointId, ipam::IpamError};
+use wharf_store::StoreError;
 
-use crate::{endpoint::error::CreateError, store::StoreError};
+use crate::endpoint::error::CreateError;
 
 /// Why the health endpoint is degraded or down.
 #[derive(Debug, thiserror::Error)]

@@ -27,13 +27,13 @@ use tokio::{
     time::timeout,
 };
 use wharf_core::endpoint::NetnsRef;
+use wharf_kit::sync::lock;
 
 use super::{
     error::HealthError,
     host::Responder,
     server::{Hello, MAX_LINE, MODE, READY},
 };
-use crate::sync::lock;
 
 /// Listening takes milliseconds.
 const READY_BOUND: Duration = Duration::from_secs(10);

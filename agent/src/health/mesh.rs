@@ -21,6 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use wharf_api::{HealthState, NodeHealth, ProbeKind};
 use wharf_cluster::routes;
+use wharf_kit::clock;
 
 use super::{
     host::ThisHost,
@@ -28,7 +29,6 @@ use super::{
     window::Windows,
 };
 use crate::{
-    clock,
     cluster::InForce,
     node::{
         health::{Health, PATIENCE, is_failing},

@@ -11,9 +11,9 @@ use wharf_cluster::{
     nodes::{NodeRow, Nodes},
     routes::{Destination, Unrouted},
 };
+use wharf_kit::sync::lock;
 
 use super::*;
-use crate::sync::lock;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 

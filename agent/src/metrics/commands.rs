@@ -15,9 +15,9 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use wharf_handover::{command::Verb, report::Outcome};
+use wharf_kit::sync::lock;
 
 use super::buckets;
-use crate::sync::lock;
 
 /// Callers may invent names.
 const MAX_NETWORKS: usize = 32;

@@ -10,9 +10,8 @@ use wharf_dns::{
     Outcome,
     wire::{REFUSED, rcode_name, type_name},
 };
+use wharf_kit::clock;
 use wharf_proxy::{Content, Record, Verdict};
-
-use crate::clock;
 
 /// Requests by verdict, without Envoy's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -6,8 +6,7 @@ use std::{
 };
 
 use wharf_core::ids::{Attachment, ContainerId, EndpointId, IfName, NetworkName};
-
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// Selects leftovers.
 #[derive(Debug, Clone)]

@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use tokio::time::Instant;
 use wharf_core::ids::EndpointId;
-
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// How long the status names a client after its last count.
 const TOLD: Duration = Duration::from_secs(60);

@@ -24,13 +24,13 @@ use wharf_core::{
     store::Lease,
     timeline::{Ended, Entries, Entry, Life, Operation, Outcome, Who},
 };
-
-use crate::{
+use wharf_kit::{
     clock,
-    node::{edit::Edit, error::CommandError},
     sync::lock,
     telemetry::operation::{self, OpId},
 };
+
+use crate::node::{edit::Edit, error::CommandError};
 
 /// About 10 KiB.
 const LOG_LINES: usize = 64;

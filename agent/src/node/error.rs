@@ -6,8 +6,9 @@ use ipnet::IpNet;
 use wharf_core::{
     identity_allocator::IdentityError, kernel::KernelError, plan::CreateStep, policy::MAX_NAMED_PORTS, state::State,
 };
+use wharf_store::StoreError;
 
-use crate::{policy::error::PolicyError, store::StoreError};
+use crate::policy::error::PolicyError;
 
 /// Why source prefixes are refused on this node.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -3,8 +3,7 @@
 use std::{collections::VecDeque, sync::Mutex};
 
 use wharf_core::flow::FlowUsage;
-
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// One minute, so that the status shows bursts between two looks.
 const KEPT: usize = 7;

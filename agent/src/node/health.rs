@@ -15,8 +15,9 @@ use wharf_core::{
     ids::{Attachment, ContainerId, IdError, IfName, NetworkName},
     store::LeaseOwner,
 };
+use wharf_kit::{clock, sync::lock};
 
-use crate::{clock, config::AgentConfig, sync::lock};
+use crate::config::AgentConfig;
 
 /// Reserved network, container id and lease owner.
 pub const NAME: &str = "wharf-health";

@@ -22,8 +22,9 @@ use wharf_core::{
     kernel::{Kernel, KernelError, KernelErrorKind},
     plan::UndoStep,
 };
+use wharf_kit::sync::lock;
 
-use crate::{node::error::JobError, sync::lock};
+use crate::node::error::JobError;
 
 /// Ids in flight, and their kernel calls.
 pub struct Jobs {

@@ -23,13 +23,13 @@ use wharf_core::{
     nat::OverlayPort,
     store::OutOfService,
 };
+use wharf_kit::{controller::Controllers, gate::Gate, sync::lock};
+use wharf_store::Store;
 
 use crate::{
     addresses::Addresses,
     cluster::Cluster,
     config::{AgentConfig, LocalDelivery},
-    controller::Controllers,
-    gate::Gate,
     memory::Memory,
     metrics::Metrics,
     monitor::Monitor,
@@ -45,8 +45,6 @@ use crate::{
     },
     policy::{Policy, error::PolicyError},
     proxy::Redirects,
-    store::Store,
-    sync::lock,
 };
 
 /// One for each agent.

@@ -30,6 +30,8 @@ use std::{
 
 use tokio::sync::mpsc;
 use wharf_core::{identities::Identities, ipam::Ipam, kernel::Kernel};
+use wharf_kit::pulse::Pulses;
+use wharf_store::Store;
 
 use crate::{
     commands::{Commands, Ended, Mode},
@@ -40,8 +42,6 @@ use crate::{
         self_checks::SelfChecks,
     },
     proxy::Redirects,
-    pulse::Pulses,
-    store::Store,
 };
 
 /// The whole agent, for the composition root and the rooms that answer requests.

@@ -16,8 +16,7 @@ use std::{
 use tokio::{runtime::Handle, sync::Notify, time::timeout_at};
 use wharf_api::{AgentStatus, MetricRow};
 use wharf_core::kernel::KernelError;
-
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// Per read: a look may panic, and a stopped runtime drops looks.
 const LOOKS: u32 = 2;

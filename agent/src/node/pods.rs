@@ -5,8 +5,7 @@ use std::{collections::BTreeMap, sync::Mutex};
 use tokio::sync::Notify;
 use wharf_cluster::feed::{FeedPod, OwnPods, PodRef};
 use wharf_core::endpoint::{EndpointRecord, PodRow};
-
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// A row of this node's pods by uid; `None` for one that is gone.
 pub type ChangedRow = (String, Option<FeedPod>);

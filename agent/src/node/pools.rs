@@ -9,9 +9,10 @@ use wharf_core::{
     overlap::at_start,
     store::LeaseOwner,
 };
+use wharf_kit::sync::lock;
 
 use super::{health, lifecycle::Lifecycle};
-use crate::{cluster::pools::usable, sync::lock};
+use crate::cluster::pools::usable;
 
 impl Lifecycle {
     /// Compares the pod CIDRs of this node's row with the pools in use. Other usable ones restart the agent in place.

@@ -7,8 +7,7 @@ use std::{
 
 use tokio::sync::Notify;
 use wharf_core::ids::{EndpointId, MacAddr};
-
-use crate::sync::lock;
+use wharf_kit::sync::lock;
 
 /// Pinned, without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,8 +10,7 @@ use std::{
 use wharf_api::{DeletionQueueStatus, Health};
 use wharf_core::ids::Attachment;
 use wharf_handover::queue::{BAD, Entry, Queue, QueueError};
-
-use crate::{clock, sync::lock};
+use wharf_kit::{clock, sync::lock};
 
 /// Age at which a missing canary is reported.
 const CANARY_PATIENCE: Duration = Duration::from_secs(5);

@@ -17,8 +17,9 @@ use wharf_core::{
     ids::{ContainerId, EndpointId, Epoch, IfIndex, IfName, MAX_ENDPOINT_ID},
     nat::PublishedPort,
 };
+use wharf_kit::sync::lock;
 
-use crate::{node::endpoint::Handle, sync::lock};
+use crate::node::endpoint::Handle;
 
 /// Why an insertion is refused.
 #[derive(Debug)]

@@ -8,8 +8,9 @@ use tokio::{
 };
 use wharf_api::SelfCheck;
 use wharf_core::ids::{EndpointId, Epoch};
+use wharf_kit::sync::lock;
 
-use crate::{node::endpoint::Handle, sync::lock};
+use crate::node::endpoint::Handle;
 
 /// Between background batches of about 1 ms.
 pub const PACE: Duration = Duration::from_millis(20);

@@ -4,11 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use wharf_core::{ids::EndpointId, overlap::Way, sources::SourcePrefixes};
+use wharf_kit::sync::lock;
 
-use crate::{
-    node::{endpoint::View, error::SourcesRefusal, lifecycle::Lifecycle},
-    sync::lock,
-};
+use crate::node::{endpoint::View, error::SourcesRefusal, lifecycle::Lifecycle};
 
 /// Refuses prefixes that contain addresses of pools, services, other nodes' containers, gateways, the node or endpoints
 /// other than `own`. Prefixes of two endpoints may overlap: both may use one virtual address.

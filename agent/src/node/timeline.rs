@@ -18,16 +18,15 @@ use wharf_core::{
     store::{Change, Snapshot},
     timeline::{End, Ended, Entries, Life, MAX_PAST, Operation, Outcome, Past, PastLife, Who},
 };
+use wharf_kit::{clock, sync::lock};
+use wharf_store::{Store, StoreError};
 
 use crate::{
-    clock,
     metrics::Metrics,
     node::{
         endpoint::{Shared, entry},
         registry::Registry,
     },
-    store::{Store, StoreError},
-    sync::lock,
 };
 
 /// Interval of [`write()`].

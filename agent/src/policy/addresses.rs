@@ -2,9 +2,9 @@
 
 use tokio_util::sync::CancellationToken;
 use wharf_datapath::AddressChanges;
+use wharf_kit::controller::Controllers;
 
 use super::{CONTROLLER, Policy};
-use crate::controller::Controllers;
 
 const NOTIFICATIONS: &str = "node-addresses";
 

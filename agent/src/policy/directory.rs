@@ -13,6 +13,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use wharf_kit::kept;
 use wharf_policy::{
     model::{Policy, PolicyName},
     read::{MAX_TEXT, read},
@@ -22,7 +23,6 @@ use super::{
     documents::{MAX_TEXTS, Texts, by_name, told},
     error::PolicyError,
 };
-use crate::kept;
 
 const MAX_FILES: usize = 10_000;
 /// Minimum age of a modification.

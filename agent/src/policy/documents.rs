@@ -10,6 +10,7 @@ use std::{
 
 use imbl::{OrdMap, ordmap::DiffItem};
 use serde::{Deserialize, Serialize};
+use wharf_kit::kept;
 use wharf_policy::{
     compile::Event,
     model::{Action, Direction, Labels, NAMESPACE_NAME, Policy, PolicyName, Rule, UNKNOWN_LABELS},
@@ -17,7 +18,6 @@ use wharf_policy::{
 };
 
 use super::{directory::Found, error::PolicyError};
-use crate::kept;
 
 const VERSION: u32 = 1;
 /// Bytes, of imported texts and of the directory's.

@@ -22,10 +22,11 @@ use wharf_dns::{
     Answer,
     cache::{Cache, Changed},
 };
+use wharf_kit::{clock, kept};
 use wharf_policy::compile::Event;
 
 use super::{Guard, Policy, error::PolicyError};
-use crate::{clock, kept, proxy::dns::Noted};
+use crate::proxy::dns::Noted;
 
 /// Controller that expires addresses.
 pub const CONTROLLER: &str = "names";

@@ -5,16 +5,14 @@ use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use wharf_core::ids::{EndpointId, Epoch};
+use wharf_kit::kept;
 use wharf_policy::{
     compile::{Listener, ListenerId, SetId, Tables},
     model::Direction,
 };
 
 use super::{members::Members, rounds::Place, rows};
-use crate::{
-    kept,
-    proxy::{Redirect, Wanted},
-};
+use crate::proxy::{Redirect, Wanted};
 
 const VERSION: u32 = 1;
 const MAX_FILE: u64 = 128 << 20;

@@ -7,8 +7,7 @@ use std::{
 };
 
 use wharf_core::ids::EndpointId;
-
-use crate::{clock, sync::lock};
+use wharf_kit::{clock, sync::lock};
 
 /// A wait for the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,11 +10,12 @@ use std::{
 };
 
 use wharf_core::ids::{EndpointId, Epoch};
+use wharf_kit::{accounts, sync::lock};
 use wharf_policy::compile;
 use wharf_proxy::{EnvoyError, Listener, ListenerKey, Member, Proxy, User, Wait, WaitError};
 
 use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
-use crate::{accounts, config::AgentConfig, sync::lock};
+use crate::config::AgentConfig;
 
 /// Wait before rows change. A healthy Envoy needs milliseconds; a create has one second.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);

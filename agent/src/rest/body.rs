@@ -14,8 +14,9 @@ use tokio::{
     time::timeout,
 };
 use wharf_api::{ErrorCode, POLICY_TEXT_MOST};
+use wharf_kit::serve::Peer;
 
-use crate::{rest::error::Failure, serve::Peer};
+use crate::rest::error::Failure;
 
 /// Bytes: a policy text, lengthened by JSON. Routes have lower limits.
 pub const LONGEST: usize = 2 * POLICY_TEXT_MOST;

@@ -9,6 +9,10 @@ use axum::{Extension, Json, extract::State};
 use tokio::sync::oneshot;
 use wharf_api::{AgentConfigPatch, AgentConfigView, ApiError, ErrorCode, LogFormat as ApiFormat, SettingOrigin};
 use wharf_core::state::{Level, State as EndpointState};
+use wharf_kit::{
+    sync::lock,
+    telemetry::{LogFilter, LogFormat},
+};
 
 use crate::{
     config::effective,
@@ -18,8 +22,6 @@ use crate::{
         error::{Answer, Body, Failure},
         policy::to_its_end,
     },
-    sync::lock,
-    telemetry::{LogFilter, LogFormat},
 };
 
 const LOG_LEVEL: &str = "log-level";

@@ -22,6 +22,7 @@ use wharf_core::{
     plan::DeleteOptions,
 };
 use wharf_handover::command::Command as CniCommand;
+use wharf_kit::serve::Peer;
 
 use crate::{
     endpoint::{build, create, delete, look, unknown},
@@ -40,7 +41,6 @@ use crate::{
         parse::{create_spec, parse_edit},
     },
     selfcheck::Checker,
-    serve::Peer,
 };
 
 /// A build takes some ten milliseconds, longer behind others. CHECK waits at most 10 s.

@@ -17,6 +17,7 @@ use wharf_core::{
     plan::CreateStep,
 };
 use wharf_policy::model::PolicyName;
+use wharf_store::StoreError;
 
 use crate::{
     audit::AuditError,
@@ -24,7 +25,6 @@ use crate::{
     node::error::{CommandError, SourcesRefusal},
     policy::error::PolicyError,
     rest::operation,
-    store::StoreError,
 };
 
 /// An error for the client.
@@ -318,7 +318,8 @@ impl IntoResponse for Failure {
         let retry = self.0.retry_after_ms;
         let code = status(self.0.code);
         if operation::is_told(code) {
-            self.0.op = self.0.op.or_else(|| crate::telemetry::operation::current().map(|op| op.to_string().into()));
+            self.0.op =
+                self.0.op.or_else(|| wharf_kit::telemetry::operation::current().map(|op| op.to_string().into()));
         }
         let told = operation::Told { code: self.0.code, message: self.0.message.clone() };
         let mut response = (code, Json(self.0)).into_response();

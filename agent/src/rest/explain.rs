@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
 use wharf_api::{AgentLog, ApiError, ErrorCode, Explanation};
+use wharf_kit::telemetry::LogFilter;
 
 use crate::{
     explain::explain,
     node::Node,
     rest::error::{Answer, Failure, Segment},
-    telemetry::LogFilter,
 };
 
 /// State and history of an endpoint, a container or an address. Deleted subjects are kept for a day. `kind` is the

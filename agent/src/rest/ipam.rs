@@ -10,6 +10,7 @@ use wharf_core::{
     ipam::{LeaseRequest, Wanted, describe_owner},
     store::{Change, Lease, LeaseOwner},
 };
+use wharf_kit::sync::lock;
 
 use crate::{
     addresses::{pools, resting},
@@ -18,7 +19,6 @@ use crate::{
         endpoint::accepts_work,
         error::{Answer, Body, Failure, Query, Segment, invalid},
     },
-    sync::lock,
 };
 
 /// Pools with their usage, and all leases.

@@ -10,8 +10,9 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use wharf_api::{ErrorCode, UNTIL_HEADER};
+use wharf_kit::clock;
 
-use crate::{clock, rest::error::Failure};
+use crate::rest::error::Failure;
 
 /// Rejects late changes.
 pub async fn refuse(request: Request, next: Next) -> Response {

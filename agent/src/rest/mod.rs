@@ -27,8 +27,9 @@ use std::sync::Arc;
 use axum::{Extension, Router, body::Bytes, extract::DefaultBodyLimit, http::header};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
+use wharf_kit::telemetry::LogFilter;
 
-use crate::{node::Node, telemetry::LogFilter};
+use crate::node::Node;
 
 /// Bytes; a GC of 10,000 attachments fits.
 const MAX_BODY: usize = 2 * 1024 * 1024;

@@ -11,12 +11,9 @@ use axum::{
 use tokio::time::timeout;
 use tracing::Level;
 use wharf_api::ErrorCode;
+use wharf_kit::telemetry::operation::{self, Kind, OpId};
 
-use crate::{
-    node::Node,
-    rest::command::Counted,
-    telemetry::operation::{self, Kind, OpId},
-};
+use crate::{node::Node, rest::command::Counted};
 
 /// An error, for the log.
 #[derive(Debug, Clone)]

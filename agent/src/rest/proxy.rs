@@ -7,9 +7,9 @@ use std::{
 
 use axum::{Json, extract::State};
 use wharf_api::{ProxyCompletion, ProxyName, ProxyOutstanding, ProxyRequests, ProxyView};
+use wharf_kit::clock;
 
 use crate::{
-    clock,
     monitor::Requests,
     node::Node,
     proxy::{Awaited, Look, envoy},

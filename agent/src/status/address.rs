@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health, IpFamily};
+use wharf_kit::sync::lock;
 
 use super::{Source, of};
 use crate::{
     addresses::pools,
     cluster::pools::{OwnPools, PoolsView},
     node::{lifecycle::Lifecycle, part::Fill},
-    sync::lock,
 };
 
 pub(super) fn source() -> Source {

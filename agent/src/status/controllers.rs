@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, ControllerStatus, Health};
+use wharf_kit::controller::{Controllers, OVERDUE};
 
 use super::{Source, of};
-use crate::{
-    controller::{Controllers, OVERDUE},
-    node::part::Fill,
-};
+use crate::node::part::Fill;
 
 const NAMED: usize = 4;
 

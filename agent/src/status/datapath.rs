@@ -5,12 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use wharf_api::{BpfMap, ComponentStatus, Health, MetricRow};
 use wharf_common::DropReason;
 use wharf_core::kernel::{CounterRow, Kernel, KernelError, KernelErrorKind, KernelFeatures, MapInfo};
+use wharf_kit::sync::lock;
 
 use super::Source;
-use crate::{
-    node::{lifecycle::Lifecycle, part::Fill},
-    sync::lock,
-};
+use crate::node::{lifecycle::Lifecycle, part::Fill};
 
 pub(super) fn source() -> Source {
     Source {

@@ -31,6 +31,7 @@ use wharf_api::{
     PreparedStatus, ProxyStatus,
 };
 use wharf_core::kernel::KernelError;
+use wharf_kit::sync::lock;
 
 use crate::{
     config::LocalDelivery,
@@ -38,7 +39,6 @@ use crate::{
         Node,
         part::{Fill, Reading},
     },
-    sync::lock,
 };
 
 /// For all parts together; an idle node needs a millisecond.

@@ -6,13 +6,12 @@ use std::{
 };
 
 use wharf_api::{ComponentStatus, Health};
+use wharf_kit::{pulse::Pulse, socket::Reach};
 
 use super::{Source, seconds};
 use crate::{
     memory::{self, Room},
     node::{Node, lifecycle::Lifecycle, part::Fill},
-    pulse::Pulse,
-    socket::Reach,
 };
 
 /// Twenty beats.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use wharf_api::{ComponentStatus, Health, QuarantinedRecord};
+use wharf_kit::sync::lock;
 
 use super::{Source, of};
 use crate::{
     findings::Left,
     node::{Node, part::Fill},
-    sync::lock,
 };
 
 pub(super) fn source() -> Source {

@@ -3,12 +3,10 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use wharf_api::{ComponentStatus, Health};
+use wharf_store::Store;
 
 use super::Source;
-use crate::{
-    node::{part::Fill, timeline::Timelines},
-    store::Store,
-};
+use crate::node::{part::Fill, timeline::Timelines};
 
 pub(super) fn source() -> Source {
     Source {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use wharf_agent::{explain, reconcile::Reconcile, sync::lock};
+use wharf_agent::{explain, reconcile::Reconcile};
 use wharf_api::{Finding, Health};
 use wharf_core::{
     endpoint::{EndpointRecord, host_ifname},
@@ -15,6 +15,7 @@ use wharf_core::{
     store::{Change, Intent, Lease, LeaseOwner},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{clock, reconcile::Reconcile, sync::lock};
+use wharf_agent::reconcile::Reconcile;
 use wharf_api::Health;
 use wharf_core::{
     ids::Epoch,
@@ -11,6 +11,7 @@ use wharf_core::{
     store::{Lease, LeaseOwner},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::{clock, sync::lock};
 
 use crate::support::*;
 

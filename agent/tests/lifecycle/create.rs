@@ -3,10 +3,7 @@
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::{
-    endpoint::{create::CreateSpec, prepared},
-    sync::lock,
-};
+use wharf_agent::endpoint::{create::CreateSpec, prepared};
 use wharf_api::ErrorCode;
 use wharf_core::{
     endpoint::IpOwner,
@@ -16,6 +13,7 @@ use wharf_core::{
     store::{Intent, LeaseOwner},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -3,10 +3,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::{
-    endpoint::{prepared, resume},
-    sync::lock,
-};
+use wharf_agent::endpoint::{prepared, resume};
 use wharf_api::ErrorCode;
 use wharf_core::{
     kernel::KernelErrorKind as Kind,
@@ -14,6 +11,7 @@ use wharf_core::{
     store::{Intent, LeaseOwner},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{endpoint::resume, sync::lock};
+use wharf_agent::endpoint::resume;
 use wharf_core::{
     kernel::{CounterRow, KernelErrorKind as Kind},
     plan::{DeleteOptions, DeleteStep},
@@ -10,6 +10,7 @@ use wharf_core::{
     store::Intent,
 };
 use wharf_datapath::fake::{Hold, Operation as Op};
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -6,7 +6,6 @@ use wharf_agent::{
         unknown,
     },
     node::aside::Wanted,
-    sync::lock,
 };
 use wharf_core::{
     ids::Epoch,
@@ -16,6 +15,7 @@ use wharf_core::{
     store::{Change, LeaseOwner, Snapshot},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use wharf_agent::{controller::OVERDUE, endpoint::deletions, node::queue::Cause, watchdog};
+use wharf_agent::{endpoint::deletions, node::queue::Cause, watchdog};
 use wharf_api::{ErrorCode, Health};
 use wharf_core::{
     kernel::{KernelErrorKind as Kind, NodeKernel as _},
@@ -11,6 +11,7 @@ use wharf_core::{
 };
 use wharf_datapath::fake::Operation as Op;
 use wharf_handover::queue::QueueError;
+use wharf_kit::controller::OVERDUE;
 
 use crate::support::*;
 
@@ -354,7 +355,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         }
         let held = |name: &str| {
             let of = |o: &LeaseOwner| matches!(o, LeaseOwner::Attachment { attachment: a, .. } if a.container_id.as_str() == name);
-            wharf_agent::sync::lock(&agent.life.addresses.ipam).owned_by(of).len()
+            wharf_kit::sync::lock(&agent.life.addresses.ipam).owned_by(of).len()
         };
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 2, 2]);
         let mut other = attachment("c2", "eth0");

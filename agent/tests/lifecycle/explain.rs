@@ -2,7 +2,7 @@
 
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use wharf_agent::{
-    clock, explain,
+    explain,
     node::{
         endpoint::Handle,
         looks::{LOOKS, Purpose},
@@ -16,6 +16,7 @@ use wharf_core::{
     state::{Level, State},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::clock;
 
 use crate::support::*;
 

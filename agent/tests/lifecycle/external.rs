@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use wharf_agent::{
     endpoint::create::{CreateSpec, External},
     restore,
-    sync::lock,
 };
 use wharf_api::{ContainerRoute, ErrorCode};
 use wharf_core::{
@@ -19,6 +18,7 @@ use wharf_core::{
     plan::DeleteOptions,
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

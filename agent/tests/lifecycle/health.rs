@@ -9,13 +9,11 @@ use std::{
 };
 
 use tokio::sync::watch;
-use wharf_agent::{
-    health::{self, HealthError, Host, Outcome, Probed, Responder},
-    sync::lock,
-};
+use wharf_agent::health::{self, HealthError, Host, Outcome, Probed, Responder};
 use wharf_api::{HealthState, NodeHealth, ProbeKind};
 use wharf_core::{endpoint::NetnsRef, ids::EndpointId, kernel::KernelErrorKind, plan::DeleteOptions};
 use wharf_datapath::{FakeKernel, fake::Operation as Op};
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{reconcile::Reconcile, sync::lock};
+use wharf_agent::reconcile::Reconcile;
 use wharf_core::{
     ids::Epoch,
     kernel::{EndpointKernel as _, KernelErrorKind as Kind, NodeKernel as _, ProgramSpec},
@@ -11,6 +11,7 @@ use wharf_core::{
     store::{Change, LeaseOwner},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

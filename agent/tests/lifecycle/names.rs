@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
-use wharf_agent::{clock, policy::error::PolicyError};
+use wharf_agent::policy::error::PolicyError;
 use wharf_core::{
     flow::FlowFilter,
     kernel::{FlowKernel as _, KernelErrorKind as Kind},
 };
 use wharf_datapath::fake::Operation as Op;
 use wharf_dns::{Answer, Member};
+use wharf_kit::clock;
 
 use crate::{flows::connection, policy::rows, support::*};
 

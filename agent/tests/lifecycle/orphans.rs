@@ -1,6 +1,6 @@
 //! Endpoints whose records were lost with the store: they live on, and go with their containers.
 
-use wharf_agent::{restore, sync::lock};
+use wharf_agent::restore;
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::PoolName,
@@ -9,6 +9,7 @@ use wharf_core::{
     plan::DeleteOptions,
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 
@@ -60,7 +61,7 @@ fn endpoints_whose_records_were_lost_live_on_over_starts_and_leak_audits() {
 fn starts_that_end_early_do_not_forget_that_records_were_lost() {
     let (machine, records) = lost();
     for _ in 0..2 {
-        let opened = wharf_agent::store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
+        let opened = wharf_store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
         assert!(opened.lost, "nothing has held what lives");
         drop(opened.store);
         opened.writer.join().expect("the writer ends");
@@ -73,7 +74,7 @@ fn starts_that_end_early_do_not_forget_that_records_were_lost() {
             }
         });
     }
-    let opened = wharf_agent::store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
+    let opened = wharf_store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
     assert!(!opened.lost, "what lives is held");
 }
 

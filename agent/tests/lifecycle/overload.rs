@@ -3,13 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use wharf_agent::{gate::Gate, stuck};
+use wharf_agent::stuck;
 use wharf_api::ErrorCode;
 use wharf_core::{
     admission::AdmissionConfig,
     plan::{CreateStep, DeleteOptions, DeleteStep},
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::gate::Gate;
 
 use crate::support::*;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use wharf_agent::{endpoint::look, findings::Left, node::endpoint::Handle, reconcile::Reconcile, sync::lock};
+use wharf_agent::{endpoint::look, findings::Left, node::endpoint::Handle, reconcile::Reconcile};
 use wharf_api::MendedBy;
 use wharf_core::{
     finding::{Verdict, verdict},
@@ -11,6 +11,7 @@ use wharf_core::{
     state::{Level, State},
 };
 use wharf_datapath::fake::{LinkChange, Operation as Op};
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -2,13 +2,14 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use wharf_agent::{addresses::resting, sync::lock};
+use wharf_agent::addresses::resting;
 use wharf_api::ErrorCode;
 use wharf_core::{
     kernel::{EndpointKernel as _, KernelErrorKind as Kind},
     store::LeaseOwner,
 };
 use wharf_datapath::fake::Operation as Op;
+use wharf_kit::sync::lock;
 
 use crate::support::*;
 

@@ -196,7 +196,7 @@ fn a_file_with_any_byte_of_its_header_changed_does_not_keep_the_agent_down() {
 #[test]
 fn reads_after_large_commits_are_not_taken_for_somebody_elses_writes() {
     let machine = Machine::new();
-    let opened = wharf_agent::store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
+    let opened = wharf_store::Store::open(&machine.store_path(), &machine.boot_id).expect("open");
     let rests: Vec<_> = (0..2_048_u32)
         .map(|n| Rest {
             ip: std::net::Ipv4Addr::from(0x0a57_0100 + n).into(),
@@ -401,8 +401,8 @@ fn a_disk_that_was_full_for_a_while_does_not_cost_the_agent_its_store() {
 #[test]
 fn a_store_that_another_agent_holds_is_refused() {
     let machine = Machine::new();
-    let held = wharf_agent::store::Store::open(&machine.store_path(), "boot").expect("open");
-    let refused = wharf_agent::store::Store::open(&machine.store_path(), "boot").err().expect("held");
+    let held = wharf_store::Store::open(&machine.store_path(), "boot").expect("open");
+    let refused = wharf_store::Store::open(&machine.store_path(), "boot").err().expect("held");
     assert!(refused.to_string().contains("another agent has it open"), "{refused}");
     drop(held.store);
     held.writer.join().expect("ends");
@@ -418,7 +418,7 @@ async fn fill(agent: &Agent) -> wharf_core::store::Snapshot {
     agent.snapshot().await
 }
 
-async fn touch(agent: &Agent) -> Result<(), wharf_agent::store::StoreError> {
+async fn touch(agent: &Agent) -> Result<(), wharf_store::StoreError> {
     agent.life.store.commit(vec![Change::RemoveIntent(id(9), wharf_core::ids::Epoch(9))]).await
 }
 

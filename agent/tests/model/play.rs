@@ -17,7 +17,6 @@ use wharf_agent::{
         queue::Cause,
     },
     reconcile::Reconcile,
-    sync::lock,
 };
 use wharf_api::{ApiError, ErrorCode, GcAttachment};
 use wharf_core::{
@@ -31,6 +30,7 @@ use wharf_core::{
 };
 use wharf_datapath::fake::Operation as Op;
 use wharf_handover::queue::{Deletion, EndpointRef, VERSION};
+use wharf_kit::sync::lock;
 
 use crate::{
     expected::{Health, Model, Queued, address, attached, container},
@@ -723,7 +723,7 @@ impl Play {
             ifname: a.ifname.to_string(),
             endpoint,
             boot_id,
-            written_unix_ms: wharf_agent::clock::unix_ms(),
+            written_unix_ms: wharf_kit::clock::unix_ms(),
             canary: None,
         };
         agent.life.deletions.queue.put(&deletion).expect("written");

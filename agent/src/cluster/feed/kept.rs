@@ -4,9 +4,10 @@ use std::{collections::BTreeSet, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 use wharf_cluster::feed::{Change, Feed, Kind, Limits, State};
+use wharf_kit::{kept, sync::lock};
 
 use super::{ClusterFeed, Known};
-use crate::{cluster::blocking, kept, sync::lock};
+use crate::cluster::blocking;
 
 /// Bytes of the file.
 const MAX_FILE: u64 = 1 << 30;

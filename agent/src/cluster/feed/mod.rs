@@ -43,9 +43,9 @@ use wharf_cluster::{
 };
 use wharf_core::state::retry_delay_ms;
 use wharf_feed::v1;
+use wharf_kit::{clock, controller::Controllers, socket::Reach, sync::lock};
 
 use self::rows::Read;
-use crate::{clock, controller::Controllers, socket::Reach, sync::lock};
 
 /// Name that the documentation gives to the directory of the socket, in the run directory.
 pub const DIRECTORY: &str = "feed";

@@ -26,9 +26,9 @@ use wharf_feed::v1::{
     self,
     cluster_feed_server::{ClusterFeed as Interface, ClusterFeedServer},
 };
+use wharf_kit::socket::Socket;
 
 use super::{ClusterFeed, session::Session};
-use crate::socket::Socket;
 
 /// One producer, its half-open connections, and others that are rejected. Further ones are closed.
 const MAX_CONNECTIONS: usize = 16;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use wharf_api::{ClusterPod, ClusterPods, ClusterPodsQuery, FeedRows, RefusedRow};
 use wharf_cluster::feed::{FeedPod, Refusal};
+use wharf_kit::sync::lock;
 
 use super::{ClusterFeed, Inner, Mark};
-use crate::sync::lock;
 
 /// Rows of a list.
 const MAX_SHOWN: usize = 64;

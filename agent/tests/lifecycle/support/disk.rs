@@ -8,7 +8,7 @@ use std::{
 };
 
 use redb::{Database, DatabaseError, StorageBackend, backends::FileBackend};
-use wharf_agent::sync::lock;
+use wharf_kit::sync::lock;
 
 use super::eventually;
 

@@ -7,10 +7,10 @@ use wharf_agent::{
     endpoint::deletions,
     node::{Node, queue::Cause},
     restore,
-    store::{Opened, Store, StoreError},
-    sync::lock,
 };
 use wharf_datapath::fake::{Hold, Operation};
+use wharf_kit::sync::lock;
+use wharf_store::{Opened, Store, StoreError};
 
 use super::{Agent, Disk, Machine, Slow};
 

@@ -35,10 +35,7 @@ use wharf_agent::{
     },
     rest::error::Failure,
     selfcheck::Checker,
-    store::StoreError,
     stuck,
-    sync::lock,
-    telemetry::LogFormat,
 };
 use wharf_api::{ApiError, AuditReport, DeleteResult, Endpoint, Finding, StuckStep};
 use wharf_cluster::routes::Routing;
@@ -53,6 +50,8 @@ use wharf_core::{
 };
 use wharf_datapath::{FakeKernel, fake::Operation};
 use wharf_handover::queue::{Deletion, EndpointRef, VERSION};
+use wharf_kit::{sync::lock, telemetry::LogFormat};
+use wharf_store::StoreError;
 
 pub(crate) use disk::Disk;
 pub(crate) use identities::Slow;
@@ -203,7 +202,7 @@ pub(crate) fn deletion(a: &Attachment, endpoint: Option<&Handle>, boot_id: Strin
         ifname: a.ifname.to_string(),
         endpoint: endpoint.map(|h| EndpointRef { id: h.id.get(), epoch: h.epoch.0 }),
         boot_id,
-        written_unix_ms: wharf_agent::clock::unix_ms(),
+        written_unix_ms: wharf_kit::clock::unix_ms(),
         canary: None,
     }
 }

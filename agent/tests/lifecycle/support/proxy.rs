@@ -9,11 +9,9 @@ use std::{
 };
 
 use tokio::sync::{oneshot, watch};
-use wharf_agent::{
-    proxy::{Completion, Look, ProxyError, Redirect, Redirects, Wanted},
-    sync::lock,
-};
+use wharf_agent::proxy::{Completion, Look, ProxyError, Redirect, Redirects, Wanted};
 use wharf_core::ids::{EndpointId, Epoch};
+use wharf_kit::sync::lock;
 
 /// Redirects in force, and who was asked to remove theirs.
 #[derive(Default)]

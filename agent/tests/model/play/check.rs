@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wharf_agent::sync::lock;
 use wharf_core::{
     endpoint::parse_host_ifname,
     ids::EndpointId,
     kernel::{EndpointKernel as _, NodeKernel as _},
     store::{LeaseOwner, Snapshot},
 };
+use wharf_kit::sync::lock;
 
 use super::Play;
 use crate::expected::{Endpoint, Health, Model};

@@ -100,7 +100,7 @@ impl Drop for Attempt {
         if !std::thread::panicking()
             && let Err(error) = std::fs::remove_file(&self.marker)
         {
-            tracing::warn!("remove {}: {error}", self.marker.display());
+            tracing::warn!(target: "wharf_agent::store::opening", "remove {}: {error}", self.marker.display());
         }
     }
 }
@@ -207,7 +207,7 @@ fn finish_writing_anew(path: &Path) -> std::io::Result<()> {
 }
 
 pub(super) fn put_aside(path: &Path, why: &str) -> std::io::Result<String> {
-    let stamp = crate::clock::unix_ms();
+    let stamp = wharf_kit::clock::unix_ms();
     let aside = path.with_extension(format!("redb.{why}-{stamp}"));
     std::fs::rename(path, &aside)?;
     Ok(aside.display().to_string())

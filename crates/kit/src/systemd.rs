@@ -2,13 +2,15 @@
 
 use sd_notify::NotifyState;
 
+/// Of log lines.
+const TARGET: &str = "wharf_agent::systemd";
 /// For a stop and the start after it, microseconds: nothing feeds the watchdog meanwhile.
 const RESTART_USEC: u32 = 120_000_000;
 
 /// Does nothing without a service manager.
 pub fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!("tell systemd: {error}");
+        tracing::warn!(target: TARGET, "tell systemd: {error}");
     }
 }
 
@@ -26,7 +28,7 @@ pub fn restarting() {
     let mut state = vec![NotifyState::Reloading];
     match NotifyState::monotonic_usec_now() {
         Ok(now) => state.push(now),
-        Err(error) => tracing::warn!("read the monotonic clock for systemd: {error}"),
+        Err(error) => tracing::warn!(target: TARGET, "read the monotonic clock for systemd: {error}"),
     }
     state.extend(sd_notify::watchdog_enabled().map(|_| NotifyState::WatchdogUsec(RESTART_USEC)));
     notify(&state);

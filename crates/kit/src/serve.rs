@@ -26,6 +26,8 @@ use wharf_api::{ApiError, ErrorCode};
 use self::places::{Answer, Busy, Places};
 use crate::{pulse::BEAT, socket::Socket};
 
+/// Of log lines.
+const TARGET: &str = "wharf_agent::serve";
 #[derive(Clone, Copy)]
 struct Limit {
     all: usize,
@@ -134,6 +136,7 @@ async fn serve<L: Listener>(
         http.timer(TokioTimer::new());
         if !peer.is_root && place.is_none() {
             tracing::warn!(
+                target: TARGET,
                 "no place for a connection: each of the {} for users other than root has a request",
                 limit.others
             );
@@ -163,9 +166,11 @@ async fn serve<L: Listener>(
         tasks.spawn(async move {
             tokio::select! {
                 result = connection => if let Err(error) = result {
-                    tracing::debug!("connection: {error}");
+                    tracing::debug!(target: TARGET, "connection: {error}");
                 },
-                () = closed.cancelled() => tracing::debug!("connection: closed while idle, another one needs the place"),
+                () = closed.cancelled() => {
+                    tracing::debug!(target: TARGET, "connection: closed while idle, another one needs the place");
+                }
             }
             drop((place, permit));
         });

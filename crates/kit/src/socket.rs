@@ -19,6 +19,8 @@ use tokio::{
 
 use crate::{accounts, kept::make_directory, sync::lock};
 
+/// Of log lines.
+const TARGET: &str = "wharf_agent::socket";
 /// Of [`Access::Operators`].
 const GROUP: &str = "wharf";
 const LOOK: Duration = Duration::from_secs(1);
@@ -166,7 +168,8 @@ impl Socket {
         match result.await {
             Ok((listener, file)) => {
                 (self.listener, self.file) = (listener, file);
-                tracing::warn!(socket = %self.path.display(), "the socket {problem}; it is bound again");
+                let socket = self.path.display();
+                tracing::warn!(target: TARGET, %socket, "the socket {problem}; it is bound again");
                 let mut known = lock(&self.reach.0);
                 (known.lost, known.again) = (None, Some(Instant::now()));
             }
@@ -174,7 +177,7 @@ impl Socket {
                 let why = format!("its socket {problem}, and cannot be bound again: {error:#}");
                 let mut known = lock(&self.reach.0);
                 if known.lost.as_ref() != Some(&why) {
-                    tracing::error!(socket = %self.path.display(), "{why}");
+                    tracing::error!(target: TARGET, socket = %self.path.display(), "{why}");
                     known.lost = Some(why);
                 }
             }
@@ -210,7 +213,7 @@ impl Drop for Socket {
         if file_id(&self.path).is_ok_and(|there| there == self.file)
             && let Err(error) = std::fs::remove_file(&self.path)
         {
-            tracing::warn!("remove the socket {}: {error}", self.path.display());
+            tracing::warn!(target: TARGET, "remove the socket {}: {error}", self.path.display());
         }
     }
 }

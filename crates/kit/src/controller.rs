@@ -135,7 +135,7 @@ impl Controllers {
             let run = self.began(key.clone());
             let result = work().await;
             if let Err(error) = &result {
-                tracing::warn!(controller = name, "{error}");
+                tracing::warn!(target: "wharf_agent::controller", controller = name, "{error}");
             }
             failed = if result.is_ok() { 0 } else { failed + 1 };
             run.end(result);

@@ -24,6 +24,8 @@ use super::{
 
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
+/// Of log lines.
+const TARGET: &str = "wharf_agent::store::file";
 /// Smaller files are not compacted; an empty store takes slightly more than 1 MiB.
 const SMALL: u64 = 2 << 20;
 /// Changes between two checks of the used size.
@@ -157,7 +159,7 @@ impl File {
     /// store or its complete copy. Returns whether the timeline was lost.
     pub(super) fn write_anew(&mut self) -> Result<bool, Cause> {
         let directory = self.path.parent().ok_or_else(|| io::Error::other("its path has no directory"))?.to_owned();
-        crate::kept::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
+        wharf_kit::kept::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
         let (new, old) = (self.path.with_extension(NEW), self.check_path().is_err());
         let overwritten = self.check_content().is_err();
         if overwritten {
@@ -230,9 +232,9 @@ impl File {
             Ok(None) => {}
             Ok(Some((size, live))) => {
                 let now = used(&self.held).unwrap_or(0);
-                tracing::debug!(before = size, live, now, "compacted the store");
+                tracing::debug!(target: TARGET, before = size, live, now, "compacted the store");
             }
-            Err(cause) => tracing::warn!("compact the store {}: {cause}", self.path.display()),
+            Err(cause) => tracing::warn!(target: TARGET, "compact the store {}: {cause}", self.path.display()),
         }
     }
 
@@ -265,6 +267,6 @@ fn give_way(path: &Path) -> Result<(), Cause> {
         Ok(_) => {}
     }
     let aside = put_aside(path, "foreign").map_err(|e| Cause::at("put aside the other file at its path", e))?;
-    tracing::warn!("store {}: the other file at its path is now {aside}", path.display());
+    tracing::warn!(target: TARGET, "store {}: the other file at its path is now {aside}", path.display());
     Ok(())
 }

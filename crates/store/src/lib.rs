@@ -2,6 +2,8 @@
 //!
 //! Commits block on fsync: queued ones are committed together, each caller's as a whole or not at all. Sixteen
 //! concurrent creates cost two commits instead of thirty-two.
+//!
+//! Log lines have the agent's targets (`wharf_agent::store`), which operators' filters name.
 
 pub mod check;
 mod error;
@@ -25,8 +27,8 @@ use wharf_core::{
     store::{Change, Snapshot},
     timeline::Life,
 };
+use wharf_kit::{clock::monotonic_ms, sync::lock};
 
-use crate::{clock::monotonic_ms, sync::lock};
 pub use error::{Cause, StoreError};
 use file::File;
 use opening::CACHE_BYTES;
@@ -365,7 +367,7 @@ fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
         Err(why) => Cause::at(format!("{what}, and cannot be written anew"), why),
     };
     let error = file.error("write", cause);
-    tracing::error!("{error}");
+    tracing::error!(target: "wharf_agent::store", "{error}");
     Some(error)
 }
 

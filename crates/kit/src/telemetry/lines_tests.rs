@@ -32,7 +32,7 @@ fn hostile_bytes_cannot_end_a_line_or_drive_a_terminal() {
         logged(LogFormat::Text, |_| tracing::warn!(file = HOSTILE, path = %HOSTILE, kind = ?HOSTILE, "{HOSTILE}"));
     let line = body_of(one_line(&text)).to_owned();
     let escaped = r"a\nINFO forged: \u{1b}[2J\u{9b}31m\u{202e}evil\u{200b}";
-    assert!(line.trim_start().starts_with(&format!("WARN wharf_agent::telemetry::lines::tests: {escaped}")), "{line}");
+    assert!(line.trim_start().starts_with(&format!("WARN wharf_kit::telemetry::lines::tests: {escaped}")), "{line}");
     assert!(line.contains(&format!(r#"file="{escaped}\"=\\" path="{escaped}"#)), "{line}");
 
     let json = logged(LogFormat::Json, |_| tracing::warn!(file = HOSTILE, path = %HOSTILE, "{HOSTILE}"));
@@ -70,7 +70,7 @@ fn a_line_tells_the_operation_it_belongs_to_and_nothing_twice() {
     assert_eq!(
         line.trim_start(),
         format!(
-            "ERROR wharf_agent::telemetry::lines::tests: create: no op={op} endpoint=7 epoch=41 attachment={attachment} step=ensure-link"
+            "ERROR wharf_kit::telemetry::lines::tests: create: no op={op} endpoint=7 epoch=41 attachment={attachment} step=ensure-link"
         )
     );
 }

@@ -19,6 +19,8 @@ use super::opening::{self, CACHE_BYTES};
 /// First argument; the file and the boot id follow.
 pub const MODE: &str = "store-check";
 
+/// Of log lines.
+const TARGET: &str = "wharf_agent::store::check";
 /// The running binary, even if replaced.
 const PROGRAM: &str = "/proc/self/exe";
 const PANICKED: i32 = 101;
@@ -47,11 +49,11 @@ pub fn run(path: &Path, boot_id: &str) {
     match command.status() {
         Ok(status) if is_fatal(status) => {
             if let Err(error) = opening::condemn(path) {
-                tracing::warn!("note that {} cannot be opened: {error}", path.display());
+                tracing::warn!(target: TARGET, "note that {} cannot be opened: {error}", path.display());
             }
         }
         Ok(_) => {}
-        Err(error) => tracing::warn!("start a process that checks {}: {error}", path.display()),
+        Err(error) => tracing::warn!(target: TARGET, "start a process that checks {}: {error}", path.display()),
     }
 }
 
