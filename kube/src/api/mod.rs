@@ -1,5 +1,6 @@
 //! Requests to the API servers. Every wait has a limit: for the headers of an answer and for each part of its body.
-//! After a failure of a connection, of credentials or of a server, the next request uses a new client.
+//! After a failure of a connection, of credentials or of a server, the next request uses a new client. A create that
+//! is refused is no such failure.
 
 pub mod endpoints;
 mod failure;
@@ -82,6 +83,7 @@ impl Api {
     /// Any other answer, or none within 15 s.
     pub async fn open(&self, request: Request<Body>) -> Result<Answer, Failure> {
         let (client, number) = self.client().await?;
+        let creates = request.method() == Method::POST;
         let answer = match timeout(HEADERS, client.send(request)).await {
             Ok(answer) => answer.map_err(Failure::connection),
             Err(_) => Err(Failure::Silent(HEADERS)),
@@ -91,8 +93,11 @@ impl Api {
             Ok(answer) => Err(refusal(answer).await),
             Err(failure) => Err(failure),
         };
+        // An admission webhook can answer a create with any status: the server may be well.
+        let is_of_webhook = |failure: &Failure| creates && failure.code().is_some_and(|code| code >= 500);
         if let Err(failure) = &result
             && failure.is_of_connection()
+            && !is_of_webhook(failure)
         {
             self.discard(number);
         }

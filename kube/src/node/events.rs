@@ -19,6 +19,8 @@ const CONTROLLER: &str = "wharf.dev/wharf-kube";
 const MAX_NOTE: usize = 1_024;
 /// An Event lives for an hour, and is created again while its cause lasts.
 const AGAIN: Duration = Duration::from_secs(3_600);
+/// Until a refused Event is tried again.
+const REFUSED: Duration = Duration::from_secs(600);
 /// Events in a [`WINDOW`].
 const MAX_EVENTS: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(60);
@@ -41,6 +43,8 @@ pub struct Events {
     node: String,
     /// Events by name that exist, with the time of their creation.
     created: BTreeMap<String, Instant>,
+    /// Refused Events by name, with the cause and the time of the next attempt.
+    refused: BTreeMap<String, (String, Instant)>,
     began: Instant,
     in_window: u32,
 }
@@ -49,21 +53,24 @@ impl Events {
     /// With the name of the node.
     #[must_use]
     pub fn new(node: String) -> Self {
-        Self { node, created: BTreeMap::new(), began: Instant::now(), in_window: 0 }
+        Self { node, created: BTreeMap::new(), refused: BTreeMap::new(), began: Instant::now(), in_window: 0 }
     }
 
-    /// Creates the Events that the state calls for. Those beyond the limit wait for a later call.
+    /// Creates the Events that the state calls for. Those beyond the limit wait for a later call. A refused one is
+    /// logged once for each cause, and tried again after 10 minutes.
     ///
     /// # Errors
-    /// An Event cannot be created; others are not tried.
+    /// The request of an Event has no answer, or one about all requests (401, 429); others are not tried.
     pub async fn report(&mut self, api: &Api, node: &Node, state: &AgentState) -> Result<(), Failure> {
         self.created.retain(|_, at| at.elapsed() < AGAIN);
         if self.began.elapsed() >= WINDOW {
             (self.began, self.in_window) = (Instant::now(), 0);
         }
-        for event in events(node, state) {
-            let name = event.name();
-            if self.created.contains_key(&name) {
+        let events: Vec<_> = events(node, state).into_iter().map(|event| (event.name(), event)).collect();
+        self.refused.retain(|name, _| events.iter().any(|(of, _)| of == name));
+        for (name, event) in events {
+            let is_refused = self.refused.get(&name).is_some_and(|(_, until)| *until > Instant::now());
+            if is_refused || self.created.contains_key(&name) {
                 continue;
             }
             if self.in_window >= MAX_EVENTS || self.created.len() >= MAX_NAMES {
@@ -77,8 +84,19 @@ impl Events {
                 Err(failure) if matches!(failure.code(), Some(403 | 404 | 409)) => {
                     tracing::debug!(name, "no Event: {failure}");
                 }
+                // By a webhook, for example.
+                Err(failure) if failure.code().is_some_and(|code| code != 401 && code != 429) => {
+                    let (why, until) = (failure.to_string(), Instant::now() + REFUSED);
+                    let before = self.refused.insert(name, (why.clone(), until));
+                    if before.is_none_or(|(before, _)| before != why) {
+                        let Subject { kind, namespace, name, .. } = event.subject;
+                        tracing::warn!(kind, namespace, name, "the Event {} is not created: {why}", event.reason);
+                    }
+                    continue;
+                }
                 Err(failure) => return Err(failure),
             }
+            self.refused.remove(&name);
             self.created.insert(name, Instant::now());
         }
         Ok(())

@@ -1,11 +1,14 @@
 //! A stream to the agent.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use tokio::{
     pin,
     sync::mpsc,
-    time::{Instant, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -26,6 +29,10 @@ const QUEUE: usize = 1;
 const UNPROCESSED: usize = 4;
 /// Messages whose time to their being in force is measured.
 const MEASURED: usize = 1_024;
+/// Until refused rows are sent again, and the longest such time: it doubles while rows are refused.
+const AGAIN: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
+/// Refused rows that are sent again at once; the agent lists as many.
+const MAX_AGAIN: usize = 1_024;
 
 /// Why a stream ends.
 pub(super) enum Ended {
@@ -57,6 +64,42 @@ struct Stream {
     /// Message that completed the snapshot.
     complete: Option<u64>,
     in_force: u64,
+    again: Again,
+}
+
+/// Refused rows of which nothing is in force. The agent does not keep them: when it has room, it needs them again.
+struct Again {
+    rows: BTreeSet<(Kind, String)>,
+    delay: Duration,
+    due: Instant,
+}
+
+impl Again {
+    fn new() -> Self {
+        let [delay, _] = AGAIN;
+        Self { rows: BTreeSet::new(), delay, due: Instant::now() }
+    }
+
+    /// Takes the agent's list instead.
+    fn set(&mut self, refused: &[v1::RefusedRow]) {
+        let is_alone = |row: &&v1::RefusedRow| !row.stale && !row.conflict;
+        let key = |row: &v1::RefusedRow| {
+            let kind = Kind::ALL.into_iter().find(|kind| kind.name() == row.kind)?;
+            Some((kind, row.key.clone()))
+        };
+        let rows: BTreeSet<_> = refused.iter().filter(is_alone).filter_map(key).take(MAX_AGAIN).collect();
+        if self.rows.is_empty() {
+            let [delay, _] = AGAIN;
+            (self.delay, self.due) = (delay, Instant::now() + delay);
+        }
+        self.rows = rows;
+    }
+
+    fn delayed(&mut self) {
+        let [_, longest] = AGAIN;
+        self.delay = (self.delay * 2).min(longest);
+        self.due = Instant::now() + self.delay;
+    }
 }
 
 impl Producer {
@@ -103,6 +146,10 @@ impl Producer {
                     }
                     Err(_) => return end(&mut stream.answers).await,
                 },
+                () = sleep_until(stream.again.due), if !stream.again.rows.is_empty() => {
+                    self.table.resend(&stream.again.rows);
+                    stream.again.delayed();
+                }
                 answer = stream.answers.message() => match answer {
                     Ok(Some(answer)) => self.answer(&mut stream, answer),
                     Ok(None) => return Ended::Stream("the agent ends it".to_owned()),
@@ -131,6 +178,7 @@ impl Producer {
             Some(Body::Refused(refused)) => {
                 let unlisted = usize::try_from(refused.unlisted).unwrap_or(usize::MAX);
                 self.metrics.refused(refused.rows.len().saturating_add(unlisted));
+                stream.again.set(&refused.rows);
                 let rows = refused.rows.into_iter();
                 let refused = rows.map(|row| Refused { subject: self.table.subject(&row.key), row }).collect();
                 self.change(|state| state.refused = refused);
@@ -172,8 +220,11 @@ async fn opened(connect: Connect, names: Names) -> Result<Opened, Ended> {
     match answers.message().await?.and_then(|answer| answer.body) {
         Some(Body::Opened(v1::Opened { version })) => {
             tracing::info!(version, "the agent accepts the stream");
-            let measured = VecDeque::new();
-            Ok((messages, Stream { answers, sequence: 1, unprocessed: 0, measured, complete: None, in_force: 0 }))
+            let (measured, again) = (VecDeque::new(), Again::new());
+            Ok((
+                messages,
+                Stream { answers, sequence: 1, unprocessed: 0, measured, complete: None, in_force: 0, again },
+            ))
         }
         Some(Body::Rejected(v1::Rejected { reason })) => Err(Ended::Rejected(reason)),
         _ => Err(ends()),

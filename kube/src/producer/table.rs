@@ -4,7 +4,10 @@
 //! server. A pod has about 500 bytes. Changes of a key that wait for the agent are coalesced, so the memory is bounded
 //! by the rows of the objects and the keys of the rows that the agent has.
 
-use std::{collections::BTreeMap, mem};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 use prost::Message as _;
 use tokio::time::Instant;
@@ -137,6 +140,21 @@ impl Table {
                 let waiting = Waiting { source: *source, object: object.clone(), since: None };
                 queue.puts.insert(self.next, waiting);
                 self.next += 1;
+            }
+        }
+    }
+
+    /// Sends rows with these keys again, unless they wait already.
+    pub(super) fn resend(&mut self, rows: &BTreeSet<(Kind, String)>) {
+        for (source, objects) in &mut self.objects {
+            let Some(queue) = self.queues.get_mut(&source.kind()) else { continue };
+            for (object, entry) in &mut objects.entries {
+                let key = source.row_key(object, &entry.uid);
+                if entry.queued.is_none() && rows.contains(&(source.kind(), key)) {
+                    entry.queued = Some(self.next);
+                    queue.puts.insert(self.next, Waiting { source: *source, object: object.clone(), since: None });
+                    self.next += 1;
+                }
             }
         }
     }

@@ -194,3 +194,28 @@ async fn a_refused_policy_has_one_event() {
     sleep(Duration::from_secs(30)).await;
     assert!(bench.server.events().len() <= 42, "{}", bench.server.events().len());
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_is_refused_keeps_no_other_back() {
+    let server = cluster();
+    server.put(policy(Source::NetworkPolicy, "web", "p1", 80));
+    server.put(policy(Source::NetworkPolicy, "db", "p2", 80));
+    let bench = Bench::start(server, Agent::start());
+    bench.settle(SOON).await;
+    bench.server.fail("/events", Fault::Status(500, None));
+    let refused = |key: &str| v1::RefusedRow {
+        kind: "policy".into(),
+        key: key.into(),
+        name: key.into(),
+        reason: "no such field".into(),
+        stale: true,
+        conflict: false,
+    };
+    bench.agent.refuse(["NetworkPolicy shop/web", "NetworkPolicy shop/db"].map(refused).into());
+    until("the other event", SOON, || bench.server.events().len() == 1).await;
+    assert_eq!(bench.server.events()[0]["regarding"]["name"], "db");
+    let posts = bench.server.count("POST");
+    sleep(Duration::from_secs(500)).await;
+    assert_eq!(bench.server.count("POST"), posts, "it is tried again too early");
+    until("the refused event", Duration::from_secs(400), || bench.server.events().len() == 2).await;
+}

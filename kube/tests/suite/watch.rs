@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 use kube_client::Client;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
+use wharf_feed::v1;
 use wharf_kube::{
     api::{Api, Connect, Failure},
     source::Source,
@@ -64,6 +65,26 @@ async fn rows_follow_the_objects_and_unchanged_objects_send_nothing() {
     let lists = bench.metrics.lists_of(Source::Pod);
     assert!((7..14).contains(&lists), "{lists} lists in two hours");
     assert_eq!(bench.agent.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_rows_are_sent_again_after_a_growing_delay() {
+    let bench = settled().await;
+    let refused = |stale| {
+        let (kind, key, name, reason) = ("pod".into(), "u1".into(), "shop/web".into(), "no room".into());
+        vec![v1::RefusedRow { kind, key, name, reason, stale, conflict: false }]
+    };
+    let sent = bench.metrics.changes_sent();
+    bench.agent.refuse(refused(false));
+    for (seconds, again) in [(25, 0), (10, 1), (50, 1), (15, 2)] {
+        sleep(Duration::from_secs(seconds)).await;
+        assert_eq!(bench.metrics.changes_sent(), sent + again);
+    }
+    // An earlier row is in force.
+    bench.agent.refuse(refused(true));
+    sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(bench.metrics.changes_sent(), sent + 2);
+    bench.settle(SOON).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -130,6 +130,21 @@ fn table_of_names() -> Table {
 }
 
 #[test]
+fn refused_rows_are_sent_again_once() {
+    let mut table = with_a_pod();
+    assert_eq!(of_pods(&mut table, Event::Put(defined("s/b", "u2", Some("1")))), ["put s/b 1"]);
+    let refused =
+        [(Kind::Pod, "u1"), (Kind::Node, "u2"), (Kind::Pod, "gone")].map(|(kind, key)| (kind, key.to_owned()));
+    let refused = BTreeSet::from(refused);
+    table.resend(&refused);
+    table.resend(&refused);
+    assert_eq!(drain(&mut table), ["put s/a 1"]);
+    assert_eq!(of_pods(&mut table, Event::Put(defined("s/a", "u1", None))), ["delete pod u1"]);
+    table.resend(&refused);
+    assert_eq!(drain(&mut table), [""; 0]);
+}
+
+#[test]
 fn a_new_stream_has_a_snapshot() {
     let mut table = with_a_pod();
     apply(&mut table, Source::Pod, Event::Put(defined("s/b", "u2", Some("1"))));
