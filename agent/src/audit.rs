@@ -438,7 +438,7 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
         },
         Repair::EnsureNode => {
             life.ensure_node().await?;
-            life.kernel.ensure_nat(&life.spec()).await?;
+            life.ensure_nat().await?;
         }
         Repair::DrainQueue => match deletions::drain(life, Cause::Tick).await? {
             0 => {}

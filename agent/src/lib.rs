@@ -138,8 +138,13 @@ pub enum End {
 /// # Errors
 /// Why the agent cannot start, and the remedy.
 pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::Result<End> {
+    process::note_signals().context("handle SIGTERM and SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    if process::stops() {
+        // Tokio reports only later signals.
+        return Ok(End::Stopped);
+    }
     let turn = turn::Turn::take()?;
     kept::make_directory(&config.run_dir).context("--run-dir")?;
     kept::make_directory(&config.state_dir).context("--state-dir")?;
@@ -167,6 +172,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let dump = kernel.dump().await?;
     let (config, ipam) = restore::with_fitting_pools(&opened.snapshot, &dump, config, ipam)?;
     drop(dump);
+    cluster::pools::note_attempt(&config, &boot_id);
     // After all checks: a refused start leaves other versions' endpoints unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
@@ -208,28 +214,20 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     life.ensure_node().await?;
     pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
     // After all checks. Without masquerading, the node's containers still reach each other.
-    let masquerading = life.kernel.ensure_nat(&life.spec()).await;
+    let masquerading = life.ensure_nat().await;
     if let Err(why) = &masquerading {
         tracing::warn!("containers do not reach other networks: {why}");
     }
     tasks.controllers.record(MASQUERADE, masquerading);
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
-    // Before endpoints are restored, so that no packet meets a policy without the rows. Nothing is written yet.
-    if let Some(feed) = life.cluster.feed()
-        && let Err(why) = feed.take(&**life).await
-    {
-        tracing::warn!("rows of the cluster feed are not in force: {why}; they are tried again while the agent runs");
-    }
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
-    // After the restore sent all listeners: an Envoy from before drops missing ones.
-    tell(life, requests);
-    tell(life, queries);
-    let owned = Arc::clone(life);
-    tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
-    if let Err(why) = start_proxy(life, proxy) {
-        // Until then, connections with L7 rules are dropped, or pass with `failOpen`.
-        tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
+    let (owned, started) = (Arc::clone(&node), Started { feed_listener, proxy, requests, queries, answers });
+    let starting = async move { start_policy(&owned, started).await };
+    if life.cluster.feed().is_some() {
+        tasks.operations.spawn(starting);
+    } else {
+        starting.await;
     }
     health::reserve(life, &node.health).await;
     // Before the agent serves: deleted endpoints are gone before their containers are added again.
@@ -248,9 +246,6 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         tasks.operations.spawn(read_program_log(Arc::clone(life), kernel));
     }
     start_controllers(&node, admin.handle());
-    if let Some(listener) = feed_listener {
-        serve_feed(&node, listener);
-    }
     if let Some(listener) = metrics_listener {
         let (router, stop) = (rest::metrics_router(Arc::clone(&node)), tasks.stop.clone());
         tasks.operations.spawn(serve::metrics(listener, router, stop));
@@ -280,13 +275,6 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         End::Restart => systemd::restarting(),
     }
     stop(node, api, admin, opened.writer).await;
-    // A signal during the stop takes precedence over a restart.
-    let end = tokio::select! {
-        biased;
-        _ = terminate.recv() => End::Stopped,
-        _ = interrupt.recv() => End::Stopped,
-        () = std::future::ready(()) => end,
-    };
     Ok(end)
 }
 
@@ -341,6 +329,44 @@ async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, w
         tracing::warn!("the store's thread did not end; what it was asked to write is in the store or not, as a whole");
     }
     tracing::info!("stopped; endpoints keep their programs");
+}
+
+/// What policy's first rows precede.
+struct Started {
+    feed_listener: Option<Socket>,
+    proxy: Proxy,
+    requests: mpsc::Receiver<wharf_proxy::Record>,
+    queries: mpsc::Receiver<wharf_dns::Record>,
+    answers: mpsc::Receiver<proxy::dns::Noted>,
+}
+
+/// With a cluster feed beside the API: rows of many pods take seconds, and the kernel keeps the rows of the last start
+/// meanwhile.
+async fn start_policy(node: &Arc<Node>, started: Started) {
+    let (life, tasks) = (&node.life, &node.life.tasks);
+    let Started { feed_listener, proxy, requests, queries, answers } = started;
+    // Before the rows, so that no packet meets a policy without the pods and namespaces of the feed.
+    if let Some(feed) = life.cluster.feed()
+        && let Err(why) = feed.take(&**life).await
+    {
+        tracing::warn!("rows of the cluster feed are not in force: {why}; they are tried again while the agent runs");
+    }
+    if let Err(why) = life.policy.start().await {
+        tracing::error!("{why}");
+    }
+    // After all listeners are known: an Envoy from before drops missing ones.
+    tell(life, requests);
+    tell(life, queries);
+    let owned = Arc::clone(life);
+    tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
+    if let Err(why) = start_proxy(life, proxy) {
+        // Until then, connections with L7 rules are dropped, or pass with `failOpen`.
+        tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
+    }
+    if let Some(listener) = feed_listener {
+        serve_feed(node, listener);
+    }
+    give_memory_back();
 }
 
 fn start_proxy(life: &Arc<Lifecycle>, proxy: Proxy) -> anyhow::Result<()> {
@@ -437,8 +463,8 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
         });
     }
     every(life, mtu::CONTROLLER, NODE_INTERVAL, mtu::follow);
-    every(life, "node-datapath", NODE_INTERVAL, |life| async move { life.ensure_node().await });
-    every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.kernel.ensure_nat(&life.spec()).await });
+    every(life, node::lifecycle::CONTROLLER, NODE_INTERVAL, |life| async move { life.ensure_node().await });
+    every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.ensure_nat().await });
     every(life, cluster::CONTROLLER, cluster::INTERVAL, |life| async move { life.follow_cluster().await });
     if life.cluster.own_pools().is_some() {
         let name = cluster::pools::CONTROLLER;
@@ -477,12 +503,12 @@ fn serve_feed(node: &Arc<Node>, listener: Socket) {
         let kept = Arc::clone(&kept);
         async move { kept.keep().await }
     });
-    let (reported, whole) = (Arc::clone(feed), Arc::clone(node));
-    every(life, cluster::feed::REPORT_CONTROLLER, cluster::feed::REPORT_INTERVAL, move |_| {
-        let (reported, whole) = (Arc::clone(&reported), Arc::clone(&whole));
+    let (reported, reporter) = (Arc::clone(feed), Arc::new(status::feed::Reporter::new(node)));
+    every(life, cluster::feed::REPORT_CONTROLLER, cluster::feed::REPORT_INTERVAL, move |life| {
+        let (reported, reporter) = (Arc::clone(&reported), Arc::clone(&reporter));
         async move {
-            reported.look(&*whole.life).await;
-            reported.report(status::feed::report(&whole).await);
+            reported.look(&*life).await;
+            reported.report(reporter.report().await);
             Ok::<(), std::convert::Infallible>(())
         }
     });

@@ -7,13 +7,18 @@ use std::{
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Command, ExitCode},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use anyhow::Context;
-use nix::sys::{
-    resource::{Resource, getrlimit, setrlimit},
-    stat::{Mode, umask},
+use nix::{
+    libc::c_int,
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+        stat::{Mode, umask},
+    },
 };
 use wharf_core::{ipam::Ipam, overlap::Refused};
 use wharf_kit::{socket, telemetry};
@@ -27,6 +32,28 @@ use crate::{
     proxy::envoy,
     refused::{BAD_SETTINGS, refuse},
 };
+
+/// SIGTERM or SIGINT has arrived. Tokio reports signals only while its runtime lives.
+static STOPS: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_stop(_: c_int) {
+    STOPS.store(true, Ordering::Relaxed);
+}
+
+/// Notes SIGTERM and SIGINT until the end of the process. Before tokio's handlers, which call the earlier ones.
+pub(crate) fn note_signals() -> nix::Result<()> {
+    let action = SigAction::new(SigHandler::Handler(note_stop), SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        // SAFETY: the handler only stores to an atomic, which is async-signal-safe (signal-safety(7)).
+        unsafe { sigaction(signal, &action) }?;
+    }
+    Ok(())
+}
+
+/// Whether SIGTERM or SIGINT has arrived since [`note_signals`].
+pub(crate) fn stops() -> bool {
+    STOPS.load(Ordering::Relaxed)
+}
 
 /// Runs the process.
 #[must_use]
@@ -52,7 +79,7 @@ pub fn main() -> ExitCode {
     } else {
         run(settings.config, settings.ipam).and_then(|end| match end {
             End::Stopped => Ok(ExitCode::SUCCESS),
-            End::Restart => Err(execute_again()),
+            End::Restart => execute_again(),
         })
     };
     match done {
@@ -158,8 +185,8 @@ fn check_pools(config: &mut AgentConfig, ipam: &mut Ipam) -> anyhow::Result<()> 
 
 /// Executes the program of this process again, with the same arguments and environment: the process keeps its id. With
 /// `no_new_privs`, exec as root leaves exactly this thread's capabilities. All files are close-on-exec, so the locks of
-/// [`crate::turn`] are free. Returns only if exec fails.
-fn execute_again() -> anyhow::Error {
+/// [`crate::turn`] are free. Returns only after a signal, which takes precedence, or if exec fails.
+fn execute_again() -> anyhow::Result<ExitCode> {
     const SELF: &str = "/proc/self/exe";
     // By its name if that is still its file: the name of the process is the file's.
     let name = std::fs::read_link(SELF).ok().filter(|path| path.exists());
@@ -168,8 +195,11 @@ fn execute_again() -> anyhow::Error {
     if let Some(first) = arguments.next() {
         command.arg0(first);
     }
-    let error = command.args(arguments).exec();
-    anyhow::Error::new(error).context("restart in place for other pools; the agent must be started again")
+    command.args(arguments);
+    if stops() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(command.exec()).context("restart in place for other pools; the agent must be started again")
 }
 
 fn run(mut config: AgentConfig, mut ipam: Ipam) -> anyhow::Result<End> {
@@ -211,4 +241,22 @@ fn run(mut config: AgentConfig, mut ipam: Ipam) -> anyhow::Result<End> {
     // A kernel call may hang.
     runtime.shutdown_timeout(Duration::from_secs(5));
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::signal::raise;
+    use tokio::signal::unix::{SignalKind, signal};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_is_noted_also_without_a_runtime() {
+        note_signals().expect("handlers");
+        let mut terminate = signal(SignalKind::terminate()).expect("tokio's handler");
+        assert!(!stops());
+        raise(Signal::SIGTERM).expect("raised");
+        terminate.recv().await.expect("reported");
+        assert!(stops());
+    }
 }

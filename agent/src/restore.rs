@@ -258,9 +258,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     // All endpoints before any rebuild: rows of missing ones would be removed.
     let records = life.registry.list();
     let records = records.iter().map(|handle| handle.shared.read(|v| v.record.clone()));
-    if let Err(error) = life.policy.start(records, unrecorded).await {
-        tracing::error!("{error}");
-    }
+    life.policy.begin(records, unrecorded).await;
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
     for mut task in living {
         task.keep_programs = true;

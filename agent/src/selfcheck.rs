@@ -266,7 +266,7 @@ impl<'a> Checker<'a> {
         Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
     }
 
-    /// Whether the peer passes its own cases: otherwise the mismatch may be the peer's.
+    /// Whether the peer passes its own cases: otherwise the peer may cause the mismatch.
     async fn is_well(&self, handle: Handle, view: View, lane: Lane) -> bool {
         let alone = Question {
             cases: cases(&view.record, &self.desired(&view), None).into(),
@@ -402,6 +402,16 @@ fn words(found: &[Judged]) -> String {
     let more = amiss.len().saturating_sub(1);
     let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
     format!("{}{more}", first.unwrap_or_default())
+}
+
+/// Why the node itself fails: more than half of the checked endpoints, and at least two, have an alarm.
+#[must_use]
+pub fn of_node(results: &SelfChecks) -> Option<String> {
+    let (failing, checked, _) = results.summary();
+    let count = failing.len() as u64;
+    let is_of_node = count >= 2 && count * 2 > checked;
+    let first = failing.first().filter(|_| is_of_node)?;
+    Some(format!("{count} of {checked} endpoints are not as desired; see `wharf endpoint health {first}`"))
 }
 
 /// Status component; `interval` of the checks.

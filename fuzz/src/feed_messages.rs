@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use prost::Message as _;
 use wharf_agent::cluster::feed::rows::{Read, read};
 use wharf_cluster::{
-    feed::{ApplyError, Effects, Feed, Kind, Limits, Refusal},
+    feed::{ApplyError, Changed, Effects, Feed, FeedNamespace, FeedPod, FeedPolicy, Kind, Limits, Refusal},
     nodes::{MAX_NODES, NodeRow, Nodes},
 };
 use wharf_feed::v1;
@@ -19,8 +20,8 @@ const MAX_CAUSE: usize = 2_048;
 /// Reads messages, each after its length, and applies them to a feed. Length 0: a new stream begins.
 ///
 /// # Panics
-/// When rows in force break a rule, when the effects are not the differences, when the state is restored differently, or when
-/// a refusal is long or empty.
+/// When rows in force break a rule, when the effects are not the differences, when the state is restored differently,
+/// or when a refusal is long or empty.
 pub fn run(mut bytes: &[u8]) {
     let limits = Limits {
         nodes: 8,
@@ -71,22 +72,21 @@ fn sound(refusal: &Refusal) {
 /// What the effects say that is in force.
 #[derive(Default)]
 struct Told {
-    /// Addresses by uid.
-    pods: BTreeMap<String, Vec<IpAddr>>,
-    namespaces: BTreeMap<String, BTreeMap<String, String>>,
-    policies: BTreeMap<String, String>,
+    pods: BTreeMap<Arc<str>, Arc<FeedPod>>,
+    namespaces: BTreeMap<Arc<str>, Arc<FeedNamespace>>,
+    policies: BTreeMap<Arc<str>, Arc<FeedPolicy>>,
 }
 
 impl Told {
     fn take(&mut self, effects: Effects) {
         let Effects { pods, namespaces, policies, .. } = effects;
-        put(&mut self.pods, pods.into_iter().map(|(uid, pod)| (uid, pod.map(|pod| pod.addresses))));
+        put(&mut self.pods, pods);
         put(&mut self.namespaces, namespaces);
         put(&mut self.policies, policies);
     }
 }
 
-fn put<V>(all: &mut BTreeMap<String, V>, changed: impl IntoIterator<Item = (String, Option<V>)>) {
+fn put<R>(all: &mut BTreeMap<Arc<str>, Arc<R>>, changed: Changed<R>) {
     for (key, value) in changed {
         match value {
             Some(value) => drop(all.insert(key, value)),
@@ -107,7 +107,7 @@ fn check(feed: &Feed, told: &Told) {
             assert!(owned.insert(*address), "{address} has two owners");
             assert_eq!(feed.owner_of(*address), Some(pod));
         }
-        assert_eq!(told.pods.get(&pod.uid), Some(&addresses));
+        assert_eq!(told.pods.get(&pod.uid).map(|pod| &*pod.addresses), Some(&*addresses));
     }
     let counts = feed.counts();
     let of_effects = [told.pods.len(), told.namespaces.len(), told.policies.len()];

@@ -177,7 +177,8 @@ fn name(subject: &Subject) -> String {
         Subject::Link(id, low) => format!("wh{:04x}{low:08x}", id.get()),
         Subject::Container(id, None) => id.clone(),
         Subject::Container(id, Some(ifname)) => {
-            // Not longer than the text, which may have the largest length. As an address has a prefix, it is another subject.
+            // Not longer than the text, which may have the largest length. As an address has a prefix, it is another
+            // subject.
             let plain = format!("{id}/{ifname}");
             let is_it = id::parse(&plain).is_ok_and(|found| found == IdRef::Name(subject.clone()));
             if is_it { plain } else { format!("/{id}:{ifname}") }

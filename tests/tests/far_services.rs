@@ -102,7 +102,18 @@ fn alone(address: IpAddr) -> String {
 
 /// The container named `one` sends only to these networks.
 fn allow(node: &Node, cidrs: &[String]) -> Result<()> {
-    let blocks: Vec<String> = cidrs.iter().map(|cidr| format!("{{ipBlock: {{cidr: '{cidr}'}}}}")).collect();
+    let blocks: Vec<String> = cidrs.iter().map(|cidr| format!("{{cidr: '{cidr}'}}")).collect();
+    allow_blocks(node, &blocks)
+}
+
+/// The container named `one` sends to all networks but these.
+fn allow_all_but(node: &Node, [v4, v6]: [String; 2]) -> Result<()> {
+    let block = |all: &str, but: String| format!("{{cidr: '{all}', except: ['{but}']}}");
+    allow_blocks(node, &[block("0.0.0.0/0", v4), block("::/0", v6)])
+}
+
+fn allow_blocks(node: &Node, blocks: &[String]) -> Result<()> {
+    let blocks: Vec<String> = blocks.iter().map(|block| format!("{{ipBlock: {block}}}")).collect();
     let text = format!(
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: one}}\n\
          spec: {{podSelector: {{matchLabels: {{app: one}}}}, policyTypes: [Egress], egress: [{{to: [{}]}}]}}\n",
@@ -170,6 +181,18 @@ fn egress_rules_hold_for_services_with_a_backend_on_another_node() -> Result<()>
         must_reach(&one, &[FAR], "a deny rule about the near node")?;
         allow(a, &[service(1)?.map(alone), service(FAR)?.map(alone)].concat())?;
         must_reach(&one, &[FAR], "a deny rule, and the addresses of both services")?;
+        // Another program's rule leads the packets past the judgement, and nothing repairs that.
+        for family in ["", "-6 "] {
+            ip(a.space(), &format!("{family}rule add priority 80 lookup main"))?;
+        }
+        must_reach(&one, &[], "a deny rule, without the way to its judgement")?;
+        for family in ["", "-6 "] {
+            ip(a.space(), &format!("{family}rule del priority 80"))?;
+        }
+        must_reach(&one, &[FAR], "a deny rule, with the way again")?;
+        forget(a)?;
+        allow_all_but(a, pools(1))?;
+        must_reach(&one, &[FAR], "all networks but the near node's")?;
         forget(a)?;
         must_reach(&one, &[1, FAR], "without a policy again")?;
         allow(a, &[pools(1), pools(FAR)].concat())?;

@@ -459,7 +459,8 @@ fn frames_that_no_known_node_may_send_are_dropped() -> Result<()> {
     must_be_healthy(c)?;
     connect(&two, &three)?;
 
-    // Without the chain in the node's firewall, the container's datagram arrives. The agent may restore the chain before.
+    // Without the chain in the node's firewall, the container's datagram arrives. The agent may restore the chain
+    // before.
     let to = SocketAddr::new(three.end.v4()?.into(), port);
     let far = SocketAddr::new(node_address(FAR, false)?, PORT);
     let claim = vxlan(VNI, &inner(container_of(1, false)?, to, "a claim"));

@@ -4,9 +4,10 @@ use std::{fs, net::IpAddr, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use redb::{Database, TableDefinition};
+use wharf_feed::v1;
 use wharf_tests::{
     Attached, Node, NodeConfig,
-    feed::{Producer, begin, complete, node as row, opening},
+    feed::{Producer, begin, complete, delete, node as row, opening},
     icmp,
     process::ip,
     stream::UdpStream,
@@ -20,6 +21,8 @@ const FIRST: [&str; 2] = ["10.91.0.0/24", "fd91::/64"];
 const SECOND: [&str; 2] = ["10.92.0.0/24", "fd92::/64"];
 /// Two restarts have 30 s between them.
 const RESTARTS: Duration = Duration::from_secs(90);
+/// More than two comparisons of row and pools.
+const LOOKS: Duration = Duration::from_secs(5);
 /// Between two questions, so that they do not disturb the packets.
 const PAUSE: Duration = Duration::from_millis(50);
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
@@ -144,6 +147,51 @@ fn the_pools_follow_the_row_and_running_containers_lose_no_packet() -> Result<()
         let third = node.attach(&three)?;
         ensure!(is_in(&third, SECOND)?, "{third:?}");
         node.detach(&third)
+    })
+}
+
+#[test]
+fn no_container_gets_an_address_that_another_node_has_and_the_pools_stay() -> Result<()> {
+    let feed =
+        |node: &Node| -> Result<String> { Ok(format!("--cluster-feed={}", node.dirs().root.join("feed").display())) };
+    following(feed, |node| {
+        drop(report(node, &FIRST)?);
+        await_pools(node, FIRST)?;
+        let (one, two) = (node.sandbox("one")?, node.sandbox("two")?);
+        let end = node.attach(&one)?;
+        let mut producer = report(node, &FIRST)?;
+        let other = |pod_cidrs: &[&str]| row("other", &["198.51.100.2"], pod_cidrs);
+        let is_refused = |why: &str| -> Result<()> {
+            let refused = node.cni("ADD").of("two", two.path(), "eth0").conf(&node.netconf()).run()?.failure()?;
+            ensure!(refused.code == 11 && refused.text().contains(why), "{refused:?}");
+            Ok(())
+        };
+        // Both rows claim a network. A restart would lose it.
+        producer.send(vec![other(&FIRST[1..])])?;
+        producer.settle()?;
+        is_refused("pod CIDRs 10.91.0.0/24")?;
+        thread::sleep(LOOKS);
+        let message = ipam(node)?;
+        ensure!(!message.contains("are used in"), "{message}");
+        let is_unready = |report: &v1::Report| {
+            report.conditions.iter().any(|c| c.name == "Ready" && !c.holds && c.message.contains("10.91.0.0/24"))
+        };
+        while !producer.report().is_some_and(is_unready) {
+            producer.answer()?.context("the stream has ended")?;
+        }
+        // An update of this node's row is refused, so the other row has the network. Then this node has no row.
+        producer.send(vec![row(OWN, &[], &FIRST)])?;
+        producer.settle()?;
+        is_refused("fd91::/64 of node other")?;
+        producer.send(vec![delete("node", OWN)])?;
+        producer.settle()?;
+        is_refused("fd91::/64 of node other")?;
+        producer.send(vec![row(OWN, &["198.51.100.1"], &FIRST), other(&[])])?;
+        producer.settle()?;
+        let second = node.attach(&two)?;
+        ensure!(is_in(&end, FIRST)? && is_in(&second, FIRST)?, "{end:?} {second:?}");
+        node.detach(&end)?;
+        node.detach(&second)
     })
 }
 

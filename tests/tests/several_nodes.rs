@@ -221,7 +221,8 @@ fn five_nodes_reach_each_other_and_nothing_stays_of_nodes_that_change() -> Resul
     joined.end()
 }
 
-/// Routes to other nodes, and rows of policy without link-local addresses, which the kernel adds some time after a link.
+/// Routes to other nodes, and rows of policy without link-local addresses, which the kernel adds some time after a
+/// link.
 fn rows(node: &Node) -> Result<BTreeSet<String>> {
     let mut rows: BTreeSet<String> = routes(node)?.into_iter().collect();
     let table = node.ask(async |client| client.map("IPCACHE").await)?.rows;

@@ -10,7 +10,7 @@ pub mod pools;
 mod refusals;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -20,15 +20,17 @@ use std::{
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::Instant};
+use wharf_api::RefusedRow;
 use wharf_cluster::{
+    feed::Kind,
     file::{self, MAX_FILE},
     nodes::Nodes,
     paths::{Detours, Verdicts},
-    routes::{self, Destination, Routing},
+    routes::{self, Destination, Routing, Unrouted},
 };
 use wharf_core::{
     ipam::PoolConfig,
-    kernel::{Kernel, KernelError, PeerRoute},
+    kernel::{Kernel, KernelError, MissingRoute, PeerRoute},
 };
 use wharf_kit::{kept, sync::lock};
 
@@ -41,6 +43,8 @@ pub const CONTROLLER: &str = "cluster";
 pub const INTERVAL: Duration = Duration::from_secs(2);
 /// Of plans with unchanged nodes: this node's networks may have changed. Reads every route.
 const PLANS: Duration = Duration::from_secs(10);
+/// Nodes without a route that a message names.
+const NAMED: usize = 8;
 
 /// Why the cluster's nodes are not known.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -58,7 +62,7 @@ pub enum ClusterError {
     Kernel(#[from] KernelError),
 }
 
-/// The nodes and routes in force, and what is wrong with them.
+/// The nodes and routes in force, with their problems.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InForce {
     /// All nodes, this one too.
@@ -93,8 +97,49 @@ pub struct Cluster {
     /// One look at a time. Held while the file and the kernel are read, which the caller bounds.
     looks: tokio::sync::Mutex<Looks>,
     in_force: watch::Sender<Arc<InForce>>,
-    /// The nodes and routes that the kernel has. Held for look-ups only.
-    applied: Mutex<Option<Arc<InForce>>>,
+    /// Held for look-ups only.
+    applied: Mutex<Applied>,
+}
+
+/// The nodes and routes that the kernel has.
+#[derive(Default)]
+struct Applied {
+    in_force: Option<Arc<InForce>>,
+    /// Routes that cannot be made.
+    missing: Vec<MissingRoute>,
+    /// Why the last attempt failed.
+    failed: Option<String>,
+}
+
+/// Routes of [`InForce`] that the kernel does not have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MissingRoutes {
+    /// Nodes and a cause; `None` if the kernel has every route.
+    pub why: Option<String>,
+    /// There are routes to other nodes, and the kernel has none of them.
+    pub all: bool,
+}
+
+impl Applied {
+    fn missing(&self) -> MissingRoutes {
+        if let Some(why) = &self.failed {
+            return MissingRoutes { why: Some(format!("routes to other nodes may be missing: {why}")), all: false };
+        }
+        let missing: BTreeMap<IpNet, &str> = self.missing.iter().map(|route| (route.to, &*route.why)).collect();
+        let routed = self.in_force.iter().flat_map(|applied| &applied.destinations).filter(|to| to.via.is_ok());
+        let (lacking, there): (Vec<_>, Vec<_>) = routed.partition(|to| missing.contains_key(&to.cidr));
+        let why = lacking.first().map(|first| {
+            let nodes: BTreeSet<&str> = lacking.iter().map(|to| to.node.as_str()).collect();
+            let named = nodes.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+            let more = match nodes.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let cause = missing.get(&first.cidr).copied().unwrap_or_default();
+            format!("the kernel has no route to containers of the nodes {named}{more}: {cause}")
+        });
+        MissingRoutes { all: why.is_some() && there.is_empty(), why }
+    }
 }
 
 #[derive(Default)]
@@ -185,7 +230,48 @@ impl Cluster {
     #[must_use]
     pub fn without_pools(&self) -> Option<String> {
         let own = self.own_pools()?;
-        own.missing().or_else(|| own.outdated(&self.own_pod_cidrs()?))
+        let by_row = || {
+            let row = self.own_pod_cidrs()?;
+            own.outdated(&row).or_else(|| self.contested(&row))
+        };
+        own.missing().or_else(|| self.taken()).or_else(by_row)
+    }
+
+    /// A pool in use that overlaps a pod CIDR of another node.
+    fn taken(&self) -> Option<String> {
+        self.in_force().destinations.iter().find_map(|Destination { node, cidr, via }| match via {
+            Err(Unrouted::Pool(pool)) => {
+                Some(format!("pool {pool} overlaps the pod CIDR {cidr} of node {node}, whose containers may use it"))
+            }
+            _ => None,
+        })
+    }
+
+    /// Why a row without pod CIDRs may have lost them: another row claims them, too, so they belong to neither.
+    fn contested(&self, row: &[IpNet]) -> Option<String> {
+        let view = self.feed.as_ref().filter(|_| row.is_empty())?.view();
+        let refused = self.own_refusal(&view.refused).filter(|refused| refused.conflict)?;
+        Some(format!("this node's row has no pod CIDRs in force: {}", refused.reason))
+    }
+
+    /// This node's row, if it is not in force as it was sent.
+    fn own_refusal<'a>(&self, refused: &'a [RefusedRow]) -> Option<&'a RefusedRow> {
+        let kind = Kind::Node.to_string();
+        refused.iter().find(|refused| refused.kind == kind && refused.key == self.own)
+    }
+
+    /// The row lacks pools in use, has no other pod CIDRs, and may not be whole: another row claims the missing ones,
+    /// its last update is refused, or a snapshot of the nodes is not complete.
+    #[must_use]
+    pub fn is_partial(&self, row: &[IpNet]) -> bool {
+        let Some(feed) = &self.feed else { return false };
+        let pools: BTreeSet<&IpNet> = self.pools.iter().flat_map(|pool| &pool.cidrs).collect();
+        if row.len() >= pools.len() || !row.iter().all(|cidr| pools.contains(cidr)) {
+            return false;
+        }
+        let view = feed.view();
+        let is_complete = view.rows.iter().any(|rows| rows.kind == Kind::Node.to_string() && rows.complete);
+        !is_complete || self.own_refusal(&view.refused).is_some()
     }
 
     /// Until [`Cluster::load`], without nodes.
@@ -194,9 +280,19 @@ impl Cluster {
         Arc::clone(&self.in_force.borrow())
     }
 
-    /// Notes the nodes and routes that the kernel has.
-    pub fn note_applied(&self, applied: Arc<InForce>) {
-        *lock(&self.applied) = Some(applied);
+    /// Notes the result of an attempt to give the kernel these nodes and routes: the routes that cannot be made.
+    pub fn note_applied(&self, applied: Arc<InForce>, made: Result<Vec<MissingRoute>, String>) {
+        let mut last = lock(&self.applied);
+        match made {
+            Ok(missing) => *last = Applied { in_force: Some(applied), missing, failed: None },
+            Err(why) => last.failed = Some(why),
+        }
+    }
+
+    /// Of the last attempt.
+    #[must_use]
+    pub fn missing_routes(&self) -> MissingRoutes {
+        lock(&self.applied).missing()
     }
 
     /// Subscribes to changes of nodes and routes in force.
@@ -205,8 +301,8 @@ impl Cluster {
         self.in_force.subscribe()
     }
 
-    /// At a start, before the node's objects are made. `left`: routes to other nodes that the kernel has, of which those
-    /// stay that the feed neither explains nor replaces.
+    /// At a start, before the node's objects are made. `left`: routes to other nodes that the kernel has, of which
+    /// those stay that the feed neither explains nor replaces.
     ///
     /// # Errors
     /// The file is refused and no earlier text of it is kept; or the kernel cannot be read.
@@ -315,9 +411,11 @@ impl Cluster {
         }
         let mut plan = self.plan(&nodes, &mut looks.verdicts).await?;
         looks.planned = Some(Instant::now());
-        let is_explained = |left: &Destination| plan.destinations.iter().any(|to| overlap(&to.cidr, &left.cidr));
-        let unexplained: Vec<Destination> = looks.left.iter().filter(|left| !is_explained(left)).cloned().collect();
-        plan.destinations.extend(unexplained);
+        if !looks.left.is_empty() {
+            let explained = outermost(plan.destinations.iter().map(|to| to.cidr));
+            let unexplained = looks.left.iter().filter(|left| !overlaps_any(&explained, left.cidr)).cloned();
+            plan.destinations.extend(unexplained);
+        }
         let changed = plan.destinations != before.destinations || plan.trials != before.trials || nodes != before.nodes;
         self.put(nodes, plan, refused, None);
         Ok(changed)
@@ -335,8 +433,11 @@ impl Cluster {
         let seen = self.kernel.observe_networks(&routes::watched(nodes, &self.own)).await?.foreign;
         let row = nodes.get(&self.own);
         let absent = row.map(|row| routes::absent(row, &seen)).unwrap_or_default();
-        let listed = row.map(|row| row.addresses.as_slice()).unwrap_or_default();
-        verdicts.follow(nodes, listed.iter().copied().filter(|address| !absent.contains(address)).collect());
+        // The listed addresses: one that the node does not have may arrive after the start. Without a row, the verdicts
+        // of the last one stay.
+        if let Some(row) = row {
+            verdicts.follow(nodes, &row.addresses);
+        }
         let detours = verdicts.detours();
         let destinations = routes::destinations(nodes, &self.own, self.routing, &detours, &self.pools, &seen);
         let on_trial = verdicts.trials();
@@ -405,6 +506,26 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
+/// The CIDRs that no other contains.
+fn outermost(cidrs: impl Iterator<Item = IpNet>) -> BTreeSet<IpNet> {
+    let sorted: BTreeSet<IpNet> = cidrs.map(|cidr| cidr.trunc()).collect();
+    let mut outermost = BTreeSet::new();
+    for cidr in sorted {
+        // A CIDR precedes those inside it.
+        if !outermost.last().is_some_and(|outer: &IpNet| outer.contains(&cidr)) {
+            outermost.insert(cidr);
+        }
+    }
+    outermost
+}
+
+/// Overlaps a CIDR of the set, in which none contains another: then the nearest ones decide.
+fn overlaps_any(outermost: &BTreeSet<IpNet>, cidr: IpNet) -> bool {
+    let cidr = cidr.trunc();
+    let (before, after) = (outermost.range(..cidr).next_back(), outermost.range(cidr..).next());
+    before.into_iter().chain(after).any(|other| overlap(other, &cidr))
+}
+
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
 }
@@ -431,4 +552,35 @@ fn parse(text: &str, own: &str) -> Result<Nodes, String> {
 /// The file is refused.
 pub fn check(path: &Path, own: &str) -> Result<(), ClusterError> {
     read(path, own).map(drop).map_err(|why| ClusterError::File { path: path.to_owned(), why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlap_with_any_of_many_cidrs_is_found() {
+        let nets = |texts: &[&str]| -> Vec<IpNet> { texts.iter().map(|net| net.parse().expect("network")).collect() };
+        let all = nets(&["10.1.2.0/24", "10.1.0.0/16", "10.1.2.128/25", "10.3.0.0/16", "fd00:1::/64", "10.2.9.0/24"]);
+        let outermost = outermost(all.iter().copied());
+        assert!(outermost.iter().copied().eq(nets(&["10.1.0.0/16", "10.2.9.0/24", "10.3.0.0/16", "fd00:1::/64"])));
+        for cidr in nets(&[
+            "0.0.0.0/0",
+            "10.0.0.0/8",
+            "10.0.0.0/16",
+            "10.1.0.0/16",
+            "10.1.2.3/32",
+            "10.1.3.0/24",
+            "10.1.255.255/32",
+            "10.2.0.0/16",
+            "10.2.0.0/24",
+            "10.4.0.0/16",
+            "::/0",
+            "fd00:1::1/128",
+            "fd00:2::/64",
+        ]) {
+            let is_found = all.iter().any(|other| overlap(other, &cidr));
+            assert_eq!(overlaps_any(&outermost, cidr), is_found, "{cidr}");
+        }
+    }
 }

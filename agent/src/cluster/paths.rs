@@ -21,7 +21,7 @@ impl Cluster {
     pub async fn open_paths(&self, routers: &[IpAddr]) -> Vec<Path> {
         let looks = self.looks.lock().await;
         let in_force = self.in_force();
-        if !lock(&self.applied).as_ref().is_some_and(|applied| Arc::ptr_eq(applied, &in_force)) {
+        if !lock(&self.applied).in_force.as_ref().is_some_and(|applied| Arc::ptr_eq(applied, &in_force)) {
             return Vec::new();
         }
         looks.verdicts.open(&in_force.nodes, &in_force.destinations, &in_force.trials, routers)

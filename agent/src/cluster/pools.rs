@@ -2,7 +2,8 @@
 //!
 //! A start uses the pod CIDRs of this node's entry in the cluster file, else those of the last start, which a file of
 //! the state directory keeps. When the row changes, the agent writes that file and restarts in place. The file has the
-//! pools before, too, until a start with the new pools has succeeded: a start that refuses the new pools uses them.
+//! pools before, too, until a start with the new pools has succeeded: a start that refuses the new pools uses them, and
+//! so does the start after one that has failed with the new pools.
 
 use std::{
     io,
@@ -47,6 +48,9 @@ struct Kept {
     /// The pools in use when `cidrs` were written; empty after a successful start with `cidrs`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     previous: Vec<IpNet>,
+    /// A start with `cidrs` has begun and has not succeeded.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    tried: bool,
     /// Boot of the last change.
     boot_id: String,
     /// Time of the last change since that boot, milliseconds.
@@ -55,7 +59,7 @@ struct Kept {
 
 impl Kept {
     fn new(node: String, cidrs: Vec<IpNet>, previous: Vec<IpNet>, boot_id: String) -> Self {
-        Self { version: VERSION, node, cidrs, previous, boot_id, changed_ms: clock::boot_ms() }
+        Self { version: VERSION, node, cidrs, previous, tried: false, boot_id, changed_ms: clock::boot_ms() }
     }
 
     fn last_in_use(&self) -> &[IpNet] {
@@ -119,8 +123,7 @@ impl OwnPools {
     pub fn outdated(&self, row: &[IpNet]) -> Option<String> {
         let is_refused = || lock(&self.refused).as_ref().is_some_and(|(refused, _)| refused == row);
         let is_outdated = decide(row, &self.in_use, None) != Decision::Keep && !is_refused();
-        is_outdated
-            .then(|| format!("this node's row has the pod CIDRs {}, which a restart in place will use", list(row)))
+        is_outdated.then(|| format!("this node's row has the pod CIDRs {}, and the pools in use are others", list(row)))
     }
 
     /// Returns when the agent must restart in place.
@@ -144,11 +147,13 @@ impl OwnPools {
 
     /// The row has the pools in use, or no pod CIDRs.
     pub fn settle(&self) {
+        *lock(&self.refused) = None;
         self.show(None, None);
     }
 
     /// The row is used after some time.
     pub fn postpone(&self, row: &[IpNet], left_ms: u64) {
+        *lock(&self.refused) = None;
         let text = format!("the pod CIDRs {} of this node's row are used in {} s", list(row), left_ms.div_ceil(1_000));
         self.show(Some(text), None);
     }
@@ -170,6 +175,7 @@ impl OwnPools {
     /// # Errors
     /// The file cannot be written; the pools in use stay.
     pub async fn restart_with(&self, row: &[IpNet]) -> Result<String, String> {
+        *lock(&self.refused) = None;
         let (file, node) = (self.file.clone(), self.node.clone());
         let (cidrs, previous) = (row.to_vec(), self.in_use.clone());
         let written = blocking(move || write(&file, &Kept::new(node, cidrs, previous, clock::boot_id()?))).await;
@@ -203,6 +209,7 @@ pub fn resolve(config: &mut AgentConfig) {
         Err(why) => (None, Some(format!("read the pools of the last start in {}: {why}", file.display()))),
     };
     let last_in_use = kept.as_ref().map(|kept| kept.last_in_use().to_vec());
+    let failed = kept.as_ref().filter(|kept| kept.tried).map(|kept| kept.cidrs.clone());
     // The cluster reports a refused file.
     let entry = config.cluster_file.as_deref().and_then(|path| read(path, &config.node_name).ok());
     let entry = entry.and_then(|(_, nodes)| Some(nodes.get(&config.node_name)?.pod_cidrs.clone()));
@@ -214,8 +221,13 @@ pub fn resolve(config: &mut AgentConfig) {
     let mut source = String::new();
     for (cidrs, name) in sources {
         let Some(cidrs) = cidrs.filter(|cidrs| !cidrs.is_empty()) else { continue };
-        match usable(config, &cidrs) {
-            Ok(_) => {
+        let checked = if failed.as_ref() == Some(&cidrs) {
+            Err("the last start with them has failed, and its log has the cause".to_owned())
+        } else {
+            usable(config, &cidrs).map(drop)
+        };
+        match checked {
+            Ok(()) => {
                 config.set_pools(cidrs);
                 source = name.to_owned();
                 break;
@@ -249,7 +261,7 @@ pub fn fall_back(config: &mut AgentConfig, why: &str) -> bool {
     true
 }
 
-/// Starts with the pools that were last in use, or without pools: those of [`resolve`] overlap a network of the node.
+/// For pools of [`resolve`] that overlap a network of the node: the start has the pools that were last in use, or none.
 pub fn refuse(config: &mut AgentConfig, why: &str) {
     if fall_back(config, why) {
         return;
@@ -258,6 +270,23 @@ pub fn refuse(config: &mut AgentConfig, why: &str) {
     tracing::error!("{why}; the agent starts without pools");
     config.set_pools(Vec::new());
     config.pools_from_cluster = Some(FromCluster { problem: Some(why), ..FromCluster::default() });
+}
+
+/// Before the objects of a start with pools that have never served: if it fails, the next start uses the pools that
+/// were last in use.
+pub fn note_attempt(config: &AgentConfig, boot_id: &str) {
+    let Some(FromCluster { earlier, .. }) = config.pools_from_cluster.as_ref().filter(|from| !from.earlier.is_empty())
+    else {
+        return;
+    };
+    let file = config.state_dir.join(FILE);
+    let kept = Kept::new(config.node_name.clone(), in_use(config), earlier.clone(), boot_id.to_owned());
+    if let Err(why) = write(&file, &Kept { tried: true, ..kept }) {
+        tracing::warn!(
+            "note the start with new pools in {}: {why}; if it fails, the next start uses them again",
+            file.display()
+        );
+    }
 }
 
 /// After a successful start: keeps its pools for the next start, without the pools before. Sets a damaged file aside.
@@ -278,7 +307,7 @@ pub fn keep_at_start(config: &AgentConfig, boot_id: &str) {
     }
     let now = match kept {
         Some(kept) if kept.cidrs == in_use && kept.previous.is_empty() => return,
-        Some(kept) if kept.cidrs == in_use => Kept { previous: Vec::new(), ..kept },
+        Some(kept) if kept.cidrs == in_use => Kept { previous: Vec::new(), tried: false, ..kept },
         _ => Kept::new(config.node_name.clone(), in_use, Vec::new(), boot_id.to_owned()),
     };
     if let Err(why) = write(&file, &now) {

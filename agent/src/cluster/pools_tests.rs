@@ -115,6 +115,42 @@ fn the_pools_before_are_kept_until_a_start_has_succeeded() {
 }
 
 #[test]
+fn a_start_after_one_that_failed_with_new_pools_has_the_pools_before() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path();
+    let (file, new, before) = (path.join("nodes.toml"), nets(&["10.2.0.0/24"]), nets(&["10.1.0.0/24"]));
+    let entry = "[[node]]\nname = 'a'\naddresses = ['192.0.2.1']\npod-cidrs = ['10.2.0.0/24']\n";
+    fs::write(&file, entry).expect("written");
+    let flag = format!("--cluster-file={}", file.display());
+    for (kept, previous, flags) in [
+        (&["10.2.0.0/24"] as &[&str], &["10.1.0.0/24"] as &[&str], FEED),
+        // The row changed while the agent was stopped.
+        (&["10.1.0.0/24"], &[], &[&*flag]),
+    ] {
+        keep(path, kept, previous);
+        let start = || {
+            let mut config = config(path, flags);
+            resolve(&mut config);
+            note_attempt(&config, "boot");
+            config
+        };
+        assert_eq!(in_use(&start()), new, "{kept:?}");
+        let second = start();
+        assert_eq!(in_use(&second), before, "{kept:?}");
+        let problem = second.pools_from_cluster.clone().and_then(|from| from.problem).expect("a problem");
+        assert!(problem.contains("10.2.0.0/24") && problem.contains("has failed"), "{problem}");
+        assert_eq!(in_use(&start()), before, "until a start has succeeded");
+        keep_at_start(&second, "boot");
+        // The agent has restarted with the row again, and serves.
+        keep(path, &["10.2.0.0/24"], &["10.1.0.0/24"]);
+        keep_at_start(&start(), "boot");
+        let kept = read_kept(&path.join(FILE), "a").expect("read").expect("a file");
+        assert_eq!((kept.cidrs, kept.previous, kept.tried), (new.clone(), Vec::new(), false));
+        assert_eq!(in_use(&start()), new);
+    }
+}
+
+#[test]
 fn the_pools_of_a_start_are_kept_and_a_damaged_file_is_set_aside() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join(FILE);
@@ -169,8 +205,15 @@ async fn a_change_is_kept_before_the_restart_and_the_next_one_waits() {
     assert_eq!((after.view().pending, after.view().refused), (None, None));
     after.refuse(&two, "because");
     assert_eq!(after.outdated(&two), None, "the pools in use stay");
+    after.postpone(&two, 1_500);
+    assert!(after.outdated(&two).is_some(), "the pod CIDRs are no longer refused");
+    after.refuse(&two, "because");
+    after.settle();
+    assert!(after.outdated(&two).is_some(), "the pod CIDRs are no longer refused");
+    after.refuse(&two, "because");
     fs::create_dir(directory.path().join("pools.json.new")).expect("made");
     assert!(after.restart_with(&two).await.is_err() && after.view().refused.is_some());
+    assert!(after.outdated(&two).is_some(), "the restart is tried again");
 }
 
 #[test]

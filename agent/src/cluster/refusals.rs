@@ -113,13 +113,19 @@ mod tests {
 
     /// A start of node `a`, whose link has node `b`.
     async fn start(directory: &Path) -> Cluster {
+        start_with(directory, &format!("--cluster-file={}", directory.join("nodes.toml").display()), true).await
+    }
+
+    /// With this source of nodes. `has_address`: of its row.
+    async fn start_with(directory: &Path, source: &str, has_address: bool) -> Cluster {
         let state = format!("--state-dir={}", directory.display());
-        let file = format!("--cluster-file={}", directory.join("nodes.toml").display());
-        let flags = Flags::try_parse_from(["wharf-agent", "--node-name=a", &state, &file]).expect("flags parse");
+        let flags = Flags::try_parse_from(["wharf-agent", "--node-name=a", &state, source]).expect("flags parse");
         let kernel = FakeKernel::new();
         let network = |net: &str, way| NodeNetwork { net: net.parse().expect("network"), way, ifname: None };
         let lan = Way::OnLink { by_kernel: true, point_to_point: false };
-        kernel.set_networks(vec![network("192.0.2.0/24", lan), network("192.0.2.1/32", Way::Address)]);
+        let mut networks = vec![network("192.0.2.0/24", lan), network("192.0.2.1/32", Way::Address)];
+        networks.truncate(if has_address { 2 } else { 1 });
+        kernel.set_networks(networks);
         let cluster = Cluster::new(&AgentConfig::load(flags).expect("loads"), Arc::new(kernel));
         cluster.load("boot", Vec::new()).await.expect("nodes");
         cluster
@@ -176,15 +182,36 @@ mod tests {
 
         let second = start(at).await;
         assert!(is_refused(&second), "from the first plan on");
-        second.note_applied(second.in_force());
+        second.note_applied(second.in_force(), Ok(Vec::new()));
         assert!(second.open_paths(&[[10, 1, 0, 1].into()]).await.is_empty(), "as of any refused path");
         // Another row voids the verdict.
         set_address_of_b(at, "192.0.2.3");
         let third = start(at).await;
-        third.note_applied(third.in_force());
+        third.note_applied(third.in_force(), Ok(Vec::new()));
         assert!(!is_refused(&third) && third.open_paths(&[[10, 1, 0, 1].into()]).await.len() == 1);
         third.keep_refusals().await;
         assert_eq!(read(&file).expect("read"), Some(Refusals::default()));
+    }
+
+    #[tokio::test]
+    async fn a_refused_path_stays_while_the_own_address_or_the_own_row_is_missing() {
+        let directory = tempfile::tempdir().expect("directory");
+        let at = directory.path();
+        set_address_of_b(at, "192.0.2.2");
+        let first = start(at).await;
+        refuse(&first).await;
+        first.keep_refusals().await;
+        let kept = read(&at.join(FILE)).expect("read");
+        // The address comes later, from a server. Then a feed that has lost its file.
+        let file = format!("--cluster-file={}", at.join("nodes.toml").display());
+        let feed = format!("--cluster-feed={}", at.join("feed").display());
+        for (source, has_address) in [(&file, false), (&feed, true)] {
+            let started = start_with(at, source, has_address).await;
+            assert!(started.in_force().detours.contains_key("b"), "{source}");
+            started.keep_refusals().await;
+            assert_eq!(read(&at.join(FILE)).expect("read"), kept, "{source}");
+        }
+        assert!(is_refused(&start(at).await));
     }
 
     #[tokio::test]

@@ -106,8 +106,8 @@ pub struct Flags {
     /// "Network policy")
     #[arg(long, env = "WHARF_POLICY_DIR", value_name = "DIR")]
     pub policy_dir: Option<PathBuf>,
-    /// A TOML file that lists the cluster's nodes, followed while the agent runs: this node gets routes to the containers
-    /// of the others (page "Several nodes")
+    /// A TOML file that lists the cluster's nodes, followed while the agent runs: this node gets routes to the
+    /// containers of the others (page "Several nodes")
     #[arg(long, env = "WHARF_CLUSTER_FILE", value_name = "FILE")]
     pub cluster_file: Option<PathBuf>,
     /// A directory for `feed.sock`, on which a producer reports the nodes, pods, namespaces and policies of a cluster

@@ -193,6 +193,12 @@ async fn await_row(task: &EndpointTask, spec: &CreateSpec, reply: &mut Option<Re
     if !record.awaits_labels || !life.pods.expects_row(&record) {
         return Ok(());
     }
+    tokio::select! {
+        biased;
+        given_up = gives_up(task, spec, reply, "waited for the start of policy until the deadline") => return Err(given_up),
+        // Until then, rows of the last start are not known.
+        () = life.policy.started() => {}
+    }
     let now = Instant::now();
     let until = spec.deadline.checked_sub(STEPS).map_or(now, |latest| latest.min(now + ROW_PATIENCE));
     shared.update(|v| {
@@ -318,6 +324,10 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             Ok(life.store.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await?)
         }
         CreateStep::Lease => {
+            // Again: the row may have changed while the create waited.
+            if let Some(why) = life.cluster.without_pools() {
+                return Err(CreateCause::NoPools(why));
+            }
             let request = lease_request(spec);
             let kept = resting::take_over(&life.addresses, &request, &spec.attachment, &owner(&record));
             shared.update(|v| v.taken_over.clone_from(&kept));

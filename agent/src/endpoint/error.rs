@@ -77,8 +77,8 @@ pub enum CreateCause {
     /// The agent stops.
     #[error("the agent is stopping")]
     Stopping,
-    /// With `--pools-from-cluster`: why the node has no pools.
-    #[error("the node has no pools: {0}")]
+    /// With `--pools-from-cluster`: why no container can have an address of this node.
+    #[error("the node has no addresses for containers: {0}")]
     NoPools(String),
     /// The deadline passed; `0` says when.
     #[error("{0}")]

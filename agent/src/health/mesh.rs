@@ -1,8 +1,8 @@
 //! Probes of the other nodes of the cluster and of their health endpoints.
 //!
 //! A sweep probes each other node once and spreads the starts over the interval. The nodes of a sweep, the rate of the
-//! starts and the nodes that are probed at once are bounded. With more nodes, the next sweep continues where the last one
-//! ended.
+//! starts and the nodes that are probed at once are bounded. With more nodes, the next sweep continues where the last
+//! one ended.
 
 use std::{
     collections::{BTreeMap, VecDeque},

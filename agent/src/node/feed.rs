@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     pin::Pin,
+    sync::Arc,
     time::Duration,
 };
 
@@ -67,10 +68,10 @@ impl Consumer for Lifecycle {
 }
 
 /// A row that an endpoint of this node does not have in force.
-fn not_in_force(pod: FeedPod, handle: &Handle, why: &str) -> Refusal {
+fn not_in_force(pod: &FeedPod, handle: &Handle, why: &str) -> Refusal {
     let FeedPod { uid, namespace, name, .. } = pod;
     Refusal {
-        key: Key { kind: Kind::Pod, key: uid },
+        key: Key { kind: Kind::Pod, key: uid.to_string() },
         name: format!("{namespace}/{name}"),
         why: format!("not in force at endpoint {}: {why}; it is tried again", handle.id),
         stale: true,
@@ -79,7 +80,7 @@ fn not_in_force(pod: FeedPod, handle: &Handle, why: &str) -> Refusal {
 }
 
 /// Returns when an endpoint has the row of its pod in force, or is gone.
-async fn ask(handle: Handle, pod: FeedPod, until: Instant) -> Option<Refusal> {
+async fn ask(handle: Handle, pod: Arc<FeedPod>, until: Instant) -> Option<Refusal> {
     let (done, answer) = oneshot::channel();
     let realized = async {
         handle.mailbox.send(Command::PodRow(done)).await.ok()?;
@@ -88,8 +89,8 @@ async fn ask(handle: Handle, pod: FeedPod, until: Instant) -> Option<Refusal> {
     match timeout_at(until, realized).await {
         Ok(None | Some(Ok(()))) => None,
         Ok(Some(Err(CommandError::Deleted | CommandError::NotCreated | CommandError::Refused { .. }))) => None,
-        Ok(Some(Err(why))) => Some(not_in_force(pod, &handle, &why.to_string())),
-        Err(_) => Some(not_in_force(pod, &handle, &format!("no answer within {PODS:?}"))),
+        Ok(Some(Err(why))) => Some(not_in_force(&pod, &handle, &why.to_string())),
+        Err(_) => Some(not_in_force(&pod, &handle, &format!("no answer within {PODS:?}"))),
     }
 }
 
@@ -124,8 +125,12 @@ impl Lifecycle {
         if changed.is_empty() {
             return Vec::new();
         }
-        let uids: BTreeSet<String> = changed.iter().map(|(uid, _)| uid.clone()).collect();
+        let uids: BTreeSet<Arc<str>> = changed.iter().map(|(uid, _)| Arc::clone(uid)).collect();
         self.pods.put(changed);
+        if !self.policy.has_started() {
+            // Builds wait for policy, and take the rows then.
+            return Vec::new();
+        }
         let until = Instant::now() + PODS;
         let mut asked = Vec::new();
         for handle in self.registry.list() {
@@ -162,7 +167,7 @@ impl Lifecycle {
                 drop(handle.mailbox.try_send(Command::PodRow(done))); // a full mailbox is asked later
             }
             let why = view.status.last_error.as_deref().unwrap_or("its labels wait for the endpoint's task");
-            let refusal = not_in_force(pod, &handle, why);
+            let refusal = not_in_force(&pod, &handle, why);
             behind.insert(refusal.key.clone(), refusal);
         }
         behind

@@ -28,7 +28,7 @@ use wharf_store::Store;
 
 use crate::{
     addresses::Addresses,
-    cluster::Cluster,
+    cluster::{Cluster, InForce},
     config::{AgentConfig, LocalDelivery},
     memory::Memory,
     metrics::Metrics,
@@ -47,6 +47,9 @@ use crate::{
     proxy::Redirects,
 };
 
+/// Name of the controller that repairs the node's objects.
+pub const CONTROLLER: &str = "node-datapath";
+
 /// One for each agent.
 pub struct Lifecycle {
     /// Settings.
@@ -61,6 +64,7 @@ pub struct Lifecycle {
     pub cluster: Cluster,
     /// Rows of this node's pods.
     pub pods: Pods,
+    turns: Turns,
     /// Of links without a requested MTU.
     pub mtu: Mutex<NodeMtu>,
     /// Allocates identities.
@@ -109,6 +113,16 @@ pub struct Proxy {
     pub pending: AtomicU64,
     /// Completions past their bound.
     pub timed_out: AtomicU64,
+}
+
+/// Order of the changes of several tasks: locked while the wanted state is read and applied, so that no older state
+/// follows a newer one. No task locks both at once.
+#[derive(Default)]
+struct Turns {
+    /// Of the node's objects: for one kernel call, whose netlink requests have a time limit.
+    node: tokio::sync::Mutex<()>,
+    /// Of the other nodes in policy: for the wait for policy's lock, and one change. Routes do not wait for it.
+    policy: tokio::sync::Mutex<()>,
 }
 
 /// Why routes or rows do not follow the cluster's nodes.
@@ -163,6 +177,7 @@ impl Lifecycle {
             addresses,
             cluster: Cluster::new(&config, Arc::clone(&kernel)),
             pods: Pods::new(config.cluster_feed.is_some()),
+            turns: Turns::default(),
             mtu: Mutex::new(NodeMtu::of(config.mtu, &[])),
             deletions: Deletions::new(&config.run_dir),
             jobs: Jobs::new(Arc::clone(&kernel), tasks.operations.clone()),
@@ -191,7 +206,10 @@ impl Lifecycle {
     /// The node's datapath.
     #[must_use]
     pub fn spec(&self) -> NodeSpec {
-        let cluster = self.cluster.in_force();
+        self.spec_with(&self.cluster.in_force())
+    }
+
+    fn spec_with(&self, cluster: &InForce) -> NodeSpec {
         let mut masquerade = self.config.masquerade.clone();
         if let Some(masquerade) = &mut masquerade {
             masquerade.excluded.extend(routes::peers(&cluster.destinations));
@@ -233,12 +251,14 @@ impl Lifecycle {
     /// # Errors
     /// The kernel's: the next restoration of the node's objects, or of policy, tries again.
     pub async fn follow_cluster(&self) -> Result<(), ClusterFailure> {
-        if self.cluster.look().await? {
-            self.put_cluster().await?;
-        }
-        // After the routes, which do not wait for the disk.
+        let followed = match self.cluster.look().await {
+            Ok(true) => self.put_cluster().await,
+            Ok(false) => Ok(()),
+            Err(why) => Err(ClusterFailure::Kernel(why)),
+        };
+        // After the routes, which do not wait for the disk. Also after a failure.
         self.cluster.keep_refusals().await;
-        Ok(())
+        followed
     }
 
     /// Puts the cluster's nodes in force.
@@ -249,7 +269,7 @@ impl Lifecycle {
         // First, so that policy never takes a container of another node for the world.
         let policy = self.set_cluster().await;
         // Before the routes, so that no connection over a new one is masqueraded.
-        let masquerade = self.kernel.ensure_nat(&self.spec()).await;
+        let masquerade = self.ensure_nat().await;
         // Also after a failure of the others: routes do not wait for their repair.
         let kernel = self.ensure_node().await.and(masquerade);
         match (policy, kernel) {
@@ -261,15 +281,33 @@ impl Lifecycle {
         }
     }
 
-    /// Makes or repairs the node's objects.
+    /// Makes or repairs the node's objects. Routes to other nodes that cannot be made are no error:
+    /// [`Cluster::missing_routes`].
     ///
     /// # Errors
     /// The kernel's.
     pub async fn ensure_node(&self) -> Result<(), KernelError> {
+        let _turn = self.turns.node.lock().await;
         let cluster = self.cluster.in_force();
-        self.kernel.ensure_node(&self.spec()).await?;
-        self.cluster.note_applied(cluster);
-        Ok(())
+        match self.kernel.ensure_node(&self.spec_with(&cluster)).await {
+            Ok(missing) => {
+                self.cluster.note_applied(cluster, Ok(missing));
+                Ok(())
+            }
+            Err(why) => {
+                self.cluster.note_applied(cluster, Err(why.to_string()));
+                Err(why)
+            }
+        }
+    }
+
+    /// Makes or repairs masquerading, forwarding and announcements.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub async fn ensure_nat(&self) -> Result<(), KernelError> {
+        let _turn = self.turns.node.lock().await;
+        self.kernel.ensure_nat(&self.spec()).await
     }
 
     /// Tells policy of the other nodes and the networks of their containers.
@@ -277,10 +315,11 @@ impl Lifecycle {
     /// # Errors
     /// Policy's.
     pub async fn set_cluster(&self) -> Result<(), PolicyError> {
+        let _turn = self.turns.policy.lock().await;
         let cluster = self.cluster.in_force();
         let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
-        // A node's own connections over the overlay have its router address. Collected: with an iterator of closures, the
-        // compiler cannot see that the future is `Send`.
+        // A node's own connections over the overlay have its router address. Collected: with an iterator of closures,
+        // the compiler cannot see that the future is `Send`.
         let is_routed = |address: &&IpAddr| !routes::is_refused(&cluster.destinations, **address);
         let of = |node: &NodeRow| -> Vec<IpAddr> {
             let routers = node.router_addresses.iter().filter(is_routed);

@@ -1,14 +1,14 @@
 //! Rows of this node's pods in the cluster feed, for the pods' endpoints.
 
-use std::{collections::BTreeMap, sync::Mutex};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
-use wharf_cluster::feed::{FeedPod, OwnPods, PodRef};
+use wharf_cluster::feed::{Changed, FeedPod, OwnPods, PodRef};
 use wharf_core::endpoint::{EndpointRecord, PodRow};
 use wharf_kit::sync::lock;
 
 /// A row of this node's pods by uid; `None` for one that is gone.
-pub type ChangedRow = (String, Option<FeedPod>);
+pub type ChangedRow = (Arc<str>, Option<Arc<FeedPod>>);
 
 /// Rows that the consumer of the feed has put in force.
 #[derive(Default)]
@@ -35,11 +35,11 @@ impl Pods {
 
     /// The changes that concern pods of node `own`.
     #[must_use]
-    pub fn of_own(&self, own: &str, pods: &BTreeMap<String, Option<FeedPod>>) -> Vec<ChangedRow> {
+    pub fn of_own(&self, own: &str, pods: &Changed<FeedPod>) -> Vec<ChangedRow> {
         let rows = lock(&self.rows);
         let of_node = pods.iter().map(|(uid, pod)| (uid, pod.as_ref().filter(|pod| pod.is_of(own))));
         let concerned = of_node.filter(|(uid, pod)| pod.is_some() || rows.get(uid).is_some());
-        concerned.map(|(uid, pod)| (uid.clone(), pod.cloned())).collect()
+        concerned.map(|(uid, pod)| (Arc::clone(uid), pod.cloned())).collect()
     }
 
     /// Puts or removes rows.
@@ -54,14 +54,14 @@ impl Pods {
 
     /// The row of an endpoint's pod.
     #[must_use]
-    pub fn row_of(&self, record: &EndpointRecord) -> Option<FeedPod> {
+    pub fn row_of(&self, record: &EndpointRecord) -> Option<Arc<FeedPod>> {
         lock(&self.rows).row_of(pod_of(record)?).cloned()
     }
 
     /// The record with the row of its pod; `None` if unchanged.
     #[must_use]
     pub fn with_row(&self, record: &EndpointRecord) -> Option<EndpointRecord> {
-        let row = PodRow::from(lock(&self.rows).row_of(pod_of(record)?)?);
+        let row = PodRow::from(&**lock(&self.rows).row_of(pod_of(record)?)?);
         let mut changed = record.clone();
         changed.set_pod_row(row);
         (changed != *record).then_some(changed)

@@ -22,7 +22,9 @@ impl Lifecycle {
     pub async fn follow_row(&self) -> Result<(), String> {
         let Some(own) = self.cluster.own_pools() else { return Ok(()) };
         let Some(row) = self.cluster.own_pod_cidrs() else { return Ok(()) };
-        match (own.decide(&row).await, usable(&self.config, &row)) {
+        // A restart would lose the pools that the row may have again.
+        let decision = if self.cluster.is_partial(&row) { Decision::Keep } else { own.decide(&row).await };
+        match (decision, usable(&self.config, &row)) {
             (Decision::Keep, _) => own.settle(),
             (_, Err(why)) => own.refuse(&row, &why),
             (_, Ok(_)) if own.is_refused(&row) => {}

@@ -20,8 +20,8 @@ use wharf_policy::{
 };
 
 use super::{
-    documents::{MAX_TEXTS, Texts, by_name, told},
-    error::PolicyError,
+    documents::{MAX_TEXTS, Texts, by_name},
+    error::{PolicyError, told},
 };
 
 const MAX_FILES: usize = 10_000;

@@ -9,15 +9,19 @@ use std::{
 };
 
 use imbl::{OrdMap, ordmap::DiffItem};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use wharf_kit::kept;
 use wharf_policy::{
     compile::Event,
-    model::{Action, Direction, Labels, NAMESPACE_NAME, Policy, PolicyName, Rule, UNKNOWN_LABELS},
-    read::{Refusal, read},
+    model::{Labels, NAMESPACE_NAME, Policy, PolicyName, UNKNOWN_LABELS},
+    read::read,
 };
 
-use super::{directory::Found, error::PolicyError};
+use super::{
+    directory::Found,
+    error::{PolicyError, told},
+};
 
 const VERSION: u32 = 1;
 /// Bytes, of imported texts and of the directory's.
@@ -33,6 +37,20 @@ pub(super) enum Source {
     Directory,
     /// Kept by the cluster feed.
     Cluster,
+}
+
+/// Policies by row of the cluster feed; `None` for a row that is gone.
+pub(super) type FeedRows = BTreeMap<String, Option<Vec<Policy>>>;
+
+/// A row of the cluster feed that is not in force as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedPolicy {
+    /// Cause.
+    pub why: String,
+    /// The row's earlier policies are in force.
+    pub stale: bool,
+    /// Another row, an import or the policy directory has a policy with this name.
+    pub conflict: bool,
 }
 
 /// A policy, or several of one name (`specs`).
@@ -63,6 +81,8 @@ pub(super) struct Documents {
     pub(super) awaits_cluster: bool,
     /// With a cluster feed, of which not every namespace is known.
     pub(super) awaits_namespaces: bool,
+    /// Namespaces whose rows the cluster feed refuses.
+    pub(super) refused_namespaces: Arc<BTreeSet<String>>,
 }
 
 type Row = BTreeMap<PolicyName, Arc<Vec<Policy>>>;
@@ -174,11 +194,6 @@ impl Documents {
         self.documents.is_empty()
     }
 
-    pub(super) fn denies_egress(&self) -> bool {
-        let denies = |rule: &Rule| rule.direction == Direction::Egress && rule.action == Action::Deny;
-        self.documents.values().flat_map(|document| document.policies.iter()).flat_map(|p| &p.rules).any(denies)
-    }
-
     /// Replaces imports of the same names; refuses the directory's.
     pub(super) fn import(&mut self, Parsed { file, text, policies }: Parsed) -> Result<Changed, PolicyError> {
         let mut changed = Changed::default();
@@ -253,6 +268,26 @@ impl Documents {
 
     pub(super) fn has_row(&self, row: &str) -> bool {
         self.rows.contains_key(row)
+    }
+
+    /// Rows of the cluster feed with rules about requests.
+    pub(super) fn rows_with_requests(&self) -> impl Iterator<Item = &String> {
+        let has_requests = |policies: &Arc<Vec<Policy>>| {
+            policies.iter().flat_map(|policy| &policy.rules).any(|rule| rule.requests.is_some())
+        };
+        self.rows.iter().filter(move |(_, row)| row.values().any(has_requests)).map(|(row, _)| row)
+    }
+
+    /// Removes the rows of the cluster feed, and returns their policies.
+    pub(super) fn take_rows(&mut self) -> FeedRows {
+        let mut rows = FeedRows::new();
+        for (row, policies) in &self.rows {
+            rows.insert(row.clone(), Some(policies.values().flat_map(|named| named.iter().cloned()).collect()));
+        }
+        for row in rows.keys() {
+            self.set_row(row, None);
+        }
+        rows
     }
 
     /// Replaces the policies of a row of the cluster feed; `None` removes them.
@@ -354,8 +389,8 @@ impl Documents {
         labels
     }
 
-    /// For an endpoint of this node: until the cluster feed's namespaces are all known, a namespace without a row has
-    /// unknown labels.
+    /// For an endpoint of this node: until the cluster feed's namespaces are all known, and while its row is refused, a
+    /// namespace without a row has unknown labels.
     pub(super) fn labels_here(&self, namespace: &str) -> Labels {
         self.labels_or_unknown(namespace, self.awaits_namespaces)
     }
@@ -369,6 +404,7 @@ impl Documents {
     /// `is_unknown`: a namespace without a row has unknown labels.
     fn labels_or_unknown(&self, namespace: &str, is_unknown: bool) -> Labels {
         let mut labels = self.labels_of(namespace);
+        let is_unknown = is_unknown || self.refused_namespaces.contains(namespace);
         if is_unknown && !self.of_cluster.contains_key(namespace) {
             labels.insert(UNKNOWN_LABELS.to_owned(), String::new());
         }
@@ -422,10 +458,12 @@ impl Documents {
         self.namespaces == before.namespaces
             && self.of_cluster == before.of_cluster
             && self.awaits_namespaces == before.awaits_namespaces
+            && self.refused_namespaces == before.refused_namespaces
             && self.is_empty() == before.is_empty()
     }
 
-    pub(super) fn events_since(&self, before: &Self) -> Vec<Event> {
+    /// With the exceptions behind `services`.
+    pub(super) fn events_since(&self, before: &Self, services: &[IpNet]) -> Vec<Event> {
         let mut events = Vec::new();
         for item in before.documents.diff(&self.documents) {
             let (name, old, new) = match item {
@@ -441,12 +479,11 @@ impl Documents {
             let kept = new.map_or(0, |new| new.len());
             let gone = kept..old.map_or(0, |old| old.len());
             events.extend(gone.map(|spec| Event::NoPolicy(numbered(name, spec))));
-            events.extend(
-                new.into_iter()
-                    .flat_map(|new| new.iter())
-                    .enumerate()
-                    .map(|(spec, policy)| Event::Policy(Policy { name: numbered(name, spec), ..policy.clone() })),
-            );
+            let policies = new.into_iter().flat_map(|new| new.iter()).enumerate();
+            events.extend(policies.map(|(spec, policy)| {
+                let policy = Policy { name: numbered(name, spec), ..policy.clone() };
+                Event::Policy(policy.with_exceptions_behind(services))
+            }));
         }
         events
     }
@@ -479,10 +516,6 @@ pub(super) fn by_name(policies: Vec<Policy>) -> BTreeMap<PolicyName, Vec<Policy>
 
 fn file_of(policies: &[Policy]) -> String {
     policies.first().map(|policy| policy.origin.file.to_string()).unwrap_or_default()
-}
-
-pub(super) fn told(refusals: &[Refusal]) -> String {
-    refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -540,6 +573,9 @@ mod tests {
         let complete = Documents { awaits_namespaces: false, ..documents.clone() };
         assert!(!complete.says_the_same_of_endpoints(&documents));
         assert_eq!(found(&complete), [(false, false), (false, false), (false, true)]);
+        let refused = Documents { refused_namespaces: Arc::new(["other".to_owned()].into()), ..complete.clone() };
+        assert!(!refused.says_the_same_of_endpoints(&complete));
+        assert_eq!(found(&refused), [(false, false), (false, false), (true, true)], "a refused row is no empty one");
         assert!(documents.namespaces().all(|(_, labels)| !is_unknown(labels)), "the mark is shown");
     }
 

@@ -12,7 +12,7 @@ use wharf_policy::{
     read::Refusal,
 };
 
-use super::{documents::told, inner::LIMITS};
+use super::limits::{LIMITS, PARTS};
 
 /// Failure of a change of policy.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -88,7 +88,7 @@ pub enum PolicyError {
         /// Cause.
         why: String,
     },
-    /// The kernel has rules, but the policy file is gone.
+    /// The kernel has rules, but the policy file is gone; or rows of the cluster feed are.
     #[error("{}", lost(.path, *.of_cluster))]
     Lost {
         /// File.
@@ -110,24 +110,29 @@ pub enum PolicyError {
     },
 }
 
+pub(super) fn told(refusals: &[Refusal]) -> String {
+    refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
 /// A remedy for a table of an earlier version.
 fn until_boot(refused: &compile::Refused) -> String {
-    match refused {
-        compile::Refused::TooLarge(TooLarge { table: Table::Ipcache, limit, .. }) if *limit < LIMITS.ipcache => {
-            format!(
-                "; until the node boots, the table of addresses is one of an earlier version: after that, {} fit",
-                LIMITS.ipcache
-            )
-        }
-        _ => String::new(),
+    let (fit, limit) = match refused {
+        compile::Refused::TooLarge(TooLarge { table: Table::Ipcache, limit, .. }) => (LIMITS.ipcache, *limit),
+        compile::Refused::TooLarge(TooLarge { table: Table::Networks, limit, .. }) => (LIMITS.ipcache / PARTS, *limit),
+        _ => return String::new(),
+    };
+    if limit >= fit {
+        return String::new();
     }
+    format!("; until the node boots, the table of addresses is one of an earlier version: after that, {fit} fit")
 }
 
 fn lost(path: &Path, of_cluster: bool) -> String {
     const STAY: &str = "the rules stay in force as they are, new containers are refused and new labels wait, until";
     if of_cluster {
         return format!(
-            "the kernel has rules of policies of the cluster feed, whose rows are lost; {STAY} the producer has sent every row"
+            "the node had policies of the cluster feed, whose rows are lost; {STAY} a producer has sent every row and this \
+             version can read its policies (`wharf cluster feed`); a start without `--cluster-feed` gives them up"
         );
     }
     format!(

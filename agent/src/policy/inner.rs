@@ -9,11 +9,7 @@ use std::{
 use ipnet::IpNet;
 use tokio::time::Instant;
 use wharf_cluster::feed::FeedPod;
-use wharf_common::{
-    SetsRow,
-    map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX},
-    policy::PEER_SERVICE,
-};
+use wharf_common::{SetsRow, policy::PEER_SERVICE};
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::Identity,
@@ -21,33 +17,22 @@ use wharf_core::{
 };
 use wharf_dns::cache::Cache;
 use wharf_policy::{
-    compile::{Engine, Event, Limits, Tables},
+    compile::{Engine, Event, Limits, Sizes, Tables},
     model::{Directions, Origin, Policy as Document, PolicyName, Selector, Tier},
 };
 
 use super::{
     Change, Computed, Guard, directory,
-    documents::Documents,
+    documents::{Documents, FeedRows, RefusedPolicy},
     error::PolicyError,
-    feed::{FeedRows, RefusedPolicy},
+    limits::LIMITS,
     members::{Members, Surroundings, Unrecorded},
     names,
-    proxied::Owed,
-    redirects::{Outgoing, Ports},
+    redirects::{Outgoing, Owed, Ports},
     rounds::Rounds,
     rows,
 };
-use crate::{config::PROXY_PORTS, proxy::Wanted};
-
-/// With the tables of this version. Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE`
-/// keeps one entry free; `POLICY_PORTS` changes no values. An endpoint has two rule sets, and four during a change.
-pub(super) const LIMITS: Limits = Limits {
-    ipcache: IPCACHE_MAX as usize - 1,
-    ports: POLICY_PORTS_MAX as usize,
-    rules: POLICY_CELLS_MAX as usize,
-    sets: 4 * wharf_common::MAX_ENDPOINT_ID as usize,
-    listeners: PROXY_PORTS as usize,
-};
+use crate::proxy::Wanted;
 
 pub(super) struct Inner {
     pub(super) enforcement: Enforcement,
@@ -85,11 +70,14 @@ pub(super) struct Inner {
     pub(super) files: directory::Files,
     /// Why the directory's policies do not fit, with change count, wanted revision and `writes`.
     pub(super) too_large: Option<((u64, u64, u64), PolicyError)>,
-    /// [`Policy::start`](super::Policy::start) knows every endpoint. Before, a change would remove the rows of those that
-    /// are not known yet.
-    pub(super) started: bool,
-    /// Rows of the cluster feed that do not fit. Tried again with the next policy of the feed.
+    /// Rows of the cluster feed that do not fit, or that the proxy refuses.
     pub(super) unfit: FeedRows,
+    /// Limits and numbers of rows at the last attempt with the unfit rows, and its time.
+    pub(super) tried: Option<(Limits, Sizes, Instant)>,
+    /// Rows of the cluster feed for the next attempts; the last one first.
+    pub(super) waiting: Vec<FeedRows>,
+    /// Kept rows of the cluster feed that this version cannot read: their policies count as lost.
+    pub(super) unreadable: BTreeSet<String>,
     pub(super) refused_rows: BTreeMap<String, RefusedPolicy>,
 }
 
@@ -121,8 +109,10 @@ impl Inner {
             problem: None,
             files: directory::Files::default(),
             too_large: None,
-            started: false,
             unfit: FeedRows::new(),
+            tried: None,
+            waiting: Vec::new(),
+            unreadable: BTreeSet::new(),
             refused_rows: BTreeMap::new(),
         }
     }
@@ -140,11 +130,10 @@ impl Inner {
     }
 
     /// A container of another node; `None` removes it. `None` if unchanged.
-    pub(super) fn put_elsewhere(&mut self, uid: &str, pod: Option<FeedPod>) -> Option<Event> {
-        let Self { members, wanted, enforcement, .. } = self;
+    pub(super) fn put_elsewhere(&mut self, uid: &str, pod: Option<Arc<FeedPod>>) -> Option<Event> {
         match pod {
-            Some(pod) => members.put_elsewhere(uid, &pod, Surroundings { wanted, mode: *enforcement }),
-            None => members.remove_elsewhere(uid),
+            Some(pod) => self.members.put_elsewhere(pod, &self.wanted),
+            None => self.members.remove_elsewhere(uid),
         }
     }
 
@@ -171,7 +160,7 @@ impl Inner {
         let others = Event::OtherNodes(self.other_nodes.clone());
         let mut events = vec![Event::Node(self.node.clone()), others, Event::Pods(self.pods.clone())];
         if self.enforcement != Enforcement::Never {
-            events.extend(self.wanted.events_since(&Documents::default()));
+            events.extend(self.wanted.events_since(&Documents::default(), services));
         }
         if self.enforcement == Enforcement::Always {
             events.push(Event::Policy(isolates_all()));
@@ -237,5 +226,16 @@ fn isolates_all() -> Document {
         isolates: Directions { ingress: true, egress: true },
         rules: Vec::new(),
         origin,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::limits::PARTS, *};
+
+    #[test]
+    fn networks_in_rules_leave_room_for_every_node_and_pod_of_the_feed() {
+        let feed = wharf_cluster::feed::Limits::default();
+        assert!(LIMITS.ipcache - LIMITS.ipcache / PARTS >= feed.addresses + feed.node_addresses);
     }
 }

@@ -1,6 +1,7 @@
 //! Endpoints as policy sees them.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
@@ -17,7 +18,7 @@ use wharf_core::{
 };
 use wharf_policy::{
     compile::{self, EndpointKey, Event, Member},
-    model::{self, Endpoint, Labels, PolicyName, Protocol},
+    model::{self, Endpoint, Labels, NamedPorts, PolicyName},
 };
 
 use super::{documents::Documents, rows::key};
@@ -43,6 +44,19 @@ fn labels_for(record: &EndpointRecord) -> Labels {
         labels.insert(format!("{source}:{key}"), value);
     }
     labels
+}
+
+/// Labels of a container of another node. A label of the pod cannot claim another namespace.
+fn labels_elsewhere(pod: &FeedPod) -> Labels {
+    let labels = pod.labels.iter().filter(|(key, _)| *key != NAMESPACE_LABEL);
+    let labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
+    let labels = labels.chain([(NAMESPACE_LABEL, &*pod.namespace)]).map(|(key, value)| Label {
+        source: K8S.to_owned(),
+        key: key.to_owned(),
+        value: value.to_owned(),
+    });
+    let labels = security_relevant(&labels.collect()).into_iter();
+    labels.map(|Label { source, key, value }| (format!("{source}:{key}"), value)).collect()
 }
 
 /// From the ADD or a label.
@@ -75,7 +89,11 @@ impl Surroundings<'_> {
     }
 }
 
-fn ports_of(record: &EndpointRecord) -> BTreeMap<(Protocol, String), u16> {
+fn labels_of_init() -> Arc<Labels> {
+    Arc::new([(INIT.to_owned(), String::new())].into())
+}
+
+fn ports_of(record: &EndpointRecord) -> NamedPorts {
     let port =
         |(name, NamedPort { port, protocol }): (&PortName, &NamedPort)| ((*protocol, name.to_string()), port.get());
     record.all_named_ports().map(port).collect()
@@ -99,12 +117,18 @@ pub(super) struct Members {
     addresses: OrdMap<(IpAddr, u16), EndpointId>,
     /// Isolated regardless of policies.
     isolated: usize,
-    numbers: OrdMap<Arc<(Labels, Option<Labels>)>, u32>,
+    numbers: OrdMap<LabelSet, u32>,
     identities: OrdMap<u32, Identity>,
     last: u32,
     /// Containers of other nodes, by uid.
     elsewhere: OrdMap<Arc<str>, Elsewhere>,
-    numbers_elsewhere: OrdMap<Arc<(Labels, Option<Labels>)>, u32>,
+    numbers_elsewhere: OrdMap<LabelSet, u32>,
+    /// Label sets of rows, so that a pod with known labels needs no maps of its own.
+    rows: OrdMap<RowLabels, (LabelSet, u32)>,
+    /// Labels of the namespaces of `rows`.
+    namespaces: OrdMap<Arc<str>, Arc<Labels>>,
+    /// `identities` and `rows` after the last removal of unused ones.
+    used: usize,
     /// Keys below `next_key` that no container has.
     free_keys: OrdSet<u32>,
     next_key: u32,
@@ -113,11 +137,47 @@ pub(super) struct Members {
 /// Keys of containers of other nodes are above every endpoint id, so that an endpoint of this node takes precedence.
 const FIRST_KEY: u32 = 1 << 16;
 
+/// Unused entries of `identities` and `rows` without a removal.
+const MIN_UNUSED: usize = 1_024;
+
+/// Labels of a pod, and of the namespace.
+type LabelSet = (Arc<Labels>, Option<Arc<Labels>>);
+
+/// Labels of a row, and the pod's namespace. The labels are compared by address: rows share equal ones.
+#[derive(Debug, Clone)]
+struct RowLabels(Arc<BTreeMap<String, String>>, Arc<str>);
+
+impl RowLabels {
+    fn of(pod: &FeedPod) -> Self {
+        Self(Arc::clone(&pod.labels), Arc::clone(&pod.namespace))
+    }
+}
+
+impl Ord for RowLabels {
+    fn cmp(&self, other: &Self) -> Ordering {
+        Arc::as_ptr(&self.0).cmp(&Arc::as_ptr(&other.0)).then_with(|| self.1.cmp(&other.1))
+    }
+}
+
+impl PartialOrd for RowLabels {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for RowLabels {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for RowLabels {}
+
 /// A container of another node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Elsewhere {
     key: u32,
-    namespace: String,
+    pod: Arc<FeedPod>,
     member: Member,
 }
 
@@ -140,9 +200,9 @@ impl Members {
         let own = record.policy_enforcement;
         let endpoint = Endpoint {
             addresses: record.addresses().collect(),
-            labels: if init { [(INIT.to_owned(), String::new())].into() } else { labels_for(record) },
-            namespace: namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace)),
-            ports: ports_of(record),
+            labels: if init { labels_of_init() } else { labels_for(record).into() },
+            namespace: namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace).into()),
+            ports: ports_of(record).into(),
             health,
             elsewhere: false,
             enforcement: node.enforcement(own, init),
@@ -155,8 +215,8 @@ impl Members {
     pub(super) fn insert_unrecorded(&mut self, lost: Unrecorded, node: Surroundings<'_>) {
         let own = Enforcement::Default;
         let endpoint = Endpoint {
-            addresses: lost.addresses,
-            labels: [(INIT.to_owned(), String::new())].into(),
+            addresses: lost.addresses.into(),
+            labels: labels_of_init(),
             enforcement: node.enforcement(own, true),
             ..Endpoint::default()
         };
@@ -178,51 +238,51 @@ impl Members {
         (before != Some(place)).then(|| Event::Endpoint(key(id), member))
     }
 
-    /// A container of another node; `None` if unchanged.
-    pub(super) fn put_elsewhere(&mut self, uid: &str, pod: &FeedPod, node: Surroundings<'_>) -> Option<Event> {
-        // A label of the pod cannot claim another namespace.
-        let labels = pod.labels.iter().filter(|(key, _)| *key != NAMESPACE_LABEL);
-        let labels = labels.map(|(key, value)| (K8S, key.as_str(), value.as_str()));
-        let labels = labels.chain([(K8S, NAMESPACE_LABEL, pod.namespace.as_str())]).map(|(source, key, value)| Label {
-            source: source.to_owned(),
-            key: key.to_owned(),
-            value: value.to_owned(),
-        });
-        let labels = security_relevant(&labels.collect());
+    /// A container of another node; `None` if unchanged. After a change of namespaces, call [`Members::renew`] first.
+    pub(super) fn put_elsewhere(&mut self, pod: Arc<FeedPod>, wanted: &Documents) -> Option<Event> {
+        let ((labels, namespace), number) = self.set_of(&pod, wanted);
         let endpoint = Endpoint {
-            addresses: pod.addresses.clone(),
-            labels: labels.into_iter().map(|Label { source, key, value }| (format!("{source}:{key}"), value)).collect(),
-            namespace: Some(node.wanted.labels_elsewhere(&pod.namespace)),
-            ports: pod.named_ports.clone(),
+            addresses: Arc::clone(&pod.addresses),
+            labels,
+            namespace,
+            ports: Arc::clone(&pod.named_ports),
+            health: false,
             elsewhere: true,
-            ..Endpoint::default()
+            enforcement: model::Enforcement::Default,
         };
-        self.set_elsewhere(uid, pod.namespace.clone(), endpoint)
-    }
-
-    fn set_elsewhere(&mut self, uid: &str, namespace: String, endpoint: Endpoint) -> Option<Event> {
-        let of = Arc::new((endpoint.labels.clone(), endpoint.namespace.clone()));
-        let number = self.numbers_elsewhere.get(&of).copied().unwrap_or_else(|| {
-            self.forget_unused();
-            self.last += 1;
-            self.numbers_elsewhere.insert(of, self.last);
-            self.identities.insert(self.last, Identity(Identity::FIRST_ELSEWHERE.0 + self.last));
-            self.last
-        });
         let member = Member { identity: compile::Identity(number), endpoint: Arc::new(endpoint) };
-        let before = self.elsewhere.get(uid);
+        let before = self.elsewhere.get(&pod.uid);
         let key = before.map(|before| before.key).unwrap_or_else(|| {
             let free = self.free_keys.get_min().copied();
             free.unwrap_or_else(|| self.next_key.max(FIRST_KEY))
         });
-        let place = Elsewhere { key, namespace, member: member.clone() };
-        if before == Some(&place) {
-            return None;
-        }
+        let same = before.map(|before| &before.member).filter(|before| **before == member).cloned();
+        let event = same.is_none().then(|| Event::Endpoint(EndpointKey(key), member.clone()));
         self.free_keys.remove(&key);
         self.next_key = self.next_key.max(key.saturating_add(1));
-        self.elsewhere.insert(uid.into(), place);
-        Some(Event::Endpoint(EndpointKey(key), member))
+        self.elsewhere.insert(Arc::clone(&pod.uid), Elsewhere { key, pod, member: same.unwrap_or(member) });
+        event
+    }
+
+    /// The label set of a container of another node, and its number.
+    fn set_of(&mut self, pod: &FeedPod, wanted: &Documents) -> (LabelSet, u32) {
+        let row = RowLabels::of(pod);
+        if let Some(known) = self.rows.get(&row) {
+            return known.clone();
+        }
+        self.forget_unused();
+        let namespace = self.namespaces.entry(Arc::clone(&pod.namespace));
+        let namespace = Arc::clone(namespace.or_insert_with(|| wanted.labels_elsewhere(&pod.namespace).into()));
+        let of = (labels_elsewhere(pod).into(), Some(namespace));
+        let known = self.numbers_elsewhere.get_key_value(&of).map(|(of, number)| (of.clone(), *number));
+        let known = known.unwrap_or_else(|| {
+            self.last += 1;
+            self.numbers_elsewhere.insert(of.clone(), self.last);
+            self.identities.insert(self.last, Identity(Identity::FIRST_ELSEWHERE.0 + self.last));
+            (of, self.last)
+        });
+        self.rows.insert(row, known.clone());
+        known
     }
 
     /// `None` for an unknown one.
@@ -233,7 +293,7 @@ impl Members {
     }
 
     fn number(&mut self, endpoint: &Endpoint, identity: Identity) -> u32 {
-        let of = Arc::new((endpoint.labels.clone(), endpoint.namespace.clone()));
+        let of = (Arc::clone(&endpoint.labels), endpoint.namespace.clone());
         if let Some(number) = self.numbers.get(&of).filter(|number| self.identities.get(*number) == Some(&identity)) {
             return *number;
         }
@@ -244,17 +304,22 @@ impl Members {
         self.last
     }
 
+    /// Removes label sets that no container has. Looks at every container, so it waits for many new sets.
     fn forget_unused(&mut self) {
-        if self.identities.len() < 2 * (self.endpoints.len() + self.elsewhere.len()) + 64 {
+        if self.identities.len() + self.rows.len() < 2 * self.used + MIN_UNUSED {
             return;
         }
         let here = self.endpoints.values().map(|place| &place.member);
         let members = here.chain(self.elsewhere.values().map(|place| &place.member));
         let used: BTreeSet<u32> = members.map(|member| member.identity.0).collect();
-        let elsewhere = std::mem::take(&mut self.numbers_elsewhere).into_iter();
-        self.numbers_elsewhere = elsewhere.filter(|(_, n)| used.contains(n)).collect();
-        self.numbers = std::mem::take(&mut self.numbers).into_iter().filter(|(_, n)| used.contains(n)).collect();
-        self.identities = std::mem::take(&mut self.identities).into_iter().filter(|(n, _)| used.contains(n)).collect();
+        let rows: BTreeSet<RowLabels> = self.elsewhere.values().map(|place| RowLabels::of(&place.pod)).collect();
+        let namespaces: BTreeSet<&Arc<str>> = rows.iter().map(|RowLabels(_, namespace)| namespace).collect();
+        retain(&mut self.numbers_elsewhere, |_, number| used.contains(number));
+        retain(&mut self.numbers, |_, number| used.contains(number));
+        retain(&mut self.identities, |number, _| used.contains(number));
+        retain(&mut self.rows, |row, _| rows.contains(row));
+        retain(&mut self.namespaces, |namespace, _| namespaces.contains(namespace));
+        self.used = self.identities.len() + self.rows.len();
     }
 
     pub(super) fn get(&self, id: EndpointId) -> Option<&Place> {
@@ -267,10 +332,10 @@ impl Members {
 
     fn set(&mut self, id: EndpointId, place: Option<Place>) -> Option<Place> {
         let before = self.endpoints.remove(&id);
-        for address in before.iter().flat_map(|place| &place.member.endpoint.addresses) {
+        for address in before.iter().flat_map(|place| &*place.member.endpoint.addresses) {
             self.addresses.remove(&(*address, id.get()));
         }
-        for address in place.iter().flat_map(|place| &place.member.endpoint.addresses) {
+        for address in place.iter().flat_map(|place| &*place.member.endpoint.addresses) {
             self.addresses.insert((*address, id.get()), id);
         }
         self.isolated += usize::from(place.as_ref().is_some_and(is_isolated));
@@ -293,18 +358,10 @@ impl Members {
         let mut changed = Vec::new();
         for (id, place) in &self.endpoints {
             let before = &place.member.endpoint;
-            let namespace = place.namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace));
+            let namespace = place.namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace).into());
             let enforcement = node.enforcement(place.own, place.init);
             if (&namespace, &enforcement) != (&before.namespace, &before.enforcement) {
                 changed.push((*id, place.clone(), Endpoint { namespace, enforcement, ..Endpoint::clone(before) }));
-            }
-        }
-        let mut changed_elsewhere = Vec::new();
-        for (uid, Elsewhere { namespace, member, .. }) in &self.elsewhere {
-            let labels = Some(node.wanted.labels_elsewhere(namespace));
-            if member.endpoint.namespace != labels {
-                let endpoint = Endpoint { namespace: labels, ..Endpoint::clone(&member.endpoint) };
-                changed_elsewhere.push((Arc::clone(uid), namespace.clone(), endpoint));
             }
         }
         let renewed = changed.into_iter().filter_map(|(id, place, endpoint)| {
@@ -312,10 +369,27 @@ impl Members {
             self.put(id, identity, endpoint, |member| Place { member, ..place })
         });
         let mut events: Vec<Event> = renewed.collect();
-        for (uid, namespace, endpoint) in changed_elsewhere {
-            events.extend(self.set_elsewhere(&uid, namespace, endpoint));
-        }
+        events.extend(self.renew_elsewhere(node.wanted));
         events
+    }
+
+    fn renew_elsewhere(&mut self, wanted: &Documents) -> Vec<Event> {
+        let before = self.namespaces.clone();
+        let mut changed = BTreeSet::new();
+        for (namespace, before) in &before {
+            let labels = wanted.labels_elsewhere(namespace);
+            if **before != labels {
+                self.namespaces.insert(Arc::clone(namespace), labels.into());
+                changed.insert(Arc::clone(namespace));
+            }
+        }
+        if changed.is_empty() {
+            return Vec::new();
+        }
+        retain(&mut self.rows, |RowLabels(_, namespace), _| !changed.contains(namespace));
+        let pods = self.elsewhere.values().map(|place| Arc::clone(&place.pod));
+        let pods: Vec<Arc<FeedPod>> = pods.filter(|pod| changed.contains(&pod.namespace)).collect();
+        pods.into_iter().filter_map(|pod| self.put_elsewhere(pod, wanted)).collect()
     }
 
     pub(super) fn is_any_isolated(&self) -> bool {
@@ -345,6 +419,10 @@ impl Members {
     }
 }
 
+fn retain<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, is_kept: impl Fn(&K, &V) -> bool) {
+    *map = std::mem::take(map).into_iter().filter(|(key, value)| is_kept(key, value)).collect();
+}
+
 fn is_isolated(place: &Place) -> bool {
     matches!(place.member.endpoint.enforcement, model::Enforcement::Always(_))
 }
@@ -355,29 +433,40 @@ mod tests {
 
     use super::*;
 
+    fn labels(app: &str) -> Arc<BTreeMap<String, String>> {
+        Arc::new([("app".to_owned(), app.to_owned())].into())
+    }
+
+    fn pod(uid: &str, labels: &Arc<BTreeMap<String, String>>) -> Arc<FeedPod> {
+        Arc::new(FeedPod {
+            uid: uid.into(),
+            namespace: "shop".into(),
+            name: "web".into(),
+            addresses: ["10.88.0.9".parse().expect("address")].into(),
+            node: "b".into(),
+            labels: Arc::clone(labels),
+            named_ports: Arc::default(),
+        })
+    }
+
+    fn member(event: Option<Event>) -> Member {
+        match event {
+            Some(Event::Endpoint(_, member)) => member,
+            other => panic!("{other:?}"),
+        }
+    }
+
     const fn around(wanted: &Documents) -> Surroundings<'_> {
         Surroundings { wanted, mode: Enforcement::Default }
     }
 
     #[test]
     fn a_container_of_another_node_is_known_without_the_labels_of_its_namespace_until_they_arrive() {
-        let pod = FeedPod {
-            uid: "one".to_owned(),
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
-            addresses: vec!["10.88.0.9".parse().expect("address")],
-            node: "b".to_owned(),
-            labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]).into(),
-            named_ports: BTreeMap::new(),
-        };
+        let pod = pod("one", &labels("web"));
         let mut wanted = Documents::default();
         wanted.awaits_namespaces = true;
         let mut members = Members::default();
-        let member = |event: Option<Event>| match event {
-            Some(Event::Endpoint(_, member)) => member,
-            other => panic!("{other:?}"),
-        };
-        let first = member(members.put_elsewhere("one", &pod, around(&wanted)));
+        let first = member(members.put_elsewhere(Arc::clone(&pod), &wanted));
         let namespace = first.endpoint.namespace.clone().expect("a namespace");
         assert_eq!(namespace.keys().collect::<Vec<_>>(), [UNKNOWN_LABELS, NAMESPACE_NAME]);
         assert_eq!(first.endpoint.addresses, pod.addresses);
@@ -389,5 +478,58 @@ mod tests {
         assert_eq!(second.endpoint.addresses, pod.addresses);
         wanted.awaits_namespaces = false;
         assert!(members.renew(around(&wanted)).is_empty(), "it was known already");
+        assert!(members.put_elsewhere(pod, &wanted).is_none(), "unchanged");
+    }
+
+    #[test]
+    fn containers_of_other_nodes_share_labels_and_ports() {
+        let mut wanted = Documents::default();
+        let mut members = Members::default();
+        let web = labels("web");
+        let all = |members: &Members| -> Vec<Arc<Endpoint>> {
+            members.elsewhere.values().map(|place| Arc::clone(&place.member.endpoint)).collect()
+        };
+        let shares = |a: &Endpoint, b: &Endpoint| {
+            let namespaces = a.namespace.as_ref().zip(b.namespace.as_ref());
+            Arc::ptr_eq(&a.labels, &b.labels) && namespaces.is_some_and(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        let first = member(members.put_elsewhere(pod("a", &web), &wanted));
+        let second = member(members.put_elsewhere(pod("b", &web), &wanted));
+        // Labels that the feed does not share, and a label that is no part of the set.
+        let mut rolled = BTreeMap::clone(&web);
+        rolled.insert("pod-template-hash".to_owned(), "1".to_owned());
+        let third = member(members.put_elsewhere(pod("c", &Arc::new(rolled)), &wanted));
+        assert_eq!((first.identity, first.identity), (second.identity, third.identity));
+        let row = pod("d", &web);
+        let other = member(members.put_elsewhere(Arc::clone(&row), &wanted));
+        assert!(Arc::ptr_eq(&other.endpoint.addresses, &row.addresses));
+        assert!(Arc::ptr_eq(&other.endpoint.ports, &row.named_ports));
+        assert!(all(&members).windows(2).all(|two| shares(&two[0], &two[1])));
+
+        wanted.set_labels_of_cluster("shop", Some(Labels::new()));
+        assert_eq!(members.renew(around(&wanted)).len(), 4);
+        assert!(all(&members).windows(2).all(|two| shares(&two[0], &two[1])));
+        assert!(!shares(&all(&members)[0], &first.endpoint), "the namespace has other labels");
+        let elsewhere = FeedPod { namespace: "store".into(), ..FeedPod::clone(&row) };
+        let moved = member(members.put_elsewhere(elsewhere.into(), &wanted));
+        assert_eq!(moved.endpoint.labels.get("k8s:io.kubernetes.pod.namespace").map(String::as_str), Some("store"));
+    }
+
+    #[test]
+    fn label_sets_that_no_container_has_are_removed() {
+        let wanted = Documents::default();
+        let mut members = Members::default();
+        let kept = member(members.put_elsewhere(pod("kept", &labels("kept")), &wanted));
+        for n in 0..10 * MIN_UNUSED {
+            let changed =
+                FeedPod { namespace: format!("ns-{n}").into(), ..FeedPod::clone(&pod("one", &labels("web"))) };
+            members.put_elsewhere(changed.into(), &wanted);
+            let counts = [members.rows.len(), members.numbers_elsewhere.len(), members.identities.len()];
+            assert!(counts.into_iter().all(|count| count <= MIN_UNUSED), "{counts:?}");
+            assert!(members.namespaces.len() <= MIN_UNUSED);
+        }
+        let again = member(members.put_elsewhere(pod("another", &labels("kept")), &wanted));
+        assert_eq!(again.identity, kept.identity);
+        assert_eq!(members.identity(kept.identity), Some(Identity(Identity::FIRST_ELSEWHERE.0 + 1)));
     }
 }

@@ -5,6 +5,7 @@
 //! | `documents` | policies, namespace labels, and their file |
 //! | `members` | endpoints as policy sees them |
 //! | `inner` | the state, and the rows of a change |
+//! | `limits` | rows that the kernel's tables hold |
 //! | `proxied` | keeps the proxy in step |
 //! | `names` | addresses of names, from DNS answers |
 //! | `redirects` | listeners, members, and the file of ports |
@@ -31,8 +32,9 @@
 //!
 //! **A lost file.** The wanted state is saved before any row is written: rules in the kernel without that file mean
 //! lost policies. The agent then keeps the rows and refuses changes ([`PolicyError::Lost`]) until an import or the
-//! removal of all policies; otherwise isolated containers would become reachable. The file does not have the policies of
-//! the cluster feed, only whether there are any: until the feed's rows are all known, they count as lost.
+//! removal of all policies; otherwise isolated containers would become reachable. The file does not have the policies
+//! of the cluster feed, only whether there are any: until the feed's rows are all known and read, they count as lost,
+//! also without rules in the kernel.
 
 pub mod addresses;
 mod directory;
@@ -40,6 +42,7 @@ mod documents;
 pub mod error;
 mod feed;
 mod inner;
+mod limits;
 mod look;
 mod members;
 mod names;
@@ -61,7 +64,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 use wharf_api::{Namespace, PolicyChange};
 use wharf_common::SetsRow;
 use wharf_core::{
@@ -81,6 +84,7 @@ use self::{
     error::PolicyError,
     feed::ChangedPod,
     inner::{Inner, advance, is_quick},
+    limits::PARTS,
     proxied::Prepared,
     redirects::Ports,
     rounds::Rounds,
@@ -91,7 +95,7 @@ use crate::{
 };
 
 pub use directory::check as check_directory;
-pub use feed::RefusedPolicy;
+pub use documents::RefusedPolicy;
 pub use look::{Ask, Summary, destination};
 pub use members::Unrecorded;
 pub use names::{CONTROLLER as NAMES_CONTROLLER, INTERVAL as NAMES_INTERVAL};
@@ -114,6 +118,8 @@ pub struct Policy {
     mode: Mode,
     services: Arc<[IpNet]>,
     has_feed: bool,
+    /// The first rows are computed; see [`Policy::start`].
+    started: watch::Sender<bool>,
     /// Orders the changes of rows: held across kernel calls, which the caller bounds.
     inner: Arc<Mutex<Inner>>,
 }
@@ -142,9 +148,10 @@ impl Policy {
             names_file: config.state_dir.join("names.json"),
             redirects,
             uses_proxy: AtomicBool::new(false),
-            mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit, denies: false },
+            mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
             services: config.service_cidr.as_slice().into(),
             has_feed: config.cluster_feed.is_some(),
+            started: watch::Sender::new(false),
             inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
         }
     }
@@ -154,7 +161,7 @@ impl Policy {
     /// # Errors
     /// Unusable policy file, or directory without saved texts.
     pub async fn load(&self) -> Result<(), PolicyError> {
-        let mut inner = self.lock().await;
+        let mut inner = self.lock_early().await;
         inner.kept_ports = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
             let file = self.redirects_file.display();
             tracing::warn!(%file, "read the proxy's ports: {why}; connections through the proxy begin anew");
@@ -185,29 +192,64 @@ impl Policy {
         Ok(())
     }
 
-    /// At a start, writes all rows in one change. `unrecorded`: endpoints in the kernel without a record.
-    ///
-    /// # Errors
-    /// Rows do not fit, or the kernel refused; the earlier rows stay.
-    pub async fn start(
+    /// At a start, after [`Policy::load`]: the endpoints. `unrecorded`: those in the kernel without a record.
+    pub async fn begin(
         &self,
         records: impl IntoIterator<Item = EndpointRecord>,
         unrecorded: impl IntoIterator<Item = Unrecorded>,
-    ) -> Result<(), PolicyError> {
-        let mut inner = self.lock().await;
+    ) {
+        let mut inner = self.lock_early().await;
         for record in records {
             inner.put(&record);
         }
         // Until the rows are read, so that a failure is retried.
         inner.active = true;
         inner.unrecorded = unrecorded.into_iter().collect();
-        inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
-        let rows = self.kernel.observe_policy().await?;
-        self.look_at_limits(&mut inner).await?;
-        inner.active = rows.generation != 0 || inner.is_needed();
-        inner.started = true;
+    }
+
+    /// At a start, after [`Policy::begin`] and the rows of the cluster feed's file, writes all rows in one change.
+    /// Until it returns, the kernel keeps the rows of before, and everything but the removal of endpoints waits.
+    ///
+    /// # Errors
+    /// Rows do not fit, also without rows of the cluster feed, or the kernel refused; the earlier rows stay.
+    pub async fn start(&self) -> Result<(), PolicyError> {
+        let inner = self.lock_early().await;
+        let (mut inner, mut result) = self.first_rows(inner).await;
+        if matches!(result, Err(PolicyError::Rows(_))) {
+            let wanted = inner.wanted.clone();
+            (inner, result) = self.fit_rows(inner, wanted).await;
+        }
+        self.started.send_replace(true);
+        drop(inner);
+        result
+    }
+
+    async fn first_rows(&self, mut inner: Guard) -> (Guard, Result<(), PolicyError>) {
+        let looked = async {
+            inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
+            // Rows of an earlier agent must be changed also if no policy needs rows now.
+            let is_active = inner.is_needed() || self.kernel.observe_policy().await?.generation != 0;
+            self.look_at_limits(&mut inner).await?;
+            Ok(is_active)
+        };
+        inner.active = match looked.await {
+            Ok(is_active) => is_active,
+            Err(why) => return (inner, Err(why)),
+        };
         inner.realized = if inner.active { 0 } else { inner.wanted.revision };
-        self.realize(inner, Vec::new()).await.1
+        self.realize(inner, Vec::new()).await
+    }
+
+    /// Returns once [`Policy::start`] has.
+    pub async fn started(&self) {
+        // Fails only if the sender is gone, which lives as long as `self`.
+        drop(self.started.subscribe().wait_for(|started| *started).await);
+    }
+
+    /// Whether [`Policy::start`] has returned.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        *self.started.borrow()
     }
 
     /// Adds or updates an endpoint and its rows.
@@ -240,9 +282,13 @@ impl Policy {
     /// # Errors
     /// The kernel refused: retried.
     pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
-        let mut inner = self.lock().await;
+        let mut inner = self.lock_early().await;
         inner.unrecorded.retain(|lost| lost.id != id);
         let Some(event) = inner.members.remove(id, epoch) else { return Ok(()) };
+        if !self.has_started() {
+            // The start removes the rows before another endpoint gets the id or address.
+            return Ok(());
+        }
         match self.realize(inner, vec![event]).await.1 {
             // These rows go with the lost policies; before, no endpoint gets the id or address.
             Err(PolicyError::Lost { .. }) => Ok(()),
@@ -340,8 +386,11 @@ impl Policy {
         self.look_at_proxy(&mut inner).await?;
         let moved = self.look_at_addresses(&mut inner).await?;
         if moved.is_some() || inner.engine.is_none() {
-            self.realize(inner, moved.into_iter().collect()).await.1?;
+            let result;
+            (inner, result) = self.realize(inner, moved.into_iter().collect()).await;
+            result?;
         }
+        self.retry_rows(inner).await?;
         directory
     }
 
@@ -369,7 +418,7 @@ impl Policy {
     ) -> Result<(), PolicyError> {
         let pods: BTreeSet<IpNet> = pods.into_iter().collect();
         let nodes: BTreeSet<IpAddr> = nodes.into_iter().collect();
-        let mut inner = self.lock().await;
+        let mut inner = self.lock_early().await;
         let mut events = Vec::new();
         if inner.pods != pods {
             inner.pods.clone_from(&pods);
@@ -379,7 +428,7 @@ impl Policy {
             inner.other_nodes.clone_from(&nodes);
             events.push(Event::OtherNodes(nodes));
         }
-        if events.is_empty() || !inner.active || !inner.started {
+        if events.is_empty() || !inner.active || !self.has_started() {
             return Ok(());
         }
         match self.realize(inner, events).await.1 {
@@ -456,6 +505,12 @@ impl Policy {
     }
 
     async fn lock(&self) -> Guard {
+        self.started().await;
+        self.lock_early().await
+    }
+
+    /// Also before [`Policy::start`].
+    async fn lock_early(&self) -> Guard {
         Arc::clone(&self.inner).lock_owned().await
     }
 
@@ -469,7 +524,7 @@ impl Policy {
         let revision = wanted.revision;
         self.take(inner, wanted, &[], Saves::Always).await.1?;
         let names = |names: BTreeSet<PolicyName>| names.iter().map(ToString::to_string).collect();
-        let realized = self.settled(revision).await;
+        let realized = self.settled(revision, None).await;
         Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
     }
 
@@ -482,8 +537,11 @@ impl Policy {
         pods: &[ChangedPod],
         saves: Saves,
     ) -> (Guard, Result<(), PolicyError>) {
-        let mut events =
-            if inner.enforcement == Enforcement::Never { Vec::new() } else { wanted.events_since(&inner.wanted) };
+        let mut events = if inner.enforcement == Enforcement::Never {
+            Vec::new()
+        } else {
+            wanted.events_since(&inner.wanted, &self.services)
+        };
         let node = inner.node.clone();
         match self.look_at_addresses(&mut inner).await {
             Ok(moved) => events.extend(moved),
@@ -529,7 +587,7 @@ impl Policy {
                 return (inner, result);
             }
             (Ok(None), Ok(())) => {
-                inner.realized = inner.wanted.revision;
+                (inner.realized, inner.problem) = (inner.wanted.revision, None);
                 return (inner, Ok(()));
             }
             // Applies once the lost policies are replaced.
@@ -590,7 +648,9 @@ impl Policy {
                     return (inner, Err(why));
                 }
                 let tables = self.take_over(&mut inner, &rows);
-                let engine = Engine::after(inner.limits, tables).with_rows_of(&self.services);
+                let networks = if self.has_feed { inner.limits.ipcache / PARTS } else { usize::MAX };
+                let engine = Engine::after(inner.limits, tables).with_networks_at_most(networks);
+                let engine = engine.with_rows_of(&self.services);
                 let engine = engine.with_listeners_from(self.first_port);
                 (engine.without_listeners(Arc::clone(&inner.taken)), inner.all(&self.services))
             }
@@ -604,8 +664,9 @@ impl Policy {
         computed.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
     }
 
-    /// Keeps the rows of lost policies. Without rules in the kernel there were none; with enforcement `Never` they do
-    /// not matter.
+    /// Keeps the rows of lost policies. Without the file and without rules in the kernel there were none; with
+    /// enforcement `Never` they do not matter. A file that says that the feed had policies is right without rules, too:
+    /// after a boot, or when they selected no endpoint.
     async fn check_lost(&self, inner: &mut Inner) -> Result<(), PolicyError> {
         if !inner.wanted.lost && !inner.wanted.awaits_cluster {
             return Ok(());
@@ -615,11 +676,14 @@ impl Policy {
             return Err(lost);
         }
         let rows = self.kernel.observe_policy().await?;
-        if inner.enforcement == Enforcement::Never || rows.sets.values().all(|sets| *sets == SetsRow::default()) {
+        let has_rules = rows.sets.values().any(|sets| *sets != SetsRow::default());
+        if inner.enforcement == Enforcement::Never || !(has_rules || inner.wanted.awaits_cluster) {
             (inner.wanted.lost, inner.wanted.awaits_cluster, inner.kept) = (false, false, false);
             return Ok(());
         }
-        self.kernel.change_policy(Vec::new(), Mode { denies: true, ..self.mode }).await?;
+        if has_rules {
+            self.kernel.change_policy(Vec::new(), self.mode).await?;
+        }
         let tables = self.take_over(inner, &rows);
         inner.engine = Some(Engine::after(inner.limits, tables));
         inner.problem = Some(lost.to_string());

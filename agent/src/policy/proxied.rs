@@ -8,7 +8,7 @@ use std::{
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::Instant;
-use wharf_core::policy::{Mode, PolicyRows, RowChange};
+use wharf_core::policy::{PolicyRows, RowChange};
 use wharf_policy::compile::{EndpointKey, Engine, ListenerId, Tables};
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
     error::PolicyError,
     inner::Inner,
     or_problem,
-    redirects::{self, HANDSHAKES, Listeners, Ports},
+    redirects::{self, HANDSHAKES, Listeners, Owed, Ports},
     rounds::Place,
     rows,
 };
@@ -27,25 +27,11 @@ const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
+/// Of [`Policy::settle`]. Later rows of the cluster feed wait meanwhile.
+const SETTLES: Duration = Duration::from_secs(10);
+
 /// Ports of other programs that a change avoids.
 const OTHER_PORTS: usize = 8;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owed {
-    Nothing,
-    /// Acknowledge; if `ends`, then end connections judged by earlier requests.
-    Answer {
-        ends: bool,
-    },
-    /// End connections judged by earlier requests, the last one at this time.
-    Ends(Instant),
-}
-
-impl Owed {
-    fn ends(self) -> bool {
-        matches!(self, Self::Answer { ends: true } | Self::Ends(_))
-    }
-}
 
 pub(super) struct Prepared {
     engine: Engine,
@@ -119,8 +105,7 @@ impl Policy {
         moved.iter().for_each(|place| inner.rounds.begin(*place, Instant::now() + HANDSHAKES));
         self.keep_ports(inner, redirects::listeners(&inner.told));
         inner.writes += 1;
-        let mode = Mode { denies: inner.wanted.denies_egress(), ..self.mode };
-        let changed = self.kernel.change_policy(rows, mode).await;
+        let changed = self.kernel.change_policy(rows, self.mode).await;
         or_problem(inner, changed)?;
         wharf_crash::point("policy/realized");
         moved.into_iter().for_each(|place| inner.rounds.put_off(place, Instant::now() + HANDSHAKES));
@@ -187,8 +172,8 @@ impl Policy {
         }
     }
 
-    /// Returns once connections judged by earlier rules have ended.
-    pub(super) async fn settled(&self, revision: u64) -> u64 {
+    /// Returns once connections judged by earlier rules have ended, or at `end`.
+    pub(super) async fn settled(&self, revision: u64, end: Option<Instant>) -> u64 {
         // A running Envoy reconnects within a second.
         let mut first_answer = Some(Instant::now() + FIRST_ANSWER);
         loop {
@@ -208,16 +193,20 @@ impl Policy {
                 drop(tokio::time::timeout_at(until, self.redirects.answered()).await);
                 continue;
             }
-            let Some(until) = until.filter(|_| waits) else { return inner.realized };
+            let is_late = end.is_some_and(|end| end <= Instant::now());
+            let Some(until) = until.filter(|_| waits && !is_late) else { return inner.realized };
             drop(inner);
-            tokio::time::sleep_until(until).await;
+            tokio::time::sleep_until(end.map_or(until, |end| end.min(until))).await;
         }
     }
 
-    /// Waits until no connection is judged by earlier rules.
+    /// Waits until the proxy has answered and no connection is judged by earlier rules, at most 10 s. A proxy that has
+    /// not acknowledged is waited for within its patience: [`Policy::refused_rows`] has the rows that depend on it.
     pub async fn settle(&self) {
+        let end = Instant::now() + SETTLES;
+        drop(tokio::time::timeout(self.redirects.patience(), self.redirects.answered()).await);
         let revision = self.lock().await.wanted.revision;
-        self.settled(revision).await;
+        self.settled(revision, Some(end)).await;
     }
 
     pub(super) async fn look_at_proxy(&self, inner: &mut Inner) -> Result<(), PolicyError> {

@@ -20,6 +20,24 @@ const MAX_FILE: u64 = 128 << 20;
 /// resets its queue, and nothing reports that the queue is empty.
 pub(super) const HANDSHAKES: Duration = Duration::from_millis(500);
 
+/// Of the proxy, before a revision is realized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owed {
+    Nothing,
+    /// Acknowledge; if `ends`, then end connections judged by earlier requests.
+    Answer {
+        ends: bool,
+    },
+    /// End connections judged by earlier requests, the last one at this time.
+    Ends(Instant),
+}
+
+impl Owed {
+    pub(super) fn ends(self) -> bool {
+        matches!(self, Self::Answer { ends: true } | Self::Ends(_))
+    }
+}
+
 pub(super) type Outgoing = BTreeMap<Place, Instant>;
 
 /// Listeners by port.
@@ -60,7 +78,7 @@ pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
         let of = |direction| ports.get(&sets.of(direction)).into_iter().flatten();
         for port in of(Direction::Ingress).chain(of(Direction::Egress)) {
             if let Some(redirect) = wanted.get_mut(&port.0) {
-                redirect.members.insert((id, place.epoch), place.member.endpoint.addresses.clone());
+                redirect.members.insert((id, place.epoch), place.member.endpoint.addresses.to_vec());
             }
         }
     }

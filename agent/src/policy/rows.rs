@@ -22,6 +22,8 @@ use wharf_policy::{
 
 use super::redirects::Listeners;
 
+const _: () = assert!(SetId::DENIES == policy::SET_DENIES);
+
 /// `owner` returns a prefix's [`PeerRow::identity`].
 pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
     let of = |change: &Change| {

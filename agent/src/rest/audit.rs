@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{Json, extract::State, http::StatusCode};
+use tracing::Instrument as _;
 use wharf_api::{ApiError, AuditReport, DeleteResult, GcAttachment, GcRequest};
 use wharf_core::ids::{NetworkName, RuntimeName};
 
@@ -27,7 +28,12 @@ pub async fn look(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> {
     responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn repair(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> {
     accepts_work(&node, "repair")?;
-    Ok(Json(audit::audit(&node.life, &node.audit_findings, true).await?))
+    // Runs without the client too: the kernel completes an abandoned call, perhaps after a newer one.
+    let owned = Arc::clone(&node);
+    let work = async move { audit::audit(&owned.life, &owned.audit_findings, true).await };
+    let done = node.life.tasks.operations.spawn(work.in_current_span()).await;
+    let stopped = |_| Failure::new(wharf_api::ErrorCode::Unavailable, "repair: the agent is stopping");
+    Ok(Json(done.map_err(stopped)??))
 }
 
 /// Deletes every endpoint of a network whose attachment the runtime no longer knows, and what is left of others.

@@ -205,7 +205,7 @@ impl From<CreateCause> for Failure {
             CreateCause::Overloaded(refusal) => says(ErrorCode::Overloaded).retry(refusal.retry_after_ms),
             CreateCause::Stopping => says(ErrorCode::Unavailable),
             CreateCause::NoPools(_) => says(ErrorCode::Unavailable)
-                .hint("give this node's row pod CIDRs (`wharf cluster nodes` shows the rows)"),
+                .hint("give this node's row pod CIDRs that no other row has (`wharf cluster nodes` shows the rows)"),
             CreateCause::Deadline(_) | CreateCause::NotBegun(_) | CreateCause::Overrun(_) => {
                 says(ErrorCode::DeadlineExceeded)
             }

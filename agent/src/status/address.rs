@@ -28,6 +28,7 @@ fn look(life: &Lifecycle) -> Fill {
     let own = life.cluster.own_pools();
     let (missing, PoolsView { source, pending, refused }) =
         (own.and_then(OwnPools::missing), own.map(OwnPools::view).unwrap_or_default());
+    let refuses = life.cluster.without_pools().filter(|_| missing.is_none());
     let overlaps = crate::addresses::pools::told(&life.addresses);
     let mut message = match (&missing, &overlaps) {
         (Some(why), _) => format!("no pools: {why}"),
@@ -50,12 +51,15 @@ fn look(life: &Lifecycle) -> Fill {
     for what in pending.iter().chain(refused.iter().filter(|_| missing.is_none())) {
         message.push_str(&format!("; {what}"));
     }
+    if let Some(why) = &refuses {
+        message.push_str(&format!("; ADD fails: {why}"));
+    }
     // The pools in use serve containers: a row that is refused does not make the node unready.
     let of_pools = match missing {
         Some(_) => Health::Failing,
         None => of(!full.is_empty() || overlaps.is_some(), Health::Degraded),
     };
-    let health = of_pools.max(of(refused.is_some(), Health::Degraded));
+    let health = of_pools.max(of(refused.is_some() || refuses.is_some(), Health::Degraded));
     Arc::new(move |status| {
         status.ipam.clone_from(&pools);
         status.router.clone_from(&router);

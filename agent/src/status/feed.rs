@@ -1,39 +1,120 @@
 //! The node, for the producer of the cluster feed.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use wharf_api::{AgentStatus, Health, Verdict};
+use tokio::time::{Instant, timeout};
+use wharf_api::{AgentStatus, ControllerStatus, Health, Verdict};
 use wharf_feed::v1::{Condition, Report};
+use wharf_kit::sync::lock;
 
-use super::{cluster, status};
-use crate::node::Node;
+use super::{PATIENCE, cluster, status};
+use crate::{
+    node::{
+        Node,
+        lifecycle::{self, Lifecycle},
+    },
+    policy, selfcheck,
+};
 
 /// Problems of a report.
 const MAX_PROBLEMS: usize = 64;
+/// A failure that lasts so long makes the node unready. The agent repairs shorter ones, and a producer keeps pods away
+/// from a node that is not ready.
+const LASTING: Duration = Duration::from_secs(30);
+/// Their failures make the node unready.
+const NEEDED: [&str; 2] = [lifecycle::CONTROLLER, policy::CONTROLLER];
 
-/// Takes as long as [`status`].
-pub async fn report(node: &Arc<Node>) -> Report {
-    let status = status(node).await;
-    let routes = cluster::without_route(&node.life.cluster.in_force());
-    let health = node.health.view();
-    let health_addresses = health.ipv4.map(IpAddr::V4).into_iter().chain(health.ipv6.map(IpAddr::V6));
-    let problems = problems(&status);
-    Report {
-        conditions: vec![ready(&status, node.life.cluster.without_pools()), condition("RoutesInForce", routes)],
-        problems: problems.into_iter().take(MAX_PROBLEMS).collect(),
-        router_addresses: node.life.routers().iter().map(ToString::to_string).collect(),
-        health_addresses: health_addresses.map(|address| address.to_string()).collect(),
+/// The reports of an agent.
+pub struct Reporter {
+    node: Arc<Node>,
+    /// When a report first had the failure. Held for look-ups only.
+    since: Mutex<BTreeMap<&'static str, Instant>>,
+}
+
+impl Reporter {
+    /// Before the first report.
+    #[must_use]
+    pub fn new(node: &Arc<Node>) -> Self {
+        Self { node: Arc::clone(node), since: Mutex::default() }
+    }
+
+    /// Takes little longer than [`status`].
+    pub async fn report(&self) -> Report {
+        let Self { node, .. } = self;
+        let status = status(node).await;
+        let cluster = &node.life.cluster;
+        let missing = cluster.missing_routes();
+        let failures = [
+            ("routes", missing.why.clone().filter(|_| missing.all)),
+            ("policy", policy_problem(&node.life).await),
+            ("controllers", failing(&status.controllers)),
+            ("self-check", selfcheck::of_node(&node.self_checks)),
+        ];
+        // All of them, so that each has its time.
+        let lasting: Vec<String> = failures.into_iter().filter_map(|(name, why)| self.lasting(name, why)).collect();
+        let unready = cluster.without_pools().or_else(|| not_started(&node.life)).or(lasting.into_iter().next());
+        let routes = cluster::without_route(&cluster.in_force()).or(missing.why);
+        let health = node.health.view();
+        let health_addresses = health.ipv4.map(IpAddr::V4).into_iter().chain(health.ipv6.map(IpAddr::V6));
+        Report {
+            conditions: vec![ready(&status, unready), condition("RoutesInForce", routes)],
+            problems: problems(&status).into_iter().take(MAX_PROBLEMS).collect(),
+            router_addresses: node.life.routers().iter().map(ToString::to_string).collect(),
+            health_addresses: health_addresses.map(|address| address.to_string()).collect(),
+        }
+    }
+
+    /// A failure that has lasted for [`LASTING`].
+    fn lasting(&self, name: &'static str, why: Option<String>) -> Option<String> {
+        let mut since = lock(&self.since);
+        let Some(why) = why else {
+            since.remove(name);
+            return None;
+        };
+        let began = since.entry(name).or_insert_with(Instant::now);
+        (began.elapsed() >= LASTING).then(|| format!("{name}: {why}"))
     }
 }
 
-fn ready(status: &AgentStatus, without_pools: Option<String>) -> Condition {
+fn not_started(life: &Lifecycle) -> Option<String> {
+    (!life.policy.has_started()).then(|| "policy: its first rows are not in force yet".to_owned())
+}
+
+/// Why the wanted revision is not in force. Not while a proxy owes an answer: without a proxy, rules about requests are
+/// never in force, and any user of the cluster may write one.
+async fn policy_problem(life: &Lifecycle) -> Option<String> {
+    if !life.proxy.redirects.outstanding().is_empty() {
+        return None;
+    }
+    let Ok(policy::Summary { revision, realized, .. }) = timeout(PATIENCE, life.policy.summary()).await else {
+        return Some("a change waits for the kernel".to_owned());
+    };
+    (realized < revision).then(|| format!("in force is revision {realized} of {revision}"))
+}
+
+/// The first failing controller of [`NEEDED`].
+fn failing(controllers: &[ControllerStatus]) -> Option<String> {
+    let is_needed = |controller: &&ControllerStatus| {
+        controller.endpoint.is_none() && NEEDED.contains(&controller.name.as_str()) && controller.is_unwell()
+    };
+    let failing = controllers.iter().find(is_needed)?;
+    let error = failing.last_error.as_deref().filter(|_| failing.consecutive_failures > 0);
+    Some(format!("{}: {}", failing.name, error.unwrap_or("its run does not end")))
+}
+
+fn ready(status: &AgentStatus, unready: Option<String>) -> Condition {
     let is_down = status.readiness() == Verdict::Down;
     let failing = status.components.iter().find(|component| component.health == Health::Failing);
     let why = failing.map_or_else(
         || "the agent does not serve yet, or stops".to_owned(),
         |component| format!("{}: {}", component.name, component.message),
     );
-    condition("Ready", is_down.then_some(why).or(without_pools))
+    condition("Ready", is_down.then_some(why).or(unready))
 }
 
 fn condition(name: &str, problem: Option<String>) -> Condition {

@@ -58,20 +58,21 @@ fn web(agent: &Agent) -> CreateSpec {
 
 fn row(uid: &str, app: &str) -> FeedPod {
     FeedPod {
-        uid: uid.to_owned(),
-        namespace: "shop".to_owned(),
-        name: "web".to_owned(),
-        addresses: Vec::new(),
-        node: "test".to_owned(),
+        uid: uid.into(),
+        namespace: "shop".into(),
+        name: "web".into(),
+        addresses: [].into(),
+        node: "test".into(),
         labels: BTreeMap::from([("app".to_owned(), app.to_owned())]).into(),
-        named_ports: BTreeMap::from([((Protocol::Tcp, "http".to_owned()), 80)]),
+        named_ports: BTreeMap::from([((Protocol::Tcp, "http".to_owned()), 80)]).into(),
     }
 }
 
 /// Puts a row in force, or removes it.
 async fn take(agent: &Agent, uid: &str, pod: Option<FeedPod>) -> Taken {
-    let pods = BTreeMap::from([(uid.to_owned(), pod)]);
-    agent.life.take(Effects { pods, ..Effects::default() }, Complete { all: true, namespaces: true }).await
+    let pods = BTreeMap::from([(uid.into(), pod.map(Into::into))]);
+    let complete = Complete { all: true, namespaces: true, ..Complete::default() };
+    agent.life.take(Effects { pods, ..Effects::default() }, complete).await
 }
 
 async fn put(agent: &Agent, app: &str) {
@@ -200,7 +201,7 @@ fn rows_of_other_nodes_give_no_labels() {
     machine().life(async |agent| {
         put(&agent, "web").await;
         let handle = create(&agent, web(&agent)).await;
-        let elsewhere = FeedPod { node: "b".to_owned(), ..row(UID, "db") };
+        let elsewhere = FeedPod { node: "b".into(), ..row(UID, "db") };
         take(&agent, UID, Some(elsewhere)).await;
         assert_eq!(app(&handle).0, ["web"]);
     });

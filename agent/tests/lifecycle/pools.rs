@@ -28,6 +28,15 @@ fn set_row(machine: &Machine, cidrs: &str) {
     fs::write(machine.config.cluster_file.as_ref().expect("a file"), text).expect("written");
 }
 
+/// With the pod CIDRs of node `b`.
+fn set_rows(machine: &Machine, own: &str, other: &str) {
+    let row = |name: &str, n: u8, cidrs: &str| {
+        format!("[[node]]\nname = '{name}'\naddresses = ['192.0.2.{n}']\npod-cidrs = [{cidrs}]\n")
+    };
+    let text = row("test", 1, own) + &row("b", 2, other);
+    fs::write(machine.config.cluster_file.as_ref().expect("a file"), text).expect("written");
+}
+
 fn net(text: &str) -> IpNet {
     text.parse().expect("network")
 }
@@ -87,6 +96,52 @@ fn the_address_of_an_endpoint_cannot_become_the_router_address() {
         agent.create("c2").await;
         let refused = agent.life.cluster.own_pools().and_then(|own| own.view().refused).expect("refused");
         assert!(refused.contains("router address 10.99.0.2 is leased to"), "{refused}");
+    });
+}
+
+#[test]
+fn no_address_is_leased_while_another_node_has_the_pool() {
+    let mut machine = machine();
+    machine.config.set_pools(vec![net("10.99.0.0/24")]);
+    set_rows(&machine, "'10.99.0.0/24'", "");
+    machine.life(async |agent| {
+        let made = agent.create("c1").await;
+        // Without pod CIDRs, and with others that are refused.
+        for own in ["", "'10.98.0.0/32'"] {
+            set_rows(&machine, own, "'10.99.0.0/24'");
+            agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+            agent.life.follow_row().await.expect("nothing to do");
+            let refused = agent.try_create(agent.container("c2")).await.expect_err("its address may be another's");
+            assert_eq!(refused.code, ErrorCode::Unavailable, "{refused:?}");
+            assert!(refused.message.contains("10.99.0.0/24 of node b"), "{refused:?}");
+        }
+        assert_eq!(addresses(&made), [std::net::IpAddr::from([10, 99, 0, 2])], "the lease stays");
+        set_rows(&machine, "'10.99.0.0/24'", "");
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.create("c2").await;
+    });
+    // Without the setting, the pools are the operator's, and the status names the overlap.
+    machine.config.pools_from_cluster = None;
+    set_rows(&machine, "", "'10.99.0.0/24'");
+    machine.life(async |agent| drop(agent.create("c3").await));
+}
+
+#[test]
+fn a_create_that_has_waited_gets_no_address_that_another_node_has_now() {
+    let mut machine = machine();
+    machine.config.set_pools(vec![net("10.99.0.0/24")]);
+    set_rows(&machine, "'10.99.0.0/24'", "");
+    machine.life(async |agent| {
+        agent.identities.hold();
+        let create = agent.spawn_create(agent.container("c1"));
+        eventually("the create waits for its identity", || agent.life.registry.len() == 1).await;
+        set_rows(&machine, "", "'10.99.0.0/24'");
+        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.identities.release_all();
+        let refused = create.await.expect("task").expect_err("its address may be another's");
+        assert_eq!(refused.code, ErrorCode::Unavailable, "{refused:?}");
+        assert!(refused.message.contains("10.99.0.0/24 of node b"), "{refused:?}");
+        agent.assert_nothing_left().await;
     });
 }
 

@@ -21,7 +21,7 @@ use wharf_datapath::fake::Operation as Op;
 use crate::{policy::rows, support::*};
 
 /// Every endpoint gets requests for this path alone at port 80.
-fn only(path: &str) -> String {
+pub(crate) fn only(path: &str) -> String {
     format!(
         "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {{name: web}}\nspec:\n  \
          endpointSelector: {{}}\n  ingress:\n  - toPorts:\n    - ports: [{{port: '80', protocol: TCP}}]\n      \

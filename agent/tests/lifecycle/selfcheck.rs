@@ -165,6 +165,26 @@ fn an_alarm_asks_for_one_regeneration_and_lasts_until_the_endpoint_is_well() {
 }
 
 #[test]
+fn one_endpoint_is_no_failure_of_the_node_and_most_endpoints_are() {
+    Machine::new().life(async |agent| {
+        let handles = [agent.create("a").await, agent.create("b").await, agent.create("c").await];
+        for handle in &handles {
+            visit(&agent, handle).await;
+        }
+        agent.kernel.fail_always(Op::EnsurePrograms, Kind::Exhausted);
+        let of_node = async |handle: &Handle| {
+            close_behind_the_back(&agent, handle).await;
+            visit(&agent, handle).await;
+            assert!(last(&agent, handle).alarm.is_some());
+            selfcheck::of_node(&agent.node.self_checks)
+        };
+        assert_eq!(of_node(&handles[0]).await, None);
+        let why = of_node(&handles[1]).await.expect("most endpoints fail");
+        assert!(why.starts_with("2 of 3 endpoints"), "{why}");
+    });
+}
+
+#[test]
 fn a_client_that_sees_the_endpoint_well_ends_the_alarm() {
     Machine::new().life(async |agent| {
         let handle = agent.create("a").await;

@@ -311,7 +311,7 @@ impl NodesPlay {
     /// What the kernel must have.
     fn expected(&mut self) -> Peers {
         let own = self.nodes.get(OWN).expect("this node's row").addresses.clone();
-        self.verdicts.follow(&self.nodes, own);
+        self.verdicts.follow(&self.nodes, &own);
         let config = &self.machine.config;
         let with = |detours: &Detours| {
             routes::destinations(&self.nodes, OWN, config.routing, detours, &config.pools, &self.networks)

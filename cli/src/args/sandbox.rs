@@ -96,9 +96,9 @@ Examples:
     Exec(ExecArgs),
     /// Run a command in a sandbox. Makes the sandbox if there is none.
     ///
-    /// The command has the sandbox's network namespace, and a separate mount namespace with /sys of that network and, if
-    /// a network names DNS servers, an /etc/resolv.conf. Standard input, standard output, SIGTERM and SIGHUP are passed
-    /// through.
+    /// The command has the sandbox's network namespace, and a separate mount namespace with /sys of that network and,
+    /// if a network names DNS servers, an /etc/resolv.conf. Standard input, standard output, SIGTERM and SIGHUP are
+    /// passed through.
     #[command(after_help = "\
 Exit status: that of the command, or 128 and the number of the signal that ended it.
   125  there is no sandbox for it

@@ -1,9 +1,9 @@
 //! Direct paths to other nodes, with `--routing auto`. Some networks deliver packets only for the nodes' own addresses.
 //!
-//! A path is probed until it has a verdict, which stays until the row of the other node or the addresses of this node
-//! change. A router address also fails to answer before its agent's first start after a boot. So the router address of
-//! a node whose path fails gets a route by the overlay on *trial*: an answer shows that the address exists and that the
-//! overlay works, and the direct path is tested once more. Without an answer, the next trial needs twice as many
+//! A path is probed until it has a verdict, which stays until the row of the other node or the addresses of this node's
+//! row change. A router address also fails to answer before its agent's first start after a boot. So the router address
+//! of a node whose path fails gets a route by the overlay on *trial*: an answer shows that the address exists and that
+//! the overlay works, and the direct path is tested once more. Without an answer, the next trial needs twice as many
 //! failures. Containers' packets take the direct path until it is refused. Only refusals survive a restart
 //! ([`Refusals`]).
 //!
@@ -147,10 +147,10 @@ impl Known {
     }
 }
 
-/// Refused paths, for the next start. Void for another row of the other node, or with other addresses of this node.
+/// Refused paths, for the next start. Void for another row of the other node, or other addresses of this node's row.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
-    /// Addresses of this node; empty without a refused path.
+    /// Addresses of this node's row; empty without a refused path.
     own: Vec<IpAddr>,
     /// Rows of the other nodes, by name.
     nodes: Vec<NodeRow>,
@@ -159,7 +159,7 @@ pub struct Refusals {
 /// Verdicts by the other node's name.
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
-    /// Addresses of this node.
+    /// Addresses of this node's row.
     own: Vec<IpAddr>,
     nodes: BTreeMap<String, Known>,
 }
@@ -195,10 +195,10 @@ impl Verdicts {
         self.nodes.values().filter(|known| known.state == State::Refused).map(|known| &known.row)
     }
 
-    /// Forgets verdicts of other rows, and all of them if this node has other addresses.
-    pub fn follow(&mut self, nodes: &Nodes, own: Vec<IpAddr>) {
+    /// Forgets verdicts of other rows, and all of them if this node's row lists other addresses. `own`: of its row.
+    pub fn follow(&mut self, nodes: &Nodes, own: &[IpAddr]) {
         if self.own != own {
-            *self = Self { own, nodes: BTreeMap::new() };
+            *self = Self { own: own.to_vec(), nodes: BTreeMap::new() };
             return;
         }
         let rows = by_name(nodes);
@@ -408,7 +408,7 @@ mod tests {
     /// Of node b: by a trial with an answer, and another test.
     fn refused() -> Verdicts {
         let mut verdicts = Verdicts::default();
-        verdicts.follow(&nodes(), vec![ip("192.0.2.1")]);
+        verdicts.follow(&nodes(), &[ip("192.0.2.1")]);
         let direct = path_of(&verdicts, near);
         assert!(lost(&mut verdicts, &direct, FAILURES));
         let overlay = path_of(&verdicts, near);
@@ -462,26 +462,26 @@ mod tests {
     fn a_verdict_ends_with_the_row_or_the_addresses_of_this_node() {
         let mut verdicts = refused();
         let changed = vec![row("a", 1, &["10.1.0.1"]), row("b", 2, &["10.2.0.1", "fd00:2::1"])];
-        verdicts.follow(&Nodes::new(changed).expect("nodes"), vec![ip("192.0.2.1")]);
+        verdicts.follow(&Nodes::new(changed).expect("nodes"), &[ip("192.0.2.1")]);
         assert!(!verdicts.detours().is_empty(), "other rows have changed");
         let changed = vec![row("a", 1, &[]), row("b", 2, &["10.2.0.1"])];
-        verdicts.follow(&Nodes::new(changed).expect("nodes"), vec![ip("192.0.2.1")]);
+        verdicts.follow(&Nodes::new(changed).expect("nodes"), &[ip("192.0.2.1")]);
         assert!(verdicts.detours().is_empty());
         let mut verdicts = refused();
-        verdicts.follow(&nodes(), vec![ip("192.0.2.7")]);
+        verdicts.follow(&nodes(), &[ip("192.0.2.7")]);
         assert!(verdicts.detours().is_empty());
     }
 
     #[test]
     fn a_restored_refusal_is_in_force_until_the_row_or_the_addresses_of_this_node_change() {
-        let own = || vec![ip("192.0.2.1")];
+        let own = [ip("192.0.2.1")];
         let kept = refused().refusals();
-        let restored = |nodes: &Nodes, own| {
+        let restored = |nodes: &Nodes, own: &[IpAddr]| {
             let mut verdicts = Verdicts::restore(kept.clone());
             verdicts.follow(nodes, own);
             verdicts
         };
-        let mut verdicts = restored(&nodes(), own());
+        let mut verdicts = restored(&nodes(), &own);
         assert_eq!(verdicts.detours(), [("b".to_owned(), REFUSED)].into());
         assert!(verdicts.has(&kept) && !verdicts.has(&Refusals::default()));
         assert_eq!(verdicts.refusals(), kept);
@@ -493,13 +493,13 @@ mod tests {
         assert!(verdicts.has(&kept), "a late result changes nothing");
 
         let changed = Nodes::new(vec![row("a", 1, &[]), row("b", 2, &["10.2.0.1"])]).expect("nodes");
-        for verdicts in [restored(&changed, own()), restored(&nodes(), vec![ip("192.0.2.7")])] {
+        for verdicts in [restored(&changed, &own), restored(&nodes(), &[ip("192.0.2.7")])] {
             assert!(verdicts.detours().is_empty(), "void");
             assert!(verdicts.has(&Refusals::default()) && !verdicts.has(&kept));
             assert_eq!(verdicts.refusals(), Refusals::default());
         }
         let mut none = Verdicts::restore(Refusals::default());
-        none.follow(&nodes(), own());
+        none.follow(&nodes(), &own);
         assert!(none.has(&Refusals::default()) && open(&none).len() == 2);
     }
 

@@ -38,13 +38,13 @@ fn a_node(name: &str, addresses: &[&str], cidrs: &[&str]) -> FeedNode {
 
 fn a_pod(uid: &str, addresses: &[&str]) -> FeedPod {
     FeedPod {
-        uid: uid.to_owned(),
-        namespace: "default".to_owned(),
-        name: uid.to_owned(),
+        uid: uid.into(),
+        namespace: "default".into(),
+        name: uid.into(),
         addresses: addresses.iter().copied().map(ip).collect(),
-        node: "a".to_owned(),
+        node: "a".into(),
         labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]).into(),
-        named_ports: BTreeMap::from([((Protocol::Tcp, "http".to_owned()), 80)]),
+        named_ports: BTreeMap::from([((Protocol::Tcp, "http".to_owned()), 80)]).into(),
     }
 }
 
@@ -73,12 +73,12 @@ fn policy(key: &str, text: &str) -> Row {
 
 fn key_of(row: &Row) -> Key {
     let key = match row {
-        Row::Node(row) => &row.name,
+        Row::Node(row) => row.name.as_str(),
         Row::Pod(row) => &row.uid,
         Row::Namespace(row) => &row.name,
         Row::Policy(row) => &row.key,
     };
-    Key { kind: row.kind(), key: key.clone() }
+    Key { kind: row.kind(), key: key.to_owned() }
 }
 
 fn delete(row: &Row) -> Change {
@@ -153,7 +153,7 @@ fn rows_replace_at_once_and_are_removed_when_every_kind_is_complete() {
     assert!(feed.take_effects().is_empty());
     play(&mut feed, snapshot(Kind::Pod, &[pod("p1", &["10.1.0.9"])]));
     assert_eq!(pods(&feed), ["p1: 10.1.0.9", "p2: 10.1.0.2"]);
-    assert!(feed.take_effects().pods.into_keys().eq(["p1"]));
+    assert!(feed.take_effects().pods.keys().map(|uid| &**uid).eq(["p1"]));
     play(&mut feed, snapshot(Kind::Node, &[]));
     play(&mut feed, snapshot(Kind::Policy, &[]));
     assert!(feed.take_effects().is_empty());
@@ -161,8 +161,8 @@ fn rows_replace_at_once_and_are_removed_when_every_kind_is_complete() {
     play(&mut feed, snapshot(Kind::Namespace, &[]));
     assert_eq!(pods(&feed), ["p1: 10.1.0.9"]);
     let effects = feed.take_effects();
-    assert_eq!(effects.pods, BTreeMap::from([("p2".to_owned(), None)]));
-    assert_eq!(effects.namespaces, BTreeMap::from([("shop".to_owned(), None)]));
+    assert_eq!(effects.pods, BTreeMap::from([("p2".into(), None)]));
+    assert_eq!(effects.namespaces, BTreeMap::from([("shop".into(), None)]));
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_confirmed_row_precedes_an_unconfirmed_one() {
     assert_eq!(nodes(&feed), ["a: 192.0.2.1 10.2.0.0/16 fd00:1::/64", "b: 192.0.2.2 10.1.0.0/16"]);
 
     play(&mut feed, [Change::Begin(Kind::Pod), Change::Put(pod("new", &["10.1.0.1"]))]);
-    assert_eq!(feed.owner_of(ip("10.1.0.1")).expect("owner").uid, "new");
+    assert_eq!(&*feed.owner_of(ip("10.1.0.1")).expect("owner").uid, "new");
     assert_eq!(pods(&feed), ["new: 10.1.0.1", "old: "]);
     assert_eq!(feed.take_effects().pods.len(), 2);
     assert_eq!(refusals(&feed), [""; 0], "an unconfirmed row is not in conflict");
@@ -282,7 +282,7 @@ fn what_two_rows_claim_is_of_neither_until_the_conflict_ends() {
     assert_eq!(nodes(&feed), ["a: 192.0.2.1 10.1.0.0/16 fd00:1::/64", "b: 192.0.2.2 10.2.0.0/16"]);
     assert_eq!(pods(&feed), ["p1: 10.1.0.1 fd00:1::1"]);
     let effects = feed.take_effects();
-    assert!(effects.nodes && effects.pods.into_keys().eq(["p1", "p2"]));
+    assert!(effects.nodes && effects.pods.keys().map(|uid| &**uid).eq(["p1", "p2"]));
     assert_eq!(refusals(&feed), [""; 0]);
 
     // A node without an address in force is not in force.
@@ -300,7 +300,7 @@ fn a_row_that_breaks_a_rule_is_refused() {
     };
     let port = |name: &str, number: u16| {
         let port = ((Protocol::Udp, name.to_owned()), number);
-        changed_pod(|pod| pod.named_ports.extend([port]))
+        changed_pod(|pod| Arc::make_mut(&mut pod.named_ports).extend([port]))
     };
     let nine: Vec<String> = (1..10).map(|i| format!("10.1.0.{i}")).collect();
     let nine: Vec<&str> = nine.iter().map(String::as_str).collect();
@@ -318,9 +318,9 @@ fn a_row_that_breaks_a_rule_is_refused() {
         (pod("p1", &["fe80::1"]), "fe80::1 is no address"),
         (pod("p1", &["::ffff:10.1.0.1"]), "is no address"),
         (pod("p1", &nine), "it has 9 addresses; at most 8 fit"),
-        (changed_pod(|pod| pod.namespace = "-x".to_owned()), "a namespace's name"),
-        (changed_pod(|pod| pod.name = "a/b".to_owned()), "a pod's name"),
-        (changed_pod(|pod| pod.node = String::new()), "a node's name"),
+        (changed_pod(|pod| pod.namespace = "-x".into()), "a namespace's name"),
+        (changed_pod(|pod| pod.name = "a/b".into()), "a pod's name"),
+        (changed_pod(|pod| pod.node = "".into()), "a node's name"),
         (label("a b", ""), "\"a b\" is no label key"),
         (label("x.Y/a", ""), "\"x.Y/a\" is no label key"),
         (label("x.y/a", "\u{1b}[2J"), "\"\\u{1b}[2J\" is no value of label x.y/a"),
@@ -427,8 +427,8 @@ fn a_namespace_has_its_name_as_a_label() {
     let mut feed = Feed::new("a", Limits::default());
     open(&mut feed);
     play(&mut feed, snapshots(&[namespace("shop", &[("team", "x")])]));
-    let labels = feed.take_effects().namespaces.remove("shop").flatten().expect("labels");
-    let labels: Vec<_> = labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let row = feed.take_effects().namespaces.remove("shop").flatten().expect("a row");
+    let labels: Vec<_> = row.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     assert_eq!(labels, [("kubernetes.io/metadata.name", "shop"), ("team", "x")]);
 }
 
@@ -461,7 +461,10 @@ fn rows_beyond_a_limit_are_refused() {
 
     play(&mut feed, snapshots(&[]));
     assert_eq!(refuse(&mut feed, namespace_with(&["a", "b"])).why, "it has 2 labels; at most 1 fit");
+    assert_eq!(feed.refused_namespaces(), ["x".to_owned()].into());
     play(&mut feed, [Change::Put(namespace_with(&["a", "kubernetes.io/metadata.name"]))]);
+    assert!(refuse(&mut feed, namespace_with(&["a", "b"])).stale);
+    assert!(feed.refused_namespaces().is_empty(), "its earlier labels are in force");
 
     // Keys are cut.
     let long = pod(&"ä".repeat(10_000));
@@ -536,6 +539,57 @@ fn the_state_in_force_survives_a_restart() {
     }
 }
 
+#[test]
+fn pods_share_equal_values_also_after_a_restart() {
+    let feed = synced(&[pod("p1", &["10.1.0.1"]), pod("p2", &["10.1.0.2"])]);
+    let written = toml::Value::try_from(feed.state()).expect("written");
+    let mut restored = Feed::restore("a", Limits::default(), written.try_into().expect("read"));
+    open(&mut restored);
+    play(&mut restored, [Change::Begin(Kind::Pod), Change::Put(pod("p3", &["10.1.0.3"]))]);
+    for mut feed in [feed, restored] {
+        let first = feed.pod("p1").expect("a pod").clone();
+        for pod in feed.pods_in_force() {
+            assert!(Arc::ptr_eq(&pod.labels, &first.labels) && Arc::ptr_eq(&pod.named_ports, &first.named_ports));
+            assert!(Arc::ptr_eq(&pod.namespace, &first.namespace) && Arc::ptr_eq(&pod.node, &first.node));
+        }
+        play(&mut feed, [Change::Put(pod("p1", &["10.1.0.9"]))]);
+        let changed = feed.pod("p1").expect("a pod").clone();
+        assert!(Arc::ptr_eq(&changed.labels, &first.labels) && Arc::ptr_eq(&changed.uid, &first.uid));
+        let effects = feed.take_effects().pods;
+        let (uid, taken) = effects.get_key_value("p1").expect("an effect");
+        let taken = taken.as_ref().expect("the pod");
+        assert!(Arc::ptr_eq(uid, &first.uid) && Arc::ptr_eq(&taken.addresses, &changed.addresses));
+    }
+}
+
+#[test]
+fn a_set_of_labels_is_written_once_and_a_file_of_an_earlier_version_is_read() {
+    let other = |pod: &mut FeedPod| pod.uid = "p2".into();
+    let bare = |pod: &mut FeedPod| (pod.uid, pod.labels) = ("p3".into(), Arc::default());
+    let state = synced(&[changed_pod(|_| {}), changed_pod(other), changed_pod(bare)]).state();
+    let written = toml::Value::try_from(&state).expect("written");
+    let index = |pod: usize| written["pods"][pod]["label_set"].as_integer();
+    assert_eq!([0, 1, 2].map(index), [Some(0), Some(0), Some(1)]);
+    assert_eq!(written["label_sets"].as_array().map(Vec::len), Some(2));
+    let read = |change: &dyn Fn(&mut toml::Table, toml::Value)| {
+        let mut written = written.clone();
+        let sets = written["label_sets"].clone();
+        for pod in written["pods"].as_array_mut().expect("pods") {
+            let pod = pod.as_table_mut().expect("a pod");
+            let set = usize::try_from(pod["label_set"].as_integer().expect("an index")).expect("positive");
+            change(pod, sets[set].clone());
+        }
+        written.try_into::<State>()
+    };
+    let earlier = read(&|pod, labels| drop((pod.remove("label_set"), pod.insert("labels".to_owned(), labels))));
+    assert_eq!(earlier.expect("read"), state);
+    let damaged = |change: &dyn Fn(&mut toml::Table, toml::Value)| read(change).expect_err("damaged").to_string();
+    assert!(damaged(&|pod, _| drop(pod.insert("label_set".to_owned(), 2.into()))).contains("no set of labels"));
+    assert!(damaged(&|pod, _| drop(pod.remove("label_set"))).contains("no set of labels"));
+    assert!(damaged(&|pod, labels| drop(pod.insert("labels".to_owned(), labels))).contains("no set of labels"));
+    damaged(&|pod, _| drop(pod.insert("label_set".to_owned(), (-1).into())));
+}
+
 /// A pod costs the same, whatever the others are: quadratic costs would take hours.
 #[test]
 fn many_pods_of_one_address_cost_as_much_as_others() {
@@ -564,7 +618,7 @@ fn node_row() -> impl Strategy<Value = Row> {
 
 fn pod_row() -> impl Strategy<Value = Row> {
     let parts = ("[p-s]", subsequence(POD_ADDRESSES.to_vec(), 0..=2), "[ab]");
-    parts.prop_map(|(uid, addresses, node)| Row::Pod(FeedPod { node, ..a_pod(&uid, &addresses) }))
+    parts.prop_map(|(uid, addresses, node)| Row::Pod(FeedPod { node: node.into(), ..a_pod(&uid, &addresses) }))
 }
 
 fn other_row() -> impl Strategy<Value = Row> {
@@ -695,7 +749,10 @@ impl Naive {
                         return None;
                     }
                 }
-                Row::Pod(pod) => pod.addresses.retain(|address| self.owns(key, *standing, IpNet::from(*address))),
+                Row::Pod(pod) => {
+                    let owns = |address: &IpAddr| self.owns(key, *standing, IpNet::from(*address));
+                    pod.addresses = pod.addresses.iter().copied().filter(owns).collect();
+                }
                 Row::Namespace(_) | Row::Policy(_) => {}
             }
             Some((key.clone(), row))
@@ -764,7 +821,7 @@ fn in_force(feed: &Feed) -> BTreeMap<Key, Row> {
 #[derive(Default)]
 struct Consumer {
     nodes: Vec<FeedNode>,
-    pods: BTreeMap<String, FeedPod>,
+    pods: BTreeMap<Arc<str>, Arc<FeedPod>>,
 }
 
 impl Consumer {
@@ -780,7 +837,7 @@ impl Consumer {
                 None => drop(self.pods.remove(&uid)),
             }
         }
-        assert!(self.pods.values().eq(feed.pods_in_force()));
+        assert!(self.pods.values().map(|pod| &**pod).eq(feed.pods_in_force()));
     }
 }
 

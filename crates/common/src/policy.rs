@@ -18,11 +18,18 @@ pub struct PeerRow {
     pub class: u32,
 }
 
+/// Bit of the number of a rule set of egress with a rule that denies: packets to a service that pass have both marks of
+/// services.
+pub const SET_DENIES: u32 = 1 << 31;
+
 /// Bit of [`PeerRow::identity`]: a service, which the node translates.
 pub const PEER_SERVICE: u32 = 1 << 31;
 
 /// Bit of a rule number: accepts by a service address, not the backend's.
 pub const BY_SERVICE: u32 = 1 << 31;
+
+/// Bit of a rule number, with [`BY_SERVICE`]: the sender's rule set has [`SET_DENIES`], so the backend is judged too.
+pub const CHECK_BACKEND: u32 = 1 << 30;
 
 /// No rule accepted the packet, but its destination is a service ([`PEER_SERVICE`]).
 pub const UNDECIDED: u32 = u32::MAX;
@@ -227,8 +234,6 @@ pub struct PolicyState {
 pub const POLICY_KEEPS_FLOWS: u32 = 1 << 0;
 /// [`PolicyState::flags`]: packets that rules would drop pass and count in [`CellRow::packets`].
 pub const POLICY_AUDITS: u32 = 1 << 1;
-/// [`PolicyState::flags`]: egress rules deny. Packets to a service that pass have both marks of services.
-pub const POLICY_DENIES: u32 = 1 << 2;
 
 #[cfg(feature = "user")]
 crate::pod!(PeerRow, PortKey, CellKey, Hit, CellRow, SetsRow, PolicyState);

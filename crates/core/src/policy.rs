@@ -50,8 +50,6 @@ pub struct Mode {
     pub keeps_flows: bool,
     /// Packets that rules would drop pass.
     pub audits: bool,
-    /// Egress rules deny: also packets to services that pass are judged behind the translation.
-    pub denies: bool,
 }
 
 /// Per endpoint.

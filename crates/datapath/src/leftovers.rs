@@ -1,7 +1,8 @@
 //! Leftovers on a node without an agent, and their removal.
 //!
 //! Only provably Wharf's objects are removed: links by mark, filters on other plugins' links by name and handle, the
-//! router's pair by name or mark, the overlay's interface by both, routes by protocol number, pins by place and name. Similar objects are only reported.
+//! router's pair by name or mark, the overlay's interface by both, routes by protocol number, pins by place and name.
+//! Similar objects are only reported.
 
 use std::{
     collections::BTreeSet,

@@ -16,8 +16,8 @@ use wharf_core::{
     ids::{ContainerId, EndpointId, Epoch, IfName},
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
-        KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, NatKernel, NatView, NodeKernel, NodeSpec,
-        OverlayView, PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
+        KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, MissingRoute, NatKernel, NatView, NodeKernel,
+        NodeSpec, OverlayView, PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -196,13 +196,14 @@ impl NodeKernel for LinuxKernel {
         &self.inner.features
     }
 
-    async fn ensure_node(&self, spec: &NodeSpec) -> Result<()> {
+    async fn ensure_node(&self, spec: &NodeSpec) -> Result<Vec<MissingRoute>> {
         let spec = spec.clone();
         self.blocking("set up node", move |k| {
             k.bpf.ensure_shared()?;
             crash::point("datapath/node/after-shared");
-            node::ensure_node(&spec, &k.bpf)?;
-            k.with_redirects(&spec, |spec| redirects::ensure(&k.bpf, spec.redirects))
+            let missing = node::ensure_node(&spec, &k.bpf)?;
+            k.with_redirects(&spec, |spec| redirects::ensure(&k.bpf, spec.redirects))?;
+            Ok(missing)
         })
         .await
     }

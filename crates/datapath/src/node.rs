@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use wharf_core::{
     finding::NodeProblem,
-    kernel::{KernelErrorKind, NodeSpec, Result},
+    kernel::{KernelErrorKind, MissingRoute, NodeSpec, Result},
 };
 use wharf_crash as crash;
 
@@ -27,8 +27,8 @@ const OPERATION: &str = "set up node";
 /// Makes the router interface with exactly the router addresses (a veth pair: not every kernel has dummy), and
 /// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
 /// route to the same destination stays and takes precedence. A route to another node that the kernel refuses is no
-/// error: [`observe`] reports it. Nor is an overlay that cannot be made: everything else on the node works.
-pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
+/// error, nor is an overlay that cannot be made: everything else on the node works. Returns the missing routes.
+pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<MissingRoute>> {
     let mut connection = Connection::open()?;
     let wanted = spec.routers();
     let pair = Pair::find(&mut connection)?;
@@ -56,19 +56,17 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<()> {
     }
     run(&mut connection, steps)?;
     let _change = bpf.lock_overlay_change();
-    let overlay = match overlay::ensure(&mut connection, bpf, spec) {
-        Ok(overlay) => {
-            bpf.note_overlay_failure(None);
-            overlay
-        }
+    let made = overlay::ensure(&mut connection, bpf, spec);
+    let failure = made.as_ref().err().map(|e| e.cause.clone());
+    bpf.note_overlay_failure(failure.clone());
+    let overlay = match made {
+        Ok(overlay) => overlay,
         // An interface of before keeps its routes and its filter.
-        Err(e) => {
-            bpf.note_overlay_failure(Some(e.cause));
-            overlay::ours(&mut connection)?
-        }
+        Err(_) => overlay::ours(&mut connection)?,
     };
-    peers::ensure(&mut connection, spec, overlay)?;
-    translated::ensure(&mut connection, bpf, spec, router)
+    let missing = peers::ensure(&mut connection, spec, overlay, failure.as_deref())?;
+    translated::ensure(&mut connection, bpf, spec, router)?;
+    Ok(missing)
 }
 
 fn refuse_twins(connection: &mut Connection, wanted: &[IpAddr], pair: &Pair) -> Result<()> {

@@ -5,13 +5,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
 use wharf_core::{
     finding::NodeProblem,
     ids::IfIndex,
-    kernel::{NextHop, NodeSpec, PeerRoute, Result},
+    kernel::{MissingRoute, NextHop, NodeSpec, PeerRoute, Result},
 };
 use wharf_crash as crash;
 
@@ -63,38 +64,59 @@ fn is_the_same(there: &Route, wanted: &Route) -> bool {
 
 /// Exactly these routes. A destination that changes its next hop is replaced, so that no packet finds no route. An
 /// unreachable route is made before the route that it is behind, and removed after it. A refused request does not keep
-/// the others from the kernel. `overlay`: its interface.
-pub(crate) fn ensure(connection: &mut Connection, spec: &NodeSpec, overlay: Option<IfIndex>) -> Result<()> {
+/// the others from the kernel. Returns the missing routes. `overlay`: its interface. `failure`: why it lacks something.
+pub(crate) fn ensure(
+    connection: &mut Connection,
+    spec: &NodeSpec,
+    overlay: Option<IfIndex>,
+    failure: Option<&str>,
+) -> Result<Vec<MissingRoute>> {
     let (mut there, mut behind) = (by_destination(connection)?, unreachable_to(connection)?);
-    let missing = spec.peers.iter().map(|peer| peer.to.trunc()).filter(|to| !behind.remove(to));
-    let unreachable: Vec<Request> = missing.map(|to| Route::unreachable_peer(to).add()).collect();
-    let mut routes = Vec::new();
-    for route in spec.peers.iter().filter_map(|peer| wanted(spec, peer, overlay)) {
+    let unknown = spec.peers.iter().map(|peer| peer.to.trunc()).filter(|to| !behind.remove(to));
+    let unreachable: Vec<Request> = unknown.map(|to| Route::unreachable_peer(to).add()).collect();
+    let no_overlay: Arc<str> = failure.map_or("no overlay".into(), |why| format!("no overlay: {why}").into());
+    let (mut routes, mut asked, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+    for peer in &spec.peers {
+        let to = peer.to.trunc();
+        let Some(route) = wanted(spec, peer, overlay) else {
+            missing.push(MissingRoute { to, why: Arc::clone(&no_overlay) });
+            continue;
+        };
         match there.remove(&route.destination) {
-            Some(old) if is_the_same(&old, &route) => {}
+            Some(old) if is_the_same(&old, &route) => continue,
             Some(_) => routes.push(route.replace()),
             None => routes.push(route.add()),
         }
+        asked.push((to, route.tunnel.is_some()));
     }
     let left: Vec<Request> = there.values().map(Route::remove).collect();
     let left_behind: Vec<Request> = behind.into_iter().map(|to| Route::unreachable_peer(to).remove()).collect();
+    let none: &[(IpNet, bool)] = &[];
     let groups = [
-        (unreachable, false, "datapath/peers/after-unreachable"),
-        (routes, false, "datapath/peers/after-routes"),
-        (left, true, "datapath/peers/after-left"),
-        (left_behind, true, "datapath/peers/after-left-unreachable"),
+        (unreachable, none, false, "datapath/peers/after-unreachable"),
+        (routes, asked.as_slice(), false, "datapath/peers/after-routes"),
+        (left, none, true, "datapath/peers/after-left"),
+        (left_behind, none, true, "datapath/peers/after-left-unreachable"),
     ];
     if groups.iter().all(|(requests, ..)| requests.is_empty()) {
-        return Ok(());
+        return Ok(missing);
     }
     crash::point("datapath/peers/before");
     let mut failed = None;
-    for (requests, is_removal, point) in groups.into_iter().filter(|(requests, ..)| !requests.is_empty()) {
-        for answer in connection.batch(requests)? {
+    for (requests, asked, is_removal, point) in groups.into_iter().filter(|(requests, ..)| !requests.is_empty()) {
+        for (n, answer) in connection.batch(requests)?.into_iter().enumerate() {
             match answer {
-                // Not an error, because `observe` reports the missing route: the next hop's link is down, or another
+                // Not an error, because the caller reports the missing route: the next hop's link is down, or another
                 // program's route has this destination and metric.
-                Err(refusal) if !is_removal && is_of_the_network(&refusal) => {}
+                Err(refusal) if !is_removal && is_of_the_network(&refusal) => {
+                    if let Some((to, by_overlay)) = asked.get(n) {
+                        let why = match failure {
+                            Some(_) if *by_overlay => Arc::clone(&no_overlay),
+                            _ => refusal.into_error("set up node", "route to another node").cause.into(),
+                        };
+                        missing.push(MissingRoute { to: *to, why });
+                    }
+                }
                 Err(refusal) if is_removal && refusal.is(libc::ESRCH) => {}
                 Err(refusal) if failed.is_none() => {
                     failed = Some(refusal.into_error("set up node", "routes to other nodes"));
@@ -105,7 +127,7 @@ pub(crate) fn ensure(connection: &mut Connection, spec: &NodeSpec, overlay: Opti
         crash::point(point);
     }
     crash::point("datapath/peers/after");
-    failed.map_or(Ok(()), Err)
+    failed.map_or(Ok(missing), Err)
 }
 
 /// Without any. Succeeds when already gone.

@@ -3,13 +3,14 @@
 //! | part | purpose |
 //! |---|---|
 //! | rules | route packets with [`MARK_UNDECIDED`] by table [`TABLE`] |
-//! | routes | the networks of other nodes' containers, over the router's link |
+//! | routes | the networks that are not masqueraded, among them those of other nodes' containers, over the router's link |
 //! | filter `translated` on the link's egress hook | judges the packet; an accepted one enters the stack again |
 //! | chain `translated` of `table inet wharf` | keeps an accepted packet from a second translation |
 //!
-//! All parts are present only with ranges of services and routes to other nodes. **Each may be missing** if another
-//! program removed it: without rules, routes or link, the chain `undecided` drops the packet; without the filter, the
-//! stack does, because the frame is not to the link's other end.
+//! All parts are present only with ranges of services and such networks. **Each may be missing**, because another
+//! program removed it or the kernel refused it: without rules, routes or link, the chain `undecided` drops the packet,
+//! which has [`MARK_UNDECIDED`] until the filter has judged it; without the filter, the stack does, because the frame
+//! is not to the link's other end.
 
 use std::collections::BTreeMap;
 
@@ -59,19 +60,21 @@ fn rule(family: AddressFamily) -> RuleMessage {
     m
 }
 
-/// With the MTU of the way to the other node: a too-big answer of the second way would name the backend, not the
-/// service.
+/// Of the families that containers of this node have; also without a route of Wharf's to the network. With the MTU of
+/// the route to the other node: only in the first pass does a too-big answer name the service and not the backend.
 fn routes(spec: &NodeSpec, router: IfIndex) -> BTreeMap<IpNet, Route> {
-    if !spec.masquerade.as_ref().is_some_and(|masquerade| masquerade.services) {
+    let Some(masquerade) = spec.masquerade.as_ref().filter(|masquerade| masquerade.services) else {
         return BTreeMap::new();
-    }
-    let route = |peer: &PeerRoute| {
-        let tunnel = matches!(peer.via, NextHop::Overlay { .. });
-        let mtu = spec.overlay.as_ref().filter(|_| tunnel).map(|overlay| overlay.mtu);
-        let to = peer.to.trunc();
-        (to, Route::translated(to, router, TABLE, mtu))
     };
-    spec.peers.iter().map(route).collect()
+    let mtu = |peer: &PeerRoute| {
+        let tunnel = matches!(peer.via, NextHop::Overlay { .. });
+        spec.overlay.as_ref().filter(|_| tunnel).map(|overlay| overlay.mtu)
+    };
+    let peers = spec.peers.iter().map(|peer| (peer.to.trunc(), mtu(peer)));
+    let wanted = masquerade.excluded.iter().map(|net| (net.trunc(), None)).chain(peers);
+    let has_family = |net: &IpNet| spec.cidrs.iter().any(|own| own.addr().is_ipv4() == net.addr().is_ipv4());
+    let wanted = wanted.filter(|(to, _)| has_family(to));
+    wanted.map(|(to, mtu)| (to, Route::translated(to, router, TABLE, mtu))).collect()
 }
 
 fn there(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
@@ -79,18 +82,26 @@ fn there(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
     Ok(found.into_iter().map(|route| (route.destination, route)).collect())
 }
 
-/// All parts except the chain. Needs the router's link.
+/// All parts except the chain. A refused part is no error: everything else works, the packets are dropped, and
+/// [`observe`] reports the part. Needs the router's link.
 pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec, router: IfIndex) -> Result<()> {
     let wanted = routes(spec, router);
     if wanted.is_empty() || !bpf.has_translated() {
         return remove(connection);
     }
+    if let Err(e) = make(connection, bpf, &wanted, router) {
+        tracing::warn!("containers with egress rules do not reach services with a backend on another node: {e}");
+    }
+    Ok(())
+}
+
+fn make(connection: &mut Connection, bpf: &Bpf, wanted: &BTreeMap<IpNet, Route>, router: IfIndex) -> Result<()> {
     redirects::accept_any_source()?;
     bpf.attach_translated(connection, router)?;
     crash::point("datapath/translated/after-filter");
     let mut left = there(connection)?;
     let mut requests = Vec::new();
-    for (to, route) in &wanted {
+    for (to, route) in wanted {
         match left.remove(to) {
             Some(found) if found == *route => {}
             Some(_) => requests.push(("route of table", route.replace())),

@@ -150,7 +150,7 @@ fn clones_are_one_kernel() {
 async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf_core::kernel::Result<()> {
     let ip = first_address(r);
     match operation {
-        Operation::EnsureNode => k.ensure_node(&node_spec()).await,
+        Operation::EnsureNode => k.ensure_node(&node_spec()).await.map(drop),
         Operation::EnsureNat => k.ensure_nat(&node_spec()).await,
         Operation::ObserveNat => k.observe_nat(&node_spec()).await.map(drop),
         Operation::ObservePorts => k.observe_ports(&r.attachment.container_id, &[]).await,

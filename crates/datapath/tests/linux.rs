@@ -26,8 +26,8 @@ use wharf_core::{
     finding::{EndpointProblem, NodeProblem, Problem, Side},
     ids::{Epoch, IfIndex, IfName},
     kernel::{
-        AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, NatKernel, NextHop,
-        NodeKernel, NodeSpec, OverlayNode, OverlaySpec, PeerRoute,
+        AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, MissingRoute, NatKernel,
+        NextHop, NodeKernel, NodeSpec, OverlayNode, OverlaySpec, PeerRoute,
     },
     overlap::Way,
     selfcheck,
@@ -155,7 +155,9 @@ fn routes_to_other_nodes_are_made_replaced_and_removed_and_no_others() {
         assert_eq!(amiss(&both).await, [""; 0]);
         // Another next hop; a network whose hosts are behind a link that is down, which is no error.
         let moved = with(vec![peer("10.2.0.0/16", "192.0.2.3"), peer("10.3.0.0/16", "203.0.113.1")]);
-        k.ensure_node(&moved).await.expect("routes");
+        let missing = k.ensure_node(&moved).await.expect("routes");
+        assert_eq!(missing.iter().map(|route| route.to.to_string()).collect::<Vec<_>>(), ["10.3.0.0/16"]);
+        assert!(missing[0].why.contains("unreachable"), "{missing:?}");
         assert_eq!(routes(), [&["10.2.0.0/16 via 192.0.2.3"], &theirs[..]].concat());
         assert_eq!(amiss(&moved).await, ["10.3.0.0/16"]);
         assert_eq!(unreachable(), ["10.2.0.0/16", "10.3.0.0/16", of_others]);
@@ -318,11 +320,13 @@ fn the_overlay_is_made_kept_changed_and_removed() {
         // A port that another interface has.
         run("ip", &["link", "add", "theirs", "type", "vxlan", "id", "9", "dstport", "4789"]);
         run("ip", &["link", "set", "theirs", "up"]);
-        k.ensure_node(&spec).await.expect("the rest of the node");
+        let missing = k.ensure_node(&spec).await.expect("the rest of the node");
+        let is_of_port = |route: &MissingRoute| route.why.contains("UDP port 4789 is in use");
+        assert!(missing.len() == 3 && missing.iter().all(is_of_port), "{missing:?}");
         let problems = amiss(&spec).await;
         assert!(problems.iter().any(|p| p.contains("UDP port 4789 is in use")), "{problems:?}");
         run("ip", &["link", "del", "theirs"]);
-        k.ensure_node(&spec).await.expect("now it is free");
+        assert_eq!(k.ensure_node(&spec).await.expect("now it is free"), []);
         assert_eq!(amiss(&spec).await, [""; 0]);
         k.remove_node().await.expect("node gone");
         assert!(!run("ip", &["link", "show"]).contains("vxlan-wharf"));
@@ -845,7 +849,8 @@ fn nothing_is_pinned_in_a_bpffs_that_is_mounted_over_ours() {
         assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "the node has the problem, not each endpoint");
         let speakers = k.observe_speakers(first_address(&a)).await.expect("observe");
         assert_eq!(speakers.len(), 2, "the row is in the table that the programs use: {speakers:?}");
-        for refused in [k.ensure_node(&node_spec()).await, k.ensure_programs(&program_spec(&a)).await.map(drop)] {
+        let node = k.ensure_node(&node_spec()).await.map(drop);
+        for refused in [node, k.ensure_programs(&program_spec(&a)).await.map(drop)] {
             let e = refused.expect_err("it would be pinned in the wrong bpffs");
             assert_eq!(e.kind, KernelErrorKind::Conflict, "{e}");
             assert!(e.to_string().contains("unmount it"), "{e}");

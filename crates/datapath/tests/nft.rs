@@ -131,11 +131,13 @@ table inet wharf {
     }
     chain translated {
         type filter hook prerouting priority -300; policy accept
-        meta mark & 0x00000400 != 0 notrack
+        iifname "wharf0" meta mark & 0x00000400 != 0 notrack
     }
     chain undecided {
         type filter hook forward priority 0; policy accept
         meta mark & 0x00000840 == 0x00000040 oifname != "wh*" drop
+        ip daddr @excluded4 meta mark & 0x00000040 != 0 oifname != "wh*" drop
+        ip6 daddr @excluded6 meta mark & 0x00000040 != 0 oifname != "wh*" drop
     }
     chain undecided-input {
         type filter hook input priority 0; policy accept

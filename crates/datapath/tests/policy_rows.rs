@@ -43,7 +43,7 @@ contract! {
     rows_can_be_shown,
 }
 
-const AUDITS: Mode = Mode { keeps_flows: false, audits: true, denies: false };
+const AUDITS: Mode = Mode { keeps_flows: false, audits: true };
 
 fn net(text: &str) -> IpNet {
     text.parse().expect("a network")

@@ -94,13 +94,16 @@ impl Identity {
     }
 }
 
-/// The ordered rules of one direction, shared by endpoints.
+/// The ordered rules of one direction, shared by endpoints. Numbered from 1, with [`SetId::DENIES`] if it is of egress
+/// and a rule denies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetId(pub u32);
 
 impl SetId {
     /// No policy selects the endpoint.
     pub const NONE: Self = Self(0);
+    /// Bit of the number.
+    pub const DENIES: u32 = 1 << 31;
 }
 
 /// Addresses that match the same atoms.

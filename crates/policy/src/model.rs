@@ -6,8 +6,8 @@
 //! 1. *Admin*: by ascending priority, then by name; rules in order. The first matching rule decides: accept and deny
 //!    are final, pass continues with the next tier.
 //! 2. *Namespaced*: deny if a deny rule matches. Else accept if an accept rule matches: any content if one of them has
-//!    no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction. Else
-//!    the next tier.
+//!    no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction, by the
+//!    first matching exception ([`Action::Except`]) if there is one. Else the next tier.
 //! 3. *Baseline*: like admin.
 //!
 //! Otherwise the packet is accepted. [`Enforcement`] may isolate or exempt an endpoint.
@@ -33,6 +33,9 @@ pub const UNKNOWN_LABELS: &str = "";
 
 /// Labels by key; a pod's keys have a source prefix (`k8s:app`).
 pub type Labels = BTreeMap<String, String>;
+
+/// Numbers by protocol and name.
+pub type NamedPorts = BTreeMap<(Protocol, String), u16>;
 
 /// Location in a document.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,6 +84,27 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// Source.
     pub origin: Origin,
+}
+
+impl Policy {
+    /// With rules for the exceptions of egress networks that contain addresses of `services`: such a network accepts
+    /// the address of a service, and these rules deny the excepted containers behind it.
+    #[must_use]
+    pub fn with_exceptions_behind(mut self, services: &[IpNet]) -> Self {
+        if self.tier != Tier::Namespaced {
+            return self;
+        }
+        let excepting = |rule: &Rule| {
+            let is_of_egress = rule.direction == Direction::Egress && rule.action == Action::Accept;
+            let peers = rule.peers.iter().flatten().filter(|_| is_of_egress);
+            let nets: Vec<Peer> = peers.flat_map(|peer| peer.exceptions_behind(services)).collect();
+            let rule = || Rule { action: Action::Except, ports: None, requests: None, ..rule.clone() };
+            (!nets.is_empty()).then(|| Rule { peers: Some(nets), ..rule() })
+        };
+        let more: Vec<Rule> = self.rules.iter().filter_map(excepting).collect();
+        self.rules.extend(more);
+        self
+    }
 }
 
 /// Kind, namespace and name.
@@ -137,6 +161,9 @@ pub enum Action {
     Deny,
     /// Continue with the next tier; not in the namespaced tier.
     Pass,
+    /// Drop what no accept rule matches, where a policy isolates; only in the namespaced tier, see
+    /// [`Policy::with_exceptions_behind`].
+    Except,
 }
 
 /// Matches a packet.
@@ -172,6 +199,18 @@ pub enum Peer {
     Names(NamePattern),
     /// Without labels.
     Entity(Entity),
+}
+
+impl Peer {
+    /// Exceptions of a network that contains one of `services`, which no exception contains.
+    fn exceptions_behind(&self, services: &[IpNet]) -> Vec<Self> {
+        let Self::Network { net, except } = self else { return Vec::new() };
+        let accepts = |service: &IpNet| net.contains(service) && !except.iter().any(|except| except.contains(service));
+        if !services.iter().any(accepts) {
+            return Vec::new();
+        }
+        except.iter().map(|net| Self::Network { net: *net, except: Vec::new() }).collect()
+    }
 }
 
 /// Peers without labels.
@@ -274,17 +313,17 @@ pub enum Holds {
     DoesNotExist,
 }
 
-/// An endpoint for policy.
+/// An endpoint for policy. Endpoints with equal labels and ports may share them: a cluster has many such containers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Endpoint {
     /// Addresses.
-    pub addresses: Vec<IpAddr>,
+    pub addresses: Arc<[IpAddr]>,
     /// Keys with source.
-    pub labels: Labels,
+    pub labels: Arc<Labels>,
     /// With `kubernetes.io/metadata.name`, and perhaps [`UNKNOWN_LABELS`]; `None` without a namespace.
-    pub namespace: Option<Labels>,
+    pub namespace: Option<Arc<Labels>>,
     /// Named ports.
-    pub ports: BTreeMap<(Protocol, String), u16>,
+    pub ports: Arc<NamedPorts>,
     /// The node's health endpoint.
     pub health: bool,
     /// On another node: a peer only, no policy applies here.
@@ -311,7 +350,7 @@ impl Endpoint {
     pub fn is_subject(&self, subject: &Selector) -> bool {
         !self.elsewhere
             && self.enforcement != Enforcement::Never
-            && subject.may_select(&self.labels, self.namespace.as_ref())
+            && subject.may_select(&self.labels, self.namespace.as_deref())
     }
 }
 

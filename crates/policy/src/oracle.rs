@@ -125,7 +125,7 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
         Some((rule, _)) if unknown(rule) => return Verdict::DenyUnknown,
         Some((rule, Action::Accept)) => return accept(rule),
         Some((rule, Action::Deny)) => return deny(rule),
-        Some((_, Action::Pass)) | None => {}
+        Some((_, Action::Pass | Action::Except)) | None => {}
     }
     if let Some((rule, _)) = matching(Tier::Namespaced).find(|(_, action)| *action == Action::Deny) {
         return deny(rule);
@@ -157,13 +157,14 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
     };
     let isolated_by: Vec<_> = policies.iter().filter(isolates).map(|p| &p.name).chain(own).collect();
     if !isolated_by.is_empty() {
-        return Verdict::Deny { rule: None, isolated_by };
+        let except = matching(Tier::Namespaced).find(|(_, action)| *action == Action::Except);
+        return except.map_or(Verdict::Deny { rule: None, isolated_by }, |(rule, _)| deny(rule));
     }
     match matching(Tier::Baseline).next() {
         Some((rule, _)) if unknown(rule) => Verdict::DenyUnknown,
         Some((rule, Action::Accept)) => accept(rule),
         Some((rule, Action::Deny)) => deny(rule),
-        Some((_, Action::Pass)) | None => Verdict::Accept { rule: None, requests: None },
+        Some((_, Action::Pass | Action::Except)) | None => Verdict::Accept { rule: None, requests: None },
     }
 }
 
@@ -171,11 +172,11 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
 type Selects = fn(&Selector, &Endpoint) -> bool;
 
 fn selects(selector: &Selector, endpoint: &Endpoint) -> bool {
-    selector.selects(&endpoint.labels, endpoint.namespace.as_ref())
+    selector.selects(&endpoint.labels, endpoint.namespace.as_deref())
 }
 
 fn may_select(selector: &Selector, endpoint: &Endpoint) -> bool {
-    selector.may_select(&endpoint.labels, endpoint.namespace.as_ref())
+    selector.may_select(&endpoint.labels, endpoint.namespace.as_deref())
 }
 
 /// Of a rule whose policy may apply to the subject; `None` without a match.
@@ -186,7 +187,7 @@ fn effect(policy: &Policy, rule: &Rule, flow: &Flow<'_>) -> Option<Action> {
         (Action::Deny, _) => is_possible().then_some(Action::Deny),
         (action, _) if is_sure() => Some(action),
         (Action::Pass, Tier::Admin) => is_possible().then_some(Action::Deny),
-        (Action::Accept | Action::Pass, _) => None,
+        (Action::Accept | Action::Pass | Action::Except, _) => None,
     }
 }
 

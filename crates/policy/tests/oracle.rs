@@ -1,8 +1,9 @@
 //! The oracle, by hand: each sentence of the model's precedence, and each kind of peer and port.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
+use ipnet::IpNet;
 use wharf_policy::{
     model::{
         Action, Direction, Directions, Endpoint, Enforcement, Entity, Origin, Peer, Policy, PolicyName, Port,
@@ -33,8 +34,9 @@ fn isolating(name: &str, rules: Vec<Rule>) -> Policy {
 }
 
 fn endpoint(ports: &[(&str, u16)]) -> Endpoint {
-    let ports = ports.iter().map(|(name, port)| ((Protocol::Tcp, (*name).to_owned()), *port)).collect();
-    Endpoint { addresses: vec!["10.0.0.2".parse().unwrap()], ports, ..Endpoint::default() }
+    let ports = ports.iter().map(|(name, port)| ((Protocol::Tcp, (*name).to_owned()), *port));
+    let ports = Arc::new(ports.collect());
+    Endpoint { addresses: ["10.0.0.2".parse().unwrap()].into(), ports, ..Endpoint::default() }
 }
 
 fn tcp(port: u16) -> Destination {
@@ -173,6 +175,54 @@ fn entities_are_told_from_each_other_and_networks_match_every_address() {
         assert_eq!(seen, expected, "{peer:?}");
     }
     assert!(!matches(Some(vec![]), None, &flow(&subject, peers[0], tcp(80))), "an empty list matches nothing");
+}
+
+#[test]
+fn exceptions_behind_services_deny_after_every_accept_rule_of_isolated_endpoints() {
+    let subject = endpoint(&[]);
+    let net = |text: &str| text.parse::<IpNet>().expect("network");
+    let to =
+        |cidr: &str, except: &[&str]| Peer::Network { net: net(cidr), except: except.iter().map(|e| net(e)).collect() };
+    let rule = |peer: Peer, line| Rule {
+        direction: Direction::Egress,
+        action: Action::Accept,
+        peers: Some(vec![peer]),
+        ports: Some(vec![Port::Numbers { protocol: Protocol::Tcp, ports: PortRange { first: 80, last: 80 } }]),
+        requests: None,
+        origin: origin(line),
+    };
+    let policy = |rules, egress| Policy {
+        isolates: Directions { ingress: false, egress },
+        ..policy("wide", Namespaced, 0, rules)
+    };
+    let services = [net("10.96.0.0/12")];
+    let wide = || rule(to("10.0.0.0/8", &["10.1.0.0/16"]), 1);
+    let count = |policy: Policy| policy.with_exceptions_behind(&services).rules.len();
+    assert_eq!(count(policy(vec![wide()], true)), 2);
+    assert_eq!(count(policy(vec![rule(to("10.0.0.0/8", &["10.64.0.0/10"]), 1)], true)), 1, "services are excepted");
+    assert_eq!(count(policy(vec![rule(to("10.0.0.0/9", &["10.1.0.0/16"]), 1)], true)), 2);
+    assert_eq!(count(policy(vec![rule(to("10.96.0.0/16", &["10.96.0.9/32"]), 1)], true)), 1, "about services");
+    assert_eq!(count(policy(vec![Rule { direction: Direction::Ingress, ..wide() }], true)), 1);
+
+    let verdict = |policies: &[Policy], address: &str, port| {
+        let address: IpAddr = address.parse().expect("address");
+        let policies: Vec<Policy> = policies.iter().cloned().map(|p| p.with_exceptions_behind(&services)).collect();
+        let flow = Flow { direction: Direction::Egress, ..flow(&subject, PeerOf::Pod(address), tcp(port)) };
+        match judge(&policies, &flow) {
+            Verdict::Accept { .. } => "accepted",
+            Verdict::Deny { rule: Some(_), .. } => "denied by a rule",
+            Verdict::Deny { rule: None, .. } => "isolated",
+            Verdict::DenyUnknown => "unknown",
+        }
+    };
+    let isolated = [policy(vec![wide()], true)];
+    assert_eq!(verdict(&isolated, "10.1.0.1", 80), "denied by a rule");
+    assert_eq!(verdict(&isolated, "10.1.0.1", 8080), "denied by a rule", "a service may have another port");
+    assert_eq!(verdict(&isolated, "10.2.0.1", 80), "accepted");
+    assert_eq!(verdict(&isolated, "10.2.0.1", 8080), "isolated");
+    let also = [policy(vec![wide(), rule(to("10.1.0.0/24", &[]), 2)], true)];
+    assert_eq!(verdict(&also, "10.1.0.1", 80), "accepted", "by another rule");
+    assert_eq!(verdict(&[policy(vec![wide()], false)], "10.1.0.1", 80), "accepted", "nothing isolates");
 }
 
 #[test]

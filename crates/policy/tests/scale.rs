@@ -28,9 +28,9 @@ fn app(identity: u32) -> Selector {
 fn endpoint(key: u32, identity: u32) -> Event {
     let v4 = IpAddr::from(Ipv4Addr::from_bits(0x0a4d_0000 + key));
     let v6 = IpAddr::from(Ipv6Addr::from_bits((0xfd77 << 112) + u128::from(key)));
-    let labels =
-        [("k8s:app".to_owned(), format!("app-{identity}")), ("k8s:part-of".to_owned(), "shop".to_owned())].into();
-    let endpoint = Endpoint { addresses: vec![v4, v6], labels, ..Endpoint::default() };
+    let labels = [("k8s:app".to_owned(), format!("app-{identity}")), ("k8s:part-of".to_owned(), "shop".to_owned())];
+    let labels = Arc::new(labels.into());
+    let endpoint = Endpoint { addresses: [v4, v6].into(), labels, ..Endpoint::default() };
     Event::Endpoint(EndpointKey(key), Member { identity: Identity(identity), endpoint: Arc::new(endpoint) })
 }
 

@@ -21,7 +21,7 @@ use wharf_common::{
         FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
     },
     map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
-    policy::{BY_SERVICE, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_DENIES, POLICY_KEEPS_FLOWS, UNDECIDED},
+    policy::{BY_SERVICE, CHECK_BACKEND, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
 };
 use wharf_ebpf::{
     atomic,
@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// ICMP error header (RFC 792, RFC 4443).
-const ICMP_ERROR_BYTES: usize = 8;
+pub const ICMP_ERROR_BYTES: usize = 8;
 
 /// Finds the packet's flow and way, and applies policy.
 ///
@@ -140,7 +140,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         } else {
             policy::judge(ctx, asked, asked.peer.endpoint_id, &packet, true, 0, 0)?.rule()
         };
-        if !mark_service(ctx, asked, rule, policy.flags) {
+        if !mark_service(ctx, asked, rule) {
             return Err(DropReason::PolicyDenied);
         }
         if about & ABOUT_PROXY != 0 {
@@ -273,7 +273,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     (flags, by_owner, replaces) = (known as u16, known & 1 << 16 != 0, known & 1 << 17 != 0);
     let known = forget(u64::from(rule) << 32 | u64::from(policy.generation));
     (rule, policy.generation) = ((known >> 32) as u32, known as u32);
-    if !mark_service(ctx, asked, rule, policy.flags) {
+    if !mark_service(ctx, asked, rule) {
         return Err(DropReason::PolicyDenied);
     }
     let way = match found {
@@ -286,16 +286,15 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     Ok(way)
 }
 
-/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. `flags`: of the policy. False for an answer to drop:
+/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. False for an answer to drop:
 /// its sender accepted it by a service address that is no longer accepted.
 #[inline(always)]
-fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32, flags: u32) -> bool {
+fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
     if rule & BY_SERVICE != 0 {
         if asked.direction as u32 == Direction::Egress as u32 {
             let mark = match rule {
                 UNDECIDED => MARK_UNDECIDED,
-                _ if flags & POLICY_DENIES != 0 => MARK_BY_SERVICE | MARK_UNDECIDED,
-                _ => MARK_BY_SERVICE,
+                _ => MARK_BY_SERVICE | ((rule & CHECK_BACKEND) / (CHECK_BACKEND / MARK_UNDECIDED)),
             };
             // SAFETY: the program's context; a classifier may write the field.
             unsafe { (*ctx.skb.skb).mark |= mark };
@@ -325,18 +324,15 @@ const ABOUT_STACK: u64 = 1 << 32;
 const ABOUT_PROXY: u64 = 1 << 33;
 /// The proxy has replaced the error's sender.
 const ABOUT_STRANGE: u64 = 1 << 34;
-const ABOUT_UNDECIDED: u64 = 1 << 35;
-const ABOUT_BY_SERVICE: u64 = 1 << 36;
+const ABOUT_UNDECIDED: u64 = 1 << 37;
+/// Of [`SERVICE_BITS`]: bits 35 and 36.
+const SERVICE_SHIFT: u32 = 5;
+/// Of a rule number.
+const SERVICE_BITS: u32 = BY_SERVICE | CHECK_BACKEND;
 
 #[inline(always)]
 fn rule_about(about: u64) -> u32 {
-    if about & ABOUT_UNDECIDED != 0 {
-        UNDECIDED
-    } else if about & ABOUT_BY_SERVICE != 0 {
-        BY_SERVICE
-    } else {
-        0
-    }
+    if about & ABOUT_UNDECIDED != 0 { UNDECIDED } else { (about >> SERVICE_SHIFT) as u32 & SERVICE_BITS }
 }
 
 /// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: the rules' generation at its judgement
@@ -377,7 +373,7 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
         | if redirect::is_for_proxy(flags, by_owner) { ABOUT_PROXY } else { 0 }
         | if redirect::is_strange(ctx, flags, by_owner) { ABOUT_STRANGE } else { 0 }
         | if rule == UNDECIDED { ABOUT_UNDECIDED } else { 0 }
-        | if rule & BY_SERVICE != 0 { ABOUT_BY_SERVICE } else { 0 }
+        | u64::from(rule & SERVICE_BITS) << SERVICE_SHIFT
 }
 
 /// Flags in `offset`. The endpoint sends the error.

@@ -9,8 +9,8 @@ use wharf_common::{
     CellKey, CellRow, Direction, DropReason, PolicyState, PortKey,
     flow::{FLOW_LET_IN, FLOW_UPSTREAM, ICMP, ICMPV6, SCTP, TCP, UDP, UNKNOWN_TRANSPORT},
     policy::{
-        BY_SERVICE, DENY, IDENTITY_NODE, MARK_BY_SERVICE, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS, POLICY_DENIES,
-        PORT_UNKNOWN, REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, UNDECIDED,
+        BY_SERVICE, CHECK_BACKEND, DENY, IDENTITY_NODE, MARK_BY_SERVICE, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS,
+        PORT_UNKNOWN, REDIRECT, REDIRECT_OPEN, REDIRECT_PORT_SHIFT, RULING, SET_DENIES, UNDECIDED,
     },
 };
 use wharf_ebpf::{
@@ -145,14 +145,18 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let own_began = sends == by_owner;
     let (client, server) = if own_began { (own, other) } else { (other, own) };
     let (to, from) = if by_owner { (0, OF_SOURCE) } else { (OF_SOURCE, 0) };
+    let egress = egress_set(client);
     // SAFETY: the program's context.
     let (mut sent, received) = unsafe {
-        let sent = wharf_rules(skb, egress_set(client), destination | to);
+        let sent = wharf_rules(skb, egress, destination | to);
         (sent, wharf_rules(skb, ingress_set(server), destination | from | TO_ENDPOINT))
     };
     let flags = state().flags;
-    let is_by_rule = sent & RULE != 0 || flags & POLICY_DENIES != 0;
-    let mut by_service = if sent & (DENIED | TO_SERVICE) == TO_SERVICE && is_by_rule { BY_SERVICE } else { 0 };
+    let mut by_service = if sent & (DENIED | TO_SERVICE) == TO_SERVICE && sent as u32 | (egress / SET_DENIES) != 0 {
+        BY_SERVICE | ((egress / (SET_DENIES / CHECK_BACKEND)) & CHECK_BACKEND)
+    } else {
+        0
+    };
     // The sender's hook judges the address that the sender wrote. At the receiver, the packet's mark has that
     // judgement; for answers, the row.
     let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
@@ -177,7 +181,7 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     if redirects & REDIRECTED == 0 || flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
 }
 
-/// Judges a packet by its sender's rules alone, as [`judge`]. `destination`: as in [`wharf_rules`].
+/// Judges a packet by the sender's rules alone, as [`judge`]. `destination`: as in [`wharf_rules`].
 #[inline(always)]
 pub fn judge_sender(ctx: &TcContext, sender: u32, destination: u32) -> Result<Passed, DropReason> {
     // SAFETY: the program's context.

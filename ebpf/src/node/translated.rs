@@ -17,7 +17,12 @@ use wharf_common::{
 };
 use wharf_ebpf::{handoff::Verdict, parse::ETHERNET_BYTES};
 
-use crate::{clients, packet::Packet, policy, redirect, sources};
+use crate::{
+    clients,
+    flow::ICMP_ERROR_BYTES,
+    packet::{Packet, echo_request},
+    policy, redirect, sources,
+};
 
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
@@ -38,8 +43,21 @@ pub fn run(ctx: &TcContext) -> i32 {
                 bpf_redirect((*ctx.skb.skb).ifindex, BPF_F_INGRESS.into()) as i32
             }
         }
-        Err(reason) => Verdict::new(ctx, sender.id(), Direction::Egress, reason, TC_ACT_SHOT).hand_over(ctx),
+        Err(reason) => {
+            let verdict = Verdict::new(ctx, sender.id(), Direction::Egress, reason, TC_ACT_SHOT);
+            verdict.after(DropReason::ForwardedStack).hand_over(ctx)
+        }
     }
+}
+
+/// The backend's protocol and port in the packet at `inner`, about which the sender reports an error.
+#[inline(always)]
+fn reported(ctx: &TcContext, inner: usize) -> Result<(u8, u16), DropReason> {
+    let about = Packet::at(ctx, inner).ok_or(DropReason::Malformed)?;
+    Ok(match about.protocol {
+        ICMP | ICMPV6 => (about.protocol, u16::from(echo_request(about.protocol)).to_be()),
+        protocol => (protocol, about.source_port),
+    })
 }
 
 /// Returns [`MARK_TO_PROXY`] for a packet to the proxy, else zero.
@@ -53,12 +71,13 @@ fn judge(ctx: &TcContext, sender: u32) -> Result<u32, DropReason> {
     if packet.is_incomplete() {
         return Err(DropReason::UnknownTransport);
     }
-    let port = match packet.protocol {
-        ICMP | ICMPV6 => u16::from(packet.kind).to_be(),
-        _ => packet.destination_port,
+    let (protocol, port) = match packet.protocol {
+        ICMP | ICMPV6 if packet.is_error => reported(ctx, packet.transport + ICMP_ERROR_BYTES)?,
+        ICMP | ICMPV6 => (packet.protocol, u16::from(packet.kind).to_be()),
+        _ => (packet.protocol, packet.destination_port),
     };
-    let passed = policy::judge_sender(ctx, sender, u32::from(port) | u32::from(packet.protocol) << 16)?;
-    if !passed.is_redirected() {
+    let passed = policy::judge_sender(ctx, sender, u32::from(port) | u32::from(protocol) << 16)?;
+    if !passed.is_redirected() || packet.is_error {
         return Ok(0);
     }
     if redirect::redirect(ctx, &packet, false, true, passed)?.flag() == 0 {

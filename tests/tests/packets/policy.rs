@@ -14,7 +14,7 @@ use wharf_common::{
     map,
     policy::{
         ACCEPT, Choice, DENY, Hit, MARK_BY_SERVICE, MARK_UNDECIDED, NO_RANK, PASS, PEER_SERVICE, POLICY_AUDITS,
-        POLICY_DENIES,
+        SET_DENIES,
     },
 };
 use wharf_tests::frame;
@@ -125,11 +125,11 @@ fn change(a: &mut Endpoint, address: IpAddr) -> Result<()> {
 }
 
 /// One cell of the rule set [`DENIES`], about every peer and port.
-fn decide(a: &mut Endpoint, rule: u32, ruling: u32) -> Result<()> {
+fn decide(a: &mut Endpoint, set: u32, rule: u32, ruling: u32) -> Result<()> {
     let mut cells: HashMap<&mut MapData, CellKey, CellRow> =
         a.node.map_mut(map::POLICY_CELLS).context("cells")?.try_into()?;
     let row = CellRow { admin: Hit::NONE, rest: Hit { rank: 0, rule, ruling }, packets: 0, bytes: 0 };
-    Ok(cells.insert(CellKey { set: DENIES, class: 0, port: 0 }, row, 0)?)
+    Ok(cells.insert(CellKey { set, class: 0, port: 0 }, row, 0)?)
 }
 
 fn key_of(address: IpAddr) -> EndpointKey {
@@ -221,20 +221,21 @@ fn an_error_to_a_service_has_the_mark_of_any_packet_there() -> Result<()> {
     const WORLD: u32 = 2;
     let (mut a, _b) = pair()?;
     let both = MARK_UNDECIDED | MARK_BY_SERVICE;
-    for (generation, identity, rule, ruling, flags, expected) in [
-        (1, PEER_SERVICE | WORLD, 0, DENY, 0, MARK_UNDECIDED),
-        (2, PEER_SERVICE | WORLD, 9, DENY, 0, MARK_UNDECIDED),
-        (3, PEER_SERVICE | WORLD, 9, ACCEPT, 0, MARK_BY_SERVICE),
-        (4, WORLD, 9, ACCEPT, 0, 0),
-        (5, PEER_SERVICE | WORLD, 0, ACCEPT, 0, 0),
-        (6, PEER_SERVICE | WORLD, 0, ACCEPT, POLICY_DENIES, both),
-        (7, PEER_SERVICE | WORLD, 9, ACCEPT, POLICY_DENIES, both),
-        (8, PEER_SERVICE | WORLD, 9, DENY, POLICY_DENIES, MARK_UNDECIDED),
-        (9, WORLD, 9, ACCEPT, POLICY_DENIES, 0),
+    let with_deny_rule = DENIES | SET_DENIES;
+    for (generation, identity, rule, ruling, egress, expected) in [
+        (1, PEER_SERVICE | WORLD, 0, DENY, DENIES, MARK_UNDECIDED),
+        (2, PEER_SERVICE | WORLD, 9, DENY, DENIES, MARK_UNDECIDED),
+        (3, PEER_SERVICE | WORLD, 9, ACCEPT, DENIES, MARK_BY_SERVICE),
+        (4, WORLD, 9, ACCEPT, DENIES, 0),
+        (5, PEER_SERVICE | WORLD, 0, ACCEPT, DENIES, 0),
+        (6, PEER_SERVICE | WORLD, 0, ACCEPT, with_deny_rule, both),
+        (7, PEER_SERVICE | WORLD, 9, ACCEPT, with_deny_rule, both),
+        (8, PEER_SERVICE | WORLD, 9, DENY, with_deny_rule, MARK_UNDECIDED),
+        (9, WORLD, 9, ACCEPT, with_deny_rule, 0),
     ] {
-        decide(&mut a, rule, ruling)?;
-        let sets = [SetsRow { egress: DENIES, ingress: 0 }, SetsRow::default()];
-        set(&mut a, sets, PolicyState { generation, flags })?;
+        decide(&mut a, egress, rule, ruling)?;
+        let sets = [SetsRow { egress, ingress: 0 }, SetsRow::default()];
+        set(&mut a, sets, PolicyState { generation, flags: 0 })?;
         for (from, to) in [(IpAddr::from(A.v4), IpAddr::from(ELSEWHERE4)), (A.v6.into(), ELSEWHERE6.into())] {
             resolve(&mut a, to, identity)?;
             for (what, packet) in [
@@ -254,7 +255,7 @@ fn an_error_to_a_service_has_the_mark_of_any_packet_there() -> Result<()> {
 #[test]
 fn the_mark_of_a_service_opens_no_way_to_an_address_that_is_not_known() -> Result<()> {
     let (mut a, _b) = pair()?;
-    decide(&mut a, 0, DENY)?;
+    decide(&mut a, DENIES, 0, DENY)?;
     let sets = [SetsRow::default(), SetsRow { egress: DENIES, ingress: 0 }];
     set(&mut a, sets, PolicyState { generation: 1, flags: 0 })?;
     for (from, to) in [(IpAddr::from(B.v4), IpAddr::from(A.v4)), (B.v6.into(), A.v6.into())] {

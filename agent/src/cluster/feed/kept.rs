@@ -16,13 +16,13 @@ const MAX_FILE: u64 = 1 << 30;
 #[derive(Default)]
 pub(super) struct File {
     boot_id: String,
-    /// The last rows that were written, and whether they have every namespace.
-    written: Option<(State, bool)>,
+    /// The last rows that were written, and the flags of [`Kept`] in their order.
+    written: Option<(State, [bool; 3])>,
     /// Of the last write.
     revision: u64,
     /// Why the last write failed.
     pub(super) not_kept: Option<String>,
-    /// Why the file of the last start is not used. Until a producer has sent every row again.
+    /// Why the file of the last start is not used, or lacks rows. Until a producer has sent every row again.
     pub(super) set_aside: Option<String>,
 }
 
@@ -36,6 +36,12 @@ struct Kept {
     /// The producer had sent every namespace. An agent of an earlier version did not write it.
     #[serde(default = "is_of_earlier_version")]
     has_namespaces: bool,
+    /// The producer had sent every policy, as `has_namespaces`.
+    #[serde(default = "is_of_earlier_version")]
+    has_policies: bool,
+    /// The producer had sent every row, as `has_namespaces`.
+    #[serde(default = "is_of_earlier_version")]
+    is_complete: bool,
     state: State,
 }
 
@@ -49,13 +55,17 @@ struct Restored {
     producer: Option<String>,
     cluster: String,
     has_namespaces: bool,
+    has_policies: bool,
+    is_complete: bool,
     /// Every row of the file follows the rules of this agent.
     is_whole: bool,
+    /// The file has exactly these rows.
+    is_written: bool,
 }
 
 impl ClusterFeed {
-    /// At a start: takes the rows of the file, which the next [`ClusterFeed::take`] puts in force. A damaged file is set
-    /// aside.
+    /// At a start: takes the rows of the file, which the next [`ClusterFeed::take`] puts in force. A damaged file is
+    /// set aside.
     pub(in crate::cluster) async fn load(&self, boot_id: &str) {
         let (path, own, boot) = (self.kept.clone(), self.own.clone(), boot_id.to_owned());
         let found = blocking(move || read(&path, &own, &boot)).await;
@@ -63,11 +73,18 @@ impl ClusterFeed {
         boot_id.clone_into(&mut inner.file.boot_id);
         match found {
             Ok(None) => {}
-            Ok(Some(Restored { feed, producer, cluster, has_namespaces, is_whole })) => {
+            Ok(Some(restored)) => {
+                let Restored { feed, producer, cluster, has_namespaces, has_policies, is_complete, .. } = restored;
                 inner.feed = feed;
-                inner.has_namespaces = has_namespaces && is_whole;
+                (inner.has_namespaces, inner.has_policies) = (has_namespaces, has_policies);
+                inner.file.written =
+                    restored.is_written.then(|| (inner.feed.state(), [has_namespaces, has_policies, is_complete]));
                 (inner.producer, inner.cluster) = (producer, Some(cluster));
-                inner.known = if is_whole { Known::Kept } else { Known::Part };
+                inner.known = if is_complete { Known::Kept } else { Known::Part };
+                inner.file.set_aside = (!is_complete).then(|| {
+                    let file = self.kept.display();
+                    format!("not every row of the cluster feed is in {file}; a producer must send the rows again")
+                });
             }
             Err(why) => {
                 tracing::error!("{why}");
@@ -88,16 +105,21 @@ impl ClusterFeed {
             if inner.revision == inner.file.revision {
                 return Ok(());
             }
-            let (state, has_namespaces) = (inner.feed.state(), inner.has_namespaces);
-            let is_written = |(rows, namespaces): &(State, bool)| (rows, *namespaces) == (&state, has_namespaces);
+            let state = inner.feed.state();
+            // Refused rows are not kept: at a start, their namespaces are as unknown as all without a row.
+            let has_namespaces = inner.has_namespaces && inner.feed.refused_namespaces().is_empty();
+            let flags = [has_namespaces, inner.has_policies, inner.known != Known::Part];
+            let is_written = |(rows, written): &(State, [bool; 3])| (rows, *written) == (&state, flags);
             if inner.file.written.as_ref().is_some_and(is_written) {
                 inner.file.revision = inner.revision;
                 return Ok(());
             }
             let (boot_id, producer) = (inner.file.boot_id.clone(), inner.producer.clone());
-            (Kept { boot_id, producer, cluster, has_namespaces, state }, inner.revision)
+            let [has_namespaces, has_policies, is_complete] = flags;
+            (Kept { boot_id, producer, cluster, has_namespaces, has_policies, is_complete, state }, inner.revision)
         };
-        let (path, state) = (self.kept.clone(), (kept.state.clone(), kept.has_namespaces));
+        let flags = [kept.has_namespaces, kept.has_policies, kept.is_complete];
+        let (path, state) = (self.kept.clone(), (kept.state.clone(), flags));
         let written = blocking(move || write(&path, &kept)).await;
         let mut inner = lock(&self.inner);
         match written {
@@ -109,7 +131,10 @@ impl ClusterFeed {
             }
             Err(why) => {
                 let file = self.kept.display();
-                let why = format!("keep the rows of the cluster feed in {file}: {why}; a start would use older rows");
+                let why = format!(
+                    "keep the rows of the cluster feed in {file}: {why}; until it is written, changed policies and \
+                     namespaces do not take effect, and a start uses older rows"
+                );
                 inner.file.not_kept = Some(why.clone());
                 Err(why)
             }
@@ -134,11 +159,15 @@ fn parse(bytes: &[u8]) -> io::Result<Kept> {
 }
 
 fn restore(kept: Kept, own: &str, boot_id: &str) -> Restored {
-    let Kept { boot_id: written, producer, cluster, has_namespaces, state } = kept;
+    let Kept { boot_id: written, producer, cluster, has_namespaces, has_policies, is_complete, state } = kept;
     let feed = Feed::restore(own, Limits::default(), state.clone());
     let is_whole = feed.state() == state;
-    let feed = if written == boot_id { feed } else { Feed::restore(own, Limits::default(), without_pods(feed)) };
-    Restored { feed, producer, cluster, has_namespaces, is_whole }
+    let is_of_boot = written == boot_id;
+    let feed = if is_of_boot { feed } else { Feed::restore(own, Limits::default(), without_pods(feed)) };
+    let [has_namespaces, has_policies, is_complete] =
+        [has_namespaces, has_policies, is_complete].map(|flag| flag && is_whole);
+    let is_written = is_whole && is_of_boot;
+    Restored { feed, producer, cluster, has_namespaces, has_policies, is_complete, is_whole, is_written }
 }
 
 /// For the fuzz target: reads the content of a file, and returns the content that the agent writes after such a start,
@@ -147,8 +176,10 @@ fn restore(kept: Kept, own: &str, boot_id: &str) -> Restored {
 /// # Errors
 /// The content is damaged.
 pub fn rewrite(bytes: &[u8], own: &str, boot_id: &str) -> io::Result<(Vec<u8>, bool)> {
-    let Restored { feed, producer, cluster, has_namespaces, is_whole } = restore(parse(bytes)?, own, boot_id);
-    let kept = Kept { boot_id: boot_id.to_owned(), producer, cluster, has_namespaces, state: feed.state() };
+    let restored = restore(parse(bytes)?, own, boot_id);
+    let Restored { feed, producer, cluster, has_namespaces, has_policies, is_complete, is_whole, .. } = restored;
+    let (boot_id, state) = (boot_id.to_owned(), feed.state());
+    let kept = Kept { boot_id, producer, cluster, has_namespaces, has_policies, is_complete, state };
     Ok((serde_json::to_vec(&kept).map_err(io::Error::other)?, is_whole))
 }
 

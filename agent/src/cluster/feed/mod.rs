@@ -89,8 +89,8 @@ pub type Taking<'a> = Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
 
 /// Puts rows in force.
 pub trait Consumer: Send + Sync {
-    /// Returns when kernel, routes and proxy have the changes. After an error, the next call has the same changes again,
-    /// with later ones. A row that fails alone is no error, but refused. `complete`: with these changes.
+    /// Returns when kernel, routes and proxy have the changes. After an error, the next call has the same changes
+    /// again, with later ones. A row that fails alone is no error, but refused. `complete`: with these changes.
     fn take(&self, effects: Effects, complete: Complete) -> Taking<'_>;
 
     /// All rows that it refuses now.
@@ -155,8 +155,10 @@ struct Inner {
     /// A producer, or the one before the last start, has sent every namespace. A stream without this kind has sent them
     /// with its last row.
     has_namespaces: bool,
-    /// `known` and `has_namespaces`, as the consumer knows them.
-    taken: (Known, bool),
+    /// A producer whose stream has policies, or the one before the last start, has sent every row.
+    has_policies: bool,
+    /// `known` and [`Inner::complete`], as the consumer knows them.
+    taken: (Known, Complete),
     /// Rows that the consumer refuses.
     unfit: Vec<Refusal>,
     /// Changes that the consumer has failed to take.
@@ -258,7 +260,8 @@ impl ClusterFeed {
             opened: None,
             known: Known::Part,
             has_namespaces: false,
-            taken: (Known::Part, false),
+            has_policies: false,
+            taken: (Known::Part, Complete::default()),
             unfit: Vec::new(),
             left: Effects::default(),
             not_taken: None,
@@ -324,27 +327,36 @@ impl ClusterFeed {
     /// Gives the consumer the rows that have changed.
     ///
     /// # Errors
-    /// The consumer's: the changes are repeated by the next call.
+    /// The consumer's, or the rows cannot be kept: the changes are repeated by the next call.
     pub async fn take(&self, consumer: &dyn Consumer) -> Result<(), String> {
-        let (effects, mark, known, has_namespaces, is_news) = {
+        let (effects, mark, known, complete, is_news) = {
             let mut inner = lock(&self.inner);
             let effects = inner.feed.take_effects();
             let mut all = std::mem::take(&mut inner.left);
             merge(&mut all, effects);
-            let (known_taken, namespaces_taken) = inner.taken;
+            let complete = inner.complete();
+            let is_known_news = inner.known > inner.taken.0;
             // Routes of an earlier start end.
-            all.nodes |= inner.known > known_taken && inner.known == Known::Sent;
-            let is_news = inner.known > known_taken || inner.has_namespaces != namespaces_taken;
-            (all, inner.processed, inner.known, inner.has_namespaces, is_news)
+            all.nodes |= is_known_news && inner.known == Known::Sent;
+            let is_news = is_known_news || complete != inner.taken.1;
+            (all, inner.processed, inner.known, complete, is_news)
         };
         if !effects.is_empty() || is_news {
             if !effects.policies.is_empty() || !effects.namespaces.is_empty() {
-                // First, so that no start has older policies than the kernel. The view has the failure.
-                drop(self.keep().await);
+                // First, so that no start has older policies than the kernel.
+                let kept = self.keep().await;
+                let mut inner = lock(&self.inner);
+                // Before the first stream, the file has these rows.
+                if let Err(why) = kept
+                    && inner.stream > 0
+                {
+                    inner.left = effects;
+                    inner.not_taken = Some(why.clone());
+                    return Err(why);
+                }
             }
             let again = effects.clone();
-            let complete = Complete { all: known != Known::Part, namespaces: has_namespaces };
-            let Taken { nodes, rows, refused } = consumer.take(effects, complete).await;
+            let Taken { nodes, rows, refused } = consumer.take(effects, complete.clone()).await;
             let mut inner = lock(&self.inner);
             inner.revision += 1;
             inner.left.nodes = again.nodes && nodes.is_err();
@@ -356,7 +368,7 @@ impl ClusterFeed {
             if let Some(why) = &inner.not_taken {
                 return Err(why.clone());
             }
-            inner.taken = (known, has_namespaces);
+            inner.taken = (known, complete);
         }
         self.in_force.send_replace(mark);
         Ok(())
@@ -478,6 +490,14 @@ impl Inner {
         self.feed.counts().values().any(|count| count.in_force > 0)
     }
 
+    fn complete(&self) -> Complete {
+        Complete {
+            all: self.has_policies,
+            namespaces: self.has_namespaces,
+            refused_namespaces: self.feed.refused_namespaces(),
+        }
+    }
+
     /// Every kind of the last stream is complete.
     fn is_synced(&self) -> bool {
         !self.kinds.is_empty() && self.kinds.iter().all(|kind| self.feed.is_complete(*kind))
@@ -523,13 +543,19 @@ impl Inner {
         if completes && self.is_synced() {
             self.file.set_aside = None;
             self.known = Known::Sent;
+            self.has_policies |= self.kinds.contains(&Kind::Policy);
         }
         self.has_namespaces |= completes && (self.feed.is_complete(Kind::Namespace) || self.is_synced());
         Ok(())
     }
 
+    /// Policies first, then nodes: lists are cut, and a tenant may have many pods.
     fn refused(&self) -> impl Iterator<Item = Refusal> {
-        self.feed.refused().chain(self.unfit.iter().cloned())
+        let of_kind = move |kind: Kind| {
+            let unfit = self.unfit.iter().filter(move |refusal| refusal.key.kind == kind);
+            self.feed.refused_of(kind).chain(unfit.cloned())
+        };
+        [Kind::Policy, Kind::Node, Kind::Namespace, Kind::Pod].into_iter().flat_map(of_kind)
     }
 
     fn refused_total(&self) -> usize {

@@ -83,13 +83,13 @@ impl Reader {
                 router_addresses: self.list(&node.router_addresses, "IP address"),
             }),
             v1::row::Row::Pod(pod) => Row::Pod(FeedPod {
-                uid: pod.uid,
-                namespace: pod.namespace,
-                name: pod.name,
-                addresses: self.list(&pod.addresses, "IP address"),
-                node: pod.node,
+                uid: pod.uid.into(),
+                namespace: pod.namespace.into(),
+                name: pod.name.into(),
+                addresses: self.list(&pod.addresses, "IP address").into(),
+                node: pod.node.into(),
                 labels: pod.labels.into(),
-                named_ports: self.ports(pod.named_ports),
+                named_ports: self.ports(pod.named_ports).into(),
             }),
             v1::row::Row::Namespace(namespace) => {
                 Row::Namespace(FeedNamespace { name: namespace.name, labels: namespace.labels })
@@ -135,8 +135,8 @@ impl Reader {
         read
     }
 
-    /// Before the row replaces its predecessor, so that a document that does not parse removes no policy, also not after
-    /// a restart.
+    /// Before the row replaces its predecessor, so that a document that does not parse removes no policy, also not
+    /// after a restart.
     fn check_policy(&mut self, policy: &v1::Policy) {
         if self.problem.is_some() {
             return;

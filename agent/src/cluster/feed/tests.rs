@@ -1,7 +1,7 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use tempfile::TempDir;
-use wharf_cluster::feed::{FeedNamespace, FeedNode, Key, Row};
+use wharf_cluster::feed::{FeedNamespace, FeedNode, FeedPolicy, Key, Row};
 
 use super::*;
 
@@ -63,13 +63,13 @@ fn node(name: &str, n: u8) -> Change {
 
 fn pod(uid: &str, n: u8) -> Change {
     Change::Put(Row::Pod(FeedPod {
-        uid: uid.to_owned(),
-        namespace: "shop".to_owned(),
-        name: "web".to_owned(),
-        addresses: vec![[10, 88, 0, n].into()],
-        node: "b".to_owned(),
-        labels: BTreeMap::new().into(),
-        named_ports: BTreeMap::new(),
+        uid: uid.into(),
+        namespace: "shop".into(),
+        name: "web".into(),
+        addresses: [[10, 88, 0, n].into()].into(),
+        node: "b".into(),
+        labels: Arc::default(),
+        named_ports: Arc::default(),
     }))
 }
 
@@ -154,25 +154,25 @@ async fn changes_that_the_consumer_does_not_take_are_repeated_with_later_ones() 
     taker.fail(false);
     feed.take(&taker).await.expect("taken");
     let (Effects { nodes, pods, .. }, _) = taker.last();
-    let there: Vec<(&str, bool)> = pods.iter().map(|(uid, pod)| (uid.as_str(), pod.is_some())).collect();
+    let there: Vec<(&str, bool)> = pods.iter().map(|(uid, pod)| (&**uid, pod.is_some())).collect();
     assert_eq!((nodes, there), (true, vec![("one", false), ("two", true)]));
     let view = feed.view();
     assert_eq!((view.in_force, view.problem), (Some(8), None));
-    assert!(feed.owner_of([10, 88, 0, 8].into()).is_some_and(|(pod, _)| pod.uid == "two"));
+    assert!(feed.owner_of([10, 88, 0, 8].into()).is_some_and(|(pod, _)| &*pod.uid == "two"));
 }
 
 #[tokio::test]
 async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_aside() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join("feed.json");
+    // Each write is another file.
+    let inode = || std::fs::metadata(&file).expect("a file").ino();
     {
         let feed = feed(&directory);
         feed.load("boot").await;
         let open = opened(&feed, "kube", "one");
         snapshot(&feed, &open);
         feed.keep().await.expect("kept");
-        // Each write is another file.
-        let inode = || std::fs::metadata(&file).expect("a file").ino();
         let written = inode();
         repeat(&feed, &open);
         feed.keep().await.expect("kept");
@@ -187,9 +187,13 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
         feed.take(&taker).await.expect("taken");
         let (taken, complete) = taker.last();
         assert_eq!((taken.nodes, taken.pods.values().flatten().count()), (true, pods), "{boot}");
-        assert_eq!(complete, Complete { all: true, namespaces: true }, "{boot}");
+        // The stream had no policies.
+        assert_eq!(complete, Complete { namespaces: true, ..Complete::default() }, "{boot}");
         assert_eq!(feed.nodes().0.len(), 2);
         assert!(rejected(&feed, "kube", "two").contains("\"one\""));
+        let written = inode();
+        feed.keep().await.expect("kept");
+        assert_eq!(written == inode(), boot == "boot", "the rows of the file are written again: {boot}");
     }
     std::fs::write(&file, "{").expect("written");
     let feed = feed(&directory);
@@ -199,6 +203,31 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
     let open = opened(&feed, "kube", "two");
     snapshot(&feed, &open);
     assert_eq!(feed.view().problem, None);
+}
+
+#[tokio::test]
+async fn a_file_of_an_earlier_version_is_read_and_one_with_an_unknown_label_set_is_set_aside() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("feed.json");
+    let start = async |pod: &str, more: &str| {
+        let pods =
+            format!(r#"{{"uid":"one","namespace":"shop","name":"web","addresses":["10.88.0.9"],"node":"b",{pod}}}"#);
+        let text =
+            format!(r#"{{"boot_id":"boot","producer":"kube","cluster":"one","state":{{{more}"pods":[{pods}]}}}}"#);
+        std::fs::write(&file, text).expect("written");
+        let feed = feed(&directory);
+        feed.load("boot").await;
+        let owner = feed.owner_of([10, 88, 0, 9].into()).map(|(pod, _)| (pod.labels, pod.named_ports.len()));
+        (owner, feed.view().problem.filter(|why| why.contains("feed.json.damaged")))
+    };
+    let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
+    let earlier = start(r#""labels":{"app":"web"},"named_ports":[["tcp","http",80]]"#, "").await;
+    assert_eq!(earlier, (Some((labels.clone().into(), 1)), None));
+    let sets = r#""label_sets":[{"app":"web"}],"#;
+    assert_eq!(start(r#""label_set":0"#, sets).await, (Some((labels.into(), 0)), None));
+    let (owner, problem) = start(r#""label_set":1"#, sets).await;
+    assert!(owner.is_none() && problem.is_some_and(|why| why.contains("pod \"one\" has no set of labels")));
+    assert!(!file.exists());
 }
 
 fn namespace(name: &str) -> Change {
@@ -217,15 +246,16 @@ async fn namespaces_are_complete_before_the_other_kinds_and_stay_so_over_a_resta
         let step = async |sequence, changes, namespaces, when: &str| {
             apply(&feed, open.stream, work(sequence, changes)).expect("processed");
             feed.take(&taker).await.expect("taken");
-            assert_eq!(taker.last().1, Complete { all: false, namespaces }, "{when}");
+            assert_eq!(taker.last().1, Complete { namespaces, ..Complete::default() }, "{when}");
             feed.keep().await.expect("kept");
         };
         step(1, vec![Change::Begin(Kind::Namespace), namespace("shop")], false, "a row").await;
         let kept = restarted(&directory).await;
-        assert_eq!(kept, Complete { all: true, namespaces: false }, "after a restart in the first snapshot");
+        assert_eq!(kept, Complete::default(), "after a restart in the first snapshot");
         step(2, vec![Change::Complete(Kind::Namespace)], true, "complete, without a change of rows").await;
     }
-    assert_eq!(restarted(&directory).await, Complete { all: true, namespaces: true }, "after a restart");
+    let kept = restarted(&directory).await;
+    assert_eq!(kept, Complete { namespaces: true, ..Complete::default() }, "after a restart");
     let (feed, taker) = (feed(&directory), Taker::default());
     feed.load("boot").await;
     feed.take(&taker).await.expect("taken");
@@ -233,6 +263,159 @@ async fn namespaces_are_complete_before_the_other_kinds_and_stay_so_over_a_resta
     apply(&feed, open.stream, work(1, vec![Change::Begin(Kind::Namespace), namespace("store")])).expect("processed");
     feed.take(&taker).await.expect("taken");
     assert!(taker.last().1.namespaces, "in a later snapshot");
+}
+
+fn policy(key: &str) -> Change {
+    Change::Put(Row::Policy(FeedPolicy { key: key.to_owned(), text: "{}".to_owned() }))
+}
+
+/// A stream of namespaces and policies.
+fn of_policies(feed: &Arc<ClusterFeed>) -> Open {
+    lock(&feed.inner).opened = None;
+    let kinds = BTreeSet::from([Kind::Namespace, Kind::Policy]);
+    match feed.open(&Opening { kinds, ..opening("kube", "one") }) {
+        Ok(open) => open,
+        Err(why) => panic!("{why:?}"),
+    }
+}
+
+const BEGIN: [Change; 2] = [Change::Begin(Kind::Namespace), Change::Begin(Kind::Policy)];
+const END: [Change; 2] = [Change::Complete(Kind::Namespace), Change::Complete(Kind::Policy)];
+
+#[tokio::test]
+async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("feed.json");
+    std::fs::write(&file, "{").expect("written");
+    {
+        // The rows are lost, and the agent ends after a part of them has come again.
+        let (feed, taker) = (feed(&directory), Taker::default());
+        feed.load("boot").await;
+        let open = of_policies(&feed);
+        apply(&feed, open.stream, work(1, BEGIN.into_iter().chain([policy("a")]).collect())).expect("processed");
+        feed.take(&taker).await.expect("taken");
+        assert!(file.exists(), "written before the policy takes effect");
+    }
+    for _ in 0..2 {
+        let (feed, taker) = (feed(&directory), Taker::default());
+        feed.load("boot").await;
+        feed.take(&taker).await.expect("taken");
+        assert!(!taker.last().1.all, "a part of the policies is taken for all");
+        assert!(feed.view().problem.is_some_and(|why| why.contains("not every row")), "{:?}", feed.view().problem);
+        feed.keep().await.expect("kept");
+    }
+    {
+        let (feed, taker) = (feed(&directory), Taker::default());
+        feed.load("boot").await;
+        let open = of_policies(&feed);
+        let rows = [policy("a"), policy("b"), namespace("shop")];
+        let changes = BEGIN.into_iter().chain(rows).chain(END).collect();
+        apply(&feed, open.stream, work(1, changes)).expect("processed");
+        feed.take(&taker).await.expect("taken");
+        assert!(taker.last().1.all && feed.view().problem.is_none(), "{:?}", feed.view().problem);
+    }
+    let complete = Complete { all: true, namespaces: true, ..Complete::default() };
+    assert_eq!(restarted(&directory).await, complete);
+    let written = std::fs::read_to_string(&file).expect("read");
+    // A file of an earlier version.
+    let mut older: serde_json::Value = serde_json::from_str(&written).expect("JSON");
+    for field in ["has_namespaces", "has_policies", "is_complete"] {
+        assert!(older.as_object_mut().expect("an object").remove(field).is_some(), "{field}");
+    }
+    std::fs::write(&file, older.to_string()).expect("written");
+    assert_eq!(restarted(&directory).await, complete, "of an earlier version");
+    // A row that breaks a rule: what is left is written, and is not complete either.
+    let broken = written.replace("\"b\"", "\"\"");
+    assert_ne!(broken, written);
+    std::fs::write(&file, broken).expect("written");
+    for _ in 0..2 {
+        let (feed, taker) = (feed(&directory), Taker::default());
+        feed.load("boot").await;
+        feed.take(&taker).await.expect("taken");
+        assert_eq!(taker.last().1, Complete::default(), "not whole");
+        feed.keep().await.expect("kept");
+    }
+    assert!(!std::fs::read_to_string(&file).expect("read").contains("\"\""), "the broken row is written");
+}
+
+#[tokio::test]
+async fn a_stream_without_policies_completes_no_policies() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (feed, taker) = (feed(&directory), Taker::default());
+    feed.load("boot").await;
+    let open = opened(&feed, "kube", "one");
+    snapshot(&feed, &open);
+    feed.take(&taker).await.expect("taken");
+    assert!(!taker.last().1.all, "nodes and pods are complete");
+    drop(open);
+    let open = of_policies(&feed);
+    apply(&feed, open.stream, work(1, BEGIN.into_iter().chain(END).collect())).expect("processed");
+    feed.take(&taker).await.expect("taken");
+    assert!(taker.last().1.all);
+    drop(open);
+    drop(opened(&feed, "kube", "one"));
+    feed.take(&taker).await.expect("taken");
+    feed.keep().await.expect("kept");
+    assert!(restarted(&directory).await.all, "a later stream without policies changes nothing");
+}
+
+#[tokio::test]
+async fn policies_that_cannot_be_kept_are_not_taken() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("feed.json");
+    let (feed, taker) = (feed(&directory), Taker::default());
+    feed.load("boot").await;
+    let open = of_policies(&feed);
+    std::fs::create_dir(&file).expect("in the way of the file");
+    apply(&feed, open.stream, work(1, BEGIN.into_iter().chain([policy("a")]).collect())).expect("processed");
+    let why = feed.take(&taker).await.expect_err("not kept");
+    assert!(why.contains("feed.json") && lock(&taker.taken).is_empty(), "{why}");
+    assert_eq!((feed.view().in_force, feed.view().problem), (None, Some(why)));
+    std::fs::remove_dir(&file).expect("removed");
+    feed.take(&taker).await.expect("taken");
+    assert!(taker.last().0.policies.contains_key("a"), "it is repeated");
+    assert_eq!(
+        (feed.view().in_force, feed.view().problem.is_some_and(|why| why.contains("feed.json"))),
+        (Some(1), false)
+    );
+}
+
+#[tokio::test]
+async fn a_refused_namespace_is_named_and_is_not_known_at_the_next_start() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (feed, taker) = (feed(&directory), Taker::default());
+    feed.load("boot").await;
+    let open = of_policies(&feed);
+    let labels = (0..257).map(|n| (format!("l{n}"), String::new())).collect();
+    let large = Change::Put(Row::Namespace(FeedNamespace { name: "large".to_owned(), labels }));
+    let changes = BEGIN.into_iter().chain([namespace("shop"), large]).chain(END).collect();
+    apply(&feed, open.stream, work(1, changes)).expect("processed");
+    feed.take(&taker).await.expect("taken");
+    let complete = Complete { all: true, namespaces: true, refused_namespaces: ["large".to_owned()].into() };
+    assert_eq!(taker.last().1, complete);
+    assert!(!restarted(&directory).await.namespaces, "its name is not kept");
+    apply(&feed, open.stream, work(2, vec![namespace("large")])).expect("processed");
+    feed.take(&taker).await.expect("taken");
+    assert_eq!(taker.last().1, Complete { refused_namespaces: BTreeSet::new(), ..complete });
+    assert!(restarted(&directory).await.namespaces);
+}
+
+#[tokio::test]
+async fn refused_policies_are_listed_before_refused_pods() {
+    let directory = tempfile::tempdir().expect("directory");
+    let feed = feed(&directory);
+    lock(&feed.inner).opened = None;
+    let kinds = BTreeSet::from([Kind::Pod, Kind::Policy]);
+    let Ok(open) = feed.open(&Opening { kinds, ..opening("kube", "one") }) else { panic!("it is not opened") };
+    let begin = [Change::Begin(Kind::Pod), Change::Begin(Kind::Policy)].map(Read::Change);
+    let unreadable = (0..2_000).map(|n| pod(&format!("p{n}"), 9)).chain([policy("a")]).map(|change| match change {
+        Change::Put(row) => Read::Unreadable(row, "no row".to_owned()),
+        other => panic!("{other:?}"),
+    });
+    apply(&feed, open.stream, Work::new(1, begin.into_iter().chain(unreadable).collect())).expect("processed");
+    let (listed, all) = feed.refused(MAX_LISTED);
+    assert_eq!((listed.len(), all), (MAX_LISTED, 2_001));
+    assert_eq!(listed.first().map(|refusal| refusal.key.kind), Some(Kind::Policy));
 }
 
 /// The complete kinds at a start with the kept rows.

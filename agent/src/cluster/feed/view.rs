@@ -62,11 +62,11 @@ impl ClusterFeed {
             total += 1;
             if pods.len() < most {
                 pods.push(ClusterPod {
-                    uid: uid.clone(),
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                    node: node.clone(),
-                    addresses: addresses.clone(),
+                    uid: uid.to_string(),
+                    namespace: namespace.to_string(),
+                    name: name.to_string(),
+                    node: node.to_string(),
+                    addresses: addresses.to_vec(),
                     labels: BTreeMap::clone(labels),
                 });
             }

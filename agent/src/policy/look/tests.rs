@@ -7,7 +7,7 @@ use wharf_policy::{
 };
 
 use super::*;
-use crate::policy::inner::LIMITS;
+use crate::policy::limits::LIMITS;
 
 const WEB: &str = "
 apiVersion: cilium.io/v2
@@ -25,15 +25,11 @@ spec:
 fn a_flow_through_the_proxy_is_told_with_what_passes() {
     let mut inner = Inner::new(Enforcement::Default);
     let id = EndpointId::try_from(7).expect("id");
-    let labels = |pairs: [(&str, &str); 1]| pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let namespace = Labels::from([("kubernetes.io/metadata.name".to_owned(), "shop".to_owned())]);
     let endpoint = Endpoint {
-        addresses: vec!["10.0.0.7".parse().expect("address")],
-        labels: Labels::new(),
-        namespace: Some(labels([("kubernetes.io/metadata.name", "shop")])),
-        ports: BTreeMap::new(),
-        health: false,
-        elsewhere: false,
-        enforcement: model::Enforcement::Default,
+        addresses: ["10.0.0.7".parse().expect("address")].into(),
+        namespace: Some(namespace.into()),
+        ..Endpoint::default()
     };
     let member = Member { identity: Identity(1), endpoint: Arc::new(endpoint) };
     let policies = read("web.yaml", WEB).expect("policies");

@@ -123,6 +123,9 @@ async fn bring_back(node: &Arc<Node>, opening: &Opening) {
     life.ensure_node().await.expect("node part");
     lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
     restore::restore(life, opening.snapshot.clone(), opening.lost).await.expect("restore");
+    if let Err(why) = life.policy.start().await {
+        tracing::error!("{why}");
+    }
     deletions::drain(life, Cause::Start).await.expect("drain");
 }
 

@@ -270,13 +270,10 @@ fn fresh(wanted: &Documents, endpoints: &[&Endpoint], node: BTreeSet<IpAddr>) ->
         let next = u32::try_from(numbers.len()).expect("few labels") + 1;
         let identity = Identity(*numbers.entry(labels.clone()).or_insert(next));
         let endpoint = model::Endpoint {
-            addresses: e.addresses.clone(),
-            labels,
-            namespace: Some(wanted.namespace()),
-            ports: BTreeMap::new(),
-            health: false,
-            elsewhere: false,
-            enforcement: model::Enforcement::Default,
+            addresses: e.addresses.clone().into(),
+            labels: labels.into(),
+            namespace: Some(wanted.namespace().into()),
+            ..model::Endpoint::default()
         };
         events.push(Event::Endpoint(EndpointKey(e.id.get().into()), Member { identity, endpoint: endpoint.into() }));
     }

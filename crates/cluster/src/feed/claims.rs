@@ -48,6 +48,17 @@ pub(super) struct Claims {
     lengths: BTreeMap<(bool, u8), usize>,
 }
 
+impl FromIterator<Claim> for Claims {
+    fn from_iter<I: IntoIterator<Item = Claim>>(claims: I) -> Self {
+        let claims: BTreeSet<Claim> = claims.into_iter().collect();
+        let mut lengths = BTreeMap::new();
+        for claim in &claims {
+            *lengths.entry(length_of(claim.net)).or_default() += 1;
+        }
+        Self { claims, lengths }
+    }
+}
+
 impl Claims {
     /// Adds to `touched` the rows that may lose a claim.
     pub(super) fn insert(&mut self, claim: Claim, touched: &mut BTreeSet<Arc<str>>) {
@@ -87,8 +98,8 @@ impl Claims {
     /// Adds the rows whose ownership depends on the claim.
     fn touch(&self, claim: &Claim, touched: &mut BTreeSet<Arc<str>>) {
         let is_as_good = |other: &&Claim| other.standing <= claim.standing;
-        // With two equal claims of at least this standing, the claim blocks no further row. This bounds the cost of many
-        // equal claims.
+        // With two equal claims of at least this standing, the claim blocks no further row. This bounds the cost of
+        // many equal claims.
         if self.claims_to(claim.net).take_while(is_as_good).nth(1).is_none() {
             touched.extend(self.overlapping(claim.net).map(|first| Arc::clone(&first.key)));
         }

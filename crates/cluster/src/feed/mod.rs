@@ -20,11 +20,15 @@
 //! | `table` | the rows of a kind: accepted, refused, in force |
 //! | `limits` | limits for input from outside |
 //! | `own` | rows of this node's pods, for the pods' endpoints |
+//! | `shared` | values that pods share |
+//! | `state` | the rows in force, for a restart of the agent |
 
 mod claims;
 mod limits;
 mod own;
 mod rows;
+mod shared;
+mod state;
 mod table;
 
 use std::{
@@ -35,15 +39,16 @@ use std::{
 };
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 pub use self::{
     limits::Limits,
     own::{OwnPods, PodRef},
     rows::{FeedNamespace, FeedNode, FeedPod, FeedPolicy},
+    state::State,
 };
 use self::{
-    rows::{FeedRow as _, size_of_labels},
+    rows::FeedRow as _,
+    shared::Shared,
     table::{Rows, Table},
 };
 
@@ -163,17 +168,20 @@ pub enum ApplyError {
     Protocol(String),
 }
 
-/// Differences of the rows in force. `None` as value: the row is gone.
+/// Rows that differ, by key; `None` for a row that is gone.
+pub type Changed<R> = BTreeMap<Arc<str>, Option<Arc<R>>>;
+
+/// Differences of the rows in force. Copies share the rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effects {
     /// Any node differs.
     pub nodes: bool,
-    /// By uid; without addresses in conflict.
-    pub pods: BTreeMap<String, Option<FeedPod>>,
-    /// Labels by name.
-    pub namespaces: BTreeMap<String, Option<BTreeMap<String, String>>>,
-    /// Texts by key.
-    pub policies: BTreeMap<String, Option<String>>,
+    /// Without addresses in conflict.
+    pub pods: Changed<FeedPod>,
+    /// Namespaces.
+    pub namespaces: Changed<FeedNamespace>,
+    /// Policies.
+    pub policies: Changed<FeedPolicy>,
 }
 
 impl Effects {
@@ -185,12 +193,14 @@ impl Effects {
 }
 
 /// Kinds of which every row is known.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Complete {
-    /// Every kind.
+    /// Every kind, with policies.
     pub all: bool,
     /// Namespaces.
     pub namespaces: bool,
+    /// As [`Feed::refused_namespaces`].
+    pub refused_namespaces: BTreeSet<String>,
 }
 
 /// Numbers of a kind.
@@ -211,55 +221,11 @@ pub struct Count {
 /// Numbers of every kind.
 pub type Counts = BTreeMap<Kind, Count>;
 
-/// Sets of labels without a removal of unused ones.
-const MIN_SHARED: usize = 1_024;
-/// Bytes of a set that is shared: refused rows leave theirs for a time.
-const MAX_SHARED: usize = 4_096;
-
-/// The rows in force, for a restart of the agent. Copies share the rows.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
-    #[serde(default)]
-    nodes: Vec<Arc<FeedNode>>,
-    #[serde(default)]
-    pods: Vec<Arc<FeedPod>>,
-    #[serde(default)]
-    namespaces: Vec<Arc<FeedNamespace>>,
-    #[serde(default)]
-    policies: Vec<Arc<FeedPolicy>>,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Waiting,
     Snapshot,
     Complete,
-}
-
-/// Sets of labels, each once: a cluster has many pods with equal labels.
-#[derive(Debug, Clone, Default)]
-struct Shared {
-    labels: BTreeSet<Arc<BTreeMap<String, String>>>,
-    /// Sets after the last removal of unused ones.
-    used: usize,
-}
-
-impl Shared {
-    fn pod(&mut self, mut pod: FeedPod) -> FeedPod {
-        if size_of_labels(&pod.labels) > MAX_SHARED {
-            return pod;
-        }
-        if let Some(labels) = self.labels.get(&pod.labels) {
-            pod.labels = Arc::clone(labels);
-            return pod;
-        }
-        if self.labels.len() >= 2 * self.used + MIN_SHARED {
-            self.labels.retain(|labels| Arc::strong_count(labels) > 1);
-            self.used = self.labels.len();
-        }
-        self.labels.insert(Arc::clone(&pod.labels));
-        pod
-    }
 }
 
 /// The state of the cluster feed.
@@ -281,7 +247,7 @@ pub struct Feed {
     /// share it.
     node_addresses: BTreeSet<IpAddr>,
     /// Pods with such an address in their row, by uid.
-    masked: BTreeMap<String, IpAddr>,
+    masked: BTreeMap<Arc<str>, IpAddr>,
 }
 
 impl Feed {
@@ -309,8 +275,9 @@ impl Feed {
     pub fn restore(own: &str, limits: Limits, state: State) -> Self {
         let mut feed = Self::new(own, limits);
         feed.nodes.restore(state.nodes, &limits);
-        let pods = state.pods.into_iter().map(|pod| Arc::new(feed.shared.pod(Arc::unwrap_or_clone(pod))));
-        feed.pods.restore(pods.collect(), &limits);
+        // They share equal values already.
+        state.pods.iter().for_each(|pod| drop(feed.shared.pod(FeedPod::clone(pod))));
+        feed.pods.restore(state.pods, &limits);
         feed.namespaces.restore(state.namespaces, &limits);
         feed.policies.restore(state.policies, &limits);
         feed
@@ -382,14 +349,14 @@ impl Feed {
     /// Changes of the rows in force since the last call.
     #[must_use]
     pub fn take_effects(&mut self) -> Effects {
-        let nodes = !self.nodes.take(|_| ()).is_empty();
-        let mut pods = self.pods.take(FeedPod::clone);
+        let nodes = !self.nodes.take().is_empty();
+        let mut pods = self.pods.take();
         if nodes {
             let now = self.nodes.in_force().flat_map(|node| node.addresses.iter().copied()).collect();
             let before = std::mem::replace(&mut self.node_addresses, now);
             for ip in before.symmetric_difference(&self.node_addresses) {
                 if let Some(pod) = self.claimant(*ip) {
-                    pods.entry(pod.uid.clone()).or_insert_with(|| Some(pod.clone()));
+                    pods.entry(Arc::clone(&pod.uid)).or_insert_with(|| Some(Arc::clone(pod)));
                 }
             }
         }
@@ -399,27 +366,34 @@ impl Feed {
             if let Some(pod) = pod
                 && let Some(ip) = pod.addresses.iter().copied().find(is_masked)
             {
-                pod.addresses.retain(|ip| !is_masked(ip));
-                self.masked.insert(uid.clone(), ip);
+                let addresses = pod.addresses.iter().copied().filter(|ip| !is_masked(ip)).collect();
+                *pod = Arc::new(FeedPod { addresses, ..FeedPod::clone(pod) });
+                self.masked.insert(Arc::clone(uid), ip);
             }
         }
-        Effects {
-            nodes,
-            pods,
-            namespaces: self.namespaces.take(|namespace| namespace.labels.clone()),
-            policies: self.policies.take(|policy| policy.text.clone()),
-        }
+        Effects { nodes, pods, namespaces: self.namespaces.take(), policies: self.policies.take() }
     }
 
     /// Refused rows, and confirmed rows in conflict with others. After the start of a stream or snapshot, a conflict is
     /// listed when its rows are put again.
     pub fn refused(&self) -> impl Iterator<Item = Refusal> {
-        let masked = self.masked.iter().filter_map(|(uid, ip)| {
+        Kind::ALL.into_iter().flat_map(move |kind| self.refused_of(kind))
+    }
+
+    /// As [`Feed::refused`], of a kind.
+    pub fn refused_of(&self, kind: Kind) -> impl Iterator<Item = Refusal> {
+        let masked = self.masked.iter().filter(move |_| kind == Kind::Pod).filter_map(|(uid, ip)| {
             let name = self.pods.get(uid)?.shown();
-            let (key, why) = (Key { kind: Kind::Pod, key: uid.clone() }, format!("{ip} is an address of a node"));
+            let (key, why) = (Key { kind: Kind::Pod, key: uid.to_string() }, format!("{ip} is an address of a node"));
             Some(Refusal { key, name, why, stale: false, conflict: true })
         });
-        Kind::ALL.into_iter().flat_map(move |kind| self.table(kind).refused()).chain(masked)
+        self.table(kind).refused().chain(masked)
+    }
+
+    /// Namespaces whose row is refused, without an earlier row in force: their labels are not known.
+    #[must_use]
+    pub fn refused_namespaces(&self) -> BTreeSet<String> {
+        self.namespaces.refused_alone().map(|name| name.to_string()).collect()
     }
 
     /// Numbers of every kind.
@@ -437,7 +411,8 @@ impl Feed {
         self.phases.get(&kind) == Some(&Phase::Complete)
     }
 
-    /// Nodes in force, with this node. They follow the rules of [`Nodes`](crate::nodes::Nodes), except for their number.
+    /// Nodes in force, with this node. They follow the rules of [`Nodes`](crate::nodes::Nodes), except for their
+    /// number.
     pub fn nodes(&self) -> impl Iterator<Item = &FeedNode> {
         self.nodes.in_force().map(|node| &**node)
     }
@@ -445,22 +420,22 @@ impl Feed {
     /// This node, if it is in force.
     #[must_use]
     pub fn own_node(&self) -> Option<&FeedNode> {
-        self.nodes.get(&self.own)
+        self.nodes.get(&self.own).map(|node| &**node)
     }
 
     /// A pod in force.
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<&FeedPod> {
-        self.pods.get(uid)
+        self.pods.get(uid).map(|pod| &**pod)
     }
 
     /// The pod in force with this address.
     #[must_use]
     pub fn owner_of(&self, ip: IpAddr) -> Option<&FeedPod> {
-        self.claimant(ip).filter(|_| !self.node_addresses.contains(&ip))
+        self.claimant(ip).filter(|_| !self.node_addresses.contains(&ip)).map(|pod| &**pod)
     }
 
-    fn claimant(&self, ip: IpAddr) -> Option<&FeedPod> {
+    fn claimant(&self, ip: IpAddr) -> Option<&Arc<FeedPod>> {
         self.pods.claimant(IpNet::from(ip)).filter(|pod| pod.addresses.contains(&ip))
     }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroU16,
+    sync::Arc,
 };
 
 use wharf_core::{endpoint::PodRow, identity::Label, ids::PortName, policy::NamedPort};
@@ -28,26 +29,30 @@ pub struct PodRef<'a> {
 /// Rows of this node's pods.
 #[derive(Debug, Clone, Default)]
 pub struct OwnPods {
-    by_uid: BTreeMap<String, FeedPod>,
+    by_uid: BTreeMap<Arc<str>, Arc<FeedPod>>,
     /// Namespace, name and uid of each row.
-    names: BTreeSet<(String, String, String)>,
+    names: BTreeSet<[Arc<str>; 3]>,
+}
+
+fn names_of(pod: &FeedPod) -> [Arc<str>; 3] {
+    [&pod.namespace, &pod.name, &pod.uid].map(Arc::clone)
 }
 
 impl OwnPods {
     /// Puts a row; `None` removes it.
-    pub fn put(&mut self, uid: &str, pod: Option<FeedPod>) {
-        if let Some(FeedPod { namespace, name, .. }) = self.by_uid.remove(uid) {
-            self.names.remove(&(namespace, name, uid.to_owned()));
+    pub fn put(&mut self, uid: &str, pod: Option<Arc<FeedPod>>) {
+        if let Some(pod) = self.by_uid.remove(uid) {
+            self.names.remove(&names_of(&pod));
         }
         if let Some(pod) = pod {
-            self.names.insert((pod.namespace.clone(), pod.name.clone(), uid.to_owned()));
-            self.by_uid.insert(uid.to_owned(), pod);
+            self.names.insert(names_of(&pod));
+            self.by_uid.insert(Arc::clone(&pod.uid), pod);
         }
     }
 
     /// A row of this node's pods.
     #[must_use]
-    pub fn get(&self, uid: &str) -> Option<&FeedPod> {
+    pub fn get(&self, uid: &str) -> Option<&Arc<FeedPod>> {
         self.by_uid.get(uid)
     }
 
@@ -55,7 +60,7 @@ impl OwnPods {
     /// API never has the row of its successor. An endpoint without a uid keeps its first row. The uid of a static pod
     /// is a hash; the kubelet may give it another object, and so another row, under its name.
     #[must_use]
-    pub fn row_of(&self, pod: PodRef<'_>) -> Option<&FeedPod> {
+    pub fn row_of(&self, pod: PodRef<'_>) -> Option<&Arc<FeedPod>> {
         if let Some(row) = pod.row.into_iter().chain(pod.uid).find_map(|uid| self.by_uid.get(uid)) {
             return Some(row);
         }
@@ -63,11 +68,12 @@ impl OwnPods {
         if is_final { None } else { self.only_row(pod.namespace, pod.name) }
     }
 
-    fn only_row(&self, namespace: &str, name: &str) -> Option<&FeedPod> {
-        let first = (namespace.to_owned(), name.to_owned(), String::new());
-        let mut named = self.names.range(first..).take_while(|row| row.0 == namespace && row.1 == name);
+    fn only_row(&self, namespace: &str, name: &str) -> Option<&Arc<FeedPod>> {
+        let first = [namespace, name, ""].map(Arc::from);
+        let is_named = |[of, named, _]: &&[Arc<str>; 3]| (&**of, &**named) == (namespace, name);
+        let mut named = self.names.range(first..).take_while(is_named);
         match (named.next(), named.next()) {
-            (Some((_, _, uid)), None) => self.by_uid.get(uid),
+            (Some([_, _, uid]), None) => self.by_uid.get(uid),
             _ => None,
         }
     }
@@ -91,7 +97,7 @@ impl From<&FeedPod> for PodRow {
             let port = NamedPort { port: NonZeroU16::new(*port)?, protocol: *protocol };
             Some((PortName::parse(name).ok()?, port))
         });
-        Self { uid: pod.uid.clone(), labels: pod.labels.iter().map(label).collect(), named_ports: ports.collect() }
+        Self { uid: pod.uid.to_string(), labels: pod.labels.iter().map(label).collect(), named_ports: ports.collect() }
     }
 }
 
@@ -108,20 +114,20 @@ mod tests {
 
     fn pod(uid: &str, name: &str) -> FeedPod {
         FeedPod {
-            uid: uid.to_owned(),
-            namespace: "shop".to_owned(),
-            name: name.to_owned(),
-            addresses: Vec::new(),
-            node: "a".to_owned(),
+            uid: uid.into(),
+            namespace: "shop".into(),
+            name: name.into(),
+            addresses: [].into(),
+            node: "a".into(),
             labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]).into(),
-            named_ports: BTreeMap::from([((Protocol::Tcp, "http".to_owned()), 80)]),
+            named_ports: BTreeMap::from([((Protocol::Tcp, "http".to_owned()), 80)]).into(),
         }
     }
 
     fn rows(pods: &[(&str, &str)]) -> OwnPods {
         let mut rows = OwnPods::default();
         for (uid, name) in pods {
-            rows.put(uid, Some(pod(uid, name)));
+            rows.put(uid, Some(pod(uid, name).into()));
         }
         rows
     }
@@ -161,7 +167,7 @@ mod tests {
     #[test]
     fn a_row_that_is_replaced_or_removed_leaves_nothing() {
         let mut own = rows(&[(UID_1, "web")]);
-        own.put(UID_1, Some(pod(UID_1, "db")));
+        own.put(UID_1, Some(pod(UID_1, "db").into()));
         assert_eq!(own.row_of(web(None, None)), None);
         own.put(UID_1, None);
         assert!(own.get(UID_1).is_none() && own.names.is_empty());

@@ -22,9 +22,14 @@ const MAX_PORTS: usize = 256;
 /// Bytes of a key.
 pub(super) const MAX_KEY: usize = 512;
 /// Bytes of a refused text in a message.
-const MAX_QUOTED: usize = 80;
+pub(super) const MAX_QUOTED: usize = 80;
 /// Bytes that hold a row or an item of a list, about.
 const OVERHEAD: usize = 64;
+
+/// Values by key, without source.
+pub(super) type Labels = BTreeMap<String, String>;
+/// Numbers by protocol and name.
+pub(super) type NamedPorts = BTreeMap<(Protocol, String), u16>;
 
 /// A node; its key is the name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,31 +66,30 @@ impl From<&FeedNode> for NodeRow {
     }
 }
 
-/// A pod; its key is the uid.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A pod; its key is the uid. In a feed, pods share equal namespaces, nodes, labels and ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedPod {
     /// Unique.
-    pub uid: String,
+    pub uid: Arc<str>,
     /// Namespace.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// Unique in the namespace at any time.
-    pub name: String,
+    pub name: Arc<str>,
     /// May be empty.
-    pub addresses: Vec<IpAddr>,
+    pub addresses: Arc<[IpAddr]>,
     /// Name of the node that runs it.
-    pub node: String,
-    /// Without source. In a feed, pods with equal labels share them.
+    pub node: Arc<str>,
+    /// Without source.
     pub labels: Arc<BTreeMap<String, String>>,
     /// Numbers by protocol and name.
-    #[serde(with = "port_list")]
-    pub named_ports: BTreeMap<(Protocol, String), u16>,
+    pub named_ports: Arc<BTreeMap<(Protocol, String), u16>>,
 }
 
 impl FeedPod {
     /// The pod runs on this node.
     #[must_use]
     pub fn is_of(&self, node: &str) -> bool {
-        self.node == node
+        &*self.node == node
     }
 }
 
@@ -107,28 +111,20 @@ pub struct FeedPolicy {
     pub text: String,
 }
 
-/// A list, because keys of JSON are texts.
-mod port_list {
-    use super::{BTreeMap, Deserialize, Protocol};
-
-    type Ports = BTreeMap<(Protocol, String), u16>;
-
-    pub(super) fn serialize<S: serde::Serializer>(ports: &Ports, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(ports.iter().map(|((protocol, name), port)| (protocol, name, port)))
-    }
-
-    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Ports, D::Error> {
-        let ports: Vec<(Protocol, String, u16)> = Deserialize::deserialize(deserializer)?;
-        Ok(ports.into_iter().map(|(protocol, name, port)| ((protocol, name), port)).collect())
-    }
-}
-
 /// Operations of a table on a row.
 pub(super) trait FeedRow: Clone + PartialEq {
     const KIND: Kind;
 
     /// May break the rules.
     fn key(&self) -> &str;
+
+    /// The key, shared with the row if that holds it so.
+    fn shared_key(&self) -> Arc<str> {
+        self.key().into()
+    }
+
+    /// Replaces the key by an equal one, if the row can share it.
+    fn share_key(&mut self, _key: &Arc<str>) {}
 
     /// Name for operators, bounded and without control characters.
     fn shown(&self) -> String {
@@ -141,8 +137,10 @@ pub(super) trait FeedRow: Clone + PartialEq {
     /// Checks the row without other rows. The error is the broken rule.
     fn check(&self, limits: &Limits) -> Result<(), String>;
 
-    /// Adds implied values.
-    fn normalize(&mut self) {}
+    /// With implied values.
+    fn normalized(self: Arc<Self>) -> Arc<Self> {
+        self
+    }
 
     /// Addresses and CIDRs that no other row may have. They do not overlap.
     fn claims(&self) -> Vec<IpNet> {
@@ -215,14 +213,21 @@ impl FeedRow for FeedPod {
         &self.uid
     }
 
+    fn shared_key(&self) -> Arc<str> {
+        Arc::clone(&self.uid)
+    }
+
+    fn share_key(&mut self, key: &Arc<str>) {
+        self.uid = Arc::clone(key);
+    }
+
     fn shown(&self) -> String {
         format!("{}/{}", shown(&self.namespace), shown(&self.name))
     }
 
     fn size(&self) -> usize {
-        let names = [&self.uid, &self.namespace, &self.name, &self.node].map(String::len);
-        let ports = self.named_ports.keys().map(|(_, name)| OVERHEAD + name.len());
-        let lists = OVERHEAD * self.addresses.len() + size_of_labels(&self.labels) + ports.sum::<usize>();
+        let names = [&self.uid, &self.namespace, &self.name, &self.node].map(|name| name.len());
+        let lists = OVERHEAD * self.addresses.len() + size_of_labels(&self.labels) + size_of_ports(&self.named_ports);
         OVERHEAD + names.into_iter().sum::<usize>() + lists
     }
 
@@ -234,7 +239,7 @@ impl FeedRow for FeedPod {
         check_addresses("addresses", &self.addresses, MAX_OF_POD)?;
         check_labels(&self.labels, limits)?;
         at_most("named ports", self.named_ports.len(), MAX_PORTS)?;
-        for ((_, name), port) in &self.named_ports {
+        for ((_, name), port) in &*self.named_ports {
             PortName::parse(name).map_err(|why| why.to_string())?;
             if *port == 0 {
                 return Err(format!("port {name} has the number 0"));
@@ -248,7 +253,7 @@ impl FeedRow for FeedPod {
     }
 
     fn reduced(&self, owns: &dyn Fn(&IpNet) -> bool) -> Option<Self> {
-        Some(Self { addresses: owned_addresses(&self.addresses, owns), ..self.clone() })
+        Some(Self { addresses: owned_addresses(&self.addresses, owns).into(), ..self.clone() })
     }
 }
 
@@ -268,8 +273,12 @@ impl FeedRow for FeedNamespace {
         check_labels(&self.labels, limits)
     }
 
-    fn normalize(&mut self) {
-        self.labels.entry(NAMESPACE_NAME.to_owned()).or_insert_with(|| self.name.clone());
+    fn normalized(mut self: Arc<Self>) -> Arc<Self> {
+        if !self.labels.contains_key(NAMESPACE_NAME) {
+            let name = self.name.clone();
+            Arc::make_mut(&mut self).labels.insert(NAMESPACE_NAME.to_owned(), name);
+        }
+        self
     }
 }
 
@@ -296,8 +305,12 @@ impl FeedRow for FeedPolicy {
     }
 }
 
-pub(super) fn size_of_labels(labels: &BTreeMap<String, String>) -> usize {
+pub(super) fn size_of_labels(labels: &Labels) -> usize {
     labels.iter().map(|(key, value)| OVERHEAD + key.len() + value.len()).sum()
+}
+
+pub(super) fn size_of_ports(ports: &NamedPorts) -> usize {
+    ports.keys().map(|(_, name)| OVERHEAD + name.len()).sum()
 }
 
 fn owned_addresses(addresses: &[IpAddr], owns: &dyn Fn(&IpNet) -> bool) -> Vec<IpAddr> {
@@ -332,7 +345,7 @@ fn check_addresses(what: &str, addresses: &[IpAddr], most: usize) -> Result<(), 
     Ok(())
 }
 
-fn check_labels(labels: &BTreeMap<String, String>, limits: &Limits) -> Result<(), String> {
+fn check_labels(labels: &Labels, limits: &Limits) -> Result<(), String> {
     let added = usize::from(labels.contains_key(NAMESPACE_NAME));
     at_most("labels", labels.len() - added, limits.labels)?;
     for (key, value) in labels {

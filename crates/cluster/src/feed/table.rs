@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Count, Key, Limits, Refusal,
+    Changed, Count, Key, Limits, Refusal,
     claims::{Claim, Claims, Standing},
     rows::{FeedRow, MAX_KEY, clip},
 };
@@ -37,7 +37,7 @@ struct Entry<R> {
     /// The end of the snapshot does not remove the entry.
     confirmed: bool,
     /// Put after the row.
-    refused: Option<Refused>,
+    refused: Option<Box<Refused>>,
 }
 
 impl<R: FeedRow> Entry<R> {
@@ -56,6 +56,11 @@ impl<R: FeedRow> Entry<R> {
     fn size(&self) -> usize {
         let refused = self.refused.as_ref().map_or(0, |refused| refused.name.len() + refused.why.len());
         self.row.as_ref().map_or(0, |row| row.size()) + refused
+    }
+
+    /// Number of its claims.
+    fn claimed(&self) -> usize {
+        self.row.as_ref().map_or(0, |row| row.claims().len())
     }
 
     fn claims(&self, key: &Arc<str>) -> Vec<Claim> {
@@ -133,11 +138,20 @@ impl<R: FeedRow> Table<R> {
         for row in rows {
             let has_place = self.entries.len() < self.most_rows() && self.is_beyond(0, 0, &row).is_none();
             if has_place && row.check(limits).is_ok() {
-                let mut row = Arc::unwrap_or_clone(row);
-                row.normalize();
-                let key: Arc<str> = Arc::from(row.key());
-                self.replace(&key, Some(Entry { row: Some(Arc::new(row)), confirmed: false, refused: None }));
+                let key = row.shared_key();
+                let entry = Entry { row: Some(row.normalized()), confirmed: false, refused: None };
+                self.bytes += entry.size();
+                self.claimed += entry.claimed();
+                if let Some(old) = self.entries.insert(key, entry) {
+                    self.bytes -= old.size();
+                    self.claimed -= old.claimed();
+                }
             }
+        }
+        // At once, without a look at the neighbours of each claim.
+        self.claims = self.entries.iter().flat_map(|(key, entry)| entry.claims(key)).collect();
+        for key in self.entries.keys().cloned().collect::<Vec<_>>() {
+            self.resolve(&key);
         }
     }
 
@@ -167,11 +181,9 @@ impl<R: FeedRow> Table<R> {
             checked = Err(why);
         }
         let Err(why) = checked else {
-            row.normalize();
-            let row = match old_row {
-                Some(old) if *old == row => old,
-                _ => Arc::new(row),
-            };
+            row.share_key(&key);
+            let row = Arc::new(row).normalized();
+            let row = old_row.filter(|old| *old == row).unwrap_or(row);
             self.replace(&key, Some(Entry { row: Some(row), confirmed: true, refused: None }));
             return Ok(());
         };
@@ -180,29 +192,34 @@ impl<R: FeedRow> Table<R> {
             // A row beyond the limit does not outlast the snapshot; its refusal does.
             let confirmed = fits || old_row.is_none();
             let most = if self.bytes < self.most_bytes { MAX_CAUSE } else { MAX_CAUSE_BEYOND };
-            let refused = Some(Refused { name: name.clone(), why: clip(&why, most), confirmed: true });
+            let refused = Some(Box::new(Refused { name: name.clone(), why: clip(&why, most), confirmed: true }));
             self.replace(&key, Some(Entry { row: old_row, confirmed, refused }));
         }
         let stale = self.in_force.contains_key(&key);
         Err(Refusal { key: Key { kind: R::KIND, key: text }, name, why, stale, conflict: false })
     }
 
-    /// Rows in force that changed since the last call, as `part` of them; `None` for a row that is gone.
-    pub(super) fn take<T>(&mut self, part: impl Fn(&R) -> T) -> BTreeMap<String, Option<T>> {
+    /// Rows in force that changed since the last call; `None` for a row that is gone.
+    pub(super) fn take(&mut self) -> Changed<R> {
         let changed = std::mem::take(&mut self.before).into_keys();
-        changed.map(|key| (key.to_string(), self.in_force.get(&key).map(|row| part(row)))).collect()
+        changed.map(|key| (Arc::clone(&key), self.in_force.get(&key).cloned())).collect()
     }
 
     pub(super) fn in_force(&self) -> impl Iterator<Item = &Arc<R>> {
         self.in_force.values()
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&R> {
-        self.in_force.get(key).map(|row| &**row)
+    pub(super) fn get(&self, key: &str) -> Option<&Arc<R>> {
+        self.in_force.get(key)
+    }
+
+    /// Keys of listed rows of which nothing is in force.
+    pub(super) fn refused_alone(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.listed.iter().filter(|key| !self.in_force.contains_key(*key))
     }
 
     /// The row with the best claim to exactly this CIDR; it may be in conflict.
-    pub(super) fn claimant(&self, net: IpNet) -> Option<&R> {
+    pub(super) fn claimant(&self, net: IpNet) -> Option<&Arc<R>> {
         self.get(&self.claims.first(net)?.key)
     }
 
@@ -323,23 +340,20 @@ impl<R: FeedRow> Rows for Table<R> {
     /// Drops the claims that are not in force: with one standing for all rows, they would block claims in force.
     fn unconfirm(&mut self) {
         let Self { entries, in_force, claims, listed, .. } = self;
-        *claims = Claims::default();
         listed.clear();
         entries.retain(|key, entry| {
             entry.row = in_force.get(key).cloned();
             entry.unconfirm();
-            for claim in entry.claims(key) {
-                claims.insert(claim, &mut BTreeSet::new());
-            }
             if entry.refused.is_some() {
                 listed.insert(Arc::clone(key));
             }
             entry.row.is_some() || entry.refused.is_some()
         });
+        *claims = entries.iter().flat_map(|(key, entry)| entry.claims(key)).collect();
         self.confirmed = 0;
         self.without_row = self.entries.values().filter(|entry| entry.row.is_none()).count();
         self.bytes = self.entries.values().map(Entry::size).sum();
-        self.claimed = self.entries.values().filter_map(|entry| Some(entry.row.as_ref()?.claims().len())).sum();
+        self.claimed = self.entries.values().map(Entry::claimed).sum();
     }
 
     fn sweep(&mut self) {

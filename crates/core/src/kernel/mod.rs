@@ -73,8 +73,9 @@ pub trait NodeKernel: Send + Sync + 'static {
     /// Probed at open.
     fn features(&self) -> &KernelFeatures;
 
-    /// Creates shared maps, router interface and addresses, unreachable pool routes.
-    async fn ensure_node(&self, spec: &NodeSpec) -> Result<()>;
+    /// Creates shared maps, router interface and addresses, unreachable pool routes, routes to other nodes. Returns the
+    /// routes to other nodes that cannot be made: everything else on the node works.
+    async fn ensure_node(&self, spec: &NodeSpec) -> Result<Vec<MissingRoute>>;
 
     /// With row counts.
     async fn observe_maps(&self) -> Result<Vec<MapInfo>>;

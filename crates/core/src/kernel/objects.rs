@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
     pin::Pin,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -128,6 +129,15 @@ pub struct PeerRoute {
     pub to: IpNet,
     /// The way to the other node.
     pub via: NextHop,
+}
+
+/// A route to containers of another node that cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingRoute {
+    /// Their network.
+    pub to: IpNet,
+    /// Cause.
+    pub why: Arc<str>,
 }
 
 /// The way to another node.

@@ -11,7 +11,7 @@ use aya::maps::{Array, HashMap, LpmTrie, MapData, MapError, lpm_trie::Key};
 use ipnet::IpNet;
 use wharf_common::{
     CellKey, CellRow, EndpointKey, PeerRow, PolicyState, PortKey, SetsRow, map,
-    policy::{POLICY_AUDITS, POLICY_DENIES, POLICY_KEEPS_FLOWS},
+    policy::{POLICY_AUDITS, POLICY_KEEPS_FLOWS},
 };
 use wharf_core::{
     ids::{EndpointId, MAX_ENDPOINT_ID},
@@ -292,12 +292,12 @@ pub(crate) fn slots_of(changes: &[RowChange]) -> Option<BTreeSet<u32>> {
 
 fn flags_of(mode: Mode) -> u32 {
     let bit = |set, bit| if set { bit } else { 0 };
-    bit(mode.keeps_flows, POLICY_KEEPS_FLOWS) | bit(mode.audits, POLICY_AUDITS) | bit(mode.denies, POLICY_DENIES)
+    bit(mode.keeps_flows, POLICY_KEEPS_FLOWS) | bit(mode.audits, POLICY_AUDITS)
 }
 
 fn mode_of(flags: u32) -> Mode {
     let has = |bit| flags & bit != 0;
-    Mode { keeps_flows: has(POLICY_KEEPS_FLOWS), audits: has(POLICY_AUDITS), denies: has(POLICY_DENIES) }
+    Mode { keeps_flows: has(POLICY_KEEPS_FLOWS), audits: has(POLICY_AUDITS) }
 }
 
 fn is_removal(change: &RowChange) -> bool {
@@ -349,11 +349,11 @@ mod tests {
 
     #[test]
     fn a_mode_reads_back_from_its_flags() {
-        for bits in 0..8_u32 {
-            let mode = Mode { keeps_flows: bits & 1 != 0, audits: bits & 2 != 0, denies: bits & 4 != 0 };
+        for bits in 0..4_u32 {
+            let mode = Mode { keeps_flows: bits & 1 != 0, audits: bits & 2 != 0 };
             assert_eq!(mode_of(flags_of(mode)), mode);
         }
-        assert_eq!(mode_of(!0 << 3), Mode::default(), "bits of another version say nothing");
+        assert_eq!(mode_of(!0 << 2), Mode::default(), "bits of another version say nothing");
     }
 
     #[test]

@@ -10,8 +10,8 @@ use wharf_core::{
     flow::{Flow, FlowFilter, FlowList, FlowUsage, ProxyClients},
     ids::{ContainerId, EndpointId, Epoch},
     kernel::{
-        FlowKernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, LinkRow, MapInfo, NatKernel, NatView,
-        NodeKernel, NodeSpec, OverlayView, PolicyKernel, Result, RouteRow,
+        FlowKernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, LinkRow, MapInfo, MissingRoute,
+        NatKernel, NatView, NodeKernel, NodeSpec, OverlayView, PolicyKernel, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -85,7 +85,7 @@ impl NodeKernel for FakeKernel {
         &self.features
     }
 
-    async fn ensure_node(&self, spec: &NodeSpec) -> Result<()> {
+    async fn ensure_node(&self, spec: &NodeSpec) -> Result<Vec<MissingRoute>> {
         let hold = self.controls().node_hold();
         if let Some((changes, waiter)) = hold {
             let is_done = self.state().peers.change(spec, changes);
@@ -101,7 +101,9 @@ impl NodeKernel for FakeKernel {
             }
             s.node = Some(spec.clone());
             s.broken.clear();
-            Ok(())
+            let State { peers, missing_routes, .. } = s;
+            let missing = missing_routes.iter().filter(|missing| peers.routes.remove(&missing.to).is_some());
+            Ok(missing.cloned().collect())
         })
         .await
     }

@@ -32,7 +32,7 @@ use wharf_core::{
     finding::NodeProblem,
     flow::{Flow, FlowUsage},
     ids::{EndpointId, IfIndex, IfName},
-    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, Tracked},
+    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, MissingRoute, Tracked},
     mtu::Uplink,
     nat::NatEntry,
     overlap::NodeNetwork,
@@ -193,6 +193,11 @@ impl FakeKernel {
     /// By another program.
     pub fn change_peers_behind_the_back(&self, change: impl FnOnce(&mut Peers)) {
         change(&mut self.state().peers);
+    }
+
+    /// Routes to other nodes that [`ensure_node`](wharf_core::kernel::NodeKernel::ensure_node) cannot make.
+    pub fn set_missing_routes(&self, missing: Vec<MissingRoute>) {
+        self.state().missing_routes = missing;
     }
 
     /// Interfaces with a default route.

@@ -13,7 +13,10 @@ use wharf_core::{
     finding::NodeProblem,
     flow::{Flow, FlowUsage},
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
-    kernel::{AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, NodeSpec, ProgramSpec, Tracked},
+    kernel::{
+        AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, MissingRoute, NodeSpec, ProgramSpec,
+        Tracked,
+    },
     mtu::Uplink,
     nat::{Masquerade, NatEntry},
     overlap::NodeNetwork,
@@ -127,6 +130,8 @@ pub(super) struct State {
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
     pub(super) peers: Peers,
+    /// Routes that `ensure_node` cannot make.
+    pub(super) missing_routes: Vec<MissingRoute>,
     /// Except the router's.
     pub(super) node_addresses: BTreeSet<IpAddr>,
     pub(super) masquerade: Option<Masquerade>,

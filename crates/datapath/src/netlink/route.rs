@@ -30,7 +30,8 @@ const PEER_METRIC: u32 = LAST_METRIC - 1;
 /// routes may have the same destination.
 const PEER_LAST_METRIC: u32 = LAST_METRIC + 1;
 
-/// Next hops on the overlay's interface, which resolves none: one neighbour of each family serves all routes.
+/// Next hops on the overlay's interface and the router's, which resolve none: one neighbour of each family serves all
+/// routes.
 const OVERLAY_HOP4: Ipv4Addr = Ipv4Addr::new(169, 254, 88, 1);
 const OVERLAY_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x58);
 
@@ -101,7 +102,7 @@ pub(crate) struct Route {
     /// The lowest wins. `None`: the family's default, 0 or 1024.
     pub(crate) metric: Option<u32>,
     pub(crate) tunnel: Option<Tunnel>,
-    /// Bytes; `None` without a tunnel or a table of its own, and for the interface's.
+    /// Bytes; `None` for the interface's MTU. Not read of other routes of the main table than tunnels.
     pub(crate) mtu: Option<u32>,
 }
 
@@ -144,8 +145,10 @@ impl Route {
 
     /// To another node, for packets that are judged at the router's link.
     pub(crate) fn translated(to: IpNet, router: IfIndex, table: u32, mtu: Option<u32>) -> Self {
+        // A next hop, so that the link needs no neighbour entry for each destination.
+        let hop = if to.addr().is_ipv4() { OVERLAY_HOP4.into() } else { OVERLAY_HOP6.into() };
         let metric = Some(PEER_METRIC);
-        Self { table: Some(table), ifindex: Some(router), metric, mtu, ..Self::to(to.trunc()) }
+        Self { table: Some(table), ifindex: Some(router), gateway: Some(hop), metric, mtu, ..Self::to(to.trunc()) }
     }
 
     /// `None` for other routes than those to other nodes.
@@ -210,9 +213,11 @@ impl Route {
         if let Some(source) = self.source {
             m.attributes.push(RouteAttribute::PrefSource(RouteAddress::from(source)));
         }
-        if let Some(tunnel) = &self.tunnel {
-            // No network of the interface contains the next hop.
+        if [Some(OVERLAY_HOP4.into()), Some(OVERLAY_HOP6.into())].contains(&self.gateway) {
+            // No network of the interface contains it.
             m.header.flags |= RouteFlags::Onlink;
+        }
+        if let Some(tunnel) = &self.tunnel {
             m.attributes.extend(tunnel.attributes());
         }
         if let Some(mtu) = self.mtu {

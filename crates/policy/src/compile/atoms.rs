@@ -67,8 +67,8 @@ impl Atom {
     /// Networks and names match by address.
     pub(super) fn matches(&self, owner: OwnerOf<'_>) -> bool {
         match (self, owner) {
-            (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_ref()),
-            (Self::MaySelect(selector), OwnerOf::Endpoint(e)) => selector.may_select(&e.labels, e.namespace.as_ref()),
+            (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_deref()),
+            (Self::MaySelect(selector), OwnerOf::Endpoint(e)) => selector.may_select(&e.labels, e.namespace.as_deref()),
             (Self::Declares { protocol, name, number }, OwnerOf::Endpoint(e)) => {
                 e.ports.get(&(*protocol, name.clone())) == Some(number)
             }

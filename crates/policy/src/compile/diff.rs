@@ -72,6 +72,15 @@ pub struct Diff {
 
 /// Old and new class.
 type Way = (PeerClass, PeerClass);
+
+/// A changed prefix.
+struct Prefix {
+    /// Outside longer prefixes. Without an old state, both are the new class.
+    way: Way,
+    before: Option<Known>,
+    after: Option<Known>,
+}
+
 type Cells = BTreeMap<(SetId, (PeerClass, PortClass)), Cell>;
 
 /// Changes from `old` to `new`. The same [`Engine`](super::Engine), or one made with [`after`](super::Engine::after),
@@ -93,7 +102,7 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
 
     let prefixes = prefixes(old, new);
     let flips = !endpoints.others.is_empty();
-    let ways: BTreeSet<Way> = prefixes.values().copied().filter(|(o, n)| flips && o != n).collect();
+    let ways: BTreeSet<Way> = prefixes.values().map(|prefix| prefix.way).filter(|(o, n)| flips && o != n).collect();
     let before = with_copies(old, new, &endpoints, &ways);
 
     // Rows of the old state that do not exist yet.
@@ -105,17 +114,19 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let (through, passing) = pass_through(&before, new, &rules, &prefixes, &ways);
     changes.extend(passing.iter().map(|((set, key), cell)| Change::PutCell(*set, *key, *cell)));
 
-    put_addresses(old, new, &prefixes, &through, &mut changes);
+    put_addresses(&prefixes, &through, &mut changes);
     if !flips {
-        drop_addresses(new, &prefixes, &mut changes);
+        drop_addresses(&prefixes, &mut changes);
     }
     let flipped = Differing::of(&before.sets, &new.sets).others;
     changes.extend(flipped.into_iter().map(|(key, _, sets)| Change::PutSets(*key, *sets)));
     if flips {
-        let last = |(net, way)| Some((net, new.ipcache.get(net)?, through.get(way)?));
-        let passed = prefixes.iter().filter_map(last).filter(|(_, known, t)| known.class != **t);
-        changes.extend(passed.map(|(net, known, _)| Change::PutAddress(*net, *known)));
-        drop_addresses(new, &prefixes, &mut changes);
+        let passed = prefixes.iter().filter_map(|(net, Prefix { way, after, .. })| {
+            let (known, class) = ((*after)?, through.get(way)?);
+            (known.class != *class).then_some(Change::PutAddress(*net, known))
+        });
+        changes.extend(passed);
+        drop_addresses(&prefixes, &mut changes);
     }
     changes.extend(endpoints.new.iter().map(|(key, sets)| Change::PutSets(**key, **sets)));
 
@@ -125,7 +136,7 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     changes.extend(origins.gone.iter().map(|(rule, _)| Change::DropOrigin(**rule)));
 
     let peak = Sizes {
-        ipcache: sizes.ipcache + prefixes.keys().filter(|net| !old.ipcache.contains_key(*net)).count(),
+        ipcache: sizes.ipcache + prefixes.values().filter(|prefix| prefix.before.is_none()).count(),
         ports: sizes.ports + copied.ports + added.ports,
         rules: sizes.rules + copied.rules + added.rules + passing.len(),
         sets: before.rules.len() + rules.new.len(),
@@ -155,16 +166,19 @@ impl<'a, K: Ord, V: PartialEq> Differing<'a, K, V> {
     }
 }
 
-/// Old and new class of changed prefixes, outside longer prefixes. Without an old state, both are the new class.
-fn prefixes(old: &Tables, new: &Tables) -> BTreeMap<IpNet, Way> {
+fn prefixes(old: &Tables, new: &Tables) -> BTreeMap<IpNet, Prefix> {
     let class = |tables: &Tables, net: &IpNet| covering(&tables.ipcache, *net).map(|(_, known)| known.class);
-    let rows = Differing::of(&old.ipcache, &new.ipcache);
-    let nets = rows.new.iter().chain(&rows.gone).map(|(net, _)| **net);
-    let way = |net: IpNet| {
-        let after = class(new, &net)?;
-        Some((net, (class(old, &net).unwrap_or(after), after)))
+    let prefix = |item| {
+        let (net, before, after) = match item {
+            DiffItem::Add(net, known) => (net, None, Some(*known)),
+            DiffItem::Remove(net, known) => (net, Some(*known), None),
+            DiffItem::Update { old: (net, before), new: (_, after) } => (net, Some(*before), Some(*after)),
+        };
+        let of = |known: Option<Known>, tables| known.map(|known| known.class).or_else(|| class(tables, net));
+        let n = of(after, new)?;
+        Some((*net, Prefix { way: (of(before, old).unwrap_or(n), n), before, after }))
     };
-    nets.chain(rows.others.iter().map(|(net, ..)| **net)).filter_map(way).collect()
+    old.ipcache.diff(&new.ipcache).filter_map(prefix).collect()
 }
 
 fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item = (PortClass, &Cell)> {
@@ -221,7 +235,7 @@ fn pass_through(
     old: &Tables,
     new: &Tables,
     rules: &Differing<'_, SetId, Arc<Rows>>,
-    prefixes: &BTreeMap<IpNet, Way>,
+    prefixes: &BTreeMap<IpNet, Prefix>,
     ways: &BTreeSet<Way>,
 ) -> (BTreeMap<Way, PeerClass>, Cells) {
     let mut through = BTreeMap::new();
@@ -234,7 +248,7 @@ fn pass_through(
     let of_cells = rules.gone.iter().filter_map(|(_, rows)| rows.last_class());
     let last = of_addresses.chain(of_cells).max();
     let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
-    let all: BTreeSet<Way> = prefixes.values().copied().collect();
+    let all: BTreeSet<Way> = prefixes.values().map(|prefix| prefix.way).collect();
     // Counts of target and source classes.
     let (mut to, mut from): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
     for (o, n) in all {
@@ -311,28 +325,21 @@ fn drop_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>)
 }
 
 /// New prefixes, longest first, then changed ones. Prefixes on a way take the intermediate class.
-fn put_addresses(
-    old: &Tables,
-    new: &Tables,
-    prefixes: &BTreeMap<IpNet, Way>,
-    through: &BTreeMap<Way, PeerClass>,
-    changes: &mut Vec<Change>,
-) {
+fn put_addresses(prefixes: &BTreeMap<IpNet, Prefix>, through: &BTreeMap<Way, PeerClass>, changes: &mut Vec<Change>) {
     let mut added = Vec::new();
     let mut changed = Vec::new();
-    for (net, way) in prefixes {
-        let (before, after) = (old.ipcache.get(net), new.ipcache.get(net));
+    for (net, Prefix { way, before, after }) in prefixes {
         let class = through.get(way).copied();
-        match (before, after) {
-            (None, Some(known)) => added.push((*net, Known { class: class.unwrap_or(known.class), ..*known })),
+        match (*before, *after) {
+            (None, Some(known)) => added.push((*net, Known { class: class.unwrap_or(known.class), ..known })),
             (Some(before), Some(after)) => {
-                let known = Known { class: class.unwrap_or(after.class), ..*after };
-                if known != *before {
+                let known = Known { class: class.unwrap_or(after.class), ..after };
+                if known != before {
                     changed.push((*net, known));
                 }
             }
             (Some(before), None) => {
-                changed.extend(class.filter(|c| *c != before.class).map(|class| (*net, Known { class, ..*before })))
+                changed.extend(class.filter(|c| *c != before.class).map(|class| (*net, Known { class, ..before })))
             }
             (None, None) => {}
         }
@@ -341,8 +348,9 @@ fn put_addresses(
     changes.extend(added.into_iter().chain(changed).map(|(net, known)| Change::PutAddress(net, known)));
 }
 
-fn drop_addresses(new: &Tables, prefixes: &BTreeMap<IpNet, Way>, changes: &mut Vec<Change>) {
-    let mut gone: Vec<IpNet> = prefixes.keys().filter(|net| !new.ipcache.contains_key(*net)).copied().collect();
+fn drop_addresses(prefixes: &BTreeMap<IpNet, Prefix>, changes: &mut Vec<Change>) {
+    let gone = prefixes.iter().filter(|(_, prefix)| prefix.after.is_none());
+    let mut gone: Vec<IpNet> = gone.map(|(net, _)| *net).collect();
     gone.sort_by_key(IpNet::prefix_len);
     changes.extend(gone.into_iter().map(Change::DropAddress));
 }

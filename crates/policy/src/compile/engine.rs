@@ -81,8 +81,12 @@ pub enum Refused {
 #[derive(Debug, Clone)]
 pub struct Engine {
     limits: Limits,
+    /// Limit of `networks`.
+    most_networks: usize,
     tables: Tables,
     sizes: Sizes,
+    /// Networks and exceptions of rules in use.
+    networks: usize,
     policies: Policies,
     kinds: Kinds,
     atoms: Atoms,
@@ -104,10 +108,12 @@ impl Engine {
     pub fn after(limits: Limits, tables: Tables) -> Self {
         Self {
             limits,
+            most_networks: usize::MAX,
+            networks: 0,
             policies: Policies::new(Ids::beside(tables.origins.keys().map(|rule| rule.0))),
             kinds: Kinds::default(),
             atoms: Atoms::default(),
-            sets: RuleSets::new(Ids::beside(tables.rules.keys().map(|set| set.0))),
+            sets: RuleSets::new(Ids::beside(tables.rules.keys().map(|set| set.0 & !SetId::DENIES))),
             peers: Peers::new(Ids::beside(tables.classes().map(|class| class.0))),
             listeners: Listeners::of(&tables.listeners),
             sizes: tables.sizes(),
@@ -119,6 +125,13 @@ impl Engine {
     #[must_use]
     pub fn with_rows_of(mut self, nets: &[IpNet]) -> Self {
         self.peers = self.peers.with_rows_of(nets);
+        self
+    }
+
+    /// Limits the networks and exceptions of rules, so that they leave room for other addresses.
+    #[must_use]
+    pub fn with_networks_at_most(mut self, most: usize) -> Self {
+        self.most_networks = most;
         self
     }
 
@@ -166,7 +179,10 @@ impl Engine {
     /// The rows exceed the limits, or one identity has different labels. Nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
-        if let Some(beyond) = next.build(events)?.beyond(&self.limits) {
+        let sizes = next.build(events)?;
+        let (networks, most) = (next.networks, self.most_networks);
+        let beyond = (networks > most).then_some((Table::Networks, networks, most));
+        if let Some(beyond) = beyond.or_else(|| sizes.beyond(&self.limits)) {
             return Err(next.too_large(beyond, false).into());
         }
         let diff = between(&self.tables, self.sizes, &next.tables);
@@ -203,6 +219,8 @@ impl Engine {
         }
         let gone = self.choose_sets(&mut touched);
         let delta = self.atoms.settle();
+        let networks = |atoms: &BTreeMap<AtomId, Arc<Atom>>| atoms.values().map(|atom| atom.networks()).sum::<usize>();
+        self.networks = self.networks + networks(&delta.added) - networks(&delta.dropped);
         let Self { peers, atoms, kinds, tables, .. } = self;
         let changed = peers.update(&delta, &touched, atoms, kinds, &mut tables.ipcache);
         let cells = self.fill_sets(&gone, &changed);
@@ -312,7 +330,7 @@ impl Engine {
         let peers = || plans().flat_map(Plan::rule_peers).collect::<BTreeSet<_>>().into_iter();
         let networks = |atom| self.atoms.get(atom).map_or(0, Atom::networks) + self.peers.names.addresses_of(atom);
         let counts: Vec<(RuleIndex, usize)> = match table {
-            Table::Ipcache => peers().map(|(rule, atom)| (rule, networks(atom))).collect(),
+            Table::Ipcache | Table::Networks => peers().map(|(rule, atom)| (rule, networks(atom))).collect(),
             Table::Ports => plans().flat_map(Plan::port_counts).collect(),
             Table::Rules => {
                 let signatures = || self.peers.classes.signatures();

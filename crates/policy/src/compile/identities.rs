@@ -43,13 +43,13 @@ impl Identities {
     }
 
     pub(super) fn selected_by(&self, selector: &Selector) -> BTreeSet<Identity> {
-        let selects = |selected: &Selected| selector.selects(&selected.labels, selected.namespace.as_ref());
+        let selects = |selected: &Selected| selector.selects(&selected.labels, selected.namespace.as_deref());
         self.meeting(self.candidates(selector), selects)
     }
 
     /// Also those that it could select.
     pub(super) fn perhaps_selected_by(&self, selector: &Selector) -> BTreeSet<Identity> {
-        let may_select = |selected: &Selected| selector.may_select(&selected.labels, selected.namespace.as_ref());
+        let may_select = |selected: &Selected| selector.may_select(&selected.labels, selected.namespace.as_deref());
         let unknown = self.with_label(hash(LabelOf::Namespace, UNKNOWN_LABELS, ""));
         let candidates = self.candidates(selector).map(|ids| ids.into_iter().chain(unknown).collect());
         self.meeting(candidates, may_select)

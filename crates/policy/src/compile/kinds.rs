@@ -1,10 +1,6 @@
 //! Kinds: endpoints of one share that differ only in addresses.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
@@ -15,7 +11,7 @@ use super::{
     identities::Identities,
     selection::{Policies, PortName, Selected},
 };
-use crate::model::{Endpoint, Enforcement, Entity};
+use crate::model::{Endpoint, Enforcement, Entity, NamedPorts};
 
 /// Kind number; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,7 +27,7 @@ struct KindKey {
     identity: Identity,
     health: bool,
     elsewhere: bool,
-    ports: BTreeMap<PortName, u16>,
+    ports: Arc<NamedPorts>,
     enforcement: Enforcement,
     share: Share,
 }
@@ -43,7 +39,7 @@ impl KindKey {
         // Without rules, no listener.
         let share = if elsewhere { Share::default() } else { Share::of(key) };
         let (identity, enforcement) = (*identity, enforcement.clone());
-        Self { identity, health, elsewhere, ports: ports.clone(), enforcement, share }
+        Self { identity, health, elsewhere, ports: Arc::clone(ports), enforcement, share }
     }
 }
 
@@ -98,10 +94,10 @@ pub(super) struct Touched {
     pub(super) kinds: BTreeSet<KindId>,
     pub(super) new: BTreeSet<KindId>,
     pub(super) gone: Vec<KindId>,
-    /// New, or of another kind.
+    /// New, or of another kind; without new ones elsewhere, which have no rule sets.
     pub(super) members: BTreeSet<EndpointKey>,
-    /// Their owner may have changed.
-    pub(super) addresses: BTreeSet<IpAddr>,
+    /// Their owner may have changed. In any order.
+    pub(super) addresses: Vec<IpAddr>,
     /// With changed numbers.
     pub(super) names: BTreeSet<PortName>,
     /// Left by a kind.
@@ -151,16 +147,16 @@ impl Kinds {
         let kind = self.kind_of(key, &member, policies, touched);
         self.of_kind.insert((kind, key));
         let old = self.members.insert(key, (member, kind));
-        if old.as_ref().is_none_or(|(_, old)| *old != kind) {
+        if old.as_ref().map_or(!endpoint.elsewhere, |(_, old)| *old != kind) {
             touched.members.insert(key);
         }
         if let Some((old, old_kind)) = old {
             self.leave(key, &old, (old_kind != kind).then_some(old_kind), touched);
         }
-        touched.addresses.extend(&endpoint.addresses);
-        for address in &endpoint.addresses {
+        for address in &*endpoint.addresses {
             self.addresses.insert((*address, key));
         }
+        touched.addresses.extend(&*endpoint.addresses);
         Ok(())
     }
 
@@ -176,10 +172,10 @@ impl Kinds {
     }
 
     fn leave(&mut self, key: EndpointKey, member: &Member, kind: Option<KindId>, touched: &mut Touched) {
-        for address in &member.endpoint.addresses {
+        for address in &*member.endpoint.addresses {
             self.addresses.remove(&(*address, key));
-            touched.addresses.insert(*address);
         }
+        touched.addresses.extend(&*member.endpoint.addresses);
         let Some(id) = kind else { return };
         self.of_kind.remove(&(id, key));
         if self.members_of(id).next().is_some() {
@@ -191,7 +187,7 @@ impl Kinds {
         if self.of_identity(kind.identity()).next().is_none() {
             self.identities.remove(kind.identity());
         }
-        for (name, number) in &kind.key.ports {
+        for (name, number) in &*kind.key.ports {
             self.declared.remove(&(name.clone(), *number, id));
             if self.declaring(name, *number).next().is_none() {
                 touched.names.insert(name.clone());
@@ -215,7 +211,7 @@ impl Kinds {
         }
         let (id, key) = (KindId(self.next), Arc::new(key));
         self.next += 1;
-        for (name, number) in &key.ports {
+        for (name, number) in &*key.ports {
             if self.declaring(name, *number).next().is_none() {
                 touched.names.insert(name.clone());
             }

@@ -30,6 +30,8 @@ pub type Limits = Sizes;
 pub enum Table {
     /// Peer addresses.
     Ipcache,
+    /// A part of [`Table::Ipcache`]: networks in rules, with their exceptions.
+    Networks,
     /// Port classes.
     Ports,
     /// Cells.
@@ -44,6 +46,7 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ipcache => "address rows (ipcache)",
+            Self::Networks => "networks and exceptions of rules",
             Self::Ports => "port rows",
             Self::Rules => "rule rows",
             Self::Sets => "rule sets",

@@ -70,7 +70,9 @@ impl Peers {
         let moved = self.boundaries.update(delta, &self.names.settle(delta), &pods);
         nets.extend(moved.nets);
         nets.extend(pods.into_iter().flat_map(|net| self.boundaries.within(net)));
-        nets.extend(moved.within.into_iter().flat_map(|net| kinds.addresses_in(net)).map(IpNet::from));
+        // At first, every address is touched.
+        let within = moved.within.into_iter().filter(|_| !first);
+        nets.extend(within.flat_map(|net| kinds.addresses_in(net)).map(IpNet::from));
         for owner in self.match_owners(first, delta, touched, atoms, kinds) {
             match owner {
                 Owner::Outside => nets.extend(self.boundaries.nets()),
@@ -130,7 +132,8 @@ impl Peers {
         Some((identity, all.into()))
     }
 
-    /// For known owners only changed atoms. Returns owners with other matches.
+    /// For known owners only changed atoms. Returns owners with other matches, without new kinds, whose addresses are
+    /// all touched.
     fn match_owners(
         &mut self,
         first: bool,
@@ -163,7 +166,9 @@ impl Peers {
             if let Some((_, known)) = kinds.known(owner) {
                 let matching = atoms.of_owners().filter(|(_, atom)| atom.matches(known)).map(|(id, _)| id).collect();
                 self.owners.insert(owner, matching);
-                changed.insert(owner);
+                if !matches!(owner, Owner::Endpoint(_)) {
+                    changed.insert(owner);
+                }
             }
         }
         changed

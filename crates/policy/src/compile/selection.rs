@@ -77,8 +77,8 @@ impl Entry {
 /// Labels, and the policies that select them.
 #[derive(Debug, Clone)]
 pub(super) struct Selected {
-    pub(super) labels: Labels,
-    pub(super) namespace: Option<Labels>,
+    pub(super) labels: Arc<Labels>,
+    pub(super) namespace: Option<Arc<Labels>>,
     /// False for a policy whose subject depends on unknown labels.
     by: BTreeMap<Arc<Order>, bool>,
 }
@@ -86,7 +86,7 @@ pub(super) struct Selected {
 impl Selected {
     /// `None` if the policy cannot apply; false if that depends on unknown labels.
     fn selected_by(&self, policy: &Policy) -> Option<bool> {
-        let (subject, namespace) = (&policy.subject, self.namespace.as_ref());
+        let (subject, namespace) = (&policy.subject, self.namespace.as_deref());
         subject.may_select(&self.labels, namespace).then(|| subject.selects(&self.labels, namespace))
     }
 
@@ -194,7 +194,7 @@ impl Policies {
     }
 
     pub(super) fn select(&self, endpoint: &Endpoint) -> Selected {
-        let (labels, namespace) = (endpoint.labels.clone(), endpoint.namespace.clone());
+        let (labels, namespace) = (Arc::clone(&endpoint.labels), endpoint.namespace.clone());
         let mut selected = Selected { labels, namespace, by: BTreeMap::new() };
         let is_by = |(order, entry): (&Arc<Order>, &Arc<Entry>)| {
             Some((Arc::clone(order), selected.selected_by(&entry.policy)?))
@@ -216,7 +216,7 @@ impl Policies {
             return None;
         }
         let (mut admin, mut deny, mut baseline) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut accept, mut with_requests) = (Vec::new(), Vec::new());
+        let (mut accept, mut with_requests, mut except) = (Vec::new(), Vec::new(), Vec::new());
         let mut isolated_by = Vec::new();
         let entries = identity.by.iter().filter_map(|(order, is_sure)| Some((self.entries.get(order)?, *is_sure)));
         for (entry, is_sure) in entries {
@@ -240,11 +240,12 @@ impl Policies {
                             }
                         }
                         // Of a policy that could apply, only what denies.
-                        (_, Action::Accept | Action::Pass) if !is_sure => {}
+                        (_, Action::Accept | Action::Pass | Action::Except) if !is_sure => {}
                         (Tier::Admin, _) => admin.push(prepared),
                         (Tier::Namespaced, Action::Deny) => deny.push(prepared),
                         (Tier::Namespaced, Action::Accept) if rule.requests.is_some() => with_requests.push(prepared),
                         (Tier::Namespaced, Action::Accept) => accept.push(prepared),
+                        (Tier::Namespaced, Action::Except) => except.push(prepared),
                         (Tier::Namespaced, Action::Pass) => {}
                         (Tier::Baseline, _) => baseline.push(prepared),
                     }
@@ -257,8 +258,10 @@ impl Policies {
         // Isolation decides every packet.
         if !isolated_by.is_empty() {
             baseline.clear();
+        } else {
+            except.clear();
         }
-        let rules = [admin, deny, accept, with_requests, baseline].concat();
+        let rules = [admin, deny, accept, with_requests, except, baseline].concat();
         if rules.is_empty() && isolated_by.is_empty() {
             return None;
         }
@@ -297,7 +300,7 @@ impl Prepared {
         let passes_last = tier == Tier::Baseline && rule.action == Action::Pass;
         let ruling = match rule.action {
             Action::Accept => Ruling::Accept,
-            Action::Deny => Ruling::Deny,
+            Action::Deny | Action::Except => Ruling::Deny,
             Action::Pass if passes_last => Ruling::Accept,
             Action::Pass => Ruling::Pass,
         };

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use imbl::{OrdMap, OrdSet};
 
 use super::{
-    SetId,
+    Ruling, SetId,
     atoms::{AtomId, Atoms},
     classes::Signature,
     ids::Ids,
@@ -48,7 +48,8 @@ impl RuleSets {
     ) -> SetId {
         let Some((key, rules)) = rules else { return SetId::NONE };
         let id = self.by_key.get(&key).copied().unwrap_or_else(|| {
-            let (id, key) = (SetId(self.ids.take()), Arc::new(key));
+            let denies = key.direction == Direction::Egress && rules.iter().any(|rule| rule.ruling == Ruling::Deny);
+            let (id, key) = (SetId(self.ids.take() | if denies { SetId::DENIES } else { 0 }), Arc::new(key));
             self.by_key.insert(Arc::clone(&key), id);
             let plan = Arc::new(Plan::new(key, &rules, atoms));
             for atom in plan.peers() {
@@ -80,7 +81,7 @@ impl RuleSets {
         }
         names(&plan).for_each(|name| drop(self.by_name.remove(&(name.clone(), id))));
         plan.atoms().for_each(|atom| atoms.deactivate(atom));
-        self.ids.give_back(id.0);
+        self.ids.give_back(id.0 & !SetId::DENIES);
         true
     }
 

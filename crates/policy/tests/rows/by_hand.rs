@@ -1,5 +1,7 @@
 //! Endpoints, policies and flows of tests that say what they are about.
 
+use std::sync::Arc;
+
 use wharf_policy::{
     model::{
         Action, Direction, Directions, Endpoint, Holds, LabelOf, Peer, Policy, PolicyName, Protocol, Requirement, Rule,
@@ -13,8 +15,8 @@ use crate::universe::{Probe, addresses, origin};
 /// An endpoint of the key with this label alone, and no port.
 pub(crate) fn labelled(key: u32, app: &str) -> Endpoint {
     Endpoint {
-        addresses: addresses(key),
-        labels: [("k8s:app".to_owned(), app.to_owned())].into(),
+        addresses: addresses(key).into(),
+        labels: Arc::new([("k8s:app".to_owned(), app.to_owned())].into()),
         ..Endpoint::default()
     }
 }

@@ -186,7 +186,7 @@ fn an_endpoint_of_a_known_kind_adds_its_addresses_alone() {
     let mut engine = engine();
     let of_first = engine.tables().sets[&EndpointKey(1)];
     let changes = engine.apply([endpoint(3, "a")]).expect("it fits");
-    let expected: Vec<_> = labelled(3, "a").addresses.into_iter().rev().collect();
+    let expected: Vec<_> = labelled(3, "a").addresses.iter().rev().copied().collect();
     let known = engine.tables().ipcache[&IpNet::from(expected[0])];
     let mut expected: Vec<_> = expected.into_iter().map(|ip| Change::PutAddress(ip.into(), known)).collect();
     expected.push(Change::PutSets(EndpointKey(3), of_first));
@@ -282,7 +282,7 @@ fn a_number_of_a_named_port_that_is_new_reaches_the_senders() {
     let before = engine.tables().sets[&EndpointKey(1)].egress;
     assert!(engine.tables().rules[&before].ports.is_empty());
     let web = |key, number| {
-        let ports = [((Protocol::Tcp, "web".to_owned()), number)].into();
+        let ports = Arc::new([((Protocol::Tcp, "web".to_owned()), number)].into());
         Event::Endpoint(EndpointKey(key), member(&Endpoint { ports, ..labelled(key, "b") }))
     };
     engine.apply([web(3, 80)]).expect("it fits");
@@ -307,7 +307,7 @@ fn an_address_is_the_nodes_before_an_endpoints_and_the_first_endpoints_before_an
     assert_eq!(of(&engine, 2), b);
     engine.apply([Event::NoEndpoint(EndpointKey(2))]).expect("it fits");
     assert_eq!(of(&engine, 2), of(&engine, 1));
-    engine.apply([Event::Node(labelled(2, "a").addresses.into_iter().collect())]).expect("it fits");
+    engine.apply([Event::Node(labelled(2, "a").addresses.iter().copied().collect())]).expect("it fits");
     assert_eq!(of(&engine, 2).identity, Identity::NODE);
     engine.apply([Event::Node(BTreeSet::new()), Event::NoEndpoint(EndpointKey(7))]).expect("it fits");
     assert!(!engine.tables().ipcache.contains_key(&IpNet::from(twin.addresses[0])));

@@ -49,7 +49,7 @@ fn each_table_has_its_limit_and_the_error_names_the_largest_rules() {
         let policy = admits(10 + u32::from(n), &app, &[&app]);
         let endpoint = Event::Endpoint(
             EndpointKey(10 + u32::from(n)),
-            member(&Endpoint { addresses: vec![], ..labelled(1, &app) }),
+            member(&Endpoint { addresses: [].into(), ..labelled(1, &app) }),
         );
         [Event::Policy(policy), endpoint]
     };
@@ -79,6 +79,19 @@ fn the_old_rows_and_the_new_ones_fit_at_once_or_the_change_is_refused() {
     assert_eq!((error.table, error.needed, error.limit, error.during), (Table::Rules, 41, 30, true));
     engine.apply([Event::NoPolicy(admits(0, "a", &[]).name)]).expect("fewer rows");
     engine.apply([wide(0, 19, 0)]).expect("20 rows alone");
+}
+
+#[test]
+fn networks_of_rules_have_a_limit_of_their_own_and_other_addresses_do_not_count() {
+    let mut engine = Engine::new(ROOMY).with_networks_at_most(20);
+    let first = [wide(0, 20, 0), Event::Endpoint(EndpointKey(1), member(&labelled(1, "a")))];
+    engine.apply(first).expect("as many as fit");
+    let error = too_large(engine.apply([wide(1, 21, 0)]));
+    assert_eq!((error.table, error.needed, error.limit, error.during), (Table::Networks, 21, 20, false), "{error}");
+    let pods = (0..40).map(|n| format!("10.1.{n}.0/24").parse().expect("network")).collect();
+    engine.apply([Event::Pods(pods)]).expect("they are of no rule");
+    engine.apply([wide(0, 5, 0)]).expect("fewer");
+    engine.apply([wide(1, 20, 0)]).expect("equal networks count once");
 }
 
 #[test]

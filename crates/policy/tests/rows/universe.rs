@@ -16,8 +16,9 @@ use proptest::{
 };
 use wharf_policy::{
     model::{
-        Action, Direction, Directions, Endpoint, Enforcement, Entity, Holds, LabelOf, NAMESPACE_NAME, Origin, Peer,
-        Policy, PolicyName, Port, PortRange, Protocol, Requirement, Rule, Selector, Tier, UNKNOWN_LABELS,
+        Action, Direction, Directions, Endpoint, Enforcement, Entity, Holds, LabelOf, Labels, NAMESPACE_NAME,
+        NamedPorts, Origin, Peer, Policy, PolicyName, Port, PortRange, Protocol, Requirement, Rule, Selector, Tier,
+        UNKNOWN_LABELS,
     },
     names::NamePattern,
     oracle::{Destination, Flow, Names, PeerOf},
@@ -54,6 +55,9 @@ const OTHER_NODES: [&str; 3] = ["203.0.113.128", "192.0.2.1", "10.0.0.2"];
 
 /// Networks of containers elsewhere: around, beside and inside the networks, with addresses outside and of the node.
 const PODS: [&str; 4] = ["10.0.1.0/24", "203.0.113.128/25", "2001:db8::/112", "ffff::/16"];
+
+/// Networks of services: some networks contain them, and some exceptions.
+const SERVICES: [&str; 2] = ["10.0.0.128/25", "fd00::4/126"];
 
 /// Addresses that are nobody's, at and beside the edges of the networks.
 const OUTSIDE: [&str; 14] = [
@@ -164,12 +168,12 @@ pub(crate) const TEAM: &str = "team";
 
 /// A number for the labels and the namespace of an endpoint: the bytes of all values, which are single letters.
 pub(crate) fn identity(endpoint: &Endpoint) -> u32 {
-    let place = |labels: Option<&BTreeMap<String, String>>, key: &str| {
+    let place = |labels: Option<&Labels>, key: &str| {
         let value = labels.and_then(|l| l.get(key)).and_then(|v| v.bytes().next());
         value.map_or(0, |byte| u32::from(byte - b'a') + 1)
     };
-    let own = Some(&endpoint.labels);
-    let namespace = endpoint.namespace.as_ref();
+    let own = Some(&*endpoint.labels);
+    let namespace = endpoint.namespace.as_deref();
     let places = [
         place(own, "k8s:app"),
         place(own, "k8s:tier"),
@@ -211,13 +215,18 @@ pub(crate) fn endpoint(key: u32) -> impl Strategy<Value = Endpoint> {
     let of_few = (proptest::bool::weighted(0.15), proptest::bool::weighted(0.15));
     (labels, namespace, ports, of_few, enforcement).prop_map(
         move |((app, tier, other), namespace, ports, (health, elsewhere), enforcement)| Endpoint {
-            addresses: addresses(key),
+            addresses: addresses(key).into(),
             labels: [("k8s:app", app), ("k8s:tier", tier), ("container:app", other)]
                 .into_iter()
                 .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
-                .collect(),
-            namespace: namespace.map(|name| [("kubernetes.io/metadata.name".to_owned(), name.to_owned())].into()),
-            ports: ports.into_iter().map(|(protocol, name, port)| ((protocol, name.to_owned()), port)).collect(),
+                .collect::<Labels>()
+                .into(),
+            namespace: namespace.map(|name| Labels::from([(NAMESPACE_NAME.to_owned(), name.to_owned())]).into()),
+            ports: ports
+                .into_iter()
+                .map(|(protocol, name, port)| ((protocol, name.to_owned()), port))
+                .collect::<NamedPorts>()
+                .into(),
             health,
             elsewhere,
             enforcement,
@@ -258,7 +267,7 @@ fn peer() -> impl Strategy<Value = Peer> {
         4 => selector().prop_map(Peer::Endpoints),
         4 => network,
         2 => entity.prop_map(Peer::Entity),
-        6 => pattern().prop_map(Peer::Names),
+        8 => pattern().prop_map(Peer::Names),
     ]
 }
 
@@ -337,14 +346,16 @@ pub(crate) fn origin(line: u32) -> Origin {
 pub(crate) fn policy(number: u32) -> impl Strategy<Value = Policy> {
     let tier = select(vec![Tier::Admin, Tier::Namespaced, Tier::Namespaced, Tier::Baseline]);
     let rules = tier.prop_flat_map(|tier| (Just(tier), vec(rule(tier), 0..4)));
-    (rules, selector(), 0u16..3, any::<(bool, bool)>(), 0u32..8).prop_map(
-        move |((tier, mut rules), subject, priority, isolates, version)| {
+    let services = subsequence(SERVICES.to_vec(), 0..=SERVICES.len());
+    (rules, selector(), 0u16..3, any::<(bool, bool)>(), 0u32..8, services).prop_map(
+        move |((tier, mut rules), subject, priority, isolates, version, services)| {
+            let services: Vec<IpNet> = services.iter().map(net).collect();
             let first = (number * 8 + version) * 100;
             for (line, rule) in (first..).zip(&mut rules) {
                 rule.origin = origin(line);
             }
             let namespaced = tier == Tier::Namespaced;
-            Policy {
+            let policy = Policy {
                 // Names are not in the order of the numbers.
                 name: PolicyName {
                     kind: ["B", "A"][usize::from(number.is_multiple_of(2))].to_owned(),
@@ -357,7 +368,8 @@ pub(crate) fn policy(number: u32) -> impl Strategy<Value = Policy> {
                 isolates: Directions { ingress: namespaced && isolates.0, egress: namespaced && isolates.1 },
                 rules,
                 origin: origin(first),
-            }
+            };
+            policy.with_exceptions_behind(&services)
         },
     )
 }

@@ -1,6 +1,6 @@
 //! Namespaces whose labels are unknown.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use wharf_policy::{
@@ -47,7 +47,7 @@ fn in_team(endpoint: &Endpoint, is_known: bool) -> Endpoint {
     let namespace = endpoint.namespace.as_ref().map(|labels| {
         let team = labels.get(NAMESPACE_NAME).map(|name| (TEAM.to_owned(), name.clone()));
         let unknown = (UNKNOWN_LABELS.to_owned(), String::new());
-        if is_known { team.into_iter().collect() } else { [unknown].into() }
+        Arc::new(if is_known { team.into_iter().collect() } else { [unknown].into() })
     });
     Endpoint { namespace, ..endpoint.clone() }
 }
@@ -56,7 +56,7 @@ fn in_team(endpoint: &Endpoint, is_known: bool) -> Endpoint {
 fn with_teams(world: &World, teams: &Teams) -> World {
     let mut world = world.clone();
     for (number, endpoint) in &mut world.endpoints {
-        if let Some(labels) = &mut endpoint.namespace
+        if let Some(labels) = endpoint.namespace.as_mut().map(Arc::make_mut)
             && labels.remove(UNKNOWN_LABELS).is_some()
             && let Some(team) = teams.get(number).copied().flatten()
         {
@@ -159,7 +159,7 @@ fn in_shop(key: u32, team: Option<&str>) -> Endpoint {
         Some(team) => (TEAM.to_owned(), team.to_owned()),
         None => (UNKNOWN_LABELS.to_owned(), String::new()),
     };
-    Endpoint { namespace: Some([name, label].into()), ..labelled(key, "a") }
+    Endpoint { namespace: Some(Arc::new([name, label].into())), ..labelled(key, "a") }
 }
 
 /// Whether an ingress flow to `subject` from `peer` passes.

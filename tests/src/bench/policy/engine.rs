@@ -1,12 +1,12 @@
 //! The computation of rows alone, for more identities than a node has endpoints.
 
-use std::{collections::BTreeMap, net::IpAddr, net::Ipv4Addr, net::Ipv6Addr, sync::Arc, time::Instant};
+use std::{net::IpAddr, net::Ipv4Addr, net::Ipv6Addr, sync::Arc, time::Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use wharf_common::map::{IPCACHE_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX};
 use wharf_policy::{
     compile::{Change, EndpointKey, Engine, Event, Identity, Limits, Member},
-    model::{Endpoint, Enforcement, Labels, NAMESPACE_NAME, Policy},
+    model::{Endpoint, NAMESPACE_NAME, Policy},
     read::read,
 };
 
@@ -79,13 +79,10 @@ fn member<const N: usize>(
     let v4 = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 1).to_bits() + number);
     let v6 = Ipv6Addr::from_bits(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).to_bits() + u128::from(number));
     let endpoint = Endpoint {
-        enforcement: Enforcement::Default,
-        addresses: vec![IpAddr::V4(v4), IpAddr::V6(v6)],
-        labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-        namespace: Some(Labels::from([(NAMESPACE_NAME.to_owned(), namespace.to_owned())])),
-        ports: BTreeMap::new(),
-        health: false,
-        elsewhere: false,
+        addresses: [IpAddr::V4(v4), IpAddr::V6(v6)].into(),
+        labels: Arc::new(labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
+        namespace: Some(Arc::new([(NAMESPACE_NAME.to_owned(), namespace.to_owned())].into())),
+        ..Endpoint::default()
     };
     // Zero is no identity.
     let member = Member { identity: Identity(identity + 1), endpoint: Arc::new(endpoint) };

@@ -149,7 +149,7 @@ pub(crate) mod readable {
     }
 
     pub(crate) fn state(generation: u32, mode: Mode) -> Row {
-        let flags = [(mode.keeps_flows, "keeps-flows"), (mode.audits, "audits"), (mode.denies, "denies")];
+        let flags = [(mode.keeps_flows, "keeps-flows"), (mode.audits, "audits")];
         let flags: Vec<&str> = flags.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
         row([("generation", generation.to_string()), ("flags", flags.join(","))])
     }

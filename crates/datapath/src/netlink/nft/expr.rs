@@ -52,7 +52,10 @@ pub(super) enum SocketKey {
 const RTN_LOCAL: u32 = 2;
 /// `enum nft_meta_keys`.
 const META_MARK: u32 = 3;
+const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
+/// `IFNAMSIZ` of `linux/if.h`.
+const NAME_BYTES: usize = 16;
 /// `enum nft_ct_keys`.
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
@@ -157,6 +160,13 @@ impl Expression {
     pub(super) fn leaves_by_none_of(prefix: &str) -> [Self; 2] {
         let name = Self::of_numbers("meta", [(1, register(0)), (2, META_OIFNAME)]);
         [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
+    }
+
+    /// Input interface; `name` has fewer than [`NAME_BYTES`] bytes.
+    pub(super) fn arrives_by(name: &str) -> [Self; 2] {
+        let mut padded = name.as_bytes().to_vec();
+        padded.resize(NAME_BYTES, 0);
+        [Self::of_numbers("meta", [(1, register(0)), (2, META_IIFNAME)]), Self::compare(0, CMP_EQ, &padded)]
     }
 
     /// `enum nft_ct_keys`; host byte order.

@@ -9,6 +9,8 @@ use wharf_common::{
 use wharf_core::nat::Masquerade;
 use wharf_names::link::PREFIX as LINK_PREFIX;
 
+use crate::ROUTER_IFNAME;
+
 use super::{
     expr::{Expression, Field, Rule},
     table::{Chain, Names, octets},
@@ -41,7 +43,7 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
     ]);
     if masquerade.is_some_and(|m| m.services) {
         chains.extend([
-            chain("undecided", "filter", FORWARD, FILTER, vec![undecided(Expression::leaves_by_none_of(LINK_PREFIX))]),
+            chain("undecided", "filter", FORWARD, FILTER, undecided_forwarded()),
             chain("undecided-input", "filter", LOCAL_IN, FILTER, vec![undecided([])]),
             chain("translated", "filter", PRE_ROUTING, RAW, vec![translated()]),
         ]);
@@ -70,9 +72,22 @@ fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
     denied.into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
 }
 
+/// Also packets that the rules accept by the service's address, if they go to a network of containers elsewhere without
+/// a judgement, which takes the mark away: a part of the way to it is missing.
+fn undecided_forwarded() -> Vec<Rule> {
+    let dropped = |v4| {
+        let to_containers =
+            [Expression::address(0, v4, Field::Destination), Expression::within(0, Names::of(v4).excluded)];
+        let unjudged = to_containers.into_iter().chain(Expression::marked(MARK_UNDECIDED));
+        rule(v4, unjudged.chain(Expression::leaves_by_none_of(LINK_PREFIX)).chain([Expression::drop()]))
+    };
+    vec![undecided(Expression::leaves_by_none_of(LINK_PREFIX)), dropped(true), dropped(false)]
+}
+
 /// Connection tracking saw the packet before it was judged, and would take it for another connection.
 fn translated() -> Rule {
-    Expression::marked(MARK_TURNED).into_iter().chain([Expression::untrack()]).collect()
+    let by_router = Expression::arrives_by(ROUTER_IFNAME).into_iter();
+    by_router.chain(Expression::marked(MARK_TURNED)).chain([Expression::untrack()]).collect()
 }
 
 fn to_overlay(port: u16) -> [Expression; 4] {
