@@ -224,11 +224,13 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
     let (owned, started) = (Arc::clone(&node), Started { feed_listener, proxy, requests, queries, answers });
     let starting = async move { start_policy(&owned, started).await };
-    if life.cluster.feed().is_some() {
-        tasks.operations.spawn(starting);
-    } else {
-        starting.await;
-    }
+    let starting = match life.cluster.feed() {
+        Some(_) => Some(tasks.operations.spawn(starting)),
+        None => {
+            starting.await;
+            None
+        }
+    };
     health::reserve(life, &node.health).await;
     // Before the agent serves: deleted endpoints are gone before their containers are added again.
     let drained = deletions::drain(life, queue::Cause::Start).await.map(drop);
@@ -269,6 +271,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
             End::Stopped
         }
         () = other_pools(life) => End::Restart,
+        panicked = panic_of(starting) => std::panic::resume_unwind(panicked),
     };
     match end {
         End::Stopped => systemd::notify(&[sd_notify::NotifyState::Stopping]),
@@ -276,6 +279,17 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     }
     stop(node, api, admin, opened.writer).await;
     Ok(end)
+}
+
+/// Returns only after a panic of the task: without its end, every create would wait.
+async fn panic_of(task: Option<tokio::task::JoinHandle<()>>) -> Box<dyn std::any::Any + Send> {
+    if let Some(task) = task
+        && let Err(failed) = task.await
+        && let Ok(panic) = failed.try_into_panic()
+    {
+        return panic;
+    }
+    std::future::pending().await
 }
 
 /// Returns when the agent must restart for other pools.

@@ -19,6 +19,10 @@ use wharf_tests::{
 };
 
 const CIDRS: &str = "--service-cidr=198.18.5.0/24,2001:db8:5::/64";
+/// Contain the pools of all nodes.
+const EXCLUDED: &str = "--masquerade-exclude=10.0.0.0/8,fd00::/8";
+/// Number of the service of a container on the client's node.
+const LOCAL: usize = 9;
 /// Part of a finding's subject, and what another program does.
 type Damage = (&'static str, fn(&Space) -> Result<()>);
 
@@ -150,6 +154,7 @@ fn pools(n: usize) -> [String; 2] {
 fn egress_rules_hold_for_services_with_a_backend_on_another_node() -> Result<()> {
     let mut joined = Nodes::join(THREE, "auto")?;
     joined.nodes[0].set_flag(CIDRS, true);
+    joined.nodes[0].set_flag(EXCLUDED, true);
     joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
     let joined = joined.run(|joined| {
         let [a, b, c] = [&joined.nodes[0], &joined.nodes[1], &joined.nodes[FAR]];
@@ -157,7 +162,15 @@ fn egress_rules_hold_for_services_with_a_backend_on_another_node() -> Result<()>
         let (two, three) = (Container::start(b, "two")?, Container::start(c, "three")?);
         translate(a, 1, &two)?;
         translate(a, FAR, &three)?;
+        let zero = Container::start(a, "zero")?;
+        translate(a, LOCAL, &zero)?;
         must_reach(&one, &[1, FAR], "without a policy")?;
+        allow(a, &pools(0))?;
+        must_reach(&one, &[], "the client's own node")?;
+        for address in service(LOCAL)? {
+            ensure!(answers(&one, SocketAddr::new(address, PORT))?, "a container of the client's node: {address}");
+        }
+        forget(a)?;
         let streams = service(FAR)?.map(|to| one.space()?.run(|| TcpStream::connect((to, PORT)))?.map_err(Into::into));
         let streams = streams.into_iter().collect::<Result<Vec<TcpStream>>>()?;
 
@@ -198,9 +211,10 @@ fn egress_rules_hold_for_services_with_a_backend_on_another_node() -> Result<()>
         allow(a, &[pools(1), pools(FAR)].concat())?;
 
         // Without a part, packets are dropped until the agent repairs it.
-        let damage: [Damage; 4] = [
+        let damage: [Damage; 5] = [
             ("0x77680001", |space| ip(space, "rule del priority 89").map(drop)),
-            ("0x77680001", |space| ip(space, "-6 rule del priority 89").map(drop)),
+            ("0x77680001", |space| ip(space, "rule del priority 90").map(drop)),
+            ("0x77680001", |space| ip(space, "-6 rule del priority 90").map(drop)),
             ("0x77680001", |space| ip(space, &format!("route flush table {TABLE}")).map(drop)),
             ("filter of wharf0", |space| programs::take_off(space, "wharf0", "egress")),
         ];
@@ -214,6 +228,7 @@ fn egress_rules_hold_for_services_with_a_backend_on_another_node() -> Result<()>
             must_reach(&one, &[1, FAR], subject)?;
         }
         a.detach(&one.end)?;
+        a.detach(&zero.end)?;
         b.detach(&two.end)?;
         c.detach(&three.end)
     })?;

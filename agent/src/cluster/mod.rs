@@ -20,7 +20,6 @@ use std::{
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::Instant};
-use wharf_api::RefusedRow;
 use wharf_cluster::{
     feed::Kind,
     file::{self, MAX_FILE},
@@ -249,15 +248,9 @@ impl Cluster {
 
     /// Why a row without pod CIDRs may have lost them: another row claims them, too, so they belong to neither.
     fn contested(&self, row: &[IpNet]) -> Option<String> {
-        let view = self.feed.as_ref().filter(|_| row.is_empty())?.view();
-        let refused = self.own_refusal(&view.refused).filter(|refused| refused.conflict)?;
-        Some(format!("this node's row has no pod CIDRs in force: {}", refused.reason))
-    }
-
-    /// This node's row, if it is not in force as it was sent.
-    fn own_refusal<'a>(&self, refused: &'a [RefusedRow]) -> Option<&'a RefusedRow> {
-        let kind = Kind::Node.to_string();
-        refused.iter().find(|refused| refused.kind == kind && refused.key == self.own)
+        let refused =
+            self.feed.as_ref().filter(|_| row.is_empty())?.own_refusal().filter(|refused| refused.conflict)?;
+        Some(format!("this node's row has no pod CIDRs in force: {}", refused.why))
     }
 
     /// The row lacks pools in use, has no other pod CIDRs, and may not be whole: another row claims the missing ones,
@@ -271,7 +264,7 @@ impl Cluster {
         }
         let view = feed.view();
         let is_complete = view.rows.iter().any(|rows| rows.kind == Kind::Node.to_string() && rows.complete);
-        !is_complete || self.own_refusal(&view.refused).is_some()
+        !is_complete || feed.own_refusal().is_some()
     }
 
     /// Until [`Cluster::load`], without nodes.

@@ -149,6 +149,8 @@ impl EndpointTask {
                 match queued {
                     Some((_, not_before)) => {
                         tokio::time::sleep_until(not_before).await;
+                        // Here, so that the task answers commands meanwhile.
+                        life.policy.started().await;
                         life.build_permits.acquire().await
                     }
                     None => std::future::pending().await,

@@ -42,6 +42,10 @@ impl Consumer for Lifecycle {
             // After the policies of the same message, so that no endpoint has labels without their rules. After a
             // failure, these pods are taken with the next call.
             let late = if rows.is_ok() { self.take_pods(pods).await } else { Vec::new() };
+            if rows.is_ok() && self.policy.has_started() {
+                // Also labels of namespaces and pods can lead connections to other listeners.
+                self.policy.settle().await;
+            }
             let refused = self.refused().await.into_iter().chain(late);
             let refused: BTreeMap<Key, Refusal> = refused.map(|refusal| (refusal.key.clone(), refusal)).collect();
             Taken {
@@ -128,7 +132,7 @@ impl Lifecycle {
         let uids: BTreeSet<Arc<str>> = changed.iter().map(|(uid, _)| Arc::clone(uid)).collect();
         self.pods.put(changed);
         if !self.policy.has_started() {
-            // Builds wait for policy, and take the rows then.
+            // Builds wait for policy. `behind` asks endpoints whose build began without the row.
             return Vec::new();
         }
         let until = Instant::now() + PODS;
@@ -146,9 +150,7 @@ impl Lifecycle {
         if asked.is_empty() {
             return Vec::new();
         }
-        let late = join_all(asked).await;
-        self.policy.settle().await;
-        late.into_iter().flatten().collect()
+        join_all(asked).await.into_iter().flatten().collect()
     }
 
     /// Rows that endpoints do not have, or whose builds fail. Endpoints retry builds; the others are asked again here.

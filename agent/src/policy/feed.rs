@@ -96,11 +96,7 @@ impl Policy {
             }
         }
         result?;
-        self.check_lost(&mut inner).await?;
-        drop(inner);
-        // Also labels of namespaces and pods can lead connections to other listeners.
-        self.settle().await;
-        Ok(())
+        self.check_lost(&mut inner).await
     }
 
     /// Takes the rows that wait, and refuses those that do not fit or that the proxy refuses, one by one.

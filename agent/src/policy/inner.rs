@@ -13,6 +13,7 @@ use wharf_common::{SetsRow, policy::PEER_SERVICE};
 use wharf_core::{
     endpoint::EndpointRecord,
     identity::Identity,
+    ids::{EndpointId, Epoch},
     policy::{Enforcement, PolicyRows},
 };
 use wharf_dns::cache::Cache;
@@ -127,6 +128,12 @@ impl Inner {
         let event = members.insert(record, Surroundings { wanted, mode: *enforcement });
         self.active |= self.is_needed();
         event
+    }
+
+    /// `None` if it is not there.
+    pub(super) fn remove(&mut self, id: EndpointId, epoch: Epoch) -> Option<Event> {
+        self.unrecorded.retain(|lost| lost.id != id);
+        self.members.remove(id, epoch)
     }
 
     /// A container of another node; `None` removes it. `None` if unchanged.

@@ -15,6 +15,7 @@
 //! | `probes` | test packets for the self-check |
 //! | `directory` | the policy directory |
 //! | `feed` | rows of the cluster feed |
+//! | `start` | saved state, endpoints, then the first rows |
 //!
 //! **Order.** Changes run one at a time: compute the rows, save the wanted state, change the kernel's rows in an order
 //! that never lets pass what both states deny. After a partial failure, the next change starts from the kernel's rows.
@@ -51,6 +52,7 @@ mod proxied;
 pub mod redirects;
 mod rounds;
 mod rows;
+mod start;
 
 use std::{
     collections::BTreeSet,
@@ -73,7 +75,7 @@ use wharf_core::{
     kernel::{Kernel, KernelError},
     policy::{Enforcement, Mode, RowChange},
 };
-use wharf_dns::cache::Cache;
+use wharf_kit::sync::lock;
 use wharf_policy::{
     compile::{EndpointKey, Engine, Event, ListenerId},
     model::{Labels, PolicyName},
@@ -86,8 +88,6 @@ use self::{
     inner::{Inner, advance, is_quick},
     limits::PARTS,
     proxied::Prepared,
-    redirects::Ports,
-    rounds::Rounds,
 };
 use crate::{
     config::AgentConfig,
@@ -120,6 +120,8 @@ pub struct Policy {
     has_feed: bool,
     /// The first rows are computed; see [`Policy::start`].
     started: watch::Sender<bool>,
+    /// Endpoints removed before [`Policy::start`] has written the first rows, which does not hold up their removal.
+    removed_early: std::sync::Mutex<Option<Vec<(EndpointId, Epoch)>>>,
     /// Orders the changes of rows: held across kernel calls, which the caller bounds.
     inner: Arc<Mutex<Inner>>,
 }
@@ -152,104 +154,9 @@ impl Policy {
             services: config.service_cidr.as_slice().into(),
             has_feed: config.cluster_feed.is_some(),
             started: watch::Sender::new(false),
+            removed_early: std::sync::Mutex::new(Some(Vec::new())),
             inner: Arc::new(Mutex::new(Inner::new(config.policy_enforcement))),
         }
-    }
-
-    /// Loads the saved state, before the agent changes anything.
-    ///
-    /// # Errors
-    /// Unusable policy file, or directory without saved texts.
-    pub async fn load(&self) -> Result<(), PolicyError> {
-        let mut inner = self.lock_early().await;
-        inner.kept_ports = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
-            let file = self.redirects_file.display();
-            tracing::warn!(%file, "read the proxy's ports: {why}; connections through the proxy begin anew");
-            Ports::default()
-        });
-        inner.rounds = Rounds::new(inner.kept_ports.rounds.clone());
-        self.uses_proxy.store(!inner.kept_ports.listeners.is_empty(), Ordering::Relaxed);
-        inner.names = names::load(&self.names_file).unwrap_or_else(|why| {
-            let file = self.names_file.display();
-            tracing::warn!(%file, "read names: {why}; containers must ask for them again");
-            Cache::default()
-        });
-        inner.wanted = Documents::load(&self.file)?;
-        inner.wanted.awaits_cluster &= self.has_feed;
-        inner.wanted.awaits_namespaces = self.has_feed;
-        inner.kept = !inner.wanted.lost;
-        let kept = inner.wanted.texts.take();
-        if let (Some(directory), Some(kept)) = (&self.directory, &kept) {
-            inner.files.remember(directory, kept);
-        }
-        if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Any).await? {
-            let Inner { wanted, files, .. } = &mut *inner;
-            files.refuse(wanted.set_directory(found));
-        }
-        if inner.kept && inner.wanted.texts != kept {
-            self.keep_or_warn(&mut inner, "the next start needs all files of the policy directory good").await;
-        }
-        Ok(())
-    }
-
-    /// At a start, after [`Policy::load`]: the endpoints. `unrecorded`: those in the kernel without a record.
-    pub async fn begin(
-        &self,
-        records: impl IntoIterator<Item = EndpointRecord>,
-        unrecorded: impl IntoIterator<Item = Unrecorded>,
-    ) {
-        let mut inner = self.lock_early().await;
-        for record in records {
-            inner.put(&record);
-        }
-        // Until the rows are read, so that a failure is retried.
-        inner.active = true;
-        inner.unrecorded = unrecorded.into_iter().collect();
-    }
-
-    /// At a start, after [`Policy::begin`] and the rows of the cluster feed's file, writes all rows in one change.
-    /// Until it returns, the kernel keeps the rows of before, and everything but the removal of endpoints waits.
-    ///
-    /// # Errors
-    /// Rows do not fit, also without rows of the cluster feed, or the kernel refused; the earlier rows stay.
-    pub async fn start(&self) -> Result<(), PolicyError> {
-        let inner = self.lock_early().await;
-        let (mut inner, mut result) = self.first_rows(inner).await;
-        if matches!(result, Err(PolicyError::Rows(_))) {
-            let wanted = inner.wanted.clone();
-            (inner, result) = self.fit_rows(inner, wanted).await;
-        }
-        self.started.send_replace(true);
-        drop(inner);
-        result
-    }
-
-    async fn first_rows(&self, mut inner: Guard) -> (Guard, Result<(), PolicyError>) {
-        let looked = async {
-            inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
-            // Rows of an earlier agent must be changed also if no policy needs rows now.
-            let is_active = inner.is_needed() || self.kernel.observe_policy().await?.generation != 0;
-            self.look_at_limits(&mut inner).await?;
-            Ok(is_active)
-        };
-        inner.active = match looked.await {
-            Ok(is_active) => is_active,
-            Err(why) => return (inner, Err(why)),
-        };
-        inner.realized = if inner.active { 0 } else { inner.wanted.revision };
-        self.realize(inner, Vec::new()).await
-    }
-
-    /// Returns once [`Policy::start`] has.
-    pub async fn started(&self) {
-        // Fails only if the sender is gone, which lives as long as `self`.
-        drop(self.started.subscribe().wait_for(|started| *started).await);
-    }
-
-    /// Whether [`Policy::start`] has returned.
-    #[must_use]
-    pub fn has_started(&self) -> bool {
-        *self.started.borrow()
     }
 
     /// Adds or updates an endpoint and its rows.
@@ -282,13 +189,13 @@ impl Policy {
     /// # Errors
     /// The kernel refused: retried.
     pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
-        let mut inner = self.lock_early().await;
-        inner.unrecorded.retain(|lost| lost.id != id);
-        let Some(event) = inner.members.remove(id, epoch) else { return Ok(()) };
-        if !self.has_started() {
+        if let Some(removed) = &mut *lock(&self.removed_early) {
             // The start removes the rows before another endpoint gets the id or address.
+            removed.push((id, epoch));
             return Ok(());
         }
+        let mut inner = self.lock().await;
+        let Some(event) = inner.remove(id, epoch) else { return Ok(()) };
         match self.realize(inner, vec![event]).await.1 {
             // These rows go with the lost policies; before, no endpoint gets the id or address.
             Err(PolicyError::Lost { .. }) => Ok(()),

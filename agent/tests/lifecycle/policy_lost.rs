@@ -270,3 +270,27 @@ fn a_file_of_policies_that_cannot_be_used_is_no_start_without_them() {
     assert!(refused.contains("policy.json") && refused.contains("remove it"), "{refused}");
     assert_eq!(rows(&machine), before);
 }
+
+#[test]
+fn an_endpoint_removed_before_the_first_rows_has_none_after_them() {
+    let machine = Machine::new();
+    let records: Vec<EndpointRecord> = machine.life(async |agent| {
+        agent.create("c1").await;
+        agent.create("c2").await;
+        agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
+        agent.life.registry.list().iter().map(|handle| handle.shared.read(|v| v.record.clone())).collect()
+    });
+    let isolated = |id| rows(&machine).sets.get(&id).is_some_and(|sets| *sets != SetsRow::default());
+    let [gone, stays] = &records[..] else { panic!("{records:?}") };
+    assert!(isolated(gone.id) && isolated(stays.id));
+    let policy = Policy::new(&machine.config, Arc::new(machine.kernel.clone()), machine.proxy.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    runtime.block_on(async {
+        policy.load().await.expect("policies");
+        policy.begin(records.clone(), []).await;
+        policy.remove_endpoint(gone.id, gone.epoch).await.expect("without a wait for the first rows");
+        assert!(isolated(gone.id), "the kernel keeps the rows of before");
+        policy.start().await.expect("rows");
+    });
+    assert!(!isolated(gone.id) && isolated(stays.id));
+}

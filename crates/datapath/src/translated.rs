@@ -2,7 +2,7 @@
 //!
 //! | part | purpose |
 //! |---|---|
-//! | rules | route packets with [`MARK_UNDECIDED`] by table [`TABLE`] |
+//! | rules | route packets with [`MARK_UNDECIDED`] by table [`TABLE`], except those to a container of this node |
 //! | routes | the networks that are not masqueraded, among them those of other nodes' containers, over the router's link |
 //! | filter `translated` on the link's egress hook | judges the packet; an accepted one enters the stack again |
 //! | chain `translated` of `table inet wharf` | keeps an accepted packet from a second translation |
@@ -43,21 +43,37 @@ use crate::{
 
 const OPERATION: &str = "set up egress rules for services of other nodes";
 const TABLE: u32 = 0x7768_0001;
-/// After the rules of redirects, before foreign ones.
-const PRIORITY: u32 = 89;
+/// `RT_TABLE_MAIN` of `linux/rtnetlink.h`.
+const MAIN: u32 = 254;
+/// After the rules of redirects, before foreign ones; the second is of the table.
+const PRIORITIES: [u32; 2] = [89, 90];
 
-fn rule(family: AddressFamily) -> RuleMessage {
-    let mut m = RuleMessage::default();
-    m.header.family = family;
-    m.header.action = RuleAction::ToTable;
-    m.attributes = vec![
-        RuleAttribute::FwMark(MARK_UNDECIDED),
-        RuleAttribute::FwMask(MARK_UNDECIDED),
-        RuleAttribute::Priority(PRIORITY),
-        RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)),
-        RuleAttribute::Table(TABLE),
+/// First to single addresses of the main table: a container of this node has one, and its own hook judges the packet.
+fn rules(family: AddressFamily) -> [RuleMessage; 2] {
+    let single = if family == AddressFamily::Inet { 32 } else { 128 };
+    let to = [
+        vec![RuleAttribute::Table(MAIN), RuleAttribute::SuppressPrefixLen(single - 1)],
+        vec![RuleAttribute::Table(TABLE)],
     ];
-    m
+    let rule = |(priority, to): (u32, Vec<RuleAttribute>)| {
+        let mut m = RuleMessage::default();
+        m.header.family = family;
+        m.header.action = RuleAction::ToTable;
+        m.attributes = vec![
+            RuleAttribute::FwMark(MARK_UNDECIDED),
+            RuleAttribute::FwMask(MARK_UNDECIDED),
+            RuleAttribute::Priority(priority),
+            RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)),
+        ];
+        m.attributes.extend(to);
+        m
+    };
+    let [first, second] = to;
+    [(PRIORITIES[0], first), (PRIORITIES[1], second)].map(rule)
+}
+
+fn all_rules() -> impl Iterator<Item = RuleMessage> {
+    FAMILIES.into_iter().flat_map(rules)
 }
 
 /// Of the families that containers of this node have; also without a route of Wharf's to the network. With the MTU of
@@ -109,19 +125,18 @@ fn make(connection: &mut Connection, bpf: &Bpf, wanted: &BTreeMap<IpNet, Route>,
         }
     }
     requests.extend(left.values().map(|route| ("route of table", route.remove())));
-    run(connection, requests)?;
+    let routes = run(connection, requests);
     crash::point("datapath/translated/after-routes");
-    let rules = FAMILIES.map(|family| {
-        let rule = RouteNetlinkMessage::NewRule(rule(family));
-        ("rule to table", Request::new(rule, NLM_F_CREATE | NLM_F_EXCL))
-    });
-    run(connection, rules.into())
+    let rules = all_rules()
+        .map(|rule| ("rule to table", Request::new(RouteNetlinkMessage::NewRule(rule), NLM_F_CREATE | NLM_F_EXCL)));
+    // Also without a route, so that the others are used.
+    run(connection, rules.collect()).and(routes)
 }
 
 /// The setting and the filter vanish with the router's link; without the rules, no packet reaches the filter.
 pub(crate) fn remove(connection: &mut Connection) -> Result<()> {
-    let rules = FAMILIES.map(|family| ("rule to table", Request::new(RouteNetlinkMessage::DelRule(rule(family)), 0)));
-    run(connection, rules.into())?;
+    let rules = all_rules().map(|rule| ("rule to table", Request::new(RouteNetlinkMessage::DelRule(rule), 0)));
+    run(connection, rules.collect())?;
     let routes = there(connection)?.values().map(|route| ("route of table", route.remove())).collect();
     run(connection, routes)
 }
@@ -151,15 +166,17 @@ pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
 fn rules_there(connection: &mut Connection) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for family in FAMILIES {
-        if redirects::has_rule(connection, family, &rule(family))? {
-            found.push(rule_name(family));
+        for (rule, name) in rules(family).iter().zip(rule_names(family)) {
+            if redirects::has_rule(connection, family, rule)? {
+                found.push(name);
+            }
         }
     }
     Ok(found)
 }
 
-fn rule_name(family: AddressFamily) -> String {
-    format!("{} rule to table {TABLE:#x}", redirects::family_name(family))
+fn rule_names(family: AddressFamily) -> [String; 2] {
+    ["rule before", "rule to"].map(|rule| format!("{} {rule} table {TABLE:#x}", redirects::family_name(family)))
 }
 
 pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
@@ -191,7 +208,7 @@ pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec) -
         let is_v4 = *family == AddressFamily::Inet;
         wanted.keys().any(|to| to.addr().is_ipv4() == is_v4)
     });
-    let names = families.map(rule_name);
+    let names = families.flat_map(rule_names);
     wrong.extend(names.filter(|name| !rules.contains(name)).map(|name| problem(name, MISSING)));
     if let Some(router) = router
         && !bpf.is_translated_attached(connection, router)?

@@ -36,7 +36,7 @@ fn spec_with_network(net: &str) -> NodeSpec {
 /// Rules, and routes of the table in both families.
 fn made() -> [String; 3] {
     let ask = |arguments: &str| run("ip", &arguments.split(' ').collect::<Vec<_>>());
-    let rules = ask("-4 rule show priority 89");
+    let rules = ask("-4 rule show priority 90");
     // A table without routes does not exist.
     let routes = |family: &str| {
         let all = ask(&format!("{family} route show table all"));

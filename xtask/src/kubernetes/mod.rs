@@ -49,10 +49,11 @@ pub(crate) fn run(
     privilege.confirm("a cluster (it makes namespaces and mounts)")?;
     let directory = Programs::find(&arguments.bin_dir, arguments.e2e)?;
     let checks = checks::all(arguments);
-    let building = if arguments.prebuilt { 0 } else { setup::STEPS + build::STEPS };
+    let building = if arguments.prebuilt { 1 } else { setup::STEPS + build::STEPS };
     let mut progress = Progress::new(building + 4 + checks.len() + usize::from(arguments.e2e), verbose, privilege);
     if arguments.prebuilt {
         build::must_be_there(&workspace.release())?;
+        progress.step("Debian packages", |step| packages::ensure(step, privilege, &[packages::KUBERNETES]))?;
     } else {
         let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::KUBERNETES, CoreSources::Auto)?;
         build::ensure(&mut progress, workspace, &toolchain, &[])?;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `server` | the socket and the gRPC service |
 //! | `session` | a producer's stream: its messages and the answers |
+//! | `taking` | changed rows to the consumer |
 //! | `rows` | messages to rows: hostile input |
 //! | `kept` | the file of the state directory |
 //! | `view` | the feed for API and status |
@@ -17,6 +18,7 @@ pub mod replay;
 pub mod rows;
 pub mod server;
 mod session;
+mod taking;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -41,9 +43,8 @@ use wharf_cluster::{
     feed::{ApplyError, Change, Complete, Effects, Feed, FeedPod, Kind, Limits, Refusal},
     nodes::NodeRow,
 };
-use wharf_core::state::retry_delay_ms;
 use wharf_feed::v1;
-use wharf_kit::{clock, controller::Controllers, socket::Reach, sync::lock};
+use wharf_kit::{clock, socket::Reach, sync::lock};
 
 use self::rows::Read;
 
@@ -317,92 +318,16 @@ impl ClusterFeed {
         inner.feed.own_node().filter(|_| is_known).map(|node| node.pod_cidrs.clone())
     }
 
+    /// This node's row, if it is not in force as it was sent.
+    pub(super) fn own_refusal(&self) -> Option<Refusal> {
+        lock(&self.inner).feed.refused_of(Kind::Node).find(|refusal| refusal.key.key == self.own)
+    }
+
     /// The nodes of the start are in force.
     pub(super) fn nodes_are_taken(&self) {
         let mut inner = lock(&self.inner);
         let effects = inner.feed.take_effects();
         merge(&mut inner.left, Effects { nodes: false, ..effects });
-    }
-
-    /// Gives the consumer the rows that have changed.
-    ///
-    /// # Errors
-    /// The consumer's, or the rows cannot be kept: the changes are repeated by the next call.
-    pub async fn take(&self, consumer: &dyn Consumer) -> Result<(), String> {
-        let (effects, mark, known, complete, is_news) = {
-            let mut inner = lock(&self.inner);
-            let effects = inner.feed.take_effects();
-            let mut all = std::mem::take(&mut inner.left);
-            merge(&mut all, effects);
-            let complete = inner.complete();
-            let is_known_news = inner.known > inner.taken.0;
-            // Routes of an earlier start end.
-            all.nodes |= is_known_news && inner.known == Known::Sent;
-            let is_news = is_known_news || complete != inner.taken.1;
-            (all, inner.processed, inner.known, complete, is_news)
-        };
-        if !effects.is_empty() || is_news {
-            if !effects.policies.is_empty() || !effects.namespaces.is_empty() {
-                // First, so that no start has older policies than the kernel.
-                let kept = self.keep().await;
-                let mut inner = lock(&self.inner);
-                // Before the first stream, the file has these rows.
-                if let Err(why) = kept
-                    && inner.stream > 0
-                {
-                    inner.left = effects;
-                    inner.not_taken = Some(why.clone());
-                    return Err(why);
-                }
-            }
-            let again = effects.clone();
-            let Taken { nodes, rows, refused } = consumer.take(effects, complete.clone()).await;
-            let mut inner = lock(&self.inner);
-            inner.revision += 1;
-            inner.left.nodes = again.nodes && nodes.is_err();
-            if rows.is_err() {
-                inner.left = Effects { nodes: inner.left.nodes, ..again };
-            }
-            inner.unfit = refused;
-            inner.not_taken = nodes.and(rows).err();
-            if let Some(why) = &inner.not_taken {
-                return Err(why.clone());
-            }
-            inner.taken = (known, complete);
-        }
-        self.in_force.send_replace(mark);
-        Ok(())
-    }
-
-    /// Looks at the rows that the consumer refuses: others can change that.
-    pub async fn look(&self, consumer: &dyn Consumer) {
-        let refused = consumer.refused().await;
-        let mut inner = lock(&self.inner);
-        if inner.unfit != refused {
-            inner.unfit = refused;
-            inner.revision += 1;
-        }
-    }
-
-    /// Gives the consumer each change until `stop`.
-    pub async fn follow(&self, consumer: &dyn Consumer, controllers: &Controllers, stop: &CancellationToken) {
-        // For changes that the consumer has not taken at the start.
-        self.changed.notify_one();
-        let mut failed = 0;
-        loop {
-            let retry = retry_delay_ms(u32::try_from(failed).unwrap_or(u32::MAX), rand::random());
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = self.changed.notified() => {}
-                () = tokio::time::sleep(Duration::from_millis(retry).min(LONGEST_RETRY)), if failed > 0 => {}
-            }
-            let run = controllers.begin(CONTROLLER);
-            let result = self.take(consumer).await;
-            if let Err(why) = &result {
-                tracing::warn!(controller = CONTROLLER, "{why}");
-            }
-            failed = run.end(result);
-        }
     }
 
     /// Accepts an opening.

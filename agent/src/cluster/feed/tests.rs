@@ -365,18 +365,31 @@ async fn policies_that_cannot_be_kept_are_not_taken() {
     let file = directory.path().join("feed.json");
     let (feed, taker) = (feed(&directory), Taker::default());
     feed.load("boot").await;
-    let open = of_policies(&feed);
+    let kinds = BTreeSet::from([Kind::Pod, Kind::Namespace, Kind::Policy]);
+    let open = feed.open(&Opening { kinds, ..opening("kube", "one") }).unwrap_or_else(|why| panic!("{why:?}"));
     std::fs::create_dir(&file).expect("in the way of the file");
     apply(&feed, open.stream, work(1, BEGIN.into_iter().chain([policy("a")]).collect())).expect("processed");
     let why = feed.take(&taker).await.expect_err("not kept");
     assert!(why.contains("feed.json") && lock(&taker.taken).is_empty(), "{why}");
     assert_eq!((feed.view().in_force, feed.view().problem), (None, Some(why)));
+    let mut own = pod("own", 2);
+    if let Change::Put(Row::Pod(pod)) = &mut own {
+        pod.node = "a".into();
+    }
+    let pods = [Change::Begin(Kind::Pod), pod("other", 1), own];
+    apply(&feed, open.stream, work(2, pods.into())).expect("processed");
+    feed.take(&taker).await.expect_err("not kept");
+    let (taken, _) = taker.last();
+    assert!(taken.policies.is_empty() && taken.pods.contains_key("other"), "of another node");
+    assert!(!taken.pods.contains_key("own"), "no labels before their rules");
     std::fs::remove_dir(&file).expect("removed");
     feed.take(&taker).await.expect("taken");
-    assert!(taker.last().0.policies.contains_key("a"), "it is repeated");
+    let (taken, _) = taker.last();
+    assert!(taken.policies.contains_key("a") && taken.pods.contains_key("own"), "they are repeated");
+    assert!(!taken.pods.contains_key("other"));
     assert_eq!(
         (feed.view().in_force, feed.view().problem.is_some_and(|why| why.contains("feed.json"))),
-        (Some(1), false)
+        (Some(2), false)
     );
 }
 
