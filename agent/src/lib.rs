@@ -345,7 +345,7 @@ async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, w
     tracing::info!("stopped; endpoints keep their programs");
 }
 
-/// What policy's first rows precede.
+/// Served after the first rows of policy.
 struct Started {
     feed_listener: Option<Socket>,
     proxy: Proxy,
@@ -354,8 +354,8 @@ struct Started {
     answers: mpsc::Receiver<proxy::dns::Noted>,
 }
 
-/// With a cluster feed beside the API: rows of many pods take seconds, and the kernel keeps the rows of the last start
-/// meanwhile.
+/// With a cluster feed, this runs beside the API, because the rows of many pods take seconds. Meanwhile, the kernel
+/// keeps the rows of the last agent.
 async fn start_policy(node: &Arc<Node>, started: Started) {
     let (life, tasks) = (&node.life, &node.life.tasks);
     let Started { feed_listener, proxy, requests, queries, answers } = started;

@@ -123,7 +123,7 @@ pub(super) struct Members {
     /// Containers of other nodes, by uid.
     elsewhere: OrdMap<Arc<str>, Elsewhere>,
     numbers_elsewhere: OrdMap<LabelSet, u32>,
-    /// Label sets of rows, so that a pod with known labels needs no maps of its own.
+    /// Label sets of rows: pods with equal labels share them.
     rows: OrdMap<RowLabels, (LabelSet, u32)>,
     /// Labels of the namespaces of `rows`.
     namespaces: OrdMap<Arc<str>, Arc<Labels>>,

@@ -53,7 +53,7 @@ impl Policy {
         Ok(())
     }
 
-    /// At a start, after [`Policy::load`]: the endpoints. `unrecorded`: those in the kernel without a record.
+    /// At a start, after [`Policy::load`], takes the endpoints. `unrecorded`: those in the kernel without a record.
     pub async fn begin(
         &self,
         records: impl IntoIterator<Item = EndpointRecord>,

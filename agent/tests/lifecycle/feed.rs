@@ -183,7 +183,7 @@ fn a_start_leaves_out_policies_of_the_feed_that_do_not_fit() {
     runtime.block_on(async {
         policy.load().await.expect("the file");
         policy.begin([record], []).await;
-        // The file of the feed has also what was refused.
+        // The feed's file has the refused row, too.
         let rows = [("fits", Some(wide("fits", 0, 60))), ("large", Some(wide("large", 1, 101)))];
         policy.take_feed("test", policies(rows), complete()).await.expect("taken");
         policy.start().await.expect("without the large one");

@@ -324,7 +324,7 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     }
     std::fs::write(&file, older.to_string()).expect("written");
     assert_eq!(restarted(&directory).await, complete, "of an earlier version");
-    // A row that breaks a rule: what is left is written, and is not complete either.
+    // One row breaks a rule: the agent writes the other rows, and they are not complete either.
     let broken = written.replace("\"b\"", "\"\"");
     assert_ne!(broken, written);
     std::fs::write(&file, broken).expect("written");
