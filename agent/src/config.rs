@@ -41,7 +41,7 @@ pub const SOCKET: &str = "wharf.sock";
 pub const DEFAULT_POOL: &str = "default";
 
 /// Bound of the proxy's listeners, old and new together.
-pub const PROXY_PORTS: u16 = 1_000;
+pub use wharf_enforce::limits::PROXY_PORTS;
 
 /// Checked settings.
 #[derive(Debug, Clone)]

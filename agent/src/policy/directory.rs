@@ -13,16 +13,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use wharf_enforce::documents::{MAX_TEXTS, Texts, by_name};
 use wharf_kit::kept;
 use wharf_policy::{
     model::{Policy, PolicyName},
     read::{MAX_TEXT, read},
 };
 
-use super::{
-    documents::{MAX_TEXTS, Texts, by_name},
-    error::{PolicyError, told},
-};
+use super::error::{PolicyError, told};
 
 const MAX_FILES: usize = 10_000;
 /// Minimum age of a modification.

@@ -15,17 +15,18 @@ use wharf_core::{
     ids::EndpointId,
     policy::{Enforcement, PolicyRows},
 };
+use wharf_enforce::{
+    members::Place,
+    rows::{cell_key, key},
+    state::State,
+};
 use wharf_policy::{
-    compile::{Engine, Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
+    compile::{Hit, L4, LookUp, PeerClass, PortClass, PortPrefix, Rows, RuleIndex, Ruling, SetId, Tables},
     model::{self, Direction, Origin, Protocol, Tier},
     oracle::{Destination, Verdict},
 };
 
-use super::{
-    Inner, Policy,
-    error::PolicyError,
-    rows::{cell_key, key},
-};
+use super::{Inner, Policy, error::PolicyError};
 use crate::proxy;
 
 /// A packet to explain.
@@ -70,27 +71,27 @@ impl Policy {
     /// Policies and revisions.
     pub async fn list(&self) -> PolicyList {
         let inner = self.lock().await;
-        let sizes = inner.engine.as_ref().map(Engine::sizes).unwrap_or_default();
+        let sizes = inner.state.sizes().unwrap_or_default();
         let count = |n: usize| n as u64;
         let mut policies = Vec::new();
-        for policy in inner.wanted.iter().flat_map(|(_, document)| document.policies.iter()) {
-            policies.push(info(policy, &inner));
+        for policy in inner.state.inputs().documents.iter().flat_map(|(_, document)| document.policies.iter()) {
+            policies.push(info(policy, &inner.state));
         }
         PolicyList {
-            revision: inner.wanted.revision,
-            realized: inner.realized,
-            enforcement: inner.enforcement,
+            revision: inner.state.inputs().documents.revision,
+            realized: inner.state.realized(),
+            enforcement: inner.state.inputs().enforcement,
             audit: self.mode.audits,
             problem: problem(&inner),
             rows: PolicySizes {
                 peers: count(sizes.ipcache),
-                peers_limit: count(inner.limits.ipcache),
+                peers_limit: count(inner.state.limits().ipcache),
                 ports: count(sizes.ports),
-                ports_limit: count(inner.limits.ports),
+                ports_limit: count(inner.state.limits().ports),
                 cells: count(sizes.rules),
-                cells_limit: count(inner.limits.rules),
+                cells_limit: count(inner.state.limits().rules),
                 sets: count(sizes.sets),
-                sets_limit: count(inner.limits.sets),
+                sets_limit: count(inner.state.limits().sets),
             },
             policies,
         }
@@ -99,7 +100,13 @@ impl Policy {
     /// Namespaces with labels.
     pub async fn namespaces(&self) -> Vec<Namespace> {
         let inner = self.lock().await;
-        inner.wanted.namespaces().map(|(name, labels)| Namespace { name: name.to_owned(), labels }).collect()
+        inner
+            .state
+            .inputs()
+            .documents
+            .namespaces()
+            .map(|(name, labels)| Namespace { name: name.to_owned(), labels })
+            .collect()
     }
 
     /// The verdict on a flow's first packet.
@@ -107,14 +114,14 @@ impl Policy {
         let inner = self.lock().await;
         let look = self.redirects.look();
         let judge = |id, direction, peer| {
-            let mut judgement = judge(&inner, id, direction, peer, ask.to_port);
+            let mut judgement = judge(&inner.state, id, direction, peer, ask.to_port);
             if let Some(PolicyRedirect { port, passes, fails_open, .. }) = judgement.redirect {
                 judgement.redirect = Some(look.redirect(port, passes, fails_open));
             }
             judgement
         };
         let egress = ask.from.map(|id| judge(id, Direction::Egress, ask.destination));
-        let from_node = ask.from.is_none() && inner.node.contains(&ask.source);
+        let from_node = ask.from.is_none() && inner.state.inputs().node.contains(&ask.source);
         let ingress = ask.to.map(|id| match from_node {
             true => open(id),
             false => judge(id, Direction::Ingress, ask.source),
@@ -139,7 +146,7 @@ impl Policy {
             Some("audit mode: the connection does not go through the proxy, and passes unseen".to_owned())
         } else if egress.as_ref().is_some_and(|judgement| judgement.enforced)
             && !denies(&ingress)
-            && self.services.iter().any(|net| net.contains(&ask.destination))
+            && self.settings.services.iter().any(|net| net.contains(&ask.destination))
         {
             Some(if verdict == PolicyVerdict::Deny {
                 "an address of a service: what the node translates it to is judged; ask for the endpoint behind it"
@@ -150,7 +157,8 @@ impl Policy {
                     .to_owned()
             })
         } else {
-            problem(&inner).or_else(|| inner.wanted.awaits_namespaces.then(|| NAMESPACES_AWAITED.to_owned()))
+            problem(&inner)
+                .or_else(|| inner.state.inputs().documents.awaits_namespaces.then(|| NAMESPACES_AWAITED.to_owned()))
         };
         PolicyExplanation { verdict, egress, ingress, note }
     }
@@ -159,12 +167,12 @@ impl Policy {
     pub async fn summary(&self) -> Summary {
         let inner = self.lock().await;
         Summary {
-            policies: inner.wanted.iter().map(|(_, document)| document.policies.len()).sum(),
-            revision: inner.wanted.revision,
-            realized: inner.realized,
-            enforcement: inner.enforcement,
+            policies: inner.state.inputs().documents.iter().map(|(_, document)| document.policies.len()).sum(),
+            revision: inner.state.inputs().documents.revision,
+            realized: inner.state.realized(),
+            enforcement: inner.state.inputs().enforcement,
             audits: self.mode.audits,
-            without_labels: inner.members.without_labels(),
+            without_labels: inner.state.inputs().members.without_labels(),
             problem: problem(&inner),
         }
     }
@@ -175,7 +183,7 @@ impl Policy {
             return vec![None; events.len()];
         }
         let inner = self.lock().await;
-        events.iter().map(|event| why(&inner, event)).collect()
+        events.iter().map(|event| why(&inner.state, event)).collect()
     }
 
     /// An endpoint's rule sets, with rows and counters.
@@ -184,18 +192,18 @@ impl Policy {
     /// Unreadable rows.
     pub async fn endpoint(&self, id: EndpointId) -> Result<EndpointPolicy, PolicyError> {
         let inner = self.lock().await;
-        let kernel = if inner.active { self.kernel.observe_policy().await? } else { PolicyRows::default() };
-        let rules = |direction| rules(&inner, &kernel, id, direction);
-        let own = inner.members.get(id).map(|place| place.own).unwrap_or_default();
+        let kernel = if inner.state.is_active() { self.kernel.observe_policy().await? } else { PolicyRows::default() };
+        let rules = |direction| rules(&inner.state, &kernel, id, direction);
+        let own = inner.state.inputs().members.get(id).map(|place| place.own).unwrap_or_default();
         Ok(EndpointPolicy {
             endpoint: id.get(),
-            enforcement: match (inner.enforcement, own) {
-                (Enforcement::Never, _) | (_, Enforcement::Default) => inner.enforcement,
+            enforcement: match (inner.state.inputs().enforcement, own) {
+                (Enforcement::Never, _) | (_, Enforcement::Default) => inner.state.inputs().enforcement,
                 (_, own) => own,
             },
             audit: self.mode.audits,
-            desired_revision: inner.wanted.revision,
-            realized_revision: inner.realized,
+            desired_revision: inner.state.inputs().documents.revision,
+            realized_revision: inner.state.realized(),
             ingress: rules(Direction::Ingress),
             egress: rules(Direction::Egress),
         })
@@ -225,7 +233,7 @@ fn of_policy(event: &Event) -> bool {
     event.reason == DropReason::PolicyDenied as u32 || event.reason == DropReason::PeerPolicyDenied as u32
 }
 
-fn why(inner: &Inner, event: &Event) -> Option<String> {
+fn why(state: &State, event: &Event) -> Option<String> {
     if !of_policy(event) {
         return None;
     }
@@ -236,7 +244,8 @@ fn why(inner: &Inner, event: &Event) -> Option<String> {
     let by_own = event.reason == DropReason::PolicyDenied as u32;
     let by_sender = sends == by_own;
     let peer = if by_sender { target } else { source };
-    let judges = if by_own { own } else { inner.members.by_address(if by_sender { source } else { target })? };
+    let judges =
+        if by_own { own } else { state.inputs().members.by_address(if by_sender { source } else { target })? };
     let port = u16::from_be_bytes(event.destination_port);
     let to = match event.protocol {
         flow::TCP => Destination::Ports { protocol: Protocol::Tcp, port },
@@ -247,7 +256,7 @@ fn why(inner: &Inner, event: &Event) -> Option<String> {
         other => Destination::Other(other),
     };
     let direction = if by_sender { Direction::Egress } else { Direction::Ingress };
-    let judgement = judge(inner, judges, direction, peer, to);
+    let judgement = judge(state, judges, direction, peer, to);
     if judgement.verdict == PolicyVerdict::Accept {
         return None;
     }
@@ -258,13 +267,13 @@ fn why(inner: &Inner, event: &Event) -> Option<String> {
 }
 
 fn problem(inner: &Inner) -> Option<String> {
-    inner.problem.clone().or_else(|| inner.files.problem())
+    inner.state.problem().map(str::to_owned).or_else(|| inner.files.problem())
 }
 
-fn info(policy: &model::Policy, inner: &Inner) -> PolicyInfo {
+fn info(policy: &model::Policy, state: &State) -> PolicyInfo {
     let model::PolicyName { kind, namespace, name } = policy.name.clone();
     let of = |direction| policy.rules.iter().filter(|rule| rule.direction == direction).count() as u64;
-    let selects = |place: &super::members::Place| place.member.endpoint.is_subject(&policy.subject);
+    let selects = |place: &Place| place.member.endpoint.is_subject(&policy.subject);
     PolicyInfo {
         kind,
         namespace: (!namespace.is_empty()).then_some(namespace),
@@ -277,7 +286,7 @@ fn info(policy: &model::Policy, inner: &Inner) -> PolicyInfo {
         egress_rules: of(Direction::Egress),
         file: policy.origin.file.to_string(),
         line: policy.origin.line,
-        endpoints: inner.members.iter().filter(|(_, place)| selects(place)).map(|(id, _)| id.get()).collect(),
+        endpoints: state.inputs().members.iter().filter(|(_, place)| selects(place)).map(|(id, _)| id.get()).collect(),
     }
 }
 
@@ -308,8 +317,8 @@ fn open(id: EndpointId) -> PolicyJudgement {
     }
 }
 
-fn judge(inner: &Inner, id: EndpointId, direction: Direction, peer: IpAddr, to: Destination) -> PolicyJudgement {
-    let Some(tables) = inner.tables() else { return open(id) };
+fn judge(state: &State, id: EndpointId, direction: Direction, peer: IpAddr, to: Destination) -> PolicyJudgement {
+    let Some(tables) = state.tables() else { return open(id) };
     let Some(LookUp { set, class, port, decision }) = tables.look_up(key(id), direction, peer, to) else {
         return open(id);
     };
@@ -345,13 +354,13 @@ fn rule_of(origin: &Origin) -> PolicyRule {
     PolicyRule { file: file.to_string(), line: *line, document: document.to_string(), field: field.clone() }
 }
 
-fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Direction) -> EndpointRules {
-    let Some((tables, sets)) = inner.tables().and_then(|t| Some((t, t.sets.get(&key(id))?))) else {
+fn rules(state: &State, kernel: &PolicyRows, id: EndpointId, direction: Direction) -> EndpointRules {
+    let Some((tables, sets)) = state.tables().and_then(|t| Some((t, t.sets.get(&key(id))?))) else {
         return EndpointRules::default();
     };
     let set = sets.of(direction);
     let Some(rows) = tables.rules.get(&set) else { return EndpointRules::default() };
-    let place = inner.members.get(id).map(|place| &place.member.endpoint);
+    let place = state.inputs().members.get(id).map(|place| &place.member.endpoint);
     let says = |policy: &&model::Policy| {
         let isolates = match direction {
             Direction::Ingress => policy.isolates.ingress,
@@ -360,7 +369,7 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
         let has_rule = policy.rules.iter().any(|rule| rule.direction == direction);
         (isolates || has_rule) && place.is_some_and(|endpoint| endpoint.is_subject(&policy.subject))
     };
-    let policies = inner.wanted.iter().filter(|(_, document)| document.policies.iter().any(|p| says(&p)));
+    let policies = state.inputs().documents.iter().filter(|(_, document)| document.policies.iter().any(|p| says(&p)));
     let mut peers: BTreeMap<PeerClass, Vec<&IpNet>> = BTreeMap::new();
     for (net, known) in tables.ipcache.iter() {
         peers.entry(known.class).or_default().push(net);
@@ -383,13 +392,13 @@ fn rules(inner: &Inner, kernel: &PolicyRows, id: EndpointId, direction: Directio
         };
         let hits = [(cell.admin, true), (cell.rest, false)];
         shown.extend(
-            hits.into_iter().filter_map(|(hit, admin)| Some(with_hit(inner, tables, row.clone(), hit?, admin))),
+            hits.into_iter().filter_map(|(hit, admin)| Some(with_hit(state, tables, row.clone(), hit?, admin))),
         );
     }
     EndpointRules { rule_set: set.0, policies: policies.map(|(name, _)| name.to_string()).collect(), rows: shown }
 }
 
-fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: bool) -> PolicyRow {
+fn with_hit(state: &State, tables: &Tables, row: PolicyRow, hit: Hit, admin: bool) -> PolicyRow {
     let verdict = match hit.ruling {
         Ruling::Accept => "accept".to_owned(),
         Ruling::Deny | Ruling::DenyUnknown => "deny".to_owned(),
@@ -398,7 +407,7 @@ fn with_hit(inner: &Inner, tables: &Tables, row: PolicyRow, hit: Hit, admin: boo
     };
     let origin = hit.rule.and_then(|rule: RuleIndex| tables.origins.get(&rule));
     let of_baseline = |origin: &Origin| {
-        let policies = inner.wanted.iter().flat_map(|(_, document)| document.policies.iter());
+        let policies = state.inputs().documents.iter().flat_map(|(_, document)| document.policies.iter());
         policies.filter(|p| p.tier == Tier::Baseline).any(|p| p.rules.iter().any(|rule| rule.origin == *origin))
     };
     let tier_of = match origin {

@@ -7,13 +7,14 @@ use std::{
 
 use ipnet::IpNet;
 use wharf_core::{endpoint::EndpointRecord, selfcheck::Probe};
+use wharf_enforce::rows::key;
 use wharf_policy::{
     compile::{L4, SetId, Tables},
     model::{Direction, Protocol},
     oracle::Destination,
 };
 
-use super::{Inner, Policy, rows::key};
+use super::{Inner, Policy};
 
 /// Bounds of a check, which takes up to a millisecond.
 const NETWORKS: usize = 256;
@@ -41,7 +42,7 @@ impl Policy {
         let inner = self.lock().await;
         let mut probes = Vec::new();
         // The kernel has the wanted rows.
-        if let (Some(tables), None) = (inner.tables(), &inner.problem) {
+        if let (Some(tables), None) = (inner.state.tables(), inner.state.problem()) {
             let peers = self.peers(&inner, tables);
             for own in record.addresses() {
                 let peers: Vec<IpAddr> = peers
@@ -56,12 +57,12 @@ impl Policy {
             }
             probes.retain(|probe| probe.accept || !self.mode.audits);
         }
-        Probes { probes, stamp: inner.writes }
+        Probes { probes, stamp: inner.state.writes() }
     }
 
     /// Grows with each change of rules.
     pub async fn stamp(&self) -> u64 {
-        self.lock().await.writes
+        self.lock().await.state.writes()
     }
 
     /// Two peers of each class and family, because one may be the endpoint; without the node's addresses, which always
@@ -81,7 +82,9 @@ impl Policy {
         let firsts = nets.filter(|(net, known)| is_new(net.addr().is_ipv4(), known.class)).map(|(net, _)| first(net));
         let is_asked = |ip: &IpAddr| {
             let unusual = ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || is_bound_to_a_link(*ip);
-            !unusual && !inner.node.contains(ip) && !self.services.iter().any(|net| net.contains(ip))
+            !unusual
+                && !inner.state.inputs().node.contains(ip)
+                && !self.settings.services.iter().any(|net| net.contains(ip))
         };
         NOBODY.into_iter().chain(firsts).filter(is_asked).collect()
     }

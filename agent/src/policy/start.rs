@@ -4,17 +4,15 @@ use std::sync::atomic::Ordering;
 
 use wharf_core::endpoint::EndpointRecord;
 use wharf_dns::cache::Cache;
-use wharf_kit::sync::lock;
-
-use super::{
-    Guard, Policy, Unrecorded, directory,
-    documents::Documents,
-    error::PolicyError,
-    inner::Inner,
-    names,
-    redirects::{self, Ports},
-    rounds::Rounds,
+use wharf_enforce::{
+    documents::{self, Documents},
+    inputs::{Input, Inputs},
+    redirects::Ports,
+    transaction::Terms,
 };
+use wharf_kit::{kept, sync::lock};
+
+use super::{Policy, Unrecorded, directory, effects, error::PolicyError, names};
 
 impl Policy {
     /// Loads the saved state, before the agent changes anything.
@@ -23,31 +21,36 @@ impl Policy {
     /// Unusable policy file, or directory without saved texts.
     pub async fn load(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock_early().await;
-        inner.kept_ports = redirects::load(&self.redirects_file).unwrap_or_else(|why| {
+        let ports = kept::read(&self.redirects_file, Ports::MAX_FILE);
+        let ports = ports.and_then(|text| text.map_or(Ok(Ports::default()), |text| Ports::parse(&text)));
+        let ports = ports.unwrap_or_else(|why| {
             let file = self.redirects_file.display();
             tracing::warn!(%file, "read the proxy's ports: {why}; connections through the proxy begin anew");
             Ports::default()
         });
-        inner.rounds = Rounds::new(inner.kept_ports.rounds.clone());
-        self.uses_proxy.store(!inner.kept_ports.listeners.is_empty(), Ordering::Relaxed);
-        inner.names = names::load(&self.names_file).unwrap_or_else(|why| {
+        self.uses_proxy.store(!ports.listeners.is_empty(), Ordering::Relaxed);
+        let names = names::load(&self.names_file).unwrap_or_else(|why| {
             let file = self.names_file.display();
             tracing::warn!(%file, "read names: {why}; containers must ask for them again");
             Cache::default()
         });
-        inner.wanted = Documents::load(&self.file)?;
-        inner.wanted.awaits_cluster &= self.has_feed;
-        inner.wanted.awaits_namespaces = self.has_feed;
-        inner.kept = !inner.wanted.lost;
-        let kept = inner.wanted.texts.take();
-        if let (Some(directory), Some(kept)) = (&self.directory, &kept) {
-            inner.files.remember(directory, kept);
+        let unusable = |why: String| PolicyError::Unusable { path: self.file.clone(), why };
+        let text = kept::read(&self.file, documents::MAX_FILE).map_err(|why| unusable(why.to_string()))?;
+        let mut documents = Documents::parse(text.as_deref()).map_err(unusable)?;
+        documents.awaits_cluster &= self.settings.has_feed;
+        documents.awaits_namespaces = self.settings.has_feed;
+        let is_kept = !documents.lost;
+        let texts = documents.texts.take();
+        if let (Some(directory), Some(texts)) = (&self.directory, &texts) {
+            inner.files.remember(directory, texts);
         }
         if let Some(found) = self.look_at_directory(&mut inner, directory::Age::Any).await? {
-            let Inner { wanted, files, .. } = &mut *inner;
-            files.refuse(wanted.set_directory(found));
+            inner.files.refuse(documents.set_directory(found.policies, found.texts));
         }
-        if inner.kept && inner.wanted.texts != kept {
+        let is_other = documents.texts != texts;
+        let enforcement = inner.state.inputs().enforcement;
+        inner.state.load(Inputs { documents, names, ..Inputs::new(enforcement) }, ports, is_kept);
+        if is_kept && is_other {
             self.keep_or_warn(&mut inner, "the next start needs all files of the policy directory good").await;
         }
         Ok(())
@@ -60,12 +63,8 @@ impl Policy {
         unrecorded: impl IntoIterator<Item = Unrecorded>,
     ) {
         let mut inner = self.lock_early().await;
-        for record in records {
-            inner.put(&record);
-        }
-        // Until the rows are read, so that a failure is retried.
-        inner.active = true;
-        inner.unrecorded = unrecorded.into_iter().collect();
+        records.into_iter().for_each(|record| inner.state.take(Input::Endpoint(record.into())));
+        inner.state.begin(unrecorded.into_iter().collect());
     }
 
     /// At a start, after [`Policy::begin`] and the rows of the cluster feed's file, writes all rows in one change.
@@ -74,36 +73,34 @@ impl Policy {
     /// # Errors
     /// Rows do not fit, also without rows of the cluster feed, or the kernel refused; the earlier rows stay.
     pub async fn start(&self) -> Result<(), PolicyError> {
-        let inner = self.lock_early().await;
-        let (mut inner, mut result) = self.first_rows(inner).await;
+        let (mut inner, mut result) = self.first_rows().await;
         if matches!(result, Err(PolicyError::Rows(_))) {
-            let wanted = inner.wanted.clone();
-            (inner, result) = self.fit_rows(inner, wanted).await;
+            let documents = inner.state.inputs().documents.clone();
+            (inner, result) = self.fit(inner, documents).await;
         }
         let removed = lock(&self.removed_early).take().unwrap_or_default();
-        let gone = removed.into_iter().filter_map(|(id, epoch)| inner.remove(id, epoch)).collect::<Vec<_>>();
+        let gone = removed.into_iter().map(|(id, epoch)| Input::NoEndpoint(id, epoch)).collect::<Vec<_>>();
         if result.is_ok() && !gone.is_empty() {
-            (inner, result) = self.realize(inner, gone).await;
+            (inner, result) = self.realize(inner, Terms::FACT, gone).await;
+        } else {
+            gone.into_iter().for_each(|input| inner.state.take(input));
         }
         self.started.send_replace(true);
         drop(inner);
         result
     }
 
-    async fn first_rows(&self, mut inner: Guard) -> (Guard, Result<(), PolicyError>) {
-        let looked = async {
-            inner.node = self.kernel.observe_addresses().await?.into_iter().collect();
-            // Rows of an earlier agent must be changed also if no policy needs rows now.
-            let is_active = inner.is_needed() || self.kernel.observe_policy().await?.generation != 0;
-            self.look_at_limits(&mut inner).await?;
-            Ok(is_active)
+    async fn first_rows(&self) -> effects::Realized {
+        let mut inner = self.lock_early().await;
+        match self.kernel.observe_policy().await {
+            Ok(rows) => inner.state.start(rows.generation != 0),
+            Err(why) => return (inner, Err(why.into())),
+        }
+        let change = match self.kernel.observe_addresses().await {
+            Ok(addresses) => vec![Input::Node(addresses.into_iter().collect())],
+            Err(why) => return (inner, Err(why.into())),
         };
-        inner.active = match looked.await {
-            Ok(is_active) => is_active,
-            Err(why) => return (inner, Err(why)),
-        };
-        inner.realized = if inner.active { 0 } else { inner.wanted.revision };
-        self.realize(inner, Vec::new()).await
+        self.realize(inner, Terms::FACT, change).await
     }
 
     /// Returns once [`Policy::start`] has.

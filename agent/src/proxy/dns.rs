@@ -8,7 +8,7 @@ use wharf_core::ids::{EndpointId, Epoch};
 use wharf_dns::{Answer, DnsProxy, Listener, Member, Names, Record};
 use wharf_policy::model::Direction;
 
-use super::{Completion, Leaving, ProxyError, Redirect, Redirects, Wanted, envoy::PATIENCE, look::name};
+use super::{Completion, Leaving, ProxyError, Redirect, RedirectTable, Redirects, envoy::PATIENCE, look::name};
 
 /// Answers that wait for policy: as many as concurrent queries.
 const ANSWERS: usize = 1_024;
@@ -37,7 +37,7 @@ pub struct Server {
 struct Asked {
     /// Changes so far.
     number: u64,
-    wanted: Wanted,
+    wanted: RedirectTable,
     leaving: Leaving,
 }
 
@@ -73,9 +73,9 @@ impl Dns {
         (Self { asked: of_asked.0, done: of_done.1 }, server, answers, records)
     }
 
-    /// Wanted redirects, and ports that did not open.
+    /// RedirectTable redirects, and ports that did not open.
     #[must_use]
-    pub fn look(&self) -> (Wanted, BTreeMap<u16, String>) {
+    pub fn look(&self) -> (RedirectTable, BTreeMap<u16, String>) {
         let (wanted, done) = (self.asked.borrow().wanted.clone(), self.done.borrow());
         let refused = done.refused.iter().filter(|(port, _)| wanted.contains_key(port));
         let refused = refused.map(|(port, why)| (*port, why.clone())).collect();
@@ -100,7 +100,7 @@ impl Dns {
         let opened = async move {
             let ends = |_| ProxyError::NoAnswer("the agent ends".to_owned());
             let done = done.wait_for(|done| done.number >= number).await.map_err(ends)?;
-            done.refused.get(&port).map_or(Ok(()), |why| Err(ProxyError::refused(port, why.clone())))
+            done.refused.get(&port).map_or(Ok(()), |why| Err(super::refused(port, why.clone())))
         };
         (name(port, direction), Box::pin(opened))
     }
@@ -137,7 +137,7 @@ fn listener(redirect: &Redirect) -> Listener {
 }
 
 impl Redirects for Dns {
-    fn set(&self, mut wanted: Wanted) -> Vec<(String, Completion)> {
+    fn set(&self, mut wanted: RedirectTable) -> Vec<(String, Completion)> {
         self.ask(|asked| {
             asked.leaving.leave_out_of(&mut wanted);
             let changed = wanted.iter().filter(|(port, redirect)| asked.wanted.get(port) != Some(redirect));
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    fn wanted(port: u16) -> Wanted {
+    fn wanted(port: u16) -> RedirectTable {
         let names = [NamePattern::pattern("*.test").expect("pattern")].into();
         let requests = Arc::new(Requests { names, ..Requests::default() });
         let listener =
@@ -221,7 +221,7 @@ mod tests {
         }
         assert_eq!((dns.count(), dns.enabled()), (0, true));
         assert!(dns.set(wanted(port)).is_empty() && dns.count() == 0, "it is left out as long as policy names it");
-        dns.set(Wanted::new());
+        dns.set(RedirectTable::new());
         assert_eq!((dns.set(wanted(port)).len(), dns.count()), (1, 1), "another one of that name");
         halt.cancel();
         served.await.expect("ended");

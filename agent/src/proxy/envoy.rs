@@ -14,7 +14,7 @@ use wharf_kit::{accounts, sync::lock};
 use wharf_policy::compile;
 use wharf_proxy::{EnvoyError, Listener, ListenerKey, Member, Proxy, User, Wait, WaitError};
 
-use super::{Completion, Leaving, Look, ProxyError, Redirect, Redirects, Wanted, awaited::Waits};
+use super::{Completion, Leaving, Look, ProxyError, Redirect, RedirectTable, Redirects, awaited::Waits};
 use crate::config::AgentConfig;
 
 /// Wait before rows change. A healthy Envoy needs milliseconds; a create has one second.
@@ -37,7 +37,7 @@ pub struct Envoy {
 
 #[derive(Debug, Default)]
 struct State {
-    wanted: Wanted,
+    wanted: RedirectTable,
     leaving: Leaving,
     /// Since when Envoy owes an answer; a refusal is one.
     unanswered_since: Option<Instant>,
@@ -56,7 +56,7 @@ impl Envoy {
         let waiting = self.waits.begin(name.clone(), of, of.is_none().then_some(PATIENCE));
         let ended = async move {
             let ended = wait.await.map_err(|why| match why {
-                WaitError::Refused { .. } => ProxyError::refused(key.port, why.to_string()),
+                WaitError::Refused { .. } => super::refused(key.port, why.to_string()),
                 _ => ProxyError::NoAnswer(why.to_string()),
             });
             drop(waiting);
@@ -128,7 +128,7 @@ fn listener(port: u16, redirect: &Redirect) -> Listener {
 }
 
 impl Redirects for Envoy {
-    fn set(&self, mut wanted: Wanted) -> Vec<(String, Completion)> {
+    fn set(&self, mut wanted: RedirectTable) -> Vec<(String, Completion)> {
         let mut state = lock(&self.state);
         let state = &mut *state;
         state.leaving.leave_out_of(&mut wanted);
@@ -295,7 +295,7 @@ mod tests {
         }
     }
 
-    fn wanted(ports: &[u16]) -> Wanted {
+    fn wanted(ports: &[u16]) -> RedirectTable {
         let requests = Arc::new(Requests { http: [HttpRule::default()].into(), ..Requests::default() });
         let listener =
             Arc::new(compile::Listener { direction: Direction::Egress, requests, share: compile::Share::default() });

@@ -7,7 +7,7 @@ use wharf_core::ids::EndpointId;
 use wharf_policy::model::Direction;
 use wharf_proxy::{EnvoyState, ListenerKey, Status};
 
-use super::{Awaited, Redirect, Wanted, words};
+use super::{Awaited, Redirect, RedirectTable, words};
 
 /// State of the proxy.
 #[derive(Debug, Clone, Default)]
@@ -16,10 +16,10 @@ pub struct Look {
     pub status: Option<Status>,
     /// The agent starts Envoy.
     pub supervised: bool,
-    /// Wanted of Envoy, without leaving members.
-    pub wanted: Wanted,
-    /// Wanted of the DNS proxy.
-    pub dns: Wanted,
+    /// RedirectTable of Envoy, without leaving members.
+    pub wanted: RedirectTable,
+    /// RedirectTable of the DNS proxy.
+    pub dns: RedirectTable,
     /// Ports that did not open.
     pub dns_refused: BTreeMap<u16, String>,
     /// Unacknowledged listeners, with refusals.
@@ -122,7 +122,9 @@ impl Look {
     }
 }
 
-pub(super) fn name(port: u16, of: Direction) -> String {
+/// Name of a listener (`ingress-15000`).
+#[must_use]
+pub fn name(port: u16, of: Direction) -> String {
     ListenerKey { direction: of, port }.to_string()
 }
 
@@ -144,7 +146,7 @@ mod tests {
         EndpointId::try_from(n).expect("id")
     }
 
-    fn wanted() -> Wanted {
+    fn wanted() -> RedirectTable {
         let requests = Arc::new(Requests { http: [HttpRule::default()].into(), ..Requests::default() });
         let members = [((id(7), Epoch(3)), vec!["10.0.0.7".parse().expect("address")])].into();
         let listener = Arc::new(Listener { direction: Direction::Ingress, requests, share: Share::default() });

@@ -10,73 +10,25 @@ mod look;
 mod proxies;
 mod words;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    future::Future,
-    net::IpAddr,
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, future::Future, net::IpAddr, pin::Pin, time::Duration};
 
 use wharf_core::ids::{EndpointId, Epoch};
-use wharf_policy::compile::Listener;
 
-pub use self::{awaited::Awaited, look::Look, proxies::Proxies, words::passes};
+pub use self::{
+    awaited::Awaited,
+    look::{Look, name},
+    proxies::Proxies,
+    words::passes,
+};
+pub use wharf_enforce::redirects::{ProxyError, Redirect, RedirectTable};
 
 /// Resolves when the proxy has acknowledged, or with the reason why not.
 pub type Completion = Pin<Box<dyn Future<Output = Result<(), ProxyError>> + Send>>;
 
-/// Why the proxy did not apply a change.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ProxyError {
-    /// Refused, with the reason; the previous state stays.
-    #[error("{0}")]
-    Refused(String),
-    /// Refused: another program has the port.
-    #[error("{1}")]
-    Taken(u16, String),
-    /// No answer, or no proxy.
-    #[error("{0}")]
-    NoAnswer(String),
-}
-
-impl ProxyError {
-    fn refused(port: u16, why: String) -> Self {
-        // With the kernel's message.
-        if why.contains("Address already in use") { Self::Taken(port, why) } else { Self::Refused(why) }
-    }
-}
-
-/// By the proxy's port, host byte order.
-pub type Wanted = BTreeMap<u16, Redirect>;
-
-/// Connections redirected to a port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Redirect {
-    /// What connections may carry.
-    pub listener: Arc<Listener>,
-    /// Endpoints and their addresses.
-    pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
-    /// How often connections restarted because rows led some elsewhere.
-    pub rounds: BTreeMap<(EndpointId, Epoch), u32>,
-}
-
-impl Redirect {
-    /// The listener's name (`ingress-15000`).
-    #[must_use]
-    pub fn name(&self, port: u16) -> String {
-        look::name(port, self.listener.direction)
-    }
-
-    fn members<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, Vec<IpAddr>> {
-        let members = self.members.iter();
-        members.map(|((id, epoch), addresses)| (member(id.get(), epoch.0), addresses.clone())).collect()
-    }
-
-    fn rounds<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, u32> {
-        self.rounds.iter().map(|((id, epoch), round)| (member(id.get(), epoch.0), *round)).collect()
-    }
+/// Of a listener's port.
+fn refused(port: u16, why: String) -> ProxyError {
+    // With the kernel's message.
+    if why.contains("Address already in use") { ProxyError::Taken(port, why) } else { ProxyError::Refused(why) }
 }
 
 /// Removed endpoints that policy still names.
@@ -88,7 +40,7 @@ impl Leaving {
         self.0.insert((id, epoch));
     }
 
-    fn leave_out_of(&mut self, wanted: &mut Wanted) {
+    fn leave_out_of(&mut self, wanted: &mut RedirectTable) {
         self.0.retain(|member| wanted.values().any(|redirect| redirect.members.contains_key(member)));
         for redirect in wanted.values_mut() {
             redirect.members.retain(|member, _| !self.0.contains(member));
@@ -100,7 +52,7 @@ impl Leaving {
 pub trait Redirects: Send + Sync + 'static {
     /// Replaces all redirects. One completion for each that is new, changed, removed, or was refused. Omits endpoints
     /// of [`Redirects::remove_redirects`].
-    fn set(&self, wanted: Wanted) -> Vec<(String, Completion)>;
+    fn set(&self, wanted: RedirectTable) -> Vec<(String, Completion)>;
 
     /// Maximum useful wait for completions; zero while no proxy answers.
     fn patience(&self) -> Duration;

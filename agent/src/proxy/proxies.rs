@@ -5,7 +5,7 @@ use std::{future::Future, net::IpAddr, pin::Pin, time::Duration};
 use wharf_core::ids::{EndpointId, Epoch};
 
 use super::{
-    Completion, Look, ProxyError, Redirects, Wanted,
+    Completion, Look, ProxyError, RedirectTable, Redirects,
     dns::Dns,
     envoy::{Envoy, PATIENCE},
 };
@@ -19,7 +19,7 @@ pub struct Proxies {
 }
 
 impl Redirects for Proxies {
-    fn set(&self, wanted: Wanted) -> Vec<(String, Completion)> {
+    fn set(&self, wanted: RedirectTable) -> Vec<(String, Completion)> {
         let (names, requests) =
             wanted.into_iter().partition(|(_, redirect)| !redirect.listener.requests.names.is_empty());
         let mut waits = self.dns.set(names);

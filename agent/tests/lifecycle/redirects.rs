@@ -11,9 +11,9 @@ use wharf_agent::{
     },
     node::endpoint::Handle,
     policy::{Ask, destination},
-    proxy::{Redirects as _, Wanted},
+    proxy::{RedirectTable, Redirects as _},
 };
-use wharf_api::PolicyProtocol;
+use wharf_api::{PolicyProtocol, PolicyVerdict};
 use wharf_common::policy::{REDIRECT, REDIRECT_PORT_SHIFT, RULING};
 use wharf_core::{kernel::KernelErrorKind, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
@@ -37,7 +37,7 @@ fn ports(rows: &PolicyRows) -> BTreeSet<u16> {
 }
 
 /// Ports with the ids of their members.
-fn shape(wanted: &Wanted) -> Vec<(u16, Vec<u16>)> {
+fn shape(wanted: &RedirectTable) -> Vec<(u16, Vec<u16>)> {
     wanted.iter().map(|(port, r)| (*port, r.members.keys().map(|(id, _)| id.get()).collect())).collect()
 }
 
@@ -340,6 +340,40 @@ fn a_policy_whose_way_to_the_proxy_cannot_be_made_is_wanted_and_tried_again() {
 }
 
 #[test]
+fn explain_and_rules_name_the_listener_and_what_passes() {
+    const WEB: &str = "
+apiVersion: cilium.io/v2
+kind: CiliumClusterwideNetworkPolicy
+metadata: {name: web}
+spec:
+  endpointSelector: {}
+  ingress:
+  - toPorts:
+    - ports: [{port: '80', protocol: TCP}]
+      rules: {http: [{method: GET, path: '/public.*'}], failOpen: true}
+";
+    let machine = Machine::new();
+    machine.life(async |agent| {
+        let handle = agent.create("c1").await;
+        agent.life.policy.import("web.yaml", WEB).await.expect("imported");
+        let (source, own) = ("192.0.2.1".parse().expect("address"), addresses(&handle)[0]);
+        let judged = async |port| {
+            let to_port = destination(PolicyProtocol::Tcp, port).expect("a port");
+            let ask = Ask { from: None, source, to: Some(handle.id), destination: own, to_port };
+            agent.life.policy.explain(ask).await.ingress.expect("judged")
+        };
+        let passes = judged(80).await;
+        assert_eq!((passes.verdict, passes.rule.is_some()), (PolicyVerdict::Accept, true));
+        let way = passes.redirect.expect("a redirect");
+        assert_eq!((way.port, way.passes.concat(), way.fails_open), (15_000, "GET /public...".to_owned(), true));
+        let denied = judged(81).await;
+        assert_eq!((denied.verdict, denied.redirect), (PolicyVerdict::Deny, None));
+        let rows = agent.life.policy.endpoint(handle.id).await.expect("rules").ingress.rows;
+        assert!(rows.iter().any(|row| row.verdict == "redirect 15000" && row.ports == ["TCP 80"]), "{rows:?}");
+    });
+}
+
+#[test]
 fn in_audit_mode_explain_says_that_the_proxy_sees_nothing() {
     let mut machine = Machine::new();
     machine.config.policy_audit = true;
@@ -361,7 +395,7 @@ fn a_refused_change_leaves_the_proxy_what_rows_of_an_earlier_agent_lead_to() {
         agent.create("c1").await;
         agent.life.policy.import("a.yaml", &only("/a")).await.expect("imported");
     });
-    machine.proxy.set(Wanted::new());
+    machine.proxy.set(RedirectTable::new());
     machine.kernel.fail_next(Op::ObservePolicy, KernelErrorKind::Other);
     machine.life(async |agent| {
         assert_eq!(last(&agent), [], "the rows could not be read at the start");

@@ -1,4 +1,4 @@
-//! Endpoints for this crate's tests.
+//! Endpoints for tests, also of other crates (feature `fixtures`).
 
 use std::path::PathBuf;
 
@@ -8,8 +8,10 @@ use crate::{
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfIndex, IfName, MacAddr, NetworkName, PoolName},
 };
 
+/// An attachment to the network `net`.
+#[must_use]
 #[allow(clippy::expect_used, reason = "a test's own constants")]
-pub(crate) fn attachment(container: &str, ifname: &str) -> Attachment {
+pub fn attachment(container: &str, ifname: &str) -> Attachment {
     Attachment {
         network: NetworkName::parse("net").expect("network name"),
         container_id: ContainerId::parse(container).expect("container id"),
@@ -17,14 +19,17 @@ pub(crate) fn attachment(container: &str, ifname: &str) -> Attachment {
     }
 }
 
+/// An endpoint id.
+#[must_use]
 #[allow(clippy::expect_used, reason = "a test's own constants")]
-pub(crate) fn id(n: u16) -> EndpointId {
+pub fn id(n: u16) -> EndpointId {
     EndpointId::try_from(n).expect("endpoint id")
 }
 
 /// Endpoint `n` (1 to 250): container `c<n>`, addresses 10.0.0.n and fd00::n, interface index 100 + n.
+#[must_use]
 #[allow(clippy::expect_used, reason = "a test's own constants")]
-pub(crate) fn record(n: u8, epoch: u64) -> EndpointRecord {
+pub fn record(n: u8, epoch: u64) -> EndpointRecord {
     let id = id(u16::from(n));
     EndpointRecord {
         id,

@@ -7,8 +7,8 @@ pub mod audit;
 pub mod bandwidth;
 pub mod endpoint;
 pub mod finding;
-#[cfg(test)]
-mod fixtures;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 pub mod flow;
 pub mod identities;
 pub mod identity;

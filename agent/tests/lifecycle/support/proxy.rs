@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::sync::{oneshot, watch};
-use wharf_agent::proxy::{Completion, Look, ProxyError, Redirect, Redirects, Wanted};
+use wharf_agent::proxy::{Completion, Look, ProxyError, Redirect, RedirectTable, Redirects, name};
 use wharf_core::ids::{EndpointId, Epoch};
 use wharf_kit::sync::lock;
 
@@ -19,7 +19,7 @@ pub(crate) struct Proxy {
     redirects: Mutex<VecDeque<(EndpointId, String, Completion)>>,
     asked: Mutex<Vec<(EndpointId, Epoch)>>,
     listeners: Mutex<Vec<IpAddr>>,
-    told: Mutex<Vec<Wanted>>,
+    told: Mutex<Vec<RedirectTable>>,
     /// Whether what is told is not acknowledged.
     silent: watch::Sender<bool>,
     /// Whether that is known, so that nobody waits for it.
@@ -72,7 +72,7 @@ impl Proxy {
     }
 
     /// What it was told, oldest first.
-    pub(crate) fn told(&self) -> Vec<Wanted> {
+    pub(crate) fn told(&self) -> Vec<RedirectTable> {
         lock(&self.told).clone()
     }
 
@@ -109,7 +109,7 @@ impl Proxy {
 }
 
 impl Redirects for Proxy {
-    fn set(&self, wanted: Wanted) -> Vec<(String, Completion)> {
+    fn set(&self, wanted: RedirectTable) -> Vec<(String, Completion)> {
         let mut told = lock(&self.told);
         let before = told.last().cloned().unwrap_or_default();
         let changed = wanted.iter().filter(|(port, redirect)| before.get(port) != Some(redirect));
@@ -128,7 +128,7 @@ impl Redirects for Proxy {
                     .map(drop)
                     .map_err(|_| ProxyError::NoAnswer("it ended".to_owned()))
             };
-            (redirect.name(*port), Box::pin(answer))
+            (name(*port, redirect.listener.direction), Box::pin(answer))
         };
         let completions = changed.chain(gone).map(completion).collect();
         told.push(wanted);

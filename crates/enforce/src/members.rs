@@ -21,7 +21,7 @@ use wharf_policy::{
     model::{self, Endpoint, Labels, NamedPorts, PolicyName},
 };
 
-use super::{documents::Documents, rows::key};
+use crate::{documents::Documents, rows::key};
 
 /// Of documents that name none (Kubernetes).
 const DEFAULT_NAMESPACE: &str = "default";
@@ -67,9 +67,9 @@ fn namespace_of(record: &EndpointRecord) -> String {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Surroundings<'a> {
-    pub(super) wanted: &'a Documents,
-    pub(super) mode: Enforcement,
+pub(crate) struct Surroundings<'a> {
+    pub(crate) documents: &'a Documents,
+    pub(crate) mode: Enforcement,
 }
 
 impl Surroundings<'_> {
@@ -83,7 +83,7 @@ impl Surroundings<'_> {
             (Enforcement::Never, _) => model::Enforcement::Default,
             (_, Enforcement::Never) => model::Enforcement::Never,
             (_, Enforcement::Always) => always("policy-enforcement of the endpoint", "always"),
-            (_, Enforcement::Default) if init && !self.wanted.is_empty() => always("identity", INIT),
+            (_, Enforcement::Default) if init && !self.documents.is_empty() => always("identity", INIT),
             (_, Enforcement::Default) => model::Enforcement::Default,
         }
     }
@@ -112,7 +112,7 @@ pub struct Unrecorded {
 
 /// Endpoints, and a number for each set of labels; numbers are not reused.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Members {
+pub struct Members {
     endpoints: OrdMap<EndpointId, Place>,
     addresses: OrdMap<(IpAddr, u16), EndpointId>,
     /// Isolated regardless of policies.
@@ -181,19 +181,23 @@ struct Elsewhere {
     member: Member,
 }
 
+/// An endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) epoch: Epoch,
-    pub(super) namespace: Option<String>,
+pub struct Place {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Unless its labels are unknown.
+    pub namespace: Option<String>,
     /// Overrides the node's mode.
-    pub(super) own: Enforcement,
+    pub own: Enforcement,
     init: bool,
-    pub(super) member: Member,
+    /// As the tables have it.
+    pub member: Member,
 }
 
 impl Members {
     /// `None` if unchanged.
-    pub(super) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
+    pub(crate) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
         let (health, init) = (record.identity == Identity::HEALTH, record.identity == Identity::INIT);
         // Rules about pods of a namespace require known labels.
         let namespace = (!health && !init).then(|| namespace_of(record));
@@ -201,7 +205,7 @@ impl Members {
         let endpoint = Endpoint {
             addresses: record.addresses().collect(),
             labels: if init { labels_of_init() } else { labels_for(record).into() },
-            namespace: namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace).into()),
+            namespace: namespace.as_deref().map(|namespace| node.documents.labels_here(namespace).into()),
             ports: ports_of(record).into(),
             health,
             elsewhere: false,
@@ -212,7 +216,7 @@ impl Members {
     }
 
     /// An endpoint whose record was lost, as one whose labels are not known yet.
-    pub(super) fn insert_unrecorded(&mut self, lost: Unrecorded, node: Surroundings<'_>) {
+    pub(crate) fn insert_unrecorded(&mut self, lost: Unrecorded, node: Surroundings<'_>) {
         let own = Enforcement::Default;
         let endpoint = Endpoint {
             addresses: lost.addresses.into(),
@@ -239,7 +243,7 @@ impl Members {
     }
 
     /// A container of another node; `None` if unchanged. After a change of namespaces, call [`Members::renew`] first.
-    pub(super) fn put_elsewhere(&mut self, pod: Arc<FeedPod>, wanted: &Documents) -> Option<Event> {
+    pub(crate) fn put_elsewhere(&mut self, pod: Arc<FeedPod>, wanted: &Documents) -> Option<Event> {
         let ((labels, namespace), number) = self.set_of(&pod, wanted);
         let endpoint = Endpoint {
             addresses: Arc::clone(&pod.addresses),
@@ -286,7 +290,7 @@ impl Members {
     }
 
     /// `None` for an unknown one.
-    pub(super) fn remove_elsewhere(&mut self, uid: &str) -> Option<Event> {
+    pub(crate) fn remove_elsewhere(&mut self, uid: &str) -> Option<Event> {
         let gone = self.elsewhere.remove(uid)?;
         self.free_keys.insert(gone.key);
         Some(Event::NoEndpoint(EndpointKey(gone.key)))
@@ -322,12 +326,9 @@ impl Members {
         self.used = self.identities.len() + self.rows.len();
     }
 
-    pub(super) fn get(&self, id: EndpointId) -> Option<&Place> {
+    /// An endpoint.
+    pub fn get(&self, id: EndpointId) -> Option<&Place> {
         self.endpoints.get(&id)
-    }
-
-    pub(super) fn put_back(&mut self, id: EndpointId, before: Option<Place>) {
-        self.set(id, before);
     }
 
     fn set(&mut self, id: EndpointId, place: Option<Place>) -> Option<Place> {
@@ -346,7 +347,7 @@ impl Members {
         before
     }
 
-    pub(super) fn remove(&mut self, id: EndpointId, epoch: Epoch) -> Option<Event> {
+    pub(crate) fn remove(&mut self, id: EndpointId, epoch: Epoch) -> Option<Event> {
         if self.endpoints.get(&id)?.epoch != epoch {
             return None;
         }
@@ -354,11 +355,11 @@ impl Members {
         Some(Event::NoEndpoint(key(id)))
     }
 
-    pub(super) fn renew(&mut self, node: Surroundings<'_>) -> Vec<Event> {
+    pub(crate) fn renew(&mut self, node: Surroundings<'_>) -> Vec<Event> {
         let mut changed = Vec::new();
         for (id, place) in &self.endpoints {
             let before = &place.member.endpoint;
-            let namespace = place.namespace.as_deref().map(|namespace| node.wanted.labels_here(namespace).into());
+            let namespace = place.namespace.as_deref().map(|namespace| node.documents.labels_here(namespace).into());
             let enforcement = node.enforcement(place.own, place.init);
             if (&namespace, &enforcement) != (&before.namespace, &before.enforcement) {
                 changed.push((*id, place.clone(), Endpoint { namespace, enforcement, ..Endpoint::clone(before) }));
@@ -369,7 +370,7 @@ impl Members {
             self.put(id, identity, endpoint, |member| Place { member, ..place })
         });
         let mut events: Vec<Event> = renewed.collect();
-        events.extend(self.renew_elsewhere(node.wanted));
+        events.extend(self.renew_elsewhere(node.documents));
         events
     }
 
@@ -392,29 +393,32 @@ impl Members {
         pods.into_iter().filter_map(|pod| self.put_elsewhere(pod, wanted)).collect()
     }
 
-    pub(super) fn is_any_isolated(&self) -> bool {
+    pub(crate) fn is_any_isolated(&self) -> bool {
         self.isolated > 0
     }
 
-    pub(super) fn without_labels(&self) -> usize {
+    /// Endpoints whose labels are unknown.
+    pub fn without_labels(&self) -> usize {
         self.endpoints.values().filter(|place| place.init).count()
     }
 
-    pub(super) fn identity(&self, number: compile::Identity) -> Option<Identity> {
+    pub(crate) fn identity(&self, number: compile::Identity) -> Option<Identity> {
         self.identities.get(&number.0).copied()
     }
 
-    pub(super) fn by_address(&self, ip: IpAddr) -> Option<EndpointId> {
+    /// The endpoint with an address.
+    pub fn by_address(&self, ip: IpAddr) -> Option<EndpointId> {
         self.addresses.get_next(&(ip, 0)).filter(|((address, _), _)| *address == ip).map(|(_, id)| *id)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = Event> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = Event> {
         let here = self.endpoints.iter().map(|(id, place)| Event::Endpoint(key(*id), place.member.clone()));
         let elsewhere = self.elsewhere.values();
         here.chain(elsewhere.map(|place| Event::Endpoint(EndpointKey(place.key), place.member.clone())))
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (EndpointId, &Place)> {
+    /// Endpoints of this node.
+    pub fn iter(&self) -> impl Iterator<Item = (EndpointId, &Place)> {
         self.endpoints.iter().map(|(id, place)| (*id, place))
     }
 }
@@ -457,7 +461,7 @@ mod tests {
     }
 
     const fn around(wanted: &Documents) -> Surroundings<'_> {
-        Surroundings { wanted, mode: Enforcement::Default }
+        Surroundings { documents: wanted, mode: Enforcement::Default }
     }
 
     #[test]

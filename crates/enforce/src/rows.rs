@@ -20,12 +20,12 @@ use wharf_policy::{
     requests::{Requests, ServerName},
 };
 
-use super::redirects::Listeners;
+use crate::redirects::Listeners;
 
 const _: () = assert!(SetId::DENIES == policy::SET_DENIES);
 
 /// `owner` returns a prefix's [`PeerRow::identity`].
-pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
+pub(crate) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
     let of = |change: &Change| {
         Some(match change {
             // Not in the kernel.
@@ -53,7 +53,7 @@ pub(super) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity
 }
 
 /// Identities and rule origins are unknown. A port that `listeners` lacks lets nothing pass.
-pub(super) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
+pub(crate) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     let mut tables = Tables::default();
     let mut rules: BTreeMap<SetId, compile::Rows> = BTreeMap::new();
     for (id, SetsRow { ingress, egress }) in &rows.sets {
@@ -102,17 +102,21 @@ fn unknown(port: ListenerId) -> Listener {
 /// No endpoint has it, so rows with it are rewritten.
 const UNKNOWN: Identity = Identity(u32::MAX);
 
-pub(super) fn key(id: EndpointId) -> EndpointKey {
+/// An endpoint of this node in the tables.
+#[must_use]
+pub fn key(id: EndpointId) -> EndpointKey {
     EndpointKey(id.get().into())
 }
 
-pub(super) fn endpoint(key: EndpointKey) -> Option<EndpointId> {
+pub(crate) fn endpoint(key: EndpointKey) -> Option<EndpointId> {
     u16::try_from(key.0).ok().and_then(|id| EndpointId::try_from(id).ok())
 }
 
 const _: () = assert!(PortClass::UNKNOWN.0 == PORT_UNKNOWN);
 
-pub(super) fn cell_key(set: SetId, (class, port): (PeerClass, PortClass)) -> CellKey {
+/// A cell in the kernel.
+#[must_use]
+pub fn cell_key(set: SetId, (class, port): (PeerClass, PortClass)) -> CellKey {
     CellKey { set: set.0, class: class.0, port: port.0 }
 }
 

@@ -2,37 +2,36 @@
 //!
 //! A round is saved before the rows change, for the next agent. The proxy gets it when open handshakes are over.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 
-use tokio::time::Instant;
 use wharf_core::ids::{EndpointId, Epoch};
 
-use crate::proxy::Wanted;
+use crate::redirects::RedirectTable;
 
 /// Listener's port, and member.
-pub(super) type Place = (u16, (EndpointId, Epoch));
+pub(crate) type Place = (u16, (EndpointId, Epoch));
 
 /// Pending rounds of a member. A further one joins the last, so that constant changes do not delay it forever.
 const WAITING: usize = 2;
 
 /// Members without a number are in round zero.
 #[derive(Debug, Default)]
-pub(super) struct Rounds {
+pub(crate) struct Rounds {
     numbers: BTreeMap<Place, u32>,
     /// Start times, earliest first.
     waiting: BTreeMap<Place, Vec<Instant>>,
 }
 
 impl Rounds {
-    pub(super) fn new(numbers: BTreeMap<Place, u32>) -> Self {
+    pub(crate) fn new(numbers: BTreeMap<Place, u32>) -> Self {
         Self { numbers, waiting: BTreeMap::new() }
     }
 
-    pub(super) fn numbers(&self) -> &BTreeMap<Place, u32> {
+    pub(crate) fn numbers(&self) -> &BTreeMap<Place, u32> {
         &self.numbers
     }
 
-    pub(super) fn begin(&mut self, place: Place, at: Instant) {
+    pub(crate) fn begin(&mut self, place: Place, at: Instant) {
         let waiting = self.waiting.entry(place).or_default();
         if waiting.len() == WAITING {
             waiting.pop();
@@ -42,14 +41,14 @@ impl Rounds {
         waiting.push(at);
     }
 
-    pub(super) fn put_off(&mut self, place: Place, at: Instant) {
+    pub(crate) fn put_off(&mut self, place: Place, at: Instant) {
         if let Some(last) = self.waiting.get_mut(&place).and_then(|waiting| waiting.last_mut()) {
             *last = at;
         }
     }
 
     /// Begins due rounds, and drops members that `wanted` lacks.
-    pub(super) fn pass(&mut self, wanted: &Wanted, now: Instant) {
+    pub(crate) fn pass(&mut self, wanted: &RedirectTable, now: Instant) {
         let is_there = |(port, member): &Place| wanted.get(port).is_some_and(|of| of.members.contains_key(member));
         self.waiting.retain(|place, times| {
             times.retain(|at| *at > now);
@@ -58,15 +57,15 @@ impl Rounds {
         self.numbers.retain(|place, _| is_there(place));
     }
 
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(crate) fn next(&self) -> Option<Instant> {
         self.waiting.values().flatten().min().copied()
     }
 
-    pub(super) fn is_any(&self) -> bool {
+    pub(crate) fn is_any(&self) -> bool {
         !self.numbers.is_empty()
     }
 
-    pub(super) fn tell(&self, wanted: &mut Wanted) {
+    pub(crate) fn tell(&self, wanted: &mut RedirectTable) {
         for (port, redirect) in wanted {
             let of = |member: &(EndpointId, Epoch)| {
                 let place = (*port, *member);
@@ -90,7 +89,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::proxy::Redirect;
+    use crate::redirects::Redirect;
 
     const SOON: Duration = Duration::from_millis(500);
 
@@ -100,7 +99,7 @@ mod tests {
         let requests = Arc::new(Requests::default());
         let listener = Arc::new(Listener { direction: Direction::Ingress, requests, share: Share::default() });
         let members = [(member, Vec::new())].into();
-        let mut wanted: Wanted = [(15_000, Redirect { listener, members, rounds: BTreeMap::new() })].into();
+        let mut wanted: RedirectTable = [(15_000, Redirect { listener, members, rounds: BTreeMap::new() })].into();
         let (place, began) = ((15_000, member), Instant::now());
         let mut rounds = Rounds::default();
         let mut told = |rounds: &mut Rounds, now| {
@@ -118,7 +117,7 @@ mod tests {
         rounds.put_off(place, began + 10 * SOON);
         assert_eq!(told(&mut rounds, began + 9 * SOON), 1);
         assert_eq!((told(&mut rounds, began + 10 * SOON), rounds.next()), (2, None));
-        rounds.pass(&Wanted::new(), began);
+        rounds.pass(&RedirectTable::new(), began);
         assert!(!rounds.is_any(), "the member is gone");
     }
 }

@@ -12,7 +12,7 @@ use wharf_policy::{
     read::Refusal,
 };
 
-use super::limits::{LIMITS, PARTS};
+use crate::limits::{LIMITS, PARTS};
 
 /// Failure of a change of policy.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -110,7 +110,9 @@ pub enum PolicyError {
     },
 }
 
-pub(super) fn told(refusals: &[Refusal]) -> String {
+/// The refusals of a text, a line each.
+#[must_use]
+pub fn told(refusals: &[Refusal]) -> String {
     refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 

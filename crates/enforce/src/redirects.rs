@@ -1,31 +1,64 @@
-//! Redirects of tables, and `<state-dir>/redirects.json`, which keeps their ports.
+//! Redirects to the proxy, and the file that keeps their ports.
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
 use wharf_core::ids::{EndpointId, Epoch};
-use wharf_kit::kept;
 use wharf_policy::{
     compile::{Listener, ListenerId, SetId, Tables},
     model::Direction,
 };
 
-use super::{members::Members, rounds::Place, rows};
-use crate::proxy::{Redirect, Wanted};
+use crate::{members::Members, rounds::Place, rows};
+
+/// By the proxy's port, host byte order.
+pub type RedirectTable = BTreeMap<u16, Redirect>;
+
+/// Connections redirected to a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// What connections may carry.
+    pub listener: Arc<Listener>,
+    /// Endpoints and their addresses.
+    pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
+    /// How often connections restarted because rows led some elsewhere.
+    pub rounds: BTreeMap<(EndpointId, Epoch), u32>,
+}
+
+/// Why the proxy did not apply a change.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProxyError {
+    /// Refused, with the reason; the previous state stays.
+    #[error("{0}")]
+    Refused(String),
+    /// Refused: another program has the port.
+    #[error("{1}")]
+    Taken(u16, String),
+    /// No answer, or no proxy.
+    #[error("{0}")]
+    NoAnswer(String),
+}
 
 const VERSION: u32 = 1;
-const MAX_FILE: u64 = 128 << 20;
 /// A listener keeps a member after rows last led there, for connections before the proxy's accept: a closed socket
 /// resets its queue, and nothing reports that the queue is empty.
-pub(super) const HANDSHAKES: Duration = Duration::from_millis(500);
+pub const HANDSHAKES: Duration = Duration::from_millis(500);
 
 /// Of the proxy, before a revision is realized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owed {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Owed {
+    /// Nothing.
+    #[default]
     Nothing,
     /// Acknowledge; if `ends`, then end connections judged by earlier requests.
     Answer {
+        /// Connections end then.
         ends: bool,
     },
     /// End connections judged by earlier requests, the last one at this time.
@@ -33,12 +66,12 @@ pub(super) enum Owed {
 }
 
 impl Owed {
-    pub(super) fn ends(self) -> bool {
+    pub(crate) fn ends(self) -> bool {
         matches!(self, Self::Answer { ends: true } | Self::Ends(_))
     }
 }
 
-pub(super) type Outgoing = BTreeMap<Place, Instant>;
+pub(crate) type Outgoing = BTreeMap<Place, Instant>;
 
 /// Listeners by port.
 pub type Listeners = BTreeMap<u16, Arc<Listener>>;
@@ -49,7 +82,7 @@ pub struct Ports {
     /// By port.
     pub listeners: Listeners,
     /// Other numbers would end connections.
-    pub(super) rounds: BTreeMap<Place, u32>,
+    pub(crate) rounds: BTreeMap<Place, u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -61,7 +94,7 @@ struct File {
     rounds: Vec<(u16, u16, u64, u32)>,
 }
 
-pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
+pub(crate) fn wanted(tables: &Tables, members: &Members) -> RedirectTable {
     let mut ports: BTreeMap<SetId, Vec<ListenerId>> = BTreeMap::new();
     for (listener, set) in tables.redirects.keys() {
         ports.entry(*set).or_default().push(*listener);
@@ -69,7 +102,7 @@ pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
     let redirect = |(port, listener): (&ListenerId, &Arc<Listener>)| {
         (port.0, Redirect { listener: Arc::clone(listener), members: BTreeMap::new(), rounds: BTreeMap::new() })
     };
-    let mut wanted: Wanted = tables.listeners.iter().map(redirect).collect();
+    let mut wanted: RedirectTable = tables.listeners.iter().map(redirect).collect();
     if ports.is_empty() {
         return wanted;
     }
@@ -86,7 +119,7 @@ pub(super) fn wanted(tables: &Tables, members: &Members) -> Wanted {
 }
 
 /// Union of both states. A port with two listeners is `other`'s: no row of `one` leads there.
-pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
+pub(crate) fn both(one: &RedirectTable, other: &RedirectTable) -> RedirectTable {
     let mut both = one.clone();
     for (port, redirect) in other {
         match both.get_mut(port) {
@@ -98,13 +131,13 @@ pub(super) fn both(one: &Wanted, other: &Wanted) -> Wanted {
 }
 
 /// Leaving members stay for [`HANDSHAKES`].
-pub(super) fn with_outgoing(
-    after: &Wanted,
-    told: &Wanted,
+pub(crate) fn with_outgoing(
+    after: &RedirectTable,
+    told: &RedirectTable,
     members: &Members,
     outgoing: &mut Outgoing,
     now: Instant,
-) -> Wanted {
+) -> RedirectTable {
     let mut wanted = after.clone();
     let mut stay = Outgoing::new();
     for (port, member) in losses(told, after, members) {
@@ -124,7 +157,7 @@ pub(super) fn with_outgoing(
 }
 
 /// Whether remaining endpoints' connections end: the listener goes, loses them, or begins another round.
-pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
+pub(crate) fn end(before: &RedirectTable, after: &RedirectTable, members: &Members) -> bool {
     let is_envoys = |redirect: &Redirect| redirect.listener.requests.names.is_empty();
     let anew = |(port, redirect): (&u16, &Redirect)| {
         let before = before.get(port).filter(|before| is_envoys(before));
@@ -139,8 +172,8 @@ pub(super) fn end(before: &Wanted, after: &Wanted, members: &Members) -> bool {
 
 /// Endpoints that lose a listener of Envoy's; the DNS proxy judges each query.
 fn losses<'a>(
-    before: &'a Wanted,
-    after: &'a Wanted,
+    before: &'a RedirectTable,
+    after: &'a RedirectTable,
     members: &'a Members,
 ) -> impl Iterator<Item = (u16, (EndpointId, Epoch))> + 'a {
     let stays = |(id, epoch): (EndpointId, Epoch)| members.get(id).is_some_and(|place| place.epoch == epoch);
@@ -153,35 +186,55 @@ fn losses<'a>(
     )
 }
 
-pub(super) fn listeners(wanted: &Wanted) -> Listeners {
+pub(crate) fn listeners(wanted: &RedirectTable) -> Listeners {
     wanted.iter().map(|(port, redirect)| (*port, Arc::clone(&redirect.listener))).collect()
 }
 
-/// Reads the file; empty without one.
-///
-/// # Errors
-/// Unreadable, or of another format.
-pub fn load(path: &Path) -> io::Result<Ports> {
-    let Some(text) = kept::read(path, MAX_FILE)? else { return Ok(Ports::default()) };
-    let File { version, listeners, rounds } = serde_json::from_slice(&text)?;
-    if version != VERSION {
-        return Err(io::Error::other(format!("it is of version {version}, this agent knows {VERSION}")));
+impl Ports {
+    /// Bytes of a file that is read.
+    pub const MAX_FILE: u64 = 128 << 20;
+    /// Reads the content of a file.
+    ///
+    /// # Errors
+    /// Another format.
+    pub fn parse(text: &[u8]) -> io::Result<Self> {
+        let File { version, listeners, rounds } = serde_json::from_slice(text)?;
+        if version != VERSION {
+            return Err(io::Error::other(format!("it is of version {version}, this agent knows {VERSION}")));
+        }
+        let rounds = rounds.into_iter().filter_map(|(port, id, epoch, round)| {
+            Some(((port, (EndpointId::try_from(id).ok()?, Epoch(epoch))), round))
+        });
+        Ok(Self { listeners, rounds: rounds.collect() })
     }
-    let rounds = rounds
-        .into_iter()
-        .filter_map(|(port, id, epoch, round)| Some(((port, (EndpointId::try_from(id).ok()?, Epoch(epoch))), round)));
-    Ok(Ports { listeners, rounds: rounds.collect() })
+
+    /// The content of a file.
+    ///
+    /// # Errors
+    /// Too large to be read.
+    pub fn to_text(&self) -> io::Result<Vec<u8>> {
+        let Self { listeners, rounds } = self;
+        let rounds = rounds.iter().map(|((port, (id, epoch)), round)| (*port, id.get(), epoch.0, *round)).collect();
+        let text = serde_json::to_vec(&File { version: VERSION, listeners: listeners.clone(), rounds })?;
+        if text.len() as u64 > Self::MAX_FILE {
+            let (bytes, most) = (text.len(), Self::MAX_FILE);
+            return Err(io::Error::other(format!("{bytes} bytes, at most {most} are read again")));
+        }
+        Ok(text)
+    }
 }
 
-/// Writes the file.
-///
-/// # Errors
-/// Unwritable, or too large to read.
-pub fn save(path: &Path, Ports { listeners, rounds }: &Ports) -> io::Result<()> {
-    let rounds = rounds.iter().map(|((port, (id, epoch)), round)| (*port, id.get(), epoch.0, *round)).collect();
-    let text = serde_json::to_vec(&File { version: VERSION, listeners: listeners.clone(), rounds })?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(io::Error::other(format!("{} bytes, at most {MAX_FILE} are read again", text.len())));
+impl Redirect {
+    /// Members by another key, made of endpoint id and epoch.
+    #[must_use]
+    pub fn members<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, Vec<IpAddr>> {
+        let members = self.members.iter();
+        members.map(|((id, epoch), addresses)| (member(id.get(), epoch.0), addresses.clone())).collect()
     }
-    kept::write(path, &text)
+
+    /// Rounds, as [`Redirect::members`].
+    #[must_use]
+    pub fn rounds<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, u32> {
+        self.rounds.iter().map(|((id, epoch), round)| (member(id.get(), epoch.0), *round)).collect()
+    }
 }

@@ -1,0 +1,175 @@
+//! Inputs of policy.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use wharf_cluster::feed::FeedPod;
+use wharf_core::{
+    endpoint::EndpointRecord,
+    ids::{EndpointId, Epoch},
+    policy::Enforcement,
+};
+use wharf_dns::cache::{Cache, Changed};
+use wharf_policy::{
+    compile::Event,
+    model::{Directions, Origin, Policy, PolicyName, Selector, Tier},
+};
+
+use crate::{
+    documents::Documents,
+    members::{Members, Surroundings},
+    names,
+};
+
+/// A container of another node by uid; `None` for one that is gone.
+pub type ChangedPod = (Arc<str>, Option<Arc<FeedPod>>);
+
+/// A change of the inputs.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// An endpoint of this node, new or changed.
+    Endpoint(Box<EndpointRecord>),
+    /// An endpoint is gone. Another epoch than the present one changes nothing.
+    NoEndpoint(EndpointId, Epoch),
+    /// All policies and labels of namespaces. Apply it before [`Input::Pods`].
+    Documents(Documents),
+    /// Containers of other nodes.
+    Pods(Vec<ChangedPod>),
+    /// All addresses of the node.
+    Node(BTreeSet<IpAddr>),
+    /// All addresses of other nodes.
+    OtherNodes(BTreeSet<IpAddr>),
+    /// All networks of containers of other nodes, of which none contains another.
+    PodNetworks(BTreeSet<IpNet>),
+    /// All addresses of names, and the names that have changed.
+    Names(Cache, Changed),
+    /// When policy is enforced.
+    Enforcement(Enforcement),
+}
+
+/// Inputs of policy. Copies share their content.
+#[derive(Debug, Clone, Default)]
+pub struct Inputs {
+    /// When policy is enforced.
+    pub enforcement: Enforcement,
+    /// Policies and labels of namespaces.
+    pub documents: Documents,
+    /// Containers.
+    pub members: Members,
+    /// Addresses of the node.
+    pub node: Arc<BTreeSet<IpAddr>>,
+    /// Networks of containers of other nodes.
+    pub pod_networks: Arc<BTreeSet<IpNet>>,
+    /// Addresses of other nodes.
+    pub other_nodes: Arc<BTreeSet<IpAddr>>,
+    /// Addresses of names.
+    pub names: Cache,
+}
+
+impl Inputs {
+    /// Without any input.
+    #[must_use]
+    pub fn new(enforcement: Enforcement) -> Self {
+        Self { enforcement, ..Self::default() }
+    }
+
+    /// Applies a change. Returns the events for an engine that has the earlier inputs; `None` if rows must be computed
+    /// from all inputs.
+    pub fn apply(&mut self, input: Input, services: &[IpNet]) -> Option<Vec<Event>> {
+        Some(match input {
+            Input::Endpoint(record) => {
+                let Self { members, documents, enforcement, .. } = self;
+                let event = members.insert(&record, Surroundings { documents, mode: *enforcement });
+                event.into_iter().collect()
+            }
+            Input::NoEndpoint(id, epoch) => self.members.remove(id, epoch).into_iter().collect(),
+            Input::Documents(documents) => self.replace(documents, services),
+            Input::Pods(pods) => {
+                let Self { members, documents, .. } = self;
+                let events = pods.into_iter().filter_map(|(uid, pod)| match pod {
+                    Some(pod) => members.put_elsewhere(pod, documents),
+                    None => members.remove_elsewhere(&uid),
+                });
+                events.collect()
+            }
+            Input::Node(node) if *self.node != node => {
+                self.node = Arc::new(node.clone());
+                vec![Event::Node(node)]
+            }
+            Input::OtherNodes(nodes) if *self.other_nodes != nodes => {
+                self.other_nodes = Arc::new(nodes.clone());
+                vec![Event::OtherNodes(nodes)]
+            }
+            Input::PodNetworks(pods) if *self.pod_networks != pods => {
+                self.pod_networks = Arc::new(pods.clone());
+                vec![Event::Pods(pods)]
+            }
+            Input::Node(_) | Input::OtherNodes(_) | Input::PodNetworks(_) => Vec::new(),
+            Input::Names(names, changed) => {
+                self.names = names;
+                names::events(&self.names, &changed, services)
+            }
+            Input::Enforcement(enforcement) => {
+                self.enforcement = enforcement;
+                self.renew();
+                return None;
+            }
+        })
+    }
+
+    /// Lost policies stay lost until documents replace them.
+    fn replace(&mut self, mut documents: Documents, services: &[IpNet]) -> Vec<Event> {
+        documents.lost &= self.documents.lost;
+        documents.awaits_cluster &= self.documents.awaits_cluster;
+        let before = std::mem::replace(&mut self.documents, documents);
+        let mut events = match self.enforcement {
+            Enforcement::Never => Vec::new(),
+            Enforcement::Default | Enforcement::Always => self.documents.events_since(&before, services),
+        };
+        if !self.documents.says_the_same_of_endpoints(&before) {
+            events.extend(self.renew());
+        }
+        events
+    }
+
+    fn renew(&mut self) -> Vec<Event> {
+        let Self { members, documents, enforcement, .. } = self;
+        members.renew(Surroundings { documents, mode: *enforcement })
+    }
+
+    /// There is a policy, or an endpoint that is isolated without one.
+    pub(crate) fn need_rows(&self) -> bool {
+        self.enforcement == Enforcement::Always || !self.documents.is_empty() || self.members.is_any_isolated()
+    }
+
+    /// For an engine without inputs.
+    pub(crate) fn all(&self, services: &[IpNet]) -> Vec<Event> {
+        let others = Event::OtherNodes(BTreeSet::clone(&self.other_nodes));
+        let pods = Event::Pods(BTreeSet::clone(&self.pod_networks));
+        let mut events = vec![Event::Node(BTreeSet::clone(&self.node)), others, pods];
+        if self.enforcement != Enforcement::Never {
+            events.extend(self.documents.events_since(&Documents::default(), services));
+        }
+        if self.enforcement == Enforcement::Always {
+            events.push(Event::Policy(isolates_all()));
+        }
+        events.extend(self.members.all());
+        events.extend(names::all(&self.names, services));
+        events
+    }
+}
+
+/// For `--policy-enforcement always`.
+fn isolates_all() -> Policy {
+    let origin =
+        Origin { file: "--policy-enforcement".into(), line: 0, document: "always".into(), field: String::new() };
+    Policy {
+        name: PolicyName { kind: "--policy-enforcement".into(), namespace: String::new(), name: "always".into() },
+        subject: Selector::default(),
+        tier: Tier::Namespaced,
+        priority: 0,
+        isolates: Directions { ingress: true, egress: true },
+        rules: Vec::new(),
+        origin,
+    }
+}
