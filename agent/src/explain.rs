@@ -66,7 +66,12 @@ pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, Subjec
             Some(last) if !matches!(subject, Subject::Address(_)) => past::past(node, &last).await,
             None if !found.past.is_empty() && !matches!(subject, Subject::Address(_)) => several(text, &found),
             _ => match &subject {
-                Subject::Address(ip) => address::explain(&node.life, *ip),
+                Subject::Address(ip) => {
+                    if let Some(feed) = node.life.cluster.feed() {
+                        feed.restored().await;
+                    }
+                    address::explain(&node.life, *ip)
+                }
                 _ => nothing(&node.life, text, &subject, &records),
             },
         },

@@ -360,10 +360,13 @@ async fn start_policy(node: &Arc<Node>, started: Started) {
     let (life, tasks) = (&node.life, &node.life.tasks);
     let Started { feed_listener, proxy, requests, queries, answers } = started;
     // Before the rows, so that no packet meets a policy without the pods and namespaces of the feed.
-    if let Some(feed) = life.cluster.feed()
-        && let Err(why) = feed.take(&**life).await
-    {
-        tracing::warn!("rows of the cluster feed are not in force: {why}; they are tried again while the agent runs");
+    if let Some(feed) = life.cluster.feed() {
+        feed.load_rest().await;
+        if let Err(why) = feed.take(&**life).await {
+            tracing::warn!(
+                "rows of the cluster feed are not in force: {why}; they are tried again while the agent runs"
+            );
+        }
     }
     if let Err(why) = life.policy.start().await {
         tracing::error!("{why}");

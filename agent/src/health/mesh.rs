@@ -151,11 +151,12 @@ fn peers(cluster: &InForce, own: &str) -> BTreeMap<String, Peer> {
     let has_cidr = |v6: bool| {
         row.is_none_or(|row| row.pod_cidrs.is_empty() || row.pod_cidrs.iter().any(|c| c.addr().is_ipv6() == v6))
     };
+    let refused_cidrs = routes::refused(&cluster.destinations);
+    let is_refused = |address: &IpAddr| refused_cidrs.iter().any(|cidr| cidr.contains(address));
     let peer = |name: &str, addresses: &[IpAddr], health: &[IpAddr]| {
         let (addresses, far): (Vec<IpAddr>, Vec<IpAddr>) =
             addresses.iter().copied().partition(|a| has_address(a.is_ipv6()));
-        let (health, refused): (Vec<IpAddr>, Vec<IpAddr>) =
-            health.iter().copied().partition(|a| !routes::is_refused(&cluster.destinations, *a));
+        let (health, refused): (Vec<IpAddr>, Vec<IpAddr>) = health.iter().copied().partition(|a| !is_refused(a));
         let (health, far_health): (Vec<IpAddr>, Vec<IpAddr>) = health.into_iter().partition(|a| has_cidr(a.is_ipv6()));
         let why = |addresses: Vec<IpAddr>, why| addresses.into_iter().map(move |address| (address, why));
         let skipped = why(far, NO_ADDRESS).chain(why(refused, REFUSED)).chain(why(far_health, NO_CIDR)).collect();

@@ -320,7 +320,8 @@ impl Lifecycle {
         let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
         // A node's own connections over the overlay have its router address. Collected: with an iterator of closures,
         // the compiler cannot see that the future is `Send`.
-        let is_routed = |address: &&IpAddr| !routes::is_refused(&cluster.destinations, **address);
+        let refused = routes::refused(&cluster.destinations);
+        let is_routed = |address: &&IpAddr| !refused.iter().any(|cidr| cidr.contains(*address));
         let of = |node: &NodeRow| -> Vec<IpAddr> {
             let routers = node.router_addresses.iter().filter(is_routed);
             node.addresses.iter().chain(routers).copied().collect()

@@ -53,7 +53,9 @@ pub async fn pods(State(node): State<Arc<Node>>, Query(query): Query<ClusterPods
         }
     }
     let most = usize::try_from(limit).unwrap_or(usize::MAX);
-    Ok(Json(node.life.cluster.feed().map(|feed| feed.pods(&query, most)).unwrap_or_default()))
+    let Some(feed) = node.life.cluster.feed() else { return Ok(Json(ClusterPods::default())) };
+    feed.restored().await;
+    Ok(Json(feed.pods(&query, most)))
 }
 
 /// Networks whose route is missing or differs, and those of the overlay if its device differs.

@@ -79,9 +79,14 @@ fn component(
         nodes => message.push_str(&format!(", to {} because {REFUSED}", plural(nodes, "near node"))),
     }
     if let Some(feed) = feed {
-        let of = |kind: &str| feed.rows.iter().find(|rows| rows.kind == kind).map_or(0, |rows| rows.in_force);
-        let [pods, namespaces, policies] = ["pod", "namespace", "policy"].map(of);
-        message.push_str(&format!("; pods {pods}, namespaces {namespaces}, policies {policies}"));
+        // While the rows of a kind are read from the file, the feed has no number of them.
+        let of = |kind: &str| feed.rows.iter().find(|rows| rows.kind == kind).map(|rows| rows.in_force);
+        let kinds = [("pods", "pod"), ("namespaces", "namespace"), ("policies", "policy")];
+        let counts: Vec<String> =
+            kinds.into_iter().filter_map(|(name, kind)| Some(format!("{name} {}", of(kind)?))).collect();
+        if !counts.is_empty() {
+            message.push_str(&format!("; {}", counts.join(", ")));
+        }
     }
     if let Some(why) = &why {
         message.push_str(&format!("; {why}"));
@@ -186,8 +191,12 @@ mod tests {
 
     #[test]
     fn the_feed_and_its_problem_are_told() {
-        let rows = wharf_api::FeedRows { kind: "pod".into(), in_force: 3, ..Default::default() };
-        let feed = ClusterFeed { rows: vec![rows], ..ClusterFeed::default() };
+        let rows = |kind: &str, in_force| wharf_api::FeedRows { kind: kind.into(), in_force, ..Default::default() };
+        let rows = [("node", 2), ("pod", 3), ("namespace", 0), ("policy", 0)].map(|(kind, n)| rows(kind, n));
+        let feed = ClusterFeed { rows: rows[..1].to_vec(), ..ClusterFeed::default() };
+        let row = component(&InForce::default(), Some(&feed), None, None);
+        assert_eq!(row.message, "0 nodes, 0 routes", "the other kinds are being read");
+        let feed = ClusterFeed { rows: rows.into(), ..ClusterFeed::default() };
         let row = component(&InForce::default(), Some(&feed), None, None);
         assert_eq!(
             (row.health, row.message.as_str()),

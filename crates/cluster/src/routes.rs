@@ -206,11 +206,11 @@ pub fn peers(destinations: &[Destination]) -> Vec<IpNet> {
     destinations.iter().filter(is_peer).map(|to| to.cidr).collect()
 }
 
-/// An address in a network of another node of which this node or a host on its links could have addresses.
+/// Networks of other nodes of which this node or a host on its links could have addresses.
 #[must_use]
-pub fn is_refused(destinations: &[Destination], address: IpAddr) -> bool {
-    let is_conflict = |to: &Destination| to.via.as_ref().is_err_and(Unrouted::is_conflict);
-    destinations.iter().any(|to| is_conflict(to) && to.cidr.contains(&address))
+pub fn refused(destinations: &[Destination]) -> Vec<IpNet> {
+    let is_conflict = |to: &&Destination| to.via.as_ref().is_err_and(Unrouted::is_conflict);
+    destinations.iter().filter(is_conflict).map(|to| to.cidr).collect()
 }
 
 /// CIDRs of pools that this node's row does not contain: other nodes have no route to their containers.

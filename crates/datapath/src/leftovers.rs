@@ -166,7 +166,7 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
             found.foreign.push(format!("route {} (over a link that is not Wharf's)", route.destination));
         }
     }
-    for route in peers::list(&mut connection)? {
+    for route in route::to_peers(&mut connection)? {
         let peer = route.next_hop().map(|via| PeerRoute { to: route.destination, via });
         found.ours.extend(peer.map(Leftover::PeerRoute));
     }

@@ -19,7 +19,7 @@ use wharf_core::{
 
 use crate::{
     PEER_PROTOCOL, ROUTE_PROTOCOL,
-    netlink::{Connection, address, link, route},
+    netlink::{Answer, Connection, Request, address, link, route},
     overlay,
     router::Pair,
 };
@@ -46,9 +46,7 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     }
     for message in tables(&mut connection)? {
         let Some(found) = Found::read(&message) else { continue };
-        // First, because there can be thousands of routes to other nodes.
-        let is_to_peer = u8::from(found.protocol) == PEER_PROTOCOL;
-        if is_to_peer || !shares(&found.net) {
+        if !shares(&found.net) {
             continue;
         }
         if found.is_ours() {
@@ -63,9 +61,12 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
             foreign.extend(links.network(&mut connection, found)?);
         }
     }
-    for cidr in cidrs {
-        for ip in [cidr.network(), cidr.broadcast()] {
-            if let Some(found) = look_up(&mut connection, ip)?
+    // Many requests at once: there can be tens of thousands.
+    let ends: BTreeSet<IpAddr> = cidrs.iter().flat_map(|cidr| [cidr.network(), cidr.broadcast()]).collect();
+    for ends in ends.into_iter().collect::<Vec<_>>().chunks(LOOKUPS) {
+        let questions = ends.iter().map(|ip| Request::new(RouteNetlinkMessage::GetRoute(route::question(*ip)), 0));
+        for (ip, answer) in ends.iter().zip(connection.batch(questions.collect())?) {
+            if let Some(found) = found(&mut connection, *ip, answer)?
                 && found.table != u32::from(LOCAL)
             {
                 foreign.extend(links.network(&mut connection, found)?);
@@ -89,6 +90,8 @@ pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
     Ok(networks)
 }
 
+/// Lookups whose answers are in memory at once.
+const LOOKUPS: usize = 256;
 /// The table local (`linux/rtnetlink.h`).
 const LOCAL: u8 = 255;
 
@@ -202,6 +205,10 @@ impl Links {
 /// Rules included. `None` without a route, or for an unreachable one.
 pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(route::question(ip)), 0)?;
+    found(connection, ip, answer)
+}
+
+fn found(connection: &mut Connection, ip: IpAddr, answer: Answer) -> Result<Option<Found>> {
     let Some(mut found) = answer.ok().and_then(|messages| messages.iter().find_map(Found::read)) else {
         return Ok(None);
     };
@@ -217,25 +224,25 @@ pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<
 }
 
 fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
-    let mut found = Vec::new();
+    let mut found = main_table(connection)?;
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        for number in [RouteHeader::RT_TABLE_MAIN, LOCAL] {
-            found.extend(table(connection, family, number)?);
-        }
+        found.extend(table(connection, family, LOCAL)?);
     }
     Ok(found)
 }
 
+/// Without routes to other nodes.
 pub(crate) fn main_table(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = table(connection, AddressFamily::Inet, RouteHeader::RT_TABLE_MAIN)?;
     found.extend(table(connection, AddressFamily::Inet6, RouteHeader::RT_TABLE_MAIN)?);
     Ok(found)
 }
 
-/// Empty if the kernel lacks the family.
+/// Without routes to other nodes, of which there can be thousands. Empty if the kernel lacks the family.
 fn table(connection: &mut Connection, family: AddressFamily, number: u8) -> Result<Vec<RouteNetlinkMessage>> {
     let mut request = RouteMessage::default();
     request.header.address_family = family;
     request.header.table = number;
-    Ok(connection.dump(&RouteNetlinkMessage::GetRoute(request))?.unwrap_or_default())
+    let request = RouteNetlinkMessage::GetRoute(request);
+    Ok(connection.dump_without(&request, route::is_of_peers)?.unwrap_or_default())
 }

@@ -25,14 +25,8 @@ use crate::{
     overlay,
 };
 
-pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Route>> {
-    let mut found = route::list(connection, Some(PEER_PROTOCOL))?;
-    found.retain(Route::is_to_peer);
-    Ok(found)
-}
-
 fn by_destination(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
-    Ok(list(connection)?.into_iter().map(|route| (route.destination, route)).collect())
+    Ok(route::to_peers(connection)?.into_iter().map(|route| (route.destination, route)).collect())
 }
 
 /// Destinations of Wharf's unreachable routes.
@@ -132,7 +126,7 @@ pub(crate) fn ensure(
 
 /// Without any. Succeeds when already gone.
 pub(crate) fn remove_all(connection: &mut Connection) -> Result<()> {
-    for route in list(connection)? {
+    for route in route::to_peers(connection)? {
         remove_route(connection, &route)?;
     }
     for to in unreachable_to(connection)? {
@@ -155,7 +149,7 @@ fn remove_route(connection: &mut Connection, route: &Route) -> Result<()> {
 /// Succeeds when already gone.
 pub(crate) fn remove(peer: &PeerRoute) -> Result<()> {
     let mut connection = Connection::open()?;
-    let route = list(&mut connection)?.into_iter().find(|route| route.destination == peer.to.trunc());
+    let route = route::to_peers(&mut connection)?.into_iter().find(|route| route.destination == peer.to.trunc());
     route.map_or(Ok(()), |route| remove_route(&mut connection, &route))
 }
 

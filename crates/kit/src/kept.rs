@@ -45,21 +45,35 @@ pub fn make_directory(path: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// Unreadable, not regular, or longer than `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let Some(file) = open(path, most)? else { return Ok(None) };
+    let mut text = Vec::new();
+    file.take(most + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > most {
+        return Err(too_long(most));
+    }
+    Ok(Some(text))
+}
+
+/// Opens a file to read it in parts; `None` without a file.
+///
+/// # Errors
+/// As [`read`].
+pub fn open(path: &Path, most: u64) -> io::Result<Option<File>> {
     // A FIFO would block.
     let file = match OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a file"));
     }
-    let mut text = Vec::new();
-    file.take(most + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > most {
-        return Err(io::Error::other(format!("it has more than {most} bytes")));
-    }
-    Ok(Some(text))
+    if metadata.len() > most { Err(too_long(most)) } else { Ok(Some(file)) }
+}
+
+fn too_long(most: u64) -> io::Error {
+    io::Error::other(format!("it has more than {most} bytes"))
 }
 
 /// Renames a damaged file to `PATH.damaged`, in place of an earlier one. Returns the new path.

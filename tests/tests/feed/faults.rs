@@ -92,10 +92,12 @@ fn boot(node: &Node, socket: &Path) -> Result<()> {
     fs::remove_dir_all(&dirs.run).context("remove the run directory")?;
     fs::create_dir(&dirs.run).context("make the run directory")?;
     fs::remove_dir_all(socket.parent().context("a directory")?).context("remove the directory of the socket")?;
-    let mut kept: Value = serde_json::from_str(&fs::read_to_string(file(node))?).context("read feed.json")?;
-    ensure!(kept["boot_id"].is_string(), "feed.json has no boot");
-    kept["boot_id"] = json!("11111111-2222-3333-4444-555555555555");
-    fs::write(file(node), kept.to_string()).context("write feed.json")
+    let kept = fs::read_to_string(file(node)).context("read feed.json")?;
+    let (head, rest) = kept.split_once('\n').context("feed.json has one line")?;
+    let mut head: Value = serde_json::from_str(head).context("read feed.json")?;
+    ensure!(head["boot_id"].is_string(), "feed.json has no boot");
+    head["boot_id"] = json!("11111111-2222-3333-4444-555555555555");
+    fs::write(file(node), format!("{head}\n{rest}")).context("write feed.json")
 }
 
 /// Adds a container that sends datagrams from before its ADD on; returns when it has sent many with its address.

@@ -1,12 +1,20 @@
 //! The rows in a file of the state directory, for the next start.
+//!
+//! The file has two JSON documents: [`Head`] with the nodes, and the other rows. A start reads the first one before the
+//! agent serves, and the second one before the first rows of policy. Nothing is written between.
 
-use std::{collections::BTreeSet, io, path::Path};
+use std::{
+    fs::File as Opened,
+    io::{self, BufRead, BufReader, Write},
+    path::Path,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
-use wharf_cluster::feed::{Change, Feed, Kind, Limits, State};
+use wharf_cluster::feed::{Effects, Feed, FeedNode, Limits, State};
 use wharf_kit::{kept, sync::lock};
 
-use super::{ClusterFeed, Known};
+use super::{ClusterFeed, Known, merge};
 use crate::cluster::blocking;
 
 /// Bytes of the file.
@@ -16,19 +24,21 @@ const MAX_FILE: u64 = 1 << 30;
 #[derive(Default)]
 pub(super) struct File {
     boot_id: String,
-    /// The last rows that were written, and the flags of [`Kept`] in their order.
+    /// The last rows that were written, and the flags of [`Head`] in their order.
     written: Option<(State, [bool; 3])>,
     /// Of the last write.
     revision: u64,
+    /// From [`ClusterFeed::load`] to [`ClusterFeed::load_rest`].
+    unread: Option<Unread<BufReader<Opened>>>,
     /// Why the last write failed.
     pub(super) not_kept: Option<String>,
     /// Why the file of the last start is not used, or lacks rows. Until a producer has sent every row again.
     pub(super) set_aside: Option<String>,
 }
 
-/// Content of the file.
+/// The first document of the file.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct Head {
     /// Pods of another boot are gone.
     boot_id: String,
     producer: Option<String>,
@@ -42,21 +52,43 @@ struct Kept {
     /// The producer had sent every row, as `has_namespaces`.
     #[serde(default = "is_of_earlier_version")]
     is_complete: bool,
-    state: State,
+    /// An agent of an earlier version wrote `state`.
+    nodes: Option<Vec<Arc<FeedNode>>>,
+    /// Every row. Then there is no second document.
+    #[serde(default, skip_serializing)]
+    state: Option<State>,
 }
 
 const fn is_of_earlier_version() -> bool {
     true
 }
 
+impl Head {
+    fn new(boot_id: String, producer: Option<String>, cluster: String, flags: [bool; 3], state: &State) -> Self {
+        let ([has_namespaces, has_policies, is_complete], nodes) = (flags, Some(state.nodes().to_vec()));
+        Self { boot_id, producer, cluster, has_namespaces, has_policies, is_complete, nodes, state: None }
+    }
+
+    const fn flags(&self) -> [bool; 3] {
+        [self.has_namespaces, self.has_policies, self.is_complete]
+    }
+}
+
+/// A file whose first document is read.
+struct Unread<R> {
+    head: Head,
+    nodes: Vec<Arc<FeedNode>>,
+    /// At the second document.
+    file: R,
+}
+
 /// Rows of the file, in force until a producer sends others.
 struct Restored {
     feed: Feed,
-    producer: Option<String>,
-    cluster: String,
-    has_namespaces: bool,
-    has_policies: bool,
-    is_complete: bool,
+    /// Rows in force.
+    state: State,
+    /// As of [`Head`].
+    flags: [bool; 3],
     /// Every row of the file follows the rules of this agent.
     is_whole: bool,
     /// The file has exactly these rows.
@@ -64,22 +96,56 @@ struct Restored {
 }
 
 impl ClusterFeed {
-    /// At a start: takes the rows of the file, which the next [`ClusterFeed::take`] puts in force. A damaged file is
+    /// At a start: takes the nodes of the file, which the next [`ClusterFeed::take`] puts in force. A damaged file is
     /// set aside.
     pub(in crate::cluster) async fn load(&self, boot_id: &str) {
-        let (path, own, boot) = (self.kept.clone(), self.own.clone(), boot_id.to_owned());
-        let found = blocking(move || read(&path, &own, &boot)).await;
+        let (path, own) = (self.kept.clone(), self.own.clone());
+        let found = blocking(move || match Unread::open(&path) {
+            Ok(unread) => Ok(unread.map(|unread| (unread.nodes_alone(&own), unread))),
+            Err(why) => Err(set_aside(&path, &why)),
+        })
+        .await;
         let mut inner = lock(&self.inner);
         boot_id.clone_into(&mut inner.file.boot_id);
         match found {
             Ok(None) => {}
-            Ok(Some(restored)) => {
-                let Restored { feed, producer, cluster, has_namespaces, has_policies, is_complete, .. } = restored;
+            Ok(Some((feed, unread))) => {
                 inner.feed = feed;
+                (inner.producer, inner.cluster) = (unread.head.producer.clone(), Some(unread.head.cluster.clone()));
+                inner.file.unread = Some(unread);
+                self.restored.send_replace(false);
+            }
+            Err(why) => {
+                tracing::error!("{why}");
+                inner.file.set_aside = Some(why);
+            }
+        }
+    }
+
+    /// At a start, after [`ClusterFeed::load`], before the first rows of policy and before a stream: takes the other
+    /// rows of the file. If they are damaged, the file is set aside, and the nodes stay.
+    pub async fn load_rest(&self) {
+        let (unread, boot_id) = {
+            let mut inner = lock(&self.inner);
+            (inner.file.unread.take(), inner.file.boot_id.clone())
+        };
+        let Some(unread) = unread else { return };
+        let (path, own) = (self.kept.clone(), self.own.clone());
+        let found = blocking(move || match unread.restore(&own, &boot_id) {
+            Ok(mut restored) => Ok((restored.feed.take_effects(), restored)),
+            Err(why) => Err(set_aside(&path, &why)),
+        })
+        .await;
+        let mut inner = lock(&self.inner);
+        match found {
+            Ok((effects, Restored { feed, state, flags, is_written, .. })) => {
+                // False once the nodes are in force.
+                let nodes = inner.feed.take_effects().nodes;
+                inner.feed = feed;
+                merge(&mut inner.left, Effects { nodes, ..effects });
+                let [has_namespaces, has_policies, is_complete] = flags;
                 (inner.has_namespaces, inner.has_policies) = (has_namespaces, has_policies);
-                inner.file.written =
-                    restored.is_written.then(|| (inner.feed.state(), [has_namespaces, has_policies, is_complete]));
-                (inner.producer, inner.cluster) = (producer, Some(cluster));
+                inner.file.written = is_written.then_some((state, flags));
                 inner.known = if is_complete { Known::Kept } else { Known::Part };
                 inner.file.set_aside = (!is_complete).then(|| {
                     let file = self.kept.display();
@@ -89,8 +155,23 @@ impl ClusterFeed {
             Err(why) => {
                 tracing::error!("{why}");
                 inner.file.set_aside = Some(why);
+                // The nodes are in no file.
+                inner.revision += 1;
             }
         }
+        self.restored.send_replace(true);
+    }
+
+    /// Returns once [`ClusterFeed::load_rest`] has; at once without a file.
+    pub async fn restored(&self) {
+        // Fails only if the sender is gone, which lives as long as `self`.
+        drop(self.restored.subscribe().wait_for(|restored| *restored).await);
+    }
+
+    /// Why rows that are no nodes are not known yet.
+    pub(super) fn restoring(&self) -> Option<String> {
+        let is_restored = *self.restored.borrow();
+        (!is_restored).then(|| format!("the rows of the cluster feed are being read from {}", self.kept.display()))
     }
 
     /// Writes rows that have changed.
@@ -99,10 +180,12 @@ impl ClusterFeed {
     /// The file system's; the next call tries again.
     pub async fn keep(&self) -> Result<(), String> {
         let _one = self.writing.lock().await;
-        let (kept, revision) = {
+        let (head, state, revision) = {
             let mut inner = lock(&self.inner);
             let Some(cluster) = inner.cluster.clone() else { return Ok(()) };
-            if inner.revision == inner.file.revision {
+            // Until then, the file has more rows than `inner`.
+            let is_restored = *self.restored.borrow();
+            if !is_restored || inner.revision == inner.file.revision {
                 return Ok(());
             }
             let state = inner.feed.state();
@@ -115,16 +198,18 @@ impl ClusterFeed {
                 return Ok(());
             }
             let (boot_id, producer) = (inner.file.boot_id.clone(), inner.producer.clone());
-            let [has_namespaces, has_policies, is_complete] = flags;
-            (Kept { boot_id, producer, cluster, has_namespaces, has_policies, is_complete, state }, inner.revision)
+            (Head::new(boot_id, producer, cluster, flags, &state), state, inner.revision)
         };
-        let flags = [kept.has_namespaces, kept.has_policies, kept.is_complete];
-        let (path, state) = (self.kept.clone(), (kept.state.clone(), flags));
-        let written = blocking(move || write(&path, &kept)).await;
+        let (path, flags) = (self.kept.clone(), head.flags());
+        let written = blocking(move || {
+            kept::write_by(&path, |file| write(file, &head, &state))?;
+            Ok::<State, io::Error>(state)
+        });
+        let written = written.await;
         let mut inner = lock(&self.inner);
         match written {
-            Ok(()) => {
-                inner.file.written = Some(state);
+            Ok(state) => {
+                inner.file.written = Some((state, flags));
                 inner.file.revision = revision;
                 inner.file.not_kept = None;
                 Ok(())
@@ -142,32 +227,60 @@ impl ClusterFeed {
     }
 }
 
-fn write(path: &Path, kept: &Kept) -> io::Result<()> {
-    kept::write_by(path, |file| serde_json::to_writer(file, kept).map_err(io::Error::other))
-}
-
-fn read(path: &Path, own: &str, boot_id: &str) -> Result<Option<Restored>, String> {
-    let kept = kept::read(path, MAX_FILE).and_then(|bytes| bytes.map(|bytes| parse(&bytes)).transpose());
-    match kept {
-        Ok(kept) => Ok(kept.map(|kept| restore(kept, own, boot_id))),
-        Err(why) => Err(set_aside(path, &why)),
+impl Unread<BufReader<Opened>> {
+    fn open(path: &Path) -> io::Result<Option<Self>> {
+        kept::open(path, MAX_FILE)?.map(|file| Self::new(BufReader::new(file))).transpose()
     }
 }
 
-fn parse(bytes: &[u8]) -> io::Result<Kept> {
-    serde_json::from_slice(bytes).map_err(io::Error::other)
+impl<R: BufRead> Unread<R> {
+    fn new(mut file: R) -> io::Result<Self> {
+        let mut reader = serde_json::Deserializer::from_reader(&mut file);
+        let head = Head::deserialize(&mut reader)?;
+        let nodes = match (&head.nodes, &head.state) {
+            (Some(nodes), None) => nodes.clone(),
+            (None, Some(state)) => {
+                reader.end()?;
+                state.nodes().to_vec()
+            }
+            _ => return Err(io::Error::other("its first document must have either nodes or a state")),
+        };
+        Ok(Self { head, nodes, file })
+    }
+
+    fn nodes_alone(&self, own: &str) -> Feed {
+        Feed::restore(own, Limits::default(), State::default().with_nodes(self.nodes.clone()))
+    }
+
+    fn restore(self, own: &str, boot_id: &str) -> io::Result<Restored> {
+        let Self { head, nodes, mut file } = self;
+        let (flags, is_of_boot) = (head.flags(), head.boot_id == boot_id);
+        let state = match head.state {
+            Some(state) => state,
+            None => {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes)?;
+                serde_json::from_slice::<State>(&bytes)
+                    .map_err(|why| io::Error::other(format!("its second document: {why}")))?
+                    .with_nodes(nodes)
+            }
+        };
+        let mut feed = Feed::restore(own, Limits::default(), state.clone());
+        let mut in_force = feed.state();
+        let is_whole = in_force == state;
+        if !is_of_boot {
+            feed = Feed::restore(own, Limits::default(), in_force.without_pods());
+            in_force = feed.state();
+        }
+        let is_written = is_whole && is_of_boot;
+        Ok(Restored { feed, state: in_force, flags: flags.map(|flag| flag && is_whole), is_whole, is_written })
+    }
 }
 
-fn restore(kept: Kept, own: &str, boot_id: &str) -> Restored {
-    let Kept { boot_id: written, producer, cluster, has_namespaces, has_policies, is_complete, state } = kept;
-    let feed = Feed::restore(own, Limits::default(), state.clone());
-    let is_whole = feed.state() == state;
-    let is_of_boot = written == boot_id;
-    let feed = if is_of_boot { feed } else { Feed::restore(own, Limits::default(), without_pods(feed)) };
-    let [has_namespaces, has_policies, is_complete] =
-        [has_namespaces, has_policies, is_complete].map(|flag| flag && is_whole);
-    let is_written = is_whole && is_of_boot;
-    Restored { feed, producer, cluster, has_namespaces, has_policies, is_complete, is_whole, is_written }
+fn write(file: &mut impl Write, head: &Head, state: &State) -> io::Result<()> {
+    serde_json::to_writer(&mut *file, head)?;
+    file.write_all(b"\n")?;
+    Ok(serde_json::to_writer(file, &state.rest())?)
 }
 
 /// For the fuzz target: reads the content of a file, and returns the content that the agent writes after such a start,
@@ -176,11 +289,12 @@ fn restore(kept: Kept, own: &str, boot_id: &str) -> Restored {
 /// # Errors
 /// The content is damaged.
 pub fn rewrite(bytes: &[u8], own: &str, boot_id: &str) -> io::Result<(Vec<u8>, bool)> {
-    let restored = restore(parse(bytes)?, own, boot_id);
-    let Restored { feed, producer, cluster, has_namespaces, has_policies, is_complete, is_whole, .. } = restored;
-    let (boot_id, state) = (boot_id.to_owned(), feed.state());
-    let kept = Kept { boot_id, producer, cluster, has_namespaces, has_policies, is_complete, state };
-    Ok((serde_json::to_vec(&kept).map_err(io::Error::other)?, is_whole))
+    let unread = Unread::new(bytes)?;
+    let (producer, cluster) = (unread.head.producer.clone(), unread.head.cluster.clone());
+    let Restored { state, flags, is_whole, .. } = unread.restore(own, boot_id)?;
+    let mut written = Vec::new();
+    write(&mut written, &Head::new(boot_id.to_owned(), producer, cluster, flags, &state), &state)?;
+    Ok((written, is_whole))
 }
 
 /// Renames a damaged file. Returns a message for the status.
@@ -190,15 +304,4 @@ fn set_aside(path: &Path, why: &io::Error) -> String {
         Ok(aside) => format!("{what}; the file is now {}, and a producer must send the rows again", aside.display()),
         Err(why) => format!("{what}; set the file aside: {why}"),
     }
-}
-
-/// As after an empty snapshot of pods.
-fn without_pods(mut feed: Feed) -> State {
-    feed.open(BTreeSet::from([Kind::Pod]));
-    for change in [Change::Begin(Kind::Pod), Change::Complete(Kind::Pod)] {
-        if let Err(why) = feed.apply(change) {
-            tracing::error!("remove the pods of an earlier boot: {why}");
-        }
-    }
-    feed.state()
 }

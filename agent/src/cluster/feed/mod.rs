@@ -132,6 +132,8 @@ pub struct ClusterFeed {
     reach: Reach,
     /// One message is read at a time, also of ended streams: other users of blocking threads must not wait.
     reading: Arc<Semaphore>,
+    /// False from [`ClusterFeed::load`] to the end of [`ClusterFeed::load_rest`].
+    restored: watch::Sender<bool>,
     /// One write of the file at a time. Held while the file is written.
     writing: tokio::sync::Mutex<()>,
 }
@@ -280,6 +282,7 @@ impl ClusterFeed {
             report: watch::Sender::new(v1::Report::default()),
             reach: Reach::default(),
             reading: Arc::new(Semaphore::new(1)),
+            restored: watch::Sender::new(true),
             writing: tokio::sync::Mutex::default(),
         }
     }

@@ -1,5 +1,6 @@
 use std::os::unix::fs::MetadataExt as _;
 
+use futures::FutureExt as _;
 use tempfile::TempDir;
 use wharf_cluster::feed::{FeedNamespace, FeedNode, FeedPolicy, Key, Row};
 
@@ -40,6 +41,12 @@ impl Consumer for Taker {
 
 fn feed(directory: &TempDir) -> Arc<ClusterFeed> {
     Arc::new(ClusterFeed::new("a", directory.path(), None, directory.path()))
+}
+
+/// A start.
+async fn load(feed: &ClusterFeed, boot: &str) {
+    feed.load(boot).await;
+    feed.load_rest().await;
 }
 
 fn opening(producer: &str, cluster: &str) -> Opening {
@@ -169,7 +176,7 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
     let inode = || std::fs::metadata(&file).expect("a file").ino();
     {
         let feed = feed(&directory);
-        feed.load("boot").await;
+        load(&feed, "boot").await;
         let open = opened(&feed, "kube", "one");
         snapshot(&feed, &open);
         feed.keep().await.expect("kept");
@@ -183,7 +190,7 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
     }
     for (boot, pods) in [("boot", 1), ("another", 0)] {
         let (feed, taker) = (feed(&directory), Taker::default());
-        feed.load(boot).await;
+        load(&feed, boot).await;
         feed.take(&taker).await.expect("taken");
         let (taken, complete) = taker.last();
         assert_eq!((taken.nodes, taken.pods.values().flatten().count()), (true, pods), "{boot}");
@@ -197,12 +204,84 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
     }
     std::fs::write(&file, "{").expect("written");
     let feed = feed(&directory);
-    feed.load("boot").await;
+    load(&feed, "boot").await;
     assert!(!file.exists() && directory.path().join("feed.json.damaged").exists());
     assert!(feed.view().problem.is_some_and(|why| why.contains("feed.json.damaged")));
     let open = opened(&feed, "kube", "two");
     snapshot(&feed, &open);
     assert_eq!(feed.view().problem, None);
+}
+
+/// Writes the file with the rows of [`snapshot`].
+async fn written(directory: &TempDir) -> PathBuf {
+    let feed = feed(directory);
+    load(&feed, "boot").await;
+    let open = opened(&feed, "kube", "one");
+    snapshot(&feed, &open);
+    feed.keep().await.expect("kept");
+    directory.path().join("feed.json")
+}
+
+#[tokio::test]
+async fn the_nodes_of_the_file_are_known_first_and_nothing_is_written_before_the_rest_is_read() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = written(&directory).await;
+    // Of an agent that was killed before it renamed the file.
+    std::fs::write(directory.path().join("feed.json.new"), "{").expect("written");
+    let before = std::fs::read(&file).expect("read");
+    let (feed, taker) = (feed(&directory), Taker::default());
+    feed.load("boot").await;
+    feed.nodes_are_taken();
+    assert_eq!(feed.nodes().0.len(), 2);
+    let view = feed.view();
+    let kinds: Vec<&str> = view.rows.iter().map(|rows| rows.kind.as_str()).collect();
+    assert_eq!((kinds, view.cluster.as_deref()), (vec!["node"], Some("one")), "other kinds have no number yet");
+    assert!(view.problem.is_some_and(|why| why.contains("are being read from")));
+    assert!(feed.restored().now_or_never().is_none());
+    lock(&feed.inner).revision += 1;
+    feed.keep().await.expect("nothing to do");
+    assert_eq!(std::fs::read(&file).expect("read"), before, "the other rows are lost");
+    feed.load_rest().await;
+    feed.restored().await;
+    assert_eq!(feed.view().rows.len(), Kind::ALL.len());
+    feed.take(&taker).await.expect("taken");
+    let (Effects { nodes, pods, .. }, _) = taker.last();
+    assert_eq!((nodes, pods.len()), (false, 1), "the nodes are in force already");
+    let inode = || std::fs::metadata(&file).expect("a file").ino();
+    let same = inode();
+    feed.keep().await.expect("kept");
+    assert_eq!(inode(), same, "the rows of the file are written again");
+}
+
+#[tokio::test]
+async fn when_only_the_nodes_can_be_read_they_stay_and_the_other_rows_are_not_known() {
+    for damage in ["", "{\"label_sets\":[],\"pods\":[{\"uid\":\"o", "{}{}"] {
+        let directory = tempfile::tempdir().expect("directory");
+        let file = written(&directory).await;
+        let text = std::fs::read_to_string(&file).expect("read");
+        let (head, _) = text.split_once('\n').expect("two documents");
+        assert!(head.contains("\"has_policies\":false"), "{head}");
+        let head = head.replace("\"has_policies\":false", "\"has_policies\":true");
+        std::fs::write(&file, format!("{head}\n{damage}")).expect("written");
+        {
+            let (feed, taker) = (feed(&directory), Taker::default());
+            load(&feed, "boot").await;
+            let problem = feed.view().problem.unwrap_or_default();
+            assert!(problem.contains("second document") && problem.contains("feed.json.damaged"), "{problem}");
+            assert!(!file.exists() && directory.path().join("feed.json.damaged").exists());
+            assert_eq!((feed.nodes().0.len(), feed.view().rows.len()), (2, Kind::ALL.len()));
+            feed.take(&taker).await.expect("taken");
+            let (Effects { nodes, pods, .. }, complete) = taker.last();
+            assert_eq!((nodes, pods.len(), complete), (true, 0, Complete::default()), "policies count as lost");
+            assert!(rejected(&feed, "kube", "two").contains("\"one\""), "the nodes are of this cluster");
+            feed.keep().await.expect("kept");
+        }
+        assert_eq!(restarted(&directory).await, Complete::default());
+        let feed = feed(&directory);
+        load(&feed, "boot").await;
+        assert_eq!(feed.nodes().0.len(), 2, "the nodes are written");
+        assert!(feed.view().problem.is_some_and(|why| why.contains("not every row")));
+    }
 }
 
 #[tokio::test]
@@ -216,7 +295,7 @@ async fn a_file_of_an_earlier_version_is_read_and_one_with_an_unknown_label_set_
             format!(r#"{{"boot_id":"boot","producer":"kube","cluster":"one","state":{{{more}"pods":[{pods}]}}}}"#);
         std::fs::write(&file, text).expect("written");
         let feed = feed(&directory);
-        feed.load("boot").await;
+        load(&feed, "boot").await;
         let owner = feed.owner_of([10, 88, 0, 9].into()).map(|(pod, _)| (pod.labels, pod.named_ports.len()));
         (owner, feed.view().problem.filter(|why| why.contains("feed.json.damaged")))
     };
@@ -240,7 +319,7 @@ async fn namespaces_are_complete_before_the_other_kinds_and_stay_so_over_a_resta
     let kinds = BTreeSet::from([Kind::Namespace, Kind::Policy]);
     {
         let (feed, taker) = (feed(&directory), Taker::default());
-        feed.load("boot").await;
+        load(&feed, "boot").await;
         let open = feed.open(&Opening { kinds: kinds.clone(), ..opening("kube", "one") });
         let Ok(open) = open else { panic!("it is not opened") };
         let step = async |sequence, changes, namespaces, when: &str| {
@@ -257,7 +336,7 @@ async fn namespaces_are_complete_before_the_other_kinds_and_stay_so_over_a_resta
     let kept = restarted(&directory).await;
     assert_eq!(kept, Complete { namespaces: true, ..Complete::default() }, "after a restart");
     let (feed, taker) = (feed(&directory), Taker::default());
-    feed.load("boot").await;
+    load(&feed, "boot").await;
     feed.take(&taker).await.expect("taken");
     let Ok(open) = feed.open(&Opening { kinds, ..opening("kube", "one") }) else { panic!("it is not opened") };
     apply(&feed, open.stream, work(1, vec![Change::Begin(Kind::Namespace), namespace("store")])).expect("processed");
@@ -290,7 +369,7 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     {
         // The rows are lost, and the agent ends after a part of them has come again.
         let (feed, taker) = (feed(&directory), Taker::default());
-        feed.load("boot").await;
+        load(&feed, "boot").await;
         let open = of_policies(&feed);
         apply(&feed, open.stream, work(1, BEGIN.into_iter().chain([policy("a")]).collect())).expect("processed");
         feed.take(&taker).await.expect("taken");
@@ -298,7 +377,7 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     }
     for _ in 0..2 {
         let (feed, taker) = (feed(&directory), Taker::default());
-        feed.load("boot").await;
+        load(&feed, "boot").await;
         feed.take(&taker).await.expect("taken");
         assert!(!taker.last().1.all, "a part of the policies is taken for all");
         assert!(feed.view().problem.is_some_and(|why| why.contains("not every row")), "{:?}", feed.view().problem);
@@ -306,7 +385,7 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     }
     {
         let (feed, taker) = (feed(&directory), Taker::default());
-        feed.load("boot").await;
+        load(&feed, "boot").await;
         let open = of_policies(&feed);
         let rows = [policy("a"), policy("b"), namespace("shop")];
         let changes = BEGIN.into_iter().chain(rows).chain(END).collect();
@@ -318,11 +397,15 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     assert_eq!(restarted(&directory).await, complete);
     let written = std::fs::read_to_string(&file).expect("read");
     // A file of an earlier version.
-    let mut older: serde_json::Value = serde_json::from_str(&written).expect("JSON");
+    let (head, rest) = written.split_once('\n').expect("two documents");
+    let [mut older, mut state] =
+        [head, rest].map(|text| serde_json::from_str::<serde_json::Map<_, _>>(text).expect("JSON"));
     for field in ["has_namespaces", "has_policies", "is_complete"] {
-        assert!(older.as_object_mut().expect("an object").remove(field).is_some(), "{field}");
+        assert!(older.remove(field).is_some(), "{field}");
     }
-    std::fs::write(&file, older.to_string()).expect("written");
+    state.insert("nodes".to_owned(), older.remove("nodes").expect("nodes"));
+    older.insert("state".to_owned(), state.into());
+    std::fs::write(&file, serde_json::to_string_pretty(&older).expect("JSON")).expect("written");
     assert_eq!(restarted(&directory).await, complete, "of an earlier version");
     // One row breaks a rule: the agent writes the other rows, and they are not complete either.
     let broken = written.replace("\"b\"", "\"\"");
@@ -330,7 +413,7 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     std::fs::write(&file, broken).expect("written");
     for _ in 0..2 {
         let (feed, taker) = (feed(&directory), Taker::default());
-        feed.load("boot").await;
+        load(&feed, "boot").await;
         feed.take(&taker).await.expect("taken");
         assert_eq!(taker.last().1, Complete::default(), "not whole");
         feed.keep().await.expect("kept");
@@ -342,7 +425,7 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
 async fn a_stream_without_policies_completes_no_policies() {
     let directory = tempfile::tempdir().expect("directory");
     let (feed, taker) = (feed(&directory), Taker::default());
-    feed.load("boot").await;
+    load(&feed, "boot").await;
     let open = opened(&feed, "kube", "one");
     snapshot(&feed, &open);
     feed.take(&taker).await.expect("taken");
@@ -364,7 +447,7 @@ async fn policies_that_cannot_be_kept_are_not_taken() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join("feed.json");
     let (feed, taker) = (feed(&directory), Taker::default());
-    feed.load("boot").await;
+    load(&feed, "boot").await;
     let kinds = BTreeSet::from([Kind::Pod, Kind::Namespace, Kind::Policy]);
     let open = feed.open(&Opening { kinds, ..opening("kube", "one") }).unwrap_or_else(|why| panic!("{why:?}"));
     std::fs::create_dir(&file).expect("in the way of the file");
@@ -397,7 +480,7 @@ async fn policies_that_cannot_be_kept_are_not_taken() {
 async fn a_refused_namespace_is_named_and_is_not_known_at_the_next_start() {
     let directory = tempfile::tempdir().expect("directory");
     let (feed, taker) = (feed(&directory), Taker::default());
-    feed.load("boot").await;
+    load(&feed, "boot").await;
     let open = of_policies(&feed);
     let labels = (0..257).map(|n| (format!("l{n}"), String::new())).collect();
     let large = Change::Put(Row::Namespace(FeedNamespace { name: "large".to_owned(), labels }));
@@ -434,7 +517,7 @@ async fn refused_policies_are_listed_before_refused_pods() {
 /// The complete kinds at a start with the kept rows.
 async fn restarted(directory: &TempDir) -> Complete {
     let (feed, taker) = (feed(directory), Taker::default());
-    feed.load("boot").await;
+    load(&feed, "boot").await;
     feed.take(&taker).await.expect("taken");
     taker.last().1
 }

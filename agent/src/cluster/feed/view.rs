@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use wharf_api::{ClusterPod, ClusterPods, ClusterPodsQuery, FeedRows, RefusedRow};
-use wharf_cluster::feed::{FeedPod, Refusal};
+use wharf_cluster::feed::{FeedPod, Kind, Refusal};
 use wharf_kit::sync::lock;
 
 use super::{ClusterFeed, Inner, Mark};
@@ -17,8 +17,11 @@ impl ClusterFeed {
     pub fn view(&self) -> wharf_api::ClusterFeed {
         let in_force = *self.in_force.borrow();
         let inner = lock(&self.inner);
+        let restoring = self.restoring();
         let counts = inner.feed.counts();
-        let rows = counts.iter().map(|(kind, count)| {
+        // A kind whose rows are not read yet is left out: it has no number.
+        let known = counts.iter().filter(|(kind, _)| restoring.is_none() || **kind == Kind::Node);
+        let rows = known.map(|(kind, count)| {
             let unfit = |is: fn(&Refusal) -> bool| {
                 inner.unfit.iter().filter(|refusal| refusal.key.kind == *kind && is(refusal)).count()
             };
@@ -44,13 +47,13 @@ impl ClusterFeed {
             in_force: sequence_of(in_force),
             refused_total: number(inner.refused_total()),
             refused: inner.refused().take(MAX_SHOWN).map(shown).collect(),
-            problem: self.reach.lost().or_else(|| problem(&inner)),
+            problem: self.reach.lost().or(restoring).or_else(|| problem(&inner)),
         }
     }
 }
 
 impl ClusterFeed {
-    /// At most `most` pods in force, and the number of all.
+    /// At most `most` pods in force, and the number of all; after [`ClusterFeed::restored`].
     #[must_use]
     pub fn pods(&self, query: &ClusterPodsQuery, most: usize) -> ClusterPods {
         let is_of = |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);

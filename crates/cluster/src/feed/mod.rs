@@ -44,7 +44,7 @@ pub use self::{
     limits::Limits,
     own::{OwnPods, PodRef},
     rows::{FeedNamespace, FeedNode, FeedPod, FeedPolicy},
-    state::State,
+    state::{Rest, State},
 };
 use self::{
     rows::FeedRow as _,

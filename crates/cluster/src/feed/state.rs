@@ -1,4 +1,5 @@
-//! The rows in force, for a restart of the agent. In a file, each set of labels is there once, and pods have its index.
+//! The rows in force, for a restart of the agent. In a file, nodes precede the other rows, so that the agent can read
+//! them alone. Each set of labels is there once, and pods have its index.
 
 use std::{borrow::Cow, collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -18,10 +19,39 @@ pub struct State {
     pub(super) policies: Vec<Arc<FeedPolicy>>,
 }
 
-/// A state as it is written.
+impl State {
+    /// Its nodes.
+    #[must_use]
+    pub fn nodes(&self) -> &[Arc<FeedNode>] {
+        &self.nodes
+    }
+
+    /// With these nodes.
+    #[must_use]
+    pub fn with_nodes(self, nodes: Vec<Arc<FeedNode>>) -> Self {
+        Self { nodes, ..self }
+    }
+
+    /// The rows of the other kinds, to be written.
+    #[must_use]
+    pub const fn rest(&self) -> Rest<'_> {
+        Rest(self)
+    }
+
+    /// Without pods.
+    #[must_use]
+    pub fn without_pods(self) -> Self {
+        Self { pods: Vec::new(), ..self }
+    }
+}
+
+/// The rows of a state that are no nodes. [`State`] reads them.
+#[derive(Debug, Clone, Copy)]
+pub struct Rest<'a>(&'a State);
+
+/// [`Rest`] as it is written.
 #[derive(Serialize)]
 struct Written<'a> {
-    nodes: &'a [Arc<FeedNode>],
     label_sets: &'a [&'a Labels],
     pods: Pods<'a>,
     namespaces: &'a [Arc<FeedNamespace>],
@@ -34,6 +64,7 @@ struct Pods<'a>(&'a [Arc<FeedPod>], &'a [usize]);
 /// A state as it is read.
 #[derive(Deserialize)]
 struct Read<'a> {
+    /// In a file of an earlier version.
     #[serde(default)]
     nodes: Vec<Arc<FeedNode>>,
     #[serde(default)]
@@ -86,9 +117,9 @@ mod port_list {
     }
 }
 
-impl Serialize for State {
+impl Serialize for Rest<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { nodes, pods, namespaces, policies } = self;
+        let State { nodes: _, pods, namespaces, policies } = self.0;
         let (mut label_sets, mut indices): (Vec<&Labels>, HashMap<&Labels, usize>) = Default::default();
         let mut index = |labels| {
             *indices.entry(labels).or_insert_with(|| {
@@ -98,7 +129,7 @@ impl Serialize for State {
         };
         let indices: Vec<usize> = pods.iter().map(|pod| index(&pod.labels)).collect();
         let pods = Pods(pods, &indices);
-        Written { nodes, label_sets: &label_sets, pods, namespaces, policies }.serialize(serializer)
+        Written { label_sets: &label_sets, pods, namespaces, policies }.serialize(serializer)
     }
 }
 

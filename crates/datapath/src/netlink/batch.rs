@@ -259,13 +259,26 @@ impl Connection {
 
     /// Consistent; without unparsable messages, which concern foreign objects.
     pub(crate) fn dump(&mut self, request: &RouteNetlinkMessage) -> Result<Answer> {
-        Ok(self.dump_whole(request)?.map(|whole| whole.known))
+        self.dump_without(request, |_| false)
+    }
+
+    /// [`Self::dump`] without the messages that `skips` names by their bytes: to parse thousands takes long.
+    pub(crate) fn dump_without(&mut self, request: &RouteNetlinkMessage, skips: fn(&[u8]) -> bool) -> Result<Answer> {
+        Ok(self.consistent(request, skips)?.map(|whole| whole.known))
     }
 
     /// [`Self::dump`] with the number of unparsable messages.
     pub(crate) fn dump_whole(&mut self, request: &RouteNetlinkMessage) -> Result<std::result::Result<Dump, Refusal>> {
+        self.consistent(request, |_| false)
+    }
+
+    fn consistent(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        skips: fn(&[u8]) -> bool,
+    ) -> Result<std::result::Result<Dump, Refusal>> {
         for _ in 0..DUMP_TRIES {
-            let seen = self.try_dump(request.clone()).map_err(|e| wrap("dump", "NETLINK_ROUTE", &e))?;
+            let seen = self.try_dump(request.clone(), skips).map_err(|e| wrap("dump", "NETLINK_ROUTE", &e))?;
             if let Some(answer) = seen {
                 return Ok(answer);
             }
@@ -274,7 +287,11 @@ impl Connection {
     }
 
     /// `None` when the dump is inconsistent.
-    fn try_dump(&mut self, request: RouteNetlinkMessage) -> io::Result<Option<std::result::Result<Dump, Refusal>>> {
+    fn try_dump(
+        &mut self,
+        request: RouteNetlinkMessage,
+        skips: fn(&[u8]) -> bool,
+    ) -> io::Result<Option<std::result::Result<Dump, Refusal>>> {
         let mut buffer = Vec::with_capacity(128);
         self.append(&mut buffer, request, NLM_F_REQUEST | NLM_F_DUMP);
         self.send(&buffer)?;
@@ -287,6 +304,7 @@ impl Connection {
                 }
                 consistent &= !frame.interrupted;
                 match frame.body {
+                    Body::Message(bytes) if skips(&bytes) => {}
                     Body::Message(bytes) => match parse(&bytes) {
                         Some(message) => dump.known.push(message),
                         None => dump.left_out += 1,

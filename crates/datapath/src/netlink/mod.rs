@@ -13,4 +13,4 @@ pub(crate) mod route;
 pub(crate) mod rule;
 pub(crate) mod sockets;
 
-pub(crate) use batch::{Connection, Refusal, Request};
+pub(crate) use batch::{Answer, Connection, Refusal, Request};

@@ -265,6 +265,19 @@ pub(crate) fn unreachable(connection: &mut Connection, protocol: u8) -> Result<V
     Ok(found)
 }
 
+/// Routes to other nodes, without the unreachable routes behind them. The kernel filters.
+pub(crate) fn to_peers(connection: &mut Connection) -> Result<Vec<Route>> {
+    let mut found = ask(connection, None, Some(PEER_PROTOCOL), Only::Unicast)?;
+    found.retain(Route::is_to_peer);
+    Ok(found)
+}
+
+/// Whether a message of a dump is a route with [`PEER_PROTOCOL`]: `rtm_protocol` after the header
+/// (`linux/rtnetlink.h`).
+pub(crate) fn is_of_peers(message: &[u8]) -> bool {
+    message.get(16 + 5) == Some(&PEER_PROTOCOL)
+}
+
 /// From addresses and advertised prefixes.
 pub(crate) fn of_networks(connection: &mut Connection) -> Result<Vec<Route>> {
     let mut found = Vec::new();
