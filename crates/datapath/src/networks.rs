@@ -19,13 +19,13 @@ use wharf_core::{
 
 use crate::{
     PEER_PROTOCOL, ROUTE_PROTOCOL,
-    netlink::{Answer, Connection, Request, address, link, route},
+    netlink::{Answer, Connection, Request, address, link, route, rule},
     overlay,
     router::Pair,
 };
 
-/// Networks that overlap with a CIDR: addresses, routes of the tables main and local, and the lookups (by the node's
-/// rules) of each CIDR's first and last address.
+/// Networks that overlap with a CIDR: addresses, routes of the tables main, default and local, and, if rules lead to
+/// other tables, lookups of each CIDR's first and last address.
 ///
 /// # Errors
 /// A refusal.
@@ -61,8 +61,10 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
             foreign.extend(links.network(&mut connection, found)?);
         }
     }
-    // Many requests at once: there can be tens of thousands.
-    let ends: BTreeSet<IpAddr> = cidrs.iter().flat_map(|cidr| [cidr.network(), cidr.broadcast()]).collect();
+    // Many requests at once: there can be tens of thousands. Without rules of other programs, the tables have every route.
+    let asks = rule::lead_to_other_tables(&mut connection)?;
+    let ends = cidrs.iter().filter(|_| asks).flat_map(|cidr| [cidr.network(), cidr.broadcast()]);
+    let ends: BTreeSet<IpAddr> = ends.collect();
     for ends in ends.into_iter().collect::<Vec<_>>().chunks(LOOKUPS) {
         let questions = ends.iter().map(|ip| Request::new(RouteNetlinkMessage::GetRoute(route::question(*ip)), 0));
         for (ip, answer) in ends.iter().zip(connection.batch(questions.collect())?) {
@@ -92,7 +94,8 @@ pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
 
 /// Lookups whose answers are in memory at once.
 const LOOKUPS: usize = 256;
-/// The table local (`linux/rtnetlink.h`).
+/// The tables default and local (`linux/rtnetlink.h`).
+const DEFAULT: u8 = 253;
 const LOCAL: u8 = 255;
 
 pub(crate) struct Found {
@@ -226,7 +229,9 @@ fn found(connection: &mut Connection, ip: IpAddr, answer: Answer) -> Result<Opti
 fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = main_table(connection)?;
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        found.extend(table(connection, family, LOCAL)?);
+        for number in [DEFAULT, LOCAL] {
+            found.extend(table(connection, family, number)?);
+        }
     }
     Ok(found)
 }

@@ -15,6 +15,10 @@ use wharf_core::kernel::Result;
 use super::{Connection, Request};
 use crate::ROUTE_PROTOCOL;
 
+/// The tables default and local (`linux/rtnetlink.h`); main is between them.
+const DEFAULT: u32 = 253;
+const LOCAL: u32 = 255;
+
 /// Before the main table's, 32766.
 const PRIORITY: u32 = 30_000;
 
@@ -63,6 +67,34 @@ pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Rule>> {
         found.extend(messages.iter().filter_map(read));
     }
     Ok(found)
+}
+
+/// Whether a rule of another program leads to a table other than local, main and default.
+pub(crate) fn lead_to_other_tables(connection: &mut Connection) -> Result<bool> {
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut request = RuleMessage::default();
+        request.header.family = family;
+        // The kernel lacks the family or rules.
+        let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRule(request))? else { continue };
+        if messages.iter().any(leads_to_another_table) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn leads_to_another_table(message: &RouteNetlinkMessage) -> bool {
+    let RouteNetlinkMessage::NewRule(m) = message else { return false };
+    let mut table = u32::from(m.header.table);
+    for attribute in &m.attributes {
+        match attribute {
+            RuleAttribute::Table(t) => table = *t,
+            RuleAttribute::Protocol(p) if u8::from(*p) == ROUTE_PROTOCOL => return false,
+            _ => {}
+        }
+    }
+    // `l3mdev` leads to the tables of VRFs, and has none itself.
+    m.header.action != RuleAction::ToTable || !(DEFAULT..=LOCAL).contains(&table)
 }
 
 fn read(message: &RouteNetlinkMessage) -> Option<Rule> {
