@@ -23,7 +23,7 @@ use crate::{
     producer::{self, AgentState, Names, Producer},
     rows::Reader,
     source::Source,
-    watch::{Watcher, backoff::Delays},
+    watch::{States, Watcher, backoff::Delays},
 };
 
 /// Updates between the watchers and the producer, which applies them without a wait. A full queue stops the reading of
@@ -93,9 +93,11 @@ pub fn start(
     let (updates, queue) = mpsc::channel(QUEUE);
     let (state, agent) = watch::channel(AgentState::default());
     let (own, changes) = watch::channel(0);
+    let (states, watches) = watch::channel(States::default());
     for source in Source::ALL {
         let reader = Reader { source, own: names.node.clone() };
-        let mut watcher = Watcher::new(Arc::clone(api), reader, updates.clone(), Arc::clone(metrics));
+        let (updates, states) = (updates.clone(), states.clone());
+        let mut watcher = Watcher::new(Arc::clone(api), reader, updates, states, Arc::clone(metrics));
         if source == Source::Node {
             watcher = watcher.report_own(own.clone());
         }
@@ -109,7 +111,7 @@ pub fn start(
         reconciler.run().await;
         Ok(())
     });
-    let producer = Producer::new(names, connect, queue, state, Arc::clone(metrics));
+    let producer = Producer::new(names, connect, queue, watches, state, Arc::clone(metrics));
     tasks.spawn(async move {
         producer.run().await;
         Ok(())

@@ -130,7 +130,7 @@ pub fn metrics_router(node: Arc<Node>) -> Router {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_checked_in_document_is_what_the_routes_make() {
+    fn the_checked_in_openapi_document_is_what_the_routes_make() {
         let made = super::document().to_pretty_json().expect("document serialises") + "\n";
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/api/openapi.json");
         if std::env::var_os("WHARF_UPDATE_OPENAPI").is_some() {

@@ -61,6 +61,15 @@ pub(crate) fn feed(feed: Option<&ClusterFeed>, style: &Style) -> String {
     });
     let header = ["KIND", "COMPLETE", "IN FORCE", "REFUSED", "STALE", "CONFLICTS"];
     text.push_str(&format!("\n{}", table(style, &header, rows.collect())));
+    if !feed.watches.is_empty() {
+        let watches = feed.watches.iter().map(|watch| {
+            let tone = if watch.state == "failing" { Tone::Bad } else { Tone::Plain };
+            let since = age(style.now_unix_ms, watch.since_unix_ms);
+            let error = watch.error.as_deref().unwrap_or("-");
+            vec![token(&watch.name), token(&watch.state).tone(tone), token(since), cell(error).tone(tone)]
+        });
+        text.push_str(&format!("\n{}", table(style, &["WATCH", "STATE", "FOR", "ERROR"], watches.collect())));
+    }
     if feed.refused.is_empty() {
         return text;
     }
@@ -119,7 +128,7 @@ pub(crate) fn nodes(view: &ClusterView, style: &Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use wharf_api::{ClusterNode, ClusterPod, FeedRows, PodCidr, RefusedRow};
+    use wharf_api::{ClusterNode, ClusterPod, FeedRows, FeedWatch, PodCidr, RefusedRow};
 
     use super::*;
     use crate::render::sample::HOSTILE;
@@ -224,6 +233,12 @@ mod tests {
             rows: vec![rows],
             processed: Some(7),
             in_force: Some(6),
+            watches: vec![FeedWatch {
+                name: "CiliumClusterwideNetworkPolicy".to_owned(),
+                state: "failing".to_owned(),
+                since_unix_ms: 31_000,
+                error: Some(format!("the-API-server-answers-403 {HOSTILE} {}", "so it is ".repeat(12))),
+            }],
             refused_total: 3,
             refused: vec![refused],
             problem: None,
@@ -235,10 +250,12 @@ mod tests {
             "cluster:    one\n",
             "messages:   7 processed, 6 in force\n",
             "nine-addresses",
+            "CiliumClusterwideNetworkPolicy  failing  30s  the-API-server-answers-403",
             "and 2 more\n",
         ] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
         let view = ClusterView { file: None, feed: Some(one.clone()), ..view() };
         assert!(status(&view, 61_000).contains("feed:       kube, connected for 1m (3 nodes)\n"));
         one.connected_since_unix_ms = None;

@@ -47,6 +47,9 @@ pub struct ClusterFeed {
     /// Number of the stream's last message whose rows are in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_force: Option<u64>,
+    /// Watches of the connected producer, as it reports them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub watches: Vec<FeedWatch>,
     /// Rows that are not in force as they were sent.
     pub refused_total: u64,
     /// The first 64 of them.
@@ -72,6 +75,22 @@ pub struct FeedRows {
     pub stale: u64,
     /// Rows that claim an address or a network that another row claims, too.
     pub conflicts: u64,
+}
+
+/// A watch of the producer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FeedWatch {
+    /// What it watches.
+    #[schema(example = "NetworkPolicy")]
+    pub name: String,
+    /// `listing`, `watching`, `failing` or `absent`; later producers may have others.
+    #[schema(example = "watching")]
+    pub state: String,
+    /// When the state began.
+    pub since_unix_ms: u64,
+    /// Last failure, while it fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A row that is not in force as it was sent.

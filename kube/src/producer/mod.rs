@@ -17,7 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::{
     metrics::Metrics,
     source::Kind,
-    watch::{Update, backoff::Delays},
+    watch::{States, Update, backoff::Delays},
 };
 
 pub use self::{
@@ -79,6 +79,7 @@ pub struct Producer {
     names: Names,
     connect: Connect,
     updates: mpsc::Receiver<Update>,
+    watches: watch::Receiver<States>,
     table: Table,
     state: watch::Sender<AgentState>,
     metrics: Arc<Metrics>,
@@ -97,10 +98,11 @@ impl Producer {
         names: Names,
         connect: Connect,
         updates: mpsc::Receiver<Update>,
+        watches: watch::Receiver<States>,
         state: watch::Sender<AgentState>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { names, connect, updates, table: Table::default(), state, metrics }
+        Self { names, connect, updates, watches, table: Table::default(), state, metrics }
     }
 
     /// Feeds the agent until every sender of updates is gone.

@@ -31,6 +31,8 @@ const UNPROCESSED: usize = 4;
 const MEASURED: usize = 1_024;
 /// Until refused rows are sent again, and the longest such time: it doubles while rows are refused.
 const AGAIN: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
+/// Least time between two reports of the watches.
+const WATCHES: Duration = Duration::from_secs(1);
 /// Refused rows that are sent again at once; the agent lists as many.
 const MAX_AGAIN: usize = 1_024;
 
@@ -65,6 +67,8 @@ struct Stream {
     complete: Option<u64>,
     in_force: u64,
     again: Again,
+    /// When the state of the watches may be sent; `None` to an agent that does not accept it.
+    watches_due: Option<Instant>,
 }
 
 /// Refused rows of which nothing is in force. The agent does not keep them: when it has room, it needs them again.
@@ -121,14 +125,24 @@ impl Producer {
         };
         self.table.open_stream();
         self.metrics.connected(true);
+        self.watches.mark_changed();
         loop {
             let can_send = stream.unprocessed < UNPROCESSED && self.table.is_waiting();
+            let differ = self.watches.has_changed().unwrap_or(false);
+            let report = stream.watches_due.filter(|_| differ);
+            let reports = report.is_some_and(|due| due <= Instant::now());
             tokio::select! {
                 update = self.updates.recv() => match update {
                     Some(update) => self.apply(update),
                     None => return Ended::Closed,
                 },
-                permit = messages.reserve(), if can_send => match permit {
+                permit = messages.reserve(), if can_send || reports => match permit {
+                    Ok(permit) if reports => {
+                        stream.sequence += 1;
+                        stream.watches_due = Some(Instant::now() + WATCHES);
+                        let body = Some(Sent::Watches(self.watches.borrow_and_update().message()));
+                        permit.send(v1::ProducerMessage { sequence: stream.sequence, body });
+                    }
                     Ok(permit) => {
                         let Some(message) = self.table.next_message() else { continue };
                         stream.sequence += 1;
@@ -150,6 +164,11 @@ impl Producer {
                     self.table.resend(&stream.again.rows);
                     stream.again.delayed();
                 }
+                () = sleep_until(report.unwrap_or_else(Instant::now)), if report.is_some() && !reports => {}
+                changed = self.watches.changed(), if stream.watches_due.is_some() && !differ => match changed {
+                    Ok(()) => self.watches.mark_changed(),
+                    Err(_) => return Ended::Closed,
+                },
                 answer = stream.answers.message() => match answer {
                     Ok(Some(answer)) => self.answer(&mut stream, answer),
                     Ok(None) => return Ended::Stream("the agent ends it".to_owned()),
@@ -218,13 +237,19 @@ async fn opened(connect: Connect, names: Names) -> Result<Opened, Ended> {
     let mut client = ClusterFeedClient::new(channel).max_decoding_message_size(wharf_feed::MAX_MESSAGE);
     let mut answers = client.feed(ReceiverStream::new(queue)).await?.into_inner();
     match answers.message().await?.and_then(|answer| answer.body) {
-        Some(Body::Opened(v1::Opened { version })) => {
+        Some(Body::Opened(v1::Opened { version, accepts_watches })) => {
             tracing::info!(version, "the agent accepts the stream");
-            let (measured, again) = (VecDeque::new(), Again::new());
-            Ok((
-                messages,
-                Stream { answers, sequence: 1, unprocessed: 0, measured, complete: None, in_force: 0, again },
-            ))
+            let stream = Stream {
+                answers,
+                sequence: 1,
+                unprocessed: 0,
+                measured: VecDeque::new(),
+                complete: None,
+                in_force: 0,
+                again: Again::new(),
+                watches_due: accepts_watches.then(Instant::now),
+            };
+            Ok((messages, stream))
         }
         Some(Body::Rejected(v1::Rejected { reason })) => Err(Ended::Rejected(reason)),
         _ => Err(ends()),

@@ -13,6 +13,7 @@ pub mod backoff;
 mod definition;
 mod lines;
 mod list;
+mod states;
 mod stream;
 
 use std::{sync::Arc, time::Duration};
@@ -29,7 +30,11 @@ use crate::{
     source::{Served, Source},
 };
 
-use self::backoff::{Delays, spread};
+pub use self::states::States;
+use self::{
+    backoff::{Delays, spread},
+    states::State,
+};
 
 /// The longest time between two lists, two thirds of it.
 const RELIST: Duration = Duration::from_secs(600);
@@ -103,6 +108,7 @@ pub struct Watcher {
     reader: Reader,
     /// Its reader applies updates without a wait for the agent, so it is full only for moments.
     updates: mpsc::Sender<Update>,
+    states: watch::Sender<States>,
     metrics: Arc<Metrics>,
     /// Increased when this node's object changes.
     own: Option<watch::Sender<u64>>,
@@ -111,8 +117,14 @@ pub struct Watcher {
 impl Watcher {
     /// A watcher of the reader's source.
     #[must_use]
-    pub fn new(api: Arc<Api>, reader: Reader, updates: mpsc::Sender<Update>, metrics: Arc<Metrics>) -> Self {
-        Self { api, reader, updates, metrics, own: None }
+    pub fn new(
+        api: Arc<Api>,
+        reader: Reader,
+        updates: mpsc::Sender<Update>,
+        states: watch::Sender<States>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { api, reader, updates, states, metrics, own: None }
     }
 
     /// Reports changes of this node's object; for the source of nodes.
@@ -140,11 +152,13 @@ impl Watcher {
     /// A list and the watches after it, until another list is due.
     async fn round(&self, delays: &mut Delays) -> Result<(), Stop> {
         let Some(served) = self.served().await? else {
+            self.set_state(State::Absent);
             self.send(Event::Absent).await?;
             delays.reset();
             sleep(spread(ABSENT)).await;
             return Ok(());
         };
+        self.set_state(State::Listing);
         let (mut version, objects) = self.list(&served).await?;
         let for_objects = FOR_OBJECT.saturating_mul(objects);
         self.metrics.list(self.reader.source);
@@ -182,6 +196,10 @@ impl Watcher {
         }
     }
 
+    fn set_state(&self, state: State) {
+        states::set(&self.states, self.reader.source, state);
+    }
+
     async fn send(&self, event: Event) -> Result<(), Stop> {
         if let Some(own) = &self.own
             && let Event::Put(Defined { object, .. }) | Event::Gone { object, .. } = &event
@@ -196,6 +214,7 @@ impl Watcher {
     fn report(&self, failure: &Failure, delay: Duration) {
         let source = self.reader.source;
         self.metrics.failure(source, failure.label());
+        self.set_state(State::Failing(failure.to_string()));
         // An expired version and a lost connection are ordinary.
         if failure.code() == Some(410) || matches!(failure, Failure::Connection(_) | Failure::Silent(_)) {
             tracing::info!(%source, ?delay, "{failure}");

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Event, Stop, Watcher, lines::Lines};
+use super::{Event, Stop, Watcher, lines::Lines, states::State};
 use crate::{
     api::{Failure, part, request},
     objects::Identity,
@@ -82,6 +82,7 @@ impl Watcher {
         );
         let uri = served.uri(&query).map_err(|error| Failure::Request(error.to_string()))?;
         let answer = self.api.open(request(Method::GET, uri, None, Body::empty())?).await?;
+        self.set_state(State::Watching);
         let number = answer.number;
         let began = Instant::now();
         let limit = Duration::from_secs(seconds) + GRACE;

@@ -68,6 +68,36 @@ async fn rows_follow_the_objects_and_unchanged_objects_send_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_agent_has_the_state_of_each_watch_if_its_version_accepts_it() {
+    let bench = settled().await;
+    let state = |source| bench.agent.watch(source).map(|(state, _)| state);
+    let of = |text: &str| Some(text.to_owned());
+    assert_eq!(state(Source::Pod), of("watching"));
+    assert_eq!(state(Source::CiliumNetworkPolicy), of("absent"));
+    bench.server.define(Source::CiliumNetworkPolicy, true);
+    // The list fails, and the watch, too.
+    let faults = ["/networkpolicies?limit=", "/networkpolicies?limit=", "networkpolicies?watch"];
+    faults.iter().for_each(|target| bench.server.fail(target, Fault::Status(403, None)));
+    bench.server.break_watches(WatchFault::Error(410));
+    sleep(SOON).await;
+    let (failing, error) = bench.agent.watch(Source::NetworkPolicy).expect("a watch");
+    assert!(failing == "failing" && error.contains("answers 403"), "{failing}: {error}");
+    assert_eq!(state(Source::Node), of("watching"), "an expired version");
+    until("both watches", BOUND, || {
+        [Source::NetworkPolicy, Source::CiliumNetworkPolicy].into_iter().all(|source| state(source) == of("watching"))
+    })
+    .await;
+    bench.agent.older(true);
+    until("a new stream", BOUND, || state(Source::Pod).is_none()).await;
+    bench.settle(BOUND).await;
+    sleep(SOON).await;
+    assert_eq!(state(Source::Pod), None, "an earlier version");
+    bench.agent.older(false);
+    until("the watches again", BOUND, || state(Source::Pod) == of("watching")).await;
+    assert_eq!(bench.agent.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_rows_are_sent_again_after_a_growing_delay() {
     let bench = settled().await;
     let refused = |stale| {

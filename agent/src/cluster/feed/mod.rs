@@ -39,6 +39,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use wharf_api::FeedWatch;
 use wharf_cluster::{
     feed::{ApplyError, Change, Complete, Effects, Feed, FeedPod, Kind, Limits, Refusal},
     nodes::NodeRow,
@@ -149,6 +150,8 @@ struct Inner {
     cluster: Option<String>,
     /// Of the last stream.
     kinds: BTreeSet<Kind>,
+    /// Watches of the connected producer.
+    watches: Vec<FeedWatch>,
     /// Last begin of a snapshot.
     begun: BTreeMap<Kind, Instant>,
     processed: Mark,
@@ -258,6 +261,7 @@ impl ClusterFeed {
             producer: None,
             cluster: None,
             kinds: BTreeSet::new(),
+            watches: Vec::new(),
             begun: BTreeMap::new(),
             processed: Mark::default(),
             opened: None,
@@ -366,6 +370,7 @@ impl ClusterFeed {
         inner.holder = Some(Holder { stream, producer: producer.clone(), since_unix_ms, replaced: replaced.clone() });
         (inner.producer, inner.cluster) = (Some(producer), Some(cluster));
         inner.kinds.clone_from(&kinds);
+        inner.watches.clear();
         inner.processed = Mark { stream, sequence: 0 };
         inner.revision += 1;
         inner.feed.open(kinds);
@@ -377,8 +382,17 @@ impl ClusterFeed {
         let mut inner = lock(&self.inner);
         if let Some(holder) = inner.holder.take_if(|holder| holder.stream == stream) {
             inner.feed.close();
+            inner.watches.clear();
             let Holder { producer, .. } = holder;
             tracing::info!(producer, "the producer of the cluster feed is gone; its rows stay in force");
+        }
+    }
+
+    /// Replaces the state of the watches, unless the stream is replaced.
+    fn set_watches(&self, stream: u64, watches: Vec<FeedWatch>) {
+        let mut inner = lock(&self.inner);
+        if inner.holder.as_ref().is_some_and(|holder| holder.stream == stream) {
+            inner.watches = watches;
         }
     }
 

@@ -7,7 +7,7 @@ use wharf_feed::v1;
 
 use super::{
     ClusterFeed, MAX_LISTED, Step, Work, refused_row, rows,
-    session::{changes_of, opening_of, read},
+    session::{Content, content_of, opening_of, read},
 };
 
 /// Answers to the messages of a stream.
@@ -47,8 +47,15 @@ fn run(
     let open = feed.open(&opening).map_err(|why| format!("{why:?}"))?;
     for message in messages {
         let next = message.sequence;
-        let changes = changes_of(message, sequence).map_err(cause)?;
+        let content = content_of(message, sequence).map_err(cause)?;
         sequence = next;
+        let changes = match content {
+            Content::Changes(changes) => changes,
+            Content::Watches(watches) => {
+                feed.set_watches(open.stream, watches);
+                continue;
+            }
+        };
         let mut work = Work::new(sequence, rows::read(changes)?);
         let processed = loop {
             match feed.apply(open.stream, &mut work).map_err(cause)? {

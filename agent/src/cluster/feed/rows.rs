@@ -2,12 +2,19 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
+use wharf_api::FeedWatch;
 use wharf_cluster::feed::{Change, FeedNamespace, FeedNode, FeedPod, FeedPolicy, Key, Kind, Row};
 use wharf_core::nat::Protocol;
 use wharf_feed::v1;
 
 /// Characters of a refused text in a message.
 const MAX_QUOTED: usize = 80;
+/// Watches of a producer.
+const MAX_WATCHES: usize = 32;
+/// Bytes of a watch's name, and of its state.
+const MAX_WORD: usize = 63;
+/// Characters of a watch's error.
+const MAX_ERROR: usize = 512;
 
 /// A change of a message.
 #[derive(Debug)]
@@ -25,7 +32,34 @@ pub(super) fn kind(name: &str) -> Option<Kind> {
 
 /// Part of a text to display.
 pub(super) fn shown(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_QUOTED).collect()
+    clipped(text, MAX_QUOTED)
+}
+
+fn clipped(text: &str, characters: usize) -> String {
+    text.chars().filter(|c| !c.is_control()).take(characters).collect()
+}
+
+/// Reads the state of the producer's watches.
+///
+/// # Errors
+/// There are too many, or a name or a state breaks a rule.
+pub(super) fn read_watches(sent: v1::Watches) -> Result<Vec<FeedWatch>, String> {
+    let count = sent.watches.len();
+    if count > MAX_WATCHES {
+        return Err(format!("a producer has {count} watches; at most {MAX_WATCHES} fit"));
+    }
+    let read = |v1::Watch { name, state, since_unix_ms, error }| {
+        for (what, text) in [("name", &name), ("state", &state)] {
+            if text.is_empty() || text.len() > MAX_WORD || text.chars().any(char::is_control) {
+                return Err(format!(
+                    "the {what} of a watch must have 1 to {MAX_WORD} bytes without control characters"
+                ));
+            }
+        }
+        let error = Some(clipped(&error, MAX_ERROR)).filter(|error| !error.is_empty());
+        Ok(FeedWatch { name, state, since_unix_ms, error })
+    };
+    sent.watches.into_iter().map(read).collect()
 }
 
 /// Reads the changes of a message. Parses policies, which can take long.
@@ -152,6 +186,28 @@ mod tests {
     use wharf_cluster::feed::{ApplyError, Feed, Limits};
 
     use super::*;
+
+    #[test]
+    fn watches_are_bounded_in_number_and_length() {
+        let watch = |name: &str, state: &str, error: &str| v1::Watch {
+            name: name.into(),
+            state: state.into(),
+            since_unix_ms: u64::MAX,
+            error: error.into(),
+        };
+        let one = |name: &str, state: &str, error: &str| {
+            read_watches(v1::Watches { watches: vec![watch(name, state, error)] }).map(|mut all| all.pop())
+        };
+        let error = format!("a\u{1b}{}", "é".repeat(2 * MAX_ERROR));
+        let read = one("Pod", "of-a-later-version", &error).expect("read").expect("a watch");
+        assert_eq!(read.error.map(|error| error.chars().count()), Some(MAX_ERROR));
+        assert_eq!(one("Pod", "watching", "\n").expect("read").and_then(|watch| watch.error), None);
+        for (name, state) in [("", "watching"), ("Pod\n", "watching"), ("Pod", ""), (&*"n".repeat(64), "watching")] {
+            assert!(one(name, state, "").is_err(), "{name:?} {state:?}");
+        }
+        let many = |count| read_watches(v1::Watches { watches: vec![watch("Pod", "listing", ""); count] });
+        assert!(many(MAX_WATCHES).is_ok() && many(MAX_WATCHES + 1).is_err_and(|why| why.contains("33 watches")));
+    }
 
     fn put(row: v1::row::Row) -> v1::Change {
         v1::Change { change: Some(v1::change::Change::Put(v1::Row { row: Some(row) })) }

@@ -8,6 +8,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
+use wharf_api::FeedWatch;
 use wharf_feed::v1::{self, agent_message::Body, producer_message::Body as Sent};
 
 use super::{
@@ -158,7 +159,8 @@ impl Session {
                     place.has_opened(true);
                 }
                 self.stage = Stage::Open(open);
-                Ok(Some(Body::Opened(v1::Opened { version: env!("CARGO_PKG_VERSION").to_owned() })))
+                let version = env!("CARGO_PKG_VERSION").to_owned();
+                Ok(Some(Body::Opened(v1::Opened { version, accepts_watches: true })))
             }
             Err(reason) => {
                 tracing::warn!("a producer is rejected by the cluster feed: {reason}");
@@ -222,8 +224,17 @@ impl Session {
 
     async fn receive(&mut self, message: v1::ProducerMessage) -> Result<(), Status> {
         let sequence = message.sequence;
-        let changes = changes_of(message, self.sequence)?;
+        let content = content_of(message, self.sequence)?;
         self.sequence = sequence;
+        let changes = match content {
+            Content::Changes(changes) => changes,
+            Content::Watches(watches) => {
+                if let Stage::Open(open) = &self.stage {
+                    self.feed.set_watches(open.stream, watches);
+                }
+                return Ok(());
+            }
+        };
         let reading = Arc::clone(&self.feed.reading);
         let turn = tokio::select! {
             () = self.stop.cancelled() => return Ok(()),
@@ -247,14 +258,23 @@ pub(super) fn opening_of(body: Option<Sent>) -> Result<v1::Opening, Status> {
     }
 }
 
-/// The changes of a later message. `last`: sequence of the message before it.
-pub(super) fn changes_of(message: v1::ProducerMessage, last: u64) -> Result<v1::Changes, Status> {
+/// Content of a later message.
+pub(super) enum Content {
+    Changes(v1::Changes),
+    Watches(Vec<FeedWatch>),
+}
+
+/// Reads a later message. `last`: sequence of the message before it.
+pub(super) fn content_of(message: v1::ProducerMessage, last: u64) -> Result<Content, Status> {
     let v1::ProducerMessage { sequence, body } = message;
     if sequence <= last {
         return Err(Status::invalid_argument(format!("sequence {sequence} is not greater than {last}")));
     }
     match body {
-        Some(Sent::Changes(changes)) => Ok(changes),
+        Some(Sent::Changes(changes)) => Ok(Content::Changes(changes)),
+        Some(Sent::Watches(watches)) => {
+            rows::read_watches(watches).map(Content::Watches).map_err(Status::invalid_argument)
+        }
         Some(Sent::Opening(_)) => Err(Status::invalid_argument("a second opening")),
         None => Err(Status::invalid_argument("a message has no content that this agent knows")),
     }

@@ -146,6 +146,38 @@ async fn one_producer_has_the_feed_and_replaces_its_own_stream() {
 }
 
 #[tokio::test]
+async fn watches_are_those_of_the_connected_stream_and_a_long_failure_is_a_problem() {
+    let directory = tempfile::tempdir().expect("directory");
+    let feed = feed(&directory);
+    let open = opened(&feed, "kube", "one");
+    snapshot(&feed, &open);
+    let watch = |name: &str, state: &str, age| FeedWatch {
+        name: name.to_owned(),
+        state: state.to_owned(),
+        since_unix_ms: clock::unix_ms() - age,
+        error: Some("the API server answers 403".to_owned()),
+    };
+    let view = |watches: &[FeedWatch]| {
+        feed.set_watches(open.stream, watches.to_vec());
+        feed.view()
+    };
+    let one = [watch("Pod", "watching", 90_000), watch("Node", "failing", 30_000)];
+    let found = view(&one);
+    assert_eq!((found.watches, found.problem), (one.to_vec(), None));
+    let all = ["Pod", "Node"].map(|name| watch(name, "failing", 61_000));
+    let problem = view(&all).problem.unwrap_or_default();
+    assert_eq!(
+        problem,
+        "the producer's watch of Pod fails: the API server answers 403; and 1 more (`wharf cluster feed`)"
+    );
+    let second = opened(&feed, "kube", "one");
+    assert!(view(&all).watches.is_empty(), "of an earlier stream");
+    feed.set_watches(second.stream, all.to_vec());
+    drop(second);
+    assert!(feed.view().watches.is_empty(), "without a producer");
+}
+
+#[tokio::test]
 async fn changes_that_the_consumer_does_not_take_are_repeated_with_later_ones() {
     let directory = tempfile::tempdir().expect("directory");
     let (feed, taker) = (feed(&directory), Taker::default());

@@ -1,15 +1,17 @@
 //! The feed for API and status.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use wharf_api::{ClusterPod, ClusterPods, ClusterPodsQuery, FeedRows, RefusedRow};
+use wharf_api::{ClusterPod, ClusterPods, ClusterPodsQuery, FeedRows, FeedWatch, RefusedRow};
 use wharf_cluster::feed::{FeedPod, Kind, Refusal};
-use wharf_kit::sync::lock;
+use wharf_kit::{clock, sync::lock};
 
 use super::{ClusterFeed, Inner, Mark};
 
 /// Rows of a list.
 const MAX_SHOWN: usize = 64;
+/// A watch that fails for longer is a problem. A restart of an API server takes less.
+const FAILING: Duration = Duration::from_secs(60);
 
 impl ClusterFeed {
     /// State of the feed.
@@ -45,6 +47,7 @@ impl ClusterFeed {
             rows: rows.collect(),
             processed: sequence_of(inner.processed),
             in_force: sequence_of(in_force),
+            watches: inner.watches.clone(),
             refused_total: number(inner.refused_total()),
             refused: inner.refused().take(MAX_SHOWN).map(shown).collect(),
             problem: self.reach.lost().or(restoring).or_else(|| problem(&inner)),
@@ -90,15 +93,34 @@ fn problem(inner: &Inner) -> Option<String> {
         let what = if inner.has_rows() { "; the rows of the last one stay in force" } else { "" };
         return Some(format!("no producer is connected to the cluster feed{what}"));
     }
+    if let Some(why) = failing(&inner.watches, clock::unix_ms()) {
+        return Some(why);
+    }
     if !inner.is_synced() {
         return Some("the producer of the cluster feed has not sent every row yet".to_owned());
     }
     let first = inner.refused().next()?;
-    let more = match inner.refused_total().saturating_sub(1) {
+    Some(format!("refused {first}{}", and_more(inner.refused_total())))
+}
+
+/// The first watch that has failed for [`FAILING`]. The text has no time: the producer makes an event of each text.
+fn failing(watches: &[FeedWatch], now_unix_ms: u64) -> Option<String> {
+    let is_long = |watch: &&FeedWatch| {
+        let age = Duration::from_millis(now_unix_ms.saturating_sub(watch.since_unix_ms));
+        watch.state == "failing" && age >= FAILING
+    };
+    let mut failing = watches.iter().filter(is_long);
+    let FeedWatch { name, error, .. } = failing.next()?;
+    let why = error.as_deref().unwrap_or("the producer reports no cause");
+    Some(format!("the producer's watch of {name} fails: {why}{}", and_more(1 + failing.count())))
+}
+
+/// `all`: including the one that the message names.
+fn and_more(all: usize) -> String {
+    match all.saturating_sub(1) {
         0 => String::new(),
         more => format!("; and {more} more (`wharf cluster feed`)"),
-    };
-    Some(format!("refused {first}{more}"))
+    }
 }
 
 fn shown(refusal: Refusal) -> RefusedRow {

@@ -5,21 +5,24 @@ pub struct ProducerMessage {
     /// Greater than the number of the message before.
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
-    /// Content. An `Opening` in the first message, `Changes` in all others.
-    #[prost(oneof = "producer_message::Body", tags = "2, 3")]
+    /// Content. An `Opening` in the first message, `Changes` or `Watches` in all others.
+    #[prost(oneof = "producer_message::Body", tags = "2, 3, 4")]
     pub body: ::core::option::Option<producer_message::Body>,
 }
 /// Nested message and enum types in `ProducerMessage`.
 pub mod producer_message {
-    /// Content. An `Opening` in the first message, `Changes` in all others.
+    /// Content. An `Opening` in the first message, `Changes` or `Watches` in all others.
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Body {
         /// First message of a stream.
         #[prost(message, tag = "2")]
         Opening(super::Opening),
-        /// Every later message.
+        /// Changes of rows.
         #[prost(message, tag = "3")]
         Changes(super::Changes),
+        /// State of the producer's watches. An agent without `accepts_watches` ends the stream.
+        #[prost(message, tag = "4")]
+        Watches(super::Watches),
     }
 }
 /// Identifies the producer and the rows that it sends.
@@ -37,6 +40,30 @@ pub struct Opening {
     /// Kinds that the producer sends, each once. Rows of other kinds stay as they are.
     #[prost(string, repeated, tag = "4")]
     pub kinds: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// State of every watch of the producer. Sent after `Opened` and after changes, at most once a second.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Watches {
+    /// At most 32.
+    #[prost(message, repeated, tag = "1")]
+    pub watches: ::prost::alloc::vec::Vec<Watch>,
+}
+/// A watch of the producer.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Watch {
+    /// What it watches, 1 to 63 bytes without control characters, for example `NetworkPolicy`.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// `listing`: the first list is not complete. `watching`. `failing`: lists or watches fail, and the producer tries
+    /// again. `absent`: the cluster does not have the resource. 1 to 63 bytes without control characters.
+    #[prost(string, tag = "2")]
+    pub state: ::prost::alloc::string::String,
+    /// When this state began, milliseconds since 1970. Further failures do not change it.
+    #[prost(uint64, tag = "3")]
+    pub since_unix_ms: u64,
+    /// Last failure, with the state `failing`. The agent keeps 512 characters.
+    #[prost(string, tag = "4")]
+    pub error: ::prost::alloc::string::String,
 }
 /// Changes in their order.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -295,6 +322,9 @@ pub struct Opened {
     /// Version of the agent, for people.
     #[prost(string, tag = "1")]
     pub version: ::prost::alloc::string::String,
+    /// The producer may send `Watches`.
+    #[prost(bool, tag = "2")]
+    pub accepts_watches: bool,
 }
 /// The producer does not have the feed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -25,7 +25,10 @@ use wharf_feed::v1::{
     producer_message::Body as Received,
     row::Row,
 };
-use wharf_kube::producer::{Connect, endpoint};
+use wharf_kube::{
+    producer::{Connect, endpoint},
+    source::Source,
+};
 
 use super::{NODE, objects::Rows};
 
@@ -49,6 +52,8 @@ struct World {
     /// Deletions of a snapshot that is not complete.
     deletes: BTreeSet<(String, String)>,
     openings: Vec<v1::Opening>,
+    /// Of the last report of the stream, by name.
+    watches: BTreeMap<String, v1::Watch>,
     /// Broken rules.
     violations: Vec<String>,
 }
@@ -64,6 +69,8 @@ struct Control {
     is_stalled: bool,
     /// Refuses connections.
     is_away: bool,
+    /// Of a version without `Watches`.
+    is_older: bool,
 }
 
 #[derive(Clone)]
@@ -132,6 +139,12 @@ impl Agent {
         self.world.lock().expect("not poisoned").openings.clone()
     }
 
+    /// The state of a source's watch, and its error.
+    pub fn watch(&self, source: Source) -> Option<(String, String)> {
+        let world = self.world.lock().expect("not poisoned");
+        world.watches.get(source.object_kind()).map(|watch| (watch.state.clone(), watch.error.clone()))
+    }
+
     pub fn violations(&self) -> Vec<String> {
         self.world.lock().expect("not poisoned").violations.clone()
     }
@@ -162,6 +175,14 @@ impl Agent {
 
     pub fn stall(&self, is_stalled: bool) {
         self.control.send_modify(|control| control.is_stalled = is_stalled);
+    }
+
+    /// Another version; ends the stream.
+    pub fn older(&self, is_older: bool) {
+        self.control.send_modify(|control| {
+            control.is_older = is_older;
+            control.stream += 1;
+        });
     }
 
     pub fn away(&self, is_away: bool) {
@@ -265,7 +286,9 @@ impl Session {
                 world.openings.push(opening);
                 world.complete.clear();
                 world.deletes.clear();
-                self.answers.push_back(Body::Opened(v1::Opened { version: "fake".into() }));
+                world.watches.clear();
+                let accepts_watches = !self.control.borrow().is_older;
+                self.answers.push_back(Body::Opened(v1::Opened { version: "fake".into(), accepts_watches }));
                 Ok(())
             }
             Some(Received::Changes(changes)) if self.is_open => {
@@ -279,6 +302,11 @@ impl Session {
                 let sequence = self.sequence;
                 self.answers.push_back(Body::Processed(v1::Processed { sequence, refused: Vec::new(), unlisted: 0 }));
                 self.answers.push_back(Body::InForce(v1::InForce { sequence }));
+                Ok(())
+            }
+            Some(Received::Watches(v1::Watches { watches })) if self.is_open && !self.control.borrow().is_older => {
+                let watches = watches.into_iter().map(|watch| (watch.name.clone(), watch)).collect();
+                self.world.lock().expect("not poisoned").watches = watches;
                 Ok(())
             }
             other => Err(self.violation(&format!("{other:?} is not expected"))),
