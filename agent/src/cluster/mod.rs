@@ -91,6 +91,8 @@ pub struct Cluster {
     kept: PathBuf,
     refusals: RefusalsFile,
     pools: Vec<PoolConfig>,
+    /// Ranges of addresses of services.
+    services: Vec<IpNet>,
     own_pools: Option<OwnPools>,
     kernel: Arc<dyn Kernel>,
     /// One look at a time. Held while the file and the kernel are read, which the caller bounds.
@@ -190,6 +192,7 @@ impl Cluster {
             kept: config.state_dir.join("cluster.json"),
             refusals: RefusalsFile::new(&config.state_dir),
             pools: config.pools.clone(),
+            services: config.service_cidr.clone(),
             own_pools: OwnPools::new(config),
             kernel,
             looks: tokio::sync::Mutex::default(),
@@ -432,12 +435,14 @@ impl Cluster {
             verdicts.follow(nodes, &row.addresses);
         }
         let detours = verdicts.detours();
-        let destinations = routes::destinations(nodes, &self.own, self.routing, &detours, &self.pools, &seen);
+        let destinations =
+            routes::destinations(nodes, &self.own, self.routing, &detours, &self.pools, &self.services, &seen);
         let on_trial = verdicts.trials();
         let trials = if on_trial.is_empty() {
             Vec::new()
         } else {
-            let overlaid = routes::destinations(nodes, &self.own, self.routing, &on_trial, &self.pools, &seen);
+            let overlaid =
+                routes::destinations(nodes, &self.own, self.routing, &on_trial, &self.pools, &self.services, &seen);
             Verdicts::trial_routes(nodes, &on_trial, &overlaid)
         };
         Ok(Plan { destinations, detours, trials, absent })

@@ -314,7 +314,7 @@ impl NodesPlay {
         self.verdicts.follow(&self.nodes, &own);
         let config = &self.machine.config;
         let with = |detours: &Detours| {
-            routes::destinations(&self.nodes, OWN, config.routing, detours, &config.pools, &self.networks)
+            routes::destinations(&self.nodes, OWN, config.routing, detours, &config.pools, &[], &self.networks)
         };
         let (destinations, on_trial) = (with(&self.verdicts.detours()), self.verdicts.trials());
         let trials = Verdicts::trial_routes(&self.nodes, &on_trial, &with(&on_trial));

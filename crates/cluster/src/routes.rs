@@ -32,6 +32,8 @@ pub enum Routing {
 pub enum Unrouted {
     /// A container of this node could have the address of another node's.
     Pool(IpNet),
+    /// A service could have the address of a container.
+    Services(IpNet),
     /// The route would hide a network of this node.
     Network(NodeNetwork),
     /// The node's address is this node's.
@@ -41,12 +43,12 @@ pub enum Unrouted {
 }
 
 impl Unrouted {
-    /// Addresses in the CIDR are this node's, or of hosts on its links. A route of others to the CIDR may lead to the
+    /// Addresses in the CIDR are this node's, of hosts on its links, or of services. A route of others to the CIDR may lead to the
     /// same containers.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {
         match self {
-            Self::Pool(_) | Self::OwnAddress(_) => true,
+            Self::Pool(_) | Self::Services(_) | Self::OwnAddress(_) => true,
             Self::Network(network) => matches!(network.way, Way::Address | Way::Local | Way::OnLink { .. }),
             Self::NotNear => false,
         }
@@ -57,6 +59,7 @@ impl fmt::Display for Unrouted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pool(pool) => write!(f, "it overlaps {pool}, a pool of this node"),
+            Self::Services(net) => write!(f, "it overlaps {net}, a range of services (--service-cidr)"),
             Self::Network(network) => write!(f, "it overlaps {network}"),
             Self::OwnAddress(address) => write!(f, "its node has the address {address}, which is this node's"),
             Self::NotNear => f.write_str(
@@ -92,7 +95,7 @@ pub fn absent(row: &NodeRow, networks: &[NodeNetwork]) -> Vec<IpAddr> {
 }
 
 /// The way to each pod CIDR of the other nodes. `networks`: this node's, as far as they share addresses with
-/// [`watched`]. `detours`: nodes whose direct paths are not used.
+/// [`watched`]. `detours`: nodes whose direct paths are not used. `services`: ranges of addresses of services.
 #[must_use]
 pub fn destinations(
     nodes: &Nodes,
@@ -100,6 +103,7 @@ pub fn destinations(
     routing: Routing,
     detours: &Detours,
     pools: &[PoolConfig],
+    services: &[IpNet],
     networks: &[NodeNetwork],
 ) -> Vec<Destination> {
     let is_own = |address: &&IpAddr| is_own(**address, networks);
@@ -109,7 +113,7 @@ pub fn destinations(
     for node in nodes.iter().filter(|node| node.name != own) {
         let routing = if detours.contains_key(&node.name) { Routing::Overlay } else { routing };
         for cidr in &node.pod_cidrs {
-            let via = match conflict(node, cidr, pools, networks) {
+            let via = match conflict(node, cidr, pools, services, networks) {
                 Some(why) => Err(why),
                 None => next_hop(node, cidr, routing, &locals, networks).ok_or(Unrouted::NotNear),
             };
@@ -123,10 +127,19 @@ fn is_own(address: IpAddr, networks: &[NodeNetwork]) -> bool {
     networks.iter().any(|n| n.way == Way::Address && n.net.addr() == address)
 }
 
-fn conflict(node: &NodeRow, cidr: &IpNet, pools: &[PoolConfig], networks: &[NodeNetwork]) -> Option<Unrouted> {
-    let mut own = pools.iter().flat_map(|pool| &pool.cidrs);
-    if let Some(pool) = own.find(|pool| pool.contains(cidr) || cidr.contains(*pool)) {
+fn conflict(
+    node: &NodeRow,
+    cidr: &IpNet,
+    pools: &[PoolConfig],
+    services: &[IpNet],
+    networks: &[NodeNetwork],
+) -> Option<Unrouted> {
+    let overlaps = |net: &&IpNet| net.contains(cidr) || cidr.contains(*net);
+    if let Some(pool) = pools.iter().flat_map(|pool| &pool.cidrs).find(overlaps) {
         return Some(Unrouted::Pool(*pool));
+    }
+    if let Some(services) = services.iter().find(overlaps) {
+        return Some(Unrouted::Services(*services));
     }
     if let Some(network) = networks.iter().find(|network| conflicts(cidr, network)) {
         return Some(Unrouted::Network(network.clone()));
@@ -274,7 +287,7 @@ mod tests {
     }
 
     fn told_by(routing: Routing, pool: &[&str], networks: &[NodeNetwork]) -> Vec<String> {
-        let to = destinations(&nodes(), "a", routing, &Detours::new(), &pools(pool), networks);
+        let to = destinations(&nodes(), "a", routing, &Detours::new(), &pools(pool), &[], networks);
         to.iter()
             .map(|to| match &to.via {
                 Ok(via) => format!("{} {via}", to.cidr),
@@ -310,7 +323,7 @@ mod tests {
                 .collect(),
         );
         let rows = rows.expect("nodes");
-        let to = destinations(&rows, "a", Routing::Overlay, &Detours::new(), &pools(&[]), &networks);
+        let to = destinations(&rows, "a", Routing::Overlay, &Detours::new(), &pools(&[]), &[], &networks);
         let told: Vec<_> = to.iter().map(|to| to.via.as_ref().map(ToString::to_string).expect("a way")).collect();
         assert_eq!(
             [&told[0], &told[2]],
@@ -322,7 +335,7 @@ mod tests {
         assert_eq!(told_by(Routing::Auto, &[], &lan()[..2])[2], "10.3.0.0/16 overlay to 198.51.100.3");
         // The direct path to b is refused.
         let detours = Detours::from([("b".to_owned(), REFUSED)]);
-        let to = destinations(&nodes(), "a", Routing::Auto, &detours, &pools(&[]), &lan());
+        let to = destinations(&nodes(), "a", Routing::Auto, &detours, &pools(&[]), &[], &lan());
         let all_by_overlay = to.iter().all(|to| matches!(to.via, Ok(NextHop::Overlay { .. })));
         assert!(all_by_overlay, "{to:?}");
         // A conflict is one in every mode.
@@ -345,7 +358,7 @@ mod tests {
                 .iter()
                 .map(|a| network(&IpNet::from(a.parse::<IpAddr>().expect("address")).to_string(), Way::Address))
                 .collect();
-            let to = destinations(&nodes, "a", Routing::Auto, &Detours::new(), &[], &networks);
+            let to = destinations(&nodes, "a", Routing::Auto, &Detours::new(), &[], &[], &networks);
             let [to] = to.try_into().expect("one");
             to.via.expect("a way").to_string()
         };
@@ -358,7 +371,7 @@ mod tests {
     #[test]
     fn the_overlay_accepts_every_node_with_a_route() {
         let of = |routing, pool: &[&str]| {
-            let to = destinations(&nodes(), "a", routing, &Detours::new(), &pools(pool), &lan());
+            let to = destinations(&nodes(), "a", routing, &Detours::new(), &pools(pool), &[], &lan());
             overlay(&nodes(), "a", routing, &to)
         };
         assert_eq!(of(Routing::Native, &[]), None);
@@ -393,7 +406,7 @@ mod tests {
         let found = told(&["10.1.0.0/16"], &lan());
         assert_eq!(found[..2], ["10.2.0.0/16 via 192.0.2.2", "fd00:2::/64 via 2001:db8::2"]);
         assert!(found[2].starts_with("10.3.0.0/16: its node has no address of this family"), "{}", found[2]);
-        let to = destinations(&nodes(), "a", Routing::Native, &Detours::new(), &pools(&[]), &lan());
+        let to = destinations(&nodes(), "a", Routing::Native, &Detours::new(), &pools(&[]), &[], &lan());
         assert_eq!(routes(&to).len(), 2);
         assert_eq!(peers(&to).len(), 4, "a router may know the way to far");
         // Without IPv6 on the link.
@@ -429,9 +442,20 @@ mod tests {
             let mut networks = lan();
             networks.extend(extra);
             assert_eq!(told(&[pool], &networks)[0], why);
-            let to = destinations(&nodes(), "a", Routing::Native, &Detours::new(), &pools(&[pool]), &networks);
+            let to = destinations(&nodes(), "a", Routing::Native, &Detours::new(), &pools(&[pool]), &[], &networks);
             assert_eq!(peers(&to).contains(&net("10.2.0.0/16")), is_peer, "{why}");
         }
+    }
+
+    #[test]
+    fn a_network_with_addresses_of_services_is_refused_alone() {
+        let services = [net("10.2.128.0/17"), net("fd00::/16")];
+        let to = destinations(&nodes(), "a", Routing::Overlay, &Detours::new(), &[], &services, &lan());
+        let refused: Vec<_> = to.iter().filter_map(|to| Some((to.cidr, to.via.as_ref().err()?.to_string()))).collect();
+        let why = |net: &str| format!("it overlaps {net}, a range of services (--service-cidr)");
+        assert_eq!(refused[0], (net("10.2.0.0/16"), why("10.2.128.0/17")));
+        assert_eq!(refused[1], (net("fd00:2::/64"), why("fd00::/16")));
+        assert_eq!((refused.len(), peers(&to)), (3, vec![net("10.3.0.0/16")]));
     }
 
     #[test]

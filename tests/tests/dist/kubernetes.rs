@@ -83,6 +83,10 @@ fn the_daemonset_is_complete_and_has_one_agent_on_each_node() -> Result<()> {
     ensure!(set["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0, "two agents of one node would run at once");
     let pod = pod()?;
     ensure!(pod["hostNetwork"] == true && pod["tolerations"][0]["operator"] == "Exists", "{pod}");
+    // One image has the programs of one architecture.
+    let architecture = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
+    let selector = json!({"kubernetes.io/os": "linux", "kubernetes.io/arch": architecture});
+    ensure!(pod["nodeSelector"] == selector, "{}", pod["nodeSelector"]);
     let image = format!("localhost/wharf:{}", env!("CARGO_PKG_VERSION"));
     let volumes = pod["volumes"].as_array().into_iter().flatten();
     let volumes: BTreeSet<&str> = volumes.filter_map(|volume| volume["name"].as_str()).collect();
