@@ -19,8 +19,8 @@
 //! members of both states, and the agent waits for its acknowledgement, unless it does not answer; a refused listener
 //! refuses the change. Then the proxy gets the new state; a listener keeps a lost member for another half second, so
 //! that open handshakes complete ([`wharf_enforce::redirects`]). If rows lead some of a member's connections away from
-//! a listener that stays, the member begins another round: half a second later, the proxy ends its earlier connections. A
-//! revision is realized when the proxy has acknowledged and connections judged by earlier requests have ended. A
+//! a listener that stays, the member begins another round: half a second later, the proxy ends its earlier connections.
+//! A revision is realized when the proxy has acknowledged and connections judged by earlier requests have ended. A
 //! connection to a missing listener is dropped, or passes if the rule says so.
 //!
 //! Nothing is computed until there is a policy, or an endpoint that is isolated without one. [`Policy::put_endpoint`]

@@ -43,8 +43,8 @@ pub enum Unrouted {
 }
 
 impl Unrouted {
-    /// Addresses in the CIDR are this node's, of hosts on its links, or of services. A route of others to the CIDR may lead to the
-    /// same containers.
+    /// Addresses in the CIDR are this node's, of hosts on its links, or of services. A route of others to the CIDR may
+    /// lead to the same containers.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {
         match self {

@@ -61,7 +61,8 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
             foreign.extend(links.network(&mut connection, found)?);
         }
     }
-    // Many requests at once: there can be tens of thousands. Without rules of other programs, the tables have every route.
+    // Many requests at once: there can be tens of thousands. Without rules of other programs, the tables have every
+    // route.
     let asks = rule::lead_to_other_tables(&mut connection)?;
     let ends = cidrs.iter().filter(|_| asks).flat_map(|cidr| [cidr.network(), cidr.broadcast()]);
     let ends: BTreeSet<IpAddr> = ends.collect();

@@ -3,7 +3,7 @@
 //! | part | purpose |
 //! |---|---|
 //! | rules | route packets with [`MARK_UNDECIDED`] by table [`TABLE`], except those to a container of this node |
-//! | routes | the networks that are not masqueraded, among them those of other nodes' containers, over the router's link |
+//! | routes | networks that are not masqueraded, with those of other nodes' containers, over the router's link |
 //! | filter `translated` on the link's egress hook | judges the packet; an accepted one enters the stack again |
 //! | chain `translated` of `table inet wharf` | keeps an accepted packet from a second translation |
 //!

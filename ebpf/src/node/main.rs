@@ -4,7 +4,7 @@
 //!
 //! | program | called by | does |
 //! |---|---|---|
-//! | [`judge`] | `from_container`, `to_container`, `deliver` | judges packets from and to a container; finds flow and way |
+//! | [`judge`] | `from_container`, `to_container`, `deliver` | judges packets of a container; finds flow and way |
 //! | [`neighbour`] | `judge` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
 //! | [`translated`] | hook of the router's link | judges packets to a service with a backend on another node |
