@@ -1,6 +1,6 @@
 //! `soak`: runs tests at random for a given time. The parts share it: churn with an agent that is killed at random, the
-//! crash matrix at random passes of the points, and the model's histories. A part is a sequence of runs of about a
-//! minute, none beyond the part's share. A failure prints its seed.
+//! crash matrix at random passes of the points, and histories of the model and of `wharf-kube`. A part is a sequence of
+//! runs of about a minute, none beyond the part's share. A failure prints its seed.
 
 use std::{
     process::{Command, ExitCode},
@@ -45,7 +45,7 @@ impl Runs {
     }
 }
 
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 4] = [
     Part {
         title: "Churn with kills",
         test: "churn",
@@ -56,16 +56,23 @@ const PARTS: [Part; 3] = [
     Part {
         title: "Crash matrix at random",
         test: "crash_matrix",
-        share: 50,
+        share: 45,
         seed: "WHARF_CRASH_SEED",
         runs: Runs::Turns { does: "one crash test for each processor" },
     },
     Part {
         title: "Model",
         test: "model",
-        share: 25,
+        share: 20,
         seed: "WHARF_MODEL_SEED",
         runs: Runs::Whole { variables: &[("WHARF_MODEL_CASES", "1000")], does: "1,000 histories each" },
+    },
+    Part {
+        title: "Histories of wharf-kube",
+        test: "suite",
+        share: 10,
+        seed: "WHARF_KUBE_SEED",
+        runs: Runs::Whole { variables: &[("WHARF_KUBE_HISTORIES", "10000")], does: "10,000 histories each" },
     },
 ];
 

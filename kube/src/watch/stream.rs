@@ -20,6 +20,8 @@ use crate::{
 const SECONDS: std::ops::RangeInclusive<u64> = 20..=25;
 /// A server that does not end the watch has as much longer.
 const GRACE: Duration = Duration::from_secs(5);
+/// A stream that ends by so much earlier than asked counts as broken: a stopping server or a proxy ends it.
+const EARLY: Duration = Duration::from_secs(1);
 /// Bytes of an event.
 const MAX_EVENT: usize = 32 << 20;
 
@@ -89,8 +91,7 @@ impl Watcher {
         let read = self.events(answer.response.into_body(), served, version);
         match timeout_at(began + limit, read).await {
             Err(_) => Err(self.broken(number, Failure::Silent(limit))),
-            // A proxy or a stopping server ends a stream without an error.
-            Ok(Ok(())) if began.elapsed() + GRACE < Duration::from_secs(seconds) => {
+            Ok(Ok(())) if began.elapsed() + EARLY < Duration::from_secs(seconds) => {
                 Err(self.broken(number, Failure::Connection("the server ends the watch early".to_owned())))
             }
             Ok(Err(Stop::Failed(failure))) if failure.is_of_connection() => Err(self.broken(number, failure)),

@@ -1,8 +1,11 @@
 //! Random histories of objects and faults: in the end the agent has exactly the rows of the final objects.
+//!
+//! `WHARF_KUBE_HISTORIES=N` plays N histories, of the seed `WHARF_KUBE_SEED` if it is set. `cargo xtask soak` plays
+//! 10,000.
 
 use std::time::Duration;
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::RngSeed};
 use serde_json::json;
 use tokio::time::sleep;
 use wharf_kube::source::Source;
@@ -170,13 +173,23 @@ async fn play(steps: Vec<Step>) {
     assert_eq!(bench.agent.violations(), Vec::<String>::new());
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: std::env::var("WHARF_KUBE_HISTORIES").ok().and_then(|text| text.parse().ok()).unwrap_or(300),
+/// Histories of a normal run.
+const CASES: u32 = 300;
+
+fn config() -> ProptestConfig {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let cases = number("WHARF_KUBE_HISTORIES").map_or(CASES, |cases| u32::try_from(cases).expect("a number of cases"));
+    ProptestConfig {
+        cases,
+        rng_seed: number("WHARF_KUBE_SEED").map_or(RngSeed::Random, RngSeed::Fixed),
         max_shrink_iters: 400,
         failure_persistence: None,
         ..ProptestConfig::default()
-    })]
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
 
     #[test]
     fn the_rows_are_those_of_the_final_objects(steps in prop::collection::vec(step(), 1..80)) {

@@ -65,6 +65,8 @@ pub(super) struct World {
     faults: VecDeque<(String, Fault)>,
     /// Ends watches that began before, with a fault.
     pub(super) broken: (u64, Option<WatchFault>),
+    /// Number of the last fault at a restore: the store's server restarts, so no watch from before it ends as asked.
+    pub(super) restored: u64,
     /// Objects of a page, at most.
     page: usize,
     requests: Vec<String>,
@@ -150,6 +152,7 @@ impl Server {
         let mut world = self.lock();
         let objects = world.snapshots.get(&version).expect("a snapshot").clone();
         (world.version, world.objects, world.compacted) = (version, objects, 0);
+        world.restored = world.broken.0;
         world.log.clear();
         world.lists.clear();
     }

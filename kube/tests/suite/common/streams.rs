@@ -160,9 +160,13 @@ impl WatchStream {
         if let (number, Some(fault)) = world.broken
             && number > self.broken
         {
-            return Next::Fault(fault);
+            // A later end does not hide the restart of a restored store.
+            let restarted = world.restored > self.broken && number > world.restored;
+            return Next::Fault(if restarted && fault == WatchFault::End { WatchFault::Cut } else { fault });
         }
-        let next = world.log.iter().find(|change| change.source == self.source && change.version > self.at);
+        // The versions of the log grow.
+        let later = world.log.partition_point(|change| change.version <= self.at);
+        let next = world.log.iter().skip(later).find(|change| change.source == self.source);
         let Some(change) = next else { return Next::Wait };
         self.at = change.version;
         let line = json!({"type": change.kind, "object": change.object});
