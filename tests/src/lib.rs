@@ -39,6 +39,7 @@ pub mod http;
 pub mod icmp;
 mod installed;
 mod jail;
+pub mod kube;
 pub mod leftover;
 pub mod node;
 pub mod podman;

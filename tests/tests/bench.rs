@@ -51,8 +51,9 @@ fn smoke(parts: &[&str], titles: &[&str], marks_expected: usize) -> Result<()> {
 const POLICY: &str = "policy";
 const L7: &str = "l7";
 const FEED: &str = "feed";
+const KUBE: &str = "kube";
 
-/// About packets; [`POLICY`], [`L7`] and [`FEED`] are too. All others are about endpoints.
+/// About packets; [`POLICY`], [`L7`], [`FEED`] and [`KUBE`] are too. All others are about endpoints.
 const PACKETS: [&str; 4] = ["traffic", "nodes", "programs", "flows"];
 
 #[test]
@@ -68,7 +69,7 @@ fn the_smoke_run_measures_packets() -> Result<()> {
 
 #[test]
 fn the_smoke_run_measures_endpoints() -> Result<()> {
-    let parts = PARTS.into_iter().filter(|part| ![POLICY, L7, FEED].contains(part) && !PACKETS.contains(part));
+    let parts = PARTS.into_iter().filter(|part| ![POLICY, L7, FEED, KUBE].contains(part) && !PACKETS.contains(part));
     let titles = [
         "ADD, one at a time",
         "DEL, one at a time",
@@ -117,6 +118,17 @@ fn the_smoke_run_measures_the_cluster_feed() -> Result<()> {
         "feed: restart with these rows, after SIGKILL",
     ];
     smoke(&[FEED], &titles, 7)
+}
+
+#[test]
+fn the_smoke_run_measures_wharf_kube() -> Result<()> {
+    let titles = [
+        "kube: 40 nodes and 400 pods, from the start of wharf-kube until all rows are in force",
+        "kube: memory of wharf-kube",
+        "kube: processor time beside 100 pod changes a second",
+        "kube: from the arrival of a changed pod until it is in force",
+    ];
+    smoke(&[KUBE], &titles, 5)
 }
 
 #[test]

@@ -1,29 +1,6 @@
 //! `wharf-kube` and the agent together, against the scripted API server of `kube/tests`.
 
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    unreachable_pub,
-    reason = "as in the suite of wharf-kube, whose modules it has"
-)]
-#![allow(dead_code, reason = "of those modules it needs less")]
-
-#[path = "../../kube/tests/suite/common/objects.rs"]
-mod objects;
-#[path = "../../kube/tests/suite/common/patch.rs"]
-mod patch;
-#[path = "../../kube/tests/suite/common/rbac.rs"]
-mod rbac;
-#[path = "../../kube/tests/suite/common/server.rs"]
-mod server;
-#[path = "../../kube/tests/suite/common/streams.rs"]
-mod streams;
-
-use std::{
-    fs::{self, File},
-    net::{SocketAddr, TcpListener},
-    process::{Child, Stdio},
-};
+use std::{fs, net::SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -33,68 +10,23 @@ use wharf_kube::source::Source;
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
     echo::{self, EchoServer},
-    process::{bin, command_in, ip},
+    kube::{
+        Program,
+        objects::{self, namespace},
+        serve,
+        server::{Fault, Server},
+        streams::WatchFault,
+    },
+    process::ip,
     wait,
 };
-
-use self::{objects::namespace, server::Server};
 
 /// As of [`NodeConfig::default`].
 const OWN: &str = "quay";
 const TAINT: &str = "wharf.dev/agent-not-ready";
 
-/// The program; ended when dropped.
-struct Program(Child);
-
-impl Program {
-    fn start(node: &Node, server: SocketAddr) -> Result<Self> {
-        let root = &node.dirs().root;
-        let kubeconfig = root.join("kubeconfig");
-        let text = format!(
-            "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{server}\"}}}}]\n\
-             users: [{{name: u, user: {{token: secret}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-             current-context: x\n"
-        );
-        fs::write(&kubeconfig, text).context("write the kubeconfig")?;
-        let mut command = command_in(node.space(), bin("wharf-kube")?)?;
-        command.arg(format!("--node-name={OWN}"));
-        command.arg(format!("--feed={}", root.join("feed/feed.sock").display()));
-        command.arg(format!("--kubeconfig={}", kubeconfig.display()));
-        let log = File::options().create(true).append(true).open(root.join("wharf-kube.log"))?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        Ok(Self(command.spawn().context("start wharf-kube")?))
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Serves in the node's namespace while the runtime lives.
-fn serve(node: &Node, runtime: &Runtime, server: &Server) -> Result<SocketAddr> {
-    let listener = node.space().run(|| TcpListener::bind("127.0.0.1:0"))?.context("bind the API server")?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
-    let server = server.clone();
-    let answer = move |request: axum::extract::Request| {
-        let server = server.clone();
-        async move {
-            let (parts, body) = request.into_parts();
-            let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
-            let target = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-            match server.answer(parts.method, target, body).await {
-                Ok(answer) => answer.map(axum::body::Body::new),
-                Err(_) => streams::status(500, None).map(axum::body::Body::new),
-            }
-        }
-    };
-    let _inside = runtime.enter();
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    runtime.spawn(async { axum::serve(listener, axum::Router::new().fallback(answer)).await });
-    Ok(address)
+fn start(node: &Node, server: SocketAddr) -> Result<Program> {
+    Program::start(node, OWN, &node.dirs().root.join("feed/feed.sock"), server)
 }
 
 fn node(name: &str, address: &str, cidr: &str) -> (Source, Value) {
@@ -151,6 +83,24 @@ fn await_pods(node: &Node, names: &[&str]) -> Result<()> {
     })
 }
 
+/// `wharf cluster feed` shows the state of a watch and the cause of a failure.
+fn watches_are_shown(node: &Node, server: &Server) -> Result<()> {
+    let becomes = |what: &str, state: &str| {
+        wait::until(what, || {
+            let shown = node.wharf(&["cluster", "feed"])?.stdout;
+            let line = shown.lines().find(|line| line.starts_with("NetworkPolicy "));
+            Ok(line.is_some_and(|line| line.contains(state)).then_some(()))
+        })
+    };
+    becomes("a watch", "  watching  ")?;
+    // Each list after a growing delay.
+    (0..6).for_each(|_| server.fail("/networkpolicies?limit=", Fault::Status(403, None)));
+    server.break_watches(WatchFault::Error(410));
+    becomes("a watch that fails", "answers 403")?;
+    server.heal();
+    becomes("the watch again", "  watching  ")
+}
+
 fn follow(node: &mut Node, runtime: &Runtime) -> Result<()> {
     let server = Server::start();
     let address = serve(node, runtime, &server)?;
@@ -164,7 +114,7 @@ fn follow(node: &mut Node, runtime: &Runtime) -> Result<()> {
     ];
     objects.into_iter().for_each(|object| server.put(object));
     ensure!(!is_schedulable(&server), "before wharf-kube runs");
-    let program = Program::start(node, address)?;
+    let program = start(node, address)?;
     // The row of the node has the pools, and the agent's report the node's addresses.
     wait::until("a node without the taint", || Ok(is_schedulable(&server).then_some(())))?;
     let own = server.object(Source::Node, OWN).context("the node")?;
@@ -172,6 +122,7 @@ fn follow(node: &mut Node, runtime: &Runtime) -> Result<()> {
     ensure!(routers == Some(&json!("10.91.0.1")), "{own}");
     ensure!(node.wharf(&["explain", "10.88.0.9"])?.stdout.contains("far"), "a pod of another node");
 
+    watches_are_shown(node, &server)?;
     let (db, client) = (node.sandbox("db")?, node.sandbox("client")?);
     server.put(pod("client", OWN, None, "other"));
     await_pods(node, &["client", "db", "far"])?;
@@ -199,7 +150,7 @@ fn follow(node: &mut Node, runtime: &Runtime) -> Result<()> {
     drop(program);
     server.put(pod("client", OWN, None, "other"));
     server.delete(Source::Pod, "shop/far");
-    let program = Program::start(node, address)?;
+    let program = start(node, address)?;
     becomes(false, "the change while wharf-kube was away")?;
     await_pods(node, &["client", "db"])?;
     node.kill_agent()?;

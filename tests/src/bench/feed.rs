@@ -33,9 +33,9 @@ use crate::{
 };
 
 /// As of `--node-name`.
-const OWN: &str = "bench";
+pub(super) const OWN: &str = "bench";
 /// Networks of the default pools.
-const POOLS: [&str; 2] = ["10.87.0.0/16", "fd57:4a7f:e8f::/64"];
+pub(super) const POOLS: [&str; 2] = ["10.87.0.0/16", "fd57:4a7f:e8f::/64"];
 const KINDS: [&str; 4] = ["node", "pod", "namespace", "policy"];
 /// Nodes, with this one.
 const NODES: u32 = 5_000;
@@ -109,7 +109,7 @@ impl Extent {
     }
 }
 
-fn name(node: u32) -> String {
+pub(super) fn name(node: u32) -> String {
     if node == 0 { OWN.to_owned() } else { format!("node-{node}") }
 }
 
@@ -118,14 +118,14 @@ fn of_v6(network: Ipv6Addr, host: u32) -> Ipv6Addr {
 }
 
 /// In the network of the link between the nodes.
-fn addresses(node: u32) -> [String; 2] {
+pub(super) fn addresses(node: u32) -> [String; 2] {
     let v4 = Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + node);
     let v6 = of_v6(Ipv6Addr::new(0x2001, 0xdb8, 0x12, 0, 0, 0, 0, 1), node);
     [v4.to_string(), v6.to_string()]
 }
 
 /// Networks of the containers of another node: a `/24` and a `/64`.
-fn cidrs(node: u32) -> (Ipv4Addr, Ipv6Addr) {
+pub(super) fn cidrs(node: u32) -> (Ipv4Addr, Ipv6Addr) {
     let v4 = Ipv4Addr::from_bits(Ipv4Addr::new(10, 128, 0, 0).to_bits() + (node << 8));
     let v6 = Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 0).to_bits() + (u128::from(node) << 64);
     (v4, Ipv6Addr::from_bits(v6))
@@ -157,18 +157,18 @@ fn policy() -> String {
 }
 
 /// Two endpoints under policy, with an agent that has a feed.
-struct Scene {
+pub(super) struct Scene {
     wire: Wire,
-    socket: PathBuf,
-    extent: Extent,
+    /// Of the feed.
+    pub(super) socket: PathBuf,
 }
 
 impl Scene {
-    fn new(agent: &NodeConfig, extent: Extent) -> Result<Self> {
+    pub(super) fn new(name: &'static str, agent: &NodeConfig) -> Result<Self> {
         let directory = scratch::fresh_dir("bench-feed")?.join("feed");
         let agent = agent.clone().flags(&[&format!("--cluster-feed={}", directory.display())]);
-        let wire = Wire::labelled("wharf, cluster feed", &agent)?;
-        let scene = Self { wire, socket: directory.join(wharf_feed::SOCKET), extent };
+        let wire = Wire::labelled(name, &agent)?;
+        let scene = Self { wire, socket: directory.join(wharf_feed::SOCKET) };
         let ([v4, v6], space) = (addresses(0), scene.node()?.space());
         ip(space, "link add up0 type veth peer name up1")?;
         ip(space, &format!("addr add {v4}/15 dev up0"))?;
@@ -178,14 +178,19 @@ impl Scene {
         Ok(scene)
     }
 
-    fn node(&self) -> Result<&Node> {
+    pub(super) fn node(&self) -> Result<&Node> {
         self.wire.node().context("wharf has a node")
     }
 
+    /// As [`Wire::finish`].
+    pub(super) fn finish(self) -> Result<()> {
+        self.wire.finish()
+    }
+
     /// A new stream, and the seconds until every row is in force.
-    fn fill(&self) -> Result<(Producer, f64)> {
+    fn fill(&self, extent: &Extent) -> Result<(Producer, f64)> {
         let mut producer = connect(&self.socket)?;
-        let messages = self.extent.snapshot();
+        let messages = extent.snapshot();
         let start = Instant::now();
         for message in messages {
             let v1::Processed { refused, unlisted, .. } = producer.send(message)?;
@@ -205,26 +210,26 @@ fn connect(socket: &Path) -> Result<Producer> {
 /// # Errors
 /// When the node cannot be made, or a row is refused or not in force in time.
 pub fn measure(agent: &NodeConfig, extent: Extent) -> Result<Part> {
-    let mut scene = Scene::new(agent, extent)?;
+    let mut scene = Scene::new("wharf, cluster feed", agent)?;
     let (mut groups, mut marks) = (Vec::new(), Vec::new());
     let mut take = |(more, judged): Part| {
         groups.extend(more);
         marks.extend(judged);
     };
-    let (mut producer, filled) = rows(&scene)?;
+    let (mut producer, filled) = rows(&scene, &extent)?;
     take(filled);
     take(changes(&mut producer, &extent)?);
-    take(traffic(&scene, &mut producer)?);
+    take(traffic(&scene, &extent, &mut producer)?);
     drop(producer);
-    take(restarts(&mut scene)?);
-    scene.wire.finish()?;
+    take(restarts(&mut scene, &extent)?);
+    scene.finish()?;
     Ok((groups, marks))
 }
 
-fn rows(scene: &Scene) -> Result<(Producer, Part)> {
-    let Extent { nodes, pods, sets, .. } = scene.extent;
+fn rows(scene: &Scene, extent: &Extent) -> Result<(Producer, Part)> {
+    let Extent { nodes, pods, sets, .. } = *extent;
     let empty = Memory::of(scene.node()?)?.rss;
-    let (producer, took) = scene.fill()?;
+    let (producer, took) = scene.fill(extent)?;
     let full = Memory::of(scene.node()?)?.rss;
     let what = format!("{nodes} nodes, {pods} pods, {sets} label sets");
     let mut times = Group::new("feed: a snapshot, until all rows are in force", "s", Better::Lower);
@@ -258,8 +263,8 @@ fn changes(producer: &mut Producer, extent: &Extent) -> Result<Part> {
 }
 
 /// Traffic of the two endpoints, in turn without changes and during changes.
-fn traffic(scene: &Scene, producer: &mut Producer) -> Result<Part> {
-    let (Scene { wire, extent, .. }, cpus) = (scene, Cpus::of_this_process()?);
+fn traffic(scene: &Scene, extent: &Extent, producer: &mut Producer) -> Result<Part> {
+    let (Scene { wire, .. }, cpus) = (scene, Cpus::of_this_process()?);
     let (mut rates, mut shares) = ([Vec::new(), Vec::new()], Vec::new());
     // The changes above were the first turn.
     let (mut turn, mut sent, mut seconds) = (1, 0, 0.0);
@@ -352,11 +357,11 @@ fn policies(node: &Node) -> Result<PolicyList> {
 
 /// Kills the agent and starts it again, under traffic: until it serves, until the rows of its file are in force, and
 /// the snapshot of a producer.
-fn restarts(scene: &mut Scene) -> Result<Part> {
+fn restarts(scene: &mut Scene, extent: &Extent) -> Result<Part> {
     let (client, server) = (scene.wire.left()?.try_clone()?, scene.wire.right()?.try_clone()?);
     let before = policies(scene.node()?)?.rows.peers;
     // The agent writes them some seconds after a change.
-    let (file, pods) = (scene.node()?.dirs().state.join("feed.json"), scene.extent.pods as usize);
+    let (file, pods) = (scene.node()?.dirs().state.join("feed.json"), extent.pods as usize);
     wait::until_within(LIMIT, "every pod in the agent's file", || {
         let text = fs::read_to_string(&file).context("read the agent's file")?;
         Ok((text.matches("\"uid\":\"pod-").count() == pods).then_some(()))
@@ -379,7 +384,7 @@ fn restarts(scene: &mut Scene) -> Result<Part> {
         }
         kept.push(start.elapsed().as_secs_f64());
         node.await_rebuilt()?;
-        sent.push(scene.fill()?.1);
+        sent.push(scene.fill(extent)?.1);
     }
     let report = stream.stop()?;
     let lost = f64::from(u32::try_from(report.lost() + report.refused).context("packets")?);

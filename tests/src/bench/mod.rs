@@ -18,12 +18,14 @@
 //! | [`policy`] | traffic and packets with rules and without; added rules, new endpoints, many networks |
 //! | [`l7`] | rules about requests: deletes that wait for the proxy, requests through it, flows beside them |
 //! | [`feed`] | the cluster feed with many rows: time, memory, a changed pod, traffic during changes, restarts |
+//! | [`kube`] | `wharf-kube` with a large cluster: time, memory, changes of pods, a restart |
 
 pub mod churn;
 pub mod ends;
 pub mod feed;
 pub mod findings;
 pub mod flows;
+pub mod kube;
 pub mod l7;
 pub mod machine;
 pub mod nat;
@@ -70,8 +72,10 @@ pub struct Options {
 }
 
 /// Names of the parts, in the order they run. Those that leave the kernel work to do after them come last.
-pub const PARTS: [&str; 13] =
-    ["traffic", "nodes", "programs", "one", "times", "nat", "flows", "many", "pods", "scale", "policy", "l7", "feed"];
+pub const PARTS: [&str; 14] = [
+    "traffic", "nodes", "programs", "one", "times", "nat", "flows", "many", "pods", "scale", "policy", "l7", "feed",
+    "kube",
+];
 
 impl Options {
     fn rounds(&self, quick: usize, full: usize) -> usize {
@@ -126,6 +130,7 @@ fn one(part: &str, options: &Options) -> Result<Part> {
         "policy" => policy::measure(agent, &policy::Extent::of(quick, options.rounds(3, 20), options.rounds(3, 50))),
         "l7" => l7::measure(agent, &l7::Extent::of(quick, options.rounds(3, 100), options.rounds(2, 20))),
         "feed" => feed::measure(agent, feed::Extent::of(quick, options.rounds(2, 10))),
+        "kube" => kube::measure(agent, kube::Extent::of(quick)),
         other => anyhow::bail!("there is no part {other}; there are {}", PARTS.join(", ")),
     }
 }

@@ -12,7 +12,7 @@ mod crowd;
 mod documents;
 mod engine;
 mod pair;
-mod tables;
+pub(super) mod tables;
 
 use std::time::{Duration, Instant};
 

@@ -15,9 +15,14 @@ const AUDITS: usize = 5;
 
 /// Processor time that the agent has used so far, all its threads together.
 pub(super) fn used(node: &Node) -> Result<Duration> {
-    let pid = i32::try_from(node.agent_pid()?).context("the agent's process id")?;
-    let clock = clock_getcpuclockid(Pid::from_raw(pid)).context("the agent's clock")?;
-    Ok(Duration::from(clock_gettime(clock).context("read the agent's clock")?))
+    used_by(node.agent_pid()?)
+}
+
+/// As [`used`], of another process.
+pub(super) fn used_by(pid: u32) -> Result<Duration> {
+    let pid = i32::try_from(pid).context("a process id")?;
+    let clock = clock_getcpuclockid(Pid::from_raw(pid)).context("the process' clock")?;
+    Ok(Duration::from(clock_gettime(clock).context("read the process' clock")?))
 }
 
 /// Processor time of a whole audit, milliseconds, a sample for each of some audits. Work of others on the machine does

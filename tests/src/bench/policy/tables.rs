@@ -21,7 +21,7 @@ pub(super) const TABLES: [&str; 4] = [map::IPCACHE, map::POLICY_PORTS, map::POLI
 
 /// All rows, without the counters of cells.
 #[derive(Debug, Default)]
-pub(super) struct Rows {
+pub(in crate::bench) struct Rows {
     peers: BTreeMap<(u32, [u8; 16]), PeerRow>,
     ports: BTreeMap<(u32, PortKey), u32>,
     cells: BTreeMap<CellKey, (Hit, Hit)>,
@@ -30,7 +30,7 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Reads them.
-    pub(super) fn of(node: &Node) -> Result<Self> {
+    pub(in crate::bench) fn of(node: &Node) -> Result<Self> {
         let mut rows = Self::default();
         let peers: LpmTrie<MapData, EndpointKey, PeerRow> = Map::LpmTrie(open(node, map::IPCACHE)?).try_into()?;
         for row in peers.iter() {
@@ -58,7 +58,7 @@ impl Rows {
     }
 
     /// Rows of each of [`TABLES`] that are new, other ones, or gone.
-    pub(super) fn written_since(&self, before: &Self) -> [f64; 4] {
+    pub(in crate::bench) fn written_since(&self, before: &Self) -> [f64; 4] {
         [
             written(&before.peers, &self.peers),
             written(&before.ports, &self.ports),
