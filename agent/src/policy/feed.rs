@@ -84,7 +84,7 @@ impl Policy {
     /// Tries rows that wait, and refused rows when tables have more room.
     pub(super) async fn retry_rows(&self, mut inner: Guard) -> Result<(), PolicyError> {
         inner.state.retry_unfit(now());
-        if !inner.state.feed.wait() {
+        if !inner.state.feed.has_waiting() {
             return Ok(());
         }
         self.try_rows(inner).await.1

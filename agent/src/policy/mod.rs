@@ -155,7 +155,8 @@ impl Policy {
     /// Adds or updates an endpoint and its rows.
     ///
     /// # Errors
-    /// As [`Policy::start`]; nothing has changed.
+    /// As [`Policy::start`]. The endpoint is as before for policy; after a failure of the kernel, [`Policy::ensure`]
+    /// corrects its rows.
     pub async fn put_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         self.realize(inner, Terms::ENDPOINT, vec![Input::Endpoint(record.clone().into())]).await.1
@@ -180,7 +181,8 @@ impl Policy {
             removed.push((id, epoch));
             return Ok(());
         }
-        let inner = self.lock().await;
+        let mut inner = self.lock().await;
+        inner.state.forget_unrecorded(id);
         // Rows of lost policies go with them; before, no endpoint gets the id or address.
         or_lost(self.realize(inner, Terms::FACT, vec![Input::NoEndpoint(id, epoch)]).await.1)
     }
@@ -267,15 +269,15 @@ impl Policy {
         };
         let result;
         (inner, result) = self.follow(inner).await;
-        match result {
-            Err(PolicyError::Lost { .. }) => return directory,
-            result => result?,
+        if matches!(result, Err(PolicyError::Lost { .. })) {
+            return directory;
         }
         if inner.state.is_kept() && matches!(self.file.try_exists(), Ok(false)) {
             tracing::warn!(file = %self.file.display(), "the file of the policies was removed: it is written again");
             self.keep_or_warn(&mut inner, "the next start would take the policies for lost").await;
         }
         inner = self.look_at_proxy(inner).await?;
+        result?;
         self.retry_rows(inner).await?;
         directory
     }
@@ -299,7 +301,11 @@ impl Policy {
     /// As [`Policy::start`]; [`Policy::ensure`] retries.
     pub async fn follow_addresses(&self) -> Result<(), PolicyError> {
         let inner = self.lock().await;
-        or_lost(self.follow(inner).await.1)
+        let addresses = self.kernel.observe_addresses().await?.into_iter().collect();
+        if *inner.state.inputs().node == addresses {
+            return Ok(());
+        }
+        or_lost(self.realize(inner, Terms::FACT, vec![Input::Node(addresses)]).await.1)
     }
 
     /// Replaces the networks of containers of other nodes, and the addresses of other nodes.

@@ -3,12 +3,9 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::Instant;
-use wharf_enforce::{redirects::Owed, transaction::Transaction};
+use wharf_enforce::{redirects::Owed, state::PROXY_DRAINS, transaction::Transaction};
 
 use super::{Guard, Policy, error::PolicyError, now};
-
-/// For connections to end after an acknowledgement: Envoy takes 2 s.
-const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
@@ -76,7 +73,7 @@ impl Policy {
     /// Removes the path [`PROXY_DRAINS`] after the last listener: a busy Envoy needs that time.
     async fn leave_proxy(&self, inner: &mut Guard) -> Result<(), PolicyError> {
         let state = &inner.state;
-        if !state.redirects().is_empty() || !state.has_way() || matches!(state.owed(), Owed::Ends(_)) {
+        if !state.redirects().is_empty() || !state.may_have_way() || matches!(state.owed(), Owed::Ends(_)) {
             inner.left_proxy = None;
             return Ok(());
         }

@@ -79,7 +79,11 @@ impl Policy {
             (inner, result) = self.fit(inner, documents).await;
         }
         let removed = lock(&self.removed_early).take().unwrap_or_default();
-        let gone = removed.into_iter().map(|(id, epoch)| Input::NoEndpoint(id, epoch)).collect::<Vec<_>>();
+        removed.iter().for_each(|(id, _)| inner.state.forget_unrecorded(*id));
+        let members = &inner.state.inputs().members;
+        let is_member = |(id, epoch): &(_, _)| members.get(*id).is_some_and(|place| place.epoch == *epoch);
+        let gone = removed.into_iter().filter(is_member).map(|(id, epoch)| Input::NoEndpoint(id, epoch));
+        let gone: Vec<Input> = gone.collect();
         if result.is_ok() && !gone.is_empty() {
             (inner, result) = self.realize(inner, Terms::FACT, gone).await;
         } else {
@@ -92,8 +96,12 @@ impl Policy {
 
     async fn first_rows(&self) -> effects::Realized {
         let mut inner = self.lock_early().await;
-        match self.kernel.observe_policy().await {
-            Ok(rows) => inner.state.start(rows.generation != 0),
+        let has_rows = match inner.state.inputs().need_rows() {
+            true => Ok(true),
+            false => self.kernel.observe_policy().await.map(|rows| rows.generation != 0),
+        };
+        match has_rows {
+            Ok(has_rows) => inner.state.start(has_rows),
             Err(why) => return (inner, Err(why.into())),
         }
         let change = match self.kernel.observe_addresses().await {

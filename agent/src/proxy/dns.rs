@@ -73,7 +73,7 @@ impl Dns {
         (Self { asked: of_asked.0, done: of_done.1 }, server, answers, records)
     }
 
-    /// RedirectTable redirects, and ports that did not open.
+    /// Wanted redirects, and ports that did not open.
     #[must_use]
     pub fn look(&self) -> (RedirectTable, BTreeMap<u16, String>) {
         let (wanted, done) = (self.asked.borrow().wanted.clone(), self.done.borrow());

@@ -16,9 +16,9 @@ pub struct Look {
     pub status: Option<Status>,
     /// The agent starts Envoy.
     pub supervised: bool,
-    /// RedirectTable of Envoy, without leaving members.
+    /// Redirects of Envoy, without leaving members.
     pub wanted: RedirectTable,
-    /// RedirectTable of the DNS proxy.
+    /// Redirects of the DNS proxy.
     pub dns: RedirectTable,
     /// Ports that did not open.
     pub dns_refused: BTreeMap<u16, String>,

@@ -43,14 +43,14 @@ pub enum Unrouted {
 }
 
 impl Unrouted {
-    /// Addresses in the CIDR are this node's, of hosts on its links, or of services. A route of others to the CIDR may
-    /// lead to the same containers.
+    /// Addresses in the CIDR are this node's or of hosts on its links. A route of others to the CIDR may lead to the same
+    /// containers.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {
         match self {
-            Self::Pool(_) | Self::Services(_) | Self::OwnAddress(_) => true,
+            Self::Pool(_) | Self::OwnAddress(_) => true,
             Self::Network(network) => matches!(network.way, Way::Address | Way::Local | Way::OnLink { .. }),
-            Self::NotNear => false,
+            Self::Services(_) | Self::NotNear => false,
         }
     }
 }
@@ -455,7 +455,10 @@ mod tests {
         let why = |net: &str| format!("it overlaps {net}, a range of services (--service-cidr)");
         assert_eq!(refused[0], (net("10.2.0.0/16"), why("10.2.128.0/17")));
         assert_eq!(refused[1], (net("fd00:2::/64"), why("fd00::/16")));
-        assert_eq!((refused.len(), peers(&to)), (3, vec![net("10.3.0.0/16")]));
+        assert_eq!(
+            (refused.len(), peers(&to)),
+            (3, peers(&destinations(&nodes(), "a", Routing::Overlay, &Detours::new(), &[], &[], &lan())))
+        );
     }
 
     #[test]

@@ -24,8 +24,8 @@ use crate::{
     router::Pair,
 };
 
-/// Networks that overlap with a CIDR: addresses, routes of the tables main, default and local, and, if rules lead to
-/// other tables, lookups of each CIDR's first and last address.
+/// Networks that overlap with a CIDR: addresses, routes of the tables main and local, and, if rules lead to other
+/// tables with routes, lookups of each CIDR's first and last address.
 ///
 /// # Errors
 /// A refusal.
@@ -61,9 +61,11 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
             foreign.extend(links.network(&mut connection, found)?);
         }
     }
-    // Many requests at once: there can be tens of thousands. Without rules of other programs, the tables have every
-    // route.
-    let asks = rule::lead_to_other_tables(&mut connection)?;
+    let mut asks = rule::lead_to_other_tables(&mut connection)?;
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        asks |= !table(&mut connection, family, DEFAULT)?.is_empty();
+    }
+    // Many requests at once: there can be tens of thousands.
     let ends = cidrs.iter().filter(|_| asks).flat_map(|cidr| [cidr.network(), cidr.broadcast()]);
     let ends: BTreeSet<IpAddr> = ends.collect();
     for ends in ends.into_iter().collect::<Vec<_>>().chunks(LOOKUPS) {
@@ -230,9 +232,7 @@ fn found(connection: &mut Connection, ip: IpAddr, answer: Answer) -> Result<Opti
 fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = main_table(connection)?;
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        for number in [DEFAULT, LOCAL] {
-            found.extend(table(connection, family, number)?);
-        }
+        found.extend(table(connection, family, LOCAL)?);
     }
     Ok(found)
 }

@@ -64,7 +64,7 @@ impl FeedPolicies {
 
     /// Rows wait for an attempt.
     #[must_use]
-    pub fn wait(&self) -> bool {
+    pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
@@ -148,12 +148,16 @@ impl State {
         }
     }
 
-    /// Refuses policies of the cluster feed that do not fit, until the others of `documents` do. The kernel's rows are
-    /// known, and are not changed, so that they change once and no container is open meanwhile.
+    /// Refuses policies of the cluster feed that do not fit, until the others of `documents` do. The kernel's rows do
+    /// not change meanwhile, so that they change once and no container is open. While they are unknown, nothing is
+    /// refused.
     ///
     /// # Errors
     /// The documents do not fit without policies of the cluster feed. Nothing has changed.
     pub fn fit(&mut self, mut documents: Documents, now: Instant) -> Result<Documents, PolicyError> {
+        if self.base.engine().is_none() {
+            return Ok(documents);
+        }
         let rows = documents.take_rows();
         let mut trial = Trial { inputs: self.inputs.clone(), base: self.base.clone() };
         trial.take(documents, self)?;

@@ -138,7 +138,8 @@ impl Inputs {
     }
 
     /// There is a policy, or an endpoint that is isolated without one.
-    pub(crate) fn need_rows(&self) -> bool {
+    #[must_use]
+    pub fn need_rows(&self) -> bool {
         self.enforcement == Enforcement::Always || !self.documents.is_empty() || self.members.is_any_isolated()
     }
 

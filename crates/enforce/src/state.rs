@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use wharf_common::{SetsRow, policy::PEER_SERVICE};
 use wharf_core::{
     identity::Identity,
+    ids::EndpointId,
     policy::{Enforcement, PolicyRows, RowChange},
 };
 use wharf_policy::compile::{self, Engine, Limits, Sizes, Tables};
@@ -26,8 +27,8 @@ use crate::{
     rows,
 };
 
-/// Until connections end after an acknowledgement: Envoy takes 2 s.
-pub(crate) const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
+/// For connections to end after an acknowledgement: Envoy takes 2 s.
+pub const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
 /// Settings of the agent.
 #[derive(Debug, Clone)]
@@ -85,6 +86,8 @@ pub(crate) struct Proxy {
     pub(crate) kept: Ports,
     /// The kernel's part of redirects exists.
     pub(crate) has_way: bool,
+    /// It exists, or a part of it.
+    pub(crate) may_have_way: bool,
     /// Used by other programs: no new listener gets one.
     pub(crate) taken: Arc<BTreeSet<u16>>,
 }
@@ -170,12 +173,6 @@ impl State {
         &self.inputs
     }
 
-    /// The settings.
-    #[must_use]
-    pub const fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// The kernel's rows, if known.
     #[must_use]
     pub fn tables(&self) -> Option<&Tables> {
@@ -247,15 +244,15 @@ impl State {
         self.proxy.owed
     }
 
-    /// The kernel's part of redirects exists.
+    /// The kernel's part of redirects exists, or a part of it.
     #[must_use]
-    pub const fn has_way(&self) -> bool {
-        self.proxy.has_way
+    pub const fn may_have_way(&self) -> bool {
+        self.proxy.may_have_way
     }
 
     /// The kernel's part of redirects is removed.
     pub const fn remove_way(&mut self) {
-        self.proxy.has_way = false;
+        (self.proxy.has_way, self.proxy.may_have_way) = (false, false);
     }
 
     /// At a start: the saved state of before. `is_kept`: the file of policies exists.
@@ -263,6 +260,7 @@ impl State {
         self.inputs = inputs;
         self.proxy.rounds = Rounds::new(ports.rounds.clone());
         self.proxy.has_way = !ports.listeners.is_empty();
+        self.proxy.may_have_way = self.proxy.has_way;
         self.proxy.kept = ports;
         self.is_kept = is_kept;
     }
@@ -280,6 +278,11 @@ impl State {
         self.is_active = true;
     }
 
+    /// An endpoint without a record is gone.
+    pub fn forget_unrecorded(&mut self, id: EndpointId) {
+        self.unrecorded.retain(|lost| lost.id != id);
+    }
+
     /// At a start, before the first transaction. `has_rows`: also rows of an earlier agent must be changed.
     pub fn start(&mut self, has_rows: bool) {
         self.is_active = has_rows || self.inputs.need_rows();
@@ -293,8 +296,9 @@ impl State {
         outgoing.values().copied().chain(rounds.next()).min().filter(|_| self.base.engine().is_some())
     }
 
-    /// Takes what the kernel has, also into the inputs of a change.
-    pub(crate) fn take_kernel_rows(&mut self, kernel: KernelRows, next: &mut Inputs) -> bool {
+    /// Takes the kernel's rows, also into the inputs of a change. Returns the base, and whether rules isolate
+    /// endpoints.
+    pub(crate) fn take_kernel_rows(&mut self, kernel: KernelRows, next: &mut Inputs) -> (Base, bool) {
         let KernelRows { rows, addresses, peers_max } = kernel;
         self.limits.ipcache = (peers_max as usize).saturating_sub(1);
         let has_rules = |sets: &SetsRow| *sets != SetsRow::default();
@@ -303,7 +307,9 @@ impl State {
         for inputs in [&mut self.inputs, next] {
             inputs.node = Arc::new(addresses.clone());
             let Inputs { members, documents, enforcement, .. } = inputs;
-            for lost in &self.unrecorded {
+            // The id may have been given out again.
+            let is_new = |lost: &&Unrecorded| members.get(lost.id).is_none();
+            for lost in self.unrecorded.iter().filter(is_new).collect::<Vec<_>>() {
                 members.insert_unrecorded(lost.clone(), Surroundings { documents, mode: *enforcement });
             }
             if documents.is_lost() && (*enforcement == Enforcement::Never || !(is_any || documents.awaits_cluster)) {
@@ -321,8 +327,7 @@ impl State {
         // The rows lead there already.
         let there = redirects::wanted(&tables, &self.inputs.members);
         self.proxy.sent = redirects::both(&self.proxy.sent, &there);
-        self.base = Base::Rows(self.engine(tables));
-        is_any
+        (Base::Rows(self.engine(tables)), is_any)
     }
 
     /// The kernel's rows no longer follow from the inputs.

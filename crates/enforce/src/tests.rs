@@ -5,10 +5,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use proptest::prelude::*;
+use wharf_cluster::feed::FeedPod;
 use wharf_common::{
     SetsRow,
     policy::{REDIRECT, REDIRECT_PORT_SHIFT, RULING},
@@ -25,6 +27,7 @@ use wharf_policy::{
     compile::{Engine, Limits, Tables},
     model::{Direction, Labels, PolicyName, Protocol},
     oracle::Destination,
+    read::read,
 };
 
 use crate::{
@@ -92,6 +95,8 @@ enum Step {
     Delete(usize),
     DeleteAll,
     Namespace(bool),
+    Feed(usize, bool),
+    Pod(u8, Option<usize>),
     Enforcement(Enforcement),
     Node(u8),
     Due,
@@ -109,7 +114,9 @@ enum Fault {
     Silence,
     /// Another program has the port.
     Taken,
-    /// The effect is performed, and the transaction is dropped.
+    /// The transaction is dropped before the effect.
+    DroppedBefore,
+    /// The transaction is dropped after the effect.
     Dropped,
 }
 
@@ -121,6 +128,8 @@ fn steps() -> impl Strategy<Value = Vec<(Step, Vec<Fault>)>> {
         4 => (0..POLICIES).prop_map(Step::Delete),
         1 => Just(Step::DeleteAll),
         1 => any::<bool>().prop_map(Step::Namespace),
+        3 => (0..POLICIES, any::<bool>()).prop_map(|(n, is_there)| Step::Feed(n, is_there)),
+        2 => (6..9_u8, prop::option::of(0..3_usize)).prop_map(|(n, app)| Step::Pod(n, app)),
         1 => prop_oneof![Just(Enforcement::Default), Just(Enforcement::Always), Just(Enforcement::Never)]
             .prop_map(Step::Enforcement),
         1 => (0..3_u8).prop_map(Step::Node),
@@ -133,6 +142,7 @@ fn steps() -> impl Strategy<Value = Vec<(Step, Vec<Fault>)>> {
         2 => Just(Fault::Fails),
         1 => Just(Fault::Silence),
         1 => Just(Fault::Taken),
+        1 => Just(Fault::DroppedBefore),
         1 => Just(Fault::Dropped),
     ];
     prop::collection::vec((step, prop::collection::vec(fault, 0..8)), 1..24)
@@ -191,7 +201,9 @@ impl World {
 
     /// Another agent, which has only the files.
     fn start(&mut self, faults: &mut Vec<Fault>) -> bool {
-        let documents = Documents::parse(self.documents.as_deref()).expect("documents");
+        let mut documents = Documents::parse(self.documents.as_deref()).expect("documents");
+        // As without a cluster feed.
+        documents.awaits_cluster = false;
         let ports = self.ports.as_deref().map_or(Ok(Ports::default()), Ports::parse).expect("ports");
         let is_kept = !documents.lost;
         self.state = Self::state();
@@ -208,7 +220,7 @@ impl World {
 
     fn verdicts(&self, tables: &Tables) -> Verdicts {
         let mut verdicts = Verdicts::new();
-        let peers = (1..6).map(address).chain([[192, 0, 2, 1].into()]);
+        let peers = (1..9).map(address).chain([[192, 0, 2, 1].into()]);
         for (n, peer) in (1..6_u8).flat_map(|n| peers.clone().map(move |peer| (n, peer))) {
             for (port, direction) in PORTS.into_iter().flat_map(|p| [(p, Direction::Ingress), (p, Direction::Egress)]) {
                 let to = Destination::Ports { protocol: Protocol::Tcp, port };
@@ -267,9 +279,9 @@ impl World {
             between.push(self.in_kernel());
         }
         let after = self.in_kernel();
-        for (key, verdict) in between.iter().flatten() {
-            let passes = |verdicts: &Verdicts| verdicts.get(key).is_none_or(|(accept, _)| *accept);
-            assert!(!verdict.0 || passes(&before) || passes(&after), "{key:?} passes while rows change");
+        let passes = |verdicts: &Verdicts, key| verdicts.get(key).is_none_or(|(accept, _)| *accept);
+        for key in before.keys().filter(|key| !passes(&before, *key) && !passes(&after, *key)) {
+            assert!(between.iter().all(|verdicts| !passes(verdicts, key)), "{key:?} passes while rows change");
         }
         self.kernel = kernel;
         rows.into_iter().take(most).for_each(|row| self.change(row));
@@ -306,6 +318,10 @@ impl World {
                 Effect::Compute(_) | Effect::End(_) => Fault::None,
                 _ => faults.pop().unwrap_or(Fault::None),
             };
+            // A caller gives the proxy its redirects at once.
+            if fault == Fault::DroppedBefore && !matches!(effect, Effect::UpdateProxy(..)) {
+                return None;
+            }
             let done = if fault == Fault::Fails { Err(failure()) } else { Ok(()) };
             effect = match effect {
                 Effect::Compute(next) => next.compute(&mut self.state),
@@ -379,7 +395,7 @@ impl World {
                 let label = Label { source: "k8s".into(), key: "app".into(), value: APPS[app].into() };
                 let identity = Identity(300 + u32::try_from(app).expect("small"));
                 let record = EndpointRecord { epoch, labels: [label].into(), identity, ..fixtures::record(n, 1) };
-                let before = (self.state.inputs.clone(), self.in_kernel());
+                let before = self.before();
                 match self.begin(Terms::ENDPOINT, Input::Endpoint(record.clone().into()), faults) {
                     Some(Ok(())) => drop(self.records.insert(n, record)),
                     Some(Err(PolicyError::Rows(_))) => self.assert_unchanged(&before),
@@ -407,6 +423,29 @@ impl World {
             Step::Namespace(is_red) => {
                 let labels = is_red.then(|| Labels::from([("team".to_owned(), "red".to_owned())]));
                 self.documents(faults, |documents| documents.set_namespace("default", labels).is_ok());
+            }
+            Step::Feed(n, is_there) => {
+                let policies = is_there.then(|| read("row", &policy(n)).expect("a policy"));
+                let documents = self.state.inputs.documents.with_rows(&[(format!("row-{n}"), policies)].into());
+                let before = self.before();
+                let result = self.begin(Terms::FEED, Input::Documents(documents), faults);
+                if let Some(Err(PolicyError::Rows(_) | PolicyError::Proxy(_))) = result {
+                    self.assert_unchanged(&before);
+                }
+            }
+            Step::Pod(n, app) => {
+                let uid: Arc<str> = format!("pod-{n}").into();
+                let labels = |app: usize| [("app".to_owned(), APPS[app].to_owned())].into();
+                let pod = app.map(|app| FeedPod {
+                    uid: Arc::clone(&uid),
+                    namespace: "default".into(),
+                    name: "pod".into(),
+                    addresses: [address(n)].into(),
+                    node: "other".into(),
+                    labels: Arc::new(labels(app)),
+                    named_ports: Arc::default(),
+                });
+                self.begin(Terms::FACT, Input::Pods(vec![(uid, pod.map(Arc::new))]), faults);
             }
             Step::Enforcement(enforcement) => {
                 let change = vec![Input::Enforcement(enforcement)];
@@ -441,7 +480,7 @@ impl World {
             return;
         }
         let revision = documents.revision;
-        let before = (self.state.inputs.clone(), self.in_kernel());
+        let before = self.before();
         match self.begin(Terms::DOCUMENTS, Input::Documents(documents), faults) {
             Some(Ok(())) => {
                 let kept = Documents::parse(self.documents.as_deref()).expect("documents");
@@ -455,15 +494,21 @@ impl World {
         }
     }
 
-    fn assert_unchanged(&self, (inputs, kernel): &(Inputs, Verdicts)) {
-        assert_eq!(self.state.inputs.documents.revision, inputs.documents.revision, "a refused change stays");
+    fn before(&self) -> (Inputs, Verdicts, [u64; 2]) {
+        (self.state.inputs.clone(), self.in_kernel(), [self.state.realized(), self.state.is_active().into()])
+    }
+
+    fn assert_unchanged(&self, (inputs, kernel, numbers): &(Inputs, Verdicts, [u64; 2])) {
+        let (now, in_kernel, now_numbers) = self.before();
         let members =
             |inputs: &Inputs| inputs.members.iter().map(|(id, place)| (id, place.clone())).collect::<Vec<_>>();
-        assert_eq!(members(&self.state.inputs), members(inputs), "a refused change stays");
-        assert_eq!(self.in_kernel(), *kernel, "a refused change has rows");
+        assert_eq!(now.documents.revision, inputs.documents.revision, "a refused change stays");
+        assert_eq!(members(&now), members(inputs), "a refused change stays");
+        assert_eq!((in_kernel, now_numbers), (kernel.clone(), *numbers), "a refused change has an effect");
     }
 
     fn check(&self) {
+        assert!(self.state.realized() <= self.state.inputs.documents.revision, "a refused change is realized");
         if self.state.is_settled() {
             assert_eq!(self.in_kernel(), self.wanted(), "the kernel has other rows than the inputs");
         }
@@ -477,9 +522,10 @@ impl World {
             self.play(Step::Due, Vec::new());
         }
         if !self.state.is_settled() {
-            // Events outside the agent cannot be refused.
+            // Events outside the agent cannot be refused, and lost policies wait for an import.
             let why = self.state.problem().unwrap_or_default();
-            assert!(self.peers_max < PEERS_MAX && why.contains("that fit"), "{why}");
+            let is_full = self.peers_max < PEERS_MAX && why.contains("that fit");
+            assert!(is_full || self.state.inputs.documents.is_lost(), "{why}");
             return;
         }
         assert_eq!(self.state.realized(), self.state.inputs.documents.revision, "{:?}", self.state.problem());

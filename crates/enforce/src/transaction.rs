@@ -5,7 +5,8 @@
 //! change, and the proxy gets the new state.
 //!
 //! A caller may drop a transaction. Then the inputs are those before the change, or those with the change if a file may
-//! have them. The kernel's rows count as unknown: the next transaction reads them and computes everything.
+//! have them. Once the proxy or the kernel may have a part of the change, the kernel's rows count as unknown: the next
+//! transaction reads them and computes everything.
 
 use std::{sync::Arc, time::Instant};
 
@@ -94,7 +95,7 @@ pub enum Effect {
     ReadKernel(Box<Transaction>),
     /// Make the kernel's part of redirects: [`Transaction::way_ensured`].
     EnsureWay(Box<Transaction>),
-    /// Save ports, give the proxy redirects, await acknowledgements: [`Transaction::proxy_updated`].
+    /// Save ports, give the proxy redirects, both at once, and await acknowledgements: [`Transaction::proxy_updated`].
     UpdateProxy(ProxyUpdate, Box<Transaction>),
     /// Write a file: [`Transaction::saved`].
     Save(File, Box<Transaction>),
@@ -119,8 +120,10 @@ pub struct Transaction {
     plan: Option<Plan>,
     /// Ports that the caller saves now.
     ports: Option<Ports>,
-    /// The inputs of before, once the state has `next`, and whether there were rows.
-    before: (Inputs, bool),
+    /// The inputs of before, once the state has `next`.
+    before: Inputs,
+    /// There were rows before.
+    was_active: bool,
     /// The base of before, while there is a plan, and the redirects that the proxy had.
     base: Base,
     sent: RedirectTable,
@@ -132,8 +135,8 @@ pub struct Transaction {
     stage: Stage,
     /// The result after a file is written; `None`: the rows are next.
     end: Option<Result<(), PolicyError>>,
-    /// The file with the documents is written, and is required.
-    saving: Option<bool>,
+    /// The file of the documents is being written. True if a failure refuses the change.
+    documents_required: Option<bool>,
     now: Instant,
 }
 
@@ -158,8 +161,8 @@ enum Stage {
     Again,
     /// The redirects of the new state. `ends`: connections end.
     After { ends: bool },
-    /// The end.
-    End(Result<(), PolicyError>),
+    /// The earlier redirects again, after a refusal.
+    Revert(PolicyError),
 }
 
 impl Transaction {
@@ -203,14 +206,15 @@ impl Transaction {
             events: Some(Vec::new()),
             plan: None,
             ports: None,
-            before: (Inputs::default(), false),
+            before: Inputs::default(),
+            was_active: state.is_active,
             base: Base::Unknown,
             sent: RedirectTable::new(),
             answer: Ok(()),
             avoided: 0,
             stage: Stage::Both,
             end: None,
-            saving: None,
+            documents_required: None,
             now,
         })
     }
@@ -234,7 +238,7 @@ impl Transaction {
                 engine.knows(*key, member) && !engine.tables().sets.contains_key(key)
             }
             (Base::Unknown, _) => true,
-            _ => false,
+            _ => !state.is_active && !self.next.need_rows(),
         }
     }
 
@@ -253,7 +257,6 @@ impl Transaction {
         }
         if !state.is_active && !self.next.need_rows() {
             self.adopt(state);
-            (state.realized, state.problem) = (state.inputs.documents.revision, None);
             return self.save(state, Some(Ok(())));
         }
         if is_known { self.plan(state) } else { Effect::ReadKernel(self) }
@@ -267,7 +270,9 @@ impl Transaction {
             Err(why) => return self.fail(state, why.into()),
         };
         self.reads = false;
-        let has_rules = state.take_kernel_rows(kernel, &mut self.next);
+        let (base, has_rules) = state.take_kernel_rows(kernel, &mut self.next);
+        // Until the proxy has the redirects of these rows.
+        (self.base, state.base) = (base, Base::Unknown);
         self.stage = Stage::TakeOver { has_rules };
         let mut redirects = state.proxy.sent.clone();
         state.proxy.rounds.tell(&mut redirects);
@@ -294,6 +299,7 @@ impl Transaction {
         self.keep_ports(state, is_kept);
         match std::mem::replace(&mut self.stage, Stage::Both) {
             Stage::TakeOver { has_rules } => {
+                state.base = std::mem::replace(&mut self.base, Base::Unknown);
                 if state.proxy.owed == Owed::Nothing && !outstanding.is_empty() {
                     // The previous agent may not have sent the proxy a round.
                     state.proxy.owed = Owed::Answer { ends: state.proxy.rounds.is_any() };
@@ -311,7 +317,10 @@ impl Transaction {
                 state.look_at_owed(&outstanding, now);
                 Effect::End(Ok(()))
             }
-            Stage::End(result) => Effect::End(result),
+            Stage::Revert(why) => {
+                (state.base, state.is_active) = (self.base, self.was_active);
+                Effect::End(Err(why))
+            }
         }
     }
 
@@ -319,13 +328,17 @@ impl Transaction {
     #[must_use]
     pub fn saved(mut self: Box<Self>, state: &mut State, done: Result<(), PolicyError>, now: Instant) -> Effect {
         self.now = now;
-        match (self.saving.take(), done) {
+        let saved_documents = self.documents_required.take();
+        match (saved_documents, done) {
             (Some(_), Ok(())) => state.is_kept = true,
             (Some(true), Err(why)) => {
-                (state.inputs, state.is_active) = std::mem::take(&mut self.before);
+                state.inputs = std::mem::take(&mut self.before);
                 return self.revert(state, why);
             }
             _ => {}
+        }
+        if saved_documents.is_some() && self.terms.saves == Saves::Names {
+            return Effect::Save(File::Names(state.inputs.names.clone()), self);
         }
         self.proceed(state)
     }
@@ -353,7 +366,7 @@ impl Transaction {
                 let why = PolicyError::from(why);
                 state.problem = Some(why.to_string());
                 if self.terms.needs_kernel {
-                    state.inputs = self.before.0;
+                    state.inputs = self.before;
                 }
                 Effect::End(Err(why))
             }
@@ -389,7 +402,13 @@ impl Transaction {
         let needs_way = !redirects.is_empty() && !state.proxy.has_way;
         self.plan = Some(Plan { engine, rows, redirects, moved });
         self.base = std::mem::replace(&mut state.base, Base::Unknown);
-        if needs_way { Effect::EnsureWay(self) } else { self.propose(state) }
+        // From here on, proxy or kernel may have a part of the change.
+        state.is_active = true;
+        if needs_way {
+            state.proxy.may_have_way = true;
+            return Effect::EnsureWay(self);
+        }
+        self.propose(state)
     }
 
     fn propose(mut self: Box<Self>, state: &mut State) -> Effect {
@@ -447,7 +466,7 @@ impl Transaction {
 
     /// From here on, the change is wanted.
     fn adopt(&mut self, state: &mut State) {
-        self.before = (std::mem::replace(&mut state.inputs, std::mem::take(&mut self.next)), state.is_active);
+        self.before = std::mem::replace(&mut state.inputs, std::mem::take(&mut self.next));
         state.is_active |= state.inputs.need_rows();
     }
 
@@ -456,14 +475,14 @@ impl Transaction {
         let documents = &state.inputs.documents;
         let is_required = match self.terms.saves {
             Saves::Documents => true,
-            Saves::ClusterFlag => documents.has_cluster() != self.before.0.documents.has_cluster(),
+            Saves::ClusterFlag => documents.has_cluster() != self.before.documents.has_cluster(),
             Saves::Nothing | Saves::Names => false,
         };
         let has_rows = end.is_none() && self.plan.as_ref().is_some_and(|plan| !plan.rows.is_empty());
         self.end = end;
         // A start that finds rows and no file takes the policies for lost.
         if is_required || (has_rows && !state.is_kept) {
-            self.saving = Some(is_required);
+            self.documents_required = Some(is_required);
             return Effect::Save(File::Documents { documents: documents.clone(), is_required }, self);
         }
         if self.terms.saves == Saves::Names {
@@ -474,6 +493,9 @@ impl Transaction {
 
     fn proceed(mut self: Box<Self>, state: &mut State) -> Effect {
         if let Some(end) = self.end.take() {
+            if end.is_ok() {
+                (state.realized, state.problem) = (state.inputs.documents.revision, None);
+            }
             return Effect::End(end);
         }
         let Some(Plan { rows, moved, .. }) = &mut self.plan else { return Effect::End(Ok(())) };
@@ -490,11 +512,11 @@ impl Transaction {
     /// The change leaves everything as it was.
     fn revert(mut self: Box<Self>, state: &mut State, why: PolicyError) -> Effect {
         if self.plan.take().is_none() {
+            state.is_active = self.was_active;
             return Effect::End(Err(why));
         }
-        state.base = std::mem::replace(&mut self.base, Base::Unknown);
         let sent = std::mem::take(&mut self.sent);
-        self.send(state, sent, Awaited::Nothing, Stage::End(Err(why)))
+        self.send(state, sent, Awaited::Nothing, Stage::Revert(why))
     }
 
     /// The rows do not fit.
@@ -510,9 +532,11 @@ impl Transaction {
 
     /// The change stays wanted, and is tried again.
     fn fail(mut self: Box<Self>, state: &mut State, why: PolicyError) -> Effect {
-        state.problem = Some(why.to_string());
         state.base = Base::Unknown;
         self.plan = None;
+        if !self.terms.needs_kernel || state.is_active {
+            state.problem = Some(why.to_string());
+        }
         if self.terms.needs_kernel {
             return Effect::End(Err(why));
         }

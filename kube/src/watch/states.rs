@@ -24,29 +24,46 @@ pub(super) enum State {
     Absent,
 }
 
-/// State of every watch, with the time since 1970 at which it began. A later cause of a failure keeps the time.
+/// A watch that fails sooner after a failure has not worked meanwhile: a server may accept watches and end them at once.
+const WORKS: Duration = Duration::from_secs(30);
+
+/// State of every watch.
 #[derive(Debug, Clone, Default)]
-pub struct States(BTreeMap<Source, (State, Duration)>);
+pub struct States(BTreeMap<Source, Since>);
+
+/// A state, and times since 1970.
+#[derive(Debug, Clone)]
+struct Since {
+    state: State,
+    /// Begin of the state. A later cause of a failure keeps it.
+    began: Duration,
+    /// Begin of the failures before this state.
+    failing: Option<Duration>,
+}
 
 impl States {
     /// Whether the state differs from the one before.
-    fn set(&mut self, source: Source, state: State) -> bool {
+    fn set(&mut self, source: Source, state: State, now: Duration) -> bool {
         let before = self.0.get(&source);
-        let is_first_list = before.is_none_or(|(before, _)| *before == State::Absent);
-        if state == State::Listing && !is_first_list || before.is_some_and(|(before, _)| *before == state) {
+        let is_first_list = before.is_none_or(|before| before.state == State::Absent);
+        if state == State::Listing && !is_first_list || before.is_some_and(|before| before.state == state) {
             return false;
         }
-        let same = before.filter(|(before, _)| discriminant(before) == discriminant(&state));
-        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since = same.map_or_else(now, |(_, since)| *since);
-        self.0.insert(source, (state, since));
+        let (mut began, mut failing) = (now, None);
+        if let Some(before) = before {
+            let is_same = discriminant(&before.state) == discriminant(&state);
+            let is_again = matches!(state, State::Failing(_)) && now.saturating_sub(before.began) < WORKS;
+            began = if is_same { before.began } else { before.failing.filter(|_| is_again).unwrap_or(now) };
+            failing = matches!(before.state, State::Failing(_)).then_some(before.began);
+        }
+        self.0.insert(source, Since { state, began, failing });
         true
     }
 
     /// The message of the feed.
     #[must_use]
     pub fn message(&self) -> v1::Watches {
-        let watches = self.0.iter().map(|(source, (state, since))| {
+        let watches = self.0.iter().map(|(source, Since { state, began, .. })| {
             let (state, error) = match state {
                 State::Listing => ("listing", ""),
                 State::Watching => ("watching", ""),
@@ -56,7 +73,7 @@ impl States {
             v1::Watch {
                 name: source.to_string(),
                 state: state.to_owned(),
-                since_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+                since_unix_ms: u64::try_from(began.as_millis()).unwrap_or(u64::MAX),
                 error: error.to_owned(),
             }
         });
@@ -66,7 +83,8 @@ impl States {
 
 /// Sets the state of a watch, and wakes the producer if it differs.
 pub(super) fn set(states: &watch::Sender<States>, source: Source, state: State) {
-    states.send_if_modified(|states| states.set(source, state));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    states.send_if_modified(|states| states.set(source, state, now));
 }
 
 #[cfg(test)]
@@ -74,19 +92,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_keeps_its_time_until_a_watch_is_accepted() {
+    fn a_failure_keeps_its_time_until_a_watch_works() {
         let mut states = States::default();
+        let mut set = |state, seconds| {
+            let differs = states.set(Source::Pod, state, Duration::from_secs(seconds));
+            let [watch] = &states.message().watches[..] else { panic!("one watch") };
+            (differs, watch.state.clone(), watch.since_unix_ms / 1_000, watch.error.clone())
+        };
         let failing = |why: &str| State::Failing(why.to_owned());
-        assert!(states.set(Source::Pod, State::Listing));
-        assert!(states.set(Source::Pod, failing("one")));
-        let [before] = &states.message().watches[..] else { panic!("one watch") };
-        assert_eq!((before.name.as_str(), before.state.as_str(), before.error.as_str()), ("Pod", "failing", "one"));
-        assert!(!states.set(Source::Pod, State::Listing), "the next attempt");
-        assert!(states.set(Source::Pod, failing("two")) && !states.set(Source::Pod, failing("two")));
-        let [after] = &states.message().watches[..] else { panic!("one watch") };
-        assert_eq!((after.since_unix_ms, after.error.as_str()), (before.since_unix_ms, "two"));
-        assert!(states.set(Source::Pod, State::Watching) && !states.set(Source::Pod, State::Listing), "a later list");
-        assert!(states.set(Source::Pod, State::Absent) && states.set(Source::Pod, State::Listing));
-        assert_eq!(states.message().watches.len(), 1);
+        let is = |differs, state: &str, since, why: &str| (differs, state.to_owned(), since, why.to_owned());
+        assert_eq!(set(State::Listing, 1), is(true, "listing", 1, ""));
+        assert_eq!(set(failing("one"), 2), is(true, "failing", 2, "one"));
+        assert_eq!(set(State::Listing, 3), is(false, "failing", 2, "one"), "the next attempt");
+        assert_eq!(set(failing("two"), 4), is(true, "failing", 2, "two"));
+        assert_eq!(set(State::Watching, 5), is(true, "watching", 5, ""));
+        assert_eq!(set(failing("three"), 6), is(true, "failing", 2, "three"), "an accepted watch that ends at once");
+        assert_eq!(set(State::Watching, 7), is(true, "watching", 7, ""));
+        assert_eq!(set(State::Listing, 8), is(false, "watching", 7, ""), "a later list");
+        assert_eq!(set(failing("four"), 50), is(true, "failing", 50, "four"), "it has worked");
+        assert_eq!(set(State::Absent, 51), is(true, "absent", 51, ""));
+        assert_eq!(set(State::Listing, 52), is(true, "listing", 52, ""));
     }
 }

@@ -144,7 +144,8 @@ fn after_a_boot_policies_hold_from_the_first_packet_and_pods_are_forgotten() -> 
         boot(node, socket)?;
 
         node.start_agent()?;
-        ensure!(routes(node)? == [TO_B] && rows(node)? == [2u64, 0, 2, 2], "{:?} {:?}", routes(node)?, rows(node)?);
+        ensure!(routes(node)? == [TO_B], "{:?}", routes(node)?);
+        wait::until_equal("the rows after a boot", &vec![2u64, 0, 2, 2], || rows(node))?;
         let late = node.sandbox("late")?;
         let end = add_while_it_sends(node, &late, other.udp()?)?;
         let two = Two::start(node)?;

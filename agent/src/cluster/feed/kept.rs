@@ -100,6 +100,7 @@ impl ClusterFeed {
     /// set aside.
     pub(in crate::cluster) async fn load(&self, boot_id: &str) {
         let (path, own) = (self.kept.clone(), self.own.clone());
+        self.restored.send_replace(false);
         let found = blocking(move || match Unread::open(&path) {
             Ok(unread) => Ok(unread.map(|unread| (unread.nodes_alone(&own), unread))),
             Err(why) => Err(set_aside(&path, &why)),
@@ -108,16 +109,16 @@ impl ClusterFeed {
         let mut inner = lock(&self.inner);
         boot_id.clone_into(&mut inner.file.boot_id);
         match found {
-            Ok(None) => {}
+            Ok(None) => drop(self.restored.send_replace(true)),
             Ok(Some((feed, unread))) => {
                 inner.feed = feed;
                 (inner.producer, inner.cluster) = (unread.head.producer.clone(), Some(unread.head.cluster.clone()));
                 inner.file.unread = Some(unread);
-                self.restored.send_replace(false);
             }
-            Err(why) => {
+            Err((why, _)) => {
                 tracing::error!("{why}");
                 inner.file.set_aside = Some(why);
+                self.restored.send_replace(true);
             }
         }
     }
@@ -152,11 +153,11 @@ impl ClusterFeed {
                     format!("not every row of the cluster feed is in {file}; a producer must send the rows again")
                 });
             }
-            Err(why) => {
+            Err((why, is_aside)) => {
                 tracing::error!("{why}");
                 inner.file.set_aside = Some(why);
-                // The nodes are in no file.
-                inner.revision += 1;
+                // The nodes are in no file. A damaged one that is still there is not replaced.
+                inner.revision += u64::from(is_aside);
             }
         }
         self.restored.send_replace(true);
@@ -297,11 +298,13 @@ pub fn rewrite(bytes: &[u8], own: &str, boot_id: &str) -> io::Result<(Vec<u8>, b
     Ok((written, is_whole))
 }
 
-/// Renames a damaged file. Returns a message for the status.
-fn set_aside(path: &Path, why: &io::Error) -> String {
+/// Renames a damaged file. Returns a message for the status, and whether the file has another name.
+fn set_aside(path: &Path, why: &io::Error) -> (String, bool) {
     let what = format!("read the rows of the cluster feed in {}: {why}", path.display());
     match kept::set_aside(path) {
-        Ok(aside) => format!("{what}; the file is now {}, and a producer must send the rows again", aside.display()),
-        Err(why) => format!("{what}; set the file aside: {why}"),
+        Ok(aside) => {
+            (format!("{what}; the file is now {}, and a producer must send the rows again", aside.display()), true)
+        }
+        Err(why) => (format!("{what}; set the file aside: {why}"), false),
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Session {
     told: u64,
     report: watch::Receiver<v1::Report>,
     report_due: bool,
+    /// The last report, for the next look: a producer may send many.
+    watches: Option<Vec<FeedWatch>>,
     refused: Refused,
 }
 
@@ -89,6 +91,7 @@ impl Session {
             told: 0,
             report,
             report_due: true,
+            watches: None,
             refused: Refused { looks, revision: 0, known: v1::RefusedRows::default(), is_due: false },
         }
     }
@@ -133,7 +136,12 @@ impl Session {
                     changed.map_err(|_| ended())?;
                     self.report_due = true;
                 }
-                _ = self.refused.looks.tick() => self.look_at_refused(),
+                _ = self.refused.looks.tick() => {
+                    self.look_at_refused();
+                    if let (Stage::Open(open), Some(watches)) = (&self.stage, self.watches.take()) {
+                        self.feed.set_watches(open.stream, watches);
+                    }
+                }
                 () = sleep_until(until), if self.wait.is_some() => self.wait = None,
                 message = self.messages.message(), if reads => match message? {
                     Some(message) => self.receive(message).await?,
@@ -229,9 +237,7 @@ impl Session {
         let changes = match content {
             Content::Changes(changes) => changes,
             Content::Watches(watches) => {
-                if let Stage::Open(open) = &self.stage {
-                    self.feed.set_watches(open.stream, watches);
-                }
+                self.watches = Some(watches);
                 return Ok(());
             }
         };
@@ -272,9 +278,7 @@ pub(super) fn content_of(message: v1::ProducerMessage, last: u64) -> Result<Cont
     }
     match body {
         Some(Sent::Changes(changes)) => Ok(Content::Changes(changes)),
-        Some(Sent::Watches(watches)) => {
-            rows::read_watches(watches).map(Content::Watches).map_err(Status::invalid_argument)
-        }
+        Some(Sent::Watches(watches)) => Ok(Content::Watches(rows::read_watches(watches))),
         Some(Sent::Opening(_)) => Err(Status::invalid_argument("a second opening")),
         None => Err(Status::invalid_argument("a message has no content that this agent knows")),
     }

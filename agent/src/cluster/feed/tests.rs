@@ -323,8 +323,9 @@ async fn a_file_of_an_earlier_version_is_read_and_one_with_an_unknown_label_set_
     let start = async |pod: &str, more: &str| {
         let pods =
             format!(r#"{{"uid":"one","namespace":"shop","name":"web","addresses":["10.88.0.9"],"node":"b",{pod}}}"#);
-        let text =
-            format!(r#"{{"boot_id":"boot","producer":"kube","cluster":"one","state":{{{more}"pods":[{pods}]}}}}"#);
+        let text = format!(
+            r#"{{"boot_id":"boot","producer":"kube","cluster":"one","state":{{{more}"pods":[{pods}],"namespaces":[],"policies":[]}}}}"#
+        );
         std::fs::write(&file, text).expect("written");
         let feed = feed(&directory);
         load(&feed, "boot").await;

@@ -67,13 +67,13 @@ struct Read<'a> {
     /// In a file of an earlier version.
     #[serde(default)]
     nodes: Vec<Arc<FeedNode>>,
+    /// Absent in a file of an earlier version.
     #[serde(default)]
     label_sets: Vec<Arc<Labels>>,
-    #[serde(default, borrow)]
+    // Required: a document without them has not every row.
+    #[serde(borrow)]
     pods: Vec<Pod<'a>>,
-    #[serde(default)]
     namespaces: Vec<Arc<FeedNamespace>>,
-    #[serde(default)]
     policies: Vec<Arc<FeedPolicy>>,
 }
 

@@ -12,7 +12,7 @@ use rtnetlink::{
 };
 use wharf_core::kernel::Result;
 
-use super::{Connection, Request};
+use super::{Connection, Request, batch::Dump};
 use crate::ROUTE_PROTOCOL;
 
 /// The tables default and local (`linux/rtnetlink.h`); main is between them.
@@ -69,15 +69,18 @@ pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Rule>> {
     Ok(found)
 }
 
-/// Whether a rule of another program leads to a table other than local, main and default.
+/// Whether a rule of another program leads to a table other than local, main and default. True if that is unknown.
 pub(crate) fn lead_to_other_tables(connection: &mut Connection) -> Result<bool> {
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RuleMessage::default();
         request.header.family = family;
-        // The kernel lacks the family or rules.
-        let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRule(request))? else { continue };
-        if messages.iter().any(leads_to_another_table) {
-            return Ok(true);
+        match connection.dump_whole(&RouteNetlinkMessage::GetRule(request))? {
+            Ok(Dump { known, left_out }) if left_out > 0 || known.iter().any(leads_to_another_table) => {
+                return Ok(true);
+            }
+            // The kernel lacks the family or rules.
+            Err(refusal) if !refusal.is(libc::EAFNOSUPPORT) && !refusal.is(libc::EOPNOTSUPP) => return Ok(true),
+            Ok(_) | Err(_) => {}
         }
     }
     Ok(false)
@@ -110,4 +113,38 @@ fn read(message: &RouteNetlinkMessage) -> Option<Rule> {
         }
     }
     (priority == PRIORITY && protocol == ROUTE_PROTOCOL).then_some(Rule { source: source?, table })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_of_other_programs_to_tables_of_their_own_are_found() {
+        let message = |action, table: u8, attributes: Vec<RuleAttribute>| {
+            let mut m = RuleMessage::default();
+            (m.header.action, m.header.table, m.attributes) = (action, table, attributes);
+            RouteNetlinkMessage::NewRule(m)
+        };
+        let to = |table, attributes| message(RuleAction::ToTable, table, attributes);
+        let ours = RuleAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL));
+        for rule in [
+            to(255, vec![]),
+            to(254, vec![RuleAttribute::SuppressPrefixLen(0), RuleAttribute::FwMark(1)]),
+            to(253, vec![]),
+            to(0, vec![RuleAttribute::Table(254)]),
+            to(0, vec![RuleAttribute::Table(1_000), ours]),
+        ] {
+            assert!(!leads_to_another_table(&rule), "{rule:?}");
+        }
+        for rule in [
+            to(100, vec![]),
+            to(0, vec![RuleAttribute::Table(1_000)]),
+            to(0, vec![RuleAttribute::L3MDev(true)]),
+            message(RuleAction::Goto, 0, vec![RuleAttribute::Goto(32_000)]),
+            message(RuleAction::Blackhole, 0, vec![]),
+        ] {
+            assert!(leads_to_another_table(&rule), "{rule:?}");
+        }
+    }
 }
